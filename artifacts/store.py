@@ -1,0 +1,246 @@
+"""The store: one root folder, local or `gs://`, that holds every artifact.
+
+An artifact is a folder `<kind>/<fingerprint>/` whose `manifest.json` is written last. Without its
+manifest an artifact does not exist.
+"""
+
+import hashlib
+import os
+import platform
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+from pydantic import ValidationError
+
+from artifacts.atomic import write_atomically
+from artifacts.errors import DamagedArtifact, MissingArtifact, UserError
+from artifacts.identity import Identity
+from artifacts.lease import local_lease
+from artifacts.manifest import MANIFEST_NAME, FileEntry, Manifest
+
+HASH_BLOCK_BYTES = 4 * 1024 * 1024
+
+
+@dataclass
+class Draft:
+    """An artifact in the making: write files under `url`, fill `stats`, and return."""
+
+    store: "Store"
+    identity: Identity
+    stats: dict[str, Any] = field(default_factory=dict)
+    provenance: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def url(self) -> str:
+        """The folder to write into; a plain path for a local store."""
+        return self.store.folder_url(self.identity.kind, self.identity.fingerprint)
+
+    @property
+    def path(self) -> Path:
+        """The folder as a local path; raises UserError for a store in the cloud."""
+        return self.store.local_path(self.url)
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """An artifact that exists."""
+
+    store: "Store"
+    manifest: Manifest
+
+    @property
+    def fingerprint(self) -> str:
+        return self.manifest.fingerprint
+
+    @property
+    def stats(self) -> dict[str, Any]:
+        return self.manifest.stats
+
+    @property
+    def url(self) -> str:
+        """The folder that holds the files; a plain path for a local store."""
+        return self.manifest.location or self.store.folder_url(
+            self.manifest.kind, self.manifest.fingerprint
+        )
+
+    @property
+    def path(self) -> Path:
+        """The folder as a local path; raises UserError for a store in the cloud."""
+        return self.store.local_path(self.url)
+
+    def verify(self, checksums: bool = True) -> None:
+        """Compare every file with the manifest.
+
+        Raises:
+            DamagedArtifact: a file is absent, or its size or checksum differs.
+        """
+        filesystem, folder = fsspec.core.url_to_fs(self.url)
+        for entry in self.manifest.files:
+            path = f"{folder}/{entry.path}"
+            if not filesystem.exists(path):
+                raise DamagedArtifact(self._damage(entry, "is absent"))
+            size = filesystem.size(path)
+            if size != entry.bytes:
+                raise DamagedArtifact(self._damage(entry, f"has {size} bytes, not {entry.bytes}"))
+            if checksums and _sha256(filesystem, path) != entry.sha256:
+                raise DamagedArtifact(self._damage(entry, "has another checksum than its manifest"))
+
+    def _damage(self, entry: FileEntry, fault: str) -> str:
+        return (
+            f"{self.url}/{entry.path} {fault}. Delete the folder {self.url} and materialize "
+            f"`{self.manifest.kind}` again: it is made anew from its inputs."
+        )
+
+
+class Store:
+    """Reads and writes artifacts under one root."""
+
+    def __init__(self, root: str) -> None:
+        self.filesystem, path = fsspec.core.url_to_fs(root)
+        self.is_local = isinstance(self.filesystem, LocalFileSystem)
+        self.root = os.path.abspath(path) if self.is_local else f"{root.rstrip('/')}"
+
+    def folder_url(self, kind: str, fingerprint: str) -> str:
+        """Where an artifact's files are, whether or not it exists."""
+        return f"{self.root}/{kind}/{fingerprint}"
+
+    def local_path(self, url: str) -> Path:
+        """A folder of this store as a local path; raises UserError where it is not local."""
+        if "://" in url:
+            raise UserError(f"{url} is not on this machine: this step needs a local store.")
+        return Path(url)
+
+    def find(self, identity: Identity) -> Artifact | None:
+        """The artifact of this identity, or None where it does not exist."""
+        return self._read(identity.kind, identity.fingerprint)
+
+    def load(self, kind: str, fingerprint: str) -> Artifact:
+        """Read an artifact by name; raises MissingArtifact where it does not exist."""
+        artifact = self._read(kind, fingerprint)
+        if artifact is None:
+            raise MissingArtifact(
+                f"The store {self.root} has no {kind} {fingerprint} (no "
+                f'{kind}/{fingerprint}/{MANIFEST_NAME}). Make it with: '
+                f'dagster asset materialize --select "*{kind}"'
+            )
+        return artifact
+
+    def make(
+        self,
+        identity: Identity,
+        build: Callable[[Draft], None],
+        on_wait: Callable[[str], None] | None = None,
+    ) -> tuple[Artifact, bool]:
+        """Make an artifact unless it exists: `(artifact, made)`.
+
+        `build` writes files under `draft.url` and fills `draft.stats`; the manifest is written after
+        it returns. What an earlier, interrupted maker left in the folder is removed first. Two
+        makers of the same artifact wait for each other, and the second finds it made.
+        """
+        existing = self.find(identity)
+        if existing:
+            return existing, False
+        with self.lease(f"{identity.kind}-{identity.fingerprint}", on_wait):
+            existing = self.find(identity)
+            if existing:
+                return existing, False
+            draft = Draft(self, identity)
+            self._clear(draft.url)
+            build(draft)
+            return self._commit(draft), True
+
+    def adopt(
+        self, identity: Identity, location: str, stats: dict[str, Any], provenance: dict[str, Any]
+    ) -> Artifact:
+        """Enter what was made elsewhere: a manifest that points there, nothing copied."""
+        filesystem, folder = fsspec.core.url_to_fs(location)
+        files = _list_files(filesystem, folder)
+        if not files:
+            raise UserError(f"{location} holds no files to adopt as {identity.kind}.")
+        manifest = Manifest(
+            **identity.model_dump(),
+            fingerprint=identity.fingerprint,
+            files=files,
+            stats=stats,
+            provenance=provenance,
+            location=location,
+        )
+        self._write_manifest(manifest)
+        return Artifact(self, manifest)
+
+    @contextmanager
+    def lease(self, name: str, on_wait: Callable[[str], None] | None = None) -> Iterator[None]:
+        """Hold the store's lease of this name while the block runs."""
+        with local_lease(self.local_path(self.root) / "leases" / f"{name}.lock", on_wait):
+            yield
+
+    def read_bytes(self, path: str) -> bytes | None:
+        """A small file at a path relative to the root, or None where there is none."""
+        try:
+            return bytes(self.filesystem.cat_file(f"{self.root}/{path}"))
+        except FileNotFoundError:
+            return None
+
+    def write_bytes(self, path: str, content: bytes) -> None:
+        """Write a small file at a path relative to the root, whole or not at all."""
+        write_atomically(self.filesystem, f"{self.root}/{path}", content)
+
+    def _read(self, kind: str, fingerprint: str) -> Artifact | None:
+        content = self.read_bytes(f"{kind}/{fingerprint}/{MANIFEST_NAME}")
+        if content is None:
+            return None
+        try:
+            return Artifact(self, Manifest.model_validate_json(content))
+        except ValidationError as error:
+            raise DamagedArtifact(
+                f"{self.folder_url(kind, fingerprint)}/{MANIFEST_NAME} cannot be read "
+                f"({error.error_count()} faults, the first: {error.errors()[0]['msg']}). "
+                f"Delete the folder and materialize `{kind}` again."
+            ) from error
+
+    def _clear(self, url: str) -> None:
+        filesystem, folder = fsspec.core.url_to_fs(url)
+        if filesystem.exists(folder):
+            filesystem.rm(folder, recursive=True)
+        filesystem.makedirs(folder, exist_ok=True)
+
+    def _commit(self, draft: Draft) -> Artifact:
+        filesystem, folder = fsspec.core.url_to_fs(draft.url)
+        manifest = Manifest(
+            **draft.identity.model_dump(),
+            fingerprint=draft.identity.fingerprint,
+            files=_list_files(filesystem, folder),
+            stats=draft.stats,
+            provenance={"python": platform.python_version()} | draft.provenance,
+        )
+        self._write_manifest(manifest)
+        return Artifact(self, manifest)
+
+    def _write_manifest(self, manifest: Manifest) -> None:
+        path = f"{manifest.kind}/{manifest.fingerprint}/{MANIFEST_NAME}"
+        self.write_bytes(path, manifest.model_dump_json(indent=2).encode())
+
+
+def _list_files(filesystem: fsspec.AbstractFileSystem, folder: str) -> list[FileEntry]:
+    folder = str(filesystem._strip_protocol(folder)).rstrip("/")
+    return [
+        FileEntry(
+            path=path[len(folder) + 1 :],
+            bytes=filesystem.size(path),
+            sha256=_sha256(filesystem, path),
+        )
+        for path in sorted(filesystem.find(folder))
+    ]
+
+
+def _sha256(filesystem: fsspec.AbstractFileSystem, path: str) -> str:
+    digest = hashlib.sha256()
+    with filesystem.open(path, "rb") as file:
+        while block := file.read(HASH_BLOCK_BYTES):
+            digest.update(block)
+    return digest.hexdigest()
