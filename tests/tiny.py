@@ -1,0 +1,193 @@
+"""Small real parts for tests: texts, a Llama-shaped model with its tokenizer, packed shards.
+
+Nothing here imports torch or transformers until a function that needs them is called.
+"""
+
+import hashlib
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from artifacts.shards import (
+    DOCUMENT_SCHEMA,
+    SEGMENT,
+    SPLITS,
+    PackedRows,
+    ShardEntry,
+    ShardStats,
+    Split,
+    token_dtype,
+    write_shard,
+)
+
+END_OF_TEXT = "<|endoftext|>"
+VOCAB_SIZE = 512
+SEQUENCE_LENGTH = 64
+
+_SUBJECTS = ("The valve", "A pump", "The naïve filter", "Each gauge", "The inner ring", "No motor")
+_VERBS = ("opens", "closes", "turns slowly", "must be checked", "fails", "is replaced")
+_ENDINGS = ("before start-up", "at 40 °C", "every week", "by the operator", "when the lamp is red")
+
+
+def tiny_texts(count: int = 120, seed: int = 0) -> list[str]:
+    """Short documents of a made-up manual: regular enough to be learnt, a few not ASCII."""
+    generator = random.Random(seed)
+    texts = []
+    for number in range(count):
+        sentences = [
+            f"{generator.choice(_SUBJECTS)} {generator.choice(_VERBS)} {generator.choice(_ENDINGS)}."
+            for _ in range(generator.randint(2, 24))
+        ]
+        texts.append(f"Section {number}. " + " ".join(sentences))
+    return texts
+
+
+def tiny_base_model(folder: Path, seed: int = 0, vocab_size: int = VOCAB_SIZE) -> None:
+    """Write a Hugging Face folder: a random two-layer Llama (hidden size 64), tokenizer included."""
+    import torch
+    from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+
+    tokenizer = _train_tokenizer(vocab_size)
+    tokenizer.save_pretrained(folder)
+    end = tokenizer.eos_token_id
+    config = LlamaConfig(
+        vocab_size=vocab_size,
+        hidden_size=64,
+        intermediate_size=160,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        tie_word_embeddings=True,
+        bos_token_id=end,
+        eos_token_id=end,
+        pad_token_id=end,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = LlamaForCausalLM(config)
+    model.generation_config = GenerationConfig(bos_token_id=end, eos_token_id=end, pad_token_id=end)
+    model.save_pretrained(folder)
+
+
+def tiny_shards(
+    folder: Path,
+    base_model: Path,
+    texts: Sequence[str] | None = None,
+    sequence_length: int = SEQUENCE_LENGTH,
+    shards_per_split: int = 2,
+) -> ShardStats:
+    """Tokenise, cut into rows and write shards: four fifths train, then validation and held-out."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(base_model)
+    vocab_size = len(tokenizer)
+    folder.mkdir(parents=True, exist_ok=True)
+    documents = list(tiny_texts() if texts is None else texts)
+    by_split: dict[Split, list[int]] = {split: [] for split in SPLITS}
+    for number in range(len(documents)):
+        by_split[
+            "validation" if number % 10 == 8 else "held_out" if number % 10 == 9 else "train"
+        ].append(number)
+    entries = []
+    for split, numbers in by_split.items():
+        for part in range(shards_per_split):
+            chosen = numbers[part::shards_per_split]
+            tokens = [
+                [*tokenizer.encode(documents[n], add_special_tokens=False), tokenizer.eos_token_id]
+                for n in chosen
+            ]
+            rows = _pack(tokens, sequence_length, token_dtype(vocab_size), tokenizer.eos_token_id)
+            name = f"{split}-{part:05d}"
+            write_shard(folder, name, rows, _document_table(chosen, documents, tokens))
+            entries.append(
+                ShardEntry(
+                    name=name,
+                    split=split,
+                    rows=len(rows.tokens),
+                    tokens=sum(map(len, tokens)),
+                    documents=len(chosen),
+                )
+            )
+    return ShardStats(
+        sequence_length=sequence_length,
+        dtype=token_dtype(vocab_size),
+        vocab_size=vocab_size,
+        tokenizer_sha256=hashlib.sha256((base_model / "tokenizer.json").read_bytes()).hexdigest(),
+        start_token_id=None,
+        end_token_id=tokenizer.eos_token_id,
+        shards=entries,
+    )
+
+
+def _train_tokenizer(vocab_size: int):  # type: ignore[no-untyped-def]
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    # A little English beside the manual, so that the vocabulary fills up to its size.
+    tokenizer.train_from_iterator([*tiny_texts(400, seed=1), __doc__ or "", *_FILLER], trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=END_OF_TEXT,
+        eos_token=END_OF_TEXT,
+        pad_token=END_OF_TEXT,
+    )
+
+
+_FILLER = [
+    f"{word}{ending} "
+    for word in ("water", "pressure", "engine", "bearing", "signal", "operator", "switch", "cable")
+    for ending in ("", "s", "ing", "less", "ed", "-free", " housing", " assembly", " number")
+    for _ in range(3)
+]
+
+
+def _pack(
+    documents: Sequence[Sequence[int]], sequence_length: int, dtype: str, padding: int
+) -> PackedRows:
+    """Concatenate and cut; the last row is padded."""
+    total = sum(map(len, documents))
+    count = -(-total // sequence_length)
+    tokens = np.full(count * sequence_length, padding, dtype)
+    segments, rows_of, position = [], [], 0
+    for number, document in enumerate(documents):
+        tokens[position : position + len(document)] = document
+        offset = 0
+        while offset < len(document):
+            start = position % sequence_length
+            length = min(sequence_length - start, len(document) - offset)
+            segments.append((start, length, number, offset))
+            rows_of.append(position // sequence_length)
+            position, offset = position + length, offset + length
+    return PackedRows(
+        tokens=tokens.reshape(count, sequence_length),
+        segments=np.array(segments, SEGMENT),
+        row_offsets=np.searchsorted(np.array(rows_of), np.arange(count + 1)).astype("<i8"),
+    )
+
+
+def _document_table(
+    numbers: Sequence[int], texts: Sequence[str], tokens: Sequence[Sequence[int]]
+) -> pa.Table:
+    return pa.table(
+        {
+            "id": [f"manual/{number}" for number in numbers],
+            "cluster": [f"cluster-{number}" for number in numbers],
+            "source": ["manual"] * len(numbers),
+            "bytes": [len(texts[number].encode()) for number in numbers],
+            "tokens": [len(part) for part in tokens],
+        },
+        DOCUMENT_SCHEMA,
+    )
