@@ -1,0 +1,48 @@
+# The two commands a new user needs: `make run` and `make test`. `make help` lists the rest.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+V ?= 0
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run stop ui test soak lint format docs bench clean
+
+help: ## List the commands
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+
+setup: $(READY) ## Build the environment in .venv (about three minutes, once)
+
+$(READY): constraints.txt pyproject.toml scripts/setup.sh
+	@PYTHON=$(PYTHON) VENV=$(VENV) scripts/setup.sh
+	@touch $(READY)
+
+run: $(READY) ## Materialize the whole graph and serve the result (V=1 shows the full log)
+	@V=$(V) $(BIN)/llm-assets run
+
+stop: $(READY) ## End the endpoint
+	@$(BIN)/llm-assets stop
+
+ui: $(READY) ## Open the Dagster UI on http://127.0.0.1:3000
+	@. $(BIN)/activate && DAGSTER_HOME=$${DAGSTER_HOME:-$(CURDIR)} dagster dev -w workspace.yaml -h 127.0.0.1 -p $${PORT:-3000}
+
+test: $(READY) ## Run the tests
+	@. $(BIN)/activate && pytest
+
+soak: $(READY) ## Run the tests that take longer than a minute each
+	@. $(BIN)/activate && pytest -m soak
+
+lint: $(READY) ## Check style, format and types
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+format: $(READY) ## Format the code
+	@$(BIN)/ruff check --fix . && $(BIN)/ruff format .
+
+docs: $(READY) ## Regenerate docs/settings.md and docs/benchmarks.md
+	@$(BIN)/llm-assets docs
+
+bench: $(READY) ## Run one benchmark: make bench NAME=train_cpu
+	@. $(BIN)/activate && python -m benchmarks.$(NAME)
+
+clean: ## Remove the environment and everything made
+	@rm -rf $(VENV) .llm_assets

