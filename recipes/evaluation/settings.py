@@ -1,0 +1,76 @@
+"""What `eval_metrics` measures, and what its program is told."""
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from artifacts.settings import Settings
+from artifacts.shards import ShardStats
+
+CODE_VERSION = "1"
+
+
+class GenerationSettings(Settings):
+    """Short completions of every model side by side, for people to look at."""
+
+    samples: int = Field(default=2, ge=0)
+    """How many held-out documents are continued by each model; 0 turns it off."""
+    prompt_tokens: int = Field(default=32, ge=1)
+    """How many of a document's first tokens the model is given."""
+    new_tokens: int = Field(default=32, ge=1)
+    """How many tokens each model writes, always the most likely one."""
+
+
+class EvaluationSettings(Settings):
+    """The `eval_metrics` asset: which data the models are measured on, and how much of it."""
+
+    held_out_tokens: int | None = Field(default=8_000, ge=1)
+    """Most held-out tokens to measure, documents taken in the order of a hash of their cluster;
+    absent means all. The default takes two cores about 10 s for a model of 135 M parameters."""
+    general_tokens: int | None = Field(default=4_000, ge=1)
+    """Most tokens of the shipped general-English text to measure; absent means all (about 11,000)."""
+    generation: GenerationSettings = GenerationSettings()
+    """Completions side by side."""
+    bootstrap_resamples: int = Field(default=2_000, ge=200)
+    """Resamples behind each metric's 95 % interval."""
+    seed: int = 0
+    """Decides which documents are taken and how the intervals resample."""
+    batch_tokens: int = Field(default=2_048, ge=1)
+    """Most tokens in one forward pass, by what the memory holds; changes nothing that is measured."""
+
+    def content(self) -> dict[str, Any]:
+        """What decides the result, for the fingerprint."""
+        return self.model_dump(mode="json", exclude={"batch_tokens"})
+
+
+class ModelSource(Settings):
+    """One model to measure."""
+
+    path: Path
+    """A Hugging Face folder."""
+    fingerprint: str
+    """Of the artifact that holds it; models with one fingerprint are measured once."""
+
+
+class EvaluationSpec(Settings):
+    """What `python -m recipes.evaluate --spec` reads."""
+
+    base: ModelSource
+    """The model that training started from."""
+    candidate: ModelSource
+    """The model just trained."""
+    incumbent: ModelSource | None = None
+    """The model that serves now, or None before the first."""
+    shards: Path
+    """Folder of the `tokenized_shards` artifact."""
+    shard_stats: ShardStats
+    """That artifact's `stats`."""
+    shards_fingerprint: str
+    """That artifact's fingerprint."""
+    output: Path
+    """Folder to write `result.json`, `scores.parquet` and `samples.json` into."""
+    cache: Path | None = None
+    """Folder of scores measured before, by evaluation and model fingerprint; None keeps none."""
+    settings: EvaluationSettings = EvaluationSettings()
+    """What to measure."""
