@@ -1,0 +1,189 @@
+"""Reads the docstrings of installed packages from their source files; nothing is imported."""
+
+import ast
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+from artifacts.errors import UserError
+from llm_assets.sources.document import Document
+from llm_assets.sources.settings import PackageDocs
+
+FILES_PER_TASK = 48
+POOL_WORTH_FILES = 400
+"""Below this many files, starting worker processes costs more than they save."""
+
+
+@dataclass(frozen=True)
+class Package:
+    """An installed package: where its source is, and what it says of itself."""
+
+    name: str
+    root: Path
+    version: str
+    license: str
+
+    def source_files(self) -> list[Path]:
+        """Its Python files in a fixed order; `root` is a file for a single-module package."""
+        if self.root.is_file():
+            return [self.root]
+        return sorted(self.root.rglob("*.py"), key=lambda path: path.as_posix())
+
+    def module_name(self, file: Path) -> str:
+        """The dotted name a file would be imported by."""
+        if self.root.is_file():
+            return self.name
+        parts = [self.name, *file.relative_to(self.root).with_suffix("").parts]
+        return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def find_package(name: str) -> Package:
+    """Locate an installed package without importing it.
+
+    Raises:
+        UserError: no such package is installed, or it has no Python source.
+    """
+    try:
+        spec = importlib.util.find_spec(name) if name.isidentifier() else None
+    except (ImportError, ValueError):
+        spec = None
+    locations = list(spec.submodule_search_locations or []) if spec else []
+    origin = spec.origin if spec else None
+    if locations:
+        root = Path(locations[0])
+    elif origin and origin.endswith(".py"):
+        root = Path(origin)
+    else:
+        raise UserError(
+            f"Source `package_docs` names the package {name!r}, which is not installed here as Python "
+            "source. Install it into this environment, or take it out of `packages`."
+        )
+    distribution = _distribution(name)
+    if distribution is None:
+        if name in sys.stdlib_module_names:
+            return Package(name, root, platform.python_version(), "PSF-2.0")
+        return Package(name, root, "unknown", "unknown")
+    return Package(name, root, distribution.version, _license(distribution))
+
+
+def fingerprint_package(package: Package) -> str:
+    """A hash of the package's version and of every Python file's name and content."""
+    digest = hashlib.sha256(f"{package.name} {package.version}".encode())
+    for file in package.source_files():
+        digest.update(package.module_name(file).encode())
+        digest.update(hashlib.sha256(file.read_bytes()).digest())
+    return digest.hexdigest()[:32]
+
+
+def read_package_docs(
+    source: PackageDocs, report: Callable[[str], None]
+) -> Iterator[list[Document]]:
+    """Batches of documents, package by package in the order given, modules in name order."""
+    packages = [find_package(name) for name in source.packages]
+    tasks = [
+        (package, files, source.minimum_characters)
+        for package in packages
+        for files in _chunks(package.source_files())
+    ]
+    files_in_all = sum(len(files) for _, files, _ in tasks)
+    done = 0
+    for task, documents in zip(tasks, _map_tasks(tasks, files_in_all), strict=True):
+        done += len(task[1])
+        report(f"{task[0].name}: {done:,} of {files_in_all:,} source files read")
+        yield [Document(source=source.name, **document) for document in documents]
+
+
+def _map_tasks(
+    tasks: list[tuple[Package, list[Path], int]], files: int
+) -> Iterator[list[dict[str, str]]]:
+    workers = min(len(os.sched_getaffinity(0)), len(tasks))
+    if workers < 2 or files < POOL_WORTH_FILES:
+        yield from map(_read_files, tasks)
+        return
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        yield from pool.map(_read_files, tasks)
+
+
+def _read_files(task: tuple[Package, list[Path], int]) -> list[dict[str, str]]:
+    package, files, minimum_characters = task
+    documents = []
+    for file in files:
+        for name, text in docstrings_of(file.read_bytes()):
+            if len(text) >= minimum_characters:
+                module = package.module_name(file)
+                documents.append(
+                    {
+                        "id": f"{package.name}/{module}:{name}" if name else f"{package.name}/{module}",
+                        "text": text,
+                        "package": package.name,
+                        "version": package.version,
+                        "license": package.license,
+                    }
+                )
+    return documents
+
+
+def docstrings_of(content: bytes) -> Iterator[tuple[str, str]]:
+    """`(qualified name, docstring)` of a module (name empty) and all it defines.
+
+    A name defined twice, as overloads and conditional definitions are, comes as often as it is.
+    A file that is no valid Python of this version yields nothing.
+    """
+    if b'"""' not in content and b"'''" not in content:
+        return
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(content)
+    except (SyntaxError, ValueError, RecursionError):
+        return
+    yield from _walk(tree, "")
+
+
+def _walk(node: ast.AST, name: str) -> Iterator[tuple[str, str]]:
+    if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        docstring = ast.get_docstring(node)
+        if docstring:
+            yield name, docstring
+    for block in ("body", "orelse", "finalbody", "handlers", "cases"):
+        children = getattr(node, block, None)
+        for child in children if isinstance(children, list) else ():
+            if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                yield from _walk(child, f"{name}.{child.name}" if name else child.name)
+            else:
+                yield from _walk(child, name)
+
+
+def _chunks(files: list[Path]) -> Iterator[list[Path]]:
+    for first in range(0, len(files), FILES_PER_TASK):
+        yield files[first : first + FILES_PER_TASK]
+
+
+def _distribution(name: str) -> importlib.metadata.Distribution | None:
+    candidates = importlib.metadata.packages_distributions().get(name, [])
+    return importlib.metadata.distribution(candidates[0]) if candidates else None
+
+
+def _license(distribution: importlib.metadata.Distribution) -> str:
+    metadata = distribution.metadata
+    expression = metadata.get("License-Expression")
+    if expression:
+        return expression
+    classifiers = [
+        line.rsplit("::", 1)[-1].strip()
+        for line in metadata.get_all("Classifier") or []
+        if line.startswith("License ::")
+    ]
+    if classifiers:
+        return ", ".join(classifiers)
+    stated = (metadata.get("License") or "").strip().splitlines()
+    return stated[0][:80] if stated else "unknown"

@@ -1,0 +1,37 @@
+"""One document of the raw corpus, and how it lies in Parquet."""
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+
+@dataclass(slots=True)
+class Document:
+    """A document as its source gives it."""
+
+    id: str
+    text: str
+    source: str
+    package: str | None = None
+    version: str | None = None
+    license: str | None = None
+
+
+SCHEMA = pa.schema(
+    [
+        pa.field("id", pa.string(), nullable=False),
+        pa.field("text", pa.string(), nullable=False),
+        pa.field("source", pa.string(), nullable=False),
+        ("package", pa.string()),
+        ("version", pa.string()),
+        ("license", pa.string()),
+    ]
+)
+
+
+def to_table(documents: list[Document]) -> pa.Table:
+    """Documents as rows of `SCHEMA`."""
+    return pa.table(
+        {name: [getattr(document, name) for document in documents] for name in SCHEMA.names},
+        schema=SCHEMA,
+    )

@@ -1,0 +1,214 @@
+"""Reads documents from files: plain text, JSON lines and Parquet, through fsspec."""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+from fsspec.implementations.local import LocalFileSystem
+
+from artifacts.errors import UserError
+from llm_assets.sources.document import Document
+from llm_assets.sources.settings import Files
+
+TEXT_SUFFIXES = (".txt", ".md", ".rst")
+SUFFIXES = (*TEXT_SUFFIXES, ".jsonl", ".parquet")
+COMPRESSIONS = {".gz": "gzip"}
+BATCH_DOCUMENTS = 1_000
+HASH_BLOCK_BYTES = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """A file of a source."""
+
+    filesystem: fsspec.AbstractFileSystem
+    path: str
+    name: str
+    """Relative to the source's folder; it enters document ids, so no machine's paths do."""
+
+    @property
+    def compression(self) -> str | None:
+        return next((kind for end, kind in COMPRESSIONS.items() if self.path.endswith(end)), None)
+
+    @property
+    def suffix(self) -> str:
+        """The format's ending, with the compression's taken off."""
+        path = self.path
+        for end in COMPRESSIONS:
+            path = path.removesuffix(end)
+        return next((suffix for suffix in SUFFIXES if path.endswith(suffix)), "")
+
+
+def find_files(source: Files) -> list[SourceFile]:
+    """The source's files in name order.
+
+    Raises:
+        UserError: nothing is there, or nothing of a format that can be read.
+    """
+    filesystem, path = fsspec.core.url_to_fs(source.path)
+    if any(character in path for character in "*?["):
+        fixed = path[: min(path.find(c) for c in "*?[" if c in path)]
+        folder = fixed.rpartition("/")[0]
+        paths = [p for p in filesystem.glob(path) if not filesystem.isdir(p)]
+    elif filesystem.isdir(path):
+        folder, paths = path, filesystem.find(path)
+    else:
+        folder, paths = path.rpartition("/")[0], [path] if filesystem.exists(path) else []
+    if not paths:
+        raise UserError(
+            f"Source {source.name!r}: {source.path} matches no file. "
+            f"Check `raw_corpus.sources` ({source.name}), key `path`."
+        )
+    files = [
+        SourceFile(filesystem, path, path.removeprefix(folder).lstrip("/")) for path in sorted(paths)
+    ]
+    readable = [file for file in files if file.suffix]
+    if not readable:
+        raise UserError(
+            f"Source {source.name!r}: none of the {len(files)} files at {source.path} ends in "
+            f"{', '.join(SUFFIXES)} (or those with .gz); the first is {files[0].name}."
+        )
+    return readable
+
+
+def fingerprint_files(source: Files) -> str:
+    """A hash of every file's name and content; in the cloud, of the object's own checksum."""
+    digest = hashlib.sha256()
+    for file in find_files(source):
+        digest.update(file.name.encode())
+        digest.update(_content_hash(file).encode())
+    return digest.hexdigest()[:32]
+
+
+def read_files(source: Files, report: Callable[[str], None]) -> Iterator[list[Document]]:
+    """Batches of documents, file by file in name order."""
+    files = find_files(source)
+    for number, file in enumerate(files, start=1):
+        yield from _batches(_read_file(file, source))
+        report(f"{source.name}: {number:,} of {len(files):,} files read")
+
+
+def _read_file(file: SourceFile, source: Files) -> Iterator[Document]:
+    if file.suffix == ".parquet":
+        rows = _read_parquet(file, source)
+    elif file.suffix == ".jsonl":
+        rows = _read_json_lines(file, source)
+    else:
+        rows = iter([(file.name, _decode(_read_bytes(file), file, "the file"))])
+    for identifier, text in rows:
+        yield Document(id=identifier, text=text, source=source.name)
+
+
+def _read_json_lines(file: SourceFile, source: Files) -> Iterator[tuple[str, str]]:
+    for number, line in enumerate(_lines(file), start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except UnicodeDecodeError as error:
+            raise _not_utf8(file, f"line {number}", error) from error
+        except ValueError as error:
+            raise UserError(f"{file.path}, line {number}: not valid JSON ({error}).") from error
+        yield _pick(record, file, source, f"line {number}", f"{file.name}:{number}")
+
+
+def _read_parquet(file: SourceFile, source: Files) -> Iterator[tuple[str, str]]:
+    try:
+        with file.filesystem.open(file.path, "rb") as handle:
+            parquet = pq.ParquetFile(handle)
+            columns = [c for c in (source.text_column, source.id_column) if c]
+            missing = [c for c in columns if c not in parquet.schema_arrow.names]
+            if missing:
+                raise UserError(
+                    f"{file.path} has no column {missing[0]!r}; its columns are "
+                    f"{', '.join(parquet.schema_arrow.names)}. Set `text_column` or `id_column`."
+                )
+            number = 0
+            for batch in parquet.iter_batches(BATCH_DOCUMENTS, columns=columns):
+                for record in batch.to_pylist():
+                    number += 1
+                    where = f"row {number}"
+                    yield _pick(record, file, source, where, f"{file.name}:{number}")
+    except pa.ArrowInvalid as error:
+        raise UserError(f"{file.path} is not a readable Parquet file ({error}).") from error
+
+
+def _pick(
+    record: Any, file: SourceFile, source: Files, where: str, default_id: str
+) -> tuple[str, str]:
+    if not isinstance(record, dict) or not isinstance(record.get(source.text_column), str):
+        found = ", ".join(map(str, record)) if isinstance(record, dict) else type(record).__name__
+        raise UserError(
+            f"{file.path}, {where}: no text under the key {source.text_column!r} (found: {found}). "
+            "Set `text_column` to the key that holds the text."
+        )
+    if source.id_column is None:
+        return default_id, record[source.text_column]
+    if record.get(source.id_column) is None:
+        raise UserError(f"{file.path}, {where}: no id under the key {source.id_column!r}.")
+    return str(record[source.id_column]), record[source.text_column]
+
+
+def _lines(file: SourceFile) -> Iterator[bytes]:
+    with file.filesystem.open(file.path, "rb", compression=file.compression) as handle:
+        try:
+            yield from handle
+        except (EOFError, OSError) as error:
+            raise _corrupt(file, error) from error
+
+
+def _read_bytes(file: SourceFile) -> bytes:
+    with file.filesystem.open(file.path, "rb", compression=file.compression) as handle:
+        try:
+            return bytes(handle.read())
+        except (EOFError, OSError) as error:
+            raise _corrupt(file, error) from error
+
+
+def _decode(content: bytes, file: SourceFile, where: str) -> str:
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise _not_utf8(file, where, error) from error
+
+
+def _not_utf8(file: SourceFile, where: str, error: UnicodeDecodeError) -> UserError:
+    return UserError(
+        f"{file.path}: {where} is not UTF-8 (byte 0x{error.object[error.start]:02x} at position "
+        f"{error.start}). Convert it, for example with: iconv -f LATIN1 -t UTF-8"
+    )
+
+
+def _corrupt(file: SourceFile, error: Exception) -> UserError:
+    return UserError(
+        f"{file.path} is damaged: its {file.compression or 'content'} cannot be read ({error}). "
+        "Fetch the file again, or take it out of the source."
+    )
+
+
+def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
+    batch: list[Document] = []
+    for document in documents:
+        batch.append(document)
+        if len(batch) >= BATCH_DOCUMENTS:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def _content_hash(file: SourceFile) -> str:
+    if not isinstance(file.filesystem, LocalFileSystem):
+        details = file.filesystem.info(file.path)
+        stated = details.get("md5Hash") or details.get("crc32c") or details.get("etag")
+        return str(stated or file.filesystem.ukey(file.path))
+    digest = hashlib.sha256()
+    with file.filesystem.open(file.path, "rb") as handle:
+        while block := handle.read(HASH_BLOCK_BYTES):
+            digest.update(block)
+    return digest.hexdigest()

@@ -1,0 +1,61 @@
+"""What the raw corpus is made of."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from artifacts.settings import Settings
+
+
+class PackageDocs(Settings):
+    """The docstrings of Python packages installed in this environment, read without importing."""
+
+    type: Literal["package_docs"]
+    """Which kind of source this is."""
+    name: str = "package_docs"
+    """The source's name; every document carries it."""
+    packages: list[str] = Field(min_length=1)
+    """Top-level import names, such as `numpy`; each must be installed."""
+    minimum_characters: int = Field(default=200, ge=1)
+    """Shortest docstring taken, in characters; below 200 most are one-line signatures."""
+
+
+class Files(Settings):
+    """Text files: `.txt`, `.md`, `.rst`, `.jsonl`, `.parquet`, each also as `.gz`."""
+
+    type: Literal["files"]
+    """Which kind of source this is."""
+    name: str = "files"
+    """The source's name; every document carries it."""
+    path: str
+    """A file, a folder (read with its subfolders) or a glob."""
+    text_column: str = "text"
+    """The column or JSON key that holds the text; unused for plain text files."""
+    id_column: str | None = None
+    """The column or JSON key that holds the document's id; without one, the file and row are it."""
+
+
+Source = Annotated[PackageDocs | Files, Field(discriminator="type")]
+
+
+class RawCorpusSettings(Settings):
+    """The sources of the pinned snapshot of source text."""
+
+    sources: list[Source] = Field(min_length=1)
+    """One or more named sources, read in this order."""
+
+    @model_validator(mode="after")
+    def _names_are_unique(self) -> "RawCorpusSettings":
+        names = [source.name for source in self.sources]
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        if repeated:
+            raise ValueError(f"two sources are named {', '.join(repeated)}; give each its own name")
+        return self
+
+    def content(self) -> dict[str, Any]:
+        """What decides the snapshot besides the sources' fingerprints: paths are left out."""
+        return {
+            "sources": [
+                source.model_dump(mode="json", exclude={"path"}) for source in self.sources
+            ]
+        }

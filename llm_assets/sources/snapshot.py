@@ -1,0 +1,164 @@
+"""The pinned snapshot of source text: Parquet files of `(id, text, source, …)`."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from artifacts.errors import UserError
+from llm_assets.sources.docstrings import find_package, fingerprint_package, read_package_docs
+from llm_assets.sources.document import SCHEMA, Document, to_table
+from llm_assets.sources.files import fingerprint_files, read_files
+from llm_assets.sources.settings import PackageDocs, RawCorpusSettings, Source
+
+CODE_VERSION = "1"
+
+ROW_GROUP_BYTES = 1024 * 1024
+"""Text in one row group: what one Spark task of a small corpus reads."""
+FILE_BYTES = 64 * 1024 * 1024
+"""Text in one Parquet file."""
+
+
+def source_fingerprints(settings: RawCorpusSettings) -> dict[str, str]:
+    """Source (for packages: `source/package`) to a hash of its content now.
+
+    Raises:
+        UserError: a package or path is not there.
+    """
+    fingerprints = {}
+    for source in settings.sources:
+        if isinstance(source, PackageDocs):
+            for name in source.packages:
+                fingerprints[f"{source.name}/{name}"] = fingerprint_package(find_package(name))
+        else:
+            fingerprints[source.name] = fingerprint_files(source)
+    return fingerprints
+
+
+def write_snapshot(
+    settings: RawCorpusSettings, folder: Path, report: Callable[[str], None] = print
+) -> dict[str, Any]:
+    """Read every source and write `part-NNNNN.parquet` files; the same input gives the same bytes.
+
+    Returns:
+        The manifest's stats: `documents`, `bytes` (UTF-8), `dropped` (reason to count), `sources`
+        (name to documents and bytes), `licenses` (name to documents), `repeated_ids`.
+
+    Raises:
+        UserError: a source cannot be read, or all of them together hold no document.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    writer = _SnapshotWriter(folder)
+    identifiers = _UniqueIds()
+    dropped: Counter[str] = Counter()
+    for source in settings.sources:
+        for batch in _read(source, report):
+            kept = [document for document in batch if document.text.strip()]
+            dropped["empty"] += len(batch) - len(kept)
+            for document in kept:
+                document.id = identifiers.make_unique(document.id)
+                writer.add(document)
+    writer.close()
+    if not writer.documents:
+        names = ", ".join(source.name for source in settings.sources)
+        raise UserError(
+            f"The raw corpus is empty: the sources ({names}) hold no document with text"
+            + (f" ({dropped['empty']:,} were empty)." if dropped["empty"] else ".")
+            + " Check `raw_corpus.sources`."
+        )
+    return writer.stats() | {
+        "dropped": {reason: count for reason, count in dropped.items() if count},
+        "repeated_ids": identifiers.repeated,
+    }
+
+
+def _read(source: Source, report: Callable[[str], None]) -> Iterator[list[Document]]:
+    if isinstance(source, PackageDocs):
+        return read_package_docs(source, report)
+    return read_files(source, report)
+
+
+class _UniqueIds:
+    """Gives a repeated id a number: `a`, `a#2`, `a#3`. Keeps 8 bytes an id, not the ids."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, int] = {}
+        self.repeated = 0
+
+    def make_unique(self, identifier: str) -> str:
+        key = _hash64(identifier)
+        count = self._seen.get(key, 0) + 1
+        self._seen[key] = count
+        if count == 1:
+            return identifier
+        self.repeated += 1
+        return self.make_unique(f"{identifier}#{count}")
+
+
+def _hash64(text: str) -> int:
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8)
+    return int.from_bytes(digest.digest(), "little")
+
+
+class _SnapshotWriter:
+    """Cuts a stream of documents into row groups and files by their bytes."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._pending: list[Document] = []
+        self._pending_bytes = 0
+        self._file_bytes = 0
+        self._files = 0
+        self._parquet: pq.ParquetWriter | None = None
+        self.documents = 0
+        self._source_documents: Counter[str] = Counter()
+        self._source_bytes: Counter[str] = Counter()
+        self._licenses: Counter[str] = Counter()
+
+    def add(self, document: Document) -> None:
+        size = len(document.text.encode("utf-8", "surrogatepass"))
+        self.documents += 1
+        self._source_documents[document.source] += 1
+        self._source_bytes[document.source] += size
+        if document.license:
+            self._licenses[document.license] += 1
+        self._pending.append(document)
+        self._pending_bytes += size
+        if self._pending_bytes >= ROW_GROUP_BYTES:
+            self._flush()
+
+    def close(self) -> None:
+        if self._pending:
+            self._flush()
+        self._close_file()
+
+    def stats(self) -> dict[str, Any]:
+        sources = {
+            name: {"documents": count, "bytes": self._source_bytes[name]}
+            for name, count in self._source_documents.items()
+        }
+        return {
+            "documents": self.documents,
+            "bytes": self._source_bytes.total(),
+            "sources": sources,
+            "licenses": dict(sorted(self._licenses.items())),
+        }
+
+    def _flush(self) -> None:
+        if self._parquet is None:
+            path = self._folder / f"part-{self._files:05d}.parquet"
+            self._parquet = pq.ParquetWriter(path, SCHEMA, compression="zstd")
+            self._files += 1
+        self._parquet.write_table(to_table(self._pending))
+        self._file_bytes += self._pending_bytes
+        self._pending, self._pending_bytes = [], 0
+        if self._file_bytes >= FILE_BYTES:
+            self._close_file()
+
+    def _close_file(self) -> None:
+        if self._parquet is not None:
+            self._parquet.close()
+        self._parquet, self._file_bytes = None, 0
