@@ -1,0 +1,18 @@
+"""Keep libraries' progress bars and start-up remarks out of a log that people read."""
+
+import logging
+import os
+
+
+def silence_libraries() -> None:
+    """Leave only errors of transformers, its hub client and DeepSpeed; call before their use."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    # accelerate imports DeepSpeed where it is installed, which then remarks on the accelerator.
+    os.environ.setdefault("DS_ACCELERATOR", "cuda" if os.path.exists("/dev/nvidia0") else "cpu")
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    for name in ("DeepSpeed", "torch.distributed", "torchao"):
+        logging.getLogger(name).setLevel(logging.ERROR)
