@@ -1,0 +1,110 @@
+"""All stand-ins together, and the environment in which clients find them."""
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.stand_ins.dataproc import Dataproc
+from tests.stand_ins.grpc_server import GoogleServer
+from tests.stand_ins.identity import ServiceAccountKey, make_certificates
+from tests.stand_ins.processes import REPOSITORY, LocalImage
+from tests.stand_ins.secret_manager import SecretManager
+from tests.stand_ins.storage import StorageServer
+from tests.stand_ins.tokens import TokenServer
+from tests.stand_ins.vertex import VertexJobs
+
+PROJECT = "local-project"
+REGION = "us-central1"
+BUCKET = "local-bucket"
+CUDA_IMAGE = f"{REGION}-docker.pkg.dev/{PROJECT}/llm-assets/cuda:local"
+SPARK_IMAGE = f"{REGION}-docker.pkg.dev/{PROJECT}/llm-assets/spark:local"
+
+
+class LocalGoogle:
+    """A started local Google Cloud; `environment` makes the generated clients reach it."""
+
+    def __init__(self, folder: Path) -> None:
+        from google.cloud.aiplatform_v1.services.job_service.transports.grpc import (
+            JobServiceGrpcTransport,
+        )
+        from google.cloud.dataproc_v1.services.batch_controller.transports.grpc import (
+            BatchControllerGrpcTransport,
+        )
+        from google.cloud.secretmanager_v1.services.secret_manager_service.transports.grpc import (
+            SecretManagerServiceGrpcTransport,
+        )
+
+        certificates = make_certificates()
+        authority = folder / "authority.pem"
+        authority.write_bytes(certificates.authority)
+        self.tokens = TokenServer()
+        key = ServiceAccountKey(folder / "key.json", PROJECT, self.tokens.uri)
+        self.tokens.public_pem = key.public_pem
+        self.storage = StorageServer()
+        self.server = GoogleServer(certificates, self.tokens.authorize)
+        self.environment = {
+            "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH": str(authority),
+            "GOOGLE_APPLICATION_CREDENTIALS": str(key.path),
+            "GOOGLE_CLOUD_PROJECT": PROJECT,
+            "STORAGE_EMULATOR_HOST": self.storage.url,
+            "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
+            "LOCAL_GOOGLE_ENDPOINT": self.server.endpoint,
+        }
+        child_environment = self.environment | {"PYTHONPATH": str(REPOSITORY)}
+        self.images = {CUDA_IMAGE: LocalImage(), SPARK_IMAGE: LocalImage()}
+        self.dataproc = Dataproc(
+            REGION,
+            folder / "dataproc",
+            self.images,
+            child_environment,
+            self.storage.download,
+            self.server.operations,
+        )
+        self.vertex = VertexJobs(REGION, folder / "vertex", self.images, child_environment)
+        self.secrets = SecretManager()
+        self.server.add_service(BatchControllerGrpcTransport, self.dataproc)
+        self.server.add_service(JobServiceGrpcTransport, self.vertex)
+        self.server.add_service(SecretManagerServiceGrpcTransport, self.secrets)
+        self.server.start()
+        self.storage.make_bucket(BUCKET)
+
+    @property
+    def endpoint(self) -> str:
+        """The `api_endpoint` of every gRPC service."""
+        return self.server.endpoint
+
+    def reset(self) -> None:
+        """Forget jobs, faults and call records; objects in storage stay."""
+        self.dataproc.reset()
+        self.vertex.reset()
+        self.server.faults.clear()
+        self.storage.clear()
+        self.secrets.values.clear()
+
+    def stop(self) -> None:
+        """End every server and every process that was started."""
+        self.dataproc.stop()
+        self.vertex.stop()
+        self.server.stop()
+        self.storage.stop()
+        self.tokens.stop()
+
+
+@contextlib.contextmanager
+def running_local_google() -> Iterator[LocalGoogle]:
+    """Start the local Google and point this process's environment at it while the block runs."""
+    with tempfile.TemporaryDirectory(prefix="local-google-") as folder:
+        google = LocalGoogle(Path(folder))
+        before = {name: os.environ.get(name) for name in google.environment}
+        os.environ.update(google.environment)
+        try:
+            yield google
+        finally:
+            google.stop()
+            for name, value in before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value

@@ -1,0 +1,211 @@
+"""One gRPC server for any Google service, its methods read out of the generated clients.
+
+A generated transport knows each method's path, request type and reply type. `service_methods` asks it
+for them through a channel that only takes notes, so no copy of Google's interface definitions is
+kept here.
+"""
+
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import google.auth.credentials
+import grpc
+from google.longrunning import operations_pb2
+from google.protobuf import empty_pb2
+
+from tests.stand_ins.faults import FaultScript, RpcFailed, not_found
+from tests.stand_ins.identity import Certificates
+from tests.stand_ins.proxy import TcpProxy
+
+
+@dataclass(frozen=True)
+class MethodTypes:
+    """How to read one method's request and write its reply."""
+
+    deserialize: Callable[[bytes], Any]
+    serialize: Callable[[Any], bytes]
+
+
+OPERATIONS = {
+    "/google.longrunning.Operations/GetOperation": MethodTypes(
+        operations_pb2.GetOperationRequest.FromString, operations_pb2.Operation.SerializeToString
+    ),
+    "/google.longrunning.Operations/CancelOperation": MethodTypes(
+        operations_pb2.CancelOperationRequest.FromString, empty_pb2.Empty.SerializeToString
+    ),
+}
+
+
+class _NoteTakingChannel(grpc.Channel):
+    """Gives stubs out and notes what they were made of."""
+
+    def __init__(self) -> None:
+        self.methods: dict[str, MethodTypes] = {}
+
+    def unary_unary(
+        self, method: str, request_serializer: Any = None, response_deserializer: Any = None, **_: Any
+    ) -> Any:
+        request_type = getattr(request_serializer, "__self__", None)
+        reply_type = getattr(response_deserializer, "__self__", None)
+        if request_type is not None and reply_type is not None:
+            self.methods[method] = MethodTypes(
+                request_type.deserialize, getattr(reply_type, "serialize", _serialize_plain)
+            )
+        return lambda *args, **kwargs: None
+
+    def unary_stream(self, *args: Any, **kwargs: Any) -> Any:
+        return None
+
+    stream_unary = stream_stream = subscribe = unsubscribe = unary_stream
+
+    def close(self) -> None:
+        return None
+
+
+def _serialize_plain(message: Any) -> bytes:
+    return bytes(message.SerializeToString())
+
+
+def service_methods(transport: type) -> Mapping[str, MethodTypes]:
+    """Every unary method of a generated gRPC transport, by its full path."""
+    channel = _NoteTakingChannel()
+    instance = transport(
+        channel=channel, credentials=google.auth.credentials.AnonymousCredentials()
+    )
+    names = list(instance._stubs)
+    instance._stubs.clear()
+    instance._logged_channel = channel
+    for name in names:
+        getattr(instance, name)
+    return channel.methods
+
+
+def snake_case(name: str) -> str:
+    """`CreateCustomJob` to `create_custom_job`."""
+    return "".join(f"_{c.lower()}" if c.isupper() else c for c in name).lstrip("_")
+
+
+class Operations:
+    """Long-running operations of all services: done ones, and what to call to cancel the others."""
+
+    def __init__(self) -> None:
+        self._cancel: dict[str, Callable[[], None]] = {}
+        self._done: dict[str, operations_pb2.Operation] = {}
+
+    def register(self, name: str, cancel: Callable[[], None]) -> operations_pb2.Operation:
+        """A running operation that `cancel` stops."""
+        self._cancel[name] = cancel
+        return operations_pb2.Operation(name=name)
+
+    def finished(self, name: str, response: Any) -> operations_pb2.Operation:
+        """An operation that was done at once."""
+        operation = operations_pb2.Operation(name=name, done=True)
+        operation.response.Pack(type(response).pb(response))
+        self._done[name] = operation
+        return operation
+
+    def get_operation(self, request: operations_pb2.GetOperationRequest) -> Any:
+        if request.name in self._done:
+            return self._done[request.name]
+        if request.name in self._cancel:
+            return operations_pb2.Operation(name=request.name)
+        raise not_found(request.name)
+
+    def cancel_operation(self, request: operations_pb2.CancelOperationRequest) -> Any:
+        if request.name not in self._cancel:
+            raise not_found(request.name)
+        self._cancel[request.name]()
+        return empty_pb2.Empty()
+
+
+class _Handler(grpc.GenericRpcHandler):
+    def __init__(self, server: "GoogleServer") -> None:
+        self._server = server
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
+        found = self._server.methods.get(details.method)
+        if found is None:
+            return None
+        types, implementation = found
+        short = details.method.rsplit("/", 1)[1]
+
+        def call(request: Any, context: grpc.ServicerContext) -> Any:
+            return self._server.call(short, implementation, request, context)
+
+        return grpc.unary_unary_rpc_method_handler(call, types.deserialize, types.serialize)
+
+
+class GoogleServer:
+    """A TLS server on a loopback port, behind a proxy that can cut its connections."""
+
+    def __init__(self, certificates: Certificates, authorize: Callable[[str | None], None]) -> None:
+        self.faults = FaultScript()
+        self.operations = Operations()
+        self.methods: dict[str, tuple[MethodTypes, Callable[[Any], Any]]] = {}
+        self._authorize = authorize
+        self._server = grpc.server(ThreadPoolExecutor(max_workers=8))
+        self._server.add_generic_rpc_handlers((_Handler(self),))
+        credentials = grpc.ssl_server_credentials(
+            [(certificates.server_key, certificates.server)]
+        )
+        port = self._server.add_secure_port("127.0.0.1:0", credentials)
+        self.proxy = TcpProxy(port)
+        self._add(OPERATIONS, self.operations)
+
+    @property
+    def endpoint(self) -> str:
+        """What a client's `api_endpoint` has to be."""
+        return f"localhost:{self.proxy.port}"
+
+    def add_service(self, transport: type, implementation: object) -> None:
+        """Serve the methods of a generated transport that the implementation has."""
+        self._add(service_methods(transport), implementation)
+
+    def _add(self, methods: Mapping[str, MethodTypes], implementation: object) -> None:
+        for path, types in methods.items():
+            function = getattr(implementation, snake_case(path.rsplit("/", 1)[1]), None)
+            if function is not None:
+                self.methods[path] = (types, function)
+
+    def start(self) -> None:
+        self._server.start()
+
+    def stop(self) -> None:
+        self.proxy.stop()
+        self._server.stop(grace=0).wait()
+
+    def call(
+        self,
+        method: str,
+        implementation: Callable[[Any], Any],
+        request: Any,
+        context: grpc.ServicerContext,
+    ) -> Any:
+        """Answer one call: credentials, faults, the work, faults again."""
+        self.faults.record(method)
+        metadata = dict(context.invocation_metadata())
+        try:
+            self._authorize(metadata.get("authorization"))
+            self._strike(method, after_work=False)
+            reply = implementation(request)
+            self._strike(method, after_work=True)
+            return reply
+        except RpcFailed as failure:
+            context.abort(failure.code, failure.message)
+        return None
+
+    def _strike(self, method: str, after_work: bool) -> None:
+        fault = self.faults.take(method, after_work)
+        if fault is None:
+            return
+        if fault.code is grpc.StatusCode.UNKNOWN:
+            threading.Thread(target=self.proxy.reset_connections).start()
+            threading.Event().wait(0.2)
+        raise RpcFailed(fault.code, fault.message)
+
+    def reset_connection_on(self, method: str, times: int = 1, after_work: bool = False) -> None:
+        """Cut the TCP connection (RST) instead of answering."""
+        self.faults.add(method, grpc.StatusCode.UNKNOWN, "connection reset", times, after_work)

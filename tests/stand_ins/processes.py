@@ -1,0 +1,69 @@
+"""Real child processes in their own process group, with their output in a file."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+INHERITED = ("PATH", "HOME", "TMPDIR", "LANG", "OMP_NUM_THREADS", "VIRTUAL_ENV")
+
+
+@dataclass(frozen=True)
+class LocalImage:
+    """What stands for a container image: a folder, an entry point and its environment."""
+
+    root: Path = REPOSITORY
+    entrypoint: Sequence[str] = (sys.executable,)
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+class RealProcess:
+    """A process started by a stand-in; ended by its own group id, never by name."""
+
+    def __init__(
+        self, command: Sequence[str], folder: Path, environment: Mapping[str, str], log: Path
+    ) -> None:
+        inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
+        self.log_path = log
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                command,
+                cwd=folder,
+                env=inherited | {"PYTHONUNBUFFERED": "1"} | dict(environment),
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def poll(self) -> int | None:
+        """The exit status, or None while it runs."""
+        return self._process.poll()
+
+    def wait(self, timeout: float | None = None) -> int:
+        return self._process.wait(timeout)
+
+    def end(self, grace_seconds: float = 0.0) -> None:
+        """SIGTERM and, after the grace, SIGKILL to the whole group."""
+        if grace_seconds and self.poll() is None:
+            self._signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(grace_seconds)
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+
+    def _signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
+
+    def log(self) -> str:
+        """Everything it has written so far."""
+        return self.log_path.read_text(errors="replace")

@@ -1,0 +1,260 @@
+"""Vertex AI custom jobs: one real process a replica, with what Google puts into its environment."""
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+from google.cloud import aiplatform_v1
+from google.protobuf import empty_pb2, timestamp_pb2
+from google.rpc import code_pb2, status_pb2
+
+from tests.stand_ins.faults import RpcFailed, not_found
+from tests.stand_ins.filters import matches_labels
+from tests.stand_ins.processes import LocalImage, RealProcess
+
+State = aiplatform_v1.JobState
+ENDED = (
+    State.JOB_STATE_SUCCEEDED,
+    State.JOB_STATE_FAILED,
+    State.JOB_STATE_CANCELLED,
+    State.JOB_STATE_EXPIRED,
+)
+POLL_SECONDS = 0.05
+
+
+@dataclass
+class _Running:
+    """The processes of one job."""
+
+    job: aiplatform_v1.CustomJob
+    replicas: dict[str, RealProcess] = field(default_factory=dict)
+    restart: threading.Event = field(default_factory=threading.Event)
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    starts: int = 0
+
+
+def _now() -> timestamp_pb2.Timestamp:
+    now = timestamp_pb2.Timestamp()
+    now.GetCurrentTime()
+    return now
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+class VertexJobs:
+    """The job service of one region."""
+
+    def __init__(
+        self,
+        region: str,
+        folder: Path,
+        images: dict[str, LocalImage],
+        environment: Mapping[str, str],
+    ) -> None:
+        self.hold_pending = False
+        """Leave new jobs PENDING, as where no machine is free."""
+        self._region = region
+        self._folder = folder
+        self._images = images
+        self._environment = environment
+        self._jobs: dict[str, _Running] = {}
+        self._lock = threading.RLock()
+
+    def stop(self) -> None:
+        """End every process still running."""
+        for running in list(self._jobs.values()):
+            running.cancelled.set()
+            for process in list(running.replicas.values()):
+                process.end()
+
+    def reset(self) -> None:
+        """Forget all jobs, ending their processes."""
+        self.stop()
+        with self._lock:
+            self._jobs.clear()
+            self.hold_pending = False
+
+    def jobs(self) -> list[aiplatform_v1.CustomJob]:
+        """All jobs, oldest first."""
+        return [running.job for running in self._jobs.values()]
+
+    def starts(self, name: str) -> int:
+        """How often a job's replicas were started."""
+        return self._jobs[name].starts
+
+    def logs(self, name: str) -> dict[str, str]:
+        """What each replica (`workerpool0-0`) printed."""
+        return {key: process.log() for key, process in self._jobs[name].replicas.items()}
+
+    def pids(self, name: str) -> dict[str, int]:
+        """The process id of each replica."""
+        return {key: process.pid for key, process in self._jobs[name].replicas.items()}
+
+    def preempt(self, name: str, grace_seconds: float = 0.0) -> None:
+        """Take the machines away: the job starts anew where it asked for that, else it fails."""
+        running = self._jobs[name]
+        restarts = running.job.job_spec.scheduling.restart_job_on_worker_restart
+        if restarts:
+            running.restart.set()
+        else:
+            self._end(
+                running, State.JOB_STATE_FAILED, "Replica workerpool0-0 was preempted.", code_pb2.ABORTED
+            )
+        for process in list(running.replicas.values()):
+            process.end(grace_seconds)
+
+    def create_custom_job(self, request: aiplatform_v1.CreateCustomJobRequest) -> Any:
+        region = request.parent.split("/")[3]
+        if region != self._region:
+            raise RpcFailed(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f"The location ID in the resource name ({region}) does not match the endpoint's "
+                f"({self._region}).",
+            )
+        job = aiplatform_v1.CustomJob(request.custom_job)
+        with self._lock:
+            number = 1000 + len(self._jobs)
+            job.name = f"{request.parent}/customJobs/{number}"
+            job.state = State.JOB_STATE_PENDING
+            job.create_time = _now()
+            running = _Running(job)
+            self._jobs[job.name] = running
+        if not self.hold_pending:
+            threading.Thread(target=self._run, args=(running,), daemon=True).start()
+        return aiplatform_v1.CustomJob(job)
+
+    def get_custom_job(self, request: aiplatform_v1.GetCustomJobRequest) -> Any:
+        return aiplatform_v1.CustomJob(self._find(request.name).job)
+
+    def list_custom_jobs(self, request: aiplatform_v1.ListCustomJobsRequest) -> Any:
+        found = [job for job in self.jobs() if matches_labels(request.filter, job.labels)]
+        return aiplatform_v1.ListCustomJobsResponse(custom_jobs=found[::-1])
+
+    def cancel_custom_job(self, request: aiplatform_v1.CancelCustomJobRequest) -> Any:
+        running = self._find(request.name)
+        self._end(running, State.JOB_STATE_CANCELLED, "Cancelled.", code_pb2.CANCELLED)
+        running.cancelled.set()
+        for process in list(running.replicas.values()):
+            process.end()
+        return empty_pb2.Empty()
+
+    def _find(self, name: str) -> _Running:
+        with self._lock:
+            if name not in self._jobs:
+                raise not_found(name)
+            return self._jobs[name]
+
+    def _end(self, running: _Running, state: State, message: str = "", code: int = 0) -> None:
+        with self._lock:
+            if running.job.state in ENDED:
+                return
+            running.job.end_time = _now()
+            if message:
+                running.job.error = status_pb2.Status(code=code, message=message)
+            running.job.state = state
+
+    def _run(self, running: _Running) -> None:
+        for pool in running.job.job_spec.worker_pool_specs:
+            uri = pool.container_spec.image_uri
+            if uri not in self._images:
+                self._end(
+                    running,
+                    State.JOB_STATE_FAILED,
+                    f"Failed to pull image {uri}: not found.",
+                    code_pb2.NOT_FOUND,
+                )
+                return
+        while not running.cancelled.is_set():
+            self._start_replicas(running)
+            if not self._watch(running):
+                return
+
+    def _start_replicas(self, running: _Running) -> None:
+        running.restart.clear()
+        running.starts += 1
+        job = running.job
+        job_id = job.name.rsplit("/", 1)[1]
+        pools = job.job_spec.worker_pool_specs
+        cluster = {
+            f"workerpool{number}": [
+                f"cmle-training-workerpool{number}-{job_id}-{index}:2222"
+                for index in range(pool.replica_count)
+            ]
+            for number, pool in enumerate(pools)
+            if pool.replica_count
+        }
+        rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+        with self._lock:
+            if running.cancelled.is_set():
+                return
+            running.job.start_time = _now()
+            for number, pool in enumerate(pools):
+                for index in range(pool.replica_count):
+                    key = f"workerpool{number}-{index}"
+                    task = {"type": f"workerpool{number}", "index": index}
+                    spec = {"cluster": cluster, "environment": "cloud", "task": task}
+                    environment = rendezvous | self._replica_environment(job, spec, pool)
+                    running.replicas[key] = self._start(job_id, key, pool, environment)
+            running.job.state = State.JOB_STATE_RUNNING
+
+    def _replica_environment(
+        self, job: aiplatform_v1.CustomJob, cluster_spec: dict[str, Any], pool: Any
+    ) -> dict[str, str]:
+        environment = {"CLUSTER_SPEC": json.dumps(cluster_spec), **self._environment}
+        output = job.job_spec.base_output_directory.output_uri_prefix.rstrip("/")
+        if output:
+            environment |= {
+                "AIP_MODEL_DIR": f"{output}/model/",
+                "AIP_CHECKPOINT_DIR": f"{output}/checkpoints/",
+                "AIP_TENSORBOARD_LOG_DIR": f"{output}/logs/",
+            }
+        image = self._images[pool.container_spec.image_uri]
+        given = {variable.name: variable.value for variable in pool.container_spec.env}
+        return {**environment, **image.environment, **given}
+
+    def _start(
+        self, job_id: str, key: str, pool: Any, environment: dict[str, str]
+    ) -> RealProcess:
+        folder = self._folder / job_id
+        folder.mkdir(parents=True, exist_ok=True)
+        image = self._images[pool.container_spec.image_uri]
+        command = list(pool.container_spec.command) or list(image.entrypoint)
+        command += list(pool.container_spec.args)
+        return RealProcess(command, image.root, environment, folder / f"{key}.log")
+
+    def _watch(self, running: _Running) -> bool:
+        """Wait for the end; True where the replicas are to be started again."""
+        while True:
+            time.sleep(POLL_SECONDS)
+            if running.restart.is_set():
+                for process in list(running.replicas.values()):
+                    process.end()
+                return True
+            if running.job.state in ENDED:
+                return False
+            for key, process in running.replicas.items():
+                status = process.poll()
+                if status is None or running.restart.is_set():
+                    continue
+                if status != 0:
+                    message = (
+                        f"The replica {key} exited with a non-zero status of {status}. To find out "
+                        "more about why your job exited please check the logs."
+                    )
+                    self._end(running, State.JOB_STATE_FAILED, message, code_pb2.INTERNAL)
+                elif key == "workerpool0-0":
+                    self._end(running, State.JOB_STATE_SUCCEEDED)
+                else:
+                    continue
+                for other in running.replicas.values():
+                    other.end()
+                return False
