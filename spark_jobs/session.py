@@ -60,3 +60,12 @@ def local_session(driver_memory: str = "2g", partitions: int = 4) -> "SparkSessi
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     return session
+
+
+def session() -> "SparkSession":
+    """The session of a job run as a program: the cluster's under spark-submit, else a local one."""
+    if "SPARK_ENV_LOADED" in os.environ or os.environ.get("DATAPROC_BATCH_ID"):
+        from pyspark.sql import SparkSession
+
+        return SparkSession.builder.getOrCreate()
+    return local_session()

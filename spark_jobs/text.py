@@ -1,0 +1,42 @@
+"""What is done to one text: normalising it, and folding it for comparison."""
+
+import hashlib
+import re
+import unicodedata
+from typing import Literal
+
+# Control characters other than tab and newline, the byte-order mark, and lone surrogates, which
+# no UTF-8 can hold.
+_UNWANTED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ufeff\ud800-\udfff]")
+_LINE_ENDS = re.compile("\r\n?|[\u2028\u2029]")
+
+CLUSTER_BYTES = 16
+
+
+def normalise(text: str, form: Literal["NFC", "NFKC"]) -> str:
+    """One Unicode form, newline as the only line end, no control characters, no outer space."""
+    if not text.isascii():
+        text = unicodedata.normalize(form, text)
+    text = _LINE_ENDS.sub("\n", text)
+    return _UNWANTED.sub("", text).strip()
+
+
+def fold(text: str) -> str:
+    """What two texts must share to be exact copies: NFKD, lower case, single spaces."""
+    if not text.isascii():
+        text = unicodedata.normalize("NFKD", text)
+    return " ".join(text.lower().split())
+
+
+def cluster_hash(folded: str, seed: int) -> str:
+    """32 hexadecimal digits, uniform over texts: the identity of a text and its place in the split.
+
+    A text's split follows from this number (`spark_jobs.split`), and a cluster takes its smallest
+    member's, so `seed` decides which texts are held out.
+    """
+    digest = hashlib.blake2b(
+        folded.encode("utf-8", "surrogatepass"),
+        digest_size=CLUSTER_BYTES,
+        salt=seed.to_bytes(8, "little", signed=True),
+    )
+    return digest.hexdigest()
