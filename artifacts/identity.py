@@ -48,7 +48,9 @@ def differences(old: Identity, new: Identity) -> list[str]:
         before, after = _flatten(getattr(old, part)), _flatten(getattr(new, part))
         for key in sorted(before.keys() | after.keys()):
             if before.get(key) != after.get(key):
-                lines.append(f"{part}.{key}: {before.get(key, 'absent')} -> {after.get(key, 'absent')}")
+                lines.append(
+                    f"{part}.{key}: {before.get(key, 'absent')} -> {after.get(key, 'absent')}"
+                )
     return lines
 
 

@@ -84,5 +84,3 @@ class Pipeline:
         """What differs between an identity about to be made and the current artifact's."""
         current = self.find_current(identity.kind)
         return differences(current.manifest.identity, identity) if current else []
-
-

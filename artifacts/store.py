@@ -125,7 +125,7 @@ class Store:
         if artifact is None:
             raise MissingArtifact(
                 f"The store {self.root} has no {kind} {fingerprint} (no "
-                f'{kind}/{fingerprint}/{MANIFEST_NAME}). Make it with: '
+                f"{kind}/{fingerprint}/{MANIFEST_NAME}). Make it with: "
                 f'dagster asset materialize --select "*{kind}"'
             )
         return artifact

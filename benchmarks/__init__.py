@@ -1,0 +1,1 @@
+"""Runnable measurements, each against a named peer in the same run."""

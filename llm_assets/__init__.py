@@ -1,0 +1,1 @@
+"""The Dagster side: what exists, what it depends on, when it is made and where it runs."""

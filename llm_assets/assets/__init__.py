@@ -1,0 +1,1 @@
+"""The graph: one module a stage of the loop."""

@@ -1,0 +1,113 @@
+"""The starting weights and the trained checkpoint."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from dagster import AssetExecutionContext, Config, MaterializeResult
+from pydantic import Field
+
+from artifacts.identity import Identity
+from artifacts.shards import ShardStats
+from artifacts.store import Artifact, Draft
+from llm_assets import figures
+from llm_assets.assets.corpus import tokenized_shards
+from llm_assets.assets.stage import materialization, stage
+from llm_assets.resources.pipeline import PipelineResource
+from llm_assets.resources.training import TrainingRunner
+from recipes import base_model as base_model_recipe
+from recipes.settings import BASE_MODEL_CODE_VERSION, CHECKPOINT_CODE_VERSION, TrainingSettings
+from recipes.spec import METRICS_NAME, TrainingSpec, read_metrics
+
+GROUP = "model"
+MODEL_FOLDER = "model"
+"""Where a checkpoint artifact keeps the exported Hugging Face model."""
+
+
+class CheckpointOverrides(Config):
+    """Changes to the pipeline file's `checkpoint` settings, for one run."""
+
+    steps: int | None = Field(default=None, description="Optimizer steps of the whole run.")
+    learning_rate: float | None = Field(default=None, description="Peak learning rate.")
+    seed: int | None = Field(default=None, description="Decides the order of the data.")
+
+    def apply(self, settings: TrainingSettings) -> TrainingSettings:
+        """The settings with the given changes; raises pydantic's ValidationError on a bad one."""
+        changes = {key: value for key, value in self.model_dump().items() if value is not None}
+        return TrainingSettings.model_validate(settings.model_dump() | changes)
+
+
+@stage(group_name=GROUP, kinds={"huggingface"}, code_version=BASE_MODEL_CODE_VERSION)
+def base_model(context: AssetExecutionContext, pipeline: PipelineResource) -> MaterializeResult:
+    """The pinned starting weights and tokenizer, as a Hugging Face folder with safetensors."""
+    settings = pipeline.settings.base_model
+    identity = Identity(
+        kind="base_model",
+        code_version=BASE_MODEL_CODE_VERSION,
+        settings=base_model_recipe.identify(settings),
+    )
+
+    def build(draft: Draft) -> None:
+        draft.stats |= base_model_recipe.prepare(settings, draft.path, context.log.info)
+
+    artifact = pipeline.make(context, identity, build)
+    return materialization(artifact, artifact.stats)
+
+
+@stage(
+    deps=[tokenized_shards, base_model],
+    group_name=GROUP,
+    kinds={"pytorch"},
+    code_version=CHECKPOINT_CODE_VERSION,
+)
+def checkpoint(
+    context: AssetExecutionContext,
+    config: CheckpointOverrides,
+    pipeline: PipelineResource,
+    training: TrainingRunner,
+) -> MaterializeResult:
+    """The trained model: resumable state under `runs/`, and an exported Hugging Face folder."""
+    settings = config.apply(pipeline.settings.checkpoint)
+    shards = pipeline.record.current("tokenized_shards", needed_by="checkpoint")
+    base = pipeline.record.current("base_model", needed_by="checkpoint")
+    inputs = {"tokenized_shards": shards.fingerprint, "base_model": base.fingerprint}
+    identity = Identity(
+        kind="checkpoint",
+        code_version=CHECKPOINT_CODE_VERSION,
+        settings=settings.content(),
+        inputs=inputs,
+    )
+
+    def build(draft: Draft) -> None:
+        run_id = identity.fingerprint
+        shards.verify()
+        spec = TrainingSpec(
+            run_id=run_id,
+            shards_folder=str(shards.path),
+            shards=ShardStats.model_validate(shards.stats),
+            base_model_folder=str(base.path),
+            run_folder=f"{pipeline.store.root}/runs/{run_id}",
+            export_folder=str(draft.path / MODEL_FOLDER),
+            training=settings,
+            inputs=inputs,
+        )
+        draft.stats |= training.train(context, spec).model_dump()
+        shutil.copy(Path(spec.run_folder) / METRICS_NAME, draft.path)
+
+    artifact = pipeline.make(context, identity, build)
+    return materialization(artifact, _checkpoint_metadata(artifact))
+
+
+def _checkpoint_metadata(artifact: Artifact) -> dict[str, Any]:
+    stats = artifact.stats
+    losses = [(record["step"], record["loss"]) for record in read_metrics(artifact.path)]
+    return {
+        "steps": stats["steps"],
+        "tokens_seen": stats["tokens_seen"],
+        "final_loss": stats["final_loss"],
+        "tokens_per_second": stats["tokens_per_second"],
+        "validation_bits_per_byte": stats["validation_bits_per_byte"]["end"],
+        "validation_bits_per_byte_before": stats["validation_bits_per_byte"]["start"],
+        "loss_curve": figures.curve("Training loss", "step", "loss", {"loss": losses}),
+        "run_folder": f"runs/{artifact.fingerprint}",
+    }

@@ -1,0 +1,54 @@
+"""When the graph is made by itself. Both are switched on in the Dagster UI."""
+
+from dagster import (
+    AssetSelection,
+    RunRequest,
+    ScheduleDefinition,
+    SensorDefinition,
+    SkipReason,
+    define_asset_job,
+    sensor,
+)
+
+from artifacts.errors import UserError
+from artifacts.identity import hash_json
+from llm_assets.config import PipelineSettings
+from llm_assets.resources.pipeline import PipelineResource
+from llm_assets.sources.snapshot import source_fingerprints
+
+SENSOR_INTERVAL_SECONDS = 300
+
+
+def retraining_schedule(settings: PipelineSettings) -> ScheduleDefinition:
+    """Makes the whole graph at the pipeline's `retrain_cron`; what has not changed is not remade."""
+    return ScheduleDefinition(
+        name="weekly_retraining",
+        job=define_asset_job("retraining", selection=AssetSelection.all()),
+        cron_schedule=settings.retrain_cron,
+    )
+
+
+def source_sensor() -> SensorDefinition:
+    """Makes the whole graph when the source text is no longer that of the current raw corpus."""
+
+    @sensor(
+        name="source_text_changed",
+        job=define_asset_job("retraining_on_change", selection=AssetSelection.all()),
+        minimum_interval_seconds=SENSOR_INTERVAL_SECONDS,
+    )
+    def source_text_changed(pipeline: PipelineResource) -> RunRequest | SkipReason:
+        try:
+            now = source_fingerprints(pipeline.settings.raw_corpus)
+            current = pipeline.record.find_current("raw_corpus")
+        except UserError as error:
+            return SkipReason(str(error))
+        if current and current.manifest.inputs == now:
+            return SkipReason(f"The source text is still that of {current.fingerprint}.")
+        before = current.manifest.inputs if current else {}
+        changed = [name for name, value in now.items() if before.get(name) != value]
+        return RunRequest(
+            run_key=f"{hash_json(before)}-{hash_json(now)}",
+            tags={"changed_sources": ", ".join(changed)},
+        )
+
+    return source_text_changed

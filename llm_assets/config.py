@@ -1,0 +1,152 @@
+"""Typed settings of one pipeline, read from one file in `config/`.
+
+The top-level keys are the asset names; each stage's own package defines what stands under them.
+"""
+
+import difflib
+import os
+import types
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, Field, ValidationError
+
+from artifacts.errors import UserError
+from artifacts.settings import Settings
+from llm_assets.gate.settings import ModelVersionSettings
+from llm_assets.sources.settings import RawCorpusSettings
+from recipes.evaluation.settings import EvaluationSettings
+from recipes.settings import BaseModelSettings, TrainingSettings
+from serving.settings import EndpointSettings
+from spark_jobs.settings import CleanCorpusSettings, TokenizedShardsSettings
+
+CONFIG_VARIABLE = "LLM_ASSETS_CONFIG"
+DEFAULT_CONFIG = "config/smollm2_package_docs.yaml"
+
+Platform = Literal["local", "google_cloud"]
+
+
+class RunnerSettings(Settings):
+    """Sets where one kind of work runs, apart from the platform."""
+
+    runner: Platform | None = None
+    """Where this work runs; the platform decides where absent."""
+
+
+class SparkSettings(RunnerSettings):
+    """Where the two Spark stages run, and with how much."""
+
+    driver_memory: str = "2g"
+    """Heap of the local Spark driver, as Spark writes sizes."""
+    partitions: int = Field(default=4, ge=1)
+    """Parallel tasks of a local Spark stage; never changes what is made."""
+
+
+class TrainingRunnerSettings(RunnerSettings):
+    """Where training and evaluation run."""
+
+    restarts: int = Field(default=3, ge=0)
+    """How often an interrupted training (exit code 75) is started again within one run."""
+
+
+class PipelineSettings(Settings):
+    """Everything one pipeline file may say."""
+
+    name: str = Field(pattern=r"^[a-z][a-z0-9_]*$")
+    """The pipeline's name: lower-case letters, digits and underscores."""
+    description: str = ""
+    """One sentence for people."""
+    platform: Platform = "local"
+    """Where the work is done: this machine, or Google Cloud."""
+    store: str = ".llm_assets/store"
+    """Root of all artifacts: a folder, or `gs://bucket/prefix`."""
+    key_prefix: str | None = None
+    """Prefix of the asset keys, for a second pipeline beside the first."""
+    owners: list[str] = []
+    """Who answers for the assets: e-mail addresses, or `team:name`."""
+    retrain_cron: str = "0 3 * * 1"
+    """When the schedule retrains, as a cron line in UTC."""
+
+    raw_corpus: RawCorpusSettings
+    clean_corpus: CleanCorpusSettings = CleanCorpusSettings()
+    tokenized_shards: TokenizedShardsSettings = TokenizedShardsSettings()
+    base_model: BaseModelSettings
+    checkpoint: TrainingSettings = TrainingSettings()
+    eval_metrics: EvaluationSettings = EvaluationSettings()
+    model_version: ModelVersionSettings = ModelVersionSettings()
+    endpoint: EndpointSettings = EndpointSettings()
+
+    spark: SparkSettings = SparkSettings()
+    training: TrainingRunnerSettings = TrainingRunnerSettings()
+
+
+def config_path() -> Path:
+    """The pipeline file in force: `LLM_ASSETS_CONFIG`, else the default one."""
+    return Path(os.environ.get(CONFIG_VARIABLE, DEFAULT_CONFIG))
+
+
+def load_settings(path: Path) -> PipelineSettings:
+    """Read and check a pipeline file.
+
+    Raises:
+        UserError: the file is absent, is not YAML, or has wrong settings. All faults are listed at
+            once, each with its key and, for an unknown key, the nearest valid name.
+    """
+    try:
+        content = yaml.safe_load(path.read_text())
+    except FileNotFoundError as error:
+        raise UserError(
+            f"There is no pipeline file {path}. Set {CONFIG_VARIABLE} to one of: "
+            + (", ".join(str(p) for p in sorted(Path("config").glob("*.yaml"))) or "a YAML file")
+        ) from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not valid YAML: {error}") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path} must be a YAML mapping whose top-level keys are asset names.")
+    try:
+        return PipelineSettings.model_validate(content)
+    except ValidationError as error:
+        faults = [_describe(fault) for fault in error.errors()]
+        raise UserError(f"{path} has wrong settings:\n  " + "\n  ".join(faults)) from error
+
+
+def _describe(fault: Any) -> str:
+    location = [str(part) for part in fault["loc"]]
+    key = ".".join(location)
+    if fault["type"] == "extra_forbidden":
+        names = _field_names(PipelineSettings, fault["loc"][:-1])
+        nearest = difflib.get_close_matches(location[-1], names, n=1, cutoff=0.0)
+        hint = f"did you mean `{nearest[0]}`? " if nearest else ""
+        return f"{key}: unknown key; {hint}Valid here: {', '.join(names)}."
+    return f"{key}: {fault['msg']} (got {fault['input']!r})"
+
+
+def _field_names(model: Any, location: tuple[Any, ...]) -> list[str]:
+    """The keys that are valid at a location of the settings tree."""
+    models = models_in(model)
+    for part in location:
+        inner: list[type[BaseModel]] = []
+        for candidate in models:
+            if part in candidate.model_fields:
+                inner += models_in(candidate.model_fields[part].annotation)
+        if inner:
+            models = inner
+        else:
+            # A list index changes nothing; a union's tag names the variant by its `type` field.
+            models = [m for m in models if _type_tag(m) == part] or models
+    return sorted({name for candidate in models for name in candidate.model_fields})
+
+
+def models_in(annotation: Any) -> list[type[BaseModel]]:
+    """The settings models that a field's annotation holds, inside lists and unions too."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    if get_origin(annotation) in (Union, types.UnionType, list, dict, Annotated):
+        return [model for argument in get_args(annotation) for model in models_in(argument)]
+    return []
+
+
+def _type_tag(model: type[BaseModel]) -> str | None:
+    field = model.model_fields.get("type")
+    return get_args(field.annotation)[0] if field and get_args(field.annotation) else None

@@ -1,0 +1,36 @@
+"""The one place where everything is put together."""
+
+from dagster import (
+    AssetSpec,
+    Definitions,
+    in_process_executor,
+    load_asset_checks_from_modules,
+    load_assets_from_modules,
+)
+
+from llm_assets import automation, checks
+from llm_assets.assets import corpus, evaluation, model, serving
+from llm_assets.config import PipelineSettings, config_path, load_settings
+from llm_assets.resources.platform import build_resources
+
+
+def build_definitions(settings: PipelineSettings, path: str) -> Definitions:
+    """The graph of one pipeline file."""
+
+    def own(spec: AssetSpec) -> AssetSpec:
+        return spec.replace_attributes(owners=settings.owners)
+
+    definitions = Definitions(
+        assets=load_assets_from_modules(
+            [corpus, model, evaluation, serving], key_prefix=settings.key_prefix
+        ),
+        asset_checks=load_asset_checks_from_modules([checks], asset_key_prefix=settings.key_prefix),
+        schedules=[automation.retraining_schedule(settings)],
+        sensors=[automation.source_sensor()],
+        resources=build_resources(settings, path),
+        executor=in_process_executor,
+    )
+    return definitions.map_asset_specs(func=own)
+
+
+defs = build_definitions(load_settings(config_path()), str(config_path()))

@@ -1,0 +1,81 @@
+"""Pictures for the Dagster metadata, drawn without a display."""
+
+import base64
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dagster import MarkdownMetadataValue, MetadataValue
+
+INK = "#1f4fd8"
+MUTED = "#9aa5b8"
+
+
+def curve(
+    title: str, x_label: str, y_label: str, series: Mapping[str, Sequence[tuple[float, float]]]
+) -> MarkdownMetadataValue:
+    """Lines over a shared axis; the first series is drawn strongest."""
+    figure, axes = _axes(title, x_label, y_label)
+    for number, (name, points) in enumerate(series.items()):
+        horizontal, vertical = zip(*points, strict=True) if points else ((), ())
+        axes.plot(
+            horizontal,
+            vertical,
+            label=name,
+            color=INK if number == 0 else MUTED,
+            marker="o" if len(points) < 12 else None,
+            linewidth=1.8,
+        )
+    if len(series) > 1:
+        axes.legend(frameon=False)
+    return _picture(figure, title)
+
+
+def histogram(
+    title: str, x_label: str, values: Sequence[float], logarithmic: bool = False
+) -> MarkdownMetadataValue:
+    """How often which value occurs, in at most 40 bins."""
+    import numpy as np
+
+    figure, axes = _axes(title, x_label, "count")
+    data = np.asarray(values, dtype=float)
+    if logarithmic and len(data) and data.min() > 0:
+        bins: Any = np.geomspace(data.min(), max(data.max(), data.min() * 1.01), 40)
+        axes.set_xscale("log")
+    else:
+        bins = 40
+    axes.hist(data, bins=bins, color=INK)
+    return _picture(figure, title)
+
+
+def intervals(
+    title: str, x_label: str, rows: Mapping[str, tuple[float, float, float]]
+) -> MarkdownMetadataValue:
+    """One line a row: a value between the low and the high end of its interval."""
+    figure, axes = _axes(title, x_label, "", height=0.6 + 0.45 * max(len(rows), 2))
+    for position, (low, value, high) in enumerate(reversed(list(rows.values()))):
+        axes.plot([low, high], [position, position], color=MUTED, linewidth=3)
+        axes.plot([value], [position], marker="o", color=INK)
+    axes.set_yticks(range(len(rows)), list(reversed(list(rows))))
+    axes.set_ylim(-0.6, len(rows) - 0.4)
+    return _picture(figure, title)
+
+
+def _axes(title: str, x_label: str, y_label: str, height: float = 3.0) -> tuple[Any, Any]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, height), dpi=100, layout="constrained")
+    axes = figure.subplots()
+    axes.set_title(title, fontsize=11, loc="left")
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25)
+    return figure, axes
+
+
+def _picture(figure: Any, title: str) -> MarkdownMetadataValue:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    encoded = base64.b64encode(buffer.getvalue()).decode()
+    return MetadataValue.md(f"![{title}](data:image/png;base64,{encoded})")

@@ -1,0 +1,59 @@
+"""The pipeline's settings and its view of the store, as every asset uses them."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from dagster import AssetExecutionContext, ConfigurableResource
+
+from artifacts.identity import Identity
+from artifacts.pipelines import Pipeline
+from artifacts.store import Artifact, Draft, Store
+from llm_assets.config import PipelineSettings, load_settings
+
+
+class PipelineResource(ConfigurableResource):
+    """Settings, store and the record of current artifacts."""
+
+    config_path: str
+
+    @property
+    def settings(self) -> PipelineSettings:
+        """The pipeline file's content, read afresh; raises UserError where it is wrong."""
+        return load_settings(Path(self.config_path))
+
+    @property
+    def store(self) -> Store:
+        """The root of all artifacts."""
+        return Store(self.settings.store)
+
+    @property
+    def record(self) -> Pipeline:
+        """Which artifact of each asset is current."""
+        return Pipeline(self.store, self.settings.name)
+
+    def make(
+        self,
+        context: AssetExecutionContext,
+        identity: Identity,
+        build: Callable[[Draft], None],
+    ) -> Artifact:
+        """Make the artifact unless it exists, and make it the asset's current one.
+
+        Before anything is made anew, the log says which setting or input differs from the current
+        artifact's.
+        """
+        record = self.record
+        if record.store.find(identity) is None:
+            for line in record.explain_change(identity):
+                context.log.info(f"{identity.kind} is made anew because of {line}")
+        artifact, made = record.store.make(
+            identity,
+            build,
+            on_wait=lambda holder: context.log.info(
+                f"{identity.kind} {identity.fingerprint} is being made by {holder}; waiting for it"
+            ),
+        )
+        if not made:
+            context.log.info(f"{identity.kind} {identity.fingerprint} exists already")
+        record.advance(artifact)
+        return artifact

@@ -1,0 +1,50 @@
+"""Where work runs, chosen once from the settings."""
+
+from typing import Any
+
+from dagster_pyspark import LazyPySparkResource
+
+from artifacts.errors import UserError
+from llm_assets.config import PipelineSettings
+from llm_assets.resources.pipeline import PipelineResource
+from llm_assets.resources.spark import LocalSparkRunner
+from llm_assets.resources.training import LocalTrainingRunner
+from spark_jobs.session import local_conf
+
+
+def build_resources(settings: PipelineSettings, config_path: str) -> dict[str, Any]:
+    """Every resource of the graph; an axis' own `runner` beats the platform.
+
+    Raises:
+        UserError: an axis asks for a platform that it does not have.
+    """
+    return {
+        "pipeline": PipelineResource(config_path=config_path),
+        "spark": _choose(
+            "spark",
+            settings.spark.runner or settings.platform,
+            {
+                "local": lambda: LocalSparkRunner(
+                    pyspark=LazyPySparkResource(
+                        spark_config=local_conf(
+                            settings.spark.driver_memory, settings.spark.partitions
+                        )
+                    )
+                )
+            },
+        ),
+        "training": _choose(
+            "training",
+            settings.training.runner or settings.platform,
+            {"local": lambda: LocalTrainingRunner(restarts=settings.training.restarts)},
+        ),
+    }
+
+
+def _choose(axis: str, platform: str, builders: dict[str, Any]) -> Any:
+    if platform not in builders:
+        raise UserError(
+            f"{axis}: there is no runner for `{platform}`; available: {', '.join(builders)}. "
+            f"Set `platform` or `{axis}.runner`."
+        )
+    return builders[platform]()

@@ -1,0 +1,42 @@
+"""Where the Spark stages run."""
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+from dagster import AssetExecutionContext, ConfigurableResource
+from dagster_pyspark import LazyPySparkResource
+
+from spark_jobs import clean, tokenize
+from spark_jobs.session import prepare_environment
+
+
+class SparkRunner(ConfigurableResource, ABC):
+    """Runs the two Spark jobs somewhere."""
+
+    @abstractmethod
+    def clean(self, context: AssetExecutionContext, spec: clean.CleanSpec) -> dict[str, Any]:
+        """Run `spark_jobs.clean` and return its stats."""
+
+    @abstractmethod
+    def tokenize(
+        self, context: AssetExecutionContext, spec: tokenize.TokenizeSpec
+    ) -> dict[str, Any]:
+        """Run `spark_jobs.tokenize` and return its stats."""
+
+
+class LocalSparkRunner(SparkRunner):
+    """Runs them in this process, in one Spark session that starts when first needed."""
+
+    pyspark: LazyPySparkResource
+
+    def clean(self, context: AssetExecutionContext, spec: clean.CleanSpec) -> dict[str, Any]:
+        return clean.run(self._session(), spec, context.log.info)
+
+    def tokenize(
+        self, context: AssetExecutionContext, spec: tokenize.TokenizeSpec
+    ) -> dict[str, Any]:
+        return tokenize.run(self._session(), spec, context.log.info)
+
+    def _session(self) -> Any:
+        prepare_environment()
+        return self.pyspark.spark_session

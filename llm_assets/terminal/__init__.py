@@ -1,0 +1,1 @@
+"""What `make run` shows: progress while the graph is made, and one screen at the end."""

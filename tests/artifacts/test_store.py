@@ -1,0 +1,192 @@
+"""The store: nothing half-written is ever read, and nothing is made twice."""
+
+import errno
+import json
+import multiprocessing
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from artifacts.errors import DamagedArtifact, MissingArtifact, UserError
+from artifacts.identity import Identity
+from artifacts.pipelines import Pipeline
+from artifacts.store import Draft, Store
+
+
+def identity(steps: int = 1) -> Identity:
+    return Identity(kind="corpus", code_version="1", settings={"steps": steps})
+
+
+def write_hello(draft: Draft) -> None:
+    (draft.path / "part").mkdir()
+    (draft.path / "part" / "a.txt").write_text("hello")
+    draft.stats["documents"] = 1
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(str(tmp_path / "store"))
+
+
+def test_an_artifact_lists_its_files_with_sizes_and_checksums(store: Store) -> None:
+    artifact, made = store.make(identity(), write_hello)
+
+    assert made
+    (entry,) = artifact.manifest.files
+    assert (entry.path, entry.bytes) == ("part/a.txt", 5)
+    assert entry.sha256.startswith("2cf24dba")
+    assert store.load("corpus", artifact.fingerprint).stats == {"documents": 1}
+
+
+def test_making_an_existing_artifact_builds_nothing(store: Store) -> None:
+    store.make(identity(), write_hello)
+
+    def refuse(draft: Draft) -> None:
+        raise AssertionError("built twice")
+
+    artifact, made = store.make(identity(), refuse)
+    assert not made and artifact.stats == {"documents": 1}
+
+
+def test_without_its_manifest_an_artifact_does_not_exist(store: Store) -> None:
+    def fail_after_writing(draft: Draft) -> None:
+        write_hello(draft)
+        raise RuntimeError("killed")
+
+    with pytest.raises(RuntimeError):
+        store.make(identity(), fail_after_writing)
+
+    assert store.find(identity()) is None
+    with pytest.raises(MissingArtifact, match=r'--select "\*corpus"'):
+        store.load("corpus", identity().fingerprint)
+
+
+def test_what_an_interrupted_maker_left_is_gone_from_the_next_one(store: Store) -> None:
+    leftover = Path(store.folder_url("corpus", identity().fingerprint)) / "leftover.bin"
+    leftover.parent.mkdir(parents=True)
+    leftover.write_bytes(b"half")
+
+    artifact, _ = store.make(identity(), write_hello)
+
+    assert [entry.path for entry in artifact.manifest.files] == ["part/a.txt"]
+    assert not leftover.exists()
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda path: path.write_text("hellO"), "has another checksum"),
+        (lambda path: path.write_text("hell"), "has 4 bytes, not 5"),
+        (lambda path: path.unlink(), "is absent"),
+    ],
+)
+def test_damage_is_found_and_named(store: Store, damage, message: str) -> None:  # type: ignore[no-untyped-def]
+    artifact, _ = store.make(identity(), write_hello)
+    damage(artifact.path / "part" / "a.txt")
+
+    with pytest.raises(DamagedArtifact, match=f"part/a.txt {message}"):
+        artifact.verify()
+
+
+def test_an_unreadable_manifest_is_named(store: Store) -> None:
+    artifact, _ = store.make(identity(), write_hello)
+    (artifact.path / "manifest.json").write_text("{")
+
+    with pytest.raises(DamagedArtifact, match=r"manifest.json cannot be read"):
+        store.find(identity())
+
+
+def test_a_full_disk_while_the_manifest_is_written_loses_nothing(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "fsync", full)
+        with pytest.raises(UserError, match="No space left on the disk"):
+            store.make(identity(), write_hello)
+
+    assert store.find(identity()) is None
+    assert store.make(identity(), write_hello)[1]
+
+
+def _make_slowly(root: str, log: str) -> None:
+    def build(draft: Draft) -> None:
+        with open(log, "a") as file:
+            file.write("built\n")
+        time.sleep(0.3)
+        write_hello(draft)
+
+    Store(root).make(identity(), build)
+
+
+def test_two_makers_at_once_build_it_once(tmp_path: Path) -> None:
+    arguments = (str(tmp_path / "store"), str(tmp_path / "log"))
+    context = multiprocessing.get_context("spawn")
+    makers = [context.Process(target=_make_slowly, args=arguments) for _ in range(2)]
+    for maker in makers:
+        maker.start()
+    for maker in makers:
+        maker.join(30)
+
+    assert [maker.exitcode for maker in makers] == [0, 0]
+    assert (tmp_path / "log").read_text() == "built\n"
+
+
+def _hold_lease(root: str, held: str) -> None:
+    with Store(root).lease("corpus"):
+        Path(held).touch()
+        time.sleep(60)
+
+
+def test_a_killed_holder_leaves_no_lease_behind(tmp_path: Path) -> None:
+    root, held = str(tmp_path / "store"), tmp_path / "held"
+    holder = multiprocessing.get_context("spawn").Process(
+        target=_hold_lease, args=(root, str(held))
+    )
+    holder.start()
+    while not held.exists():
+        time.sleep(0.02)
+    holder.kill()
+    holder.join(10)
+
+    started = time.monotonic()
+    with Store(root).lease("corpus"):
+        assert time.monotonic() - started < 1
+
+
+def test_adopting_copies_nothing_and_verifies(store: Store, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "weights.bin").write_bytes(b"w" * 10)
+
+    store.adopt(identity(), str(elsewhere), {"documents": 9}, {"made_by": "another team"})
+
+    adopted = store.load("corpus", identity().fingerprint)
+    adopted.verify()
+    assert adopted.path == elsewhere
+    folder = Path(store.folder_url("corpus", identity().fingerprint))
+    assert [path.name for path in folder.iterdir()] == ["manifest.json"]
+
+
+def test_the_pipeline_record_keeps_what_was_before(store: Store) -> None:
+    pipeline = Pipeline(store, "docs")
+    first, _ = store.make(identity(1), write_hello)
+    second, _ = store.make(identity(2), write_hello)
+    pipeline.advance(first)
+    pipeline.advance(second)
+    pipeline.advance(second)
+
+    history = json.loads((Path(store.root) / "pipelines" / "docs.json").read_text())
+    corpus = history["assets"]["corpus"]
+    assert corpus["current"]["fingerprint"] == second.fingerprint
+    assert [entry["fingerprint"] for entry in corpus["previous"]] == [first.fingerprint]
+    assert pipeline.explain_change(identity(3)) == ["settings.steps: 2 -> 3"]
+
+
+def test_a_missing_input_names_the_command_that_makes_it(store: Store) -> None:
+    with pytest.raises(MissingArtifact, match=r'--select "\*checkpoint"'):
+        Pipeline(store, "docs").current("tokenized_shards", needed_by="checkpoint")
