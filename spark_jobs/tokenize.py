@@ -1,0 +1,221 @@
+"""Clean text to packed rows of tokens in three splits.
+
+Which shard a document goes to, and where in it, follows from its content alone, so the same corpus
+gives the same bytes under any number of partitions.
+
+Run as a program: `python -m spark_jobs.tokenize --spec spec.json`.
+"""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from artifacts.errors import UserError
+from artifacts.shards import SPLITS, ShardEntry, ShardStats, Split, token_dtype
+from spark_jobs import entry
+from spark_jobs.parquet import read_corpus
+from spark_jobs.progress import progress
+from spark_jobs.settings import SplitSettings, TokenizedShardsSettings
+from spark_jobs.shard_writer import WRITTEN_SHARD, Plan, shard_writer, tokeniser
+from spark_jobs.split import threshold
+from spark_jobs.tokenizer import Engine, TokenizerFiles, count_differences, load_tokenizer
+
+CODE_VERSION = "1"
+
+BYTES_PER_TOKEN = 4
+"""Rough length of a token in text, which only decides into how many shards a split is cut."""
+SAMPLE_BYTES = 2_000_000
+_TOKENISED = (
+    "split string, shard int, position long, id string, cluster string, source string, "
+    "bytes long, tokens binary, absent long"
+)
+
+
+class TokenizeSpec(BaseModel):
+    """One run of this job."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    clean_corpus: str
+    """Folder of the clean corpus."""
+    base_model: str
+    """Folder of the base model, whose tokenizer is used."""
+    output: str
+    """Folder that the shards are written into."""
+    settings: TokenizedShardsSettings
+
+
+def run(
+    spark: SparkSession, spec: TokenizeSpec, report: Callable[[str], None] = print
+) -> dict[str, Any]:
+    """Write the shards (`artifacts.shards`) and return the manifest's stats.
+
+    Returns:
+        The fields of `ShardStats`, and `tokens`, `rows`, `documents` (split to count),
+        `padding_fraction`, `cut_documents`, `tokens_by_source`, `absent_bytes` (bytes that the
+        vocabulary cannot express), `tokenizer_engine`, `parity_sample`, `warnings`.
+
+    Raises:
+        UserError: there is no clean corpus or tokenizer, a split gets no document, or all training
+            text is shorter than one row.
+    """
+    settings = spec.settings
+    files = load_tokenizer(spec.base_model)
+    start, end = files.start_and_end(settings.start_token, settings.end_token)
+    columns = ["id", "text", "source", "cluster", "bytes"]
+    corpus = read_corpus(spark, spec.clean_corpus, columns, "clean_corpus")
+    corpus = corpus.withColumn("split", _split_column(settings.split))
+    sizes = _split_sizes(corpus, settings)
+    sample = _sample(corpus, settings.parity_sample)
+    engine, warnings = choose_engine(files, settings.engine, sample)
+    plan = Plan(
+        output=spec.output,
+        sequence_length=settings.sequence_length,
+        packing=settings.packing,
+        vocab_size=files.vocab_size,
+        start_token_id=start,
+        end_token_id=end,
+        shards={
+            split: max(1, round(size / BYTES_PER_TOKEN * _item_bytes(files) / settings.shard_bytes))
+            for split, size in sizes.items()
+        },
+    )
+    tokenised = corpus.mapInArrow(tokeniser(files, engine, plan), _TOKENISED)
+    ordered = tokenised.repartition(sum(plan.shards.values()), "split", "shard")
+    ordered = ordered.sortWithinPartitions("split", "shard", "position", "id")
+    with progress(spark.sparkContext, f"tokenising with {engine}", report):
+        rows = ordered.mapInArrow(shard_writer(plan), WRITTEN_SHARD).collect()
+    written = sorted((row.asDict() for row in rows), key=lambda row: row["name"])
+    stats = _stats(written, plan, files, engine, warnings)
+    _refuse_too_little(stats, settings)
+    report(
+        f"{sum(stats['tokens'].values()):,} tokens in {sum(stats['rows'].values()):,} rows "
+        f"({stats['rows']['train']:,} to train on)"
+    )
+    return stats | {"parity_sample": len(sample)}
+
+
+def choose_engine(
+    files: TokenizerFiles, wanted: str, sample: list[str]
+) -> tuple[Engine, list[str]]:
+    """The engine to use and the warnings to keep: gigatoken where it agrees with Hugging Face."""
+    if wanted == "hugging_face":
+        return "hugging_face", []
+    try:
+        differing = count_differences(files, sample)
+        fault = f"differs from Hugging Face on {differing} of {len(sample)} documents"
+    except Exception as error:  # gigatoken raises its own types for what it cannot load
+        differing, fault = 1, f"cannot load this tokenizer ({error})"
+    if not differing:
+        return "gigatoken", []
+    if wanted == "gigatoken":
+        raise UserError(
+            f"gigatoken {fault}. Set `tokenized_shards.engine: auto` to use Hugging Face instead."
+        )
+    return "hugging_face", [f"gigatoken {fault}; the Hugging Face tokenizer was used instead"]
+
+
+def _split_column(settings: SplitSettings) -> Any:
+    low, middle = threshold(settings.held_out), threshold(settings.held_out + settings.validation)
+    prefix = F.substring("cluster", 1, len(low))
+    return (
+        F.when(prefix < low, F.lit("held_out"))
+        .when(prefix < middle, F.lit("validation"))
+        .otherwise(F.lit("train"))
+    )
+
+
+def _split_sizes(corpus: DataFrame, settings: TokenizedShardsSettings) -> dict[Split, int]:
+    """Bytes of text in each split, found before the long work."""
+    counts = corpus.groupBy("split").agg(F.sum("bytes").alias("bytes"), F.count("*").alias("n"))
+    found = {row["split"]: row for row in counts.collect()}
+    documents = sum(row["n"] for row in found.values())
+    if not documents:
+        raise UserError(
+            "The clean corpus holds no documents, so there is nothing to tokenise. "
+            'Materialize it again: dagster asset materialize --select "*clean_corpus"'
+        )
+    for split in SPLITS:
+        if split not in found:
+            share = (
+                "" if split == "train" else f" or raise `tokenized_shards.split.{split}` "
+                f"(now {getattr(settings.split, split)})"
+            )
+            raise UserError(
+                f"None of the {documents:,} clean documents falls into the {split} split: "
+                f"give the corpus more documents{share}."
+            )
+    return {split: found[split]["bytes"] for split in SPLITS}
+
+
+def _sample(corpus: DataFrame, count: int) -> list[str]:
+    # Cluster ids are uniform hashes, so the first of them are a fixed random sample.
+    rows = corpus.select("cluster", "id", F.col("text")).orderBy("cluster", "id").limit(count)
+    texts, total = [], 0
+    for row in rows.collect():
+        texts.append(row["text"])
+        total += len(row["text"])
+        if total > SAMPLE_BYTES:
+            break
+    return texts
+
+
+def _item_bytes(files: TokenizerFiles) -> int:
+    return 2 if token_dtype(files.vocab_size) == "uint16" else 4
+
+
+def _stats(
+    written: list[dict[str, Any]],
+    plan: Plan,
+    files: TokenizerFiles,
+    engine: Engine,
+    warnings: list[str],
+) -> dict[str, Any]:
+    def by_split(field: str) -> dict[str, int]:
+        return {
+            split: sum(row[field] for row in written if row["split"] == split) for split in SPLITS
+        }
+
+    tokens, rows = by_split("tokens"), by_split("rows")
+    places = sum(rows.values()) * plan.sequence_length
+    sources: dict[str, int] = {}
+    for row in written:
+        for source, count in row["tokens_by_source"].items():
+            sources[source] = sources.get(source, 0) + count
+    reader = ShardStats(
+        sequence_length=plan.sequence_length,
+        dtype=token_dtype(files.vocab_size),
+        vocab_size=files.vocab_size,
+        tokenizer_sha256=files.sha256,
+        start_token_id=plan.start_token_id,
+        end_token_id=plan.end_token_id,
+        shards=[ShardEntry(**{key: row[key] for key in ShardEntry.model_fields}) for row in written],
+    )
+    return reader.model_dump() | {
+        "tokens": tokens,
+        "rows": rows,
+        "documents": by_split("documents"),
+        "padding_fraction": round(1 - sum(tokens.values()) / places, 6) if places else 0.0,
+        "cut_documents": sum(row["cut_documents"] for row in written),
+        "tokens_by_source": dict(sorted(sources.items())),
+        "absent_bytes": sum(row["absent"] for row in written),
+        "tokenizer_engine": engine,
+        "warnings": warnings,
+    }
+
+
+def _refuse_too_little(stats: dict[str, Any], settings: TokenizedShardsSettings) -> None:
+    if stats["tokens"]["train"] < settings.sequence_length:
+        raise UserError(
+            f"All training text together is {stats['tokens']['train']:,} tokens, shorter than one "
+            f"row of {settings.sequence_length}. Give the corpus more text, or lower "
+            "`tokenized_shards.sequence_length`."
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(entry.main(TokenizeSpec, run))
