@@ -28,7 +28,7 @@ class EvaluationSettings(Settings):
     held_out_tokens: int | None = Field(default=8_000, ge=1)
     """Most held-out tokens to measure, documents taken in the order of a hash of their cluster;
     absent means all. The default takes two cores about 10 s for a model of 135 M parameters."""
-    general_tokens: int | None = Field(default=4_000, ge=1)
+    general_tokens: int | None = Field(default=3_000, ge=1)
     """Most tokens of the shipped general-English text to measure; absent means all (about 11,000)."""
     generation: GenerationSettings = GenerationSettings()
     """Completions side by side."""

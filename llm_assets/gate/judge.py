@@ -1,0 +1,259 @@
+"""Judges a candidate against the incumbent on paired per-document scores."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from llm_assets.gate.settings import GateSettings
+from llm_assets.gate.verdict import Comparison, Outcome, Reason, Verdict
+from recipes.evaluation.bootstrap import studentized_interval
+
+DOMAIN_TASK = "held_out"
+GENERAL_TASK = "general"
+
+Metrics = Mapping[str, Mapping[str, Mapping[str, float | None]]]
+
+
+def judge(
+    scores: pa.Table,
+    evaluation: Mapping[str, Any],
+    settings: GateSettings,
+    *,
+    candidate: str,
+    incumbent: str | None,
+    judged_before: int = 0,
+) -> Verdict:
+    """Decide whether the candidate may replace the incumbent.
+
+    It may when every figure is finite and was measured in this one evaluation, its bits per byte on
+    held-out text are lower than the incumbent's by the smallest effect with 97.5 % confidence
+    (upper bound of the paired 95 % interval), what it lost of general English against the base
+    model is within the tolerance with the same confidence, and no score is under its floor.
+
+    Args:
+        scores: `scores.parquet` of the evaluation, one row a document.
+        evaluation: `result.json` of the evaluation.
+        settings: the thresholds.
+        candidate, incumbent: fingerprints of the models that this is about, so that figures of
+            others decide nothing; None where there is no incumbent.
+        judged_before: how many candidates the same held-out set has judged.
+
+    Returns:
+        The verdict with every reason that speaks against the candidate, or the one for it. Where
+        there is no incumbent, the candidate is held against the base model.
+    """
+    verdict = Verdict(
+        promoted=False,
+        reasons=[],
+        comparisons=[],
+        thresholds=settings,
+        evaluation_fingerprint=evaluation.get("evaluation_fingerprint"),
+        judged_before=judged_before,
+    )
+    faults = _other_evaluation(scores, evaluation, candidate, incumbent) or _unusable(
+        scores, evaluation, settings
+    )
+    if faults:
+        return verdict.model_copy(update={"reasons": faults})
+    has_incumbent = incumbent is not None
+    domain = compare(scores, DOMAIN_TASK, "incumbent" if has_incumbent else "base", settings)
+    general = compare(scores, GENERAL_TASK, "base", settings)
+    against = [
+        *_judge_domain(domain, settings),
+        *_judge_general(general, settings),
+        *_judge_floors(evaluation["metrics"], settings),
+    ]
+    return verdict.model_copy(
+        update={
+            "promoted": not against,
+            "reasons": against or [_praise(domain, has_incumbent)],
+            "comparisons": [domain, general],
+        }
+    )
+
+
+def compare(scores: pa.Table, task: str, reference: str, settings: GateSettings) -> Comparison:
+    """The candidate's bits per byte minus the reference's, with its 95 % interval."""
+    rows = scores.filter(pc.equal(scores["task"], task))
+    bits = {role: _column(rows, f"bits_{role}") for role in ("candidate", reference)}
+    clusters = np.asarray(rows["cluster"].to_pylist())
+    interval = studentized_interval(
+        bits["candidate"] - bits[reference],
+        _column(rows, "bytes"),
+        clusters,
+        resamples=settings.resamples,
+        seed=settings.seed,
+    )
+    return Comparison(
+        task=task,
+        reference=reference,
+        difference=interval.value,
+        low=interval.low if math.isfinite(interval.low) else None,
+        high=interval.high if math.isfinite(interval.high) else None,
+        documents=len(rows),
+        clusters=len(np.unique(clusters)),
+    )
+
+
+def _other_evaluation(
+    scores: pa.Table, evaluation: Mapping[str, Any], candidate: str, incumbent: str | None
+) -> list[Reason]:
+    """Whether scores, metrics and models belong together; empty where they do."""
+    texts = []
+    stated = evaluation.get("evaluation_fingerprint")
+    of_scores = (scores.schema.metadata or {}).get(b"evaluation_fingerprint", b"").decode()
+    if not stated or of_scores != stated:
+        texts.append(
+            f"Scores and metrics come from different evaluations ({of_scores or 'unnamed'} and "
+            f"{stated or 'unnamed'})."
+        )
+    measured = evaluation.get("models", {})
+    for role, expected in (("candidate", candidate), ("incumbent", incumbent)):
+        if measured.get(role) != expected:
+            texts.append(
+                f"The evaluation measured {measured.get(role) or 'no model'} as the {role}, but it "
+                f"is {expected or 'no model'} now."
+            )
+    again = "Materialize `eval_metrics` again."
+    return [Reason(outcome=Outcome.OTHER_EVALUATION, text=f"{text} {again}") for text in texts]
+
+
+def _unusable(
+    scores: pa.Table, evaluation: Mapping[str, Any], settings: GateSettings
+) -> list[Reason]:
+    """Why nothing can be concluded from these figures; empty where something can."""
+    if fault := evaluation.get("faults", {}).get("incumbent"):
+        return [
+            Reason(
+                outcome=Outcome.INCUMBENT_UNREADABLE,
+                text=f"The incumbent could not be measured, so nothing shows that the candidate is "
+                f"better: {fault} Restore the incumbent's files, or approve by hand.",
+            )
+        ]
+    reasons = []
+    models = evaluation.get("models", {})
+    roles = [role for role in ("base", "candidate", "incumbent") if role in models]
+    for role in {"base", "candidate"} - set(roles):
+        reasons.append(_missing(f"The {role} model was not measured."))
+    for task in (DOMAIN_TASK, GENERAL_TASK):
+        rows = scores.filter(pc.equal(scores["task"], task))
+        for role in roles:
+            column = rows[f"bits_{role}"] if f"bits_{role}" in rows.column_names else None
+            if column is None or not len(rows) or column.null_count:
+                reasons.append(_missing(f"There are {task} documents without a score of {role}."))
+            elif not np.isfinite(_column(rows, f"bits_{role}")).all():
+                reasons.append(_not_finite(rows, task, role))
+    reasons += _faulty_metrics(evaluation.get("metrics", {}), roles, settings)
+    rows = scores.filter(pc.equal(scores["task"], DOMAIN_TASK))
+    clusters = pc.count_distinct(rows["cluster"]).as_py()
+    if clusters < settings.minimum_documents:
+        reasons.append(
+            Reason(
+                outcome=Outcome.TOO_FEW_DOCUMENTS,
+                text=f"Only {clusters} independent held-out documents were measured; "
+                f"{settings.minimum_documents} are needed to judge. Raise "
+                "`eval_metrics.held_out_tokens`, or give the corpus more text.",
+            )
+        )
+    return reasons
+
+
+def _faulty_metrics(metrics: Metrics, roles: list[str], settings: GateSettings) -> list[Reason]:
+    needed = {f"{task}_bits_per_byte" for task in (DOMAIN_TASK, GENERAL_TASK)} | set(
+        settings.floors
+    )
+    reasons = []
+    for name in sorted(needed - set(metrics)):
+        reasons.append(_missing(f"The metric {name} is missing."))
+    for name, by_role in metrics.items():
+        for role in roles:
+            if role not in by_role:
+                reasons.append(_missing(f"The metric {name} of {role} is missing."))
+            elif (value := by_role[role].get("value")) is None or not math.isfinite(value):
+                reasons.append(
+                    Reason(
+                        outcome=Outcome.NOT_FINITE,
+                        text=f"The metric {name} of {role} is not a finite number.",
+                    )
+                )
+    return reasons
+
+
+def _not_finite(rows: pa.Table, task: str, role: str) -> Reason:
+    bad = ~np.isfinite(_column(rows, f"bits_{role}"))
+    first = rows["document"][int(np.argmax(bad))].as_py()
+    return Reason(
+        outcome=Outcome.NOT_FINITE,
+        text=f"{int(bad.sum())} {task} scores of {role} are not finite numbers, the first for "
+        f"document {first}: the model is damaged or its training diverged.",
+    )
+
+
+def _judge_domain(found: Comparison, settings: GateSettings) -> list[Reason]:
+    if found.high is not None and found.high < -settings.smallest_effect:
+        return []
+    same = found.difference == 0 and found.low == 0
+    return [
+        Reason(
+            outcome=Outcome.TIE if same else Outcome.NOT_BETTER,
+            text=f"Candidate and {found.reference} score the same on held-out text."
+            if same
+            else f"On held-out text the candidate's {_figures(found)} against the "
+            f"{found.reference}'s: the upper bound is not below -{settings.smallest_effect:g}, the "
+            "smallest effect that matters.",
+        )
+    ]
+
+
+def _judge_general(found: Comparison, settings: GateSettings) -> list[Reason]:
+    if found.high is not None and found.high <= settings.general_tolerance:
+        return []
+    return [
+        Reason(
+            outcome=Outcome.GENERAL_REGRESSION,
+            text=f"On general English the candidate's {_figures(found)} against the base model's: "
+            f"the upper bound is above the tolerance of {settings.general_tolerance:g}.",
+        )
+    ]
+
+
+def _judge_floors(metrics: Metrics, settings: GateSettings) -> list[Reason]:
+    reasons = []
+    for name, floor in settings.floors.items():
+        value = metrics[name]["candidate"]["value"]
+        if value is None or value < floor:
+            reasons.append(
+                Reason(
+                    outcome=Outcome.BELOW_FLOOR,
+                    text=f"The candidate's {name} of {value:.4g} is under its floor of {floor:g}.",
+                )
+            )
+    return reasons
+
+
+def _praise(found: Comparison, has_incumbent: bool) -> Reason:
+    return Reason(
+        outcome=Outcome.BETTER if has_incumbent else Outcome.NO_INCUMBENT,
+        text=("" if has_incumbent else "There is no incumbent yet. ")
+        + f"On held-out text the candidate's {_figures(found)} against the {found.reference}'s.",
+    )
+
+
+def _figures(found: Comparison) -> str:
+    bounds = [f"{b:+.4f}" if b is not None else "unbounded" for b in (found.low, found.high)]
+    return (
+        f"bits per byte differ by {found.difference:+.4f} (95 % interval {bounds[0]} to {bounds[1]}, "
+        f"{found.clusters} independent documents)"
+    )
+
+
+def _missing(text: str) -> Reason:
+    return Reason(outcome=Outcome.MISSING, text=text)
+
+
+def _column(rows: pa.Table, name: str) -> np.ndarray:
+    return np.asarray(rows[name].to_numpy(), float)

@@ -1,0 +1,111 @@
+"""How many bits a model needs for each document."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from time import monotonic
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from recipes.evaluation.documents import Document
+
+REPORT_SECONDS = 5.0
+LOSS_TOKENS = 64
+
+
+@dataclass(frozen=True)
+class Window:
+    """A stretch of one document that is read in one pass."""
+
+    document: int
+    start: int
+    length: int
+    """Predicted tokens; as many are read, from one place before."""
+
+
+def windows(documents: Sequence[Document], sequence_length: int) -> list[Window]:
+    """Cut documents so that every token but the first is predicted exactly once.
+
+    A document that is longer than the sequence length starts anew, without context, in each window.
+    """
+    return [
+        Window(number, start, min(sequence_length, len(document.tokens) - 1 - start))
+        for number, document in enumerate(documents)
+        for start in range(0, len(document.tokens) - 1, sequence_length)
+    ]
+
+
+def batches(cut: Sequence[Window], batch_tokens: int) -> Iterator[list[Window]]:
+    """Group windows of similar length, so that little is padding; longest first."""
+    batch: list[Window] = []
+    for window in sorted(cut, key=lambda w: (-w.length, w.document, w.start)):
+        if batch and (len(batch) + 1) * batch[0].length > batch_tokens:
+            yield batch
+            batch = []
+        batch.append(window)
+    if batch:
+        yield batch
+
+
+@torch.inference_mode()
+def document_bits(
+    model: torch.nn.Module,
+    documents: Sequence[Document],
+    sequence_length: int,
+    batch_tokens: int,
+    report: Callable[[str], None],
+) -> np.ndarray:
+    """Bits of each document under the model: float64, shape (documents,); NaN where it says NaN.
+
+    Args:
+        model: a causal language model of transformers.
+        report: told how far and how long to go, every few seconds.
+    """
+    device = next(model.parameters()).device
+    bits = np.zeros(len(documents))
+    cut = windows(documents, sequence_length)
+    total, done = sum(window.length for window in cut), 0
+    started = reported = monotonic()
+    for batch in batches(cut, batch_tokens):
+        inputs, targets = (part.to(device) for part in _tensors(batch, documents))
+        logits = model(input_ids=inputs, use_cache=False).logits
+        sums = _losses(logits, targets).double().sum(dim=1).cpu().numpy() / math.log(2)
+        np.add.at(bits, [window.document for window in batch], sums)
+        done += sum(window.length for window in batch)
+        if monotonic() - reported > REPORT_SECONDS and done < total:
+            reported = monotonic()
+            left = (reported - started) * (total - done) / done
+            report(f"{done:,} of {total:,} tokens, about {left:.0f} s to go")
+    return bits
+
+
+def _losses(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Nats of each target, shape (windows, tokens); in parts that a processor's cache holds."""
+    parts = zip(
+        logits.flatten(0, 1).split(LOSS_TOKENS), targets.flatten().split(LOSS_TOKENS), strict=True
+    )
+    losses = [
+        functional.cross_entropy(part.float(), wanted, ignore_index=-100, reduction="none")
+        for part, wanted in parts
+    ]
+    return torch.cat(losses).view_as(targets)
+
+
+def _tensors(
+    batch: Sequence[Window], documents: Sequence[Document]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs and next tokens, shape (windows, longest window); targets are -100 in the padding.
+
+    Padding stands at the right, where a causal model cannot see it, so it needs no mask.
+    """
+    width = batch[0].length
+    inputs = torch.zeros(len(batch), width, dtype=torch.long)
+    targets = torch.full((len(batch), width), -100)
+    for row, window in enumerate(batch):
+        tokens = torch.from_numpy(documents[window.document].tokens)
+        end = window.start + window.length
+        inputs[row, : window.length] = tokens[window.start : end]
+        targets[row, : window.length] = tokens[window.start + 1 : end + 1]
+    return inputs, targets

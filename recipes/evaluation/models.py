@@ -1,0 +1,101 @@
+"""Loading the models to measure, and letting them write a little."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from artifacts.errors import UserError
+from recipes.evaluation.documents import Document
+from recipes.evaluation.settings import GenerationSettings
+
+
+def device() -> torch.device:
+    """The first GPU, else the processor."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def precision() -> str:
+    """`bfloat16` where this machine multiplies it fast, else `float32`."""
+    fast = torch.cuda.is_available() or torch.cpu._is_avx512_bf16_supported()
+    return "bfloat16" if fast else "float32"
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """The tokenizer of a Hugging Face folder; raises UserError naming the folder."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{folder} has no readable tokenizer: {_first_line(error)}") from error
+
+
+def load_model(folder: Path) -> Any:
+    """A causal language model with float32 weights, ready to be asked.
+
+    Only safetensors are read and no code of the folder is run.
+
+    Raises:
+        UserError: the folder holds no model that can be read.
+    """
+    from transformers import AutoModelForCausalLM
+
+    if not (folder / "config.json").is_file():
+        raise UserError(f"{folder} is not a Hugging Face model folder: it has no config.json.")
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
+        )
+    except Exception as error:
+        # Damaged files surface as errors of safetensors, json, torch or transformers alike.
+        raise UserError(f"The model in {folder} cannot be read: {_first_line(error)}") from error
+    return model.eval().to(device())
+
+
+@contextmanager
+def fast_precision() -> Iterator[None]:
+    """Matrix products in the precision that `precision` names, the rest in float32."""
+    with torch.autocast(device().type, torch.bfloat16, enabled=precision() == "bfloat16"):
+        yield
+
+
+@torch.inference_mode()
+def complete(
+    model: Any,
+    tokenizer: Any,
+    documents: Sequence[Document],
+    settings: GenerationSettings,
+) -> list[dict[str, str]]:
+    """Continue the documents' first tokens, each time by the most likely one.
+
+    Where bfloat16 is fast the model's weights are turned into it, as the endpoint has them.
+
+    Returns:
+        One dict a document: `document`, `prompt`, `completion`.
+    """
+    if precision() == "bfloat16":
+        model = model.to(torch.bfloat16)
+    samples = []
+    for document in documents:
+        prompt = torch.from_numpy(document.tokens[: settings.prompt_tokens])[None].to(device())
+        written = model.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            max_new_tokens=settings.new_tokens,
+            do_sample=False,
+        )[0, prompt.shape[1] :]
+        samples.append(
+            {
+                "document": document.id,
+                "prompt": tokenizer.decode(prompt[0], skip_special_tokens=True),
+                "completion": tokenizer.decode(written, skip_special_tokens=True),
+            }
+        )
+    return samples
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
