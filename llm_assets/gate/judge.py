@@ -246,8 +246,8 @@ def _praise(found: Comparison, has_incumbent: bool) -> Reason:
 def _figures(found: Comparison) -> str:
     bounds = [f"{b:+.4f}" if b is not None else "unbounded" for b in (found.low, found.high)]
     return (
-        f"bits per byte differ by {found.difference:+.4f} (95 % interval {bounds[0]} to {bounds[1]}, "
-        f"{found.clusters} independent documents)"
+        f"bits per byte differ by {found.difference:+.4f} (95 % interval {bounds[0]} to "
+        f"{bounds[1]}, {found.clusters} independent documents)"
     )
 
 

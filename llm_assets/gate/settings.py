@@ -21,8 +21,8 @@ class GateSettings(Settings):
     minimum_documents: int = Field(default=30, ge=30)
     """Fewest independent held-out documents (duplicate clusters) to judge on; below 30 the interval
     no longer keeps its 2.5 %."""
-    floors: dict[str, float] = {}
-    """Metric name to the lowest value that a candidate may have, for scores where more is better."""
+    floors: dict[str, float] = Field(default={})
+    """Metric name to the lowest value a candidate may have, for scores where more is better."""
     resamples: int = Field(default=4_000, ge=1_000)
     """Bootstrap resamples behind the verdict's bounds."""
     seed: int = 0

@@ -74,7 +74,7 @@ class Verdict(BaseModel):
     thresholds: GateSettings
     evaluation_fingerprint: str | None
     judged_before: int
-    """How many candidates this held-out set has judged before; a set used often is slowly fitted."""
+    """Candidates that this held-out set has judged before; a set used often is slowly fitted."""
     decisions: list[Decision] = []
     """What people decided afterwards, oldest first; the last one holds."""
 

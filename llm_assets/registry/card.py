@@ -18,8 +18,9 @@ def render_card(version: ModelVersion) -> str:
         word = "accepted" if version.verdict.accepted else "rejected"
         lines += ["## Verdict", "", f"**{word}**. {version.verdict.summary}", ""]
         lines += [
-            f"- {'Approved' if d.approved else 'Rejected'} by {d.name} on {d.at:%Y-%m-%d}: {d.reason}"
-            for d in version.verdict.decisions
+            f"- {'Approved' if said.approved else 'Rejected'} by {said.name} on "
+            f"{said.at:%Y-%m-%d}: {said.reason}"
+            for said in version.verdict.decisions
         ]
         lines += [
             f"This evaluation had judged {version.verdict.judged_before} candidates before.",

@@ -1,1 +1,1 @@
-"""Measuring models: every model by the same code on the same data, with per-document scores kept."""
+"""Measuring models: each by the same code on the same data, per-document scores kept."""

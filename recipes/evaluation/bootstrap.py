@@ -36,8 +36,8 @@ def studentized_interval(
     Each resample's distance from the estimate is divided by that resample's own standard error
     (linearised, as for any ratio estimator), which keeps the stated confidence on few and skewed
     documents where a percentile interval does not (Efron, 1981; Hall, 1988). A normal-theory
-    interval with Student's t is computed besides, and each bound is the farther of the two: with few
-    clusters the bootstrap cannot see a tail that it has not drawn.
+    interval with Student's t is computed besides, and each bound is the farther of the two: with
+    few clusters the bootstrap cannot see a tail that it has not drawn.
 
     Args:
         numerators, denominators: shape (documents,); denominators are positive.
@@ -52,7 +52,7 @@ def studentized_interval(
     if count < 2:
         return Interval(value, -np.inf, np.inf)
     unweighted = _moments(np.ones((1, count)), numerator, denominator)
-    error = float(_standard_error(*unweighted, count)[1][0])
+    error = float(_ratio(unweighted, count)[1][0])
     if error == 0:
         return Interval(value, value, value)
     values, errors = _resample(numerator, denominator, resamples, seed)
@@ -78,9 +78,7 @@ def _resample(
         size = min(rows, resamples - first)
         draws = generator.integers(count, size=(size, count)) + np.arange(size)[:, None] * count
         weights = np.bincount(draws.ravel(), minlength=size * count).reshape(size, count)
-        value, error = _standard_error(
-            *_moments(weights.astype(float), numerator, denominator), count
-        )
+        value, error = _ratio(_moments(weights.astype(float), numerator, denominator), count)
         values.append(value)
         errors.append(error)
     return np.concatenate(values), np.concatenate(errors)
@@ -94,10 +92,9 @@ def _moments(weights: np.ndarray, numerator: np.ndarray, denominator: np.ndarray
     return (weights @ columns).T
 
 
-def _standard_error(
-    n: np.ndarray, d: np.ndarray, nn: np.ndarray, nd: np.ndarray, dd: np.ndarray, count: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Ratio of sums and its linearised standard error, from the weighted sums."""
+def _ratio(moments: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Ratio of sums and its linearised standard error: two arrays of shape (resamples,)."""
+    n, d, nn, nd, dd = moments
     value = n / d
     squares = np.maximum(nn - 2 * value * nd + value**2 * dd, 0)
     return value, np.sqrt(squares * count / (count - 1)) / d

@@ -106,8 +106,8 @@ def check_vocabulary(documents: Sequence[Document], vocab_size: int, model: str)
     if highest >= vocab_size:
         raise UserError(
             f"The held-out text holds token {highest}, but {model} has a vocabulary of "
-            f"{vocab_size}: it was tokenised for another model. Materialize `tokenized_shards` with "
-            "this base model."
+            f"{vocab_size}: it was tokenised for another model. Materialize `tokenized_shards` "
+            "with this base model."
         )
 
 

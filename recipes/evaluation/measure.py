@@ -229,12 +229,11 @@ def _score_table(data: Data, scores: dict[str, Scores]) -> pa.Table:
         "tokens": pa.array([len(document.tokens) for _, document in rows]),
     }
     for role in ROLES:
-        bits = (
-            np.concatenate([scores[role].bits[t] for t in data.tasks]) if role in scores else None
-        )
-        columns[f"bits_{role}"] = (
-            pa.nulls(len(rows), pa.float64()) if bits is None else pa.array(bits, from_pandas=False)
-        )
+        column = pa.nulls(len(rows), pa.float64())
+        if role in scores:
+            bits = np.concatenate([scores[role].bits[task] for task in data.tasks])
+            column = pa.array(bits, from_pandas=False)
+        columns[f"bits_{role}"] = column
     return pa.table(columns).replace_schema_metadata({FINGERPRINT_KEY: data.fingerprint})
 
 

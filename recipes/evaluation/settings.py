@@ -29,7 +29,7 @@ class EvaluationSettings(Settings):
     """Most held-out tokens to measure, documents taken in the order of a hash of their cluster;
     absent means all. The default takes two cores about 10 s for a model of 135 M parameters."""
     general_tokens: int | None = Field(default=3_000, ge=1)
-    """Most tokens of the shipped general-English text to measure; absent means all (about 11,000)."""
+    """Most tokens of the shipped general-English text to measure; absent: all 10,000."""
     generation: GenerationSettings = GenerationSettings()
     """Completions side by side."""
     bootstrap_resamples: int = Field(default=2_000, ge=200)
@@ -37,7 +37,7 @@ class EvaluationSettings(Settings):
     seed: int = 0
     """Decides which documents are taken and how the intervals resample."""
     batch_tokens: int = Field(default=2_048, ge=1)
-    """Most tokens in one forward pass, by what the memory holds; changes nothing that is measured."""
+    """Most tokens in one forward pass, by what the memory holds; where, not what."""
 
     def content(self) -> dict[str, Any]:
         """What decides the result, for the fingerprint."""
