@@ -103,9 +103,7 @@ def _from_hub(
     from huggingface_hub import snapshot_download
 
     report(f"Downloading {hub} at {revision} from the Hugging Face Hub")
-    snapshot = Path(
-        snapshot_download(hub, revision=revision, allow_patterns=list(COPIED_PATTERNS))
-    )
+    snapshot = Path(snapshot_download(hub, revision=revision, allow_patterns=list(COPIED_PATTERNS)))
     provenance = _from_folder(snapshot, folder, report)
     return provenance | {"source": f"Hugging Face Hub {hub} at {revision}"}
 

@@ -31,6 +31,11 @@ class Batch:
         """How many positions have a target."""
         return int((self.targets != IGNORED).sum())
 
+    @property
+    def token_count(self) -> int:
+        """How many positions are not padding."""
+        return int((self.segments != PADDING_SEGMENT).sum())
+
     def to(self, device: torch.device) -> "Batch":
         """The same batch on another device."""
         move = {"device": device, "non_blocking": True}

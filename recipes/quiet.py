@@ -8,6 +8,7 @@ def silence_libraries() -> None:
     """Leave only errors of transformers, its hub client and DeepSpeed; call before their use."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TQDM_DISABLE", "1")
     # accelerate imports DeepSpeed where it is installed, which then remarks on the accelerator.
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if os.path.exists("/dev/nvidia0") else "cpu")
     from transformers.utils import logging as transformers_logging

@@ -1,0 +1,193 @@
+"""Committing and finding training checkpoints: `<run>/step-N/`, manifest last.
+
+A checkpoint without a manifest does not exist. What the files hold is the training program's
+affair; this module knows names, sizes and checksums.
+"""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import fsspec
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from artifacts.atomic import write_atomically
+from artifacts.errors import DamagedArtifact, UserError
+from artifacts.files import list_files, sha256_of
+from artifacts.identity import Identity, differences
+from artifacts.manifest import FileEntry
+
+MANIFEST_NAME = "manifest.json"
+STEP_FOLDER = re.compile(r"step-(\d+)$")
+
+
+class CheckpointManifest(BaseModel):
+    """What makes a checkpoint exist."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    schema_version: int = 1
+    step: int
+    content: dict[str, Any]
+    """What must agree for a run to go on from here: `settings` and `inputs`."""
+    state: dict[str, Any]
+    """The training program's small state: samples seen, counters."""
+    permanent: bool = False
+    """Never removed by rotation."""
+    files: list[FileEntry]
+
+
+class Checkpoint(BaseModel):
+    """A committed checkpoint and where it lies."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    url: str
+    manifest: CheckpointManifest
+
+
+def step_url(run_url: str, step: int) -> str:
+    """The folder of one step's checkpoint."""
+    return f"{run_url.rstrip('/')}/step-{step}"
+
+
+def clear_step(run_url: str, step: int) -> str:
+    """An empty folder for one step's checkpoint, rid of what an interrupted save left in it."""
+    url = step_url(run_url, step)
+    filesystem, path = fsspec.core.url_to_fs(url)
+    if filesystem.exists(path):
+        _remove(filesystem, path)
+    filesystem.makedirs(path, exist_ok=True)
+    return url
+
+
+def commit(
+    run_url: str,
+    step: int,
+    content: dict[str, Any],
+    state: dict[str, Any],
+    permanent: bool = False,
+) -> Checkpoint:
+    """Make the files in a step's folder a checkpoint by writing its manifest."""
+    url = step_url(run_url, step)
+    filesystem, path = fsspec.core.url_to_fs(url)
+    manifest = CheckpointManifest(
+        step=step,
+        content=content,
+        state=state,
+        permanent=permanent,
+        files=list_files(filesystem, path),
+    )
+    write_atomically(
+        filesystem, f"{path}/{MANIFEST_NAME}", manifest.model_dump_json(indent=2).encode()
+    )
+    return Checkpoint(url=url, manifest=manifest)
+
+
+def find_newest(
+    run_url: str, content: dict[str, Any], report: Callable[[str], None]
+) -> Checkpoint | None:
+    """The newest valid checkpoint of a run, or None where it has none.
+
+    A damaged one is named through `report` and skipped; one without a manifest was never finished.
+
+    Raises:
+        UserError: the run was made with other settings or inputs; the message says which.
+    """
+    for step, url in reversed(_step_folders(run_url)):
+        try:
+            checkpoint = _read(url)
+            if checkpoint is None:
+                report(f"The checkpoint of step {step} was not finished and is left out ({url}).")
+                continue
+            _refuse_other_content(checkpoint, content)
+            verify(checkpoint)
+        except DamagedArtifact as damage:
+            report(f"The checkpoint of step {step} is damaged and is left out: {damage}")
+            continue
+        return checkpoint
+    return None
+
+
+def verify(checkpoint: Checkpoint) -> None:
+    """Compare sizes and checksums with the manifest; raises DamagedArtifact naming the file."""
+    filesystem, folder = fsspec.core.url_to_fs(checkpoint.url)
+    for entry in checkpoint.manifest.files:
+        path = f"{folder}/{entry.path}"
+        if not filesystem.exists(path):
+            raise DamagedArtifact(f"{checkpoint.url}/{entry.path} is absent.")
+        size = filesystem.size(path)
+        if size != entry.bytes:
+            raise DamagedArtifact(
+                f"{checkpoint.url}/{entry.path} has {size} bytes, not {entry.bytes}."
+            )
+        if sha256_of(filesystem, path) != entry.sha256:
+            raise DamagedArtifact(
+                f"{checkpoint.url}/{entry.path} has another checksum than its manifest."
+            )
+
+
+def rotate(run_url: str, keep: int) -> list[int]:
+    """Remove all but the newest `keep` checkpoints and the permanent ones; returns their steps.
+
+    Folders without a manifest that are older than the newest checkpoint go too.
+    """
+    filesystem, _ = fsspec.core.url_to_fs(run_url)
+    removed: list[int] = []
+    kept = 0
+    for step, url in reversed(_step_folders(run_url)):
+        try:
+            checkpoint = _read(url)
+        except DamagedArtifact:
+            checkpoint = None
+        if checkpoint and (kept < keep or checkpoint.manifest.permanent):
+            kept += not checkpoint.manifest.permanent
+        elif kept:
+            _remove(filesystem, str(filesystem._strip_protocol(url)))
+            removed.append(step)
+    return removed
+
+
+def _step_folders(run_url: str) -> list[tuple[int, str]]:
+    filesystem, path = fsspec.core.url_to_fs(run_url)
+    filesystem.invalidate_cache()
+    if not filesystem.exists(path):
+        return []
+    found = []
+    for entry in filesystem.ls(path, detail=False):
+        if match := STEP_FOLDER.search(str(entry).rstrip("/")):
+            found.append((int(match[1]), step_url(run_url, int(match[1]))))
+    return sorted(found)
+
+
+def _read(url: str) -> Checkpoint | None:
+    filesystem, path = fsspec.core.url_to_fs(url)
+    try:
+        content = filesystem.cat_file(f"{path}/{MANIFEST_NAME}")
+    except FileNotFoundError:
+        return None
+    try:
+        return Checkpoint(url=url, manifest=CheckpointManifest.model_validate_json(content))
+    except ValidationError as error:
+        fault = error.errors()[0]["msg"]
+        raise DamagedArtifact(f"{url}/{MANIFEST_NAME} cannot be read ({fault}).") from error
+
+
+def _refuse_other_content(checkpoint: Checkpoint, content: dict[str, Any]) -> None:
+    old, new = (
+        Identity(kind="checkpoint", code_version="", **part)
+        for part in (checkpoint.manifest.content, content)
+    )
+    if found := differences(old, new):
+        raise UserError(
+            f"{checkpoint.url} was made by another run: {'; '.join(found)}. Continue with the "
+            "settings it was made with, or use another run folder."
+        )
+
+
+def _remove(filesystem: fsspec.AbstractFileSystem, path: str) -> None:
+    """Remove a checkpoint, manifest first, so that half a removal leaves nothing that exists."""
+    manifest = f"{path}/{MANIFEST_NAME}"
+    if filesystem.exists(manifest):
+        filesystem.rm_file(manifest)
+    filesystem.rm(path, recursive=True)

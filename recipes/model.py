@@ -1,0 +1,138 @@
+"""One interface to every causal model: rows in, summed loss out, Hugging Face weights both ways."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from artifacts.errors import UserError
+from recipes.attention import segment_mask
+from recipes.data import Batch
+from recipes.decoder import DECODER_MODEL_TYPES, Decoder, DecoderShape
+from recipes.loss import summed_cross_entropy
+from recipes.rotary import SUPPORTED_ROPE_TYPES
+
+
+class TransformersNetwork(nn.Module):
+    """Any causal model of transformers, seen as hidden states and an output matrix."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    @property
+    def layers(self) -> nn.ModuleList:
+        """The repeated blocks: the longest module list."""
+        lists = [m for m in self.inner.modules() if isinstance(m, nn.ModuleList)]
+        return max(lists, key=len)
+
+    @property
+    def head_weight(self) -> torch.Tensor:
+        """The output matrix, shape (vocabulary, hidden size)."""
+        return self.inner.get_output_embeddings().weight
+
+    def forward(
+        self, tokens: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor
+    ) -> torch.Tensor:
+        """Hidden states of shape (rows, sequence_length, hidden_size) after the last norm."""
+        return self.inner.base_model(
+            input_ids=tokens, position_ids=positions, attention_mask=mask, use_cache=False
+        ).last_hidden_state
+
+
+class TrainableModel(nn.Module):
+    """The model as the trainer sees it: its forward is the loss."""
+
+    def __init__(self, network: Decoder | TransformersNetwork) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        """The loss in nats, summed over the batch's targets."""
+        hidden = self.network(batch.tokens, batch.positions, segment_mask(batch.segments))
+        return summed_cross_entropy(hidden, self.network.head_weight, batch.targets)
+
+    @property
+    def has_tied_embeddings(self) -> bool:
+        """True where input and output share one matrix, which is then exported once."""
+        if isinstance(self.network, Decoder):
+            return self.network.shape.tied_embeddings
+        return bool(self.network.inner.config.tie_word_embeddings)
+
+    def hugging_face_names(self) -> dict[str, str]:
+        """This model's state-dict key to the key in a Hugging Face checkpoint."""
+        prefix = "network.inner." if isinstance(self.network, TransformersNetwork) else "network."
+        return {name: name.removeprefix(prefix) for name in self.state_dict()}
+
+
+def load_model(folder: Path) -> TrainableModel:
+    """Read a Hugging Face folder into float32 weights.
+
+    Raises:
+        UserError: the weights and the config do not belong together.
+    """
+    config = _read_config(folder)
+    if _is_decoder(config):
+        return TrainableModel(_load_decoder(folder, config))
+    return TrainableModel(_load_transformers(folder))
+
+
+def _read_config(folder: Path) -> Any:
+    from transformers import AutoConfig
+
+    raw = json.loads((folder / "config.json").read_text())
+    if "auto_map" in raw:
+        raise UserError(f"{folder}/config.json asks for remote code, which is never run.")
+    return AutoConfig.from_pretrained(folder)
+
+
+def _is_decoder(config: Any) -> bool:
+    return (
+        config.model_type in DECODER_MODEL_TYPES
+        and config.hidden_act == "silu"
+        and getattr(config, "sliding_window", None) is None
+        and config.rope_parameters.get("rope_type", "default") in SUPPORTED_ROPE_TYPES
+    )
+
+
+def _load_decoder(folder: Path, config: Any) -> Decoder:
+    from safetensors.torch import load_file
+
+    with torch.device("meta"):
+        decoder = Decoder(DecoderShape.from_config(config))
+    weights: dict[str, torch.Tensor] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        weights |= {name: tensor.float() for name, tensor in load_file(path).items()}
+    if decoder.shape.tied_embeddings:
+        weights.pop("lm_head.weight", None)
+    expected = decoder.state_dict()
+    wrong = [name for name in expected.keys() ^ weights.keys()]
+    wrong += [
+        name
+        for name in expected.keys() & weights.keys()
+        if expected[name].shape != weights[name].shape
+    ]
+    if wrong:
+        raise UserError(
+            f"{folder}: the weights do not fit config.json: {len(wrong)} parameters are absent, "
+            f"left over or of another shape, for example {sorted(wrong)[0]}."
+        )
+    decoder.load_state_dict(weights, assign=True)
+    return decoder.requires_grad_(True)
+
+
+def _load_transformers(folder: Path) -> TransformersNetwork:
+    from transformers import AutoModelForCausalLM
+
+    inner = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="sdpa", use_safetensors=True
+    )
+    # Dropout would make a step depend on more than its samples; pre-training goes without.
+    for module in inner.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        if hasattr(module, "attention_dropout") and isinstance(module.attention_dropout, float):
+            module.attention_dropout = 0.0
+    return TransformersNetwork(inner)

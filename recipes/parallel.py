@@ -1,0 +1,58 @@
+"""This process among the workers of a run."""
+
+import os
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+
+@dataclass(frozen=True)
+class Workers:
+    """Rank and number of workers; with one worker no process group exists."""
+
+    rank: int
+    count: int
+    local_count: int
+    device: torch.device
+
+    @property
+    def is_first(self) -> bool:
+        """True on the one worker that writes logs and manifests."""
+        return self.rank == 0
+
+    def sum(self, *values: float) -> list[float]:
+        """Sums of each value over all workers."""
+        if self.count == 1:
+            return list(values)
+        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
+        dist.all_reduce(tensor)
+        return tensor.tolist()
+
+    def barrier(self) -> None:
+        """Wait for all workers."""
+        if self.count > 1:
+            dist.barrier()
+
+
+def join_workers() -> Workers:
+    """Enter the group that the launcher describes in the environment; alone without one."""
+    count = int(os.environ.get("WORLD_SIZE", "1"))
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    local_count = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if torch.cuda.is_available():
+        device = torch.device("cuda", local_rank)
+        torch.cuda.set_device(device)
+    else:
+        device = torch.device("cpu")
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_count))
+    if count > 1:
+        # Checkpoints are saved from host memory, hence a CPU backend beside nccl.
+        dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+    return Workers(int(os.environ.get("RANK", "0")), count, local_count, device)
+
+
+def leave_workers() -> None:
+    """Leave the process group, if there is one."""
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,0 +1,69 @@
+"""One optimizer step: forward, backward, clip, update."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from recipes.data import Batch
+from recipes.optimizer import set_learning_rate
+from recipes.parallel import Workers
+from recipes.precision import Precision, mixed_precision
+
+
+@dataclass(frozen=True)
+class StepOutcome:
+    """What one step did, over all workers."""
+
+    loss: float
+    """Mean over the step's targets, in nats."""
+    gradient_norm: float
+    """Before clipping."""
+    tokens: int
+    """Positions that are not padding."""
+    targets: int
+    """Positions that entered the loss."""
+    skipped: bool
+    """True where the gradient was not finite and the weights were left as they were."""
+
+
+def train_step(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batches: Sequence[Batch],
+    learning_rate: float,
+    gradient_clip: float,
+    precision: Precision,
+    workers: Workers,
+) -> StepOutcome:
+    """Accumulate the gradient of this worker's batches and update the weights.
+
+    The loss is the mean over all targets of the global batch, whatever number of workers and
+    accumulation steps it is spread over.
+    """
+    tokens, targets = workers.sum(
+        sum(batch.token_count for batch in batches), sum(batch.target_count for batch in batches)
+    )
+    local_loss = torch.zeros((), device=workers.device)
+    for batch in batches:
+        with mixed_precision(precision, workers.device):
+            loss = model(batch.to(workers.device))
+        # Sharded gradients are averaged over workers, hence the factor.
+        (loss * (workers.count / max(targets, 1.0))).backward()
+        local_loss += loss.detach()
+    gradient_norm = float(nn.utils.clip_grad_norm_(model.parameters(), gradient_clip))
+    (loss_sum,) = workers.sum(float(local_loss))
+    skipped = not (math.isfinite(gradient_norm) and math.isfinite(loss_sum))
+    if not skipped:
+        set_learning_rate(optimizer, learning_rate)
+        optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return StepOutcome(
+        loss=loss_sum / max(targets, 1.0),
+        gradient_norm=gradient_norm,
+        tokens=int(tokens),
+        targets=int(targets),
+        skipped=skipped,
+    )

@@ -1,0 +1,87 @@
+"""What a run tells while it goes: log lines, `metrics.jsonl`, TensorBoard events."""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from recipes.spec import METRICS_NAME, TENSORBOARD_NAME, read_metrics
+
+SECONDS_BETWEEN_LINES = 5.0
+STEPS_FOR_ESTIMATE = 8
+
+
+class Telemetry:
+    """Writes the first worker's account of the run."""
+
+    def __init__(
+        self, run_folder: Path, first_step: int, steps: int, report: Callable[[str], None]
+    ) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._report = report
+        self._steps = steps
+        self._seconds: list[float] = []
+        self.tokens_per_second: list[float] = []
+        self._last_line = 0.0
+        # A run that went on from a checkpoint makes the steps after it once more.
+        kept = [line for line in read_metrics(run_folder) if line["step"] < first_step]
+        self._metrics = (run_folder / METRICS_NAME).open("w")
+        for line in kept:
+            self._write_line(line)
+        self._events = SummaryWriter(
+            str(run_folder / TENSORBOARD_NAME), purge_step=first_step, flush_secs=10
+        )
+
+    def step(self, step: int, seconds: float, values: dict[str, Any]) -> None:
+        """Record one step and print a line now and then.
+
+        Args:
+            step: 1-based.
+            seconds: the step's wall time.
+            values: figures under stable names; `loss` and `tokens_per_second` among them.
+        """
+        self._seconds.append(seconds)
+        self.tokens_per_second.append(values["tokens_per_second"])
+        self._write_line({"step": step, "seconds": round(seconds, 4)} | values)
+        for name, value in values.items():
+            if isinstance(value, int | float):
+                self._events.add_scalar(f"train/{name}", value, step)
+        now = time.monotonic()
+        if step == self._steps or now - self._last_line >= SECONDS_BETWEEN_LINES:
+            self._last_line = now
+            self._report(self._progress_line(step, values))
+
+    def validation(self, step: int, bits_per_byte: float) -> None:
+        """Record a validation result."""
+        self._events.add_scalar("validation/bits_per_byte", bits_per_byte, step)
+        self._report(f"step {step} of {self._steps} · validation {bits_per_byte:.4f} bits per byte")
+
+    def close(self) -> None:
+        """Flush everything."""
+        self._metrics.close()
+        self._events.close()
+
+    def _progress_line(self, step: int, values: dict[str, Any]) -> str:
+        left = (self._steps - step) * median(self._seconds[-STEPS_FOR_ESTIMATE:])
+        ending = f"about {format_duration(left)} to go" if step < self._steps else "last step"
+        return (
+            f"step {step} of {self._steps} · loss {values['loss']:.3f} · "
+            f"{values['tokens_per_second']:,.0f} tokens/s · {ending}"
+        )
+
+    def _write_line(self, line: dict[str, Any]) -> None:
+        self._metrics.write(json.dumps(line) + "\n")
+        self._metrics.flush()
+
+
+def format_duration(seconds: float) -> str:
+    """`42 s`, `1 min 5 s`, `2 h 10 min`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"

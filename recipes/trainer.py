@@ -1,0 +1,251 @@
+"""The training run: prepare, resume, step, validate, save, export."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+import torch
+from fsspec.implementations.local import LocalFileSystem
+from pydantic import BaseModel
+
+from artifacts.atomic import write_atomically
+from artifacts.shards import ShardSet
+from recipes.checkpoint import Checkpointer
+from recipes.data import Batch, global_rows, read_batch, worker_share
+from recipes.export import export_model
+from recipes.input_checks import check_inputs, check_vocabulary
+from recipes.interruption import Interruption
+from recipes.model import load_model
+from recipes.optimizer import build_optimizer
+from recipes.parallel import Workers
+from recipes.precision import choose_precision
+from recipes.schedule import learning_rate_factor
+from recipes.spec import (
+    METRICS_NAME,
+    RESULT_NAME,
+    TrainingResult,
+    TrainingSpec,
+    read_metrics,
+    read_result,
+)
+from recipes.step import StepOutcome, train_step
+from recipes.telemetry import Telemetry
+from recipes.validation import Validation
+
+
+class Progress(BaseModel):
+    """The small state that a checkpoint keeps beside the tensors."""
+
+    samples_seen: int = 0
+    tokens_seen: int = 0
+    skipped_steps: int = 0
+    validation_bits_per_byte: dict[int, float] = {}
+    """Step to result; step 0 is the base model."""
+
+
+class Interrupted(Exception):
+    """The run was asked to end; everything up to the named step is saved."""
+
+
+def train(
+    spec: TrainingSpec, workers: Workers, interruption: Interruption, report: Callable[[str], None]
+) -> TrainingResult:
+    """Bring a run to its end, from wherever it stands.
+
+    Raises:
+        UserError: the inputs do not fit together, or the run folder belongs to other settings.
+        Interrupted: a signal came; everything is saved.
+    """
+    finished = read_result(Path(spec.run_folder))
+    if finished and (Path(spec.export_folder) / "config.json").exists():
+        report(f"The run {spec.run_id} is complete already: {finished.steps} steps.")
+        return finished
+    run = Run(spec, workers, interruption, report)
+    try:
+        return run.finish()
+    finally:
+        run.close()
+
+
+class Run:
+    """One start of a training run."""
+
+    def __init__(
+        self,
+        spec: TrainingSpec,
+        workers: Workers,
+        interruption: Interruption,
+        report: Callable[[str], None],
+    ) -> None:
+        self._spec, self._training, self._workers = spec, spec.training, workers
+        self._interruption, self._report = interruption, report
+        self._run_folder = Path(spec.run_folder)
+        self._precision = choose_precision(spec.training.precision, workers.device)
+        check_inputs(spec, workers)
+        report(f"Loading {spec.base_model_folder}")
+        self._model = load_model(Path(spec.base_model_folder)).to(workers.device)
+        check_vocabulary(spec, self._model)
+        self._optimizer = build_optimizer(self._model, self._training)
+        self._checkpointer = Checkpointer(
+            spec.run_folder, spec.content(), self._training.keep_checkpoints, workers, report
+        )
+        folder = Path(spec.shards_folder)
+        self._shards = ShardSet(folder, spec.shards, "train")
+        self._validation = Validation(
+            ShardSet(folder, spec.shards, "validation"),
+            self._training.validation_rows,
+            self._training.device_batch_size,
+            workers,
+        )
+        self._step, self._progress = self._resume()
+        self._telemetry = (
+            Telemetry(self._run_folder, self._step + 1, self._training.steps, report)
+            if workers.is_first
+            else None
+        )
+
+    def finish(self) -> TrainingResult:
+        """Train to the last step, export the model and write `result.json`."""
+        steps = self._training.steps
+        if 0 not in self._progress.validation_bits_per_byte:
+            self._validate()
+        while self._step < steps:
+            self._train_one_step()
+            last = self._step == steps
+            if last or self._step % self._training.validate_every_steps == 0:
+                self._validate()
+            stop = bool(self._workers.sum(self._interruption.requested)[0])
+            if last or stop or self._step % self._training.checkpoint_every_steps == 0:
+                self._save()
+            if stop and not last:
+                raise Interrupted(f"step {self._step} of {steps}")
+        return self._complete()
+
+    def close(self) -> None:
+        """Flush the metrics."""
+        if self._telemetry:
+            self._telemetry.close()
+
+    def _resume(self) -> tuple[int, Progress]:
+        restored = self._checkpointer.restore(self._model, self._optimizer)
+        parameters = sum(p.numel() for p in self._model.parameters())
+        setting = (
+            f"{parameters / 1e6:,.0f} M parameters, {self._precision}, {len(self._shards):,} rows "
+            f"of {self._spec.shards.sequence_length} tokens, {self._workers.count} worker(s)"
+        )
+        if restored is None:
+            self._report(f"Training for {self._training.steps} steps: {setting}")
+            return 0, Progress()
+        step, state = restored
+        self._report(f"Going on from the checkpoint of step {step}: {setting}")
+        return step, Progress.model_validate(state)
+
+    def _train_one_step(self) -> None:
+        began = time.perf_counter()
+        batches = self._read_batches()
+        waited = time.perf_counter() - began
+        self._step += 1
+        learning_rate = self._training.learning_rate * learning_rate_factor(
+            self._training.schedule, self._step, self._training.steps
+        )
+        outcome = train_step(
+            self._model,
+            self._optimizer,
+            batches,
+            learning_rate,
+            self._training.gradient_clip,
+            self._precision,
+            self._workers,
+        )
+        self._progress.samples_seen += self._training.global_batch_size
+        self._progress.tokens_seen += outcome.targets
+        self._progress.skipped_steps += outcome.skipped
+        if outcome.skipped:
+            self._report(
+                f"step {self._step}: the gradient is not finite, so this step was skipped "
+                f"({self._progress.skipped_steps} so far)"
+            )
+        self._tell(outcome, learning_rate, time.perf_counter() - began, waited)
+
+    def _read_batches(self) -> list[Batch]:
+        """This worker's share of the next global batch, as micro-batches."""
+        rows = worker_share(
+            global_rows(
+                self._progress.samples_seen,
+                self._training.global_batch_size,
+                len(self._shards),
+                self._training.seed,
+            ),
+            self._workers.rank,
+            self._workers.count,
+        )
+        size = self._training.device_batch_size
+        return [
+            read_batch(self._shards, rows[start : start + size])
+            for start in range(0, len(rows), size)
+        ]
+
+    def _tell(
+        self, outcome: StepOutcome, learning_rate: float, seconds: float, waited: float
+    ) -> None:
+        if self._telemetry is None:
+            return
+        self._telemetry.step(
+            self._step,
+            seconds,
+            {
+                "loss": outcome.loss,
+                "learning_rate": learning_rate,
+                "gradient_norm": outcome.gradient_norm,
+                "tokens_per_second": outcome.tokens / seconds,
+                "targets": outcome.targets,
+                "data_wait_share": waited / seconds,
+                "skipped": outcome.skipped,
+                "samples_seen": self._progress.samples_seen,
+            },
+        )
+
+    def _validate(self) -> None:
+        result = self._validation.bits_per_byte(self._model, self._precision)
+        self._progress.validation_bits_per_byte[self._step] = result
+        if self._telemetry:
+            self._telemetry.validation(self._step, result)
+
+    def _save(self) -> None:
+        self._checkpointer.save(
+            self._step, self._model, self._optimizer, self._progress.model_dump(mode="json")
+        )
+
+    def _complete(self) -> TrainingResult:
+        folder = Path(self._spec.export_folder)
+        self._report(f"Writing the trained model to {folder}")
+        dtype = getattr(torch, self._training.export_dtype)
+        export_model(self._model, Path(self._spec.base_model_folder), folder, dtype, self._workers)
+        result = self._result()
+        if self._workers.is_first:
+            self._checkpointer.keep_only_newest()
+            write_atomically(
+                LocalFileSystem(),
+                str(self._run_folder / RESULT_NAME),
+                result.model_dump_json(indent=2).encode(),
+            )
+        self._workers.barrier()
+        return result
+
+    def _result(self) -> TrainingResult:
+        history = read_metrics(self._run_folder)
+        validation = self._progress.validation_bits_per_byte
+        return TrainingResult(
+            steps=self._step,
+            tokens_seen=self._progress.tokens_seen,
+            samples_seen=self._progress.samples_seen,
+            validation_bits_per_byte={"start": validation[0], "end": validation[self._step]},
+            tokens_per_second=median(line["tokens_per_second"] for line in history),
+            final_loss=history[-1]["loss"],
+            skipped_steps=self._progress.skipped_steps,
+            precision=self._precision,
+            workers=self._workers.count,
+            parameters=sum(p.numel() for p in self._model.parameters()),
+            metrics_path=str(self._run_folder / METRICS_NAME),
+        )
