@@ -119,6 +119,10 @@ class Store:
         """The artifact of this identity, or None where it does not exist."""
         return self._read(identity.kind, identity.fingerprint)
 
+    def exists(self, kind: str, fingerprint: str) -> bool:
+        """Whether there is an artifact of this name."""
+        return bool(self.filesystem.exists(f"{self.folder_url(kind, fingerprint)}/{MANIFEST_NAME}"))
+
     def load(self, kind: str, fingerprint: str) -> Artifact:
         """Read an artifact by name; raises MissingArtifact where it does not exist."""
         artifact = self._read(kind, fingerprint)

@@ -20,7 +20,7 @@ SENSOR_INTERVAL_SECONDS = 300
 
 
 def retraining_schedule(settings: PipelineSettings) -> ScheduleDefinition:
-    """Makes the whole graph at the pipeline's `retrain_cron`; what has not changed is not remade."""
+    """Makes the whole graph at the pipeline's `retrain_cron`; only what changed is remade."""
     return ScheduleDefinition(
         name="weekly_retraining",
         job=define_asset_job("retraining", selection=AssetSelection.all()),

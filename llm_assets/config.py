@@ -63,7 +63,7 @@ class PipelineSettings(Settings):
     """Root of all artifacts: a folder, or `gs://bucket/prefix`."""
     key_prefix: str | None = None
     """Prefix of the asset keys, for a second pipeline beside the first."""
-    owners: list[str] = []
+    owners: tuple[str, ...] = ()
     """Who answers for the assets: e-mail addresses, or `team:name`."""
     retrain_cron: str = "0 3 * * 1"
     """When the schedule retrains, as a cron line in UTC."""
@@ -130,11 +130,8 @@ def _field_names(model: Any, location: tuple[Any, ...]) -> list[str]:
         for candidate in models:
             if part in candidate.model_fields:
                 inner += models_in(candidate.model_fields[part].annotation)
-        if inner:
-            models = inner
-        else:
-            # A list index changes nothing; a union's tag names the variant by its `type` field.
-            models = [m for m in models if _type_tag(m) == part] or models
+        # A list index changes nothing; a union's tag names the variant by its `type` field.
+        models = inner or [m for m in models if _type_tag(m) == part] or models
     return sorted({name for candidate in models for name in candidate.model_fields})
 
 

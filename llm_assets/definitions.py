@@ -18,7 +18,7 @@ def build_definitions(settings: PipelineSettings, path: str) -> Definitions:
     """The graph of one pipeline file."""
 
     def own(spec: AssetSpec) -> AssetSpec:
-        return spec.replace_attributes(owners=settings.owners)
+        return spec.replace_attributes(owners=list(settings.owners))
 
     definitions = Definitions(
         assets=load_assets_from_modules(

@@ -13,8 +13,8 @@ from llm_assets.config import CONFIG_VARIABLE, DEFAULT_CONFIG, PipelineSettings,
 SETTINGS_INTRODUCTION = f"""# Settings
 
 Every key of a pipeline file in `config/`. The file in force is named by the environment variable
-`{CONFIG_VARIABLE}`; without it, it is `{DEFAULT_CONFIG}`. An unknown key is refused with the nearest
-valid name. This page is written from the code by `make docs`.
+`{CONFIG_VARIABLE}`; without it, it is `{DEFAULT_CONFIG}`. An unknown key is refused with the
+nearest valid name. This page is written from the code by `make docs`.
 """
 
 BENCHMARKS_INTRODUCTION = """# Benchmarks

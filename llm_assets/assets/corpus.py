@@ -50,7 +50,7 @@ def clean_corpus(
     )
 
     def build(draft: Draft) -> None:
-        spec = clean.CleanSpec(input=raw.url, output=draft.url, settings=settings)
+        spec = clean.CleanSpec(raw_corpus=raw.url, output=draft.url, settings=settings)
         draft.stats |= spark.clean(context, spec)
 
     artifact = pipeline.make(context, identity, build)
@@ -79,8 +79,8 @@ def tokenized_shards(
 
     def build(draft: Draft) -> None:
         spec = tokenize.TokenizeSpec(
-            input=clean_text.url,
-            tokenizer=base_model.url,
+            clean_corpus=clean_text.url,
+            base_model=base_model.url,
             output=draft.url,
             settings=settings,
         )

@@ -56,4 +56,5 @@ class PipelineResource(ConfigurableResource):
         if not made:
             context.log.info(f"{identity.kind} {identity.fingerprint} exists already")
         record.advance(artifact)
+        context.add_output_metadata({"made_now": made})
         return artifact

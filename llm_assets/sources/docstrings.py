@@ -15,6 +15,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from artifacts.errors import UserError
+from artifacts.progress import CountedProgress
 from llm_assets.sources.document import Document
 from llm_assets.sources.settings import PackageDocs
 
@@ -95,10 +96,11 @@ def read_package_docs(
         for files in _chunks(package.source_files())
     ]
     files_in_all = sum(len(files) for _, files, _ in tasks)
+    progress = CountedProgress(report, source.name, files_in_all, "source files")
     done = 0
     for task, documents in zip(tasks, _map_tasks(tasks, files_in_all), strict=True):
         done += len(task[1])
-        report(f"{task[0].name}: {done:,} of {files_in_all:,} source files read")
+        progress.advance(done)
         yield [Document(source=source.name, **document) for document in documents]
 
 

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 from fsspec.implementations.local import LocalFileSystem
 
 from artifacts.errors import UserError
+from artifacts.progress import CountedProgress
 from llm_assets.sources.document import Document
 from llm_assets.sources.settings import Files
 
@@ -88,9 +89,10 @@ def fingerprint_files(source: Files) -> str:
 def read_files(source: Files, report: Callable[[str], None]) -> Iterator[list[Document]]:
     """Batches of documents, file by file in name order."""
     files = find_files(source)
+    progress = CountedProgress(report, source.name, len(files), "files")
     for number, file in enumerate(files, start=1):
         yield from _batches(_read_file(file, source))
-        report(f"{source.name}: {number:,} of {len(files):,} files read")
+        progress.advance(number)
 
 
 def _read_file(file: SourceFile, source: Files) -> Iterator[Document]:

@@ -1,0 +1,47 @@
+"""Says how far counted work is, often enough to reassure and seldom enough to read."""
+
+import time
+from collections.abc import Callable
+
+REPORT_SECONDS = 5.0
+
+
+class CountedProgress:
+    """Turns counts into lines such as `scoring: 1,240 of 3,100 documents, about 12 s to go`."""
+
+    def __init__(
+        self,
+        report: Callable[[str], None],
+        label: str,
+        total: int,
+        unit: str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._report = report
+        self._label = label
+        self._total = total
+        self._unit = unit
+        self._clock = clock
+        self._started = self._last = clock()
+
+    def advance(self, done: int) -> None:
+        """Report `done` units, unless the last report is less than five seconds old."""
+        now = self._clock()
+        if now - self._last < REPORT_SECONDS:
+            return
+        self._last = now
+        rest = (now - self._started) / done * (self._total - done) if done else None
+        self._report(
+            f"{self._label}: {done:,} of {self._total:,} {self._unit}"
+            + (f", about {duration(rest)} to go" if rest is not None else "")
+        )
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them: `12 s`, `3 min 5 s`, `2 h 10 min`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"

@@ -1,0 +1,110 @@
+"""Fixtures shared by the whole suite."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+from artifacts.pipelines import Pipeline
+from artifacts.store import Store
+from tests.tiny import tiny_base_model, tiny_texts
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="session")
+def tiny_model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Hugging Face folder with a two-layer model; tests read it only."""
+    folder = tmp_path_factory.mktemp("tiny") / "model"
+    tiny_base_model(folder)
+    return folder
+
+
+@dataclass
+class Project:
+    """A user's folder: a pipeline file, source text, and the store that grows in it."""
+
+    folder: Path
+
+    @property
+    def record(self) -> Pipeline:
+        return Pipeline(Store(str(self.folder / "store")), "manual")
+
+    @property
+    def config(self) -> Path:
+        return self.folder / "manual.yaml"
+
+    def configure(self, **sections: dict[str, object]) -> None:
+        """Change sections of the pipeline file, key by key."""
+        settings = yaml.safe_load(self.config.read_text())
+        for name, values in sections.items():
+            settings[name] = settings.get(name, {}) | values
+        self.config.write_text(yaml.safe_dump(settings))
+
+    def environment(self) -> dict[str, str]:
+        import os
+
+        return os.environ | {
+            "LLM_ASSETS_CONFIG": str(self.config),
+            "DAGSTER_HOME": str(self.folder),
+            "DAGSTER_MODULE_NAME": "llm_assets.definitions",
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT),
+            "COLUMNS": "120",
+        }
+
+    def materialize(self, select: str) -> subprocess.CompletedProcess[str]:
+        """Run `dagster asset materialize --select ...` as a user types it."""
+        return self.run("dagster", "asset", "materialize", "--select", select)
+
+    def run(self, *command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command,
+            cwd=self.folder,
+            env=self.environment(),
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+
+
+def make_project(folder: Path, base_model: Path, documents: int = 240) -> Project:
+    """A project whose whole graph runs in well under a minute."""
+    (folder / "text").mkdir(parents=True)
+    for number, text in enumerate(tiny_texts(documents)):
+        (folder / "text" / f"{number:04d}.txt").write_text(text)
+    settings = {
+        "name": "manual",
+        "store": str(folder / "store"),
+        "raw_corpus": {
+            "sources": [{"type": "files", "name": "manual", "path": str(folder / "text")}]
+        },
+        "clean_corpus": {"minimum_characters": 40},
+        "tokenized_shards": {
+            "sequence_length": 64,
+            "split": {"validation": 0.1, "held_out": 0.25},
+        },
+        "base_model": {"folder": str(base_model)},
+        "checkpoint": {
+            "steps": 12,
+            "learning_rate": 0.01,
+            "checkpoint_every_steps": 4,
+            "validate_every_steps": 6,
+        },
+        "endpoint": {"port": 0},
+    }
+    (folder / "manual.yaml").write_text(yaml.safe_dump(settings))
+    (folder / "dagster.yaml").write_text((ROOT / "dagster.yaml").read_text())
+    return Project(folder)
+
+
+@pytest.fixture
+def project(tmp_path: Path, tiny_model_folder: Path) -> Iterator[Project]:
+    """A fresh project; its endpoint, if any, is ended afterwards."""
+    made = make_project(tmp_path / "project", tiny_model_folder)
+    yield made
+    made.run("llm-assets", "stop")

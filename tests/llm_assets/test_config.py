@@ -1,0 +1,72 @@
+"""Settings: every fault is named with its key and what was expected."""
+
+from pathlib import Path
+
+import pytest
+
+from artifacts.errors import UserError
+from llm_assets.config import load_settings
+
+MINIMAL = """
+name: manuals
+raw_corpus:
+  sources:
+    - {type: files, name: manuals, path: manuals}
+base_model: {folder: model}
+"""
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "pipeline.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_the_shipped_pipeline_files_are_valid() -> None:
+    files = sorted(path for path in Path("config").glob("*.yaml") if path.name != "google_cloud.yaml")
+    assert Path("config/smollm2_package_docs.yaml") in files
+    for path in files:
+        assert load_settings(path).name == path.stem
+
+
+def test_everything_but_sources_and_base_model_has_a_default(tmp_path: Path) -> None:
+    settings = load_settings(write(tmp_path, MINIMAL))
+    assert settings.platform == "local" and settings.checkpoint.steps > 0
+
+
+@pytest.mark.parametrize(
+    ("addition", "message"),
+    [
+        ("stroe: elsewhere", "stroe: unknown key; did you mean `store`?"),
+        ("checkpoint: {learing_rate: 1}", "checkpoint.learing_rate.*did you mean `learning_rate`"),
+        ("checkpoint: {schedule: {warmup: 1}}", "schedule.warmup.*did you mean `warmup_steps`"),
+        ("checkpoint: {steps: many}", "checkpoint.steps: .*got 'many'"),
+        ("platform: moon", "platform: .*'local' or 'google_cloud'"),
+    ],
+)
+def test_a_wrong_key_or_value_is_named(tmp_path: Path, addition: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        load_settings(write(tmp_path, MINIMAL + addition))
+
+
+def test_a_wrong_key_inside_a_source_names_that_sources_keys(tmp_path: Path) -> None:
+    text = MINIMAL.replace("path: manuals", "path: manuals, text_colum: body")
+    with pytest.raises(UserError, match=r"sources\.0\.files\.text_colum.*mean `text_column`"):
+        load_settings(write(tmp_path, text))
+
+
+def test_all_faults_are_reported_at_once(tmp_path: Path) -> None:
+    with pytest.raises(UserError) as error:
+        load_settings(write(tmp_path, MINIMAL + "stroe: x\nplatfrom: y\ncheckpoint: {steps: 0}"))
+    assert all(key in str(error.value) for key in ("stroe", "platfrom", "checkpoint.steps"))
+
+
+@pytest.mark.parametrize("text", ["- a list", "a: [unclosed", "\xff\xfe"])
+def test_a_file_that_is_no_settings_mapping_is_named(tmp_path: Path, text: str) -> None:
+    with pytest.raises(UserError, match=r"pipeline\.yaml"):
+        load_settings(write(tmp_path, text))
+
+
+def test_an_absent_file_names_those_that_exist(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"config/smollm2_package_docs\.yaml"):
+        load_settings(tmp_path / "absent.yaml")
