@@ -83,7 +83,8 @@ class Dataproc:
         with self._lock:
             if name in self._batches:
                 raise RpcFailed(
-                    grpc.StatusCode.ALREADY_EXISTS, f"Already exists: Failed to create batch: {name}"
+                    grpc.StatusCode.ALREADY_EXISTS,
+                    f"Already exists: Failed to create batch: {name}",
                 )
             batch = dataproc_v1.Batch(request.batch)
             batch.name = name
@@ -177,9 +178,7 @@ class Dataproc:
         else:
             self._end(name, State.FAILED, f"Job failed with message [driver exit {status}]")
 
-    def _driver_environment(
-        self, batch: dataproc_v1.Batch, image: LocalImage
-    ) -> dict[str, str]:
+    def _driver_environment(self, batch: dataproc_v1.Batch, image: LocalImage) -> dict[str, str]:
         prefix = "spark.dataproc.driverEnv."
         given = {
             key.removeprefix(prefix): value

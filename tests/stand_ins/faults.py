@@ -37,7 +37,7 @@ class FaultScript:
         times: int = 1,
         after_work: bool = False,
     ) -> None:
-        """Let the next `times` calls of a method (its short name, `CreateBatch`) end with a code."""
+        """Let the next `times` calls of a method (short name: `CreateBatch`) end with a code."""
         with self._lock:
             self._faults.append(Fault(method, code, message or code.name, times, after_work))
 

@@ -1,8 +1,8 @@
 """One gRPC server for any Google service, its methods read out of the generated clients.
 
-A generated transport knows each method's path, request type and reply type. `service_methods` asks it
-for them through a channel that only takes notes, so no copy of Google's interface definitions is
-kept here.
+A generated transport knows each method's path, request type and reply type. `service_methods`
+asks it for them through a channel that only takes notes, so no copy of Google's interface
+definitions is kept here.
 """
 
 import threading
@@ -46,7 +46,11 @@ class _NoteTakingChannel(grpc.Channel):
         self.methods: dict[str, MethodTypes] = {}
 
     def unary_unary(
-        self, method: str, request_serializer: Any = None, response_deserializer: Any = None, **_: Any
+        self,
+        method: str,
+        request_serializer: Any = None,
+        response_deserializer: Any = None,
+        **_: Any,
     ) -> Any:
         request_type = getattr(request_serializer, "__self__", None)
         reply_type = getattr(response_deserializer, "__self__", None)
@@ -148,9 +152,7 @@ class GoogleServer:
         self._authorize = authorize
         self._server = grpc.server(ThreadPoolExecutor(max_workers=8))
         self._server.add_generic_rpc_handlers((_Handler(self),))
-        credentials = grpc.ssl_server_credentials(
-            [(certificates.server_key, certificates.server)]
-        )
+        credentials = grpc.ssl_server_credentials([(certificates.server_key, certificates.server)])
         port = self._server.add_secure_port("127.0.0.1:0", credentials)
         self.proxy = TcpProxy(port)
         self._add(OPERATIONS, self.operations)

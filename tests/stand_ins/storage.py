@@ -74,7 +74,7 @@ class StorageServer:
     def add_fault(
         self, status: int, method: str = "", contains: str = "", times: int = 1, skip: int = 0
     ) -> None:
-        """Fail the next `times` requests whose method and decoded path match, after `skip` good ones."""
+        """Fail the next `times` requests that match, after `skip` good ones."""
         with self._lock:
             self._faults.append(StorageFault(method, contains, status, times, skip))
 

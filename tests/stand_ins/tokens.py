@@ -1,4 +1,4 @@
-"""The token server that the made-up service-account key names, and the check of what it gave out."""
+"""The token server that the made-up service-account key names, and the check of its tokens."""
 
 import json
 import threading

@@ -107,7 +107,10 @@ class VertexJobs:
             running.restart.set()
         else:
             self._end(
-                running, State.JOB_STATE_FAILED, "Replica workerpool0-0 was preempted.", code_pb2.ABORTED
+                running,
+                State.JOB_STATE_FAILED,
+                "Replica workerpool0-0 was preempted.",
+                code_pb2.ABORTED,
             )
         for process in list(running.replicas.values()):
             process.end(grace_seconds)
@@ -221,9 +224,7 @@ class VertexJobs:
         given = {variable.name: variable.value for variable in pool.container_spec.env}
         return {**environment, **image.environment, **given}
 
-    def _start(
-        self, job_id: str, key: str, pool: Any, environment: dict[str, str]
-    ) -> RealProcess:
+    def _start(self, job_id: str, key: str, pool: Any, environment: dict[str, str]) -> RealProcess:
         folder = self._folder / job_id
         folder.mkdir(parents=True, exist_ok=True)
         image = self._images[pool.container_spec.image_uri]

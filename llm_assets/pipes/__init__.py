@@ -1,0 +1,22 @@
+"""Dagster Pipes clients for Dataproc Serverless and Vertex AI, usable by any Dagster project.
+
+Nothing in this package imports the rest of the project. Each client starts a job, streams its
+messages into the run, finds the job again when the run died, and cancels it when the run is
+cancelled. The example in each client's docstring is complete.
+"""
+
+from llm_assets.pipes.dataproc_serverless import PipesDataprocServerlessClient
+from llm_assets.pipes.failures import RemoteJobFailed
+from llm_assets.pipes.messages import PipesGCSLiveMessageReader
+from llm_assets.pipes.remote_job import Limits
+from llm_assets.pipes.retries import RetryPolicy
+from llm_assets.pipes.vertex_custom_job import PipesVertexCustomJobClient
+
+__all__ = [
+    "Limits",
+    "PipesDataprocServerlessClient",
+    "PipesGCSLiveMessageReader",
+    "PipesVertexCustomJobClient",
+    "RemoteJobFailed",
+    "RetryPolicy",
+]

@@ -1,0 +1,96 @@
+"""What went wrong, in words that say what to ask for."""
+
+import re
+from dataclasses import dataclass
+
+from dagster import Failure, MetadataValue
+
+QUOTA = re.compile(r"quota|insufficient '|exceeds? .*limit|limit exceeded", re.IGNORECASE)
+RATE = re.compile(r"per minute|per second|per day|per user|rate.?limit", re.IGNORECASE)
+IMAGE = re.compile(r"pull|image .*not found|manifest unknown|imagepull", re.IGNORECASE)
+REGION = re.compile(r"\bregion\b|location id|\blocation\b.*match", re.IGNORECASE)
+DISABLED_API = re.compile(r"has not been used in project|is disabled|SERVICE_DISABLED")
+
+
+class RemoteJobFailed(Failure):
+    """A remote job failed, or could not be started; the description says what to do next."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a job runs, as messages name it."""
+
+    service: str
+    """`Dataproc Serverless`, `Vertex AI`."""
+    api: str
+    """`dataproc.googleapis.com`."""
+    role: str
+    """The role that lets the caller start jobs, `roles/dataproc.editor`."""
+    project: str
+    region: str
+
+
+def is_resource_quota(message: str) -> bool:
+    """Whether a message speaks of machines that a quota does not allow, not of calls a minute."""
+    return bool(QUOTA.search(message)) and not RATE.search(message)
+
+
+def explain(message: str, status: int | None, place: Place) -> str:
+    """Advice for an error's message and HTTP status; empty where there is none to give."""
+    project, region = place.project, place.region
+    if DISABLED_API.search(message):
+        return f"Enable the API: gcloud services enable {place.api} --project={project}"
+    if is_resource_quota(message):
+        return (
+            f"The quota of project {project} in {region} is too small for what was asked. Ask for "
+            "more of the quota named above at https://console.cloud.google.com/iam-admin/quotas"
+            f"?project={project} (filter: {place.api}, {region}), or ask for fewer or other "
+            "machines."
+        )
+    if IMAGE.search(message):
+        return (
+            "The container image could not be pulled. Build and push it (images/build.sh or your "
+            "own), check its name, and give the job's service account "
+            f"roles/artifactregistry.reader on project {project}."
+        )
+    if status == 403:
+        return (
+            f"The identity that runs Dagster lacks a right. Ask the owner of project {project} for "
+            f"{place.role} on it, and for roles/iam.serviceAccountUser on the job's service "
+            "account."
+        )
+    if status == 401:
+        return (
+            "The credentials were refused. Renew them with `gcloud auth application-default "
+            "login`, or check the service account's key in GOOGLE_APPLICATION_CREDENTIALS."
+        )
+    if status == 400 and REGION.search(message):
+        return (
+            f"The client talks to {region}. Use one region for client, job, bucket and image, and "
+            "set it in one place."
+        )
+    if status == 404:
+        return f"Check the names in the message, and that project {project} and {region} are meant."
+    return ""
+
+
+def failure_of(error: Exception, doing: str, place: Place) -> RemoteJobFailed:
+    """The failure for an error that Google raised while `doing` something."""
+    message = getattr(error, "message", None) or str(error)
+    status = getattr(error, "code", None)
+    advice = explain(message, status, place)
+    text = f"{place.service} refused {doing} ({status or type(error).__name__}): {message}"
+    return RemoteJobFailed(description=f"{text}\n{advice}".strip(), allow_retries=not advice)
+
+
+def failure_of_job(
+    text: str, detail: str, console: str, name: str, place: Place
+) -> RemoteJobFailed:
+    """The failure of a job that ended badly."""
+    advice = explain(detail, None, place)
+    parts = [text, f"Reason given: {detail}" if detail else "", advice, f"Look at {console}"]
+    return RemoteJobFailed(
+        description="\n".join(part for part in parts if part),
+        metadata={"job": name, "console": MetadataValue.url(console)},
+        allow_retries=not advice,
+    )

@@ -1,0 +1,289 @@
+"""What the clients of this package share: submit or adopt a job, follow it, end it, judge it."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from dagster import (
+    MetadataValue,
+    PipesClientCompletedInvocation,
+    PipesContextInjector,
+    PipesSession,
+    open_pipes_session,
+)
+
+from llm_assets.pipes.failures import RemoteJobFailed, failure_of, failure_of_job
+from llm_assets.pipes.messages import PipesGCSLiveMessageReader, new_location
+from llm_assets.pipes.names import as_labels
+from llm_assets.pipes.retries import Backoff, RetryPolicy, call_with_retries
+from llm_assets.pipes.service import (
+    KEY_LABEL,
+    MESSAGES_LABEL,
+    AlreadyThere,
+    Context,
+    Phase,
+    RemoteJob,
+    RemoteService,
+)
+
+FIRST_POLL_SECONDS = 0.5
+CANCEL_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long to wait for what."""
+
+    poll_seconds: float = 10.0
+    """Longest time between two looks at a job in which nothing happens; the first come sooner."""
+    pending_seconds: float | None = 3600.0
+    """How long a job may wait for machines before it is cancelled; None waits for ever."""
+    drain_seconds: float = 30.0
+    """How long to wait for the last messages after a job has ended."""
+    restarts: int = 3
+    """How often an interrupted job (pre-emption, exit code 75) is started again within one run."""
+    retries: RetryPolicy = field(default_factory=RetryPolicy)
+
+
+@dataclass
+class RemoteRun:
+    """One Dagster run's dealings with one job."""
+
+    context: Context
+    service: RemoteService
+    reader: PipesGCSLiveMessageReader
+    key: str
+    limits: Limits
+    accept_succeeded: Callable[[], bool]
+    forward_termination: bool
+    session: PipesSession = field(init=False)
+    job: RemoteJob | None = None
+    adopted: bool = False
+    restarts: int = 0
+    _mark: str = ""
+
+    def run(
+        self, context_injector: PipesContextInjector, extras: dict[str, Any] | None
+    ) -> PipesClientCompletedInvocation:
+        """From the search for an existing job to its judged end.
+
+        Raises:
+            RemoteJobFailed: the job could not be started, failed, or ended without its closing
+                message.
+        """
+        self._guard("reading the messages' bucket", self.reader.check_readable)
+        with open_pipes_session(
+            context=self.context,
+            message_reader=self.reader,
+            context_injector=context_injector,
+            extras=extras,
+        ) as session:
+            self.session = session
+            try:
+                self._adopt_or_submit()
+                while not self._follow_to_end():
+                    self._submit_again()
+            except BaseException as error:
+                if not isinstance(error, Exception) and self.forward_termination:
+                    self._cancel()
+                raise
+            return PipesClientCompletedInvocation(session, metadata=self._metadata())
+
+    def _guard(self, doing: str, function: Callable[[], Any]) -> Any:
+        """Call Google with retries; what fails for good becomes a failure that says what to do."""
+        from google.api_core.exceptions import GoogleAPIError
+        from google.auth.exceptions import GoogleAuthError
+
+        try:
+            return call_with_retries(function, self.limits.retries, self.context.log.warning)
+        except (GoogleAPIError, GoogleAuthError) as error:
+            raise failure_of(error, doing, self.service.place) from error
+
+    def _adopt_or_submit(self) -> None:
+        _, self._mark = new_location(self.key)
+        job = self._guard("looking for or submitting the job", self._find_or_create)
+        self.adopted = job.labels.get(MESSAGES_LABEL) != self._mark
+        self._take(job, "Adopted" if self.adopted else "Submitted")
+
+    def _submit_again(self) -> None:
+        assert self.job is not None
+        self.restarts += 1
+        self.context.log.warning(
+            f"{self.job.name} was interrupted ({self.job.detail}); starting it again, "
+            f"{self.restarts} of at most {self.limits.restarts} times"
+        )
+        self._adopt_or_submit()
+
+    def _find_or_create(self) -> RemoteJob:
+        """One try: whatever it does, doing it again after a lost reply starts no second job."""
+        jobs = sorted(self.service.find(self.key), key=lambda job: (job.created, job.name))
+        existing = self._choose(jobs)
+        if existing is not None:
+            return existing
+        self._point_session_at(self._mark)
+        labels = as_labels(self.session.default_remote_invocation_info) | self._asset_label()
+        labels |= {KEY_LABEL: self.key, MESSAGES_LABEL: self._mark}
+        attempt = len(jobs) + 1
+        while True:
+            try:
+                created = self.service.create(self.key, attempt, labels, self.session)
+            except AlreadyThere as taken:
+                existing = self._choose([taken.job])
+                if existing is not None:
+                    return existing
+                attempt += 1
+                continue
+            return self._settle_duplicates(created)
+
+    def _choose(self, jobs: list[RemoteJob]) -> RemoteJob | None:
+        active = [job for job in jobs if not job.phase.ended]
+        if active:
+            return active[0]
+        succeeded = [job for job in jobs if job.phase is Phase.SUCCEEDED]
+        if succeeded and self.accept_succeeded() and self._closed_well(succeeded[-1]):
+            return succeeded[-1]
+        return None
+
+    def _closed_well(self, job: RemoteJob) -> bool:
+        probe = self.reader.for_run(self.context.log.debug)
+        probe.follow(f"{self.key}/{job.labels.get(MESSAGES_LABEL, '')}")
+        probe.poll()
+        probe.read_rest()
+        return probe.closed is not None and "exception" not in probe.closed
+
+    def _settle_duplicates(self, created: RemoteJob) -> RemoteJob:
+        """Where two runs submitted at once, the older job goes on and the younger is cancelled."""
+        active = [job for job in self.service.find(self.key) if not job.phase.ended]
+        oldest = min([created, *active], key=lambda job: (job.created, job.name))
+        if oldest.name != created.name:
+            self.context.log.info(f"{oldest.name} was submitted at the same time; following it")
+            self.service.cancel(created)
+        return oldest
+
+    def _asset_label(self) -> dict[str, str]:
+        if not self.context.has_assets_def:
+            return {}
+        keys = sorted("-".join(key.path) for key in self.context.selected_asset_keys)
+        return as_labels({"dagster-asset": "_".join(keys)})
+
+    def _point_session_at(self, mark: str) -> None:
+        self.reader.follow(f"{self.key}/{mark}")
+        self.session.message_reader_params = self.reader.params()
+
+    def _take(self, job: RemoteJob, how: str) -> None:
+        self.job = job
+        self._point_session_at(job.labels.get(MESSAGES_LABEL, ""))
+        self.context.log.info(
+            f"{how} {self.service.place.service} job {job.name} ({job.phase.value}): "
+            f"{self.service.console_url(job.name)}"
+        )
+
+    def _follow_to_end(self) -> bool:
+        """Follow the job; True where it is done, False where it is to be started again.
+
+        Raises:
+            RemoteJobFailed: it failed, was cancelled or waited too long.
+        """
+        assert self.job is not None
+        waiting_since = time.monotonic()
+        backoff = Backoff(FIRST_POLL_SECONDS, self.limits.poll_seconds, factor=1.5)
+        while True:
+            name = self.job.name
+            job = self._guard(f"a look at {name}", partial(self.service.get, name))
+            if self.reader.poll() or job.phase is not self.job.phase:
+                backoff.reset()
+            if job.phase is not self.job.phase:
+                self.context.log.info(f"{name} is {job.phase.value}")
+                waiting_since = time.monotonic()
+            self.job = job
+            if job.phase.ended:
+                return self._judge(job)
+            if job.phase is Phase.WAITING:
+                self._give_up_waiting(time.monotonic() - waiting_since)
+            time.sleep(backoff.take())
+
+    def _give_up_waiting(self, waited: float) -> None:
+        limit = self.limits.pending_seconds
+        if limit is None or waited < limit:
+            return
+        assert self.job is not None
+        self._cancel()
+        place = self.service.place
+        raise failure_of_job(
+            f"{self.job.name} was never scheduled: it waited {waited:,.0f} s for machines and was "
+            f"cancelled. {place.region} may have none free: ask for another machine or accelerator "
+            "type, another region, or flex-start, or raise `pending_seconds`.",
+            self.job.detail,
+            self.service.console_url(self.job.name),
+            self.job.name,
+            place,
+        )
+
+    def _judge(self, job: RemoteJob) -> bool:
+        self._drain(job)
+        if job.interrupted and self.restarts < self.limits.restarts:
+            return False
+        self.reader.finish()
+        if job.phase is not Phase.SUCCEEDED:
+            raise self._failure(f"{job.name} {job.phase.value}.", job)
+        if self.reader.closed is None:
+            raise self._failure(
+                f"{job.name} ended without its closing message, so it cannot be taken as done. "
+                "Asking again starts it anew.",
+                job,
+            )
+        if "exception" in self.reader.closed:
+            reported = self.reader.closed["exception"] or {}
+            raise self._failure(
+                f"{job.name} exited as if all were well, but reported "
+                f"{reported.get('name')}: {reported.get('message')}",
+                job,
+            )
+        return True
+
+    def _failure(self, text: str, job: RemoteJob) -> RemoteJobFailed:
+        console = self.service.console_url(job.name)
+        return failure_of_job(text, job.detail, console, job.name, self.service.place)
+
+    def _drain(self, job: RemoteJob) -> None:
+        """Wait for the messages still on their way; a failed job's may never come."""
+        seconds = self.limits.drain_seconds if job.phase is Phase.SUCCEEDED else 0.0
+        deadline = time.monotonic() + seconds
+        backoff = Backoff(FIRST_POLL_SECONDS, self.limits.poll_seconds)
+        self.reader.poll()
+        while self.reader.closed is None and time.monotonic() < deadline:
+            time.sleep(backoff.take())
+            self.reader.poll()
+            if self.reader.closed is None:
+                self._guard("reading the last messages", self.reader.read_rest)
+        if self.reader.closed is None:
+            self._guard("reading the last messages", self.reader.read_rest)
+
+    def _cancel(self) -> None:
+        """End the job; an interruption while it was being submitted included."""
+        policy = RetryPolicy(first_delay_seconds=1.0, give_up_after_seconds=CANCEL_SECONDS)
+        try:
+            call_with_retries(self._cancel_once, policy, self.context.log.warning)
+        except Exception as error:
+            name = self.job.name if self.job else f"the job labelled {KEY_LABEL}={self.key}"
+            self.context.log.error(
+                f"{name} could not be cancelled and may still cost money: {error}"
+            )
+
+    def _cancel_once(self) -> None:
+        jobs = [self.job] if self.job else self.service.find(self.key)
+        for job in jobs:
+            if not job.phase.ended and (self.job or job.labels.get(MESSAGES_LABEL) == self._mark):
+                self.context.log.warning(f"Cancelling {job.name}")
+                self.service.cancel(job)
+
+    def _metadata(self) -> dict[str, Any]:
+        assert self.job is not None
+        return {
+            "job": self.job.name,
+            "console": MetadataValue.url(self.service.console_url(self.job.name)),
+            "adopted": self.adopted,
+            "restarts": self.restarts,
+        }

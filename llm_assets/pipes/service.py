@@ -1,0 +1,104 @@
+"""A job of a remote service, and what a client asks of the service."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from dagster import AssetExecutionContext, OpExecutionContext, PipesSession
+
+from llm_assets.pipes.failures import Place
+from llm_assets.pipes.names import external_key
+
+KEY_LABEL = "pipes-key"
+"""Says what the job does; the same for all its attempts."""
+MESSAGES_LABEL = "pipes-messages"
+"""Says where the attempt writes its messages."""
+
+Context = OpExecutionContext | AssetExecutionContext
+
+
+def parse_parent(parent: str) -> tuple[str, str]:
+    """`(project, region)` of `projects/<project>/locations/<region>`; raises ValueError."""
+    parts = parent.split("/")
+    if len(parts) != 4 or parts[0] != "projects" or parts[2] != "locations" or not all(parts):
+        raise ValueError(
+            f"parent has to look like projects/my-project/locations/us-central1, not {parent!r}"
+        )
+    return parts[1], parts[3]
+
+
+def key_of(context: Context, name: str | None, fingerprint: str | None) -> str:
+    """The job's key; without a fingerprint it is this run's and step's alone."""
+    if name is None and context.has_assets_def:
+        name = "-".join(sorted("-".join(key.path) for key in context.selected_asset_keys))
+    name = name or context.op_handle.name
+    if fingerprint is None:
+        fingerprint = f"{context.run_id}/{name}/{context.retry_number}"
+    return external_key(name, fingerprint)
+
+
+class Phase(Enum):
+    """The states of all services, as far as a client cares."""
+
+    WAITING = "waiting for machines"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def ended(self) -> bool:
+        return self not in (Phase.WAITING, Phase.RUNNING)
+
+
+@dataclass(frozen=True)
+class RemoteJob:
+    """A job as its service describes it now."""
+
+    name: str
+    """The full resource name."""
+    phase: Phase
+    detail: str
+    """The service's own words on its state."""
+    labels: Mapping[str, str]
+    created: float
+    """Seconds since the epoch."""
+    interrupted: bool = False
+    """Ended in a way that says: my state is saved, start me again."""
+
+
+class AlreadyThere(Exception):
+    """Another process made a job of this name first."""
+
+    def __init__(self, job: RemoteJob) -> None:
+        super().__init__(job.name)
+        self.job = job
+
+
+class RemoteService(ABC):
+    """One kind of job of one Google service; every method is one call or a few."""
+
+    place: Place
+
+    @abstractmethod
+    def find(self, key: str) -> list[RemoteJob]:
+        """All jobs that carry the key as a label."""
+
+    @abstractmethod
+    def create(
+        self, key: str, attempt: int, labels: Mapping[str, str], session: PipesSession
+    ) -> RemoteJob:
+        """Submit the job; raises AlreadyThere where its name is taken."""
+
+    @abstractmethod
+    def get(self, name: str) -> RemoteJob:
+        """The job as it is now."""
+
+    @abstractmethod
+    def cancel(self, job: RemoteJob) -> None:
+        """Ask the service to end the job."""
+
+    @abstractmethod
+    def console_url(self, name: str) -> str:
+        """Where a person sees the job."""

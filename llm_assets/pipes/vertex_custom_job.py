@@ -1,0 +1,250 @@
+"""Runs containers on Vertex AI as custom jobs, with Dagster Pipes."""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from dagster import (
+    PipesClient,
+    PipesClientCompletedInvocation,
+    PipesContextInjector,
+    PipesEnvContextInjector,
+    PipesSession,
+)
+from dagster._core.definitions.resource_annotation import TreatAsResourceParam
+
+from llm_assets.pipes.failures import Place
+from llm_assets.pipes.messages import PipesGCSLiveMessageReader
+from llm_assets.pipes.names import attempt_name
+from llm_assets.pipes.remote_job import Limits, RemoteRun
+from llm_assets.pipes.service import (
+    Context,
+    Phase,
+    RemoteJob,
+    RemoteService,
+    key_of,
+    parse_parent,
+)
+
+if TYPE_CHECKING:
+    from google.cloud.aiplatform_v1 import CustomJob, JobServiceClient
+
+CALL_SECONDS = 60.0
+INTERRUPTED_STATUS = 75
+EXIT_STATUS = re.compile(r"non-zero status of (\d+)")
+PREEMPTED = re.compile(r"pre-?empt|stockout|spot .*reclaim", re.IGNORECASE)
+PHASES = {
+    "JOB_STATE_QUEUED": Phase.WAITING,
+    "JOB_STATE_PENDING": Phase.WAITING,
+    "JOB_STATE_PAUSED": Phase.WAITING,
+    "JOB_STATE_RUNNING": Phase.RUNNING,
+    "JOB_STATE_UPDATING": Phase.RUNNING,
+    "JOB_STATE_CANCELLING": Phase.RUNNING,
+    "JOB_STATE_CANCELLED": Phase.CANCELLED,
+    "JOB_STATE_SUCCEEDED": Phase.SUCCEEDED,
+    "JOB_STATE_PARTIALLY_SUCCEEDED": Phase.FAILED,
+    "JOB_STATE_FAILED": Phase.FAILED,
+    "JOB_STATE_EXPIRED": Phase.FAILED,
+}
+
+
+class PipesVertexCustomJobClient(PipesClient, TreatAsResourceParam):
+    """A Pipes client for Vertex AI custom jobs.
+
+    A job carries labels that follow from what it does (`fingerprint`). So a run that finds it
+    running or succeeded follows it instead of starting a second one, and one that failed is
+    replaced. A job whose program exits with status 75, or whose machines were pre-empted, is
+    started again within the run, up to `limits.restarts` times; the program is to continue from its
+    last checkpoint. When the run is cancelled, for whatever reason, so is the job.
+
+    Every container receives the Pipes parameters in its environment; one process of the job, the
+    first of the first replica, has to open the session:
+
+        with open_dagster_pipes(
+            message_writer=PipesGCSMessageWriter(storage.Client(), interval=1)
+        ) as pipes: ...
+
+    Args:
+        message_reader: reads the job's messages from Cloud Storage.
+        client: a `google.cloud.aiplatform_v1.JobServiceClient` for the jobs' region; made when
+            first needed if absent.
+        context_injector: defaults to the parameters themselves, which travel in the environment.
+        forward_termination: cancel the job when the run is cancelled.
+        limits: polling, waiting, restarting and retrying.
+
+    Example:
+        >>> @asset
+        ... def checkpoint(context: AssetExecutionContext, vertex: PipesVertexCustomJobClient):
+        ...     return vertex.run(
+        ...         context=context,
+        ...         parent="projects/my-project/locations/us-central1",
+        ...         fingerprint="3f2a91",
+        ...         custom_job={
+        ...             "job_spec": {
+        ...                 "worker_pool_specs": [
+        ...                     {
+        ...                         "replica_count": 1,
+        ...                         "machine_spec": {
+        ...                             "machine_type": "a2-highgpu-1g",
+        ...                             "accelerator_type": "NVIDIA_TESLA_A100",
+        ...                             "accelerator_count": 1,
+        ...                         },
+        ...                         "container_spec": {"image_uri": "my-image", "args": ["train"]},
+        ...                     }
+        ...                 ],
+        ...                 "scheduling": {"strategy": "SPOT", "timeout": {"seconds": 86400}},
+        ...             }
+        ...         },
+        ...     ).get_materialize_result(implicit_materialization=False)
+        >>> defs = Definitions(
+        ...     assets=[checkpoint],
+        ...     resources={
+        ...         "vertex": PipesVertexCustomJobClient(
+        ...             message_reader=PipesGCSLiveMessageReader(bucket="my-bucket")
+        ...         )
+        ...     },
+        ... )
+    """
+
+    def __init__(
+        self,
+        message_reader: PipesGCSLiveMessageReader,
+        client: "JobServiceClient | None" = None,
+        context_injector: PipesContextInjector | None = None,
+        forward_termination: bool = True,
+        limits: Limits | None = None,
+    ) -> None:
+        self._message_reader = message_reader
+        self._client = client
+        self._context_injector = context_injector or PipesEnvContextInjector()
+        self._forward_termination = forward_termination
+        self._limits = limits or Limits()
+
+    def run(  # type: ignore[override]
+        self,
+        *,
+        context: Context,
+        parent: str,
+        custom_job: "CustomJob | Mapping[str, Any]",
+        fingerprint: str | None = None,
+        name: str | None = None,
+        accept_succeeded: Callable[[], bool] = lambda: True,
+        extras: dict[str, Any] | None = None,
+    ) -> PipesClientCompletedInvocation:
+        """Run a custom job to its end.
+
+        Args:
+            context: of the op or asset.
+            parent: `projects/<project>/locations/<region>`.
+            custom_job: the job, as `google.cloud.aiplatform_v1.CustomJob` or its dict. Its display
+                name is set, labels and the Pipes environment are added.
+            fingerprint: what the job does, as a short string; the same one means the same work.
+                Without it every run starts a job of its own.
+            name: the readable part of the display name; the asset's or op's name if absent.
+            accept_succeeded: asked before a job that succeeded earlier is taken as done; say False
+                where its output has been deleted since.
+            extras: handed to the program through the Pipes context.
+
+        Raises:
+            RemoteJobFailed: with what to do about it.
+        """
+        project, region = parse_parent(parent)
+        service = VertexCustomJobs(self._client_for(region), parent, project, region, custom_job)
+        run = RemoteRun(
+            context=context,
+            service=service,
+            reader=self._message_reader.for_run(context.log.warning),
+            key=key_of(context, name, fingerprint),
+            limits=self._limits,
+            accept_succeeded=accept_succeeded,
+            forward_termination=self._forward_termination,
+        )
+        return run.run(self._context_injector, extras)
+
+    def _client_for(self, region: str) -> "JobServiceClient":
+        if self._client is None:
+            from google.cloud.aiplatform_v1 import JobServiceClient
+
+            endpoint = f"{region}-aiplatform.googleapis.com"
+            self._client = JobServiceClient(client_options={"api_endpoint": endpoint})
+        return self._client
+
+
+class VertexCustomJobs(RemoteService):
+    """The custom jobs of one project and region."""
+
+    def __init__(
+        self,
+        client: "JobServiceClient",
+        parent: str,
+        project: str,
+        region: str,
+        custom_job: "CustomJob | Mapping[str, Any]",
+    ) -> None:
+        self.place = Place(
+            service="Vertex AI",
+            api="aiplatform.googleapis.com",
+            role="roles/aiplatform.user",
+            project=project,
+            region=region,
+        )
+        self._client = client
+        self._parent = parent
+        self._custom_job = custom_job
+
+    def find(self, key: str) -> list[RemoteJob]:
+        request = {"parent": self._parent, "filter": f'labels.pipes-key="{key}"'}
+        return [_describe(j) for j in self._client.list_custom_jobs(request, timeout=CALL_SECONDS)]
+
+    def create(
+        self, key: str, attempt: int, labels: Mapping[str, str], session: PipesSession
+    ) -> RemoteJob:
+        job = self._enrich(key, attempt, labels, session)
+        request = {"parent": self._parent, "custom_job": job}
+        return _describe(self._client.create_custom_job(request, timeout=CALL_SECONDS))
+
+    def get(self, name: str) -> RemoteJob:
+        return _describe(self._client.get_custom_job(name=name, timeout=CALL_SECONDS))
+
+    def cancel(self, job: RemoteJob) -> None:
+        self._client.cancel_custom_job(name=job.name, timeout=CALL_SECONDS)
+
+    def console_url(self, name: str) -> str:
+        job_id = name.rsplit("/", 1)[-1]
+        return (
+            f"https://console.cloud.google.com/vertex-ai/locations/{self.place.region}/training/"
+            f"{job_id}?project={self.place.project}"
+        )
+
+    def _enrich(
+        self, key: str, attempt: int, labels: Mapping[str, str], session: PipesSession
+    ) -> "CustomJob":
+        from google.cloud.aiplatform_v1 import CustomJob
+
+        job = CustomJob(self._custom_job)
+        job.display_name = attempt_name(key, attempt)
+        job.labels = {**job.labels, **labels}
+        variables = [
+            {"name": name, "value": value}
+            for name, value in session.get_bootstrap_env_vars().items()
+        ]
+        for pool in job.job_spec.worker_pool_specs:
+            for spec in (pool.container_spec, pool.python_package_spec):
+                if spec:
+                    spec.env = [*spec.env, *variables]
+        return job
+
+
+def _describe(job: "CustomJob") -> RemoteJob:
+    phase = PHASES.get(job.state.name, Phase.WAITING)
+    detail = job.error.message
+    status = EXIT_STATUS.search(detail)
+    asked_for_restart = status is not None and int(status[1]) == INTERRUPTED_STATUS
+    return RemoteJob(
+        name=job.name,
+        phase=phase,
+        detail=detail,
+        labels=dict(job.labels),
+        created=job.create_time.timestamp() if job.create_time else 0.0,
+        interrupted=phase is Phase.FAILED and (asked_for_restart or bool(PREEMPTED.search(detail))),
+    )

@@ -1,0 +1,73 @@
+"""Stands for a job: does what its arguments say, reporting through the shipped Pipes writer.
+
+Usage: report.py [--count FILE] [STEP...] where a step is `log:TEXT`, `materialize`, `sleep:SECONDS`,
+`exit:STATUS`, `die:STATUS` (at once, without a closing message), `raise:TEXT`, `fail-until:N:STATUS`
+(exit with STATUS until FILE says that this is start N), `hang-until:N` (sleep until killed, likewise).
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from dagster_pipes import (
+    PipesCliArgsParamsLoader,
+    PipesContext,
+    PipesEnvVarParamsLoader,
+    PipesGCSMessageWriter,
+    open_dagster_pipes,
+)
+from google.cloud import storage
+
+HOURS = 3600.0
+
+
+def _count_start(path: str) -> int:
+    with Path(path).open("a") as file:
+        file.write("start\n")
+    return len(Path(path).read_text().splitlines())
+
+
+def _do(step: str, start: int, pipes: PipesContext) -> None:
+    verb, _, value = step.partition(":")
+    if verb == "log":
+        pipes.log.info(f"{value} (start {start})")
+    elif verb == "materialize":
+        pipes.report_asset_materialization(metadata={"start": start})
+    elif verb == "sleep":
+        time.sleep(float(value))
+    elif verb == "exit":
+        sys.exit(int(value))
+    elif verb == "die":
+        time.sleep(2.5)
+        os._exit(int(value))
+    elif verb == "raise":
+        raise ValueError(value)
+    elif verb == "fail-until":
+        number, status = value.split(":")
+        if start < int(number):
+            sys.exit(int(status))
+    elif verb == "hang-until" and start < int(value):
+        time.sleep(HOURS)
+
+
+def main() -> None:
+    arguments = [a for a in sys.argv[1:]]
+    start = 1
+    if arguments[:1] == ["--count"]:
+        start = _count_start(arguments[1])
+        arguments = arguments[2:]
+    if int(os.environ.get("CLUSTER_INDEX", "0")):
+        return
+    cli = PipesCliArgsParamsLoader()
+    loader = cli if cli.is_dagster_pipes_process() else PipesEnvVarParamsLoader()
+    writer = PipesGCSMessageWriter(storage.Client(), interval=0)
+    with open_dagster_pipes(params_loader=loader, message_writer=writer) as pipes:
+        for step in arguments:
+            if step.startswith("--dagster-pipes"):
+                break
+            _do(step, start, pipes)
+
+
+if __name__ == "__main__":
+    main()
