@@ -7,6 +7,23 @@ from pydantic import Field
 from artifacts.settings import Settings
 
 
+class RolloutSettings(Settings):
+    """How a new version takes over from the old one."""
+
+    steps: tuple[float, ...] = (0.1, 0.5)
+    """Shares of the traffic that the new version gets, one after another, before all of it."""
+    step_seconds: float = Field(default=2.0, ge=0)
+    """How long each share is watched."""
+    max_errors: float = Field(default=0.02, ge=0, le=1)
+    """Share of failed requests above which the old version gets everything back."""
+    max_slowdown: float = Field(default=3.0, gt=1)
+    """Median seconds for a token, as a multiple of the old version's, above which it does, too."""
+    min_requests: int = Field(default=5, ge=1)
+    """Fewest requests in a step to compare the speed on."""
+    probe: str = "The"
+    """Prompt that a new version must continue before it gets any traffic."""
+
+
 class EndpointSettings(Settings):
     """The `endpoint` asset on a laptop."""
 
@@ -28,6 +45,10 @@ class EndpointSettings(Settings):
     """Seconds after which an unfinished answer is given up."""
     start_timeout: float = Field(default=180.0, gt=0)
     """Seconds that an engine may take to load its model."""
+    cache_tokens: int = Field(default=16_384, ge=512)
+    """Tokens of all requests in work whose keys and values an engine keeps; more wait."""
+    rollout: RolloutSettings = RolloutSettings()
+    """How a new version takes over from the old one."""
     log_prompts: bool = False
     """Write prompts into the request log; off, since prompts are private."""
 

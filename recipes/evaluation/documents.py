@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Protocol
@@ -11,6 +11,7 @@ import numpy as np
 
 from artifacts.errors import UserError
 from artifacts.shards import ShardSet, ShardStats, read_documents
+from recipes.evaluation.settings import EvaluationSettings
 
 GENERAL_TEXT = "general_english.txt"
 
@@ -19,6 +20,8 @@ class Tokenizer(Protocol):
     """The part of a Hugging Face tokenizer that is used here."""
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]: ...
+
+    def decode(self, token_ids: list[int], skip_special_tokens: bool) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -34,11 +37,11 @@ class Document:
 
 
 def held_out_documents(
-    folder: Path, stats: ShardStats, limit: int | None, seed: int
+    folder: Path, stats: ShardStats, tokenizer: Tokenizer, settings: EvaluationSettings
 ) -> list[Document]:
     """Documents of the held-out split, in the order of a hash of their cluster.
 
-    Whole clusters come one after another until `limit` tokens are reached, so a smaller limit takes
+    Clusters come one after another until the settings' limits are reached, so a smaller limit takes
     a subset of what a larger one takes.
 
     Raises:
@@ -46,15 +49,19 @@ def held_out_documents(
     """
     shards = ShardSet(folder, stats, "held_out")
     documents = [
-        Document(
-            id=str(record["id"]),
-            cluster=str(record["cluster"]),
-            bytes=int(str(record["bytes"])),
-            tokens=np.asarray(tokens, np.int64),
+        _shorten(
+            Document(
+                id=str(record["id"]),
+                cluster=str(record["cluster"]),
+                bytes=int(str(record["bytes"])),
+                tokens=np.asarray(tokens, np.int64),
+            ),
+            settings.document_tokens,
+            tokenizer,
         )
         for record, tokens in read_documents(shards)
     ]
-    return take(documents, limit, seed)
+    return take(documents, settings.held_out_tokens, settings.seed, settings.minimum_documents)
 
 
 def general_documents(
@@ -82,13 +89,18 @@ def general_texts() -> list[str]:
     return [text.strip() for text in content.split("\n\n") if text.strip()]
 
 
-def take(documents: Sequence[Document], limit: int | None, seed: int) -> list[Document]:
-    """The first documents, by a hash of cluster and id, that together reach `limit` tokens."""
+def take(
+    documents: Sequence[Document], limit: int | None, seed: int, at_least: int = 1
+) -> list[Document]:
+    """The first documents, by a hash of their cluster, that together reach `limit` tokens.
+
+    At least `at_least` of them, where there are so many.
+    """
     ordered = sorted(documents, key=lambda d: (_order(seed, d.cluster), d.cluster, d.id))
     if limit is None:
         return ordered
     ends = np.cumsum([len(document.tokens) for document in ordered])
-    return ordered[: int(np.searchsorted(ends, limit)) + 1]
+    return ordered[: max(int(np.searchsorted(ends, limit)) + 1, at_least)]
 
 
 def digest(documents: Sequence[Document]) -> str:
@@ -109,6 +121,15 @@ def check_vocabulary(documents: Sequence[Document], vocab_size: int, model: str)
             f"{vocab_size}: it was tokenised for another model. Materialize `tokenized_shards` "
             "with this base model."
         )
+
+
+def _shorten(document: Document, limit: int | None, tokenizer: Tokenizer) -> Document:
+    """A document's first tokens, its bytes being those of their text."""
+    if limit is None or len(document.tokens) <= limit:
+        return document
+    tokens = document.tokens[:limit]
+    text = tokenizer.decode(tokens.tolist(), skip_special_tokens=True)
+    return replace(document, tokens=tokens, bytes=len(text.encode()))
 
 
 def _order(seed: int, cluster: str) -> bytes:

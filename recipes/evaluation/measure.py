@@ -113,9 +113,8 @@ def read_data(spec: EvaluationSpec) -> Data:
 
     settings = spec.settings
     tokenizer = models.load_tokenizer(spec.base.path)
-    limits = settings.held_out_tokens, settings.general_tokens
-    held_out = held_out_documents(spec.shards, spec.shard_stats, limits[0], settings.seed)
-    general = general_documents(tokenizer, spec.shard_stats, limits[1], settings.seed)
+    held_out = held_out_documents(spec.shards, spec.shard_stats, tokenizer, settings)
+    general = general_documents(tokenizer, spec.shard_stats, settings.general_tokens, settings.seed)
     tasks = {"held_out": held_out, "general": general}
     identity = {
         "code_version": CODE_VERSION,

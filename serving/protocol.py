@@ -1,0 +1,55 @@
+"""What front and engine say to each other over loopback: JSON lines."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+FinishReason = Literal["stop", "length"]
+
+
+class Message(BaseModel):
+    """One turn of a chat."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+class GenerateRequest(BaseModel):
+    """What the engine is asked for: the continuation of a text, or of a chat."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    prompt: str | None = None
+    """Raw text, no chat template."""
+    messages: list[Message] | None = None
+    """A chat, rendered with the model's own template."""
+    max_tokens: int = Field(ge=1)
+    max_prompt_tokens: int = Field(ge=1)
+    """Longest prompt that is taken; the engine alone can count tokens."""
+    temperature: float = Field(ge=0)
+    top_p: float = Field(gt=0, le=1)
+    stop: list[str] = []
+
+
+class Chunk(BaseModel):
+    """One line of the engine's answer. The last one has a finish reason and the counts."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    text: str = ""
+    finish_reason: FinishReason | None = None
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    error: str | None = None
+    """Why generation ended early; nothing follows."""
+
+
+class Refusal(BaseModel):
+    """Body of an engine's answer with a status of 400: the request cannot be served."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    message: str
+    field: str

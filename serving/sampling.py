@@ -1,0 +1,78 @@
+"""Every request's own temperature and top-p inside one continuous batch.
+
+transformers' continuous batching samples the whole batch with one generation config. Processors
+like these receive each request's own values, by the interface that transformers gives for it.
+"""
+
+from typing import Any
+
+import torch
+from transformers.generation.continuous_batching.cb_logits_processors import (
+    ContinuousBatchingLogitsProcessor,
+)
+
+
+class _PerRequestFloat(ContinuousBatchingLogitsProcessor):
+    """Carries one float of each request through the batch's int32 storage."""
+
+    ignored_kwargs = ()
+    name: str
+    default: float
+
+    def __init__(self) -> None:
+        self.supported_kwargs = {self.name: float}
+
+    def fill_defaults(self, int32_tensor: torch.Tensor) -> None:
+        values = torch.full(int32_tensor.shape, self.default, dtype=torch.float32)
+        int32_tensor.copy_(values.view(torch.int32))
+
+    def prepare_tensor_args(self, requests_with_new_token: list[Any]) -> torch.Tensor:
+        values = [
+            request.state.logit_processor_kwargs.get(self.name, self.default)
+            for request in requests_with_new_token
+        ]
+        return torch.tensor(values, dtype=torch.float32).view(torch.int32)
+
+
+class Temperature(_PerRequestFloat):
+    """Divides by the temperature; at zero only the most likely token stays possible."""
+
+    name = "temperature"
+    default = 0.0
+
+    def __call__(self, scores: torch.Tensor, tensor_arg: torch.Tensor) -> torch.Tensor:
+        temperature = tensor_arg[: scores.size(0)].view(torch.float32).unsqueeze(-1)
+        greedy = torch.full_like(scores, -torch.inf)
+        greedy.scatter_(-1, scores.argmax(dim=-1, keepdim=True), 0.0)
+        return torch.where(temperature > 0, scores / temperature.clamp(min=1e-6), greedy)
+
+
+class TopP(_PerRequestFloat):
+    """Keeps the most likely tokens that together hold `top_p` of the probability."""
+
+    name = "top_p"
+    default = 1.0
+
+    def __call__(self, scores: torch.Tensor, tensor_arg: torch.Tensor) -> torch.Tensor:
+        top_p = tensor_arg[: scores.size(0)].view(torch.float32)
+        rows = (top_p < 1).nonzero().squeeze(-1)
+        if len(rows):
+            scores = scores.clone()
+            scores[rows] = _nucleus(scores[rows], top_p[rows].unsqueeze(-1))
+        return scores
+
+
+def _nucleus(scores: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    ordered, order = scores.sort(dim=-1, descending=True)
+    before = ordered.softmax(dim=-1).cumsum(dim=-1) - ordered.softmax(dim=-1)
+    ordered = ordered.masked_fill(before >= top_p, -torch.inf)
+    return torch.empty_like(scores).scatter_(-1, order, ordered)
+
+
+def sample_per_request(manager: Any) -> None:
+    """Give a continuous-batching manager that has not started these processors."""
+    processors = manager.logit_processor
+    processors.logits_processor.extend([Temperature(), TopP()])
+    processors.tensors_required += 2
+    processors.do_processing = True
+    processors._retrieve_processors_kwargs()

@@ -1,0 +1,130 @@
+"""The endpoint's state folder: what is wanted, and what is.
+
+`desired.json` is written by whoever wants a version served, `status.json` by the front alone. Both
+are replaced whole, so a reader never sees half of one, and a front that was killed finds what was
+wanted when it is started again.
+"""
+
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import psutil
+from fsspec.implementations.local import LocalFileSystem
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from artifacts.atomic import write_atomically
+from serving.settings import EndpointSettings
+
+Phase = Literal["starting", "serving", "rolling_out", "failed"]
+State = TypeVar("State", bound=BaseModel)
+
+
+class Desired(BaseModel):
+    """Which model is to be served, and how."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    model_folder: Path
+    version: str
+    fingerprint: str
+    settings: EndpointSettings
+
+
+class RouteStatus(BaseModel):
+    """One version's engine."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    version: str
+    fingerprint: str
+    share: float
+    """Of the traffic, 0 to 1."""
+    engine_pid: int | None
+    ready: bool
+    restarts: int
+
+
+class Outcome(BaseModel):
+    """How the newest change of version ended."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    version: str
+    fingerprint: str
+    succeeded: bool
+    reason: str
+    at: datetime = Field(default_factory=lambda: datetime.now(UTC))
+
+
+class Status(BaseModel):
+    """What the front is doing."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    pid: int
+    process_started: float
+    """Of the front, in seconds since the epoch: a pid alone may be somebody else's by now."""
+    host: str
+    port: int
+    phase: Phase
+    routes: list[RouteStatus] = []
+    outcome: Outcome | None = None
+    updated_at: datetime = Field(default_factory=lambda: datetime.now(UTC))
+
+    @property
+    def url(self) -> str:
+        """Where to send requests."""
+        return f"http://{self.host}:{self.port}"
+
+    @property
+    def alive(self) -> bool:
+        """Whether the front that wrote this still runs."""
+        return process_started(self.pid) == self.process_started
+
+
+def process_started(pid: int) -> float | None:
+    """When a process started, or None where there is none (or only a zombie)."""
+    try:
+        process = psutil.Process(pid)
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return None
+        return process.create_time()
+    except psutil.NoSuchProcess:
+        return None
+
+
+class StateFolder:
+    """Reads and writes the two files."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.log_path = folder / "front.log"
+
+    def read_desired(self) -> Desired | None:
+        """What is wanted, or None where nothing was ever asked for."""
+        return self._read("desired.json", Desired)
+
+    def write_desired(self, desired: Desired) -> None:
+        self._write("desired.json", desired)
+
+    def read_status(self) -> Status | None:
+        """What the front last said, or None where there was never one."""
+        return self._read("status.json", Status)
+
+    def write_status(self, status: Status) -> None:
+        self._write("status.json", status)
+
+    def _read(self, name: str, kind: type[State]) -> State | None:
+        try:
+            return kind.model_validate_json((self.folder / name).read_bytes())
+        except (FileNotFoundError, ValidationError):
+            # A file of an older release says nothing that this one can use.
+            return None
+
+    def _write(self, name: str, content: BaseModel) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        os.chmod(self.folder, 0o700)
+        text = content.model_dump_json(indent=2).encode()
+        write_atomically(LocalFileSystem(), str(self.folder / name), text)
