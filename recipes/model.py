@@ -108,12 +108,9 @@ def _load_decoder(folder: Path, config: Any) -> Decoder:
     if decoder.shape.tied_embeddings:
         weights.pop("lm_head.weight", None)
     expected = decoder.state_dict()
-    wrong = [name for name in expected.keys() ^ weights.keys()]
-    wrong += [
-        name
-        for name in expected.keys() & weights.keys()
-        if expected[name].shape != weights[name].shape
-    ]
+    shared = expected.keys() & weights.keys()
+    wrong = [name for name in shared if expected[name].shape != weights[name].shape]
+    wrong += expected.keys() ^ weights.keys()
     if wrong:
         raise UserError(
             f"{folder}: the weights do not fit config.json: {len(wrong)} parameters are absent, "

@@ -8,9 +8,11 @@ import torch
 Precision = Literal["bfloat16", "float32"]
 
 
-def choose_precision(wanted: str, device: torch.device) -> Precision:
+def choose_precision(
+    wanted: Literal["auto", "bfloat16", "float32"], device: torch.device
+) -> Precision:
     """Resolve `auto`: bfloat16 where the hardware multiplies it natively."""
-    if wanted == "bfloat16" or wanted == "float32":
+    if wanted != "auto":
         return wanted
     if device.type == "cuda":
         return "bfloat16" if torch.cuda.is_bf16_supported() else "float32"

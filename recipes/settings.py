@@ -70,7 +70,7 @@ class TrainingSettings(Settings):
     seed: int = Field(default=0, ge=0)
     """Decides the order of the data."""
     precision: Literal["auto", "bfloat16", "float32"] = "auto"
-    """bfloat16 keeps float32 master weights; auto takes it where the processor multiplies it fast."""
+    """bfloat16 keeps float32 master weights; auto takes it where the hardware is fast at it."""
     export_dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the exported weights; float32 keeps the master weights exactly."""
 

@@ -1,0 +1,111 @@
+"""A tiny base model, its shards, and training runs in real processes."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from artifacts.shards import ShardStats
+from recipes.settings import TrainingSettings
+from recipes.spec import TrainingSpec, read_metrics
+from tests.tiny import tiny_base_model, tiny_shards
+
+REPOSITORY = Path(__file__).parents[2]
+PATIENCE_SECONDS = 120
+
+
+@pytest.fixture(scope="session")
+def base_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A two-layer Llama in a Hugging Face folder."""
+    folder = tmp_path_factory.mktemp("base") / "model"
+    tiny_base_model(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def shards_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where `shards` lie."""
+    return tmp_path_factory.mktemp("shards")
+
+
+@pytest.fixture(scope="session")
+def shards(shards_folder: Path, base_model: Path) -> ShardStats:
+    """Packed rows of a made-up manual in all three splits."""
+    return tiny_shards(shards_folder, base_model)
+
+
+SpecMaker = Callable[..., TrainingSpec]
+
+
+@pytest.fixture(scope="session")
+def make_spec(
+    tmp_path_factory: pytest.TempPathFactory,
+    base_model: Path,
+    shards_folder: Path,
+    shards: ShardStats,
+) -> SpecMaker:
+    """Makes the spec of a run of its own, in float32, from changed training settings."""
+
+    def make(name: str = "run", **training: Any) -> TrainingSpec:
+        tmp_path = tmp_path_factory.mktemp(name)
+        defaults = {"steps": 12, "learning_rate": 3e-3, "precision": "float32"}
+        return TrainingSpec(
+            run_id=name,
+            shards_folder=str(shards_folder),
+            shards=shards,
+            base_model_folder=str(base_model),
+            run_folder=str(tmp_path / "runs" / name),
+            export_folder=str(tmp_path / "exports" / name),
+            training=TrainingSettings.model_validate(defaults | training),
+            inputs={"base_model": "tiny", "tokenized_shards": "manual"},
+        )
+
+    return make
+
+
+def start(spec: TrainingSpec, launcher: list[str] | None = None) -> subprocess.Popen[str]:
+    """Start a training process on a spec; one plain process without a launcher."""
+    path = Path(spec.run_folder).parent / f"{spec.run_id}.json"
+    spec.write(path)
+    program = launcher or [sys.executable, "-m", "recipes.continued_pretraining", "--spec"]
+    return subprocess.Popen(
+        [*program, str(path)],
+        cwd=REPOSITORY,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """Wait for a training process: `(exit code, everything it printed)`."""
+    output, _ = process.communicate(timeout=PATIENCE_SECONDS)
+    return process.returncode, output
+
+
+def run(spec: TrainingSpec, launcher: list[str] | None = None) -> tuple[int, str]:
+    """Start a training process and wait for it."""
+    return finish(start(spec, launcher))
+
+
+def wait_for_step(spec: TrainingSpec, process: subprocess.Popen[str], step: int) -> None:
+    """Return once a run's metrics show that a step is done."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < deadline and process.poll() is None:
+        history = read_metrics(Path(spec.run_folder))
+        if history and history[-1]["step"] >= step:
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"step {step} was never reached: {finish(process)}")
+
+
+def course(spec: TrainingSpec) -> list[tuple[float, float, float]]:
+    """What must be equal between an unbroken run and one that was resumed."""
+    return [
+        (line["loss"], line["gradient_norm"], line["learning_rate"])
+        for line in read_metrics(Path(spec.run_folder))
+    ]
