@@ -28,14 +28,31 @@ def read_corpus(spark: SparkSession, url: str, columns: list[str], asset: str) -
             f"{url} holds no part-*.parquet files, so there is no `{asset}` to read. Make it with: "
             f'dagster asset materialize --select "*{asset}"'
         )
-    table = spark.read.parquet(*[filesystem.unstrip_protocol(file) for file in files])
-    missing = [column for column in columns if column not in table.columns]
+    for file in files:
+        _refuse_missing_columns(filesystem, file, columns, asset)
+    types = ", ".join(f"{column} {'long' if column == 'bytes' else 'string'}" for column in columns)
+    # With the schema given, Spark starts no job of its own to find it out.
+    reader = spark.read.schema(types)
+    return reader.parquet(*[filesystem.unstrip_protocol(file) for file in files])
+
+
+def _refuse_missing_columns(
+    filesystem: fsspec.AbstractFileSystem, file: str, columns: list[str], asset: str
+) -> None:
+    try:
+        with filesystem.open(file, "rb") as handle:
+            found = pq.read_schema(handle).names
+    except pa.ArrowInvalid as error:
+        raise UserError(
+            f"{file} is not a readable Parquet file ({error}). Delete its folder and materialize "
+            f"`{asset}` again."
+        ) from error
+    missing = [column for column in columns if column not in found]
     if missing:
         raise UserError(
-            f"The `{asset}` in {url} has no column {missing[0]!r}; its columns are "
-            f"{', '.join(table.columns)}."
+            f"{file} of the `{asset}` has no column {missing[0]!r}; its columns are "
+            f"{', '.join(found)}."
         )
-    return table.select(*columns)
 
 
 def write_parts(table: DataFrame, url: str, schema: pa.Schema) -> list[dict[str, Any]]:
@@ -68,4 +85,3 @@ def write_parts(table: DataFrame, url: str, schema: pa.Schema) -> list[dict[str,
         )
 
     return [row.asDict() for row in table.mapInArrow(write, WRITTEN_SCHEMA).collect()]
-

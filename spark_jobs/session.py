@@ -9,6 +9,10 @@ if TYPE_CHECKING:
 
 ARROW_BATCH_ROWS = 1_000
 
+# Most work is done in Python; Java's optimising compiler would cost more than it saves (measured:
+# a cold 10 MB run takes a third less without it).
+_JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Dlog4j2.level=error"
+
 
 def prepare_environment() -> None:
     """Point Spark at the bundled Java and at this Python, unless the user has chosen others."""
@@ -45,7 +49,7 @@ def local_conf(driver_memory: str = "2g", partitions: int = 4) -> dict[str, str]
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.parquet.compression.codec": "zstd",
         "spark.sql.warehouse.dir": "/nonexistent/spark-warehouse",
-        "spark.driver.extraJavaOptions": "-Dlog4j2.level=error",
+        "spark.driver.extraJavaOptions": _JAVA_OPTIONS,
     }
 
 

@@ -120,7 +120,7 @@ def _position(identifier: str) -> int:
 
 
 def _count(text: str, wanted: bytes) -> int:
-    if not wanted or text.isprintable() and text.isascii():
+    if not wanted or (text.isprintable() and text.isascii()):
         return 0
     content = text.encode()
     return len(content) - len(content.translate(None, wanted))

@@ -142,7 +142,9 @@ def _split_sizes(corpus: DataFrame, settings: TokenizedShardsSettings) -> dict[S
     for split in SPLITS:
         if split not in found:
             share = (
-                "" if split == "train" else f" or raise `tokenized_shards.split.{split}` "
+                ""
+                if split == "train"
+                else f" or raise `tokenized_shards.split.{split}` "
                 f"(now {getattr(settings.split, split)})"
             )
             raise UserError(
@@ -193,7 +195,9 @@ def _stats(
         tokenizer_sha256=files.sha256,
         start_token_id=plan.start_token_id,
         end_token_id=plan.end_token_id,
-        shards=[ShardEntry(**{key: row[key] for key in ShardEntry.model_fields}) for row in written],
+        shards=[
+            ShardEntry(**{key: row[key] for key in ShardEntry.model_fields}) for row in written
+        ],
     )
     return reader.model_dump() | {
         "tokens": tokens,

@@ -124,7 +124,9 @@ def _read_files(task: tuple[Package, list[Path], int]) -> list[dict[str, str]]:
                 module = package.module_name(file)
                 documents.append(
                     {
-                        "id": f"{package.name}/{module}:{name}" if name else f"{package.name}/{module}",
+                        "id": f"{package.name}/{module}:{name}"
+                        if name
+                        else f"{package.name}/{module}",
                         "text": text,
                         "package": package.name,
                         "version": package.version,

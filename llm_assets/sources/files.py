@@ -66,7 +66,8 @@ def find_files(source: Files) -> list[SourceFile]:
             f"Check `raw_corpus.sources` ({source.name}), key `path`."
         )
     files = [
-        SourceFile(filesystem, path, path.removeprefix(folder).lstrip("/")) for path in sorted(paths)
+        SourceFile(filesystem, path, path.removeprefix(folder).lstrip("/"))
+        for path in sorted(paths)
     ]
     readable = [file for file in files if file.suffix]
     if not readable:

@@ -55,7 +55,5 @@ class RawCorpusSettings(Settings):
     def content(self) -> dict[str, Any]:
         """What decides the snapshot besides the sources' fingerprints: paths are left out."""
         return {
-            "sources": [
-                source.model_dump(mode="json", exclude={"path"}) for source in self.sources
-            ]
+            "sources": [source.model_dump(mode="json", exclude={"path"}) for source in self.sources]
         }

@@ -1,0 +1,107 @@
+"""The shard format: what was written is read back, and damage is noticed."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from artifacts.errors import DamagedArtifact, UserError
+from artifacts.shards import (
+    DOCUMENT_SCHEMA,
+    SEGMENT,
+    PackedRows,
+    ShardEntry,
+    ShardSet,
+    ShardStats,
+    read_documents,
+    token_dtype,
+    write_shard,
+)
+
+
+def write_two_shards(folder: Path) -> ShardStats:
+    """Rows of 4: shard 0 holds documents of 5 and 2 tokens, shard 1 one of 3."""
+    segments = np.array([(0, 4, 0, 0), (0, 1, 0, 4), (1, 2, 1, 0)], SEGMENT)
+    first = PackedRows(
+        np.array([[1, 2, 3, 4], [5, 6, 7, 0]], np.uint16), segments, np.array([0, 1, 3])
+    )
+    second = PackedRows(
+        np.array([[8, 9, 10, 0]], np.uint16),
+        np.array([(0, 3, 0, 0)], SEGMENT),
+        np.array([0, 1]),
+    )
+    entries = []
+    for number, (rows, lengths) in enumerate(((first, [5, 2]), (second, [3]))):
+        documents = pa.table(
+            {
+                "id": [f"{number}-{n}" for n in range(len(lengths))],
+                "cluster": ["c"] * len(lengths),
+                "source": ["s"] * len(lengths),
+                "bytes": lengths,
+                "tokens": lengths,
+            },
+            DOCUMENT_SCHEMA,
+        )
+        name = f"train-{number:05d}"
+        write_shard(folder, name, rows, documents)
+        entries.append(
+            ShardEntry(
+                name=name,
+                split="train",
+                rows=len(rows.tokens),
+                tokens=sum(lengths),
+                documents=len(lengths),
+            )
+        )
+    return ShardStats(
+        sequence_length=4,
+        dtype="uint16",
+        vocab_size=11,
+        tokenizer_sha256="",
+        start_token_id=None,
+        end_token_id=0,
+        shards=entries,
+    )
+
+
+def test_rows_and_documents_are_read_back_over_all_shards(tmp_path: Path) -> None:
+    shards = ShardSet(tmp_path, write_two_shards(tmp_path), "train")
+
+    assert [shards[index][0].tolist() for index in range(len(shards))] == [
+        [1, 2, 3, 4],
+        [5, 6, 7, 0],
+        [8, 9, 10, 0],
+    ]
+    assert shards[1][1]["document"].tolist() == [0, 1]
+    assert [(record["id"], tokens.tolist()) for record, tokens in read_documents(shards)] == [
+        ("0-0", [1, 2, 3, 4, 5]),
+        ("0-1", [6, 7]),
+        ("1-0", [8, 9, 10]),
+    ]
+    with pytest.raises(IndexError):
+        shards[3]
+
+
+def test_a_split_without_rows_names_the_setting(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no held_out rows.*tokenized_shards.split.held_out"):
+        ShardSet(tmp_path, write_two_shards(tmp_path), "held_out")
+
+
+def test_a_short_or_absent_file_is_damage(tmp_path: Path) -> None:
+    stats = write_two_shards(tmp_path)
+    tokens = tmp_path / "train-00001.tokens"
+    tokens.write_bytes(tokens.read_bytes()[:-1])
+    with pytest.raises(DamagedArtifact, match=r"train-00001.tokens has 7 bytes.*8"):
+        ShardSet(tmp_path, stats, "train")
+
+    tokens.unlink()
+    with pytest.raises(DamagedArtifact, match=r"train-00001.tokens is absent"):
+        ShardSet(tmp_path, stats, "train")
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"), [(49_152, "uint16"), (65_536, "uint16"), (65_537, "uint32")]
+)
+def test_the_narrowest_type_is_chosen(size: int, expected: str) -> None:
+    assert token_dtype(size) == expected

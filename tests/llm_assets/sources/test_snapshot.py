@@ -1,0 +1,207 @@
+"""The raw corpus: sources in, a pinned snapshot out."""
+
+import gzip
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pydantic import ValidationError
+
+from artifacts.errors import UserError
+from llm_assets.sources.docstrings import docstrings_of
+from llm_assets.sources.settings import RawCorpusSettings
+from llm_assets.sources.snapshot import source_fingerprints, write_snapshot
+
+
+def files_source(path: Path, **settings: object) -> RawCorpusSettings:
+    source = {"type": "files", "name": "manual", "path": str(path), **settings}
+    return RawCorpusSettings.model_validate({"sources": [source]})
+
+
+def snapshot(settings: RawCorpusSettings, folder: Path) -> tuple[list[dict], dict[str, Any]]:
+    stats = write_snapshot(settings, folder, lambda line: None)
+    rows = [row for file in sorted(folder.glob("*")) for row in pq.read_table(file).to_pylist()]
+    return rows, stats
+
+
+def test_docstrings_come_with_qualified_names_and_conditional_definitions() -> None:
+    source = b'''"""Module."""
+if True:
+    def f():
+        """First."""
+else:
+    def f():
+        """Second."""
+class A:
+    """Class."""
+    try:
+        async def m(self):
+            """Method."""
+            def inner():
+                """Inner."""
+    except ValueError:
+        pass
+'''
+
+    assert list(docstrings_of(source)) == [
+        ("", "Module."),
+        ("f", "First."),
+        ("f", "Second."),
+        ("A", "Class."),
+        ("A.m", "Method."),
+        ("A.m.inner", "Inner."),
+    ]
+
+
+def test_files_that_are_no_python_yield_nothing() -> None:
+    assert list(docstrings_of(b'"""x""" def')) == []
+    assert list(docstrings_of(b'"""\x00"""')) == []
+
+
+def test_package_docs_are_read_without_importing_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "never_imported"
+    (package / "sub").mkdir(parents=True)
+    long = "A valve that opens. " * 12
+    (package / "__init__.py").write_text(f'"""{long}"""\nraise RuntimeError("imported")\n')
+    (package / "sub" / "part.py").write_text(
+        f'def f():\n    """{long}"""\n\n\ndef f():\n    """{long} Twice."""\n\n\ndef g(): "short"\n'
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    settings = RawCorpusSettings.model_validate(
+        {"sources": [{"type": "package_docs", "packages": ["never_imported"]}]}
+    )
+
+    rows, stats = snapshot(settings, tmp_path / "raw")
+
+    assert "never_imported" not in sys.modules
+    assert [row["id"] for row in rows] == [
+        "never_imported/never_imported",
+        "never_imported/never_imported.sub.part:f",
+        "never_imported/never_imported.sub.part:f#2",
+    ]
+    assert stats["documents"] == 3 and stats["repeated_ids"] == 1
+    assert stats["sources"]["package_docs"]["documents"] == 3
+
+    before = source_fingerprints(settings)
+    (package / "sub" / "part.py").write_text("changed = True\n")
+    assert source_fingerprints(settings) != before
+
+
+def test_installed_packages_carry_version_and_license(tmp_path: Path) -> None:
+    import networkx
+
+    settings = RawCorpusSettings.model_validate(
+        {"sources": [{"type": "package_docs", "packages": ["networkx"]}]}
+    )
+
+    rows, stats = snapshot(settings, tmp_path / "raw")
+
+    assert {row["version"] for row in rows} == {networkx.__version__}
+    assert all("BSD" in row["license"] for row in rows)
+    assert stats["bytes"] == sum(len(row["text"].encode()) for row in rows) > 1_000_000
+    assert len({row["id"] for row in rows}) == len(rows) == stats["documents"]
+
+
+def test_a_missing_package_is_named() -> None:
+    settings = RawCorpusSettings.model_validate(
+        {"sources": [{"type": "package_docs", "packages": ["no_such_package_here"]}]}
+    )
+
+    with pytest.raises(UserError, match=r"'no_such_package_here'.*not installed"):
+        source_fingerprints(settings)
+
+
+def test_every_format_is_read_from_one_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "text"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "a.txt").write_text("alpha é")
+    (folder / "deep" / "b.txt.gz").write_bytes(gzip.compress(b"beta"))
+    lines = [{"text": "gamma", "n": 1}, {"text": "", "n": 2}, {"text": "delta", "n": 3}]
+    (folder / "c.jsonl").write_text("\n\n".join(map(json.dumps, lines)))
+    (folder / "d.jsonl.gz").write_bytes(gzip.compress(json.dumps(lines[0]).encode()))
+    pq.write_table(pa.table({"text": ["epsilon"]}), folder / "e.parquet")
+    (folder / "ignored.bin").write_bytes(b"\xff")
+
+    rows, stats = snapshot(files_source(folder), tmp_path / "raw")
+
+    assert {row["id"]: row["text"] for row in rows} == {
+        "a.txt": "alpha é",
+        "c.jsonl:1": "gamma",
+        "c.jsonl:5": "delta",
+        "d.jsonl.gz:1": "gamma",
+        "deep/b.txt.gz": "beta",
+        "e.parquet:1": "epsilon",
+    }
+    assert stats["dropped"] == {"empty": 1}
+
+
+def test_columns_globs_and_repeated_ids(tmp_path: Path) -> None:
+    for name in ("x-1.jsonl", "x-2.jsonl", "y-1.jsonl"):
+        (tmp_path / name).write_text(json.dumps({"key": 7, "body": name}))
+
+    settings = files_source(tmp_path / "x-*.jsonl", text_column="body", id_column="key")
+    rows, stats = snapshot(settings, tmp_path / "raw")
+
+    assert [(row["id"], row["text"]) for row in rows] == [("7", "x-1.jsonl"), ("7#2", "x-2.jsonl")]
+    assert stats["repeated_ids"] == 1
+
+
+def test_the_same_source_gives_the_same_bytes_wherever_it_lies(tmp_path: Path) -> None:
+    found = []
+    for place in ("one", "two"):
+        (tmp_path / place).mkdir()
+        for number in range(40):
+            (tmp_path / place / f"{number}.txt").write_text(f"Document {number}. " * 9_000)
+        settings = files_source(tmp_path / place)
+        snapshot(settings, tmp_path / f"raw-{place}")
+        written = {f.name: f.read_bytes() for f in (tmp_path / f"raw-{place}").iterdir()}
+        found.append((settings.content(), source_fingerprints(settings), written))
+
+    assert found[0] == found[1]
+    assert pq.ParquetFile(tmp_path / "raw-one" / "part-00000.parquet").num_row_groups > 3
+
+
+def _corrupt_gzip() -> bytes:
+    return gzip.compress(b'{"text": "a long enough line"}\n' * 500)[:-20]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.txt", b"caf\xe9", r"a.txt: the file is not UTF-8 \(byte 0xe9 at position 3\).*iconv"),
+        ("a.jsonl", b'{"text": "x"}\n{"text": "\xff"}', r"a.jsonl: line 2 is not UTF-8"),
+        ("a.jsonl", b'{"text": "x"}\n{"text": ', r"a.jsonl, line 2: not valid JSON"),
+        ("a.jsonl", b'{"body": "x"}', r"a.jsonl, line 1: no text under the key 'text'.*body"),
+        ("a.jsonl.gz", _corrupt_gzip(), r"a.jsonl.gz is damaged: its gzip"),
+        ("a.txt.gz", b"not gzip at all", r"a.txt.gz is damaged: its gzip"),
+        ("a.parquet", b"not parquet", r"a.parquet is not a readable Parquet file"),
+        ("a.txt", b"  \n", r"raw corpus is empty.*1 were empty"),
+        ("a.pdf", b"%PDF", r"none of the 1 files.*\.jsonl"),
+    ],
+)
+def test_bad_files_are_named_with_what_to_do(
+    tmp_path: Path, name: str, content: bytes, message: str
+) -> None:
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / name).write_bytes(content)
+
+    with pytest.raises(UserError, match=message):
+        snapshot(files_source(tmp_path / "text"), tmp_path / "raw")
+
+
+def test_a_path_that_matches_nothing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"nothing-\*.txt matches no file.*`path`"):
+        source_fingerprints(files_source(tmp_path / "nothing-*.txt"))
+
+
+def test_two_sources_of_one_name_are_refused() -> None:
+    source = {"type": "package_docs", "packages": ["json"]}
+
+    with pytest.raises(ValidationError, match="two sources are named package_docs"):
+        RawCorpusSettings.model_validate({"sources": [source, source]})

@@ -1,0 +1,113 @@
+"""Both engines give the same tokens, and special tokens in a text are plain text."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from artifacts.errors import UserError
+from spark_jobs.tokenizer import DocumentTokenizer, TokenizerFiles, load_tokenizer
+from tests.spark_jobs.conftest import ABSENT
+
+PLAIN = "The valve <|endoftext|> opens. <|im_start|>user\n\x04caf\u00e9 \U0001f600\t\n\n  \u00f1"
+
+
+def ids_of(files: TokenizerFiles, engine: str, text: str) -> list[int]:
+    return DocumentTokenizer(files, engine).encode(pa.array([text]))[0].tolist()  # type: ignore[arg-type]
+
+
+def test_special_tokens_in_a_text_are_spelled_out(model_folder: Path) -> None:
+    files = load_tokenizer(str(model_folder))
+
+    for engine in ("gigatoken", "hugging_face"):
+        assert not set(files.specials.values()) & set(ids_of(files, engine, PLAIN))
+
+
+def test_the_bytes_a_vocabulary_lacks_are_known(model_folder: Path) -> None:
+    tokenizer = DocumentTokenizer(load_tokenizer(str(model_folder)), "gigatoken")
+
+    assert tokenizer.absent_bytes == ABSENT
+
+
+@hypothesis_settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(texts=st.lists(st.text(max_size=60) | st.just(PLAIN), min_size=1, max_size=8))
+def test_engines_agree_on_any_text(model_folder: Path, texts: list[str]) -> None:
+    files = _loaded(model_folder)
+    column = pa.array([text.encode("utf-8", "ignore").decode() for text in texts])
+    fast = _engine(files, "gigatoken").encode(column)
+    slow = _engine(files, "hugging_face").encode(column)
+
+    assert np.array_equal(fast[0], slow[0])
+    assert np.array_equal(fast[1], slow[1])
+
+
+def test_a_chat_models_turn_tokens_are_not_document_tokens(model_folder: Path) -> None:
+    files = load_tokenizer(str(model_folder))
+    separator = files.specials["<|endoftext|>"]
+
+    assert files.bos_token == "<|im_start|>"
+    assert files.start_and_end(None, None) == (separator, separator)
+    assert files.start_and_end("<|im_start|>", "<|im_end|>") == (
+        files.specials["<|im_start|>"],
+        files.specials["<|im_end|>"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("specials", "bos", "eos", "expected"),
+    [
+        (("<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>"), 0, 2, (0, 1)),
+        (("<s>", "</s>", "<unk>"), 0, 1, (0, 1)),
+        (("<|endoftext|>", "<|im_start|>", "<|im_end|>"), None, 2, (0, 0)),
+        (("<bos>", "<eos>", "<end_of_turn>"), 0, 2, (0, 1)),
+    ],
+    ids=["llama3-instruct", "mistral", "qwen2-instruct", "gemma-it"],
+)
+def test_documents_begin_and_end_as_their_family_expects(
+    specials: tuple[str, ...], bos: int | None, eos: int, expected: tuple[int, int]
+) -> None:
+    files = TokenizerFiles(
+        definition="{}",
+        sha256="",
+        specials={token: number for number, token in enumerate(specials)},
+        bos_token=None if bos is None else specials[bos],
+        eos_token=specials[eos],
+        vocab_size=10,
+    )
+
+    assert files.start_and_end(None, None) == expected
+
+
+def test_an_unknown_start_token_is_refused_with_the_known_ones(model_folder: Path) -> None:
+    with pytest.raises(UserError, match=r"start_token.*'<s>'.*<\|endoftext\|>"):
+        load_tokenizer(str(model_folder)).start_and_end("<s>", None)
+
+
+def test_a_tokenizer_larger_than_the_model_is_refused(model_folder: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(model_folder, tmp_path / "model")
+    (folder / "config.json").write_text(json.dumps({"vocab_size": 300}))
+
+    with pytest.raises(UserError, match=r"outside the model's vocabulary of 300"):
+        load_tokenizer(str(folder))
+
+
+def test_a_folder_without_tokenizer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no tokenizer.json"):
+        load_tokenizer(str(tmp_path))
+
+
+_cache: dict[object, object] = {}
+
+
+def _loaded(folder: Path) -> TokenizerFiles:
+    return _cache.setdefault(folder, load_tokenizer(str(folder)))  # type: ignore[return-value]
+
+
+def _engine(files: TokenizerFiles, engine: str) -> DocumentTokenizer:
+    return _cache.setdefault(engine, DocumentTokenizer(files, engine))  # type: ignore[arg-type, return-value]
