@@ -54,7 +54,7 @@ class CleanSpec(BaseModel):
 def run(
     spark: SparkSession, spec: CleanSpec, report: Callable[[str], None] = print
 ) -> dict[str, Any]:
-    """Write the clean corpus as `part-NNNNN.parquet` of `CLEAN_SCHEMA`; return the manifest's stats.
+    """Write the clean corpus, `part-NNNNN.parquet` of `CLEAN_SCHEMA`; return the stats.
 
     The survivor of a duplicate cluster is its longest document, of several the one with the
     smallest id, however the text is partitioned.

@@ -67,7 +67,7 @@ def write_parts(table: DataFrame, url: str, schema: pa.Schema) -> list[dict[str,
         first = next(batches, None)
         if first is None:
             return
-        name = f"part-{TaskContext.get().partitionId():05d}.parquet"  # type: ignore[union-attr]
+        name = f"part-{TaskContext.get().partitionId():05d}.parquet"
         filesystem, folder = fsspec.core.url_to_fs(url)
         filesystem.makedirs(folder, exist_ok=True)
         documents = size = 0

@@ -28,7 +28,7 @@ def progress(context: SparkContext, label: str, report: Report) -> Iterator[None
     finally:
         finished.set()
         watcher.join()
-        context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
+        context.setLocalProperty("spark.jobGroup.id", None)
 
 
 def _watch(

@@ -58,7 +58,7 @@ class TokenizedShardsSettings(Settings):
     split: SplitSettings = SplitSettings()
     """Shares of validation and held-out text."""
     packing: Literal["concatenate"] = "concatenate"
-    """How documents fill rows: one after another, cut at the row's end and continued in the next."""
+    """How documents fill rows: one after another, cut at a row's end and continued in the next."""
     start_token: str | None = None
     """Token put before each document; by default the family's own (see `spark_jobs.tokenizer`)."""
     end_token: str | None = None

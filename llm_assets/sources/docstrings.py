@@ -65,8 +65,8 @@ def find_package(name: str) -> Package:
         root = Path(origin)
     else:
         raise UserError(
-            f"Source `package_docs` names the package {name!r}, which is not installed here as Python "
-            "source. Install it into this environment, or take it out of `packages`."
+            f"Source `package_docs` names the package {name!r}, which is not installed here as "
+            "Python source. Install it into this environment, or take it out of `packages`."
         )
     distribution = _distribution(name)
     if distribution is None:
@@ -179,9 +179,8 @@ def _distribution(name: str) -> importlib.metadata.Distribution | None:
 
 def _license(distribution: importlib.metadata.Distribution) -> str:
     metadata = distribution.metadata
-    expression = metadata.get("License-Expression")
-    if expression:
-        return expression
+    if "License-Expression" in metadata:
+        return metadata["License-Expression"]
     classifiers = [
         line.rsplit("::", 1)[-1].strip()
         for line in metadata.get_all("Classifier") or []
@@ -189,5 +188,5 @@ def _license(distribution: importlib.metadata.Distribution) -> str:
     ]
     if classifiers:
         return ", ".join(classifiers)
-    stated = (metadata.get("License") or "").strip().splitlines()
+    stated = metadata["License"].strip().splitlines() if "License" in metadata else []
     return stated[0][:80] if stated else "unknown"
