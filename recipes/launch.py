@@ -14,15 +14,18 @@ from recipes.spec import INTERRUPTED_EXIT_CODE
 def main() -> int:
     """Run the workers and return their common exit code."""
     end_with_parent()
-    # torchrun would give every worker one thread; workers share the processors out themselves.
-    os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
+    arguments = run.parse_args(sys.argv[1:])
+    if arguments.nproc_per_node.isdecimal():
+        # torchrun by itself would leave every worker but a single one with one thread.
+        threads = max(1, len(os.sched_getaffinity(0)) // int(arguments.nproc_per_node))
+        os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     try:
-        run.run(run.parse_args(sys.argv[1:]))
+        run.run(arguments)
     except ChildFailedError as error:
         codes = [failure.exitcode for failure in error.failures.values()]
         return INTERRUPTED_EXIT_CODE if INTERRUPTED_EXIT_CODE in codes else _failure(codes)

@@ -13,7 +13,6 @@ class Workers:
 
     rank: int
     count: int
-    local_count: int
     device: torch.device
 
     @property
@@ -39,17 +38,15 @@ def join_workers() -> Workers:
     """Enter the group that the launcher describes in the environment; alone without one."""
     count = int(os.environ.get("WORLD_SIZE", "1"))
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    local_count = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if torch.cuda.is_available():
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
     else:
         device = torch.device("cpu")
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_count))
     if count > 1:
         # Checkpoints are saved from host memory, hence a CPU backend beside nccl.
         dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
-    return Workers(int(os.environ.get("RANK", "0")), count, local_count, device)
+    return Workers(int(os.environ.get("RANK", "0")), count, device)
 
 
 def leave_workers() -> None:

@@ -15,6 +15,9 @@ from recipes.settings import TrainingSettings
 INTERRUPTED_EXIT_CODE = 75
 """A checkpoint was saved; start the same command again (EX_TEMPFAIL)."""
 
+SECONDS_TO_SAVE = 300
+"""How long a worker that was asked to end may take over its checkpoint."""
+
 RESULT_NAME = "result.json"
 METRICS_NAME = "metrics.jsonl"
 TENSORBOARD_NAME = "tensorboard"
@@ -105,6 +108,7 @@ def command(spec_path: Path, workers: int) -> list[str]:
         "-m",
         "recipes.launch",
         "--standalone",
+        f"--shutdown-timeout={SECONDS_TO_SAVE}",
         f"--nproc-per-node={workers}",
         "-m",
         "recipes.continued_pretraining",
