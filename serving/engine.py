@@ -99,7 +99,7 @@ class Engine:
                 message=f"The prompt has {len(tokens)} tokens; at most {max(limit, 0)} fit beside "
                 f"{request.max_tokens} new ones.",
             )
-        return list(tokens)
+        return [*tokens, *self.tokenizer.encode(request.written, add_special_tokens=False)]
 
     async def generate(self, request: GenerateRequest, tokens: list[int]) -> AsyncIterator[Chunk]:
         """Yield text as it is written; stops the work when the caller goes away."""
@@ -148,7 +148,7 @@ class Engine:
                     )
                     return
                 if shown:
-                    yield Chunk(text=shown)
+                    yield Chunk(text=shown, completion_tokens=written)
         finally:
             if not finished:
                 self.batch.cancel_request(name)

@@ -4,8 +4,8 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -78,7 +78,7 @@ class EngineProcess:
                 await self._keeper
         await self._kill()
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
         """Yield the answer as it is written.
 
         Raises:
@@ -95,14 +95,13 @@ class EngineProcess:
                     raise Refused(Refusal.model_validate_json(await response.aread()))
                 if response.status_code != 200:
                     raise EngineLost(f"the engine answered {response.status_code}")
-                async with aclosing(response.aiter_lines()) as lines:
-                    async for line in lines:
-                        chunk = Chunk.model_validate_json(line)
-                        if chunk.error is not None:
-                            raise EngineLost(chunk.error)
-                        yield chunk
-                        if chunk.finish_reason is not None:
-                            return
+                async for line in response.aiter_lines():
+                    chunk = Chunk.model_validate_json(line)
+                    if chunk.error is not None:
+                        raise EngineLost(chunk.error)
+                    yield chunk
+                    if chunk.finish_reason is not None:
+                        return
         except httpx.TransportError as error:
             raise EngineLost(f"the engine is gone ({type(error).__name__})") from error
         raise EngineLost("the answer ended early")
@@ -137,6 +136,7 @@ class EngineProcess:
             )
         self._client = httpx.AsyncClient(
             base_url=f"http://127.0.0.1:{port}",
+            headers={"Content-Type": "application/json"},
             timeout=httpx.Timeout(None, connect=5.0),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
             trust_env=False,

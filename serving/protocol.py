@@ -31,10 +31,12 @@ class GenerateRequest(BaseModel):
     temperature: float = Field(ge=0)
     top_p: float = Field(gt=0, le=1)
     stop: list[str] = []
+    written: str = ""
+    """The beginning of the answer, written by an engine that died before it was complete."""
 
 
 class Chunk(BaseModel):
-    """One line of the engine's answer. The last one has a finish reason and the counts."""
+    """One line of the engine's answer; the last one has a finish reason."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -1,0 +1,45 @@
+"""Run the endpoint: `python -m serving --model FOLDER --version 3 --port 8010`."""
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+from artifacts.errors import UserError
+from serving.server import serve
+from serving.settings import EndpointSettings
+from serving.state import Desired, StateFolder
+
+
+def main() -> int:
+    """Serve in the foreground until a signal; exit code 1 where it cannot begin."""
+    parser = argparse.ArgumentParser(prog="python -m serving", description=__doc__)
+    parser.add_argument("--state", type=Path, help="folder that says what to serve")
+    parser.add_argument("--model", type=Path, help="a Hugging Face folder, instead of --state")
+    parser.add_argument("--version", default="1", help="name of the model's version")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=EndpointSettings().port)
+    arguments = parser.parse_args()
+    try:
+        if arguments.state and not arguments.model:
+            return serve(arguments.state)
+        if not arguments.model:
+            raise UserError("Give --model FOLDER, or --state FOLDER.")
+        with tempfile.TemporaryDirectory(prefix="llm-assets-endpoint-") as scratch:
+            folder = arguments.state or Path(scratch)
+            StateFolder(folder).write_desired(
+                Desired(
+                    model_folder=arguments.model.absolute(),
+                    version=arguments.version,
+                    fingerprint="unregistered",
+                    settings=EndpointSettings(host=arguments.host, port=arguments.port),
+                )
+            )
+            return serve(folder)
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

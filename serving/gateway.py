@@ -1,0 +1,155 @@
+"""Takes a request to an engine and its answer back, whatever happens to the engine meanwhile."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+from time import monotonic
+
+from serving.engine_process import EngineLost, Refused
+from serving.errors import invalid, timed_out, unavailable
+from serving.protocol import Chunk, GenerateRequest
+from serving.router import Route, Router
+from serving.settings import EndpointSettings
+from serving.telemetry import Metrics
+
+ATTEMPTS = 4
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A complete answer and who gave it."""
+
+    text: str
+    end: Chunk
+    version: str
+    fingerprint: str
+
+
+class Stream:
+    """An answer that arrives piece by piece; it has begun when this exists."""
+
+    def __init__(self, route: Route, first: Chunk, rest: AsyncGenerator[Chunk, None]) -> None:
+        self.version = route.engine.desired.version
+        self.fingerprint = route.engine.desired.fingerprint
+        self._first = first
+        self._rest = rest
+
+    async def chunks(self) -> AsyncGenerator[Chunk, None]:
+        """All pieces; the last one has a finish reason, or an error."""
+        yield self._first
+        async for chunk in self._rest:
+            yield chunk
+
+
+class Gateway:
+    """Routes requests, tries again when an engine dies, and gives up in time."""
+
+    def __init__(self, router: Router, settings: EndpointSettings, metrics: Metrics) -> None:
+        self.router = router
+        self.settings = settings
+        self.metrics = metrics
+
+    async def answer(self, request: GenerateRequest) -> Answer:
+        """One whole answer; raises ServingError."""
+        stream = await self.stream(request)
+        text, end = "", Chunk()
+        async with aclosing(stream.chunks()) as chunks:
+            async for chunk in chunks:
+                text, end = text + chunk.text, chunk
+        if end.error == "timeout":
+            raise timed_out(self.settings.request_timeout)
+        if end.error is not None:
+            raise unavailable(f"The model's engine was lost: {end.error}.")
+        return Answer(text, end, stream.version, stream.fingerprint)
+
+    async def stream(self, request: GenerateRequest) -> Stream:
+        """Begin an answer; raises ServingError where none can begin."""
+        deadline = monotonic() + self.settings.request_timeout
+        lost = ""
+        for _ in range(ATTEMPTS):
+            try:
+                async with asyncio.timeout(deadline - monotonic()):
+                    await self.router.wait_ready(deadline - monotonic())
+                pieces = self._pieces(request, deadline)
+                route, first = await anext(pieces)
+                return Stream(route, first, _second(pieces))
+            except Refused as error:
+                raise invalid(str(error), error.refusal.field) from error
+            except TimeoutError:
+                raise timed_out(self.settings.request_timeout) from None
+            except EngineLost as error:
+                lost = str(error)
+        raise unavailable(f"No engine could answer: {lost}.")
+
+    async def _pieces(
+        self, request: GenerateRequest, deadline: float
+    ) -> AsyncGenerator[tuple[Route, Chunk], None]:
+        """The pieces of an answer; goes on where it stopped when its engine is started again.
+
+        Errors before the first piece are raised; later ones are the last piece.
+        """
+        started = monotonic()
+        with self.router.take() as route:
+            text, tokens, succeeded = "", 0, False
+            try:
+                for _ in range(ATTEMPTS):
+                    part = request.model_copy(
+                        update={"written": text, "max_tokens": request.max_tokens - tokens}
+                    )
+                    try:
+                        async with aclosing(self._timed(route, part, deadline)) as chunks:
+                            async for chunk in chunks:
+                                text += chunk.text
+                                whole = tokens + chunk.completion_tokens
+                                yield route, chunk.model_copy(update={"completion_tokens": whole})
+                                last = chunk
+                        succeeded = True
+                        self.metrics.tokens(route.engine.desired.version, last.prompt_tokens, whole)
+                        return
+                    except EngineLost as error:
+                        if not text:
+                            raise
+                        tokens = whole
+                        if not await _ready_again(route, deadline):
+                            yield route, Chunk(error=str(error))
+                            return
+                    except TimeoutError:
+                        if not text:
+                            raise
+                        yield route, Chunk(error="timeout")
+                        return
+                yield route, Chunk(error="the engine was lost again and again")
+            except (Refused, GeneratorExit, asyncio.CancelledError):
+                # Neither a request that cannot be served nor a client that left is the engine's
+                # fault.
+                succeeded = True
+                raise
+            finally:
+                route.record(succeeded, tokens or len(text) // 4, monotonic() - started)
+
+    async def _timed(
+        self, route: Route, request: GenerateRequest, deadline: float
+    ) -> AsyncGenerator[Chunk, None]:
+        async with aclosing(route.engine.generate(request)) as chunks:
+            while True:
+                async with asyncio.timeout(deadline - monotonic()):
+                    try:
+                        chunk = await anext(chunks)
+                    except StopAsyncIteration:
+                        return
+                yield chunk
+
+
+async def _ready_again(route: Route, deadline: float) -> bool:
+    try:
+        await asyncio.wait_for(route.engine.ready.wait(), max(deadline - monotonic(), 0))
+    except TimeoutError:
+        return False
+    return True
+
+
+async def _second(pieces: AsyncGenerator[tuple[Route, Chunk], None]) -> AsyncGenerator[Chunk, None]:
+    async with aclosing(pieces) as inner:
+        async for _, chunk in inner:
+            yield chunk

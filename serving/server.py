@@ -1,0 +1,190 @@
+"""One front process: listens, serves the wanted version, and follows when another is wanted."""
+
+import asyncio
+import os
+import signal
+import socket
+from pathlib import Path
+
+import uvicorn
+
+from artifacts.errors import UserError
+from serving.engine_process import EngineProcess
+from serving.front import Front, build_app
+from serving.gateway import Gateway
+from serving.rollout import RolledBack, roll_out
+from serving.router import Router
+from serving.state import (
+    Desired,
+    Outcome,
+    Phase,
+    RouteStatus,
+    StateFolder,
+    Status,
+    process_started,
+)
+from serving.telemetry import Metrics, log
+
+SHUTDOWN_SECONDS = 10
+
+
+class Server:
+    """The front of one state folder."""
+
+    def __init__(self, state: StateFolder, desired: Desired) -> None:
+        self._state = state
+        self._desired = desired
+        self._router = Router()
+        self._outcome: Outcome | None = None
+        self._phase: Phase = "starting"
+        self._changed = asyncio.Event()
+        self._address = ("", 0)
+
+    async def run(self, listener: socket.socket, token: str | None) -> int:
+        """Serve until asked to stop; returns the exit code."""
+        settings = self._desired.settings
+        self._address = listener.getsockname()[:2]
+        gateway = Gateway(self._router, settings, Metrics())
+        server = uvicorn.Server(
+            uvicorn.Config(
+                build_app(Front(gateway, token)),
+                log_level="warning",
+                access_log=False,
+                lifespan="off",
+                timeout_keep_alive=30,
+                timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+                server_header=False,
+            )
+        )
+        self._write_status()
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._changed.set)
+        following = asyncio.create_task(self._follow())
+        await asyncio.wait([serving, following], return_when=asyncio.FIRST_COMPLETED)
+        server.should_exit = True
+        await serving
+        failed = following.done() and not following.cancelled()
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+        for route in self._router.routes:
+            await route.engine.stop()
+        return 1 if failed else 0
+
+    async def _follow(self) -> None:
+        """Bring the wanted version up, again whenever another is wanted.
+
+        Returns where the first version cannot be served at all; later failures leave the one before
+        in its place.
+        """
+        await self._change(self._desired)
+        while self._router.routes:
+            await self._changed.wait()
+            self._changed.clear()
+            wanted = self._state.read_desired()
+            if wanted and wanted.model_dump() != self._desired.model_dump():
+                await self._change(wanted)
+
+    async def _change(self, wanted: Desired) -> None:
+        log_path = self._state.folder / f"engine-{wanted.version}.log"
+        engine = EngineProcess(wanted, log_path, self._write_status)
+        self._phase = "rolling_out" if self._router.routes else "starting"
+        self._write_status()
+        try:
+            await roll_out(self._router, engine, wanted.settings, self._report)
+        except RolledBack as error:
+            succeeded, reason = False, str(error)
+        else:
+            succeeded, reason = True, "serving"
+            self._desired = wanted
+        self._outcome = Outcome(
+            version=wanted.version,
+            fingerprint=wanted.fingerprint,
+            succeeded=succeeded,
+            reason=reason,
+        )
+        self._phase = "serving" if self._router.routes else "failed"
+        log("rollout", version=wanted.version, succeeded=succeeded, reason=reason)
+        self._write_status()
+
+    def _report(self, line: str) -> None:
+        log("rollout_step", text=line)
+        self._write_status()
+
+    def _write_status(self) -> None:
+        routes = [
+            RouteStatus(
+                version=route.engine.desired.version,
+                fingerprint=route.engine.desired.fingerprint,
+                share=route.share,
+                engine_pid=route.engine.pid,
+                ready=route.engine.ready.is_set(),
+                restarts=route.engine.restarts,
+            )
+            for route in self._router.routes
+        ]
+        status = Status(
+            pid=os.getpid(),
+            process_started=process_started(os.getpid()) or 0.0,
+            host=self._address[0],
+            port=self._address[1],
+            phase=self._phase,
+            routes=routes,
+            outcome=self._outcome,
+        )
+        try:
+            self._state.write_status(status)
+        except (OSError, UserError) as error:
+            # A full disk must not end the serving; the status is late, not wrong for ever.
+            log("status_not_written", reason=str(error))
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket; raises UserError where the port is taken or the address is not ours."""
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(1024)
+    except OSError as error:
+        listener.close()
+        raise UserError(
+            f"Cannot listen on {host} port {port}: {error.strerror}. Another program may be using "
+            "it: choose another `endpoint.port` in the pipeline file, or end that program."
+        ) from error
+    return listener
+
+
+def bearer_token(desired: Desired) -> str | None:
+    """The token to ask for; raises UserError where one is needed and there is none."""
+    settings = desired.settings
+    if settings.token_variable:
+        token = os.environ.get(settings.token_variable, "")
+        if not token:
+            raise UserError(
+                f"`endpoint.token_variable` names {settings.token_variable}, which is not set. Put "
+                "the bearer token into it."
+            )
+        return token
+    if settings.host not in ("127.0.0.1", "::1", "localhost"):
+        raise UserError(
+            f"`endpoint.host` is {settings.host}, which others can reach: set "
+            "`endpoint.token_variable` to the name of a variable that holds a bearer token."
+        )
+    return None
+
+
+def serve(folder: Path) -> int:
+    """Serve what a state folder wants, until a signal; raises UserError where it cannot begin."""
+    state = StateFolder(folder)
+    desired = state.read_desired()
+    if desired is None:
+        raise UserError(f"{folder} does not say what to serve: it has no desired.json.")
+    token = bearer_token(desired)
+    with listen(desired.settings.host, desired.settings.port) as listener:
+        return asyncio.run(_run(state, desired, listener, token))
+
+
+async def _run(
+    state: StateFolder, desired: Desired, listener: socket.socket, token: str | None
+) -> int:
+    return await Server(state, desired).run(listener, token)
