@@ -1,145 +1,10 @@
-"""Clients that talk to the local Google, and a way to run one inside a Dagster run."""
-
-import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
+"""The two clients, talking to the local Google."""
 
 import pytest
-from dagster import (
-    AssetExecutionContext,
-    DagsterInstance,
-    ExecuteInProcessResult,
-    MaterializeResult,
-    asset,
-    materialize,
-)
 
-from llm_assets.pipes import (
-    Limits,
-    PipesDataprocServerlessClient,
-    PipesGCSLiveMessageReader,
-    PipesVertexCustomJobClient,
-    RetryPolicy,
-)
+from tests.llm_assets.pipes.runner import PROGRAM, Runner
 from tests.stand_ins.fixtures import google, started_google  # noqa: F401
-from tests.stand_ins.google import BUCKET, CUDA_IMAGE, PROJECT, REGION, LocalGoogle
-
-PARENT = f"projects/{PROJECT}/locations/{REGION}"
-PROGRAM = Path(__file__).parent / "programs" / "report.py"
-QUICK = Limits(
-    poll_seconds=0.5,
-    drain_seconds=2.0,
-    restarts=2,
-    retries=RetryPolicy(0.05, 0.2, give_up_after_seconds=5.0),
-)
-
-
-@dataclass
-class Runner:
-    """Runs an asset whose work is one job of either service, in a Dagster run of its own."""
-
-    google: LocalGoogle
-    service: str
-    limits: Limits = QUICK
-    bucket: str = BUCKET
-    region: str = REGION
-    image: str = CUDA_IMAGE
-    fingerprint: str | None = "f1"
-    scheduling: dict[str, Any] = field(default_factory=dict)
-    accept_succeeded: Callable[[], bool] = lambda: True
-
-    def changed(self, **changes: Any) -> "Runner":
-        """A runner with some fields changed."""
-        return replace(self, **changes)
-
-    def run(
-        self, steps: Sequence[str], instance: DagsterInstance | None = None
-    ) -> ExecuteInProcessResult:
-        """Materialize the asset; the run fails, it does not raise."""
-        instance = instance or DagsterInstance.ephemeral()
-        return materialize([self.asset(steps)], instance=instance, raise_on_error=False)
-
-    def asset(self, steps: Sequence[str]) -> Any:
-        """An asset that runs the test program with these steps."""
-
-        @asset(name="figures")
-        def figures(context: AssetExecutionContext) -> MaterializeResult:
-            return self.invoke(context, steps).get_materialize_result(
-                implicit_materialization=False
-            )
-
-        return figures
-
-    def invoke(self, context: AssetExecutionContext, steps: Sequence[str]) -> Any:
-        """Call the client under test."""
-        common: dict[str, Any] = {
-            "context": context,
-            "parent": f"projects/{PROJECT}/locations/{self.region}",
-            "fingerprint": self.fingerprint,
-            "accept_succeeded": self.accept_succeeded,
-        }
-        if self.service == "vertex":
-            return self.vertex_client().run(custom_job=self.custom_job(steps), **common)
-        return self.dataproc_client().run(batch=self.batch(steps), **common)
-
-    def reader(self) -> PipesGCSLiveMessageReader:
-        return PipesGCSLiveMessageReader(bucket=self.bucket, prefix="messages")
-
-    def vertex_client(self) -> PipesVertexCustomJobClient:
-        from google.cloud.aiplatform_v1 import JobServiceClient
-
-        options = {"api_endpoint": self.google.endpoint}
-        return PipesVertexCustomJobClient(
-            self.reader(), JobServiceClient(client_options=options), limits=self.limits
-        )
-
-    def dataproc_client(self) -> PipesDataprocServerlessClient:
-        from google.cloud.dataproc_v1 import BatchControllerClient
-
-        options = {"api_endpoint": self.google.endpoint}
-        return PipesDataprocServerlessClient(
-            self.reader(), BatchControllerClient(client_options=options), limits=self.limits
-        )
-
-    def custom_job(self, steps: Sequence[str]) -> dict[str, Any]:
-        pool = {
-            "replica_count": 1,
-            "machine_spec": {"machine_type": "n1-standard-4"},
-            "container_spec": {
-                "image_uri": self.image,
-                "command": [sys.executable, str(PROGRAM)],
-                "args": list(steps),
-            },
-        }
-        return {"job_spec": {"worker_pool_specs": [pool], "scheduling": self.scheduling}}
-
-    def batch(self, steps: Sequence[str]) -> dict[str, Any]:
-        image = "" if self.image == CUDA_IMAGE else self.image
-        uri = f"gs://{BUCKET}/report.py"
-        return {
-            "pyspark_batch": {"main_python_file_uri": uri, "args": list(steps)},
-            "runtime_config": {"version": "2.3", "container_image": image},
-        }
-
-    def jobs(self) -> list[Any]:
-        """The service's jobs, oldest first."""
-        if self.service == "vertex":
-            return self.google.vertex.jobs()
-        return self.google.dataproc.batches()
-
-    @property
-    def create_method(self) -> str:
-        return "CreateCustomJob" if self.service == "vertex" else "CreateBatch"
-
-    @property
-    def get_method(self) -> str:
-        return "GetCustomJob" if self.service == "vertex" else "GetBatch"
-
-    def hold_pending(self) -> None:
-        """Leave new jobs without machines."""
-        self.google.vertex.hold_pending = self.google.dataproc.hold_pending = True
+from tests.stand_ins.google import BUCKET, LocalGoogle
 
 
 @pytest.fixture
@@ -158,25 +23,10 @@ def runner(
     program_in_bucket: None,
 ) -> Runner:
     """A runner for each of the two clients."""
-    return Runner(google, request.param)
+    return Runner(request.param, google)
 
 
 @pytest.fixture
 def vertex_runner(google: LocalGoogle, program_in_bucket: None) -> Runner:  # noqa: F811
     """A runner for Vertex AI alone."""
-    return Runner(google, "vertex")
-
-
-def failure_text(result: ExecuteInProcessResult) -> str:
-    """The failed step's own words."""
-    failures = result.get_step_failure_events()
-    data = failures[0].step_failure_data
-    assert data.user_failure_data is not None, data.error
-    return data.user_failure_data.description or ""
-
-
-def log_text(result: ExecuteInProcessResult) -> str:
-    """Everything logged in a run that used its own instance."""
-    return "\n".join(
-        record.user_message for record in result._instance.all_logs(result.run_id)  # type: ignore
-    )
+    return Runner("vertex", google)

@@ -1,8 +1,8 @@
 """Stands for a job: does what its arguments say, reporting through the shipped Pipes writer.
 
-Usage: report.py [--count FILE] [STEP...] where a step is `log:TEXT`, `materialize`, `sleep:SECONDS`,
-`exit:STATUS`, `die:STATUS` (at once, without a closing message), `raise:TEXT`, `fail-until:N:STATUS`
-(exit with STATUS until FILE says that this is start N), `hang-until:N` (sleep until killed, likewise).
+Usage: report.py [--count FILE] [STEP...]. The steps: `log:TEXT`, `materialize`, `sleep:SECONDS`,
+`exit:STATUS`, `die:STATUS` (without a closing message), `raise:TEXT`, and, where FILE counts the
+starts, `fail-until:N:STATUS` (exit so before start N) and `hang-until:N` (sleep until killed).
 """
 
 import os

@@ -1,0 +1,165 @@
+"""Runs an asset whose work is one job of the local Google."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from dagster import (
+    AssetExecutionContext,
+    DagsterInstance,
+    ExecuteInProcessResult,
+    MaterializeResult,
+    asset,
+    materialize,
+)
+
+from llm_assets.pipes import (
+    Limits,
+    PipesDataprocServerlessClient,
+    PipesGCSLiveMessageReader,
+    PipesVertexCustomJobClient,
+    RetryPolicy,
+)
+from tests.stand_ins.google import BUCKET, CUDA_IMAGE, PROJECT, REGION, LocalGoogle
+from tests.stand_ins.processes import REPOSITORY
+
+PARENT = f"projects/{PROJECT}/locations/{REGION}"
+PROGRAM = Path(__file__).parent / "programs" / "report.py"
+QUICK = Limits(
+    poll_seconds=0.5,
+    drain_seconds=2.0,
+    restarts=2,
+    retries=RetryPolicy(0.05, 0.2, give_up_after_seconds=5.0),
+)
+
+
+@dataclass
+class Runner:
+    """Runs an asset whose work is one job of either service, in a Dagster run of its own."""
+
+    service: str
+    google: LocalGoogle | None = None
+    endpoint: str = field(default_factory=lambda: os.environ["LOCAL_GOOGLE_ENDPOINT"])
+    limits: Limits = QUICK
+    bucket: str = BUCKET
+    region: str = REGION
+    image: str = CUDA_IMAGE
+    fingerprint: str | None = "f1"
+    scheduling: dict[str, Any] = field(default_factory=dict)
+    accept_succeeded: Callable[[], bool] = lambda: True
+
+    def changed(self, **changes: Any) -> "Runner":
+        """A runner with some fields changed."""
+        return replace(self, **changes)
+
+    def run(
+        self, steps: Sequence[str], instance: DagsterInstance | None = None
+    ) -> ExecuteInProcessResult:
+        """Materialize the asset; the run fails, it does not raise."""
+        instance = instance or DagsterInstance.ephemeral()
+        return materialize([self.asset(steps)], instance=instance, raise_on_error=False)
+
+    def start_process(self, steps: Sequence[str]) -> subprocess.Popen[bytes]:
+        """Run in a Dagster process of its own; exit status 0 where the run succeeded."""
+        module = "tests.llm_assets.pipes.programs.materialize"
+        command = [sys.executable, "-m", module, self.service, self.fingerprint or "", *steps]
+        return subprocess.Popen(command, cwd=REPOSITORY)
+
+    def asset(self, steps: Sequence[str]) -> Any:
+        """An asset that runs the test program with these steps."""
+
+        @asset(name="figures")
+        def figures(context: AssetExecutionContext) -> MaterializeResult:
+            return self.invoke(context, steps).get_materialize_result(
+                implicit_materialization=False
+            )
+
+        return figures
+
+    def invoke(self, context: AssetExecutionContext, steps: Sequence[str]) -> Any:
+        """Call the client under test."""
+        common: dict[str, Any] = {
+            "context": context,
+            "parent": f"projects/{PROJECT}/locations/{self.region}",
+            "fingerprint": self.fingerprint,
+            "accept_succeeded": self.accept_succeeded,
+        }
+        if self.service == "vertex":
+            return self.vertex_client().run(custom_job=self.custom_job(steps), **common)
+        return self.dataproc_client().run(batch=self.batch(steps), **common)
+
+    def reader(self) -> PipesGCSLiveMessageReader:
+        return PipesGCSLiveMessageReader(bucket=self.bucket, prefix="messages")
+
+    def vertex_client(self) -> PipesVertexCustomJobClient:
+        from google.cloud.aiplatform_v1 import JobServiceClient
+
+        options = {"api_endpoint": self.endpoint}
+        return PipesVertexCustomJobClient(
+            self.reader(), JobServiceClient(client_options=options), limits=self.limits
+        )
+
+    def dataproc_client(self) -> PipesDataprocServerlessClient:
+        from google.cloud.dataproc_v1 import BatchControllerClient
+
+        options = {"api_endpoint": self.endpoint}
+        return PipesDataprocServerlessClient(
+            self.reader(), BatchControllerClient(client_options=options), limits=self.limits
+        )
+
+    def custom_job(self, steps: Sequence[str]) -> dict[str, Any]:
+        pool = {
+            "replica_count": 1,
+            "machine_spec": {"machine_type": "n1-standard-4"},
+            "container_spec": {
+                "image_uri": self.image,
+                "command": [sys.executable, str(PROGRAM)],
+                "args": list(steps),
+            },
+        }
+        return {"job_spec": {"worker_pool_specs": [pool], "scheduling": self.scheduling}}
+
+    def batch(self, steps: Sequence[str]) -> dict[str, Any]:
+        image = "" if self.image == CUDA_IMAGE else self.image
+        uri = f"gs://{BUCKET}/report.py"
+        return {
+            "pyspark_batch": {"main_python_file_uri": uri, "args": list(steps)},
+            "runtime_config": {"version": "2.3", "container_image": image},
+        }
+
+    def jobs(self) -> list[Any]:
+        """The service's jobs, oldest first."""
+        assert self.google is not None
+        if self.service == "vertex":
+            return self.google.vertex.jobs()
+        return self.google.dataproc.batches()
+
+    @property
+    def create_method(self) -> str:
+        return "CreateCustomJob" if self.service == "vertex" else "CreateBatch"
+
+    @property
+    def get_method(self) -> str:
+        return "GetCustomJob" if self.service == "vertex" else "GetBatch"
+
+    def hold_pending(self) -> None:
+        """Leave new jobs without machines."""
+        assert self.google is not None
+        self.google.vertex.hold_pending = self.google.dataproc.hold_pending = True
+
+
+def failure_text(result: ExecuteInProcessResult) -> str:
+    """The failed step's own words."""
+    failures = result.get_step_failure_events()
+    data = failures[0].step_failure_data
+    assert data.user_failure_data is not None, data.error
+    return data.user_failure_data.description or ""
+
+
+def log_text(instance: DagsterInstance, result: ExecuteInProcessResult) -> str:
+    """Everything logged in a run."""
+    return "\n".join(record.user_message for record in instance.all_logs(result.run_id))

@@ -1,0 +1,96 @@
+"""What both clients do when all goes well, and when asked again."""
+
+from dagster import DagsterInstance
+
+from tests.llm_assets.pipes.runner import PARENT, Runner, failure_text, log_text
+from tests.stand_ins.google import REGION
+
+
+def test_messages_results_and_console_link_reach_the_run(runner: Runner) -> None:
+    instance = DagsterInstance.ephemeral()
+    result = runner.run(["log:hello", "materialize"], instance)
+    assert result.success
+    event = result.asset_materializations_for_node("figures")[0]
+    (job,) = runner.jobs()
+    assert event.metadata["job"].value == job.name
+    assert event.metadata["start"].value == 1
+    assert event.metadata["adopted"].value is False
+    log = log_text(instance, result)
+    assert "hello (start 1)" in log
+    assert f"https://console.cloud.google.com/{console_path(runner, job.name)}" in log
+    assert log.index("console.cloud.google.com") < log.index("hello")
+
+
+def console_path(runner: Runner, name: str) -> str:
+    job_id = name.rsplit("/", 1)[1]
+    if runner.service == "vertex":
+        return f"vertex-ai/locations/{REGION}/training/{job_id}"
+    return f"dataproc/batches/{REGION}/{job_id}"
+
+
+def test_job_carries_run_and_asset_as_labels(runner: Runner) -> None:
+    result = runner.run(["materialize"])
+    (job,) = runner.jobs()
+    assert job.name.startswith(PARENT)
+    assert job.labels["dagster-run-id"] == result.run_id
+    assert job.labels["dagster-asset"] == "figures"
+    assert job.labels["pipes-key"] == "figures-f1"
+
+
+def test_succeeded_job_is_adopted_with_all_it_reported(runner: Runner) -> None:
+    assert runner.run(["log:hello", "materialize"]).success
+    instance = DagsterInstance.ephemeral()
+    again = runner.run(["log:hello", "materialize"], instance)
+    assert again.success
+    assert len(runner.jobs()) == 1
+    assert "hello (start 1)" in log_text(instance, again)
+    assert again.asset_materializations_for_node("figures")[0].metadata["adopted"].value is True
+
+
+def test_succeeded_job_whose_output_is_gone_is_replaced(vertex_runner: Runner) -> None:
+    assert vertex_runner.run(["materialize"]).success
+    assert vertex_runner.changed(accept_succeeded=lambda: False).run(["materialize"]).success
+    assert len(vertex_runner.jobs()) == 2
+
+
+def test_failed_job_is_replaced_under_a_new_name(runner: Runner) -> None:
+    assert not runner.run(["raise:broken"]).success
+    assert runner.run(["materialize"]).success
+    first, second = runner.jobs()
+    assert first.labels["pipes-key"] == second.labels["pipes-key"]
+    assert first.labels["pipes-messages"] != second.labels["pipes-messages"]
+
+
+def test_without_a_fingerprint_every_run_has_a_job_of_its_own(vertex_runner: Runner) -> None:
+    runner = vertex_runner.changed(fingerprint=None)
+    assert runner.run(["materialize"]).success
+    assert runner.run(["materialize"]).success
+    assert len(runner.jobs()) == 2
+
+
+def test_two_runs_at_once_share_one_job(runner: Runner) -> None:
+    runs = [runner.start_process(["sleep:2", "materialize"]) for _ in range(2)]
+    assert [run.wait(timeout=60) for run in runs] == [0, 0]
+    ended = [job.state.name for job in runner.jobs()]
+    assert sum("SUCCEEDED" in state for state in ended) == 1
+    assert all("SUCCEEDED" in state or "CANCELLED" in state for state in ended)
+
+
+def test_failure_of_the_program_is_the_runs_failure(runner: Runner) -> None:
+    result = runner.run(["log:last words", "raise:the valve is stuck"])
+    text = failure_text(result)
+    assert "failed" in text
+    assert "console.cloud.google.com" in text
+
+
+def test_job_that_fails_after_its_last_message_has_failed(runner: Runner) -> None:
+    result = runner.run(["materialize", "die:3"])
+    assert not result.success
+    assert not result.get_asset_materialization_events()
+
+
+def test_success_without_a_closing_message_is_a_failure_and_not_adopted(runner: Runner) -> None:
+    result = runner.run(["materialize", "die:0"])
+    assert "without its closing message" in failure_text(result)
+    assert runner.run(["materialize"]).success
+    assert len(runner.jobs()) == 2

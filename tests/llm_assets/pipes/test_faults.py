@@ -1,0 +1,220 @@
+"""What Google, the network and people do to a job, through the real clients."""
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import grpc
+import pytest
+from dagster import DagsterInstance
+
+from llm_assets.pipes import Limits, RetryPolicy
+from tests.llm_assets.pipes.runner import Runner, failure_text, log_text
+from tests.stand_ins.google import LocalGoogle
+
+WAIT_SECONDS = 60.0
+
+BUSY = [
+    pytest.param(grpc.StatusCode.RESOURCE_EXHAUSTED, "Requests per minute: quota", id="429"),
+    pytest.param(grpc.StatusCode.UNAVAILABLE, "try again", id="503"),
+    pytest.param(grpc.StatusCode.UNAUTHENTICATED, "token expired", id="expired-token"),
+]
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize(("code", "message"), BUSY)
+def test_busy_service_is_asked_again(
+    vertex_runner: Runner, google: LocalGoogle, code: grpc.StatusCode, message: str
+) -> None:
+    google.server.faults.add("CreateCustomJob", code, message, times=2)
+    google.server.faults.add("GetCustomJob", code, message, times=2)
+    instance = DagsterInstance.ephemeral()
+    result = vertex_runner.run(["materialize"], instance)
+    assert result.success
+    assert len(vertex_runner.jobs()) == 1
+    assert log_text(instance, result).count("Trying again in") == 4
+
+
+def test_busy_service_is_given_up_in_the_end(vertex_runner: Runner, google: LocalGoogle) -> None:
+    google.server.faults.add("CreateCustomJob", grpc.StatusCode.UNAVAILABLE, times=1000)
+    runner = vertex_runner.changed(limits=Limits(retries=RetryPolicy(0.05, 0.1, 0.5)))
+    assert "503" in failure_text(runner.run(["materialize"]))
+    assert 3 < google.server.faults.count("CreateCustomJob") < 20
+
+
+def test_connection_cut_while_submitting_starts_one_job(
+    runner: Runner, google: LocalGoogle
+) -> None:
+    google.server.reset_connection_on(runner.create_method, after_work=True)
+    google.server.reset_connection_on(runner.get_method, times=2)
+    assert runner.run(["materialize"]).success
+    assert len(runner.jobs()) == 1
+
+
+def test_missing_right_says_which_role_to_ask_for(runner: Runner, google: LocalGoogle) -> None:
+    google.server.faults.add(
+        runner.create_method, grpc.StatusCode.PERMISSION_DENIED, "Permission denied", times=1000
+    )
+    text = failure_text(runner.run(["materialize"]))
+    role = "roles/aiplatform.user" if runner.service == "vertex" else "roles/dataproc.editor"
+    assert role in text
+    assert google.server.faults.count(runner.create_method) == 1
+
+
+def test_disabled_api_says_how_to_enable_it(runner: Runner, google: LocalGoogle) -> None:
+    message = "The API has not been used in project local-project before or it is disabled."
+    google.server.faults.add(
+        runner.create_method, grpc.StatusCode.PERMISSION_DENIED, message, times=1000
+    )
+    assert "gcloud services enable" in failure_text(runner.run(["materialize"]))
+
+
+def test_exceeded_quota_says_where_to_ask_for_more(runner: Runner, google: LocalGoogle) -> None:
+    message = (
+        "The following quota metrics exceed quota limits: "
+        "aiplatform.googleapis.com/custom_model_training_nvidia_a100_gpus"
+    )
+    google.server.faults.add(
+        runner.create_method, grpc.StatusCode.RESOURCE_EXHAUSTED, message, times=1000
+    )
+    text = failure_text(runner.run(["materialize"]))
+    assert "custom_model_training_nvidia_a100_gpus" in text
+    assert "iam-admin/quotas?project=local-project" in text
+    assert google.server.faults.count(runner.create_method) == 1
+
+
+def test_job_that_is_never_scheduled_is_cancelled_with_advice(runner: Runner) -> None:
+    runner.hold_pending()
+    limits = Limits(poll_seconds=0.2, pending_seconds=1.0)
+    text = failure_text(runner.changed(limits=limits).run(["materialize"]))
+    assert "never scheduled" in text and "us-central1" in text
+    assert [job.state.name.removeprefix("JOB_STATE_") for job in runner.jobs()] == ["CANCELLED"]
+
+
+def test_missing_bucket_stops_before_anything_is_submitted(runner: Runner) -> None:
+    text = failure_text(runner.changed(bucket="no-such-bucket").run(["materialize"]))
+    assert "gcloud storage buckets create gs://no-such-bucket" in text
+    assert runner.jobs() == []
+
+
+def test_unreadable_messages_fail_and_say_what_to_ask_for(
+    vertex_runner: Runner, google: LocalGoogle
+) -> None:
+    google.storage.add_fault(403, method="GET", contains="/messages", times=1000, skip=1)
+    text = failure_text(vertex_runner.run(["materialize"]))
+    assert "roles/storage.objectUser" in text
+
+
+def test_region_mismatch_names_the_region(runner: Runner) -> None:
+    text = failure_text(runner.changed(region="europe-west4").run(["materialize"]))
+    assert "europe-west4" in text and "one region" in text
+
+
+def test_missing_image_says_how_to_make_it(runner: Runner) -> None:
+    text = failure_text(runner.changed(image="somewhere/missing:1").run(["materialize"]))
+    assert "somewhere/missing:1" in text and "images/build.sh" in text
+
+
+def test_busy_storage_delays_messages_and_loses_none(
+    vertex_runner: Runner, google: LocalGoogle
+) -> None:
+    google.storage.add_fault(503, method="GET", contains="/messages", times=3, skip=1)
+    google.storage.add_fault(0, method="GET", contains="/messages", times=2, skip=4)
+    instance = DagsterInstance.ephemeral()
+    result = vertex_runner.run(["log:hello", "materialize"], instance)
+    assert result.success
+    assert "hello" in log_text(instance, result)
+
+
+def test_exit_75_is_started_again_and_goes_on(vertex_runner: Runner, tmp_path: Path) -> None:
+    instance = DagsterInstance.ephemeral()
+    steps = ["--count", str(tmp_path / "starts"), "fail-until:3:75", "materialize"]
+    result = vertex_runner.run(steps, instance)
+    assert result.success
+    event = result.asset_materializations_for_node("figures")[0]
+    assert (event.metadata["start"].value, event.metadata["restarts"].value) == (3, 2)
+    assert "was interrupted" in log_text(instance, result)
+
+
+def test_exit_75_is_started_again_only_so_often(vertex_runner: Runner, tmp_path: Path) -> None:
+    steps = ["--count", str(tmp_path / "starts"), "fail-until:99:75"]
+    assert "75" in failure_text(vertex_runner.run(steps))
+    assert len(vertex_runner.jobs()) == 3
+
+
+def after_start(google: LocalGoogle, number: int, action: Callable[[str], None]) -> None:
+    """Do something to the first Vertex job once its program has been started `number` times."""
+
+    def wait_and_act() -> None:
+        wait_until(lambda: bool(google.vertex.jobs()), "a job")
+        name = google.vertex.jobs()[0].name
+        wait_until(lambda: google.vertex.starts(name) >= number, "its start")
+        time.sleep(1.5)
+        action(name)
+
+    threading.Thread(target=wait_and_act, daemon=True).start()
+
+
+def test_preempted_job_is_submitted_again(
+    vertex_runner: Runner, google: LocalGoogle, tmp_path: Path
+) -> None:
+    after_start(google, 1, google.vertex.preempt)
+    steps = ["--count", str(tmp_path / "starts"), "log:begun", "hang-until:2", "materialize"]
+    result = vertex_runner.run(steps)
+    assert result.success
+    assert len(vertex_runner.jobs()) == 2
+
+
+def test_worker_restart_inside_a_job_loses_no_messages(
+    vertex_runner: Runner, google: LocalGoogle, tmp_path: Path
+) -> None:
+    runner = vertex_runner.changed(scheduling={"restart_job_on_worker_restart": True})
+    after_start(google, 1, google.vertex.preempt)
+    steps = ["--count", str(tmp_path / "starts"), "log:a", "sleep:2.2", "log:b"]
+    instance = DagsterInstance.ephemeral()
+    result = runner.run([*steps, "hang-until:2", "materialize"], instance)
+    assert result.success
+    log = log_text(instance, result)
+    assert "a (start 1)" in log and "a (start 2)" in log and "b (start 2)" in log
+    assert result.asset_materializations_for_node("figures")[0].metadata["start"].value == 2
+    assert len(runner.jobs()) == 1
+
+
+def running_process(runner: Runner, steps: list[str]) -> subprocess.Popen[bytes]:
+    """A Dagster process whose job has begun to run."""
+    process = runner.start_process(steps)
+    wait_until(lambda: any("RUNNING" in job.state.name for job in runner.jobs()), "a running job")
+    return process
+
+
+def test_killed_dagster_finds_its_job_again(runner: Runner) -> None:
+    process = running_process(runner, ["sleep:6", "log:hello", "materialize"])
+    process.kill()
+    process.wait()
+    (job,) = runner.jobs()
+    assert "RUNNING" in job.state.name
+    instance = DagsterInstance.ephemeral()
+    result = runner.run(["sleep:6", "log:hello", "materialize"], instance)
+    assert result.success
+    assert len(runner.jobs()) == 1
+    assert "hello" in log_text(instance, result)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_cancelled_run_cancels_its_job(runner: Runner, number: signal.Signals) -> None:
+    process = running_process(runner, ["sleep:600"])
+    time.sleep(0.5)
+    os.kill(process.pid, number)
+    assert process.wait(timeout=WAIT_SECONDS) != 0
+    (job,) = runner.jobs()
+    assert "CANCELLED" in job.state.name
