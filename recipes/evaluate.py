@@ -1,6 +1,7 @@
 """Measure base, candidate and incumbent: `python -m recipes.evaluate --spec spec.json`."""
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -33,6 +34,9 @@ def run(spec_path: Path, report: Report) -> None:
 
 def main() -> int:
     """Exit codes: 0 done, 1 a fault in the input."""
+    # Read when torch loads: waiting threads sleep, where spinning would starve each other as soon as
+    # the machine does anything else.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--spec", type=Path, required=True, help="JSON file, an EvaluationSpec")
     arguments = parser.parse_args()

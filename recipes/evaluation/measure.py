@@ -131,6 +131,7 @@ def measure(
 ) -> Scores:
     """One model's scores, from the cache where it was measured before on the same data."""
     from recipes.evaluation import models
+    from recipes.precision import mixed_precision
 
     cached = _cache_path(spec.cache, data, source, models.precision())
     if cached and (scores := _read_cache(cached)):
@@ -139,7 +140,7 @@ def measure(
     report(f"{role}: loading {source.path}")
     model = models.load_model(source.path)
     bits = {}
-    with models.fast_precision():
+    with mixed_precision(models.precision(), models.device()):
         for task, documents in data.tasks.items():
             check_vocabulary(documents, model.config.vocab_size, str(source.path))
             bits[task] = _score_task(model, role, task, documents, spec, report)

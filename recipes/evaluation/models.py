@@ -1,7 +1,6 @@
 """Loading the models to measure, and letting them write a little."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 from artifacts.errors import UserError
 from recipes.evaluation.documents import Document
 from recipes.evaluation.settings import GenerationSettings
+from recipes.precision import Precision, choose_precision
 
 
 def device() -> torch.device:
@@ -17,10 +17,9 @@ def device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def precision() -> str:
-    """`bfloat16` where this machine multiplies it fast, else `float32`."""
-    fast = torch.cuda.is_available() or torch.cpu._is_avx512_bf16_supported()
-    return "bfloat16" if fast else "float32"
+def precision() -> Precision:
+    """The arithmetic that this machine does fast."""
+    return choose_precision("auto", device())
 
 
 def load_tokenizer(folder: Path) -> Any:
@@ -53,13 +52,6 @@ def load_model(folder: Path) -> Any:
         # Damaged files surface as errors of safetensors, json, torch or transformers alike.
         raise UserError(f"The model in {folder} cannot be read: {_first_line(error)}") from error
     return model.eval().to(device())
-
-
-@contextmanager
-def fast_precision() -> Iterator[None]:
-    """Matrix products in the precision that `precision` names, the rest in float32."""
-    with torch.autocast(device().type, torch.bfloat16, enabled=precision() == "bfloat16"):
-        yield
 
 
 @torch.inference_mode()
