@@ -26,10 +26,9 @@ def run() -> None:
 def stop() -> None:
     """End the endpoint."""
     from llm_assets.config import config_path, load_settings
-    from serving import process
+    from llm_assets.resources.serving import stop_endpoint
 
-    settings = load_settings(config_path())
-    ended = process.stop(endpoint_folder(settings.name))
+    ended = stop_endpoint(load_settings(config_path()))
     click.echo("The endpoint has ended." if ended else "No endpoint was running.")
 
 

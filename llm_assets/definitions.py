@@ -6,6 +6,7 @@ from dagster import (
     in_process_executor,
     load_asset_checks_from_modules,
     load_assets_from_modules,
+    map_asset_specs,
 )
 
 from llm_assets import automation, checks
@@ -20,17 +21,17 @@ def build_definitions(settings: PipelineSettings, path: str) -> Definitions:
     def own(spec: AssetSpec) -> AssetSpec:
         return spec.replace_attributes(owners=list(settings.owners))
 
-    definitions = Definitions(
-        assets=load_assets_from_modules(
-            [corpus, model, evaluation, serving], key_prefix=settings.key_prefix
-        ),
+    assets = load_assets_from_modules(
+        [corpus, model, evaluation, serving], key_prefix=settings.key_prefix
+    )
+    return Definitions(
+        assets=map_asset_specs(own, assets),
         asset_checks=load_asset_checks_from_modules([checks], asset_key_prefix=settings.key_prefix),
         schedules=[automation.retraining_schedule(settings)],
         sensors=[automation.source_sensor()],
         resources=build_resources(settings, path),
         executor=in_process_executor,
     )
-    return definitions.map_asset_specs(func=own)
 
 
 defs = build_definitions(load_settings(config_path()), str(config_path()))

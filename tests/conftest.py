@@ -53,7 +53,6 @@ class Project:
             "DAGSTER_HOME": str(self.folder),
             "DAGSTER_MODULE_NAME": "llm_assets.definitions",
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-            "PYTHONPATH": str(ROOT),
             "COLUMNS": "120",
         }
 
@@ -95,6 +94,8 @@ def make_project(folder: Path, base_model: Path, documents: int = 240) -> Projec
             "checkpoint_every_steps": 4,
             "validate_every_steps": 6,
         },
+        # A model this small forgets its English at once, and nobody would mind.
+        "model_version": {"gate": {"general_tolerance": 10.0}},
         "endpoint": {"port": 0},
     }
     (folder / "manual.yaml").write_text(yaml.safe_dump(settings))

@@ -93,6 +93,7 @@ def tokenized_shards(
 def _corpus_metadata(stats: Mapping[str, Any]) -> dict[str, Any]:
     dropped = stats.get("dropped", {})
     return {
+        "summary": f"{stats['documents']:,} documents, {stats['bytes'] / 1e6:.1f} MB",
         "documents": stats["documents"],
         "bytes": stats["bytes"],
         "dropped_documents": sum(dropped.values()),
@@ -106,6 +107,8 @@ def _shard_metadata(stats: Mapping[str, Any]) -> dict[str, Any]:
         for split in SPLITS
     ]
     return {
+        "summary": f"{sum(stats['tokens'].values()):,} tokens, {stats['rows']['train']:,} rows to "
+        f"train on",
         "tokens": sum(stats["tokens"].values()),
         "padding_fraction": stats["padding_fraction"],
         "cut_documents": stats["cut_documents"],

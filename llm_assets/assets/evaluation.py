@@ -45,9 +45,7 @@ def eval_metrics(
     candidate = record.current("checkpoint", needed_by="eval_metrics")
     shards = record.current("tokenized_shards", needed_by="eval_metrics")
     base = record.current("base_model", needed_by="eval_metrics")
-    incumbent = find_incumbent(
-        registry.open(pipeline), candidate.fingerprint, model_source(base)
-    )
+    incumbent = find_incumbent(registry.open(pipeline), candidate.fingerprint, model_source(base))
     identity = Identity(
         kind="eval_metrics",
         code_version=CODE_VERSION,

@@ -51,7 +51,8 @@ def base_model(context: AssetExecutionContext, pipeline: PipelineResource) -> Ma
         draft.stats |= base_model_recipe.prepare(settings, draft.path, context.log.info)
 
     artifact = pipeline.make(context, identity, build)
-    return materialization(artifact, artifact.stats)
+    summary = f"{artifact.stats['parameters'] / 1e6:.0f} M parameters"
+    return materialization(artifact, {"summary": summary} | artifact.stats)
 
 
 @stage(
@@ -101,13 +102,16 @@ def checkpoint(
 def _checkpoint_metadata(artifact: Artifact) -> dict[str, Any]:
     stats = artifact.stats
     losses = [(record["step"], record["loss"]) for record in read_metrics(artifact.path)]
+    before, after = (stats["validation_bits_per_byte"][end] for end in ("start", "end"))
     return {
+        "summary": f"{stats['steps']} steps, {before:.4f} -> {after:.4f} bits per byte on "
+        "validation text",
         "steps": stats["steps"],
         "tokens_seen": stats["tokens_seen"],
         "final_loss": stats["final_loss"],
         "tokens_per_second": stats["tokens_per_second"],
-        "validation_bits_per_byte": stats["validation_bits_per_byte"]["end"],
-        "validation_bits_per_byte_before": stats["validation_bits_per_byte"]["start"],
+        "validation_bits_per_byte": after,
+        "validation_bits_per_byte_before": before,
         "loss_curve": figures.curve("Training loss", "step", "loss", {"loss": losses}),
         "run_folder": f"runs/{artifact.fingerprint}",
     }

@@ -7,6 +7,8 @@ from dagster_pyspark import LazyPySparkResource
 from artifacts.errors import UserError
 from llm_assets.config import PipelineSettings
 from llm_assets.resources.pipeline import PipelineResource
+from llm_assets.resources.registry import LocalRegistryResource
+from llm_assets.resources.serving import LocalServingPlatform
 from llm_assets.resources.spark import LocalSparkRunner
 from llm_assets.resources.training import LocalTrainingRunner
 from spark_jobs.session import local_conf
@@ -38,6 +40,8 @@ def build_resources(settings: PipelineSettings, config_path: str) -> dict[str, A
             settings.training.runner or settings.platform,
             {"local": lambda: LocalTrainingRunner(restarts=settings.training.restarts)},
         ),
+        "registry": _choose("registry", settings.platform, {"local": LocalRegistryResource}),
+        "serving": _choose("serving", settings.platform, {"local": LocalServingPlatform}),
     }
 
 

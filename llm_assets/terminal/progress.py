@@ -33,7 +33,7 @@ class Progress:
     def __exit__(self, *exception: object) -> None:
         self._status.stop()
 
-    def handle(self, entry: EventLogEntry, cursor: str) -> None:
+    def handle(self, entry: EventLogEntry) -> None:
         """Dagster's event listener."""
         step = entry.step_key or ""
         asset = step if step in self._assets else None

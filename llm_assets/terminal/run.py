@@ -32,7 +32,7 @@ def run_pipeline(verbose: bool) -> int:
     started = time.monotonic()
     with _terminal(log_path, verbose) as terminal:
         console = Console(file=terminal)
-        console.print(f"[bold]{settings.name}[/] · {settings.description}", highlight=False)
+        console.print(f"[bold]{settings.name}[/]  {settings.description}", highlight=False)
         if not verbose:
             console.print(f"log: {log_path}\n", style="dim", highlight=False)
         from llm_assets.definitions import defs

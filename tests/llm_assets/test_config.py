@@ -23,7 +23,9 @@ def write(folder: Path, text: str) -> Path:
 
 
 def test_the_shipped_pipeline_files_are_valid() -> None:
-    files = sorted(path for path in Path("config").glob("*.yaml") if path.name != "google_cloud.yaml")
+    files = sorted(
+        path for path in Path("config").glob("*.yaml") if path.name != "google_cloud.yaml"
+    )
     assert Path("config/smollm2_package_docs.yaml") in files
     for path in files:
         assert load_settings(path).name == path.stem

@@ -1,0 +1,164 @@
+"""The one screen at the end of a run."""
+
+import json
+import math
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from artifacts.pipelines import Pipeline
+from artifacts.store import Artifact, Store
+from llm_assets.config import PipelineSettings
+from llm_assets.resources.serving import endpoint_status
+from recipes.spec import read_metrics
+
+SPARKS = "▁▂▃▄▅▆▇█"
+SAMPLES_NAME = "samples.json"
+
+
+def print_summary(console: Console, settings: PipelineSettings, seconds: float) -> None:
+    """Print what the run made, from the store's current artifacts."""
+    record = Pipeline(Store(settings.store), settings.name)
+    current = {
+        name: record.current(name, needed_by="endpoint")
+        for name in (
+            "raw_corpus",
+            "clean_corpus",
+            "tokenized_shards",
+            "checkpoint",
+            "eval_metrics",
+            "model_version",
+        )
+    }
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for label, text in [
+        *_corpus_lines(current["raw_corpus"], current["clean_corpus"], current["tokenized_shards"]),
+        *_training_lines(current["checkpoint"]),
+        *_evaluation_lines(current["eval_metrics"]),
+        *_verdict_lines(current["model_version"]),
+        *_endpoint_lines(settings, current["eval_metrics"]),
+    ]:
+        table.add_row(label, text)
+    console.print()
+    console.print(table, highlight=False)
+    _print_samples(console, current["eval_metrics"])
+    console.print(
+        f"\nDone in {_duration(seconds)}. See it all as a graph: [bold]make ui[/]. "
+        "End the endpoint: [bold]make stop[/].",
+        highlight=False,
+    )
+
+
+def sparkline(values: Sequence[float], width: int = 40) -> str:
+    """A curve of block characters, at most `width` of them; gaps where a value is not finite."""
+    step = max(1, math.ceil(len(values) / width))
+    chunks = [values[start : start + step] for start in range(0, len(values), step)]
+    means = [sum(chunk) / len(chunk) for chunk in chunks]
+    finite = [value for value in means if math.isfinite(value)]
+    if not finite:
+        return ""
+    low, span = min(finite), (max(finite) - min(finite)) or 1.0
+    return "".join(
+        SPARKS[round((value - low) / span * (len(SPARKS) - 1))] if math.isfinite(value) else " "
+        for value in means
+    )
+
+
+def _corpus_lines(raw: Artifact, clean: Artifact, shards: Artifact) -> list[tuple[str, str]]:
+    dropped = clean.stats["dropped"]
+    reasons = [f"{count:,} {reason.replace('_', ' ')}" for reason, count in dropped.items()]
+    documents = shards.stats["documents"]
+    return [
+        ("documents read", f"{raw.stats['documents']:,} ({raw.stats['bytes'] / 1e6:.1f} MB)"),
+        ("removed", f"{sum(dropped.values()):,}" + (": " + ", ".join(reasons) if reasons else "")),
+        (
+            "tokens",
+            f"{sum(shards.stats['tokens'].values()):,} in {documents['train']:,} documents to "
+            f"train on, {documents['validation']:,} to validate, {documents['held_out']:,} held out",
+        ),
+    ]
+
+
+def _training_lines(checkpoint: Artifact) -> list[tuple[str, str]]:
+    losses = [record["loss"] for record in read_metrics(checkpoint.path)]
+    stats = checkpoint.stats
+    return [
+        (
+            "training loss",
+            f"{losses[0]:.3f} {sparkline(losses)} {losses[-1]:.3f}   "
+            f"{stats['steps']} steps, {stats['tokens_per_second']:.0f} tokens/s",
+        )
+    ]
+
+
+def _evaluation_lines(evaluation: Artifact) -> list[tuple[str, str]]:
+    metrics = evaluation.stats["metrics"]
+    lines = []
+    for label, name in (
+        ("held-out text", "held_out_bits_per_byte"),
+        ("general text", "general_bits_per_byte"),
+    ):
+        base, candidate = metrics[name]["base"]["value"], metrics[name]["candidate"]["value"]
+        change = (candidate - base) / base
+        lines.append((label, f"{base:.4f} -> {candidate:.4f} bits per byte ({change:+.1%})"))
+    return lines
+
+
+def _verdict_lines(version: Artifact) -> list[tuple[str, str]]:
+    promoted = version.stats["promoted"]
+    verdict = "[green]promoted[/]" if promoted else "[yellow]rejected, the incumbent stays[/]"
+    return [("verdict", f"{verdict}. {escape(' '.join(version.stats['reasons']))}")]
+
+
+def _endpoint_lines(settings: PipelineSettings, evaluation: Artifact) -> list[tuple[str, str]]:
+    status = endpoint_status(settings)
+    if status is None:
+        return [("endpoint", "not running")]
+    versions = " and ".join(route.version for route in status.routes if route.share)
+    samples = _samples(evaluation)
+    prompt = samples["candidate"][0]["prompt"] if samples.get("candidate") else "The function"
+    body = json.dumps({"instances": [{"prompt": " ".join(prompt.split())[:60], "max_tokens": 32}]})
+    quoted = body.replace("'", "'\\''")
+    return [
+        ("endpoint", f"{status.url} serves version {versions}"),
+        (
+            "try it",
+            escape(
+                f"curl -s {status.url}/predict -H 'Content-Type: application/json' -d '{quoted}'"
+            ),
+        ),
+    ]
+
+
+def _print_samples(console: Console, evaluation: Artifact) -> None:
+    samples = _samples(evaluation)
+    if not samples.get("base"):
+        return
+    base, candidate = samples["base"][0], samples["candidate"][0]
+    table = Table(title=f"after «{_short(base['prompt'], 90)}»", title_justify="left", box=None)
+    table.add_column("base model says", ratio=1, overflow="fold", style="dim")
+    table.add_column("new model says", ratio=1, overflow="fold")
+    table.add_row(escape(base["completion"].strip()), escape(candidate["completion"].strip()))
+    console.print()
+    console.print(table, highlight=False)
+
+
+def _samples(evaluation: Artifact) -> dict[str, list[dict[str, str]]]:
+    samples: dict[str, list[dict[str, str]]] = json.loads(
+        (evaluation.path / SAMPLES_NAME).read_text()
+    )
+    return samples
+
+
+def _short(text: str, length: int) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= length else "… " + line[-length:]
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes else f"{seconds:.1f} s"
