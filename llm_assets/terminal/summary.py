@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from artifacts.pipelines import Pipeline
+from artifacts.shards import SPLITS
 from artifacts.store import Artifact, Store
 from llm_assets.config import PipelineSettings
 from llm_assets.resources.serving import endpoint_status
@@ -71,14 +72,15 @@ def sparkline(values: Sequence[float], width: int = 40) -> str:
 def _corpus_lines(raw: Artifact, clean: Artifact, shards: Artifact) -> list[tuple[str, str]]:
     dropped = clean.stats["dropped"]
     reasons = [f"{count:,} {reason.replace('_', ' ')}" for reason, count in dropped.items()]
-    documents = shards.stats["documents"]
+    tokens = sum(shards.stats["tokens"].values())
+    train, validation, held_out = (shards.stats["documents"][split] for split in SPLITS)
     return [
         ("documents read", f"{raw.stats['documents']:,} ({raw.stats['bytes'] / 1e6:.1f} MB)"),
         ("removed", f"{sum(dropped.values()):,}" + (": " + ", ".join(reasons) if reasons else "")),
         (
             "tokens",
-            f"{sum(shards.stats['tokens'].values()):,} in {documents['train']:,} documents to "
-            f"train on, {documents['validation']:,} to validate, {documents['held_out']:,} held out",
+            f"{tokens:,} in {train:,} documents to train on, {validation:,} to validate, "
+            f"{held_out:,} held out",
         ),
     ]
 
