@@ -34,8 +34,8 @@ def run(spec_path: Path, report: Report) -> None:
 
 def main() -> int:
     """Exit codes: 0 done, 1 a fault in the input."""
-    # Read when torch loads: waiting threads sleep, where spinning would starve each other as soon as
-    # the machine does anything else.
+    # Read when torch loads: waiting threads sleep, where spinning would starve each other as soon
+    # as the machine does anything else.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--spec", type=Path, required=True, help="JSON file, an EvaluationSpec")

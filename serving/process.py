@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict
 
 from artifacts.errors import UserError
 from artifacts.lease import local_lease
-from serving.server import bearer_token, listen
+from serving.address import bearer_token, listen
 from serving.settings import EndpointSettings
 from serving.state import Desired, StateFolder, Status
 
@@ -77,7 +77,7 @@ def start(
             return _endpoint(running, desired, changed=False, reason="already serving")
         began = time.time()
         if running is None:
-            bearer_token(desired)
+            bearer_token(settings)
             listen(settings.host, settings.port).close()
             state.write_desired(desired)
             child = _spawn(state)

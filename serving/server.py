@@ -9,6 +9,7 @@ from pathlib import Path
 import uvicorn
 
 from artifacts.errors import UserError
+from serving.address import bearer_token, listen
 from serving.engine_process import EngineProcess
 from serving.front import Front, build_app
 from serving.gateway import Gateway
@@ -138,48 +139,13 @@ class Server:
             log("status_not_written", reason=str(error))
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; raises UserError where the port is taken or the address is not ours."""
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-        listener.listen(1024)
-    except OSError as error:
-        listener.close()
-        raise UserError(
-            f"Cannot listen on {host} port {port}: {error.strerror}. Another program may be using "
-            "it: choose another `endpoint.port` in the pipeline file, or end that program."
-        ) from error
-    return listener
-
-
-def bearer_token(desired: Desired) -> str | None:
-    """The token to ask for; raises UserError where one is needed and there is none."""
-    settings = desired.settings
-    if settings.token_variable:
-        token = os.environ.get(settings.token_variable, "")
-        if not token:
-            raise UserError(
-                f"`endpoint.token_variable` names {settings.token_variable}, which is not set. Put "
-                "the bearer token into it."
-            )
-        return token
-    if settings.host not in ("127.0.0.1", "::1", "localhost"):
-        raise UserError(
-            f"`endpoint.host` is {settings.host}, which others can reach: set "
-            "`endpoint.token_variable` to the name of a variable that holds a bearer token."
-        )
-    return None
-
-
 def serve(folder: Path) -> int:
     """Serve what a state folder wants, until a signal; raises UserError where it cannot begin."""
     state = StateFolder(folder)
     desired = state.read_desired()
     if desired is None:
         raise UserError(f"{folder} does not say what to serve: it has no desired.json.")
-    token = bearer_token(desired)
+    token = bearer_token(desired.settings)
     with listen(desired.settings.host, desired.settings.port) as listener:
         return asyncio.run(_run(state, desired, listener, token))
 
