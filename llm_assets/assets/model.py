@@ -51,7 +51,7 @@ def base_model(context: AssetExecutionContext, pipeline: PipelineResource) -> Ma
         draft.stats |= base_model_recipe.prepare(settings, draft.path, context.log.info)
 
     artifact = pipeline.make(context, identity, build)
-    summary = f"{artifact.stats['parameters'] / 1e6:.0f} M parameters"
+    summary = f"{artifact.stats['parameters']:,} parameters"
     return materialization(artifact, {"summary": summary} | artifact.stats)
 
 

@@ -67,7 +67,10 @@ class Registry(Protocol):
     """
 
     def register(self, entry: ModelEntry) -> ModelVersion:
-        """Add a version; the same model with the same evaluation is the version it was before."""
+        """Add a version; the same model with the same evaluation is the version it was before.
+
+        Judged again by other thresholds, that version takes over the new verdict.
+        """
         ...
 
     def register_base(self, entry: ModelEntry) -> ModelVersion:

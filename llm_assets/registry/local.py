@@ -40,7 +40,7 @@ class LocalRegistry:
             known = self.versions()
             for version in known:
                 if _same(version, entry):
-                    return version
+                    return self._judge_again(version, entry)
             number = max([BASE_VERSION, *(version.version for version in known)]) + 1
             return self._write(ModelVersion(version=number, **dict(entry)))
 
@@ -95,6 +95,14 @@ class LocalRegistry:
 
     def history(self) -> list[AliasMove]:
         return self._aliases().history
+
+    def _judge_again(self, version: ModelVersion, entry: ModelEntry) -> ModelVersion:
+        """Take over a verdict by other thresholds; what people decided stays decided."""
+        before, now = version.verdict, entry.verdict
+        if before is None or now is None or before.thresholds == now.thresholds:
+            return version
+        verdict = now.model_copy(update={"decisions": before.decisions})
+        return self._write(version.model_copy(update={"verdict": verdict}))
 
     def _aliases(self) -> _Aliases:
         path = self.folder / "aliases.json"

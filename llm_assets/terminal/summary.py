@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Sequence
+from shlex import quote
 
 from rich.console import Console
 from rich.markup import escape
@@ -41,11 +42,12 @@ def print_summary(console: Console, settings: PipelineSettings, seconds: float) 
         *_training_lines(current["checkpoint"]),
         *_evaluation_lines(current["eval_metrics"]),
         *_verdict_lines(current["model_version"]),
-        *_endpoint_lines(settings, current["eval_metrics"]),
+        _endpoint_line(settings),
     ]:
         table.add_row(label, text)
     console.print()
     console.print(table, highlight=False)
+    _print_request(console, settings, current["eval_metrics"])
     _print_samples(console, current["eval_metrics"])
     console.print(
         f"\nDone in {_duration(seconds)}. See it all as a graph: [bold]make ui[/]. "
@@ -116,24 +118,25 @@ def _verdict_lines(version: Artifact) -> list[tuple[str, str]]:
     return [("verdict", f"{verdict}. {escape(' '.join(version.stats['reasons']))}")]
 
 
-def _endpoint_lines(settings: PipelineSettings, evaluation: Artifact) -> list[tuple[str, str]]:
+def _endpoint_line(settings: PipelineSettings) -> tuple[str, str]:
     status = endpoint_status(settings)
     if status is None:
-        return [("endpoint", "not running")]
+        return ("endpoint", "not running")
     versions = " and ".join(route.version for route in status.routes if route.share)
-    samples = _samples(evaluation)
-    prompt = samples["candidate"][0]["prompt"] if samples.get("candidate") else "The function"
-    body = json.dumps({"instances": [{"prompt": " ".join(prompt.split())[:60], "max_tokens": 32}]})
-    quoted = body.replace("'", "'\\''")
-    return [
-        ("endpoint", f"{status.url} serves version {versions}"),
-        (
-            "try it",
-            escape(
-                f"curl -s {status.url}/predict -H 'Content-Type: application/json' -d '{quoted}'"
-            ),
-        ),
-    ]
+    return ("endpoint", f"{status.url} serves version {versions}")
+
+
+def _print_request(console: Console, settings: PipelineSettings, evaluation: Artifact) -> None:
+    """A line to paste into a shell, unbroken at any width."""
+    status = endpoint_status(settings)
+    if status is None:
+        return
+    samples = _samples(evaluation).get("candidate")
+    prompt = " ".join(samples[0]["prompt"].split())[:60] if samples else "This function returns"
+    body = json.dumps({"instances": [{"prompt": prompt, "max_tokens": 32}]}, ensure_ascii=False)
+    line = f"curl -s {status.url}/predict -H 'Content-Type: application/json' -d {quote(body)}"
+    console.print()
+    console.print(escape(line), soft_wrap=True, highlight=False)
 
 
 def _print_samples(console: Console, evaluation: Artifact) -> None:
