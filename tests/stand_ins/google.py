@@ -9,6 +9,7 @@ from pathlib import Path
 from tests.stand_ins.dataproc import Dataproc
 from tests.stand_ins.grpc_server import GoogleServer
 from tests.stand_ins.identity import ServiceAccountKey, make_certificates
+from tests.stand_ins.mount import Mount
 from tests.stand_ins.processes import REPOSITORY, LocalImage
 from tests.stand_ins.secret_manager import SecretManager
 from tests.stand_ins.storage import StorageServer
@@ -43,6 +44,7 @@ class LocalGoogle:
         key = ServiceAccountKey(folder / "key.json", PROJECT, self.tokens.uri)
         self.tokens.public_pem = key.public_pem
         self.storage = StorageServer()
+        self.storage.make_bucket(BUCKET)
         self.server = GoogleServer(certificates, self.tokens.authorize)
         self.environment = {
             "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH": str(authority),
@@ -62,13 +64,15 @@ class LocalGoogle:
             self.storage.download,
             self.server.operations,
         )
-        self.vertex = VertexJobs(REGION, folder / "vertex", self.images, child_environment)
+        self.mount = Mount(folder / "gcs", self.storage.direct_url, BUCKET)
+        self.vertex = VertexJobs(
+            REGION, folder / "vertex", self.images, child_environment, self.mount
+        )
         self.secrets = SecretManager()
         self.server.add_service(BatchControllerGrpcTransport, self.dataproc)
         self.server.add_service(JobServiceGrpcTransport, self.vertex)
         self.server.add_service(SecretManagerServiceGrpcTransport, self.secrets)
         self.server.start()
-        self.storage.make_bucket(BUCKET)
 
     @property
     def endpoint(self) -> str:
@@ -87,6 +91,7 @@ class LocalGoogle:
         """End every server and every process that was started."""
         self.dataproc.stop()
         self.vertex.stop()
+        self.mount.stop()
         self.server.stop()
         self.storage.stop()
         self.tokens.stop()

@@ -16,6 +16,7 @@ from google.rpc import code_pb2, status_pb2
 
 from tests.stand_ins.faults import RpcFailed, not_found
 from tests.stand_ins.filters import matches_labels
+from tests.stand_ins.mount import Mount
 from tests.stand_ins.processes import LocalImage, RealProcess
 
 State = aiplatform_v1.JobState
@@ -59,13 +60,15 @@ class VertexJobs:
         folder: Path,
         images: dict[str, LocalImage],
         environment: Mapping[str, str],
+        mount: Mount,
     ) -> None:
         self.hold_pending = False
         """Leave new jobs PENDING, as where no machine is free."""
         self._region = region
         self._folder = folder
         self._images = images
-        self._environment = environment
+        self._environment = {**environment, "GCS_MOUNT": str(mount.folder)}
+        self._mount = mount
         self._jobs: dict[str, _Running] = {}
         self._lock = threading.RLock()
 
@@ -177,6 +180,7 @@ class VertexJobs:
                 )
                 return
         while not running.cancelled.is_set():
+            self._mount.pull()
             self._start_replicas(running)
             if not self._watch(running):
                 return
@@ -242,20 +246,29 @@ class VertexJobs:
                 return True
             if running.job.state in ENDED:
                 return False
-            for key, process in running.replicas.items():
-                status = process.poll()
-                if status is None or running.restart.is_set():
-                    continue
-                if status != 0:
-                    message = (
-                        f"The replica {key} exited with a non-zero status of {status}. To find out "
-                        "more about why your job exited please check the logs."
-                    )
-                    self._end(running, State.JOB_STATE_FAILED, message, code_pb2.INTERNAL)
-                elif key == "workerpool0-0":
-                    self._end(running, State.JOB_STATE_SUCCEEDED)
-                else:
-                    continue
-                for other in running.replicas.values():
-                    other.end()
-                return False
+            ended = self._find_end(running)
+            if ended is None:
+                continue
+            for process in running.replicas.values():
+                process.end()
+            self._mount.push()
+            key, status = ended
+            if status == 0:
+                self._end(running, State.JOB_STATE_SUCCEEDED)
+            else:
+                message = (
+                    f"The replica {key} exited with a non-zero status of {status}. To find out "
+                    "more about why your job exited please check the logs."
+                )
+                self._end(running, State.JOB_STATE_FAILED, message, code_pb2.INTERNAL)
+            return False
+
+    def _find_end(self, running: _Running) -> tuple[str, int] | None:
+        """The replica whose exit ends the job, and its status: the primary, or one that failed."""
+        for key, process in running.replicas.items():
+            status = process.poll()
+            if status is None or running.restart.is_set():
+                continue
+            if status != 0 or key == "workerpool0-0":
+                return key, status
+        return None

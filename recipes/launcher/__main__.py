@@ -1,0 +1,133 @@
+"""The container's entry point: find this node's place, start the program, pass its exit code on."""
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+
+from artifacts.errors import UserError
+from recipes.launcher import engines, ssh
+from recipes.launcher.cluster import Cluster, read_cluster
+from recipes.launcher.folders import localize_spec, make_folders, output_folders
+from recipes.launcher.relay import relayed_messages, without_session
+
+USAGE_ERROR = 2
+IDLE_SECONDS = 30.0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit code: the program's own; 128 + n where signal n killed it; 2 for a wrong setting."""
+    options = _parse(arguments)
+    try:
+        cluster = read_cluster(os.environ)
+        if options.idle:
+            return _idle(cluster, options.idle_hours)
+        if not options.program:
+            raise UserError("Name the program after `--`, for instance: -- -m my.program")
+        with tempfile.TemporaryDirectory(prefix="launcher-") as folder:
+            return _launch(options, cluster, Path(folder))
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return USAGE_ERROR
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="recipes.launcher", description=__doc__)
+    parser.add_argument(
+        "--engine", choices=["torchrun", "deepspeed", "command"], default="torchrun"
+    )
+    parser.add_argument("--processes", default="auto", help="a node: a number, or one a GPU")
+    parser.add_argument("--ssh", action="store_true", help="DeepSpeed starts the nodes by ssh")
+    parser.add_argument(
+        "--spec", help="gs:// or path of a JSON spec; the program gets it as --spec, localized"
+    )
+    parser.add_argument("--idle", action="store_true", help="start nothing; wait to be looked into")
+    parser.add_argument("--idle-hours", type=float, default=4.0, help="then end by itself")
+    parser.add_argument("program", nargs="*", help="after `--`: `-m module` or a script, arguments")
+    return parser.parse_args(arguments)
+
+
+def _launch(options: argparse.Namespace, cluster: Cluster, folder: Path) -> int:
+    make_folders(os.environ)
+    program = list(options.program)
+    if options.spec:
+        local = localize_spec(options.spec, folder / "spec.json", os.environ)
+        program += ["--spec", os.fspath(local)]
+    command = _command(options, cluster, folder, program)
+    environment = {**os.environ, **output_folders(os.environ)}
+    print(
+        f"Node {cluster.rank} of {len(cluster.hosts)}, master {cluster.master_address}: "
+        f"{' '.join(command)}",
+        flush=True,
+    )
+    if not cluster.is_master:
+        return run(command, without_session(environment))
+    with relayed_messages(environment) as relayed:
+        return run(command, relayed)
+
+
+def _command(
+    options: argparse.Namespace, cluster: Cluster, folder: Path, program: list[str]
+) -> list[str]:
+    if options.engine == "command":
+        return program
+    processes = engines.count_processes(options.processes)
+    if options.engine == "torchrun":
+        return engines.torchrun_command(cluster, processes, program)
+    if options.ssh and not cluster.is_single:
+        shared = _shared_folder()
+        home = Path.home() / ".ssh"
+        if not cluster.is_master:
+            return ssh.server_command(shared, home)
+        ssh.publish_key(shared, home)
+        ssh.write_client_config(cluster, home)
+    hostfile = folder / "hostfile"
+    return engines.deepspeed_command(cluster, processes, hostfile, program, options.ssh)
+
+
+def _shared_folder() -> Path:
+    folders = output_folders(os.environ)
+    if "CHECKPOINT_FOLDER" not in folders:
+        raise UserError("--ssh shares a key through the job's output: set base_output_directory.")
+    return Path(folders["CHECKPOINT_FOLDER"]) / "launcher"
+
+
+def run(command: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Run to the end, passing SIGTERM and SIGINT on; a program killed by a signal never gives 0."""
+    try:
+        child = subprocess.Popen(command, env=dict(environment))
+    except FileNotFoundError as error:
+        raise UserError(f"There is no program {command[0]!r} in this image.") from error
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        child.send_signal(number)
+
+    before = {number: signal.signal(number, forward) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        status = child.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return 128 - status if status < 0 else status
+
+
+def _idle(cluster: Cluster, hours: float) -> int:
+    print(
+        f"Idle for {hours:g} h on node {cluster.rank} ({cluster.hosts[cluster.rank]}). Open the "
+        "job's web terminal in the console; cancel the job when done, it costs money meanwhile.",
+        flush=True,
+    )
+    deadline = time.monotonic() + hours * 3600
+    while time.monotonic() < deadline:
+        time.sleep(min(IDLE_SECONDS, max(0.0, deadline - time.monotonic())))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

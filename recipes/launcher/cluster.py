@@ -1,0 +1,73 @@
+"""Which machine of the job this is, read from what Vertex AI puts into the environment."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from artifacts.errors import UserError
+
+MASTER_PORT = 29500
+WORKER_POOLS = ("workerpool0", "workerpool1")
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The machines of a job and this one's place among them."""
+
+    hosts: tuple[str, ...]
+    """Host names by rank; the first is the master."""
+    rank: int
+    master_address: str
+    master_port: int
+
+    @property
+    def is_master(self) -> bool:
+        return self.rank == 0
+
+    @property
+    def is_single(self) -> bool:
+        return len(self.hosts) == 1
+
+
+def read_cluster(environment: Mapping[str, str]) -> Cluster:
+    """Parse CLUSTER_SPEC; without it, this machine is the whole cluster.
+
+    The master is the first replica of `workerpool0`; replica i of `workerpool1` comes after all of
+    `workerpool0`. MASTER_ADDR and MASTER_PORT, where set, win over the names in CLUSTER_SPEC.
+
+    Raises:
+        UserError: CLUSTER_SPEC cannot be read, or this replica is of another pool.
+    """
+    text = environment.get("CLUSTER_SPEC")
+    if not text:
+        hosts: tuple[str, ...] = ("localhost",)
+        rank = 0
+    else:
+        hosts, rank = _parse(text)
+    return Cluster(
+        hosts=hosts,
+        rank=rank,
+        master_address=environment.get("MASTER_ADDR") or hosts[0],
+        master_port=int(environment.get("MASTER_PORT") or MASTER_PORT),
+    )
+
+
+def _parse(text: str) -> tuple[tuple[str, ...], int]:
+    try:
+        spec = json.loads(text)
+        pools, task = spec["cluster"], spec["task"]
+        pool, index = task["type"], int(task["index"])
+        addresses = {name: list(pools.get(name, ())) for name in WORKER_POOLS}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"CLUSTER_SPEC cannot be read ({error!r}). Expected JSON with `cluster` and `task`, as "
+            f"Vertex AI writes it; found: {text[:200]}"
+        ) from error
+    if pool not in WORKER_POOLS or index >= len(addresses[pool]):
+        raise UserError(
+            f"This replica is number {index} of `{pool}`, but training runs on the replicas of "
+            f"{' and '.join(WORKER_POOLS)} that CLUSTER_SPEC lists. Remove the other worker pools."
+        )
+    hosts = tuple(address.rsplit(":", 1)[0] for name in WORKER_POOLS for address in addresses[name])
+    before = 0 if pool == WORKER_POOLS[0] else len(addresses[WORKER_POOLS[0]])
+    return hosts, before + index

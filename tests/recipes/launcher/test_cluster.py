@@ -1,0 +1,74 @@
+"""Finding a node's place in the job."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from artifacts.errors import UserError
+from recipes.launcher.cluster import read_cluster
+from recipes.launcher.engines import deepspeed_command, torchrun_command
+from recipes.launcher.folders import mounted, output_folders
+
+
+def cluster_spec(pool: str, index: int, workers: int = 2) -> dict[str, str]:
+    """The environment that Vertex AI gives a replica of a job with `workers` in its second pool."""
+    cluster = {"workerpool0": ["cmle-training-workerpool0-7-0:2222"]}
+    if workers:
+        cluster["workerpool1"] = [f"cmle-training-workerpool1-7-{i}:2222" for i in range(workers)]
+    task = {"type": pool, "index": index}
+    return {"CLUSTER_SPEC": json.dumps({"cluster": cluster, "environment": "cloud", "task": task})}
+
+
+@pytest.mark.parametrize(
+    ("pool", "index", "rank"), [("workerpool0", 0, 0), ("workerpool1", 0, 1), ("workerpool1", 1, 2)]
+)
+def test_rank_follows_from_pool_and_index(pool: str, index: int, rank: int) -> None:
+    cluster = read_cluster(cluster_spec(pool, index))
+    assert cluster.rank == rank
+    assert len(cluster.hosts) == 3
+    assert cluster.master_address == "cmle-training-workerpool0-7-0"
+
+
+def test_without_cluster_spec_this_machine_is_all() -> None:
+    cluster = read_cluster({})
+    assert cluster.is_single and cluster.is_master
+
+
+@pytest.mark.parametrize("text", ["not json", "{}", '{"cluster": [], "task": {}}', "[]"])
+def test_unreadable_cluster_spec_is_refused_with_its_text(text: str) -> None:
+    with pytest.raises(UserError, match="CLUSTER_SPEC"):
+        read_cluster({"CLUSTER_SPEC": text})
+
+
+def test_replica_of_another_pool_is_refused() -> None:
+    with pytest.raises(UserError, match="workerpool2"):
+        read_cluster(cluster_spec("workerpool2", 0))
+
+
+def test_torchrun_gets_the_nodes_place() -> None:
+    cluster = read_cluster(cluster_spec("workerpool1", 1))
+    command = torchrun_command(cluster, 8, ["-m", "my.program"])
+    assert "--nnodes=3" in command and "--node-rank=2" in command
+    assert "--master-addr=cmle-training-workerpool0-7-0" in command
+    assert command[-2:] == ["-m", "my.program"]
+
+
+def test_deepspeed_gets_a_hostfile_and_no_ssh(tmp_path: Path) -> None:
+    cluster = read_cluster(cluster_spec("workerpool1", 0, workers=1))
+    hostfile = tmp_path / "hostfile"
+    command = deepspeed_command(cluster, 4, hostfile, ["-m", "my.program"], ssh=False)
+    assert hostfile.read_text().splitlines() == [
+        "cmle-training-workerpool0-7-0 slots=4",
+        "cmle-training-workerpool1-7-0 slots=4",
+    ]
+    assert "--no_ssh" in command and "--node_rank=1" in command
+    assert command[-2:] == ["--module", "my.program"]
+
+
+def test_output_folders_are_those_the_job_has() -> None:
+    environment = {"AIP_MODEL_DIR": "gs://bucket/job/model/"}
+    assert output_folders(environment) == {"OUTPUT_FOLDER": "/gcs/bucket/job/model"}
+    assert output_folders({}) == {}
+    assert mounted("gs://b/x", {"GCS_MOUNT": "/mnt"}) == "/mnt/b/x"
+    assert mounted("/local/x", {}) == "/local/x"

@@ -1,0 +1,139 @@
+"""The launcher inside real jobs of the local Vertex AI."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.cloud.aiplatform_v1 import CustomJob, JobServiceClient, JobState
+
+from tests.stand_ins.google import BUCKET, CUDA_IMAGE, PROJECT, REGION, LocalGoogle
+from tests.stand_ins.processes import REPOSITORY
+
+SUM_RANKS = str(Path(__file__).parent / "sum_ranks.py")
+LAUNCHER = [sys.executable, "-m", "recipes.launcher"]
+WAIT_SECONDS = 90.0
+
+
+def submit(google: LocalGoogle, arguments: list[str], replicas: int = 1) -> CustomJob:
+    """Run a job of `replicas` nodes to its end."""
+    container = {"image_uri": CUDA_IMAGE, "command": LAUNCHER, "args": arguments}
+    pool: dict[str, Any] = {
+        "replica_count": 1,
+        "machine_spec": {"machine_type": "n1-standard-4"},
+        "container_spec": container,
+    }
+    job = {
+        "display_name": "launcher",
+        "job_spec": {
+            "worker_pool_specs": [pool] * replicas,
+            "base_output_directory": {"output_uri_prefix": f"gs://{BUCKET}/launcher"},
+        },
+    }
+    client = JobServiceClient(client_options={"api_endpoint": google.endpoint})
+    parent = f"projects/{PROJECT}/locations/{REGION}"
+    submitted = client.create_custom_job(parent=parent, custom_job=job)
+    deadline = time.monotonic() + WAIT_SECONDS
+    while time.monotonic() < deadline:
+        found = client.get_custom_job(name=submitted.name)
+        if found.state >= JobState.JOB_STATE_SUCCEEDED and found.end_time:
+            return found
+        time.sleep(0.2)
+    raise AssertionError(google.vertex.logs(submitted.name))
+
+
+def read_object(google: LocalGoogle, name: str) -> bytes:
+    url = f"{google.storage.direct_url}/storage/v1/b/{BUCKET}/o/{name.replace('/', '%2F')}"
+    with urllib.request.urlopen(f"{url}?alt=media") as reply:
+        return reply.read()
+
+
+def test_two_nodes_train_together_under_torchrun(google: LocalGoogle) -> None:
+    arguments = ["--processes", "1", "--", SUM_RANKS, "0"]
+    job = submit(google, arguments, replicas=2)
+    assert job.state is JobState.JOB_STATE_SUCCEEDED, google.vertex.logs(job.name)
+    record = json.loads(read_object(google, "launcher/model/sum.json"))
+    assert (record["sum"], record["world"]) == (3, 2)
+
+
+@pytest.mark.parametrize("status", [75, 3])
+def test_failed_training_never_exits_0(google: LocalGoogle, status: int) -> None:
+    job = submit(google, ["--processes", "1", "--", SUM_RANKS, str(status)])
+    assert job.state is JobState.JOB_STATE_FAILED
+    expected = 75 if status == 75 else 1
+    assert f"non-zero status of {expected}" in job.error.message
+
+
+def launch(*arguments: str, **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*LAUNCHER, *arguments],
+        cwd=REPOSITORY,
+        env=os.environ | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize(("code", "expected"), [("exit(7)", 7), ("import os; os.kill(0, 0)", 0)])
+def test_users_own_command_keeps_its_exit_code(code: str, expected: int) -> None:
+    process = launch("--engine", "command", "--", sys.executable, "-c", code)
+    assert process.wait(timeout=30) == expected
+
+
+def test_program_killed_by_a_signal_is_a_failure() -> None:
+    code = "import os; os.kill(os.getpid(), 9)"
+    process = launch("--engine", "command", "--", sys.executable, "-c", code)
+    assert process.wait(timeout=30) == 137
+
+
+def test_termination_is_passed_on_so_that_a_program_can_save() -> None:
+    code = (
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *a: sys.exit(75))\n"
+        "print('ready', flush=True)\n"
+        "time.sleep(60)"
+    )
+    process = launch("--engine", "command", "--", sys.executable, "-c", code)
+    assert process.stdout is not None
+    while process.stdout.readline().strip() != "ready":
+        pass
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=30) == 75
+
+
+def test_idle_node_waits_and_ends_by_itself() -> None:
+    started = time.monotonic()
+    process = launch("--idle", "--idle-hours", "0.0005")
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert time.monotonic() - started > 1.8
+    assert "web terminal" in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "Name the program"),
+        (["--processes", "none", "--", "x"], "--processes"),
+        (["--engine", "command", "--", "/no/such/program"], "no program"),
+        (["--spec", "/no/such/spec.json", "--", "x"], "no spec"),
+    ],
+)
+def test_wrong_settings_end_with_one_clear_line(arguments: list[str], message: str) -> None:
+    process = launch(*arguments)
+    _, error = process.communicate(timeout=30)
+    assert process.returncode == 2
+    assert message in error and "Traceback" not in error
+
+
+def test_deepspeed_starts_without_ssh_on_every_node(google: LocalGoogle) -> None:
+    arguments = ["--engine", "deepspeed", "--processes", "1", "--", SUM_RANKS, "0"]
+    job = submit(google, arguments, replicas=2)
+    assert job.state is JobState.JOB_STATE_SUCCEEDED, google.vertex.logs(job.name)
