@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from recipes.attention import AttentionMask, attend
+from recipes.attention import SegmentMask, attend, segment_mask
 from recipes.rotary import Rotation, rotary_frequencies, rotate, rotation_at
 
 DECODER_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
@@ -63,6 +63,12 @@ class DecoderShape:
         )
 
 
+def compute_dtype(weight: torch.Tensor) -> torch.dtype:
+    """The type that matrix products with this weight run in: autocast's, or its own."""
+    device = weight.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
+
+
 class RMSNorm(nn.Module):
     """Root-mean-square norm in float32, handed on in the type that the next matrix wants."""
 
@@ -73,10 +79,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         normed = F.rms_norm(x.float(), (x.shape[-1],), self.weight.float(), self.eps)
-        device = x.device.type
-        if torch.is_autocast_enabled(device):
-            return normed.to(torch.get_autocast_dtype(device))
-        return normed.to(self.weight.dtype)
+        return normed.to(compute_dtype(self.weight))
 
 
 class Attention(nn.Module):
@@ -94,7 +97,7 @@ class Attention(nn.Module):
             self.q_norm = RMSNorm(shape.head_dim, shape.norm_eps)
             self.k_norm = RMSNorm(shape.head_dim, shape.norm_eps)
 
-    def forward(self, x: torch.Tensor, rotation: Rotation, mask: AttentionMask) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, rotation: Rotation, mask: SegmentMask) -> torch.Tensor:
         heads = (*x.shape[:-1], -1, self.head_dim)
         query, key = self.q_proj(x).view(heads), self.k_proj(x).view(heads)
         value = self.v_proj(x).view(heads)
@@ -128,7 +131,7 @@ class Layer(nn.Module):
         self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.norm_eps)
         self.mlp = FeedForward(shape)
 
-    def forward(self, x: torch.Tensor, rotation: Rotation, mask: AttentionMask) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, rotation: Rotation, mask: SegmentMask) -> torch.Tensor:
         x = x + self.self_attn(self.input_layernorm(x), rotation, mask)
         return x + self.mlp(self.post_attention_layernorm(x))
 
@@ -164,12 +167,13 @@ class Decoder(nn.Module):
         return self.model.embed_tokens.weight if self.shape.tied_embeddings else self.lm_head.weight
 
     def forward(
-        self, tokens: torch.Tensor, positions: torch.Tensor, mask: AttentionMask
+        self, tokens: torch.Tensor, positions: torch.Tensor, segments: torch.Tensor
     ) -> torch.Tensor:
         """Hidden states of shape (rows, sequence_length, hidden_size) after the last norm."""
         frequencies, scale = rotary_frequencies(self.shape.rope, self.shape.head_dim, tokens.device)
         rotation = rotation_at(positions, frequencies, scale)
         hidden = self.model.embed_tokens(tokens)
+        mask = segment_mask(segments, compute_dtype(self.head_weight))
         for layer in self.model.layers:
             hidden = layer(hidden, rotation, mask)
         return self.model.norm(hidden)

@@ -1,9 +1,17 @@
-"""Cross-entropy of the next token, without ever holding all logits."""
+"""Cross-entropy of the next token, without holding all logits in float32."""
+
+from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.autograd.function import once_differentiable
 
 from recipes.data import IGNORED
+
+TOKENS_IN_FLIGHT = 1024
+"""Tokens whose logits exist at once, in the type of the matrix product."""
+TOKENS_IN_FLOAT32 = 64
+"""Tokens whose logits exist at once in float32; few enough to stay in the processor's cache."""
 
 
 def summed_cross_entropy(
@@ -16,5 +24,66 @@ def summed_cross_entropy(
         head_weight: shape (vocabulary, hidden_size).
         targets: shape (rows, sequence_length), `IGNORED` where there is nothing to predict.
     """
-    logits = F.linear(hidden.flatten(0, 1), head_weight)
-    return F.cross_entropy(logits.float(), targets.flatten(), ignore_index=IGNORED, reduction="sum")
+    device = hidden.device.type
+    mixed = torch.is_autocast_enabled(device)
+    dtype = torch.get_autocast_dtype(device) if mixed else hidden.dtype
+    loss: torch.Tensor = _LinearCrossEntropy.apply(
+        hidden.flatten(0, 1), head_weight, targets.flatten(), dtype
+    )
+    return loss
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    """Output matrix and cross-entropy in one, the gradients made in the forward pass.
+
+    Logits become their own gradient in place, so neither are they kept nor computed again (the
+    idea of Hsu et al., "Liger Kernel", 2024).
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: torch.Tensor,
+        head_weight: torch.Tensor,
+        targets: torch.Tensor,
+        dtype: torch.dtype,
+    ) -> torch.Tensor:
+        differentiate = any(ctx.needs_input_grad)
+        weight = head_weight.to(dtype)
+        loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
+        hidden_gradient = torch.empty_like(hidden) if differentiate else None
+        weight_gradient: torch.Tensor | None = None
+        for start in range(0, len(targets), TOKENS_IN_FLIGHT):
+            part = slice(start, start + TOKENS_IN_FLIGHT)
+            inputs = hidden[part].to(dtype)
+            logits = F.linear(inputs, weight)
+            loss += _to_gradient(logits, targets[part], differentiate)
+            if hidden_gradient is not None:
+                hidden_gradient[part] = logits @ weight
+                product = (logits.T @ inputs).to(head_weight.dtype)
+                weight_gradient = product if weight_gradient is None else weight_gradient + product
+        ctx.save_for_backward(hidden_gradient, weight_gradient)
+        return loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, scale: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        hidden_gradient, weight_gradient = ctx.saved_tensors
+        return hidden_gradient * scale, weight_gradient * scale, None, None
+
+
+def _to_gradient(logits: torch.Tensor, targets: torch.Tensor, replace: bool) -> torch.Tensor:
+    """The summed loss of some logits, which their gradient replaces on request."""
+    counted = targets != IGNORED
+    places = targets.clamp_min(0)[:, None]
+    loss = torch.zeros((), dtype=torch.float32, device=logits.device)
+    for start in range(0, len(targets), TOKENS_IN_FLOAT32):
+        part = slice(start, start + TOKENS_IN_FLOAT32)
+        log_probabilities = torch.log_softmax(logits[part].float(), dim=1)
+        chosen = log_probabilities.gather(1, places[part])[:, 0]
+        loss -= (chosen * counted[part]).sum()
+        if replace:
+            gradient = log_probabilities.exp_()
+            gradient.scatter_add_(1, places[part], gradient.new_full((len(chosen), 1), -1.0))
+            logits[part] = gradient.mul_(counted[part, None])
+    return loss

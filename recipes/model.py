@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from artifacts.errors import UserError
-from recipes.attention import segment_mask
+from recipes.attention import allowed_positions
 from recipes.data import Batch
 from recipes.decoder import DECODER_MODEL_TYPES, Decoder, DecoderShape
 from recipes.loss import summed_cross_entropy
@@ -34,12 +34,16 @@ class TransformersNetwork(nn.Module):
         return self.inner.get_output_embeddings().weight
 
     def forward(
-        self, tokens: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor
+        self, tokens: torch.Tensor, positions: torch.Tensor, segments: torch.Tensor
     ) -> torch.Tensor:
         """Hidden states of shape (rows, sequence_length, hidden_size) after the last norm."""
-        return self.inner.base_model(
-            input_ids=tokens, position_ids=positions, attention_mask=mask, use_cache=False
+        hidden: torch.Tensor = self.inner.base_model(
+            input_ids=tokens,
+            position_ids=positions,
+            attention_mask=allowed_positions(segments),
+            use_cache=False,
         ).last_hidden_state
+        return hidden
 
 
 class TrainableModel(nn.Module):
@@ -51,7 +55,7 @@ class TrainableModel(nn.Module):
 
     def forward(self, batch: Batch) -> torch.Tensor:
         """The loss in nats, summed over the batch's targets."""
-        hidden = self.network(batch.tokens, batch.positions, segment_mask(batch.segments))
+        hidden = self.network(batch.tokens, batch.positions, batch.segments)
         return summed_cross_entropy(hidden, self.network.head_weight, batch.targets)
 
     @property
