@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx
 
 from artifacts.errors import UserError
+from serving.model_folder import check_model_folder
 from serving.protocol import Chunk, GenerateRequest, Refusal
 from serving.state import Desired
 
@@ -66,6 +67,7 @@ class EngineProcess:
         Raises:
             UserError: it ended, or was not ready in time; the end of its log is in the message.
         """
+        check_model_folder(self.desired.model_folder)
         try:
             await asyncio.wait_for(self._spawn(), self.desired.settings.start_timeout)
         except TimeoutError:

@@ -14,6 +14,9 @@ from serving.settings import EndpointSettings
 from serving.telemetry import Metrics
 
 ATTEMPTS = 4
+"""So often one request may lose its engine: it may be the request that kills it."""
+NOTICE_SECONDS = 0.5
+"""Until the end of an engine is noticed and it no longer counts as ready."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,7 @@ class Gateway:
                 raise timed_out(self.settings.request_timeout) from None
             except EngineLost as error:
                 lost = str(error)
+                await asyncio.sleep(NOTICE_SECONDS)
         raise unavailable(f"No engine could answer: {lost}.")
 
     async def _pieces(
@@ -111,6 +115,7 @@ class Gateway:
                         if not text:
                             raise
                         tokens = whole
+                        await asyncio.sleep(NOTICE_SECONDS)
                         if not await _ready_again(route, deadline):
                             yield route, Chunk(error=str(error))
                             return

@@ -144,6 +144,8 @@ def _wait(
             if outcome and outcome.at.timestamp() >= began and _is_about(outcome, desired):
                 if outcome.succeeded:
                     return found
+                if child and not found.routes:
+                    child.wait(STOP_SECONDS)
                 raise RolloutFailed(
                     f"Version {desired.version} is not served: {outcome.reason}. "
                     + (f"Version {found.routes[0].version} still is." if found.routes else "")

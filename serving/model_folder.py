@@ -1,0 +1,78 @@
+"""Looks at a model folder before an engine is started on it: seconds saved, and a clear message."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from artifacts.errors import UserError
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+
+
+def check_model_folder(folder: Path) -> None:
+    """Refuse a folder that holds no whole model in safetensors.
+
+    Raises:
+        UserError: a file is absent or cut short, the weights are pickled, or the model wants code of
+            its own to be run. The message names the file.
+    """
+    config = _read_json(folder / "config.json")
+    if "auto_map" in config:
+        raise UserError(
+            f"{folder / 'config.json'} asks for Python code of its own (`auto_map`), which is never "
+            "run. Use a model that transformers itself knows."
+        )
+    if not (folder / "tokenizer.json").is_file():
+        raise UserError(f"{folder} has no tokenizer.json: it is not a whole model folder.")
+    for path in _weight_files(folder):
+        _check_safetensors(path)
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    if (folder / INDEX).is_file():
+        names = _read_json(folder / INDEX).get("weight_map", {}).values()
+        return [folder / name for name in sorted(set(names))]
+    if not (folder / WEIGHTS).is_file():
+        pickled = [path.name for pattern in PICKLES for path in folder.glob(pattern)]
+        if pickled:
+            raise UserError(
+                f"{folder} holds pickled weights ({', '.join(sorted(pickled))}), which can run code "
+                f"when they are read, and no {WEIGHTS}. Convert them to safetensors first."
+            )
+        raise UserError(f"{folder} has no {WEIGHTS}: it is not a whole model folder.")
+    return [folder / WEIGHTS]
+
+
+def _check_safetensors(path: Path) -> None:
+    """Compare a file's size with what its header says it holds."""
+    if not path.is_file():
+        raise UserError(f"{path} is absent, though {INDEX} lists it.")
+    damaged = UserError(f"{path} is damaged: it is not as long as its header says.")
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        header_bytes = int.from_bytes(file.read(8), "little")
+        if not 0 < header_bytes <= size - 8:
+            raise damaged
+        try:
+            header = json.loads(file.read(header_bytes))
+        except ValueError:
+            raise damaged from None
+    ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+    if 8 + header_bytes + max(ends, default=0) != size:
+        raise damaged
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise UserError(
+            f"{path.parent} has no {path.name}: it is not a whole model folder."
+        ) from None
+    except ValueError as error:
+        raise UserError(f"{path} is damaged: it is not JSON ({error}).") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path} is damaged: it is not a JSON object.")
+    return content

@@ -1,0 +1,191 @@
+"""The gate's verdict on made-up scores."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llm_assets.gate.judge import judge
+from llm_assets.gate.settings import GateSettings
+from llm_assets.gate.verdict import Decision, Outcome, Verdict
+
+GATE = GateSettings(smallest_effect=0.005, general_tolerance=0.02, resamples=1_000)
+BASE, CANDIDATE, INCUMBENT = "base", "candidate", "incumbent"
+
+
+class Evaluation:
+    """Scores of three models on 60 held-out and 40 general documents, to be changed by a test."""
+
+    def __init__(self, documents: int = 60, gain: float = 0.05, lost: float = 0.0) -> None:
+        random = np.random.default_rng(0)
+        self.bytes = np.concatenate([random.integers(200, 2_000, documents), np.full(40, 500)])
+        self.task = ["held_out"] * documents + ["general"] * 40
+        self.cluster = [str(number) for number in range(documents + 40)]
+        held_out = np.array(self.task) == "held_out"
+        rate = random.normal(1.0, 0.1, documents + 40)
+        change = np.where(held_out, -gain, lost) + random.normal(0, 0.01, documents + 40)
+        self.bits = {
+            "base": rate * self.bytes,
+            "incumbent": rate * self.bytes,
+            "candidate": (rate + change) * self.bytes,
+        }
+        self.models = {"base": BASE, "candidate": CANDIDATE, "incumbent": INCUMBENT}
+        self.fingerprints = ["evaluation", "evaluation"]
+        self.faults: dict[str, str] = {}
+        self.metrics: dict[str, Any] = {
+            name: {role: {"value": 1.0} for role in self.models}
+            for name in ("held_out_bits_per_byte", "general_bits_per_byte")
+        }
+
+    def judge(self, gate: GateSettings = GATE, incumbent: str | None = INCUMBENT) -> Verdict:
+        columns = {"task": self.task, "cluster": self.cluster, "document": self.cluster}
+        columns |= {"bytes": self.bytes} | {f"bits_{r}": b for r, b in self.bits.items()}
+        table = pa.table(columns).replace_schema_metadata(
+            {"evaluation_fingerprint": self.fingerprints[0]}
+        )
+        evaluation = {
+            "metrics": self.metrics,
+            "models": self.models,
+            "faults": self.faults,
+            "evaluation_fingerprint": self.fingerprints[1],
+        }
+        return judge(
+            table, evaluation, gate, candidate=CANDIDATE, incumbent=incumbent, judged_before=3
+        )
+
+
+def outcomes(verdict: Verdict) -> set[Outcome]:
+    return {reason.outcome for reason in verdict.reasons}
+
+
+def test_better_candidate_is_promoted_with_its_figures() -> None:
+    verdict = Evaluation().judge()
+    assert verdict.promoted
+    assert outcomes(verdict) == {Outcome.BETTER}
+    domain = verdict.comparisons[0]
+    assert domain.difference == pytest.approx(-0.05, abs=0.005)
+    assert domain.low is not None and domain.high is not None
+    assert domain.low < domain.difference < domain.high < -GATE.smallest_effect
+    assert verdict.judged_before == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "outcome"),
+    [
+        ({"gain": -0.05}, Outcome.NOT_BETTER),
+        ({"gain": 0.005}, Outcome.NOT_BETTER),
+        ({"lost": 0.1}, Outcome.GENERAL_REGRESSION),
+        ({"documents": 29}, Outcome.TOO_FEW_DOCUMENTS),
+    ],
+)
+def test_candidate_that_does_not_convince_is_rejected(
+    change: dict[str, Any], outcome: Outcome
+) -> None:
+    verdict = Evaluation(**change).judge()
+    assert not verdict.promoted
+    assert outcomes(verdict) == {outcome}
+
+
+def test_same_scores_are_a_tie() -> None:
+    evaluation = Evaluation()
+    evaluation.bits["candidate"] = evaluation.bits["incumbent"]
+    assert outcomes(evaluation.judge()) == {Outcome.TIE}
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("role", ["base", "candidate", "incumbent"])
+def test_score_that_is_not_finite_is_never_promoted(role: str, value: float) -> None:
+    evaluation = Evaluation()
+    evaluation.bits[role] = evaluation.bits[role].copy()
+    evaluation.bits[role][5] = value
+    verdict = evaluation.judge()
+    assert not verdict.promoted
+    assert outcomes(verdict) == {Outcome.NOT_FINITE}
+
+
+@pytest.mark.parametrize("value", [None, math.nan])
+def test_metric_that_is_not_finite_is_never_promoted(value: float | None) -> None:
+    evaluation = Evaluation()
+    evaluation.metrics["held_out_bits_per_byte"]["candidate"]["value"] = value
+    assert outcomes(evaluation.judge()) == {Outcome.NOT_FINITE}
+
+
+def test_missing_metric_and_missing_scores_are_named() -> None:
+    evaluation = Evaluation()
+    del evaluation.metrics["general_bits_per_byte"]
+    del evaluation.bits["incumbent"]
+    verdict = evaluation.judge()
+    assert outcomes(verdict) == {Outcome.MISSING}
+    assert "general_bits_per_byte" in verdict.summary and "incumbent" in verdict.summary
+
+
+def test_scores_and_metrics_of_different_evaluations_decide_nothing() -> None:
+    evaluation = Evaluation()
+    evaluation.fingerprints = ["evaluation", "another"]
+    assert outcomes(evaluation.judge()) == {Outcome.OTHER_EVALUATION}
+
+
+def test_incumbent_that_changed_since_the_evaluation_asks_for_another() -> None:
+    verdict = Evaluation().judge(incumbent="newer")
+    assert outcomes(verdict) == {Outcome.OTHER_EVALUATION}
+    assert "newer" in verdict.summary
+
+
+def test_no_incumbent_and_unreadable_incumbent_are_two_things() -> None:
+    first = Evaluation()
+    del first.models["incumbent"], first.bits["incumbent"]
+    for by_role in first.metrics.values():
+        del by_role["incumbent"]
+    verdict = first.judge(incumbent=None)
+    assert verdict.promoted
+    assert outcomes(verdict) == {Outcome.NO_INCUMBENT}
+
+    unreadable = Evaluation()
+    del unreadable.bits["incumbent"]
+    unreadable.faults = {"incumbent": "The model cannot be read."}
+    verdict = unreadable.judge()
+    assert not verdict.promoted
+    assert outcomes(verdict) == {Outcome.INCUMBENT_UNREADABLE}
+
+
+def test_score_under_its_floor_is_rejected() -> None:
+    evaluation = Evaluation()
+    evaluation.metrics["quiz_accuracy"] = {role: {"value": 0.4} for role in evaluation.models}
+    assert evaluation.judge(GATE.model_copy(update={"floors": {"quiz_accuracy": 0.3}})).promoted
+    verdict = evaluation.judge(GATE.model_copy(update={"floors": {"quiz_accuracy": 0.5}}))
+    assert outcomes(verdict) == {Outcome.BELOW_FLOOR}
+
+
+def test_near_copies_count_as_one_document() -> None:
+    evaluation = Evaluation()
+    evaluation.cluster = [str(n // 3) if n < 60 else str(n) for n in range(100)]
+    assert outcomes(evaluation.judge()) == {Outcome.TOO_FEW_DOCUMENTS}
+
+
+def test_persons_word_holds_over_the_gates() -> None:
+    verdict = Evaluation(gain=0.0).judge()
+    approved = verdict.decided(Decision(approved=True, name="Ada", reason="needed for the demo"))
+    assert approved.accepted and not approved.promoted
+    assert approved.decided(Decision(approved=False, name="Bo", reason="no")).accepted is False
+
+
+@settings(max_examples=25, deadline=None)
+@given(scale=st.floats(0.5, 4), order=st.randoms(use_true_random=False))
+def test_verdict_does_not_depend_on_the_order_of_documents_or_clusters_names(
+    scale: float, order: Any
+) -> None:
+    """Doubling every document's size, or shuffling them, says the same about bits per byte."""
+    plain, changed = Evaluation(), Evaluation()
+    rows = list(range(100))
+    order.shuffle(rows)
+    changed.bytes = changed.bytes[rows] * scale
+    changed.bits = {role: bits[rows] * scale for role, bits in changed.bits.items()}
+    changed.task = [changed.task[row] for row in rows]
+    changed.cluster = [changed.cluster[row] for row in rows]
+    before, after = plain.judge().comparisons[0], changed.judge().comparisons[0]
+    assert after.difference == pytest.approx(before.difference)
+    assert after.high == pytest.approx(before.high)

@@ -1,0 +1,80 @@
+"""Real endpoints with tiny models, on free ports."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from serving import process
+from serving.process import Endpoint
+from serving.settings import EndpointSettings, RolloutSettings
+from tests.tiny import tiny_base_model
+
+SETTINGS = EndpointSettings(
+    port=0,
+    max_new_tokens=150,
+    max_prompt_tokens=80,
+    cache_tokens=4_096,
+    max_waiting=24,
+    request_timeout=30.0,
+    rollout=RolloutSettings(steps=(0.5,), step_seconds=0.5),
+)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tiny models are faster on one thread; engines inherit the setting."""
+    before = os.environ.get("OMP_NUM_THREADS")
+    os.environ["OMP_NUM_THREADS"] = "1"
+    yield
+    if before is None:
+        del os.environ["OMP_NUM_THREADS"]
+    else:
+        os.environ["OMP_NUM_THREADS"] = before
+
+
+@pytest.fixture(scope="session")
+def other_model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A second tiny model, which writes something else."""
+    folder = tmp_path_factory.mktemp("other") / "model"
+    tiny_base_model(folder, seed=1)
+    return folder
+
+
+class Client:
+    """Talks to one endpoint."""
+
+    def __init__(self, endpoint: Endpoint, state_folder: Path) -> None:
+        self.endpoint = endpoint
+        self.state_folder = state_folder
+        self.http = httpx.Client(base_url=endpoint.url, timeout=60)
+
+    def complete(self, prompt: str = "The valve", **fields: object) -> httpx.Response:
+        return self.http.post("/v1/completions", json={"prompt": prompt, **fields})
+
+    def engine_pids(self) -> list[int]:
+        status = process.status(self.state_folder)
+        assert status is not None
+        return [route.engine_pid for route in status.routes if route.engine_pid]
+
+    def kill_engine(self) -> None:
+        (pid,) = self.engine_pids()
+        psutil.Process(pid).kill()
+
+
+def start(folder: Path, model: Path, version: str = "1", **changes: object) -> Client:
+    """Start an endpoint, or move the one of this folder to another version."""
+    settings = SETTINGS.model_copy(update=changes)
+    endpoint = process.start(model, version, f"fingerprint-{version}", folder, settings)
+    return Client(endpoint, folder)
+
+
+@pytest.fixture(scope="session")
+def client(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Iterator[Client]:
+    """One endpoint for all tests that leave it as it was."""
+    folder = tmp_path_factory.mktemp("endpoint")
+    yield start(folder, tiny_model_folder)
+    process.stop(folder)

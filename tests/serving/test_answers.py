@@ -1,0 +1,126 @@
+"""What a running endpoint answers."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.serving.conftest import Client
+
+
+@pytest.fixture(scope="module")
+def greedy(tiny_model_folder: Path):
+    """transformers' own greedy continuation, in the endpoint's precision."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model_folder)
+    model = AutoModelForCausalLM.from_pretrained(tiny_model_folder, dtype=torch.bfloat16)
+
+    def complete(prompt: str, tokens: int) -> str:
+        inputs = tokenizer(prompt, return_tensors="pt")
+        written = model.generate(**inputs, max_new_tokens=tokens, do_sample=False)
+        return tokenizer.decode(
+            written[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True
+        )
+
+    return complete
+
+
+def test_health_names_the_version_that_serves(client: Client) -> None:
+    answer = client.http.get("/health")
+    assert answer.status_code == 200
+    assert answer.json()["versions"] == [
+        {"version": "1", "fingerprint": "fingerprint-1", "share": 1.0, "ready": True}
+    ]
+
+
+def test_completion_continues_raw_text_as_the_model_itself_does(client: Client, greedy) -> None:
+    answer = client.complete("The valve opens", max_tokens=12)
+    assert answer.status_code == 200
+    assert answer.json()["choices"][0]["text"] == greedy("The valve opens", 12)
+    assert answer.json()["usage"]["completion_tokens"] == 12
+    assert answer.headers["x-model-version"] == "1"
+    assert answer.headers["x-model-fingerprint"] == "fingerprint-1"
+
+
+def test_stream_adds_up_to_the_whole_answer(client: Client) -> None:
+    whole = client.complete(max_tokens=16).json()["choices"][0]["text"]
+    pieces = []
+    with client.http.stream(
+        "POST",
+        "/v1/completions",
+        json={"prompt": "The valve", "max_tokens": 16, "stream": True},
+    ) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        for line in answer.iter_lines():
+            if line and line != "data: [DONE]":
+                pieces.append(json.loads(line.removeprefix("data: "))["choices"][0])
+    assert "".join(piece["text"] for piece in pieces) == whole
+    assert pieces[-1]["finish_reason"] == "length"
+
+
+def test_predict_answers_each_instance_in_order(client: Client) -> None:
+    prompts = ["The valve", "A pump", "No motor"]
+    alone = [client.complete(p, max_tokens=8).json()["choices"][0]["text"] for p in prompts]
+    body = {"instances": prompts, "parameters": {"max_tokens": 8}}
+    assert client.http.post("/predict", json=body).json() == {"predictions": alone}
+    own = {"instances": [{"prompt": "A pump", "max_tokens": 8}]}
+    assert client.http.post("/predict", json=own).json() == {"predictions": [alone[1]]}
+
+
+def test_every_request_has_its_own_temperature(client: Client) -> None:
+    hot = [client.complete(max_tokens=12, temperature=1.5).json()["choices"][0]["text"]] + [
+        client.complete(max_tokens=12, temperature=1.5, top_p=0.9).json()["choices"][0]["text"]
+        for _ in range(3)
+    ]
+    cold = {client.complete(max_tokens=12).json()["choices"][0]["text"] for _ in range(3)}
+    assert len(set(hot)) > 1
+    assert len(cold) == 1
+
+
+def test_text_ends_before_a_stop_string(client: Client) -> None:
+    whole = client.complete(max_tokens=24).json()["choices"][0]["text"]
+    stop = whole[len(whole) // 2 : len(whole) // 2 + 3]
+    answer = client.complete(max_tokens=24, stop=stop).json()["choices"][0]
+    assert answer["text"] == whole[: whole.index(stop)]
+    assert answer["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "names"),
+    [
+        (b"{", 400, "not JSON"),
+        (b"[" * 100_000, 400, "not JSON"),
+        (b"[]", 400, "body"),
+        (b"{}", 400, "prompt"),
+        (b'{"prompt": ""}', 400, "empty"),
+        (b'{"prompt": 3}', 400, "prompt"),
+        (b'{"prompt": "a", "max_tokens": "5"}', 400, "max_tokens"),
+        (b'{"prompt": "a", "max_tokens": 10000}', 400, "at most 150"),
+        (b'{"prompt": "a", "max_tokens": 0}', 400, "max_tokens"),
+        (b'{"prompt": "a", "temperature": -1}', 400, "temperature"),
+        (b'{"prompt": "a", "temperature": NaN}', 400, "temperature"),
+        (b'{"prompt": "a", "top_p": 0}', 400, "top_p"),
+        (b'{"prompt": "a", "logprobs": 5}', 400, "logprobs"),
+        (b'{"prompt": "a", "model": "gpt-4"}', 404, "gpt-4"),
+        (json.dumps({"prompt": "valve " * 200}).encode(), 400, "at most"),
+        (json.dumps({"prompt": "x" * 1_000_000}).encode(), 413, "larger"),
+        (b'\xff\xfe{"prompt": "a"}', 400, "not JSON"),
+    ],
+)
+def test_bad_request_is_refused_with_its_reason(
+    client: Client, body: bytes, status: int, names: str
+) -> None:
+    answer = client.http.post("/v1/completions", content=body)
+    assert answer.status_code == status
+    assert names in answer.json()["error"]["message"]
+    assert client.complete(max_tokens=1).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "path", ["/load_model", "/reset", "/generate", "/v1/responses", "/docs", "/openapi.json"]
+)
+def test_no_other_route_is_reachable(client: Client, path: str) -> None:
+    assert client.http.post(path, json={}).status_code == 404
+    assert client.http.get(path).status_code == 404
