@@ -15,14 +15,14 @@ def check_model_folder(folder: Path) -> None:
     """Refuse a folder that holds no whole model in safetensors.
 
     Raises:
-        UserError: a file is absent or cut short, the weights are pickled, or the model wants code of
-            its own to be run. The message names the file.
+        UserError: a file is absent or cut short, the weights are pickled, or the model wants code
+            of its own to be run. The message names the file.
     """
     config = _read_json(folder / "config.json")
     if "auto_map" in config:
         raise UserError(
-            f"{folder / 'config.json'} asks for Python code of its own (`auto_map`), which is never "
-            "run. Use a model that transformers itself knows."
+            f"{folder / 'config.json'} asks for Python code of its own (`auto_map`), which is "
+            "never run. Use a model that transformers itself knows."
         )
     if not (folder / "tokenizer.json").is_file():
         raise UserError(f"{folder} has no tokenizer.json: it is not a whole model folder.")
@@ -38,8 +38,8 @@ def _weight_files(folder: Path) -> list[Path]:
         pickled = [path.name for pattern in PICKLES for path in folder.glob(pattern)]
         if pickled:
             raise UserError(
-                f"{folder} holds pickled weights ({', '.join(sorted(pickled))}), which can run code "
-                f"when they are read, and no {WEIGHTS}. Convert them to safetensors first."
+                f"{folder} holds pickled weights ({', '.join(sorted(pickled))}), which can run "
+                f"code when they are read, and no {WEIGHTS}. Convert them to safetensors first."
             )
         raise UserError(f"{folder} has no {WEIGHTS}: it is not a whole model folder.")
     return [folder / WEIGHTS]

@@ -1,0 +1,200 @@
+"""The evaluation program on tiny models and shards."""
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from artifacts.errors import UserError
+from artifacts.shards import ShardStats
+from recipes.evaluation.documents import Document, general_texts, take
+from recipes.evaluation.measure import evaluate, read_data
+from recipes.evaluation.settings import (
+    EvaluationSettings,
+    EvaluationSpec,
+    GenerationSettings,
+    ModelSource,
+)
+from tests.recipes.conftest import REPOSITORY
+from tests.tiny import tiny_base_model
+
+SETTINGS = EvaluationSettings(
+    held_out_tokens=2_000,
+    document_tokens=100,
+    minimum_documents=8,
+    general_tokens=4_000,
+    generation=GenerationSettings(samples=1, prompt_tokens=8, new_tokens=6),
+    bootstrap_resamples=200,
+)
+
+MakeSpec = Callable[..., EvaluationSpec]
+
+
+@pytest.fixture(scope="session")
+def candidate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Another tiny model."""
+    folder = tmp_path_factory.mktemp("candidate") / "model"
+    tiny_base_model(folder, seed=1)
+    return folder
+
+
+@pytest.fixture
+def make_evaluation(
+    tmp_path: Path, base_model: Path, candidate: Path, shards_folder: Path, shards: ShardStats
+) -> MakeSpec:
+    def make(**changes: Any) -> EvaluationSpec:
+        settings = SETTINGS.model_copy(update=changes.pop("settings", {}))
+        fields = {
+            "base": ModelSource(path=base_model, fingerprint="base"),
+            "candidate": ModelSource(path=candidate, fingerprint="candidate"),
+            "shards": shards_folder,
+            "shard_stats": shards,
+            "shards_fingerprint": "shards",
+            "output": tmp_path / "output",
+            "settings": settings,
+        }
+        return EvaluationSpec(**(fields | changes))
+
+    return make
+
+
+def silent(_: str) -> None:
+    """Takes a report and says nothing."""
+
+
+def test_bits_are_those_of_the_model_read_one_document_at_a_time(
+    make_evaluation: MakeSpec, base_model: Path
+) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    spec = make_evaluation(settings={"document_tokens": None})
+    evaluate(spec, silent)
+    scores = pq.read_table(spec.output / "scores.parquet").to_pylist()
+    model = AutoModelForCausalLM.from_pretrained(base_model).eval().requires_grad_(False)
+    length = spec.shard_stats.sequence_length
+    data = read_data(spec)
+    documents = [d for documents in data.tasks.values() for d in documents]
+    assert any(len(document.tokens) > length for document in documents)
+    for document, row in zip(documents, scores, strict=True):
+        bits = 0.0
+        for start in range(0, len(document.tokens) - 1, length):
+            tokens = torch.from_numpy(document.tokens[start : start + length + 1])[None]
+            logits = model(tokens[:, :-1]).logits.double().log_softmax(-1)
+            bits -= float(logits.gather(-1, tokens[:, 1:, None]).sum()) / math.log(2)
+        assert row["document"] == document.id
+        # Autocast to bfloat16 moves a score by well under one part in a thousand.
+        assert row["bits_base"] == pytest.approx(bits, rel=2e-3)
+
+
+def test_every_role_has_finite_figures_with_their_interval(make_evaluation: MakeSpec) -> None:
+    spec = make_evaluation()
+    result = evaluate(spec, silent)
+    assert json.loads((spec.output / "result.json").read_text()) == result
+    for name in ("held_out_bits_per_byte", "general_bits_per_byte"):
+        for role in ("base", "candidate"):
+            figure = result["metrics"][name][role]
+            assert figure["low"] < figure["value"] < figure["high"]
+    samples = json.loads((spec.output / "samples.json").read_text())
+    assert samples["base"][0]["prompt"] == samples["candidate"][0]["prompt"]
+
+
+def test_one_model_in_two_roles_is_measured_once(make_evaluation: MakeSpec) -> None:
+    spec = make_evaluation()
+    spec = make_evaluation(incumbent=spec.base)
+    lines: list[str] = []
+    result = evaluate(spec, lines.append)
+    assert sum("loading" in line for line in lines) == 2
+    metrics = result["metrics"]["held_out_bits_per_byte"]
+    assert metrics["incumbent"] == metrics["base"]
+
+
+def test_scores_measured_before_are_not_measured_again(
+    make_evaluation: MakeSpec, tmp_path: Path
+) -> None:
+    spec = make_evaluation(cache=tmp_path / "cache")
+    first = evaluate(spec, silent)
+    lines: list[str] = []
+    assert evaluate(spec, lines.append) == first
+    assert not any("loading" in line for line in lines)
+
+
+def test_fingerprint_names_data_and_settings_but_no_models(
+    make_evaluation: MakeSpec, candidate: Path
+) -> None:
+    spec = make_evaluation()
+    same = make_evaluation(candidate=spec.base, settings={"batch_tokens": 64})
+    other = make_evaluation(settings={"seed": 1})
+    assert read_data(spec).fingerprint == read_data(same).fingerprint
+    assert read_data(spec).fingerprint != read_data(other).fingerprint
+
+
+def test_incumbent_that_cannot_be_read_is_a_fault_for_the_gate(
+    make_evaluation: MakeSpec, tmp_path: Path
+) -> None:
+    gone = ModelSource(path=tmp_path / "gone", fingerprint="gone")
+    result = evaluate(make_evaluation(incumbent=gone), silent)
+    assert "no config.json" in result["faults"]["incumbent"]
+    assert set(result["metrics"]["held_out_bits_per_byte"]) == {"base", "candidate"}
+    with pytest.raises(UserError, match=r"no config\.json"):
+        evaluate(make_evaluation(candidate=gone), silent)
+
+
+def test_model_that_answers_nan_has_no_figure(
+    make_evaluation: MakeSpec, tmp_path: Path, base_model: Path
+) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(base_model)
+    model.model.norm.weight.data.fill_(torch.nan)
+    model.save_pretrained(tmp_path / "diverged")
+    AutoTokenizer.from_pretrained(base_model).save_pretrained(tmp_path / "diverged")
+    diverged = ModelSource(path=tmp_path / "diverged", fingerprint="diverged")
+    nothing = GenerationSettings(samples=0)
+    spec = make_evaluation(candidate=diverged, settings={"generation": nothing})
+    result = evaluate(spec, silent)
+    assert result["metrics"]["held_out_bits_per_byte"]["candidate"]["value"] is None
+    scores = pq.read_table(spec.output / "scores.parquet")
+    assert np.isnan(scores["bits_candidate"].to_numpy()).all()
+
+
+@given(
+    sizes=st.lists(st.integers(1, 40), min_size=1, max_size=30),
+    limits=st.tuples(st.integers(1, 300), st.integers(1, 300)),
+)
+def test_smaller_limit_takes_a_subset(sizes: list[int], limits: tuple[int, int]) -> None:
+    documents = [
+        Document(str(n), str(n % 7), size, np.zeros(size, np.int64)) for n, size in enumerate(sizes)
+    ]
+    few, many = (take(documents, limit, seed=0) for limit in sorted(limits))
+    assert many[: len(few)] == few
+    assert sum(d.bytes for d in few) >= min(min(limits), sum(sizes))
+
+
+def test_general_text_is_prose_of_a_fair_size() -> None:
+    texts = general_texts()
+    assert 40_000 < sum(len(text.encode()) for text in texts) < 200_000
+    assert len(texts) > 50
+
+
+def test_faulty_spec_is_one_clear_line(tmp_path: Path) -> None:
+    (tmp_path / "spec.json").write_text('{"base": 3}')
+    done = subprocess.run(
+        [sys.executable, "-m", "recipes.evaluate", "--spec", str(tmp_path / "spec.json")],
+        capture_output=True,
+        text=True,
+        cwd=REPOSITORY,
+    )
+    assert done.returncode == 1
+    assert "not an evaluation spec: base" in done.stderr
+    assert "Traceback" not in done.stderr
