@@ -1,0 +1,122 @@
+"""Anything can be killed at any moment and run again."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from recipes.spec import read_metrics
+from tests.conftest import Project, make_project
+
+STEPS = 40
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Project:
+    """A project whose shards are made and whose training takes long enough to be killed."""
+    project = make_project(tmp_path_factory.mktemp("prepared") / "project", tiny_model_folder)
+    project.configure(checkpoint={"steps": STEPS, "checkpoint_every_steps": 5})
+    ended = project.materialize("*tokenized_shards")
+    assert ended.returncode == 0, ended.stderr
+    return project
+
+
+def start(project: Project, *command: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        command,
+        cwd=project.folder,
+        env=project.environment(),
+        stdout=(project.folder / "out.txt").open("wb"),
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 90) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited too long"
+        time.sleep(0.05)
+
+
+def steps_done(project: Project) -> int:
+    runs = list((project.folder / "store" / "runs").glob("*"))
+    return len(read_metrics(runs[0])) if runs else 0
+
+
+def training_workers(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    return [
+        child
+        for child in psutil.Process(process.pid).children(recursive=True)
+        if "recipes.continued_pretraining" in child.cmdline()
+        and "recipes.launch" not in child.cmdline()
+    ]
+
+
+def losses(project: Project) -> list[float]:
+    checkpoint = project.record.current("checkpoint", needed_by="test")
+    return [record["loss"] for record in read_metrics(checkpoint.path)]
+
+
+MATERIALIZE = ("dagster", "asset", "materialize", "--select", "checkpoint")
+
+
+def test_killed_training_goes_on_with_the_losses_of_an_unbroken_run(
+    prepared: Project, tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    running = start(prepared, *MATERIALIZE)
+    wait_for(lambda: steps_done(prepared) >= 12)
+    for worker in training_workers(running):
+        os.kill(worker.pid, signal.SIGKILL)
+    assert running.wait(60) != 0
+    assert prepared.record.find_current("checkpoint") is None
+    assert steps_done(prepared) < STEPS
+
+    again = prepared.run(*MATERIALIZE)
+    assert again.returncode == 0, again.stdout + again.stderr
+
+    unbroken = make_project(tmp_path / "unbroken", tiny_model_folder)
+    unbroken.configure(checkpoint={"steps": STEPS, "checkpoint_every_steps": 5})
+    assert unbroken.materialize("*checkpoint").returncode == 0
+    assert len(losses(prepared)) == STEPS
+    assert losses(prepared) == losses(unbroken)
+
+
+def test_a_killed_orchestrator_leaves_no_training_behind_and_the_next_run_goes_on(
+    prepared: Project,
+) -> None:
+    prepared.configure(checkpoint={"seed": 1})
+    runs_before = set((prepared.folder / "store" / "runs").glob("*"))
+    running = start(prepared, *MATERIALIZE)
+    wait_for(lambda: bool(training_workers(running)))
+    workers = training_workers(running)
+    wait_for(lambda: any(read_metrics(run) for run in _new_runs(prepared, runs_before)))
+    os.kill(running.pid, signal.SIGKILL)
+    running.wait(30)
+    wait_for(lambda: not any(worker.is_running() for worker in workers))
+
+    assert prepared.run(*MATERIALIZE).returncode == 0
+    assert len(losses(prepared)) == STEPS
+
+
+def test_ctrl_c_stops_the_run_and_the_same_command_goes_on(project: Project) -> None:
+    project.configure(checkpoint={"steps": STEPS})
+    running = start(project, "llm-assets", "run")
+    wait_for(lambda: steps_done(project) >= 3)
+    os.killpg(running.pid, signal.SIGINT)
+    assert running.wait(90) == 130
+    said = (project.folder / "out.txt").read_text()
+    assert "Interrupted. Nothing is lost" in said and "Traceback" not in said
+
+    again = project.run("llm-assets", "run")
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert len(losses(project)) == STEPS
+
+
+def _new_runs(project: Project, before: set[Path]) -> set[Path]:
+    return set((project.folder / "store" / "runs").glob("*")) - before

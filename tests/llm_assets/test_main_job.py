@@ -1,0 +1,140 @@
+"""The whole loop as a user runs it: real Spark, real training, a real endpoint, tiny text."""
+
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from recipes.spec import read_metrics
+from tests.conftest import Project, make_project
+
+ASSETS = [
+    "raw_corpus",
+    "clean_corpus",
+    "tokenized_shards",
+    "base_model",
+    "checkpoint",
+    "eval_metrics",
+    "model_version",
+    "endpoint",
+]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Iterator[Project]:
+    """A project after `llm-assets run`, its endpoint serving; tests do not change it."""
+    project = make_project(tmp_path_factory.mktemp("made") / "project", tiny_model_folder)
+    ended = project.run("llm-assets", "run")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    (project.folder / "screen.txt").write_text(ended.stdout)
+    yield project
+    project.run("llm-assets", "stop")
+
+
+def screen(project: Project) -> str:
+    return (project.folder / "screen.txt").read_text()
+
+
+def test_one_screen_says_what_came_out(made: Project) -> None:
+    text = " ".join(screen(made).split())
+    for asset in ASSETS:
+        assert f"✓ {asset}" in text
+    for label in ("documents read 240", "tokens", "training loss", "held-out text", "general text"):
+        assert label in text
+    assert "promoted." in text and "serves version 1" in text
+    assert "base model says" in text and "new model says" in text
+
+
+def test_the_models_bits_per_byte_on_held_out_text_are_lower_than_the_bases(made: Project) -> None:
+    metrics = made.record.current("eval_metrics", needed_by="test").stats["metrics"]
+    held_out = metrics["held_out_bits_per_byte"]
+    assert held_out["candidate"]["value"] < held_out["base"]["value"]
+
+
+def test_the_printed_request_answers(made: Project) -> None:
+    (line,) = [line for line in screen(made).splitlines() if line.startswith("curl ")]
+    answer = subprocess.run(shlex.split(line), capture_output=True, text=True, timeout=60)
+    (prediction,) = json.loads(answer.stdout)["predictions"]
+    assert prediction
+
+
+def test_the_orchestrators_log_is_in_a_file_and_not_on_the_terminal(made: Project) -> None:
+    (log,) = (made.folder / ".llm_assets" / "logs").glob("run-*.log")
+    assert "RUN_SUCCESS" in log.read_text()
+    assert "RUN_SUCCESS" not in screen(made)
+
+
+def test_a_second_run_finds_everything_made(made: Project) -> None:
+    before = made.record.history()
+    again = made.run("llm-assets", "run")
+
+    assert again.returncode == 0, again.stdout + again.stderr
+    for asset in ASSETS:
+        (line,) = [line for line in again.stdout.splitlines() if line.startswith(f"✓ {asset} ")]
+        assert "as is" in line
+    assert made.record.history() == before
+
+
+def test_the_checkpoint_materializes_as_typed(made: Project) -> None:
+    ended = made.materialize("checkpoint")
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_on_an_empty_store_it_fails_naming_the_command(project: Project) -> None:
+    ended = project.materialize("checkpoint")
+    assert ended.returncode != 0
+    assert '--select "*checkpoint"' in ended.stdout + ended.stderr
+
+
+def test_a_run_from_the_launchpad_may_override_steps_learning_rate_and_seed(made: Project) -> None:
+    before = made.record.current("checkpoint", needed_by="test")
+    config = {"ops": {"checkpoint": {"config": {"steps": 3, "learning_rate": 0.002, "seed": 5}}}}
+    ended = made.run(
+        *("dagster", "asset", "materialize", "--select", "checkpoint"),
+        *("--config-json", json.dumps(config)),
+    )
+    assert ended.returncode == 0, ended.stderr
+    now = made.record.current("checkpoint", needed_by="test")
+    assert now.stats["steps"] == 3
+    assert now.manifest.settings["learning_rate"] == 0.002
+    assert now.manifest.settings["seed"] == 5
+    assert "settings.steps: 12 -> 3" in ended.stdout + ended.stderr
+
+    made.record.advance(before)
+
+
+def test_a_rejected_candidate_leaves_the_incumbent_serving(project: Project) -> None:
+    project.configure(model_version={"gate": {"smallest_effect": 5.0}})
+    ended = project.run("llm-assets", "run")
+
+    text = " ".join(ended.stdout.split())
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "version 1 rejected" in text and "the incumbent stays" in text
+    assert "serves version 0" in text
+
+
+def test_a_users_mistake_is_one_message_without_a_traceback(project: Project) -> None:
+    project.configure(raw_corpus={"sources": [{"type": "files", "path": "nowhere/*.txt"}]})
+    ended = project.run("llm-assets", "run")
+    text = ended.stdout + ended.stderr
+    assert ended.returncode == 1
+    assert "nowhere/*.txt" in text and "Traceback" not in text
+
+
+def test_loading_the_definitions_imports_no_torch(project: Project) -> None:
+    program = (
+        "import sys, llm_assets.definitions as d; "
+        "print(sorted({'torch', 'transformers', 'google.cloud.bigquery'} & set(sys.modules)), "
+        "len(d.defs.resolve_asset_graph().materializable_asset_keys))"
+    )
+    ended = project.run(sys.executable, "-c", program)
+    assert ended.stdout.split() == ["[]", "8"], ended.stderr
+
+
+def test_the_checkpoint_keeps_its_loss_curve(made: Project) -> None:
+    checkpoint = made.record.current("checkpoint", needed_by="test")
+    assert [record["step"] for record in read_metrics(checkpoint.path)] == list(range(1, 13))
