@@ -1,0 +1,104 @@
+"""Checkpoints: what exists, what is damaged, what is kept."""
+
+from pathlib import Path
+
+import pytest
+
+from artifacts import checkpoints
+from artifacts.errors import UserError
+
+CONTENT = {"settings": {"steps": 8}, "inputs": {"base_model": "abc"}}
+
+
+@pytest.fixture
+def lines() -> list[str]:
+    """What was reported."""
+    return []
+
+
+def save(run: Path, step: int, permanent: bool = False) -> None:
+    folder = Path(checkpoints.clear_step(str(run), step))
+    (folder / "weights").write_bytes(bytes([step]) * 100)
+    checkpoints.commit(str(run), step, CONTENT, {"samples_seen": step * 4}, permanent)
+
+
+def newest(run: Path, lines: list[str]) -> int | None:
+    found = checkpoints.find_newest(str(run), CONTENT, lines.append)
+    return found.manifest.step if found else None
+
+
+def test_the_newest_is_found_by_number_not_by_name(tmp_path: Path, lines: list[str]) -> None:
+    for step in (2, 10, 9):
+        save(tmp_path, step)
+    assert newest(tmp_path, lines) == 10
+    assert lines == []
+
+
+def test_a_run_that_saved_nothing_has_none(tmp_path: Path, lines: list[str]) -> None:
+    assert newest(tmp_path / "absent", lines) is None
+
+
+def test_a_flipped_byte_is_named_and_the_one_before_is_taken(
+    tmp_path: Path, lines: list[str]
+) -> None:
+    save(tmp_path, 1)
+    save(tmp_path, 2)
+    path = tmp_path / "step-2" / "weights"
+    content = bytearray(path.read_bytes())
+    content[50] ^= 1
+    path.write_bytes(content)
+
+    assert newest(tmp_path, lines) == 1
+    assert "step 2 is damaged" in lines[0]
+    assert "step-2/weights has another checksum" in lines[0]
+
+
+@pytest.mark.parametrize("damage", ["truncated", "absent", "no manifest", "half a manifest"])
+def test_any_other_damage_is_survived_too(tmp_path: Path, lines: list[str], damage: str) -> None:
+    save(tmp_path, 1)
+    save(tmp_path, 2)
+    weights, manifest = tmp_path / "step-2" / "weights", tmp_path / "step-2" / "manifest.json"
+    if damage == "truncated":
+        weights.write_bytes(weights.read_bytes()[:99])
+    elif damage == "absent":
+        weights.unlink()
+    elif damage == "no manifest":
+        manifest.unlink()
+    else:
+        manifest.write_text(manifest.read_text()[:40])
+
+    assert newest(tmp_path, lines) == 1
+    assert len(lines) == 1
+    assert "step 2" in lines[0]
+
+
+def test_another_runs_checkpoint_is_refused_saying_what_differs(
+    tmp_path: Path, lines: list[str]
+) -> None:
+    save(tmp_path, 1)
+    other = {"settings": {"steps": 9}, "inputs": {"base_model": "xyz"}}
+    with pytest.raises(UserError) as refusal:
+        checkpoints.find_newest(str(tmp_path), other, lines.append)
+    assert "settings.steps: 8 -> 9" in str(refusal.value)
+    assert "inputs.base_model: abc -> xyz" in str(refusal.value)
+
+
+def test_rotation_keeps_the_newest_and_the_permanent_ones(tmp_path: Path) -> None:
+    for step in range(1, 8):
+        save(tmp_path, step, permanent=step % 3 == 0)
+    (tmp_path / "step-0" / "unfinished").mkdir(parents=True)
+
+    removed = checkpoints.rotate(str(tmp_path), keep=2)
+
+    assert sorted(removed) == [0, 1, 2, 4]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "step-3",
+        "step-5",
+        "step-6",
+        "step-7",
+    ]
+
+
+def test_rotation_before_the_first_checkpoint_removes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "step-1").mkdir()
+    assert checkpoints.rotate(str(tmp_path), keep=1) == []

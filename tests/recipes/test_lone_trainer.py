@@ -1,0 +1,79 @@
+"""One run has one trainer, and a trainer does not outlive the one who waits for it."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from recipes.spec import TrainingSpec, command, read_metrics
+from tests.recipes.conftest import (
+    PATIENCE_SECONDS,
+    REPOSITORY,
+    SpecMaker,
+    finish,
+    run,
+    start,
+    wait_for_step,
+)
+
+
+def test_a_second_trainer_waits_and_then_finds_the_run_complete(make_spec: SpecMaker) -> None:
+    spec = make_spec(steps=30)
+    first = start(spec)
+    wait_for_step(spec, first, 2)
+    first.send_signal(signal.SIGSTOP)
+    second = start(spec)
+    assert second.stdout
+    assert "Waiting: another trainer works on" in second.stdout.readline()
+    first.send_signal(signal.SIGCONT)
+
+    (first_code, first_output), (second_code, second_output) = finish(first), finish(second)
+
+    assert (first_code, second_code) == (0, 0), first_output + second_output
+    assert "is complete already: 30 steps" in second_output
+    assert [line["step"] for line in read_metrics(Path(spec.run_folder))] == list(range(1, 31))
+
+
+def start_through_a_parent(spec: TrainingSpec) -> subprocess.Popen[bytes]:
+    path = Path(spec.run_folder).parent / "spec.json"
+    spec.write(path)
+    code = f"import subprocess, time; subprocess.Popen({command(path, 1)!r}); time.sleep(600)"
+    return subprocess.Popen([sys.executable, "-c", code], cwd=REPOSITORY)
+
+
+def test_killing_the_parent_makes_the_training_save_and_end(make_spec: SpecMaker) -> None:
+    spec = make_spec(steps=3000, checkpoint_every_steps=3000)
+    parent = start_through_a_parent(spec)
+    history = []
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not history and time.monotonic() < deadline:
+        time.sleep(0.1)
+        history = read_metrics(Path(spec.run_folder))
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.wait()
+
+    while not list(Path(spec.run_folder).glob("step-*/manifest.json")):
+        assert time.monotonic() < deadline, "no checkpoint was saved"
+        time.sleep(0.1)
+    process = start(spec)
+    wait_for_step(spec, process, len(read_metrics(Path(spec.run_folder))) + 1)
+    process.send_signal(signal.SIGINT)
+    code, output = finish(process)
+
+    assert code == 75, output
+    assert "Going on from the checkpoint of step" in output
+
+
+def test_changed_settings_are_refused_saying_which(make_spec: SpecMaker) -> None:
+    spec = make_spec(steps=4)
+    assert run(spec)[0] == 0
+    changed = spec.training.model_copy(update={"learning_rate": 0.5, "seed": 7})
+    shutil.rmtree(spec.export_folder)
+
+    code, output = run(spec.model_copy(update={"training": changed}))
+
+    assert code == 1
+    assert "settings.learning_rate: 0.003 -> 0.5; settings.seed: 0 -> 7" in output

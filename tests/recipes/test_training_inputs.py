@@ -1,0 +1,75 @@
+"""Faults of the inputs end a run with one clear message before the first step."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from artifacts.errors import DamagedArtifact, UserError
+from artifacts.shards import ShardStats
+from recipes.interruption import Interruption
+from recipes.parallel import Workers, join_workers
+from recipes.spec import TrainingSpec, read_spec
+from recipes.trainer import train
+from tests.recipes.conftest import SpecMaker, run
+
+
+@pytest.fixture(scope="module")
+def alone() -> Workers:
+    """A group of one worker, this process."""
+    return join_workers()
+
+
+def refuse(spec: TrainingSpec, workers: Workers, error: type[UserError] = UserError) -> str:
+    """The message that training ends with."""
+    with pytest.raises(error) as refusal:
+        train(spec, workers, Interruption(), lambda line: None)
+    return str(refusal.value)
+
+
+def test_shards_of_another_tokenizer_are_refused(make_spec: SpecMaker, alone: Workers) -> None:
+    spec = make_spec()
+    shards = spec.shards.model_copy(update={"tokenizer_sha256": "0" * 64})
+    message = refuse(spec.model_copy(update={"shards": shards}), alone)
+    assert "tokenized with another tokenizer" in message
+    assert "Materialize `tokenized_shards` again" in message
+
+
+def test_a_missing_shard_is_named(make_spec: SpecMaker, alone: Workers, tmp_path: Path) -> None:
+    spec = make_spec()
+    folder = tmp_path / "shards"
+    shutil.copytree(spec.shards_folder, folder)
+    (folder / "train-00001.tokens").unlink()
+    moved = spec.model_copy(update={"shards_folder": str(folder)})
+    assert "train-00001.tokens is absent" in refuse(moved, alone, DamagedArtifact)
+
+
+def test_a_batch_that_workers_cannot_share_is_refused(make_spec: SpecMaker, alone: Workers) -> None:
+    three = Workers(rank=0, count=3, device=alone.device)
+    message = refuse(make_spec(global_batch_size=4), three)
+    assert "4 rows, which 3 workers cannot share evenly" in message
+
+
+def test_rows_longer_than_the_models_positions_are_refused(
+    make_spec: SpecMaker, alone: Workers
+) -> None:
+    spec = make_spec()
+    shards = ShardStats.model_validate(spec.shards.model_dump() | {"sequence_length": 4096})
+    assert "256 positions" in refuse(spec.model_copy(update={"shards": shards}), alone)
+
+
+def test_the_program_prints_a_users_fault_alone(make_spec: SpecMaker) -> None:
+    spec = make_spec()
+    shards = spec.shards.model_copy(update={"tokenizer_sha256": "0" * 64})
+    code, output = run(spec.model_copy(update={"shards": shards}))
+    assert code == 1
+    assert output.splitlines()[-1].startswith("Training stopped: The shards in")
+    assert "Traceback" not in output
+
+
+def test_a_spec_with_a_wrong_key_is_named(tmp_path: Path, make_spec: SpecMaker) -> None:
+    path = tmp_path / "spec.json"
+    make_spec().write(path)
+    path.write_text(path.read_text().replace('"learning_rate"', '"learning_rat"'))
+    with pytest.raises(UserError, match=r"spec.json: `training.learning_rat`"):
+        read_spec(path)
