@@ -22,6 +22,7 @@ def write_atomically(filesystem: AbstractFileSystem, path: str, content: bytes) 
     """
     if not isinstance(filesystem, LocalFileSystem):
         filesystem.pipe_file(path, content)
+        filesystem.invalidate_cache()
         return
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What makes an artifact that artifact: its kind, the code's version, the settings and the inputs."""
+"""What makes an artifact that artifact: kind, code version, settings and inputs."""
 
 import hashlib
 import json

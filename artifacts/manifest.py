@@ -19,7 +19,10 @@ class FileEntry(BaseModel):
     path: str
     """Relative to the artifact's folder, with forward slashes."""
     bytes: int
-    sha256: str
+    sha256: str | None = None
+    """None for a file that was written to Cloud Storage from elsewhere: `crc32c` stands for it."""
+    crc32c: str | None = None
+    """Base64, as Cloud Storage keeps it for every object; None in a local store."""
 
 
 class Manifest(BaseModel):

@@ -4,11 +4,12 @@ An artifact is a folder `<kind>/<fingerprint>/` whose `manifest.json` is written
 manifest an artifact does not exist.
 """
 
+import contextlib
 import hashlib
 import os
 import platform
+import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,11 @@ from artifacts.errors import DamagedArtifact, MissingArtifact, UserError
 from artifacts.identity import Identity
 from artifacts.lease import local_lease
 from artifacts.manifest import MANIFEST_NAME, FileEntry, Manifest
+from artifacts.object_lease import object_lease
+from artifacts.transfer import download_folder, remote_entries, upload_folder
+
+CACHE_VARIABLE = "LLM_ASSETS_CACHE"
+"""Where files of a store in the cloud are kept on this machine; `~/.cache/llm_assets` if absent."""
 
 HASH_BLOCK_BYTES = 4 * 1024 * 1024
 
@@ -42,8 +48,8 @@ class Draft:
 
     @property
     def path(self) -> Path:
-        """The folder as a local path; raises UserError for a store in the cloud."""
-        return self.store.local_path(self.url)
+        """A local folder to write into; from there files go up to a store in the cloud."""
+        return self.store.staging_folder(self.url)
 
 
 @dataclass(frozen=True)
@@ -70,8 +76,8 @@ class Artifact:
 
     @property
     def path(self) -> Path:
-        """The folder as a local path; raises UserError for a store in the cloud."""
-        return self.store.local_path(self.url)
+        """A local folder with the files; from a store in the cloud they are fetched once."""
+        return self.store.local_copy(self)
 
     def verify(self, checksums: bool = True) -> None:
         """Compare every file with the manifest.
@@ -87,7 +93,7 @@ class Artifact:
             size = filesystem.size(path)
             if size != entry.bytes:
                 raise DamagedArtifact(self._damage(entry, f"has {size} bytes, not {entry.bytes}"))
-            if checksums and _sha256(filesystem, path) != entry.sha256:
+            if checksums and not _matches(filesystem, path, entry):
                 raise DamagedArtifact(self._damage(entry, "has another checksum than its manifest"))
 
     def _damage(self, entry: FileEntry, fault: str) -> str:
@@ -115,12 +121,31 @@ class Store:
             raise UserError(f"{url} is not on this machine: this step needs a local store.")
         return Path(url)
 
+    def staging_folder(self, url: str) -> Path:
+        """Where this machine writes the files of an artifact in the making."""
+        if self.is_local:
+            return Path(url)
+        folder = _cache_folder() / "staging" / url.removeprefix("gs://")
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def local_copy(self, artifact: Artifact) -> Path:
+        """The folder of an artifact's files on this machine, fetched where it is in the cloud."""
+        if "://" not in artifact.url:
+            return Path(artifact.url)
+        folder = _cache_folder() / "artifacts" / artifact.url.removeprefix("gs://")
+        if not (folder / MANIFEST_NAME).exists():
+            download_folder(artifact.url, artifact.manifest.files, folder)
+            (folder / MANIFEST_NAME).write_text(artifact.manifest.model_dump_json())
+        return folder
+
     def find(self, identity: Identity) -> Artifact | None:
         """The artifact of this identity, or None where it does not exist."""
         return self._read(identity.kind, identity.fingerprint)
 
     def exists(self, kind: str, fingerprint: str) -> bool:
         """Whether there is an artifact of this name."""
+        self.filesystem.invalidate_cache()
         return bool(self.filesystem.exists(f"{self.folder_url(kind, fingerprint)}/{MANIFEST_NAME}"))
 
     def load(self, kind: str, fingerprint: str) -> Artifact:
@@ -142,9 +167,10 @@ class Store:
     ) -> tuple[Artifact, bool]:
         """Make an artifact unless it exists: `(artifact, made)`.
 
-        `build` writes files under `draft.url` and fills `draft.stats`; the manifest is written after
-        it returns. What an earlier, interrupted maker left in the folder is removed first. Two
-        makers of the same artifact wait for each other, and the second finds it made.
+        `build` writes files under `draft.url` or `draft.path` and fills `draft.stats`; the manifest
+        is written after it returns. What an earlier, interrupted maker left in the folder is
+        removed first. Two makers of the same artifact wait for each other, and the second finds it
+        made.
         """
         existing = self.find(identity)
         if existing:
@@ -163,7 +189,8 @@ class Store:
     ) -> Artifact:
         """Enter what was made elsewhere: a manifest that points there, nothing copied."""
         filesystem, folder = fsspec.core.url_to_fs(location)
-        files = _list_files(filesystem, folder)
+        is_remote = location.startswith("gs://")
+        files = remote_entries(location) if is_remote else _list_files(filesystem, folder)
         if not files:
             raise UserError(f"{location} holds no files to adopt as {identity.kind}.")
         manifest = Manifest(
@@ -177,10 +204,11 @@ class Store:
         self._write_manifest(manifest)
         return Artifact(self, manifest)
 
-    @contextmanager
+    @contextlib.contextmanager
     def lease(self, name: str, on_wait: Callable[[str], None] | None = None) -> Iterator[None]:
         """Hold the store's lease of this name while the block runs."""
-        with local_lease(self.local_path(self.root) / "leases" / f"{name}.lock", on_wait):
+        path = f"{self.root}/leases/{name}.lock"
+        with local_lease(Path(path), on_wait) if self.is_local else object_lease(path, on_wait):
             yield
 
     def read_bytes(self, path: str) -> bytes | None:
@@ -209,16 +237,28 @@ class Store:
 
     def _clear(self, url: str) -> None:
         filesystem, folder = fsspec.core.url_to_fs(url)
+        filesystem.invalidate_cache()
         if filesystem.exists(folder):
             filesystem.rm(folder, recursive=True)
-        filesystem.makedirs(folder, exist_ok=True)
+        if self.is_local:
+            filesystem.makedirs(folder, exist_ok=True)
+        else:
+            shutil.rmtree(self.staging_folder(url))
+
+    def _collect(self, draft: Draft) -> list[FileEntry]:
+        """The files of a draft, after what was written on this machine has gone up."""
+        if self.is_local:
+            return _list_files(self.filesystem, draft.url)
+        staged = upload_folder(draft.path, draft.url, f"{self.root}/uploads")
+        shutil.rmtree(draft.path)
+        sent = {entry.path for entry in staged}
+        return staged + [e for e in remote_entries(draft.url) if e.path not in sent]
 
     def _commit(self, draft: Draft) -> Artifact:
-        filesystem, folder = fsspec.core.url_to_fs(draft.url)
         manifest = Manifest(
             **draft.identity.model_dump(),
             fingerprint=draft.identity.fingerprint,
-            files=_list_files(filesystem, folder),
+            files=self._collect(draft),
             stats=draft.stats,
             provenance={"python": platform.python_version()} | draft.provenance,
         )
@@ -227,7 +267,13 @@ class Store:
 
     def _write_manifest(self, manifest: Manifest) -> None:
         path = f"{manifest.kind}/{manifest.fingerprint}/{MANIFEST_NAME}"
-        self.write_bytes(path, manifest.model_dump_json(indent=2).encode())
+        content = manifest.model_dump_json(indent=2).encode()
+        if self.is_local:
+            self.write_bytes(path, content)
+            return
+        # Storage itself refuses a second manifest, should a lease ever have been lost.
+        with contextlib.suppress(FileExistsError):
+            self.filesystem.pipe_file(f"{self.root}/{path}", content, mode="create")
 
 
 def _list_files(filesystem: fsspec.AbstractFileSystem, folder: str) -> list[FileEntry]:
@@ -240,6 +286,17 @@ def _list_files(filesystem: fsspec.AbstractFileSystem, folder: str) -> list[File
         )
         for path in sorted(filesystem.find(folder))
     ]
+
+
+def _matches(filesystem: fsspec.AbstractFileSystem, path: str, entry: FileEntry) -> bool:
+    """Whether a file is the one of its entry; storage's own checksum is used where there is one."""
+    if entry.crc32c is not None and entry.sha256 is None:
+        return bool(filesystem.info(path)["crc32c"] == entry.crc32c)
+    return _sha256(filesystem, path) == entry.sha256
+
+
+def _cache_folder() -> Path:
+    return Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "llm_assets")
 
 
 def _sha256(filesystem: fsspec.AbstractFileSystem, path: str) -> str:

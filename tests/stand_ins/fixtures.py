@@ -1,17 +1,28 @@
 """Fixtures to import into a package's `conftest.py`."""
 
-from collections.abc import Iterator
+import contextlib
 
 import pytest
 
 from tests.stand_ins.google import LocalGoogle, running_local_google
 
+_shared: list[tuple[LocalGoogle, contextlib.ExitStack]] = []
+"""One local Google serves the tests of every package that imports the fixtures."""
+
 
 @pytest.fixture(scope="session")
-def started_google() -> Iterator[LocalGoogle]:
+def started_google(request: pytest.FixtureRequest) -> LocalGoogle:
     """The local Google of the test session."""
-    with running_local_google() as google:
-        yield google
+    if not _shared:
+        stack = contextlib.ExitStack()
+        _shared.append((stack.enter_context(running_local_google()), stack))
+        request.session.addfinalizer(_stop)
+    return _shared[0][0]
+
+
+def _stop() -> None:
+    _, stack = _shared.pop()
+    stack.close()
 
 
 @pytest.fixture

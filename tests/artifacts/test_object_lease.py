@@ -1,0 +1,60 @@
+"""The lease in Cloud Storage: one holder, renewed, taken over from the dead."""
+
+import time
+from multiprocessing import get_context
+
+import fsspec
+import pytest
+
+from artifacts.errors import UserError
+from artifacts.object_lease import object_lease
+
+LIFETIME = 1.2
+
+
+def hold(url: str, seconds: float) -> None:
+    with object_lease(url, lifetime_seconds=LIFETIME, poll_seconds=0.1):
+        time.sleep(seconds)
+
+
+def start_holder(url: str, seconds: float):
+    process = get_context("spawn").Process(target=hold, args=(url, seconds))
+    process.start()
+    deadline = time.monotonic() + 30
+    while not fsspec.filesystem("gs").exists(url):
+        fsspec.filesystem("gs").invalidate_cache()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return process
+
+
+def test_second_maker_waits_for_the_first_past_the_lifetime(cloud_root: str) -> None:
+    url = f"{cloud_root}/lease"
+    process = start_holder(url, 3 * LIFETIME)
+    holders: list[str] = []
+    started = time.monotonic()
+    with object_lease(url, holders.append, LIFETIME, 0.1):
+        assert time.monotonic() - started > 1.5 * LIFETIME
+    process.join()
+    assert len(holders) == 1 and str(process.pid) in holders[0]
+
+
+def test_killed_holders_lease_expires(cloud_root: str) -> None:
+    url = f"{cloud_root}/lease"
+    process = start_holder(url, 600)
+    process.kill()
+    process.join()
+    started = time.monotonic()
+    with object_lease(url, None, LIFETIME, 0.1):
+        pass
+    assert LIFETIME * 0.5 < time.monotonic() - started < 5 * LIFETIME
+
+
+def test_lost_lease_is_an_error_for_who_held_it(cloud_root: str) -> None:
+    url = f"{cloud_root}/lease"
+    with (
+        pytest.raises(UserError, match="lost"),
+        object_lease(url, lifetime_seconds=LIFETIME, poll_seconds=0.1),
+    ):
+        fsspec.filesystem("gs").pipe_file(url, b"{}")
+        time.sleep(LIFETIME)

@@ -1,0 +1,108 @@
+"""What a store promises, on a local disk and in Cloud Storage alike."""
+
+import fsspec
+import pytest
+
+from artifacts.errors import DamagedArtifact, MissingArtifact
+from artifacts.identity import Identity
+from artifacts.manifest import MANIFEST_NAME
+from artifacts.pipelines import Pipeline
+from artifacts.store import Draft, Store
+
+IDENTITY = Identity(kind="clean_corpus", code_version="1", settings={"a": 1})
+
+
+def build_local(draft: Draft) -> None:
+    """Write as a step on this machine does."""
+    (draft.path / "sub").mkdir()
+    (draft.path / "part.txt").write_text("hello")
+    (draft.path / "sub" / "other.txt").write_text("there")
+    draft.stats["documents"] = 2
+
+
+def build_by_url(draft: Draft) -> None:
+    """Write as a job elsewhere does."""
+    with fsspec.open(f"{draft.url}/part.txt", "wb") as file:
+        file.write(b"hello")
+    draft.stats["documents"] = 1
+
+
+@pytest.mark.parametrize("build", [build_local, build_by_url])
+def test_what_was_made_is_found_and_whole(any_store: Store, build) -> None:
+    made, fresh = any_store.make(IDENTITY, build)
+    assert fresh
+    found = any_store.find(IDENTITY)
+    assert found is not None and found.manifest == made.manifest
+    found.verify()
+    assert (found.path / "part.txt").read_text() == "hello"
+    entries = {entry.path: entry.bytes for entry in found.manifest.files}
+    assert entries["part.txt"] == 5
+
+
+def test_making_what_exists_builds_nothing(any_store: Store) -> None:
+    any_store.make(IDENTITY, build_local)
+
+    def fail(draft: Draft) -> None:
+        raise AssertionError("built again")
+
+    assert any_store.make(IDENTITY, fail)[1] is False
+
+
+def test_without_its_manifest_an_artifact_does_not_exist(any_store: Store) -> None:
+    def break_off(draft: Draft) -> None:
+        build_local(draft)
+        build_by_url(draft)
+        raise RuntimeError("killed")
+
+    with pytest.raises(RuntimeError):
+        any_store.make(IDENTITY, break_off)
+    assert any_store.find(IDENTITY) is None
+    with pytest.raises(MissingArtifact, match="clean_corpus"):
+        any_store.load("clean_corpus", IDENTITY.fingerprint)
+    artifact, fresh = any_store.make(IDENTITY, build_by_url)
+    assert fresh
+    assert [entry.path for entry in artifact.manifest.files] == ["part.txt"]
+
+
+@pytest.mark.parametrize(
+    ("content", "fault"), [(b"hallo", "checksum"), (b"hello!", "bytes"), (None, "absent")]
+)
+def test_damage_is_noticed(any_store: Store, content: bytes | None, fault: str) -> None:
+    artifact, _ = any_store.make(IDENTITY, build_by_url)
+    path = f"{artifact.url}/part.txt"
+    if content is None:
+        any_store.filesystem.rm(path)
+    else:
+        any_store.filesystem.pipe_file(path, content)
+    any_store.filesystem.invalidate_cache()
+    with pytest.raises(DamagedArtifact, match=fault):
+        artifact.verify()
+
+
+def test_adopted_artifact_points_where_its_files_are(any_store: Store) -> None:
+    elsewhere = f"{any_store.root}/elsewhere"
+    any_store.filesystem.makedirs(elsewhere, exist_ok=True)
+    any_store.filesystem.pipe_file(f"{elsewhere}/weights.bin", b"weights")
+    adopted = any_store.adopt(IDENTITY, elsewhere, stats={}, provenance={"from": "elsewhere"})
+    adopted.verify()
+    found = any_store.find(IDENTITY)
+    assert found is not None and (found.path / "weights.bin").read_bytes() == b"weights"
+
+
+def test_pipeline_record_keeps_current_and_previous(any_store: Store) -> None:
+    record = Pipeline(any_store, "main")
+    first, _ = any_store.make(IDENTITY, build_by_url)
+    second, _ = any_store.make(IDENTITY.model_copy(update={"code_version": "2"}), build_by_url)
+    record.advance(first)
+    record.advance(second)
+    history = record.history().assets["clean_corpus"]
+    assert history.current.fingerprint == second.fingerprint
+    assert [entry.fingerprint for entry in history.previous] == [first.fingerprint]
+
+
+def test_second_manifest_is_refused_by_storage(cloud_root: str) -> None:
+    store = Store(cloud_root)
+    artifact, _ = store.make(IDENTITY, build_by_url)
+    store._write_manifest(artifact.manifest.model_copy(update={"stats": {"documents": 99}}))
+    assert store.load("clean_corpus", IDENTITY.fingerprint).stats == {"documents": 1}
+    assert store.filesystem.exists(f"{artifact.url}/{MANIFEST_NAME}")
