@@ -1,12 +1,12 @@
 """The one place where everything is put together."""
 
 from dagster import (
+    AssetsDefinition,
     AssetSpec,
     Definitions,
     in_process_executor,
     load_asset_checks_from_modules,
     load_assets_from_modules,
-    map_asset_specs,
 )
 
 from llm_assets import automation, checks
@@ -21,11 +21,14 @@ def build_definitions(settings: PipelineSettings, path: str) -> Definitions:
     def own(spec: AssetSpec) -> AssetSpec:
         return spec.replace_attributes(owners=list(settings.owners))
 
-    assets = load_assets_from_modules(
-        [corpus, model, evaluation, serving], key_prefix=settings.key_prefix
-    )
+    modules = [corpus, model, evaluation, serving]
+    assets = [
+        asset.map_asset_specs(own)
+        for asset in load_assets_from_modules(modules, key_prefix=settings.key_prefix)
+        if isinstance(asset, AssetsDefinition)
+    ]
     return Definitions(
-        assets=map_asset_specs(own, assets),
+        assets=assets,
         asset_checks=load_asset_checks_from_modules([checks], asset_key_prefix=settings.key_prefix),
         schedules=[automation.retraining_schedule(settings)],
         sensors=[automation.source_sensor()],
