@@ -7,6 +7,19 @@ from pydantic import Field, model_validator
 from artifacts.settings import Settings
 
 
+class NearDuplicateSettings(Settings):
+    """How near-copies are found: MinHash candidates, verified by true Jaccard similarity."""
+
+    enabled: bool = True
+    """Whether near-copies are looked for at all; exact copies always are."""
+    threshold: float = Field(default=0.8, gt=0.3, le=1)
+    """Least Jaccard similarity of the word-shingle sets of two near-copies."""
+    shingle_words: int = Field(default=5, ge=1)
+    """Words in a shingle; 5 tells an edited copy from a text on the same subject."""
+    permutations: int = Field(default=126, ge=16, le=1024)
+    """Length of a MinHash signature; 126 find 99.8 % of the pairs at a threshold of 0.8."""
+
+
 class CleanCorpusSettings(Settings):
     """How raw text becomes clean text."""
 
@@ -16,6 +29,8 @@ class CleanCorpusSettings(Settings):
     """Shorter documents are dropped, in characters after normalising; stubs teach little."""
     maximum_characters: int = Field(default=10_000_000, ge=1)
     """Longer documents are dropped, in characters; past ten million it is mostly a data dump."""
+    near_duplicates: NearDuplicateSettings = NearDuplicateSettings()
+    """Search for near-copies."""
     split_seed: int = 0
     """Draws which duplicate clusters are held out; another number draws another held-out set."""
     examples_per_reason: int = Field(default=3, ge=0)
@@ -33,6 +48,10 @@ class CleanCorpusSettings(Settings):
     def content(self) -> dict[str, Any]:
         """What decides the clean corpus."""
         return self.model_dump(mode="json")
+
+    def preparation(self) -> dict[str, Any]:
+        """What decides how one document is prepared, apart from all others."""
+        return self.model_dump(mode="json", exclude={"examples_per_reason": True})
 
 
 class SplitSettings(Settings):

@@ -1,6 +1,5 @@
-"""What the tasks of the tokenising job do: tokenise batches, pack and write shards."""
+"""The last tasks of the tokenising job: pack each shard's documents into rows and write it."""
 
-import hashlib
 import itertools
 import tempfile
 from collections import Counter
@@ -14,10 +13,9 @@ import numpy as np
 import pyarrow as pa
 from fsspec.implementations.local import LocalFileSystem
 
-from artifacts.errors import UserError
 from artifacts.shards import DOCUMENT_SCHEMA, PackedRows, Split, token_dtype, write_shard
 from spark_jobs.packing import DocumentTokens, concatenate, count_cut_documents
-from spark_jobs.tokenizer import DocumentTokenizer, Engine, TokenizerFiles
+from spark_jobs.tasks import forget_java_archives
 
 BatchMap = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
@@ -45,91 +43,11 @@ class Plan:
         return np.dtype(token_dtype(self.vocab_size)).newbyteorder("<")
 
 
-def tokeniser(files: TokenizerFiles, engine: Engine, plan: Plan) -> BatchMap:
-    """A task that turns documents into tokens with start and end, and gives each its place."""
-
-    def tokenise(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        tokenizer = DocumentTokenizer(files, engine)
-        for batch in batches:
-            if batch.num_rows:
-                yield _tokenise_batch(batch, tokenizer, plan)
-
-    return tokenise
-
-
-def _tokenise_batch(
-    batch: pa.RecordBatch, tokenizer: DocumentTokenizer, plan: Plan
-) -> pa.RecordBatch:
-    ids, offsets = tokenizer.encode(batch["text"])
-    if len(ids) and int(ids.max()) >= plan.vocab_size:
-        worst = int(np.searchsorted(offsets, int(ids.argmax()), side="right")) - 1
-        raise UserError(
-            f"Document {batch['id'][worst].as_py()!r} has the token id {ids.max()}, outside the "
-            f"model's vocabulary of {plan.vocab_size}: tokenizer and model do not belong together."
-        )
-    tokens, bounds = _enclose(ids, offsets, plan)
-    splits = batch["split"].to_pylist()
-    positions = [_position(identifier) for identifier in batch["id"].to_pylist()]
-    shards = [
-        plan.shards[split] * position >> 63
-        for split, position in zip(splits, positions, strict=True)
-    ]
-    item = plan.dtype.itemsize
-    packed = pa.Array.from_buffers(
-        pa.large_binary(),
-        batch.num_rows,
-        [None, pa.py_buffer((bounds * item).astype(np.int64)), pa.py_buffer(tokens)],
-    )
-    absent = [_count(text, tokenizer.absent_bytes) for text in batch["text"].to_pylist()]
-    return pa.RecordBatch.from_arrays(
-        [
-            batch["split"],
-            pa.array(shards, pa.int32()),
-            pa.array(positions, pa.int64()),
-            batch["id"],
-            batch["cluster"],
-            batch["source"],
-            batch["bytes"],
-            packed.cast(pa.binary()),
-            pa.array(absent, pa.int64()),
-        ],
-        names=[
-            *("split", "shard", "position", "id", "cluster", "source", "bytes"),
-            *("tokens", "absent"),
-        ],
-    )
-
-
-def _enclose(ids: np.ndarray, offsets: np.ndarray, plan: Plan) -> tuple[np.ndarray, np.ndarray]:
-    """Put start and end tokens around every document: `(tokens, bounds)`."""
-    count = len(offsets) - 1
-    bounds = offsets + 2 * np.arange(count + 1)
-    tokens = np.empty(int(bounds[-1]), plan.dtype)
-    inner = np.ones(len(tokens), bool)
-    inner[bounds[:-1]] = inner[bounds[1:] - 1] = False
-    tokens[inner] = ids
-    tokens[bounds[:-1]] = plan.start_token_id
-    tokens[bounds[1:] - 1] = plan.end_token_id
-    return tokens, bounds
-
-
-def _position(identifier: str) -> int:
-    """A number in [0, 2**63) that shuffles the documents and depends on nothing but the id."""
-    digest = hashlib.blake2b(identifier.encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1
-
-
-def _count(text: str, wanted: bytes) -> int:
-    if not wanted or (text.isprintable() and text.isascii()):
-        return 0
-    content = text.encode()
-    return len(content) - len(content.translate(None, wanted))
-
-
 def shard_writer(plan: Plan) -> BatchMap:
     """A task that packs rows sorted by shard and position, and writes each shard it meets."""
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        forget_java_archives()
         shards = itertools.groupby(_by_shard(batches), key=lambda part: part[0])
         for (split, number), parts in shards:
             documents = pa.Table.from_batches([part for _, part in parts])

@@ -25,4 +25,5 @@ def split_of(cluster: str, settings: SplitSettings) -> Split:
 
 def threshold(share: float) -> str:
     """The first cluster prefix past a share of all of them; prefixes compare as text."""
-    return f"{round(share * 16**_DIGITS):0{_DIGITS}x}"
+    number = round(share * 16**_DIGITS)
+    return f"{number:0{_DIGITS}x}" if number < 16**_DIGITS else "g"

@@ -11,28 +11,25 @@ from collections.abc import Callable
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import SparkSession
 
 from artifacts.errors import UserError
-from artifacts.shards import SPLITS, ShardEntry, ShardStats, Split, token_dtype
+from artifacts.shards import SPLITS, ShardEntry, ShardStats, token_dtype
 from spark_jobs import entry
-from spark_jobs.parquet import read_corpus
+from spark_jobs.decisions import CLEAN_SCHEMA
+from spark_jobs.parquet import find_parts
 from spark_jobs.progress import progress
-from spark_jobs.settings import SplitSettings, TokenizedShardsSettings
-from spark_jobs.shard_writer import WRITTEN_SHARD, Plan, shard_writer, tokeniser
-from spark_jobs.split import threshold
+from spark_jobs.settings import TokenizedShardsSettings
+from spark_jobs.shard_writer import WRITTEN_SHARD, Plan, shard_writer
+from spark_jobs.survey import Survey, survey_parts
+from spark_jobs.tasks import user_errors
+from spark_jobs.token_parts import TOKENISED, tokeniser
 from spark_jobs.tokenizer import Engine, TokenizerFiles, count_differences, load_tokenizer
 
 CODE_VERSION = "1"
 
 BYTES_PER_TOKEN = 4
 """Rough length of a token in text, which only decides into how many shards a split is cut."""
-SAMPLE_BYTES = 2_000_000
-_TOKENISED = (
-    "split string, shard int, position long, id string, cluster string, source string, "
-    "bytes long, tokens binary, absent long"
-)
 
 
 class TokenizeSpec(BaseModel):
@@ -66,12 +63,10 @@ def run(
     settings = spec.settings
     files = load_tokenizer(spec.base_model)
     start, end = files.start_and_end(settings.start_token, settings.end_token)
-    columns = ["id", "text", "source", "cluster", "bytes"]
-    corpus = read_corpus(spark, spec.clean_corpus, columns, "clean_corpus")
-    corpus = corpus.withColumn("split", _split_column(settings.split))
-    sizes = _split_sizes(corpus, settings)
-    sample = _sample(corpus, settings.parity_sample)
-    engine, warnings = choose_engine(files, settings.engine, sample)
+    parts = find_parts(spec.clean_corpus, CLEAN_SCHEMA.names, "clean_corpus")
+    survey = survey_parts(spark, parts, settings, report)
+    _refuse_missing_splits(survey, settings)
+    engine, warnings = choose_engine(files, settings.engine, survey.sample)
     plan = Plan(
         output=spec.output,
         sequence_length=settings.sequence_length,
@@ -81,14 +76,18 @@ def run(
         end_token_id=end,
         shards={
             split: max(1, round(size / BYTES_PER_TOKEN * _item_bytes(files) / settings.shard_bytes))
-            for split, size in sizes.items()
+            for split, size in survey.bytes.items()
         },
     )
-    tokenised = corpus.mapInArrow(tokeniser(files, engine, plan), _TOKENISED)
+    shared = spark.sparkContext.broadcast((files, parts))
+    numbers = spark.range(0, len(parts), 1, len(parts))
+    tokenised = numbers.mapInArrow(tokeniser(shared, engine, plan, settings.split), TOKENISED)
     ordered = tokenised.repartition(sum(plan.shards.values()), "split", "shard")
     ordered = ordered.sortWithinPartitions("split", "shard", "position", "id")
-    with progress(spark.sparkContext, f"tokenising with {engine}", report):
+    label = f"tokenising with {engine}"
+    with user_errors(), progress(spark.sparkContext, label, report):
         rows = ordered.mapInArrow(shard_writer(plan), WRITTEN_SHARD).collect()
+    shared.destroy()
     written = sorted((row.asDict() for row in rows), key=lambda row: row["name"])
     stats = _stats(written, plan, files, engine, warnings)
     _refuse_too_little(stats, settings)
@@ -96,7 +95,7 @@ def run(
         f"{sum(stats['tokens'].values()):,} tokens in {sum(stats['rows'].values()):,} rows "
         f"({stats['rows']['train']:,} to train on)"
     )
-    return stats | {"parity_sample": len(sample)}
+    return stats | {"parity_sample": len(survey.sample)}
 
 
 def choose_engine(
@@ -119,51 +118,25 @@ def choose_engine(
     return "hugging_face", [f"gigatoken {fault}; the Hugging Face tokenizer was used instead"]
 
 
-def _split_column(settings: SplitSettings) -> Any:
-    low, middle = threshold(settings.held_out), threshold(settings.held_out + settings.validation)
-    prefix = F.substring("cluster", 1, len(low))
-    return (
-        F.when(prefix < low, F.lit("held_out"))
-        .when(prefix < middle, F.lit("validation"))
-        .otherwise(F.lit("train"))
-    )
-
-
-def _split_sizes(corpus: DataFrame, settings: TokenizedShardsSettings) -> dict[Split, int]:
-    """Bytes of text in each split, found before the long work."""
-    counts = corpus.groupBy("split").agg(F.sum("bytes").alias("bytes"), F.count("*").alias("n"))
-    found = {row["split"]: row for row in counts.collect()}
-    documents = sum(row["n"] for row in found.values())
+def _refuse_missing_splits(survey: Survey, settings: TokenizedShardsSettings) -> None:
+    documents = sum(survey.documents.values())
     if not documents:
         raise UserError(
             "The clean corpus holds no documents, so there is nothing to tokenise. "
             'Materialize it again: dagster asset materialize --select "*clean_corpus"'
         )
     for split in SPLITS:
-        if split not in found:
+        if not survey.documents[split]:
             share = (
                 ""
                 if split == "train"
-                else f" or raise `tokenized_shards.split.{split}` "
+                else f", or raise `tokenized_shards.split.{split}` "
                 f"(now {getattr(settings.split, split)})"
             )
             raise UserError(
                 f"None of the {documents:,} clean documents falls into the {split} split: "
                 f"give the corpus more documents{share}."
             )
-    return {split: found[split]["bytes"] for split in SPLITS}
-
-
-def _sample(corpus: DataFrame, count: int) -> list[str]:
-    # Cluster ids are uniform hashes, so the first of them are a fixed random sample.
-    rows = corpus.select("cluster", "id", F.col("text")).orderBy("cluster", "id").limit(count)
-    texts, total = [], 0
-    for row in rows.collect():
-        texts.append(row["text"])
-        total += len(row["text"])
-        if total > SAMPLE_BYTES:
-            break
-    return texts
 
 
 def _item_bytes(files: TokenizerFiles) -> int:

@@ -1,0 +1,270 @@
+"""Decides which of the prepared documents stay: one survivor of each duplicate cluster.
+
+The survivor is the longest document, of several the one with the smallest id; a cluster's id is the
+smallest of its members' (see `spark_jobs.split`). Neither depends on how the text is partitioned.
+"""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from artifacts.errors import UserError
+from spark_jobs.duplicates import NearDuplicates, find_near_duplicates
+from spark_jobs.minhash import shingle
+from spark_jobs.prepare import bands_of, read_prepared
+from spark_jobs.progress import Report
+from spark_jobs.settings import CleanCorpusSettings
+from spark_jobs.text import fold
+
+EXACT, NEAR = "exact_duplicate", "near_duplicate"
+
+DUPLICATE_SCHEMA = pa.schema(
+    [
+        ("id", pa.string()),
+        ("survivor", pa.string()),
+        ("cluster", pa.string()),
+        ("reason", pa.string()),
+        ("neighbour", pa.string()),
+        ("similarity", pa.float64()),
+    ]
+)
+"""A dropped copy: the document kept in its place, and the most similar document that was compared
+with it (Jaccard similarity of the shingle sets; 1 for an exact copy)."""
+
+_COLUMNS = ["id", "source", "cluster", "characters", "bytes", "reason"]
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What became of every prepared document, in the order of the parts."""
+
+    documents: pa.Table
+    """`id`, `source`, `cluster` (final), `characters`, `bytes`, `reason` (null: kept)."""
+    part_offsets: np.ndarray
+    """Shape (parts + 1,): where each part's documents begin."""
+    duplicates: pa.Table
+    """Rows of `DUPLICATE_SCHEMA`."""
+    cluster_sizes: np.ndarray
+    """Documents in each cluster, survivor included."""
+    candidate_pairs: int
+    verified_pairs: int
+
+    @cached_property
+    def kept(self) -> np.ndarray:
+        """Shape (documents,): whether each stays."""
+        return np.asarray(pc.is_null(self.documents["reason"]))
+
+
+class Prepared:
+    """The prepared parts, addressed by document number over all of them."""
+
+    def __init__(self, urls: list[str]) -> None:
+        self.urls = urls
+        tables = [read_prepared(url, _COLUMNS) for url in urls]
+        self.offsets = np.concatenate([[0], np.cumsum([table.num_rows for table in tables])])
+        self.documents = pa.concat_tables(tables).combine_chunks()
+
+    def refuse_repeated_ids(self) -> None:
+        """Raise UserError where two documents have one id."""
+        counts = pc.value_counts(self.documents["id"])
+        repeated = counts.filter(pc.greater(counts.field("counts"), 1)).to_pylist()
+        if repeated:
+            named = ", ".join(
+                f"{item['values']!r} ({item['counts']} times)"
+                for item in sorted(repeated, key=lambda item: item["values"])[:3]
+            )
+            raise UserError(
+                f"The raw corpus holds the same id more than once: {named}. Every document needs "
+                "an id of its own: choose another `id_column`, or leave it out."
+            )
+
+    def fetch(self, numbers: np.ndarray, column: str) -> Iterator[tuple[np.ndarray, pa.Array]]:
+        """`(places in numbers, values)` part by part, of any document numbers."""
+        order = np.argsort(numbers, kind="stable")
+        bounds = np.searchsorted(numbers[order], self.offsets)
+        for part, (first, last) in enumerate(itertools.pairwise(bounds)):
+            if first == last:
+                continue
+            places = order[first:last]
+            values = read_prepared(self.urls[part], [column])[column].combine_chunks()
+            yield places, values.take(pa.array(numbers[places] - self.offsets[part]))
+
+    def fetch_matrix(self, numbers: np.ndarray, column: str, dtype: type) -> np.ndarray:
+        """A fixed-size binary column as a matrix, one row a number."""
+        result: np.ndarray = np.empty((len(numbers), 0), dtype)
+        for places, values in self.fetch(numbers, column):
+            width = values.type.byte_width // result.itemsize
+            if result.shape[1] != width:
+                result = np.empty((len(numbers), width), dtype)
+            content: np.ndarray = np.frombuffer(values.buffers()[1], dtype)
+            result[places] = content[values.offset * width :][: len(places) * width].reshape(
+                -1, width
+            )
+        return result
+
+
+def judge(urls: list[str], settings: CleanCorpusSettings, report: Report) -> Judgement:
+    """Decide over the prepared parts at `urls`.
+
+    Raises:
+        UserError: an id comes twice.
+    """
+    prepared = Prepared(urls)
+    prepared.refuse_repeated_ids()
+    documents = prepared.documents
+    sound = np.flatnonzero(np.asarray(pc.is_null(documents["reason"])))
+    by_cluster = _order(
+        documents.take(sound),
+        [("cluster", "ascending"), ("characters", "descending"), ("id", "ascending")],
+    )
+    members = sound[by_cluster]
+    clusters = _fixed_strings(documents["cluster"].combine_chunks())
+    begins = np.concatenate([[True], clusters[members[1:]] != clusters[members[:-1]]])
+    begins = begins[: len(members)]
+    group = np.cumsum(begins) - 1
+    leaders = members[begins]
+    near = _near(prepared, leaders, settings)
+    report(
+        f"{len(members) - len(leaders):,} exact copies; {near.candidates:,} candidate pairs, "
+        f"{near.verified:,} of them compared, {len(near.edges.left):,} near-copies"
+    )
+    survivor = _survivors(documents, leaders, near.component)
+    reason = np.full(len(clusters), None, object)
+    reason[:] = documents["reason"].to_pylist()
+    reason[members[~begins]] = EXACT
+    near_copies = np.flatnonzero(survivor != np.arange(len(leaders)))
+    reason[leaders[near_copies]] = NEAR
+    smallest = _first_of(near.component, np.arange(len(leaders)))
+    clusters[members] = clusters[leaders[smallest[group]]]
+    sizes = np.bincount(near.component[group]) if len(group) else np.empty(0, np.int64)
+    final = pa.array(clusters.astype(str), pa.string())
+    documents = documents.set_column(2, "cluster", final)
+    exact = members[~begins]
+    return Judgement(
+        documents=documents.set_column(5, "reason", pa.array(reason, pa.string())),
+        part_offsets=prepared.offsets,
+        duplicates=pa.concat_tables(
+            [
+                _describe_exact(documents, exact, leaders, group[~begins], survivor),
+                _describe_near(documents, near_copies, leaders, survivor, near),
+            ]
+        ).sort_by("id"),
+        cluster_sizes=sizes,
+        candidate_pairs=near.candidates,
+        verified_pairs=near.verified,
+    )
+
+
+def _near(prepared: Prepared, leaders: np.ndarray, settings: CleanCorpusSettings) -> NearDuplicates:
+    bands = bands_of(settings)
+    keys = np.empty((len(leaders), 0), np.uint64)
+    if bands and len(leaders):
+        keys = prepared.fetch_matrix(leaders, "bands", np.uint64)
+    words = settings.near_duplicates.shingle_words
+
+    def fetch_shingles(numbers: np.ndarray) -> list[np.ndarray]:
+        sets: list[np.ndarray] = [np.empty(0, np.uint64)] * len(numbers)
+        for places, texts in prepared.fetch(leaders[numbers], "text"):
+            shingles = shingle([fold(text) for text in texts.to_pylist()], words)
+            for number, place in enumerate(places):
+                first, last = shingles.offsets[number : number + 2]
+                sets[place] = np.unique(shingles.hashes[first:last])
+        return sets
+
+    return find_near_duplicates(
+        keys,
+        lambda numbers: prepared.fetch_matrix(leaders[numbers], "signature", np.uint32),
+        fetch_shingles,
+        settings.near_duplicates.threshold,
+    )
+
+
+def _survivors(documents: pa.Table, leaders: np.ndarray, component: np.ndarray) -> np.ndarray:
+    """For each leader, the place among the leaders of its component's survivor."""
+    rank = np.empty(len(leaders), np.int64)
+    by_worth = [("characters", "descending"), ("id", "ascending")]
+    rank[_order(documents.take(leaders), by_worth)] = np.arange(len(leaders))
+    return _first_of(component, rank)
+
+
+def _first_of(component: np.ndarray, rank: np.ndarray) -> np.ndarray:
+    """For each element, the element of lowest rank in its component."""
+    order = np.lexsort((rank, component))
+    begins = np.concatenate([[True], component[order][1:] != component[order][:-1]])
+    best = np.empty(component.max(initial=-1) + 1, np.int64)
+    best[component[order][begins[: len(order)]]] = order[begins[: len(order)]]
+    return best[component]
+
+
+def _describe_exact(
+    documents: pa.Table,
+    copies: np.ndarray,
+    leaders: np.ndarray,
+    group: np.ndarray,
+    survivor: np.ndarray,
+) -> pa.Table:
+    return _describe(
+        documents, copies, leaders[survivor[group]], EXACT, leaders[group], np.ones(len(copies))
+    )
+
+
+def _describe_near(
+    documents: pa.Table,
+    copies: np.ndarray,
+    leaders: np.ndarray,
+    survivor: np.ndarray,
+    near: NearDuplicates,
+) -> pa.Table:
+    """Near-copies with the most similar document that each was verified against."""
+    ends = np.concatenate([near.edges.left, near.edges.right])
+    others = np.concatenate([near.edges.right, near.edges.left])
+    similarity = np.tile(near.edges.similarity, 2)
+    order = np.lexsort((others, -similarity, ends))
+    first = order[np.searchsorted(ends[order], copies)] if len(copies) else order[:0]
+    return _describe(
+        documents,
+        leaders[copies],
+        leaders[survivor[copies]],
+        NEAR,
+        leaders[others[first]],
+        similarity[first],
+    )
+
+
+def _describe(
+    documents: pa.Table,
+    copies: np.ndarray,
+    survivors: np.ndarray,
+    reason: str,
+    neighbours: np.ndarray,
+    similarity: np.ndarray,
+) -> pa.Table:
+    ids = documents["id"].combine_chunks()
+    return pa.table(
+        {
+            "id": ids.take(pa.array(copies)),
+            "survivor": ids.take(pa.array(survivors)),
+            "cluster": documents["cluster"].combine_chunks().take(pa.array(copies)),
+            "reason": pa.array([reason] * len(copies), pa.string()),
+            "neighbour": ids.take(pa.array(neighbours)),
+            "similarity": similarity,
+        },
+        DUPLICATE_SCHEMA,
+    )
+
+
+def _order(table: pa.Table, keys: list[tuple[str, str]]) -> np.ndarray:
+    return np.asarray(pc.sort_indices(table, sort_keys=keys)).astype(np.int64)
+
+
+def _fixed_strings(values: pa.StringArray) -> np.ndarray:
+    """Equally long ASCII strings as numpy bytes, which compare and sort without Python."""
+    if not len(values):
+        return np.empty(0, "S32")
+    width = len(values[0].as_py())
+    return np.frombuffer(values.buffers()[2], f"S{width}")[: len(values)].copy()

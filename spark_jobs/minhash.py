@@ -1,0 +1,124 @@
+"""MinHash over word shingles, in whole-array arithmetic.
+
+Shingles and their hashes follow Broder, "On the resemblance and containment of documents" (1997);
+bands of rows follow the locality-sensitive hashing of Leskovec, Rajaraman and Ullman, "Mining of
+Massive Datasets", chapter 3. A shingle's hash comes from prefix sums of a polynomial over the
+text's bytes (Karp and Rabin, 1987), so no word ever becomes a Python object.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+_BASE = 0x9E3779B97F4A7C15 | 1
+_BASE_INVERSE = pow(_BASE, -1, 2**64)
+_SPACE = 0x20
+_WANTED_RECALL = 0.995
+"""Share of the pairs exactly at the threshold that become candidates."""
+
+
+@dataclass(frozen=True)
+class Shingles:
+    """The hashed shingles of several texts, one after another; a shingle may come repeatedly."""
+
+    hashes: np.ndarray
+    """uint64."""
+    offsets: np.ndarray
+    """Shape (texts + 1,): where each text's shingles begin. No text has none."""
+
+
+@dataclass(frozen=True)
+class Bands:
+    """How signatures are cut for finding candidates."""
+
+    bands: int
+    rows: int
+
+    @property
+    def permutations(self) -> int:
+        return self.bands * self.rows
+
+    def candidate_probability(self, similarity: float) -> float:
+        """How likely a pair of this Jaccard similarity shares at least one band."""
+        return 1 - (1 - similarity**self.rows) ** self.bands
+
+
+def derive_bands(threshold: float, permutations: int) -> Bands:
+    """The most selective bands that still find nearly every pair at the threshold."""
+    for rows in range(permutations, 0, -1):
+        bands = Bands(permutations // rows, rows)
+        if bands.candidate_probability(threshold) >= _WANTED_RECALL:
+            return bands
+    return Bands(permutations, 1)
+
+
+def shingle(folded: list[str], words: int) -> Shingles:
+    """Hash every run of `words` words; a text with fewer words is one shingle.
+
+    Args:
+        folded: texts as `spark_jobs.text.fold` leaves them: words parted by single spaces.
+    """
+    content = np.frombuffer(" ".join([*folded, ""]).encode("utf-8", "surrogatepass"), np.uint8)
+    powers, inverses = _powers(1 << max(12, len(content).bit_length()))
+    sums = np.zeros(len(content) + 1, np.uint64)
+    np.cumsum((content.astype(np.uint64) + 1) * powers[: len(content)], out=sums[1:])
+    ends = np.flatnonzero(content == _SPACE)
+    starts = np.concatenate([[0], ends[:-1] + 1])
+    sizes = np.array([text.count(" ") + 1 for text in folded], np.int64)
+    counts = np.maximum(sizes - words + 1, 1)
+    offsets = np.concatenate([[0], np.cumsum(counts)])
+    first_words = np.cumsum(sizes) - sizes
+    first = np.arange(offsets[-1]) + np.repeat(first_words - offsets[:-1], counts)
+    last = np.minimum(first + words - 1, np.repeat(first_words + sizes - 1, counts))
+    begin = starts[first]
+    return Shingles(_mix((sums[ends[last]] - sums[begin]) * inverses[begin]), offsets)
+
+
+def signatures(shingles: Shingles, permutations: int) -> np.ndarray:
+    """MinHash signatures: uint32 of shape (texts, permutations)."""
+    texts = len(shingles.offsets) - 1
+    result = np.empty((permutations, texts), np.uint32)
+    if texts:
+        low = (shingles.hashes >> np.uint64(32)).astype(np.uint32)
+        work = np.empty_like(low)
+        for number, (factor, addend) in enumerate(_permutations(permutations)):
+            np.multiply(low, factor, out=work)
+            np.bitwise_xor(work, addend, out=work)
+            np.minimum.reduceat(work, shingles.offsets[:-1], out=result[number])
+    return result.T
+
+
+def band_keys(signature: np.ndarray, bands: Bands) -> np.ndarray:
+    """One uint64 a band: equal keys of the same band mean equal rows. Shape (texts, bands)."""
+    cut = signature[:, : bands.permutations].reshape(len(signature), bands.bands, bands.rows)
+    key = np.zeros(cut.shape[:2], np.uint64)
+    for row in range(bands.rows):
+        key = _mix(key ^ cut[:, :, row].astype(np.uint64))
+    return key
+
+
+def _mix(value: np.ndarray) -> np.ndarray:
+    """The finaliser of SplitMix64 (Steele, Lea and Flood, 2014), which spreads every bit."""
+    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return value ^ (value >> np.uint64(31))
+
+
+@lru_cache(maxsize=2)
+def _powers(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Powers of the polynomial's base and of its inverse, modulo 2**64."""
+    powers, inverses = np.empty((2, count), np.uint64)
+    for values, base in ((powers, _BASE), (inverses, _BASE_INVERSE)):
+        values[0] = 1
+        values[1:] = base
+        np.cumprod(values, out=values)
+    return powers, inverses
+
+
+@lru_cache(maxsize=4)
+def _permutations(count: int) -> list[tuple[np.uint32, np.uint32]]:
+    generator = np.random.Generator(np.random.PCG64(20_040_601))
+    factors = generator.integers(1, 2**31, count, np.uint32) * np.uint32(2) + np.uint32(1)
+    addends = generator.integers(0, 2**32, count, np.uint32)
+    return list(zip(factors, addends, strict=True))

@@ -1,0 +1,119 @@
+"""The first pass over raw text: normalise, judge each document by itself, sign it.
+
+What it makes of a part depends on the part's rows and the settings alone, so it is kept under that
+name and found again when the corpus has grown elsewhere.
+"""
+
+import hashlib
+import json
+from typing import Any
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from spark_jobs.minhash import Bands, band_keys, derive_bands, shingle, signatures
+from spark_jobs.parquet import Part, write_table
+from spark_jobs.settings import CleanCorpusSettings
+from spark_jobs.text import cluster_hash, fold, normalise
+
+CODE_VERSION = "1"
+"""Part of the name of what is kept; raise it when this module gives another result."""
+
+RAW_COLUMNS = ["id", "text", "source"]
+
+
+def prepared_schema(bands: Bands | None) -> pa.Schema:
+    """Columns of a prepared part; without near-duplicate search the last two are left out."""
+    fields = [
+        ("id", pa.string()),
+        ("text", pa.string()),
+        ("source", pa.string()),
+        ("cluster", pa.string()),
+        ("characters", pa.int64()),
+        ("bytes", pa.int64()),
+        ("reason", pa.string()),
+    ]
+    if bands:
+        fields += [
+            ("bands", pa.binary(8 * bands.bands)),
+            ("signature", pa.binary(4 * bands.permutations)),
+        ]
+    return pa.schema(fields)
+
+
+def bands_of(settings: CleanCorpusSettings) -> Bands | None:
+    """How signatures are cut, or None where near-duplicates are not looked for."""
+    if not settings.near_duplicates.enabled:
+        return None
+    return derive_bands(settings.near_duplicates.threshold, settings.near_duplicates.permutations)
+
+
+def prepare_part(part: Part, folder: str, settings: CleanCorpusSettings) -> dict[str, Any]:
+    """Prepare one part unless `folder` holds it: `{"url": …, "made": bool}`."""
+    raw = part.read(RAW_COLUMNS)
+    url = f"{folder}/{_content_key(raw, settings)}.parquet"
+    filesystem, path = fsspec.core.url_to_fs(url)
+    if filesystem.exists(path):
+        return {"url": url, "made": False}
+    bands = bands_of(settings)
+    compression = dict.fromkeys(prepared_schema(bands).names, "zstd")
+    for column in ("cluster", "bands", "signature"):
+        if column in compression:
+            compression[column] = "none"
+    write_table(url, _prepare(raw, settings, bands), compression)
+    return {"url": url, "made": True}
+
+
+def read_prepared(url: str, columns: list[str]) -> pa.Table:
+    """Columns of a prepared part."""
+    with fsspec.open(url, "rb") as file:
+        return pq.read_table(file, columns=columns)
+
+
+def _content_key(raw: pa.Table, settings: CleanCorpusSettings) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update(json.dumps([CODE_VERSION, settings.preparation()], sort_keys=True).encode())
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, raw.schema.remove_metadata()) as stream:
+        stream.write_table(raw.replace_schema_metadata().combine_chunks())
+    digest.update(sink.getvalue())
+    return digest.hexdigest()
+
+
+def _prepare(raw: pa.Table, settings: CleanCorpusSettings, bands: Bands | None) -> pa.Table:
+    texts = [normalise(text or "", settings.unicode_form) for text in raw["text"].to_pylist()]
+    folded = [fold(text) for text in texts]
+    columns = {
+        "id": raw["id"],
+        "text": texts,
+        "source": raw["source"],
+        "cluster": [cluster_hash(text, settings.split_seed) for text in folded],
+        "characters": [len(text) for text in texts],
+        "bytes": [len(text.encode()) for text in texts],
+        "reason": [_length_fault(text, settings) for text in texts],
+    }
+    if bands:
+        shingles = shingle(folded, settings.near_duplicates.shingle_words)
+        signature = signatures(shingles, bands.permutations)
+        columns["bands"] = _fixed_binary(band_keys(signature, bands))
+        columns["signature"] = _fixed_binary(signature)
+    return pa.table(columns, prepared_schema(bands))
+
+
+def _fixed_binary(rows: np.ndarray) -> pa.Array:
+    """A matrix as one fixed-size binary value a row."""
+    content = np.ascontiguousarray(rows)
+    width = content.dtype.itemsize * content.shape[1]
+    return pa.Array.from_buffers(pa.binary(width), len(content), [None, pa.py_buffer(content)])
+
+
+def _length_fault(text: str, settings: CleanCorpusSettings) -> str | None:
+    if not text:
+        return "empty"
+    if len(text) < settings.minimum_characters:
+        return "too_short"
+    if len(text) > settings.maximum_characters:
+        return "too_long"
+    return None
