@@ -42,7 +42,7 @@ class Manifest(BaseModel):
     provenance: dict[str, Any] = Field(default_factory=dict)
     """How and where it was made (versions, host, run id); never part of the fingerprint."""
     location: str | None = None
-    """For an adopted artifact: the folder elsewhere that holds the files; None means this folder."""
+    """For an adopted artifact: the folder elsewhere with the files; None means this folder."""
 
     @property
     def identity(self) -> Identity:

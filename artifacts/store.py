@@ -6,6 +6,7 @@ manifest an artifact does not exist.
 
 import contextlib
 import hashlib
+import json
 import os
 import platform
 import shutil
@@ -25,6 +26,9 @@ from artifacts.lease import local_lease
 from artifacts.manifest import MANIFEST_NAME, FileEntry, Manifest
 from artifacts.object_lease import object_lease
 from artifacts.transfer import download_folder, remote_entries, upload_folder
+
+UPLOADING_NAME = "uploading.json"
+"""In the folder of an artifact whose files are just going up: their names."""
 
 CACHE_VARIABLE = "LLM_ASSETS_CACHE"
 """Where files of a store in the cloud are kept on this machine; `~/.cache/llm_assets` if absent."""
@@ -236,22 +240,29 @@ class Store:
             ) from error
 
     def _clear(self, url: str) -> None:
-        filesystem, folder = fsspec.core.url_to_fs(url)
-        filesystem.invalidate_cache()
-        if filesystem.exists(folder):
-            filesystem.rm(folder, recursive=True)
+        """Remove what an interrupted maker on this machine left.
+
+        In the cloud, a job may be writing there, which is about to be found again: what it wrote
+        stays, and whoever starts a new job removes it (`clear_folder`).
+        """
         if self.is_local:
-            filesystem.makedirs(folder, exist_ok=True)
-        else:
-            shutil.rmtree(self.staging_folder(url))
+            shutil.rmtree(url, ignore_errors=True)
+            os.makedirs(url, exist_ok=True)
+            return
+        shutil.rmtree(self.staging_folder(url))
+        names = self.read_bytes(f"{url.removeprefix(self.root + '/')}/{UPLOADING_NAME}")
+        for name in json.loads(names) if names else ():
+            with contextlib.suppress(FileNotFoundError):
+                self.filesystem.rm(f"{url}/{name}")
 
     def _collect(self, draft: Draft) -> list[FileEntry]:
         """The files of a draft, after what was written on this machine has gone up."""
         if self.is_local:
             return _list_files(self.filesystem, draft.url)
+        names = [p.relative_to(draft.path).as_posix() for p in draft.path.rglob("*") if p.is_file()]
+        self.filesystem.pipe_file(f"{draft.url}/{UPLOADING_NAME}", json.dumps(names).encode())
         staged = upload_folder(draft.path, draft.url, f"{self.root}/uploads")
-        shutil.rmtree(draft.path)
-        sent = {entry.path for entry in staged}
+        sent = {UPLOADING_NAME, *(entry.path for entry in staged)}
         return staged + [e for e in remote_entries(draft.url) if e.path not in sent]
 
     def _commit(self, draft: Draft) -> Artifact:
@@ -263,6 +274,9 @@ class Store:
             provenance={"python": platform.python_version()} | draft.provenance,
         )
         self._write_manifest(manifest)
+        if not self.is_local:
+            self.filesystem.rm(f"{draft.url}/{UPLOADING_NAME}")
+            shutil.rmtree(draft.path)
         return Artifact(self, manifest)
 
     def _write_manifest(self, manifest: Manifest) -> None:
@@ -274,6 +288,14 @@ class Store:
         # Storage itself refuses a second manifest, should a lease ever have been lost.
         with contextlib.suppress(FileExistsError):
             self.filesystem.pipe_file(f"{self.root}/{path}", content, mode="create")
+
+
+def clear_folder(url: str) -> None:
+    """Remove everything in a folder of a store, if there is anything."""
+    filesystem, folder = fsspec.core.url_to_fs(url)
+    filesystem.invalidate_cache()
+    if filesystem.exists(folder):
+        filesystem.rm(folder, recursive=True)
 
 
 def _list_files(filesystem: fsspec.AbstractFileSystem, folder: str) -> list[FileEntry]:

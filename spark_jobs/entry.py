@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -11,6 +10,7 @@ import fsspec
 from pydantic import BaseModel, ValidationError
 
 from artifacts.errors import UserError
+from artifacts.pipes_session import move_pipes_arguments, open_session, started_by_dagster
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -19,7 +19,6 @@ Spec = TypeVar("Spec", bound=BaseModel)
 Run = Callable[["SparkSession", Spec, Callable[[str], None]], dict[str, Any]]
 
 STATS_NAME = "stats.json"
-PIPES_VARIABLE = "DAGSTER_PIPES_CONTEXT"
 
 
 def main(spec_type: type[Spec], run: Run[Spec], arguments: list[str] | None = None) -> int:
@@ -28,17 +27,19 @@ def main(spec_type: type[Spec], run: Run[Spec], arguments: list[str] | None = No
     The stats go to `--stats` if given, to the Pipes message `stats` under Dagster, and to standard
     output otherwise.
     """
+    move_pipes_arguments()
     parser = argparse.ArgumentParser()
     parser.add_argument("--spec", required=True, help="JSON file, local or gs://")
     parser.add_argument("--stats", help="where to write the stats as JSON, local or gs://")
     options = parser.parse_args(arguments)
     try:
         spec = _read_spec(options.spec, spec_type)
-        stats = _run_under_pipes(spec, run) if _has_pipes() else _run(spec, run, _to_stderr)
+        under_dagster = started_by_dagster()
+        stats = _run_under_pipes(spec, run) if under_dagster else _run(spec, run, _to_stderr)
         if options.stats:
             with fsspec.open(options.stats, "w") as file:
                 file.write(json.dumps(stats))
-        elif not _has_pipes():
+        elif not under_dagster:
             print(json.dumps(stats, indent=2))
     except UserError as error:
         print(error, file=sys.stderr)
@@ -56,14 +57,8 @@ def _read_spec(path: str, spec_type: type[Spec]) -> Spec:
         raise UserError(f"The spec file {path} is wrong:\n{error}") from error
 
 
-def _has_pipes() -> bool:
-    return PIPES_VARIABLE in os.environ or any(a.startswith("--dagster-pipes") for a in sys.argv)
-
-
 def _run_under_pipes(spec: Spec, run: Run[Spec]) -> dict[str, Any]:
-    from dagster_pipes import open_dagster_pipes
-
-    with open_dagster_pipes() as pipes:
+    with open_session() as pipes:
         stats = _run(spec, run, pipes.log.info)
         pipes.report_custom_message({"stats": stats})
     return stats

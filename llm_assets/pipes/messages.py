@@ -21,9 +21,9 @@ class PipesGCSLiveMessageReader(PipesMessageReader):
     """Follows the message chunks `<prefix>/<location>/<n>.json` of one job.
 
     The process writes them with `dagster_pipes.PipesGCSMessageWriter`. Unlike the shipped reader,
-    this one starts from the first chunk for each run, so a run that adopts a job hears all of
-    it; it notices a process that was started anew and writes its chunks over the old ones; it raises when
-    it may not read; and at the end it looks for chunks that come late.
+    this one starts from the first chunk for each run, so a run that adopts a job hears all of it.
+    It notices a process that was started anew and writes its chunks over the old ones. It raises
+    when it may not read, and at the end it looks for chunks that come late.
 
     Args:
         bucket: name of the bucket, without `gs://`.

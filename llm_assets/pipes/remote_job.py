@@ -57,6 +57,7 @@ class RemoteRun:
     key: str
     limits: Limits
     accept_succeeded: Callable[[], bool]
+    before_submit: Callable[[], None]
     forward_termination: bool
     session: PipesSession = field(init=False)
     job: RemoteJob | None = None
@@ -126,6 +127,7 @@ class RemoteRun:
         labels = as_labels(self.session.default_remote_invocation_info) | self._asset_label()
         labels |= {KEY_LABEL: self.key, MESSAGES_LABEL: self._mark}
         attempt = len(jobs) + 1
+        self.before_submit()
         while True:
             try:
                 created = self.service.create(self.key, attempt, labels, self.session)

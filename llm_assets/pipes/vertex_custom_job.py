@@ -129,6 +129,7 @@ class PipesVertexCustomJobClient(PipesClient, TreatAsResourceParam):
         fingerprint: str | None = None,
         name: str | None = None,
         accept_succeeded: Callable[[], bool] = lambda: True,
+        before_submit: Callable[[], None] = lambda: None,
         extras: dict[str, Any] | None = None,
     ) -> PipesClientCompletedInvocation:
         """Run a custom job to its end.
@@ -143,6 +144,8 @@ class PipesVertexCustomJobClient(PipesClient, TreatAsResourceParam):
             name: the readable part of the display name; the asset's or op's name if absent.
             accept_succeeded: asked before a job that succeeded earlier is taken as done; say False
                 where its output has been deleted since.
+            before_submit: called before a job is submitted, and not where one is adopted: the
+                place to remove what a failed one left behind.
             extras: handed to the program through the Pipes context.
 
         Raises:
@@ -157,6 +160,7 @@ class PipesVertexCustomJobClient(PipesClient, TreatAsResourceParam):
             key=key_of(context, name, fingerprint),
             limits=self._limits,
             accept_succeeded=accept_succeeded,
+            before_submit=before_submit,
             forward_termination=self._forward_termination,
         )
         return run.run(self._context_injector, extras)
