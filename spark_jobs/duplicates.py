@@ -153,7 +153,7 @@ def _window_pairs(bands: np.ndarray, component: np.ndarray) -> Iterator[np.ndarr
 
 def _buckets(bands: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """For each band: documents of shared buckets side by side, and where each begins."""
-    for band in range(bands.shape[1]):
+    for band in range(bands.shape[1] if len(bands) else 0):
         keys = bands[:, band]
         order = np.argsort(keys, kind="stable")
         keys = keys[order]

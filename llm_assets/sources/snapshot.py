@@ -16,8 +16,10 @@ from llm_assets.sources.settings import PackageDocs, RawCorpusSettings, Source
 
 CODE_VERSION = "1"
 
-ROW_GROUP_BYTES = 1024 * 1024
-"""Text in one row group: what one Spark task of a small corpus reads."""
+PART_BYTES = (512 * 1024, 4 * 1024 * 1024)
+"""Least and most text in one row group, which is what one Spark task reads."""
+_CUT_ONE_IN = 512
+"""Within those bounds, one document in so many ends a row group."""
 FILE_BYTES = 64 * 1024 * 1024
 """Text in one Parquet file."""
 
@@ -127,7 +129,13 @@ class _SnapshotWriter:
             self._licenses[document.license] += 1
         self._pending.append(document)
         self._pending_bytes += size
-        if self._pending_bytes >= ROW_GROUP_BYTES:
+        least, most = PART_BYTES
+        if self._pending_bytes >= most or (
+            # Where a part ends depends on the documents, not on how many came before, so a corpus
+            # that grew in one place has the same parts elsewhere, and what was made of those is
+            # found again.
+            self._pending_bytes >= least and _hash64(document.id) % _CUT_ONE_IN == 0
+        ):
             self._flush()
 
     def close(self) -> None:

@@ -10,6 +10,7 @@ from pyspark.sql import SparkSession
 from artifacts.errors import UserError
 from spark_jobs import clean
 from spark_jobs.settings import CleanCorpusSettings
+from spark_jobs.text import cluster_hash, fold
 from tests.spark_jobs.conftest import Corpus, spark_settings
 from tests.tiny import tiny_texts
 
@@ -105,3 +106,65 @@ def test_a_missing_corpus_and_a_missing_column_are_named(
     pq.write_table(pq.read_table(file).drop_columns("source"), file)
     with pytest.raises(UserError, match=r"part-00000.parquet.*no column 'source'"):
         run(spark, str(raw), tmp_path / "clean")
+
+
+def near_copy(text: str, number: int) -> str:
+    words = text.split()
+    words[number % len(words)] = f"changed{number}"
+    return " ".join(words)
+
+
+def test_a_near_copy_is_dropped_with_its_reason_and_cluster(
+    spark: SparkSession, raw_corpus: Corpus, tmp_path: Path
+) -> None:
+    original = " ".join(f"word{number}" for number in range(120))
+    copy = near_copy(original, 60) + " appendix"
+    raw = raw_corpus([("a", original), ("b", copy), ("c", original.upper()), ("d", "z " * 60)])
+
+    stats = run(spark, raw, tmp_path / "clean")
+
+    assert documents(tmp_path / "clean").keys() == {"b", "d"}
+    assert stats["dropped"] == {"exact_duplicate": 1, "near_duplicate": 1}
+    assert stats["cluster_sizes"] == {"1": 1, "3": 1}
+    listed = pq.read_table(tmp_path / "clean" / clean.DUPLICATES_NAME).to_pylist()
+    assert [(row["id"], row["survivor"], row["reason"], row["neighbour"]) for row in listed] == [
+        ("a", "b", "near_duplicate", "b"),
+        ("c", "b", "exact_duplicate", "a"),
+    ]
+    assert 0.8 <= listed[0]["similarity"] < 1 == listed[1]["similarity"]
+    assert {row["cluster"] for row in listed} == {documents(tmp_path / "clean")["b"]["cluster"]}
+
+
+def test_a_cluster_takes_its_smallest_members_place_in_the_split(
+    spark: SparkSession, raw_corpus: Corpus, tmp_path: Path
+) -> None:
+    original = " ".join(f"word{number}" for number in range(120))
+    texts = [near_copy(original, number) for number in range(5)]
+
+    run(spark, raw_corpus([(str(n), text) for n, text in enumerate(texts)]), tmp_path / "clean")
+
+    (survivor,) = documents(tmp_path / "clean").values()
+    assert survivor["cluster"] == min(cluster_hash(fold(text), 0) for text in texts)
+
+
+def test_what_was_prepared_before_is_not_prepared_again(
+    spark: SparkSession, raw_corpus: Corpus, tmp_path: Path
+) -> None:
+    texts = [(f"{number:03d}", text) for number, text in enumerate(tiny_texts(200))]
+    cache = str(tmp_path / "cache")
+
+    def run_with_cache(raw: str, name: str) -> dict:
+        spec = clean.CleanSpec(
+            raw_corpus=raw, output=str(tmp_path / name), settings=SETTINGS, cache=cache
+        )
+        return clean.run(spark, spec, lambda line: None)
+
+    first = run_with_cache(raw_corpus(texts[:150]), "first")
+    grown = run_with_cache(raw_corpus(texts), "grown")
+    fresh = run(spark, raw_corpus(texts), tmp_path / "fresh")
+
+    assert (first["parts"], first["parts_prepared"]) == (3, 3)
+    assert (grown["parts"], grown["parts_prepared"]) == (4, 1)
+    assert fresh["parts_prepared"] == 4
+    assert documents(tmp_path / "grown") == documents(tmp_path / "fresh")
+    assert not list(tmp_path.glob("*.scratch")) and not list(tmp_path.glob("*.decisions*"))
