@@ -17,6 +17,7 @@ from serving.state import Desired
 
 RESTART_SECONDS = (0.0, 1.0, 5.0, 15.0)
 """Pauses before the first, second … restart; the last one repeats."""
+HEALTH_SECONDS = 5.0
 STOP_SECONDS = 5.0
 LOG_TAIL_LINES = 12
 ENGINE_ENVIRONMENT = {
@@ -155,15 +156,35 @@ class EngineProcess:
 
     async def _keep_alive(self) -> None:
         while True:
-            assert self._process is not None
-            await self._process.wait()
+            await self._until_broken()
             self.ready.clear()
             self._on_change()
             pause = RESTART_SECONDS[min(self.restarts, len(RESTART_SECONDS) - 1)]
             self.restarts += 1
             await asyncio.sleep(pause)
-            with suppress(UserError, TimeoutError, OSError):
+            try:
                 await asyncio.wait_for(self._spawn(), self.desired.settings.start_timeout)
+            except (UserError, TimeoutError, OSError):
+                await self._kill()
+
+    async def _until_broken(self) -> None:
+        """Wait until the child ends, or end it when it no longer answers."""
+        assert self._process is not None
+        ended = asyncio.create_task(self._process.wait())
+        try:
+            while not (await asyncio.wait([ended], timeout=HEALTH_SECONDS))[0]:
+                if not await self._answers():
+                    self._process.kill()
+        finally:
+            ended.cancel()
+
+    async def _answers(self) -> bool:
+        assert self._client is not None
+        try:
+            answer = await self._client.get("/health", timeout=self.desired.settings.engine_timeout)
+        except httpx.HTTPError:
+            return False
+        return answer.status_code == 200
 
     async def _kill(self) -> None:
         self.ready.clear()

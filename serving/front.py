@@ -21,9 +21,6 @@ from serving.protocol import Chunk, GenerateRequest
 from serving.requests import ChatRequest, CompletionRequest, PredictRequest, describe
 from serving.telemetry import log
 
-BODY_SECONDS = 10.0
-"""A client that sends its body more slowly than this is told 408."""
-
 Body = TypeVar("Body", bound=BaseModel)
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -178,21 +175,21 @@ def _authorise(front: Front, request: Request) -> None:
 
 async def _read(request: Request, kind: type[Body], gateway: Gateway) -> Body:
     """The request's body as a model; raises ServingError 400, 408 or 413."""
-    limit = gateway.settings.max_body_bytes
+    limit, patience = gateway.settings.max_body_bytes, gateway.settings.body_timeout
     too_large = ServingError(413, f"The body is larger than {limit:,} bytes.", "body_too_large")
     request.state.body = None
     if int(request.headers.get("content-length") or 0) > limit:
         raise too_large
     content = bytearray()
     try:
-        async with asyncio.timeout(BODY_SECONDS):
+        async with asyncio.timeout(patience):
             async for piece in request.stream():
                 content += piece
                 if len(content) > limit:
                     raise too_large
     except TimeoutError:
         raise ServingError(
-            408, f"The body was not complete after {BODY_SECONDS:g} s.", "slow_body"
+            408, f"The body was not complete after {patience:g} s.", "slow_body"
         ) from None
     try:
         value = json.loads(content)

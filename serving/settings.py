@@ -43,6 +43,10 @@ class EndpointSettings(Settings):
     """Requests in work at once; the next one is told 429 with Retry-After."""
     request_timeout: float = Field(default=120.0, gt=0)
     """Seconds after which an unfinished answer is given up."""
+    body_timeout: float = Field(default=10.0, gt=0)
+    """Seconds that a client may take to send its request's body."""
+    engine_timeout: float = Field(default=30.0, gt=0)
+    """Seconds without an answer to its health check after which an engine is started again."""
     start_timeout: float = Field(default=180.0, gt=0)
     """Seconds that an engine may take to load its model."""
     cache_tokens: int = Field(default=16_384, ge=512)

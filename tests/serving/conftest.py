@@ -1,6 +1,7 @@
 """Real endpoints with tiny models, on free ports."""
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,6 +42,17 @@ def other_model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A second tiny model, which writes something else."""
     folder = tmp_path_factory.mktemp("other") / "model"
     tiny_base_model(folder, seed=1)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def chat_model_folder(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Path:
+    """The tiny model with a chat template."""
+    folder = tmp_path_factory.mktemp("chat") / "model"
+    shutil.copytree(tiny_model_folder, folder)
+    (folder / "chat_template.jinja").write_text(
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
+    )
     return folder
 
 

@@ -1,0 +1,189 @@
+"""A running endpoint under load, with rude clients and a dying engine."""
+
+import asyncio
+import json
+import socket
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from serving import process
+from tests.serving.conftest import Client, start
+
+TOKEN = "correct horse"
+
+
+@pytest.fixture(scope="module")
+def strict(tmp_path_factory: pytest.TempPathFactory, chat_model_folder: Path) -> Iterator[Client]:
+    """An endpoint that asks for a token, is impatient, and logs where there is no space."""
+    patch = pytest.MonkeyPatch()
+    patch.setenv("ENDPOINT_TOKEN", TOKEN)
+    folder = tmp_path_factory.mktemp("strict")
+    (folder / "front.log").symlink_to("/dev/full")
+    client = start(
+        folder,
+        chat_model_folder,
+        token_variable="ENDPOINT_TOKEN",
+        request_timeout=3.0,
+        body_timeout=1.0,
+        engine_timeout=4.0,
+    )
+    client.http.headers["Authorization"] = f"Bearer {TOKEN}"
+    yield client
+    process.stop(folder)
+    patch.undo()
+
+
+def metric(client: Client, name: str) -> float:
+    lines = client.http.get("/metrics").text.splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
+
+
+def until(condition, seconds: float = 30.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it never happened"
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize("header", [None, "Bearer wrong", "Basic abc", f"bearer{TOKEN}"])
+def test_wrong_or_no_token_is_401(strict: Client, header: str | None) -> None:
+    headers = {} if header is None else {"Authorization": header}
+    for path in ("/v1/completions", "/predict", "/v1/chat/completions"):
+        answer = httpx.post(strict.endpoint.url + path, json={"prompt": "a"}, headers=headers)
+        assert answer.status_code == 401
+        assert answer.headers["www-authenticate"] == "Bearer"
+    assert httpx.get(f"{strict.endpoint.url}/metrics", headers=headers).status_code == 401
+    assert httpx.get(f"{strict.endpoint.url}/health").status_code == 200
+
+
+def test_log_on_a_full_disk_does_not_stop_the_answers(strict: Client) -> None:
+    with pytest.raises(OSError), Path("/dev/full").open("w") as full:
+        full.write("x")
+    assert strict.complete(max_tokens=2).status_code == 200
+
+
+def test_status_that_cannot_be_written_does_not_stop_the_answers(strict: Client) -> None:
+    status = strict.state_folder / "status.json"
+    kept = status.read_bytes()
+    status.unlink()
+    (status / "in the way").mkdir(parents=True)
+    try:
+        psutil.Process(strict.endpoint.pid).send_signal(1)
+        assert strict.complete(max_tokens=2).status_code == 200
+    finally:
+        (status / "in the way").rmdir()
+        status.rmdir()
+        status.write_bytes(kept)
+
+
+def test_chat_uses_the_models_template(strict: Client) -> None:
+    body = {"messages": [{"role": "user", "content": "The valve"}], "max_tokens": 6}
+    answer = strict.http.post("/v1/chat/completions", json=body).json()
+    raw = strict.complete("<user>The valve<assistant>", max_tokens=6).json()
+    assert answer["object"] == "chat.completion"
+    assert answer["choices"][0]["message"] == {
+        "role": "assistant",
+        "content": raw["choices"][0]["text"],
+    }
+    with strict.http.stream(
+        "POST", "/v1/chat/completions", json=body | {"stream": True}
+    ) as streamed:
+        lines = [line for line in streamed.iter_lines() if line]
+    assert lines[-1] == "data: [DONE]"
+    deltas = [json.loads(line[6:])["choices"][0]["delta"]["content"] for line in lines[:-1]]
+    assert "".join(deltas) == raw["choices"][0]["text"]
+
+
+def test_model_without_chat_template_says_so(client: Client) -> None:
+    body = {"messages": [{"role": "user", "content": "hello"}]}
+    answer = client.http.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 400
+    assert "completions" in answer.json()["error"]["message"]
+
+
+def test_client_that_sends_slowly_is_cut_off(strict: Client) -> None:
+    with socket.create_connection(("127.0.0.1", httpx.URL(strict.endpoint.url).port)) as slow:
+        slow.sendall(
+            f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n"
+            "Content-Length: 50\r\n\r\n{".encode()
+        )
+        slow.settimeout(10)
+        assert b" 408 " in slow.recv(4096).splitlines()[0]
+    assert strict.complete(max_tokens=1).status_code == 200
+
+
+def test_client_that_leaves_mid_stream_gives_its_place_back(strict: Client) -> None:
+    body = {"prompt": "The valve", "max_tokens": 150, "temperature": 1.0, "stream": True}
+    with strict.http.stream("POST", "/v1/completions", json=body) as answer:
+        next(answer.iter_lines())
+    until(lambda: metric(strict, "serving_requests_in_work") == 0)
+
+
+def test_answer_that_takes_too_long_is_504_and_a_hung_engine_is_replaced(strict: Client) -> None:
+    (pid,) = strict.engine_pids()
+    psutil.Process(pid).suspend()
+    answer = strict.complete(max_tokens=2)
+    assert answer.status_code == 504
+    assert "3 s" in answer.json()["error"]["message"]
+    until(lambda: strict.complete(max_tokens=2).status_code == 200, 60)
+    assert not psutil.pid_exists(pid)
+
+
+def test_more_than_it_can_take_is_429_with_retry_after(client: Client) -> None:
+    async def flood() -> list[httpx.Response]:
+        limits = httpx.Limits(max_connections=200)
+        async with httpx.AsyncClient(
+            base_url=client.endpoint.url, timeout=60, limits=limits
+        ) as http:
+            body = {"prompt": "The valve", "max_tokens": 40}
+            return await asyncio.gather(
+                *(http.post("/v1/completions", json=body) for _ in range(200))
+            )
+
+    answers = asyncio.run(flood())
+    counts = Counter(answer.status_code for answer in answers)
+    assert set(counts) == {200, 429}
+    assert counts[200] >= 24
+    assert all("retry-after" in a.headers for a in answers if a.status_code == 429)
+    assert len({a.json()["choices"][0]["text"] for a in answers if a.status_code == 200}) == 1
+    assert client.complete(max_tokens=1).status_code == 200
+
+
+def test_prompts_are_not_logged(client: Client) -> None:
+    secret = "zebra crossing"
+    assert client.complete(secret, max_tokens=1).status_code == 200
+    lines = (client.state_folder / "front.log").read_text().splitlines()
+    requests = [json.loads(line) for line in lines if '"request"' in line]
+    assert requests[-1]["path"] == "/v1/completions" and requests[-1]["status"] == 200
+    assert not any(secret in line for line in lines)
+
+
+def test_metrics_count_requests_and_tokens(client: Client) -> None:
+    requests, tokens = metric(client, "serving_requests_total"), metric(client, "serving_tokens")
+    client.complete("The valve", max_tokens=5)
+    assert metric(client, "serving_requests_total") == requests + 1
+    assert metric(client, "serving_tokens") >= tokens + 6
+    assert metric(client, "serving_engine_ready") == 1
+
+
+def test_engine_killed_mid_answer_is_replaced_and_the_answer_completed(client: Client) -> None:
+    whole = client.complete(max_tokens=150).json()["choices"][0]["text"]
+    pieces: list[str] = []
+    body = {"prompt": "The valve", "max_tokens": 150, "stream": True}
+    with client.http.stream("POST", "/v1/completions", json=body) as answer:
+        for line in answer.iter_lines():
+            if not line or line == "data: [DONE]":
+                continue
+            pieces.append(json.loads(line[6:])["choices"][0]["text"])
+            if len(pieces) == 3:
+                client.kill_engine()
+    assert len(pieces) > 3
+    written = "".join(pieces)
+    assert written[:20] == whole[:20] and len(written) > len(whole) // 2
+    assert metric(client, "serving_engine_restarts_total") >= 1
