@@ -18,8 +18,8 @@ CODE_VERSION = "1"
 
 PART_BYTES = (512 * 1024, 4 * 1024 * 1024)
 """Least and most text in one row group, which is what one Spark task reads."""
-_CUT_ONE_IN = 512
-"""Within those bounds, one document in so many ends a row group."""
+_CUT_BYTES = 512 * 1024
+"""Within those bounds, a document ends its row group about once in so much text."""
 FILE_BYTES = 64 * 1024 * 1024
 """Text in one Parquet file."""
 
@@ -129,14 +129,19 @@ class _SnapshotWriter:
             self._licenses[document.license] += 1
         self._pending.append(document)
         self._pending_bytes += size
-        least, most = PART_BYTES
-        if self._pending_bytes >= most or (
-            # Where a part ends depends on the documents, not on how many came before, so a corpus
-            # that grew in one place has the same parts elsewhere, and what was made of those is
-            # found again.
-            self._pending_bytes >= least and _hash64(document.id) % _CUT_ONE_IN == 0
-        ):
+        if self._ends_part(document.id, size):
             self._flush()
+
+    def _ends_part(self, identifier: str, size: int) -> bool:
+        """Where a part ends depends on the documents, not on how many came before.
+
+        So a corpus that grew in one place has the same parts elsewhere, and what was made of those
+        is found again.
+        """
+        least, most = PART_BYTES
+        if self._pending_bytes < least:
+            return False
+        return self._pending_bytes >= most or _hash64(identifier) % _CUT_BYTES < size
 
     def close(self) -> None:
         if self._pending:

@@ -205,3 +205,24 @@ def test_two_sources_of_one_name_are_refused() -> None:
 
     with pytest.raises(ValidationError, match="two sources are named package_docs"):
         RawCorpusSettings.model_validate({"sources": [source, source]})
+
+
+def test_a_corpus_that_grew_in_one_place_has_the_same_parts_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "text").mkdir()
+    for number in range(400):
+        (tmp_path / "text" / f"{number:03d}.txt").write_text(f"Document {number}. " * 1_200)
+
+    def parts(name: str) -> set[str]:
+        snapshot(files_source(tmp_path / "text"), tmp_path / name)
+        return {
+            str(file.read_row_group(group)["id"])
+            for file in map(pq.ParquetFile, sorted((tmp_path / name).iterdir()))
+            for group in range(file.num_row_groups)
+        }
+
+    before = parts("before")
+    (tmp_path / "text" / "200a.txt").write_text("One more document. " * 1_000)
+    after = parts("after")
+
+    assert len(before) > 4
+    assert len(after - before) <= 2
