@@ -231,6 +231,8 @@ def main() -> int:
         return 1
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
+        # Before the port is announced, so that whoever hears of it can connect.
+        listener.listen()
         asyncio.run(_serve(engine, listener))
     return 0
 
