@@ -7,7 +7,7 @@ import difflib
 import os
 import types
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, Field, ValidationError
@@ -25,6 +25,8 @@ CONFIG_VARIABLE = "LLM_ASSETS_CONFIG"
 DEFAULT_CONFIG = "config/smollm2_package_docs.yaml"
 
 Platform = Literal["local", "google_cloud"]
+
+Model = TypeVar("Model", bound=BaseModel)
 
 
 class RunnerSettings(Settings):
@@ -87,7 +89,12 @@ def config_path() -> Path:
 
 
 def load_settings(path: Path) -> PipelineSettings:
-    """Read and check a pipeline file.
+    """Read and check a pipeline file; raises UserError listing every fault."""
+    return read_settings_file(path, PipelineSettings, CONFIG_VARIABLE)
+
+
+def read_settings_file(path: Path, model: type[Model], variable: str) -> Model:
+    """Read a YAML file, which the environment variable names, into a settings model.
 
     Raises:
         UserError: the file is absent, is not YAML, or has wrong settings. All faults are listed at
@@ -97,25 +104,26 @@ def load_settings(path: Path) -> PipelineSettings:
         content = yaml.safe_load(path.read_text())
     except FileNotFoundError as error:
         raise UserError(
-            f"There is no pipeline file {path}. Set {CONFIG_VARIABLE} to one of: "
+            f"There is no settings file {path}. Set {variable} to one of: "
             + (", ".join(str(p) for p in sorted(Path("config").glob("*.yaml"))) or "a YAML file")
         ) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not valid YAML: {error}") from error
     if not isinstance(content, dict):
-        raise UserError(f"{path} must be a YAML mapping whose top-level keys are asset names.")
+        keys = ", ".join(list(model.model_fields)[:6])
+        raise UserError(f"{path} must be a YAML mapping; its top-level keys are {keys}, ...")
     try:
-        return PipelineSettings.model_validate(content)
+        return model.model_validate(content)
     except ValidationError as error:
-        faults = [_describe(fault) for fault in error.errors()]
+        faults = [_describe(fault, model) for fault in error.errors()]
         raise UserError(f"{path} has wrong settings:\n  " + "\n  ".join(faults)) from error
 
 
-def _describe(fault: Any) -> str:
+def _describe(fault: Any, model: type[BaseModel]) -> str:
     location = [str(part) for part in fault["loc"]]
     key = ".".join(location)
     if fault["type"] == "extra_forbidden":
-        names = _field_names(PipelineSettings, fault["loc"][:-1])
+        names = _field_names(model, fault["loc"][:-1])
         nearest = difflib.get_close_matches(location[-1], names, n=1, cutoff=0.0)
         hint = f"did you mean `{nearest[0]}`? " if nearest else ""
         return f"{key}: unknown key; {hint}Valid here: {', '.join(names)}."

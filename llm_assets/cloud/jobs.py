@@ -1,0 +1,66 @@
+"""The jobs of this project as Google's APIs describe them, made from the settings."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from llm_assets.cloud.settings import GoogleCloudSettings, MachineSettings
+
+HOUR = 3600
+
+
+def spark_batch(settings: GoogleCloudSettings, main: str, arguments: Sequence[str]) -> Any:
+    """A Dataproc Serverless batch that runs a Python file of the bucket in the Spark image."""
+    execution: dict[str, Any] = {
+        "service_account": settings.service_account,
+        "ttl": {"seconds": round(settings.batch.time_to_live_hours * HOUR)},
+        "staging_bucket": settings.bucket,
+    }
+    if settings.subnetwork:
+        execution["subnetwork_uri"] = settings.subnetwork
+    return {
+        "pyspark_batch": {"main_python_file_uri": main, "args": list(arguments)},
+        "runtime_config": {
+            "version": settings.batch.runtime_version,
+            "container_image": settings.images.spark,
+            "properties": settings.batch.properties,
+        },
+        "environment_config": {"execution_config": execution},
+    }
+
+
+def custom_job(
+    settings: GoogleCloudSettings, machines: MachineSettings, arguments: Sequence[str], output: str
+) -> Any:
+    """A Vertex AI custom job that runs the cuda image's launcher on every machine.
+
+    The first worker pool has one machine and the second the others, as Vertex AI wants it.
+    """
+    machine: dict[str, Any] = {"machine_type": machines.machine_type}
+    if machines.accelerator_type:
+        machine["accelerator_type"] = machines.accelerator_type
+        machine["accelerator_count"] = machines.accelerator_count
+    pool = {
+        "machine_spec": machine,
+        "disk_spec": {"boot_disk_type": "pd-ssd", "boot_disk_size_gb": machines.boot_disk_gb},
+        "container_spec": {"image_uri": settings.images.cuda, "args": list(arguments)},
+    }
+    pools = [{**pool, "replica_count": 1}]
+    if machines.replicas > 1:
+        pools.append({**pool, "replica_count": machines.replicas - 1})
+    scheduling: dict[str, Any] = {
+        "timeout": {"seconds": round(machines.timeout_hours * HOUR)},
+        "strategy": machines.strategy,
+        "restart_job_on_worker_restart": True,
+    }
+    if machines.strategy == "FLEX_START":
+        scheduling["max_wait_duration"] = {"seconds": round(machines.max_wait_hours * HOUR)}
+    spec: dict[str, Any] = {
+        "worker_pool_specs": pools,
+        "scheduling": scheduling,
+        "service_account": settings.service_account,
+        "base_output_directory": {"output_uri_prefix": output},
+        "enable_web_access": settings.web_access,
+    }
+    if settings.tensorboard:
+        spec["tensorboard"] = settings.tensorboard
+    return {"job_spec": spec}

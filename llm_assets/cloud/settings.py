@@ -1,0 +1,112 @@
+"""`config/google_cloud.yaml`: the cloud project, shared by all pipelines that run in it."""
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from artifacts.settings import Settings
+
+PROJECT = r"^[a-z][a-z0-9-]{4,28}[a-z0-9]$"
+REGION = r"^[a-z]+-[a-z]+[0-9]+$"
+IMAGE = r"^[^\s]+(:|@sha256:)[^\s/]+$"
+ACCOUNT = r"^[^@\s]+@[^@\s]+\.iam\.gserviceaccount\.com$"
+
+
+class ImageSettings(Settings):
+    """Container images, as `images/build.sh` prints them: repository, name and tag."""
+
+    spark: str = Field(pattern=IMAGE)
+    """Image of the Dataproc Serverless batches."""
+    cuda: str = Field(pattern=IMAGE)
+    """Image of training and evaluation on Vertex AI."""
+    serve: str | None = Field(default=None, pattern=IMAGE)
+    """Image of the Vertex AI endpoint; needed only where one is deployed."""
+
+
+class SecretSettings(Settings):
+    """Secrets in Secret Manager, by name; their values are never written anywhere."""
+
+    hugging_face_token: str | None = None
+    """Name of the secret with the Hugging Face token; needed for gated models such as Llama."""
+
+
+class BatchSettings(Settings):
+    """How the Spark stages run on Dataproc Serverless."""
+
+    runtime_version: str = "2.3"
+    """Dataproc Serverless runtime; 2.3 is the long-term one and has Spark 3.5."""
+    properties: dict[str, str] = Field(default_factory=dict)
+    """Spark properties, for instance `spark.dynamicAllocation.maxExecutors`."""
+    time_to_live_hours: float = Field(default=24.0, gt=0, le=336)
+    """A batch is ended after this many hours, whatever it does."""
+
+
+class MachineSettings(Settings):
+    """Machines of a Vertex AI job."""
+
+    machine_type: str = "a2-highgpu-1g"
+    """Machine type; has to fit the accelerator."""
+    accelerator_type: str | None = "NVIDIA_TESLA_A100"
+    """Accelerator, as Vertex AI names it; absent means none."""
+    accelerator_count: int = Field(default=1, ge=0)
+    """Accelerators a machine; also the training processes a machine."""
+    replicas: int = Field(default=1, ge=1)
+    """Machines; training spreads over all of them."""
+    boot_disk_gb: int = Field(default=200, ge=100)
+    """Boot disk in GB; it has to hold the image and what a program caches."""
+    strategy: Literal["STANDARD", "SPOT", "FLEX_START"] = "STANDARD"
+    """How machines are bought: at once, cheaper but pre-emptible, or when some become free."""
+    timeout_hours: float = Field(default=72.0, gt=0, le=168)
+    """A job is ended after this many hours; Vertex AI itself allows seven days."""
+    max_wait_hours: float = Field(default=24.0, gt=0)
+    """How long a FLEX_START job may wait for machines."""
+
+    @model_validator(mode="after")
+    def _accelerators_agree(self) -> "MachineSettings":
+        if (self.accelerator_type is None) != (self.accelerator_count == 0):
+            raise ValueError(
+                "accelerator_type and accelerator_count go together: both, or neither (null, 0)"
+            )
+        return self
+
+
+class GoogleCloudSettings(Settings):
+    """Everything `config/google_cloud.yaml` may say."""
+
+    project: str = Field(pattern=PROJECT)
+    """The cloud project's id."""
+    region: str = Field(pattern=REGION)
+    """One region for everything: jobs, bucket, images."""
+    bucket: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]$")
+    """Bucket for artifacts, specs and messages, without gs://."""
+    service_account: str = Field(pattern=ACCOUNT)
+    """The account that jobs run as."""
+    subnetwork: str | None = None
+    """Subnetwork of the Spark batches; the project's default one if absent."""
+    images: ImageSettings
+    """Container images."""
+    secrets: SecretSettings = SecretSettings()
+    """Secrets by name."""
+    tensorboard: str | None = None
+    """Full name of a Vertex AI TensorBoard that training writes to; absent means none."""
+    bigquery_location: str | None = None
+    """Where BigQuery jobs run, for instance `US`; the region if absent."""
+    batch: BatchSettings = BatchSettings()
+    """The Spark stages."""
+    training: MachineSettings = MachineSettings()
+    """Machines of the training."""
+    evaluation: MachineSettings = MachineSettings()
+    """Machines of the evaluation; one of them is used."""
+    web_access: bool = False
+    """Allow a shell in running Vertex AI jobs from the console."""
+    pending_hours: float = Field(default=6.0, gt=0)
+    """A job that got no machines for this long is cancelled, with advice."""
+    restarts: int = Field(default=10, ge=0)
+    """How often a pre-empted or interrupted training is started again within one run."""
+    api_endpoint: str | None = None
+    """Address that stands for all Google APIs, for local tests; absent means Google's own."""
+
+    @property
+    def parent(self) -> str:
+        """The project and region as Google's APIs name them."""
+        return f"projects/{self.project}/locations/{self.region}"
