@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 
 QUIET_INTERVAL_SECONDS = 10
+INTERRUPTIONS = ("DagsterExecutionInterruptedError", "KeyboardInterrupt")
 
 
 class Progress:
@@ -23,7 +24,7 @@ class Progress:
         self._results: dict[str, tuple[str, bool]] = {}
         self._last_printed = 0.0
         self._status = console.status("starting", spinner="dots")
-        self.failures: list[str] = []
+        self.interrupted = False
 
     def __enter__(self) -> "Progress":
         if self._console.is_terminal:
@@ -69,6 +70,9 @@ class Progress:
 
     def _fail(self, step: str, event: Any) -> None:
         data = event.step_failure_data
+        if data.error and data.error.cls_name in INTERRUPTIONS:
+            self.interrupted = True
+            return
         message = (
             data.user_failure_data.description
             if data.user_failure_data
@@ -76,7 +80,6 @@ class Progress:
             if data.error
             else "failed"
         )
-        self.failures.append(f"{step}: {message}")
         self._print(f"[red]✗[/] {step:<17} {escape(message)}")
 
     def _check(self, evaluation: Any) -> None:

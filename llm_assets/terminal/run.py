@@ -40,7 +40,7 @@ def run_pipeline(verbose: bool) -> int:
         progress = Progress(console, _assets_in_order(defs))
         with progress:
             result = _execute(defs, progress)
-        if result is None:
+        if result is None or progress.interrupted:
             console.print("\nInterrupted. Nothing is lost: the same command goes on from here.")
             return 130
         if not result.success:
