@@ -63,11 +63,11 @@ def eval_metrics(
             base=model_source(base),
             candidate=model_source(candidate),
             incumbent=incumbent,
-            shards=shards.path,
+            shards=shards.url,
             shard_stats=ShardStats.model_validate(shards.stats),
             shards_fingerprint=shards.fingerprint,
-            output=draft.path,
-            cache=pipeline.store.local_path(pipeline.store.root) / "evaluation_cache",
+            output=draft.url,
+            cache=f"{pipeline.store.root}/evaluation_cache",
             settings=settings,
         )
         draft.stats |= training.evaluate(context, spec)
@@ -123,8 +123,8 @@ def model_version(
 def model_source(artifact: Artifact) -> ModelSource:
     """Where the Hugging Face folder of a `checkpoint` or `base_model` artifact is."""
     is_checkpoint = artifact.manifest.kind == "checkpoint"
-    path = artifact.path / MODEL_FOLDER if is_checkpoint else artifact.path
-    return ModelSource(path=path, fingerprint=artifact.fingerprint)
+    folder = f"{artifact.url}/{MODEL_FOLDER}" if is_checkpoint else artifact.url
+    return ModelSource(path=folder, fingerprint=artifact.fingerprint)
 
 
 def _evaluation_metadata(artifact: Artifact) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """The starting weights and the trained checkpoint."""
 
-import shutil
-from pathlib import Path
 from typing import Any
 
 from dagster import AssetExecutionContext, Config, MaterializeResult
@@ -81,19 +79,20 @@ def checkpoint(
 
     def build(draft: Draft) -> None:
         run_id = identity.fingerprint
-        shards.verify()
+        shards.verify(checksums=pipeline.store.is_local)
         spec = TrainingSpec(
             run_id=run_id,
-            shards_folder=str(shards.path),
+            shards_folder=shards.url,
             shards=ShardStats.model_validate(shards.stats),
-            base_model_folder=str(base.path),
+            base_model_folder=base.url,
             run_folder=f"{pipeline.store.root}/runs/{run_id}",
-            export_folder=str(draft.path / MODEL_FOLDER),
+            export_folder=f"{draft.url}/{MODEL_FOLDER}",
             training=settings,
             inputs=inputs,
         )
         draft.stats |= training.train(context, spec).model_dump()
-        shutil.copy(Path(spec.run_folder) / METRICS_NAME, draft.path)
+        metrics = pipeline.store.read_bytes(f"runs/{run_id}/{METRICS_NAME}")
+        (draft.path / METRICS_NAME).write_bytes(metrics or b"")
 
     artifact = pipeline.make(context, identity, build)
     return materialization(artifact, _checkpoint_metadata(artifact))

@@ -1,7 +1,5 @@
 """Which model a candidate has to beat."""
 
-from pathlib import Path
-
 from llm_assets.registry.base import Registry
 from recipes.evaluation.settings import ModelSource
 
@@ -29,4 +27,4 @@ def find_incumbent(registry: Registry, candidate: str, base: ModelSource) -> Mod
         if champion is None:
             return base
         incumbent = champion
-    return ModelSource(path=Path(incumbent.model_url), fingerprint=incumbent.model_fingerprint)
+    return ModelSource(path=incumbent.model_url, fingerprint=incumbent.model_fingerprint)

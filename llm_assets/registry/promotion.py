@@ -21,7 +21,7 @@ def enter_candidate(
     version = registry.register(
         ModelEntry(
             model_fingerprint=candidate.fingerprint,
-            model_url=str(candidate.path),
+            model_url=candidate.path,
             license=license_name,
             lineage=lineage(evaluation),
             evaluation=evaluation.stats,
@@ -41,7 +41,7 @@ def enter_base(registry: Registry, base: Artifact, model: ModelSource, license_n
     registry.register_base(
         ModelEntry(
             model_fingerprint=model.fingerprint,
-            model_url=str(model.path),
+            model_url=model.path,
             license=license_name,
             lineage=lineage(base),
         )

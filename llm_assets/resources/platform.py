@@ -5,6 +5,8 @@ from typing import Any
 from dagster_pyspark import LazyPySparkResource
 
 from artifacts.errors import UserError
+from llm_assets.cloud.config import cloud_config_path
+from llm_assets.cloud.runners import DataprocSparkRunner, VertexTrainingRunner
 from llm_assets.config import PipelineSettings
 from llm_assets.resources.pipeline import PipelineResource
 from llm_assets.resources.registry import LocalRegistryResource
@@ -20,6 +22,7 @@ def build_resources(settings: PipelineSettings, config_path: str) -> dict[str, A
     Raises:
         UserError: an axis asks for a platform that it does not have.
     """
+    cloud = str(cloud_config_path())
     return {
         "pipeline": PipelineResource(config_path=config_path),
         "spark": _choose(
@@ -32,13 +35,17 @@ def build_resources(settings: PipelineSettings, config_path: str) -> dict[str, A
                             settings.spark.driver_memory, settings.spark.partitions
                         )
                     )
-                )
+                ),
+                "google_cloud": lambda: DataprocSparkRunner(cloud_config_path=cloud),
             },
         ),
         "training": _choose(
             "training",
             settings.training.runner or settings.platform,
-            {"local": lambda: LocalTrainingRunner(restarts=settings.training.restarts)},
+            {
+                "local": lambda: LocalTrainingRunner(restarts=settings.training.restarts),
+                "google_cloud": lambda: VertexTrainingRunner(cloud_config_path=cloud),
+            },
         ),
         "registry": _choose("registry", settings.platform, {"local": LocalRegistryResource}),
         "serving": _choose("serving", settings.platform, {"local": LocalServingPlatform}),

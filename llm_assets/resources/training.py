@@ -42,10 +42,11 @@ class LocalTrainingRunner(TrainingRunner):
         return result
 
     def evaluate(self, context: AssetExecutionContext, spec: EvaluationSpec) -> dict[str, Any]:
-        spec.output.mkdir(parents=True, exist_ok=True)
-        spec_path = spec.output / "spec.json"
+        output = Path(spec.output)
+        output.mkdir(parents=True, exist_ok=True)
+        spec_path = output / "spec.json"
         spec_path.write_text(spec.model_dump_json(indent=2))
         program = [sys.executable, "-m", "recipes.evaluate", "--spec", str(spec_path)]
-        run_child(context, program, spec.output / "program.log")
-        result: dict[str, Any] = json.loads((spec.output / "result.json").read_text())
+        run_child(context, program, output / "program.log")
+        result: dict[str, Any] = json.loads((output / "result.json").read_text())
         return result

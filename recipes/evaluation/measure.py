@@ -100,10 +100,11 @@ def evaluate(spec: EvaluationSpec, report: Report) -> dict[str, Any]:
         "models": {role: source.fingerprint for role, source in _sources(spec)},
         "faults": faults,
     }
-    spec.output.mkdir(parents=True, exist_ok=True)
-    pq.write_table(_score_table(data, scores), spec.output / SCORES_NAME)
-    _write_json(spec.output / SAMPLES_NAME, {role: s.samples for role, s in scores.items()})
-    _write_json(spec.output / RESULT_NAME, result)
+    output = Path(spec.output)
+    output.mkdir(parents=True, exist_ok=True)
+    pq.write_table(_score_table(data, scores), output / SCORES_NAME)
+    _write_json(output / SAMPLES_NAME, {role: s.samples for role, s in scores.items()})
+    _write_json(output / RESULT_NAME, result)
     return result
 
 
@@ -112,8 +113,8 @@ def read_data(spec: EvaluationSpec) -> Data:
     from recipes.evaluation import models
 
     settings = spec.settings
-    tokenizer = models.load_tokenizer(spec.base.path)
-    held_out = held_out_documents(spec.shards, spec.shard_stats, tokenizer, settings)
+    tokenizer = models.load_tokenizer(Path(spec.base.path))
+    held_out = held_out_documents(Path(spec.shards), spec.shard_stats, tokenizer, settings)
     general = general_documents(tokenizer, spec.shard_stats, settings.general_tokens, settings.seed)
     tasks = {"held_out": held_out, "general": general}
     identity = {
@@ -138,16 +139,16 @@ def measure(
         report(f"{role}: measured before on the same data")
         return scores
     report(f"{role}: loading {source.path}")
-    model = models.load_model(source.path)
+    model = models.load_model(Path(source.path))
     bits = {}
     with mixed_precision(models.precision(), models.device()):
         for task, documents in data.tasks.items():
-            check_vocabulary(documents, model.config.vocab_size, str(source.path))
+            check_vocabulary(documents, model.config.vocab_size, source.path)
             bits[task] = _score_task(model, role, task, documents, spec, report)
     samples = []
     if data.prompts:
         report(f"{role}: writing {len(data.prompts)} completions")
-        tokenizer = models.load_tokenizer(spec.base.path)
+        tokenizer = models.load_tokenizer(Path(spec.base.path))
         samples = models.complete(model, tokenizer, data.prompts, spec.settings.generation)
     scores = Scores(bits, samples)
     if cached:
@@ -238,10 +239,10 @@ def _score_table(data: Data, scores: dict[str, Scores]) -> pa.Table:
 
 
 def _cache_path(
-    folder: Path | None, data: Data, source: ModelSource, precision: str
+    folder: str | None, data: Data, source: ModelSource, precision: str
 ) -> Path | None:
     name = f"{source.fingerprint}-{precision}.json"
-    return folder / data.fingerprint / name if folder else None
+    return Path(folder) / data.fingerprint / name if folder else None
 
 
 def _read_cache(path: Path) -> Scores | None:

@@ -1,14 +1,17 @@
 """What `eval_metrics` measures, and what its program is told."""
 
-from pathlib import Path
-from typing import Any
+import os
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from artifacts.settings import Settings
 from artifacts.shards import ShardStats
 
 CODE_VERSION = "1"
+
+Folder = Annotated[str, BeforeValidator(os.fspath)]
+"""A local folder; `gs://` in a spec that the container's launcher turns into mounted paths."""
 
 
 class GenerationSettings(Settings):
@@ -52,7 +55,7 @@ class EvaluationSettings(Settings):
 class ModelSource(Settings):
     """One model to measure."""
 
-    path: Path
+    path: Folder
     """A Hugging Face folder."""
     fingerprint: str
     """Of the artifact that holds it; models with one fingerprint are measured once."""
@@ -67,15 +70,15 @@ class EvaluationSpec(Settings):
     """The model just trained."""
     incumbent: ModelSource | None = None
     """The model that serves now, or None before the first."""
-    shards: Path
+    shards: Folder
     """Folder of the `tokenized_shards` artifact."""
     shard_stats: ShardStats
     """That artifact's `stats`."""
     shards_fingerprint: str
     """That artifact's fingerprint."""
-    output: Path
+    output: Folder
     """Folder to write `result.json`, `scores.parquet` and `samples.json` into."""
-    cache: Path | None = None
+    cache: Folder | None = None
     """Folder of scores measured before, by evaluation and model fingerprint; None keeps none."""
     settings: EvaluationSettings = EvaluationSettings()
     """What to measure."""

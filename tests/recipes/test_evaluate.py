@@ -79,7 +79,7 @@ def test_bits_are_those_of_the_model_read_one_document_at_a_time(
 
     spec = make_evaluation(settings={"document_tokens": None})
     evaluate(spec, silent)
-    scores = pq.read_table(spec.output / "scores.parquet").to_pylist()
+    scores = pq.read_table(Path(spec.output) / "scores.parquet").to_pylist()
     model = AutoModelForCausalLM.from_pretrained(base_model).eval().requires_grad_(False)
     length = spec.shard_stats.sequence_length
     data = read_data(spec)
@@ -99,12 +99,12 @@ def test_bits_are_those_of_the_model_read_one_document_at_a_time(
 def test_every_role_has_finite_figures_with_their_interval(make_evaluation: MakeSpec) -> None:
     spec = make_evaluation()
     result = evaluate(spec, silent)
-    assert json.loads((spec.output / "result.json").read_text()) == result
+    assert json.loads((Path(spec.output) / "result.json").read_text()) == result
     for name in ("held_out_bits_per_byte", "general_bits_per_byte"):
         for role in ("base", "candidate"):
             figure = result["metrics"][name][role]
             assert figure["low"] < figure["value"] < figure["high"]
-    samples = json.loads((spec.output / "samples.json").read_text())
+    samples = json.loads((Path(spec.output) / "samples.json").read_text())
     assert samples["base"][0]["prompt"] == samples["candidate"][0]["prompt"]
 
 
@@ -164,7 +164,7 @@ def test_model_that_answers_nan_has_no_figure(
     spec = make_evaluation(candidate=diverged, settings={"generation": nothing})
     result = evaluate(spec, silent)
     assert result["metrics"]["held_out_bits_per_byte"]["candidate"]["value"] is None
-    scores = pq.read_table(spec.output / "scores.parquet")
+    scores = pq.read_table(Path(spec.output) / "scores.parquet")
     assert np.isnan(scores["bits_candidate"].to_numpy()).all()
 
 
