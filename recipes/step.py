@@ -1,6 +1,7 @@
 """One optimizer step: forward, backward, clip, update."""
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,6 +26,8 @@ class StepOutcome:
     """Positions that are not padding."""
     targets: int
     """Positions that entered the loss."""
+    compute_seconds: float
+    """Wall time of forward, backward, clipping and update."""
     skipped: bool
     """True where the gradient was not finite and the weights were left as they were."""
 
@@ -46,6 +49,7 @@ def train_step(
     tokens, targets = workers.sum(
         sum(batch.token_count for batch in batches), sum(batch.target_count for batch in batches)
     )
+    began = time.perf_counter()
     local_loss = torch.zeros((), device=workers.device)
     for batch in batches:
         with mixed_precision(precision, workers.device):
@@ -60,10 +64,12 @@ def train_step(
         set_learning_rate(optimizer, learning_rate)
         optimizer.step()
     optimizer.zero_grad(set_to_none=True)
+    compute_seconds = time.perf_counter() - began
     return StepOutcome(
         loss=loss_sum / max(targets, 1.0),
         gradient_norm=gradient_norm,
         tokens=int(tokens),
         targets=int(targets),
+        compute_seconds=compute_seconds,
         skipped=skipped,
     )

@@ -7,6 +7,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from fsspec.implementations.local import LocalFileSystem
+
+from artifacts.atomic import write_atomically
 from recipes.spec import METRICS_NAME, TENSORBOARD_NAME, read_metrics
 
 SECONDS_BETWEEN_LINES = 5.0
@@ -28,9 +31,10 @@ class Telemetry:
         self._last_line = 0.0
         # A run that went on from a checkpoint makes the steps after it once more.
         kept = [line for line in read_metrics(run_folder) if line["step"] < first_step]
-        self._metrics = (run_folder / METRICS_NAME).open("w")
-        for line in kept:
-            self._write_line(line)
+        path = run_folder / METRICS_NAME
+        content = "".join(json.dumps(line) + "\n" for line in kept)
+        write_atomically(LocalFileSystem(), str(path), content.encode())
+        self._metrics = path.open("a")
         self._events = SummaryWriter(
             str(run_folder / TENSORBOARD_NAME), purge_step=first_step, flush_secs=10
         )

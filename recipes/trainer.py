@@ -201,6 +201,7 @@ class Run:
                 "tokens_per_second": outcome.tokens / seconds,
                 "targets": outcome.targets,
                 "data_wait_share": waited / seconds,
+                "loop_overhead_share": 1 - outcome.compute_seconds / seconds,
                 "skipped": outcome.skipped,
                 "samples_seen": self._progress.samples_seen,
             },

@@ -1,0 +1,117 @@
+"""What the training benchmarks share: a spec on random rows, and a program run with its peak."""
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from artifacts.shards import (
+    DOCUMENT_SCHEMA,
+    SEGMENT,
+    PackedRows,
+    ShardEntry,
+    ShardStats,
+    token_dtype,
+    write_shard,
+)
+from recipes.settings import TrainingSettings
+from recipes.spec import TrainingSpec, read_metrics
+
+REPOSITORY = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class ProgramRun:
+    """One child process and what it left."""
+
+    history: list[dict[str, Any]]
+    """`metrics.jsonl`."""
+    peak_bytes: int
+
+    @property
+    def losses(self) -> list[float]:
+        """The loss of every step."""
+        return [line["loss"] for line in self.history]
+
+    def tokens_per_second(self, tokens_per_step: int, warm_up: int) -> float:
+        """Median rate of the steps after the warm-up."""
+        return tokens_per_step / median(line["seconds"] for line in self.history[warm_up:])
+
+
+def random_shards(
+    folder: Path, vocab_size: int, tokenizer_sha256: str, rows: int, sequence_length: int
+) -> ShardStats:
+    """Rows of random tokens, one document each: work like any other for a benchmark."""
+    folder.mkdir(parents=True, exist_ok=True)
+    generator = np.random.default_rng(0)
+    dtype = token_dtype(vocab_size)
+    entries = []
+    for split in ("train", "validation"):
+        name = f"{split}-00000"
+        packed = PackedRows(
+            tokens=generator.integers(0, vocab_size, (rows, sequence_length)).astype(dtype),
+            segments=np.array([(0, sequence_length, row, 0) for row in range(rows)], SEGMENT),
+            row_offsets=np.arange(rows + 1),
+        )
+        documents = pa.table(
+            {
+                "id": [f"{split}/{row}" for row in range(rows)],
+                "cluster": [f"{split}/{row}" for row in range(rows)],
+                "source": ["random"] * rows,
+                "bytes": [sequence_length * 4] * rows,
+                "tokens": [sequence_length] * rows,
+            },
+            DOCUMENT_SCHEMA,
+        )
+        write_shard(folder, name, packed, documents)
+        entries.append(
+            ShardEntry(
+                name=name, split=split, rows=rows, tokens=rows * sequence_length, documents=rows
+            )
+        )
+    return ShardStats(
+        sequence_length=sequence_length,
+        dtype=dtype,
+        vocab_size=vocab_size,
+        tokenizer_sha256=tokenizer_sha256,
+        start_token_id=None,
+        end_token_id=0,
+        shards=entries,
+    )
+
+
+def make_spec(
+    name: str, folder: Path, shards: ShardStats, base_model: Path, training: TrainingSettings
+) -> TrainingSpec:
+    """A run of its own under `folder`, on `folder/shards`."""
+    return TrainingSpec(
+        run_id=name,
+        shards_folder=str(folder / "shards"),
+        shards=shards,
+        base_model_folder=str(base_model),
+        run_folder=str(folder / "runs" / name),
+        export_folder=str(folder / "exports" / name),
+        training=training,
+    )
+
+
+def run_program(module: str, spec: TrainingSpec, *arguments: str) -> ProgramRun:
+    """Run a training program on a spec in a process of its own."""
+    path = Path(spec.run_folder).parent / f"{spec.run_id}.json"
+    spec.write(path)
+    process = subprocess.Popen(
+        [sys.executable, "-m", module, "--spec", str(path), *arguments],
+        cwd=REPOSITORY,
+        stdout=subprocess.DEVNULL,
+    )
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise RuntimeError(f"{module} ended with exit code {process.returncode}")
+    return ProgramRun(read_metrics(Path(spec.run_folder)), usage.ru_maxrss * 1024)

@@ -1,0 +1,34 @@
+"""Twenty steps take the very course that the Hugging Face Trainer takes."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.hugging_face_trainer import train as train_with_hugging_face
+from recipes.interruption import Interruption
+from recipes.parallel import join_workers
+from recipes.spec import read_metrics
+from recipes.trainer import train
+from tests.recipes.conftest import SpecMaker
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_twenty_steps_have_the_losses_of_the_hugging_face_trainer(
+    make_spec: SpecMaker, accumulated: int
+) -> None:
+    spec = make_spec(
+        "ours", steps=20, global_batch_size=4, device_batch_size=4 // accumulated, weight_decay=0.1
+    )
+    train(spec, join_workers(), Interruption(), lambda line: None)
+    ours = [line["loss"] for line in read_metrics(Path(spec.run_folder))]
+
+    theirs = [
+        record["loss"]
+        for record in train_with_hugging_face(
+            make_spec("theirs").model_copy(update={"training": spec.training})
+        )
+    ]
+
+    assert len(ours) == len(theirs) == 20
+    assert ours[-1] < 0.8 * ours[0]
+    assert ours == pytest.approx(theirs, rel=1e-3)
