@@ -14,6 +14,8 @@ import numpy as np
 _BASE = 0x9E3779B97F4A7C15 | 1
 _BASE_INVERSE = pow(_BASE, -1, 2**64)
 _SPACE = 0x20
+_BLOCK = 1 << 14
+"""Bytes summed at a time, so that the work stays in the processor's cache."""
 _WANTED_RECALL = 0.995
 """Share of the pairs exactly at the threshold that become candidates."""
 
@@ -61,8 +63,7 @@ def shingle(folded: list[str], words: int) -> Shingles:
     """
     content = np.frombuffer(" ".join([*folded, ""]).encode("utf-8", "surrogatepass"), np.uint8)
     powers, inverses = _powers(1 << max(12, len(content).bit_length()))
-    sums = np.zeros(len(content) + 1, np.uint64)
-    np.cumsum((content.astype(np.uint64) + 1) * powers[: len(content)], out=sums[1:])
+    sums = _prefix_sums(content, powers)
     ends = np.flatnonzero(content == _SPACE)
     starts = np.concatenate([[0], ends[:-1] + 1])
     sizes = np.array([text.count(" ") + 1 for text in folded], np.int64)
@@ -96,6 +97,19 @@ def band_keys(signature: np.ndarray, bands: Bands) -> np.ndarray:
     for row in range(bands.rows):
         key = _mix(key ^ cut[:, :, row].astype(np.uint64))
     return key
+
+
+def _prefix_sums(content: np.ndarray, powers: np.ndarray) -> np.ndarray:
+    """Sums of byte times power before each position, modulo 2**64. Shape (len(content) + 1,)."""
+    sums = np.zeros(len(content) + 1, np.uint64)
+    work = np.empty(_BLOCK + 1, np.uint64)
+    for first in range(0, len(content), _BLOCK):
+        last = min(first + _BLOCK, len(content))
+        block = work[: last - first + 1]
+        block[0] = sums[first]
+        np.multiply(content[first:last], powers[first:last], out=block[1:])
+        np.cumsum(block, out=sums[first : last + 1])
+    return sums
 
 
 def _mix(value: np.ndarray) -> np.ndarray:

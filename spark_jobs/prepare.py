@@ -84,7 +84,8 @@ def _content_key(raw: pa.Table, settings: CleanCorpusSettings) -> str:
 
 def _prepare(raw: pa.Table, settings: CleanCorpusSettings, bands: Bands | None) -> pa.Table:
     texts = [normalise(text or "", settings.unicode_form) for text in raw["text"].to_pylist()]
-    folded = [fold(text) for text in texts]
+    reasons = [_length_fault(text, settings) for text in texts]
+    folded = ["" if reason else fold(text) for text, reason in zip(texts, reasons, strict=True)]
     columns = {
         "id": raw["id"],
         "text": texts,
@@ -92,7 +93,7 @@ def _prepare(raw: pa.Table, settings: CleanCorpusSettings, bands: Bands | None) 
         "cluster": [cluster_hash(text, settings.split_seed) for text in folded],
         "characters": [len(text) for text in texts],
         "bytes": [len(text.encode()) for text in texts],
-        "reason": [_length_fault(text, settings) for text in texts],
+        "reason": reasons,
     }
     if bands:
         shingles = shingle(folded, settings.near_duplicates.shingle_words)

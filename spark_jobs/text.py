@@ -8,6 +8,7 @@ from typing import Literal
 # Control characters other than tab and newline, the byte-order mark, and lone surrogates, which
 # no UTF-8 can hold.
 _UNWANTED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ufeff\ud800-\udfff]")
+_UNWANTED_ASCII = bytes(byte for byte in range(128) if _UNWANTED.match(chr(byte)))
 _LINE_ENDS = re.compile("\r\n?|[\u2028\u2029]")
 
 CLUSTER_BYTES = 16
@@ -15,9 +16,11 @@ CLUSTER_BYTES = 16
 
 def normalise(text: str, form: Literal["NFC", "NFKC"]) -> str:
     """One Unicode form, newline as the only line end, no control characters, no outer space."""
-    if not text.isascii():
-        text = unicodedata.normalize(form, text)
-    text = _LINE_ENDS.sub("\n", text)
+    if text.isascii():
+        if "\r" in text:
+            text = _LINE_ENDS.sub("\n", text)
+        return text.encode().translate(None, _UNWANTED_ASCII).decode().strip()
+    text = _LINE_ENDS.sub("\n", unicodedata.normalize(form, text))
     return _UNWANTED.sub("", text).strip()
 
 
