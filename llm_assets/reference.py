@@ -28,7 +28,7 @@ run: `make bench NAME=<name>`. A ratio above 1 is better for this project. This 
 def write_reference(folder: Path) -> list[Path]:
     """Write `settings.md` and `benchmarks.md` into a folder; returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
-    pages = {"settings.md": settings_page(), "benchmarks.md": benchmarks_page(Path("benchmarks"))}
+    pages = {"settings.md": settings_page(), "benchmarks.md": benchmarks_page()}
     for name, text in pages.items():
         (folder / name).write_text(text)
     return [folder / name for name in pages]
@@ -39,7 +39,7 @@ def settings_page() -> str:
     return SETTINGS_INTRODUCTION + "\n" + "\n".join(_tables("", PipelineSettings))
 
 
-def benchmarks_page(folder: Path) -> str:
+def benchmarks_page(folder: Path = Path("benchmarks")) -> str:
     """The benchmark results as Markdown."""
     results = [json.loads(path.read_text()) for path in sorted(folder.glob("results/*.json"))]
     return BENCHMARKS_INTRODUCTION + "\n" + "\n".join(_result(result) for result in results)

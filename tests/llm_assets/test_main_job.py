@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -105,6 +106,38 @@ def test_a_run_from_the_launchpad_may_override_steps_learning_rate_and_seed(made
     assert "settings.steps: 12 -> 3" in ended.stdout + ended.stderr
 
     made.record.advance(before)
+
+
+def test_a_flipped_byte_in_a_shard_is_found_before_training(made: Project) -> None:
+    shards = made.record.current("tokenized_shards", needed_by="test")
+    tokens = next(shards.path.glob("train-*.tokens"))
+    sound = tokens.read_bytes()
+    tokens.write_bytes(bytes([sound[0] ^ 1]) + sound[1:])
+    config = {"ops": {"checkpoint": {"config": {"seed": 77}}}}
+    ended = made.run(
+        *("dagster", "asset", "materialize", "--select", "checkpoint"),
+        *("--config-json", json.dumps(config)),
+    )
+    tokens.write_bytes(sound)
+    assert ended.returncode != 0
+    assert f"{tokens.name} has another checksum" in ended.stdout + ended.stderr
+
+
+def test_a_port_in_use_is_named_and_the_model_is_not_lost(made: Project) -> None:
+    made.run("llm-assets", "stop")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        made.configure(endpoint={"port": port})
+        ended = made.run("llm-assets", "run")
+    assert ended.returncode == 1
+    assert str(port) in ended.stdout and "endpoint.port" in ended.stdout
+    assert "Traceback" not in ended.stdout
+
+    made.configure(endpoint={"port": 0})
+    again = made.run("llm-assets", "run")
+    assert again.returncode == 0 and "✓ endpoint" in again.stdout
 
 
 def test_a_rejected_candidate_leaves_the_incumbent_serving(project: Project) -> None:

@@ -1,0 +1,48 @@
+"""What the README and the docs say is true."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from llm_assets.reference import benchmarks_page, settings_page
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def test_every_make_command_it_names_exists() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = set(re.findall(r"\bmake ([a-z]+)\b(?! assets)", README)) - {"the", "every", "run"}
+    assert named <= targets and "run" in targets
+
+
+def test_the_gate_calls_its_test_command_and_its_main_command() -> None:
+    gate = (ROOT / ".ci" / "run").read_text().splitlines()
+    assert "make test" in gate and "make run" in gate
+    blocks = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
+    assert "make run\n" in blocks and "make test\n" in blocks
+
+
+def test_every_file_it_links_exists() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    for page in pages:
+        for link in re.findall(r"\]\(([^)#]+)", page.read_text()):
+            if not link.startswith("http"):
+                assert (page.parent / link).exists(), f"{page.name} links {link}"
+
+
+@pytest.mark.parametrize(
+    ("name", "page"), [("settings.md", settings_page), ("benchmarks.md", benchmarks_page)]
+)
+def test_the_generated_pages_are_up_to_date(name: str, page) -> None:  # type: ignore[no-untyped-def]
+    assert (ROOT / "docs" / name).read_text() == page(), "run: make docs"
+
+
+def test_no_file_in_git_is_larger_than_a_megabyte() -> None:
+    names = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split("\0")
+    large = [name for name in names if name and (ROOT / name).stat().st_size > 1_000_000]
+    assert not large
