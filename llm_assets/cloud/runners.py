@@ -28,7 +28,7 @@ from spark_jobs import clean, tokenize
 
 HOUR = 3600
 MESSAGES_FOLDER = "pipes"
-MAIN_PROGRAM = "import sys\n\nfrom spark_jobs.{job} import main\n\nsys.exit(main())\n"
+MAIN_PROGRAM = 'import runpy\n\nrunpy.run_module("spark_jobs.{job}", run_name="__main__")\n'
 
 
 class DataprocSparkRunner(SparkRunner):

@@ -229,7 +229,7 @@ class RemoteRun:
             return False
         self.reader.finish()
         if job.phase is not Phase.SUCCEEDED:
-            raise self._failure(f"{job.name} {job.phase.value}.", job)
+            raise self._failure(f"{job.name} {job.phase.value}. {self._reported()}".strip(), job)
         if self.reader.closed is None:
             raise self._failure(
                 f"{job.name} ended without its closing message, so it cannot be taken as done. "
@@ -237,13 +237,17 @@ class RemoteRun:
                 job,
             )
         if "exception" in self.reader.closed:
-            reported = self.reader.closed["exception"] or {}
-            raise self._failure(
-                f"{job.name} exited as if all were well, but reported "
-                f"{reported.get('name')}: {reported.get('message')}",
-                job,
-            )
+            raise self._failure(f"{job.name} exited as if all were well. {self._reported()}", job)
         return True
+
+    def _reported(self) -> str:
+        """What the program said on closing, if it ended with an exception."""
+        exception = (self.reader.closed or {}).get("exception")
+        if not exception:
+            return ""
+        return (
+            f"Its program reported {exception.get('name')}: {exception.get('message', '').strip()}"
+        )
 
     def _failure(self, text: str, job: RemoteJob) -> RemoteJobFailed:
         console = self.service.console_url(job.name)

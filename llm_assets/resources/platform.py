@@ -6,7 +6,9 @@ from dagster_pyspark import LazyPySparkResource
 
 from artifacts.errors import UserError
 from llm_assets.cloud.config import cloud_config_path
+from llm_assets.cloud.registry import BucketRegistryResource
 from llm_assets.cloud.runners import DataprocSparkRunner, VertexTrainingRunner
+from llm_assets.cloud.serving import VertexServingPlatform
 from llm_assets.config import PipelineSettings
 from llm_assets.resources.pipeline import PipelineResource
 from llm_assets.resources.registry import LocalRegistryResource
@@ -47,8 +49,16 @@ def build_resources(settings: PipelineSettings, config_path: str) -> dict[str, A
                 "google_cloud": lambda: VertexTrainingRunner(cloud_config_path=cloud),
             },
         ),
-        "registry": _choose("registry", settings.platform, {"local": LocalRegistryResource}),
-        "serving": _choose("serving", settings.platform, {"local": LocalServingPlatform}),
+        "registry": _choose(
+            "registry",
+            settings.platform,
+            {"local": LocalRegistryResource, "google_cloud": BucketRegistryResource},
+        ),
+        "serving": _choose(
+            "serving",
+            settings.platform,
+            {"local": LocalServingPlatform, "google_cloud": VertexServingPlatform},
+        ),
     }
 
 

@@ -79,7 +79,7 @@ def test_two_runs_at_once_share_one_job(runner: Runner) -> None:
 def test_failure_of_the_program_is_the_runs_failure(runner: Runner) -> None:
     result = runner.run(["log:last words", "raise:the valve is stuck"])
     text = failure_text(result)
-    assert "failed" in text
+    assert "failed" in text and "ValueError: the valve is stuck" in text
     assert "console.cloud.google.com" in text
 
 
