@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from recipes.attention import SegmentMask, attend, segment_mask
 from recipes.rotary import Rotation, rotary_frequencies, rotate, rotation_at
@@ -152,6 +153,7 @@ class Decoder(nn.Module):
     def __init__(self, shape: DecoderShape) -> None:
         super().__init__()
         self.shape = shape
+        self.recompute = False
         self.model = DecoderStack(shape)
         if not shape.tied_embeddings:
             self.lm_head = nn.Linear(shape.hidden_size, shape.vocab_size, bias=False)
@@ -175,7 +177,10 @@ class Decoder(nn.Module):
         hidden = self.model.embed_tokens(tokens)
         mask = segment_mask(segments, compute_dtype(self.head_weight))
         for layer in self.model.layers:
-            hidden = layer(hidden, rotation, mask)
+            if self.recompute and torch.is_grad_enabled():
+                hidden = checkpoint(layer, hidden, rotation, mask, use_reentrant=False)
+            else:
+                hidden = layer(hidden, rotation, mask)
         return self.model.norm(hidden)
 
     @torch.no_grad()

@@ -31,6 +31,11 @@ def check_inputs(spec: TrainingSpec, workers: Workers) -> None:
             f"Rows of {spec.shards.sequence_length} tokens are longer than the {positions} "
             "positions of the base model. Set a smaller `tokenized_shards.sequence_length`."
         )
+    if workers.count % spec.training.replicas:
+        raise UserError(
+            f"`checkpoint.replicas` is {spec.training.replicas}, which does not divide the "
+            f"{workers.count} workers."
+        )
     batch = spec.training.global_batch_size
     if batch % workers.count:
         raise UserError(

@@ -53,6 +53,13 @@ class TrainableModel(nn.Module):
         super().__init__()
         self.network = network
 
+    def recompute_activations(self) -> None:
+        """Keep only each layer's input for the backward pass."""
+        if isinstance(self.network, Decoder):
+            self.network.recompute = True
+        else:
+            self.network.inner.gradient_checkpointing_enable({"use_reentrant": False})
+
     def forward(self, batch: Batch) -> torch.Tensor:
         """The loss in nats, summed over the batch's targets."""
         hidden = self.network(batch.tokens, batch.positions, batch.segments)

@@ -76,6 +76,10 @@ class TrainingSettings(Settings):
 
     workers: int = Field(default=1, ge=1)
     """Training processes on a machine. Where, not what: any number gives the same data order."""
+    replicas: int = Field(default=1, ge=1)
+    """Groups of workers that each hold the whole model; 1 shards it over all of them."""
+    recompute_activations: bool = False
+    """Keep only each layer's input and compute the rest again backwards: less memory, more time."""
     device_batch_size: int = Field(default=4, ge=1)
     """Rows a forward pass on one worker; the rest of the global batch is accumulated."""
     checkpoint_every_steps: int = Field(default=8, ge=1)
@@ -86,6 +90,8 @@ class TrainingSettings(Settings):
     """Steps between validations, beside those before the first and after the last step."""
     validation_rows: int = Field(default=32, ge=1)
     """Most validation rows read each time, chosen once by hash."""
+    audit_rows: bool = False
+    """Write down every row that each worker trained on, as proof of the order of the data."""
 
     def content(self) -> dict[str, Any]:
         """The settings that decide what the checkpoint is, for its fingerprint."""
@@ -94,6 +100,9 @@ class TrainingSettings(Settings):
 
 PLACEMENT_FIELDS = (
     "workers",
+    "replicas",
+    "recompute_activations",
+    "audit_rows",
     "device_batch_size",
     "checkpoint_every_steps",
     "keep_checkpoints",

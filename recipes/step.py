@@ -7,11 +7,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from recipes.data import Batch
 from recipes.optimizer import set_learning_rate
 from recipes.parallel import Workers
 from recipes.precision import Precision, mixed_precision
+from recipes.sharding import synchronise_gradients
 
 
 @dataclass(frozen=True)
@@ -52,12 +54,13 @@ def train_step(
     began = time.perf_counter()
     local_loss = torch.zeros((), device=workers.device)
     for batch in batches:
+        synchronise_gradients(model, batch is batches[-1])
         with mixed_precision(precision, workers.device):
             loss = model(batch.to(workers.device))
         # Sharded gradients are averaged over workers, hence the factor.
         (loss * (workers.count / max(targets, 1.0))).backward()
         local_loss += loss.detach()
-    gradient_norm = float(nn.utils.clip_grad_norm_(model.parameters(), gradient_clip))
+    gradient_norm = _clip(model, gradient_clip)
     (loss_sum,) = workers.sum(float(local_loss))
     skipped = not (math.isfinite(gradient_norm) and math.isfinite(loss_sum))
     if not skipped:
@@ -73,3 +76,9 @@ def train_step(
         compute_seconds=compute_seconds,
         skipped=skipped,
     )
+
+
+def _clip(model: nn.Module, limit: float) -> float:
+    """Scale the gradient down to a largest norm; returns the norm before."""
+    norm = nn.utils.clip_grad_norm_(model.parameters(), limit)
+    return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)

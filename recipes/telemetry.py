@@ -10,6 +10,7 @@ from typing import Any
 from fsspec.implementations.local import LocalFileSystem
 
 from artifacts.atomic import write_atomically
+from recipes.parallel import Workers
 from recipes.spec import METRICS_NAME, TENSORBOARD_NAME, read_metrics
 
 SECONDS_BETWEEN_LINES = 5.0
@@ -79,6 +80,22 @@ class Telemetry:
     def _write_line(self, line: dict[str, Any]) -> None:
         self._metrics.write(json.dumps(line) + "\n")
         self._metrics.flush()
+
+
+class RowAudit:
+    """Every row that one worker trained on, in `rows-<worker>.jsonl`.
+
+    Steps done once more after a kill are there again, further down.
+    """
+
+    def __init__(self, run_folder: Path, workers: Workers) -> None:
+        self._file = (run_folder / f"rows-{workers.rank}.jsonl").open("a")
+        self._workers = workers.count
+
+    def write(self, step: int, rows: list[int]) -> None:
+        """Note the rows of one step."""
+        self._file.write(json.dumps({"step": step, "workers": self._workers, "rows": rows}) + "\n")
+        self._file.flush()
 
 
 def format_duration(seconds: float) -> str:

@@ -21,6 +21,7 @@ from recipes.optimizer import build_optimizer
 from recipes.parallel import Workers
 from recipes.precision import choose_precision
 from recipes.schedule import learning_rate_factor
+from recipes.sharding import shard
 from recipes.spec import (
     METRICS_NAME,
     RESULT_NAME,
@@ -30,7 +31,7 @@ from recipes.spec import (
     read_result,
 )
 from recipes.step import StepOutcome, train_step
-from recipes.telemetry import Telemetry
+from recipes.telemetry import RowAudit, Telemetry
 from recipes.validation import Validation
 
 
@@ -86,6 +87,9 @@ class Run:
         report(f"Loading {spec.base_model_folder}")
         self._model = load_model(Path(spec.base_model_folder)).to(workers.device)
         check_vocabulary(spec, self._model)
+        if self._training.recompute_activations:
+            self._model.recompute_activations()
+        shard(self._model, workers, self._training.replicas, self._precision)
         self._optimizer = build_optimizer(self._model, self._training)
         self._checkpointer = Checkpointer(
             spec.run_folder, spec.content(), self._training.keep_checkpoints, workers, report
@@ -98,6 +102,7 @@ class Run:
             self._training.device_batch_size,
             workers,
         )
+        self._audit = RowAudit(self._run_folder, workers) if self._training.audit_rows else None
         self._step, self._progress = self._resume()
         self._telemetry = (
             Telemetry(self._run_folder, self._step + 1, self._training.steps, report)
@@ -180,6 +185,8 @@ class Run:
             self._workers.rank,
             self._workers.count,
         )
+        if self._audit:
+            self._audit.write(self._step + 1, rows.tolist())
         size = self._training.device_batch_size
         return [
             read_batch(self._shards, rows[start : start + size])

@@ -1,0 +1,46 @@
+"""How one model is spread over workers: FSDP2, hybrid sharding."""
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from recipes.model import TrainableModel
+from recipes.parallel import Workers
+from recipes.precision import Precision
+
+
+def shard(model: TrainableModel, workers: Workers, replicas: int, precision: Precision) -> None:
+    """Split parameters, gradients and optimizer state over the workers, layer by layer.
+
+    Args:
+        model: changed in place; with one worker it stays as it is.
+        workers: all workers of the run.
+        replicas: groups that each hold the whole model (hybrid sharding); 1 shards over all.
+        precision: on a GPU, bfloat16 also travels between workers as such.
+    """
+    if workers.count == 1:
+        return
+    mesh = _mesh(workers, replicas)
+    narrow = precision == "bfloat16" and workers.device.type == "cuda"
+    policy = MixedPrecisionPolicy(
+        param_dtype=torch.bfloat16 if narrow else None, reduce_dtype=torch.float32
+    )
+    for layer in model.network.layers:
+        fully_shard(layer, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+
+
+def synchronise_gradients(model: nn.Module, wanted: bool) -> None:
+    """Reduce gradients over workers in the next backward pass, or only accumulate them."""
+    if isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(wanted)
+
+
+def _mesh(workers: Workers, replicas: int) -> DeviceMesh:
+    kind = workers.device.type
+    if replicas == 1:
+        return init_device_mesh(kind, (workers.count,), mesh_dim_names=("shard",))
+    return init_device_mesh(
+        kind, (replicas, workers.count // replicas), mesh_dim_names=("replicate", "shard")
+    )

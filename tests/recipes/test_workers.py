@@ -1,0 +1,123 @@
+"""Several workers, in real processes, train what one trains."""
+
+import json
+import os
+import signal
+import subprocess
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from artifacts.shards import ShardSet
+from recipes.data import global_rows
+from recipes.spec import TrainingSpec, command, read_metrics
+from tests.recipes.conftest import SpecMaker, course, finish, run, start, wait_for_step
+
+
+def launcher(workers: int) -> list[str]:
+    """The command line of a run by some workers, without the spec's path."""
+    return command(Path("unused"), workers)[:-1]
+
+
+def rows_trained_on(spec: TrainingSpec) -> dict[int, list[int]]:
+    """What the workers wrote down: step to rows in global order, as the last start did it."""
+    written: dict[int, dict[int, dict[str, Any]]] = defaultdict(dict)
+    for path in Path(spec.run_folder).glob("rows-*.jsonl"):
+        for line in path.read_text().splitlines():
+            record = json.loads(line)
+            written[int(path.stem.removeprefix("rows-"))][record["step"]] = record
+    return {
+        step: [row for rank in range(record["workers"]) for row in written[rank][step]["rows"]]
+        for step, record in written[0].items()
+    }
+
+
+def worker_processes(launcher: subprocess.Popen[str]) -> list[int]:
+    """The training processes that a launcher has started."""
+    path = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children")
+    return [
+        pid
+        for pid in map(int, path.read_text().split())
+        if b"continued_pretraining" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
+
+
+def kill_all(launcher: subprocess.Popen[str]) -> None:
+    """Kill -9 the workers and their launcher, so that nobody can save anything."""
+    for pid in worker_processes(launcher):
+        os.kill(pid, signal.SIGKILL)
+    launcher.kill()
+
+
+@pytest.fixture(scope="module")
+def alone(make_spec: SpecMaker) -> TrainingSpec:
+    """A finished run of one worker."""
+    spec = make_spec("alone", steps=24, checkpoint_every_steps=5, audit_rows=True)
+    code, output = run(spec)
+    assert code == 0, output
+    return spec
+
+
+def test_two_one_two_workers_across_kills_see_each_sample_once(
+    make_spec: SpecMaker, alone: TrainingSpec
+) -> None:
+    spec = make_spec("changing", steps=24, checkpoint_every_steps=5, audit_rows=True)
+    for workers, step in ((2, 7), (1, 16)):
+        process = start(spec, launcher(workers))
+        wait_for_step(spec, process, step)
+        kill_all(process)
+        finish(process)
+    code, output = run(spec, launcher(2))
+    assert code == 0, output
+    assert "Going on from the checkpoint of step" in output
+
+    rows = rows_trained_on(spec)
+    seen = [row for step in sorted(rows) for row in rows[step]]
+    assert sorted(rows) == list(range(1, 25))
+    count = len(ShardSet(Path(spec.shards_folder), spec.shards, "train"))
+    assert seen == global_rows(0, 24 * 4, count, seed=0).tolist()
+    assert len(set(seen)) == len(seen) == 96
+    assert rows == rows_trained_on(alone)
+    ours, theirs = course(spec), course(alone)
+    assert [loss for loss, _, _ in ours] == pytest.approx([x[0] for x in theirs], rel=1e-5)
+    assert [norm for _, norm, _ in ours] == pytest.approx([x[1] for x in theirs], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "placement",
+    [
+        {"device_batch_size": 1, "recompute_activations": True},
+        {"replicas": 2},
+    ],
+    ids=["accumulation and recomputation", "replicas"],
+)
+def test_any_placement_takes_the_same_course(
+    make_spec: SpecMaker, alone: TrainingSpec, placement: dict[str, object]
+) -> None:
+    spec = make_spec("placed", steps=24, **placement)
+    code, output = run(spec, launcher(2))
+    assert code == 0, output
+    ours = [line["loss"] for line in read_metrics(Path(spec.run_folder))]
+    assert ours == pytest.approx([loss for loss, _, _ in course(alone)], rel=1e-5)
+
+
+def test_one_worker_of_two_dying_ends_the_run_and_the_next_goes_on(
+    make_spec: SpecMaker, alone: TrainingSpec
+) -> None:
+    spec = make_spec("bereft", steps=24, checkpoint_every_steps=5)
+    process = start(spec, launcher(2))
+    wait_for_step(spec, process, 6)
+    workers = worker_processes(process)
+    assert len(workers) == 2
+    os.kill(workers[1], signal.SIGKILL)
+
+    code, output = finish(process)
+    assert code == 1, output
+    assert "killed by signal 9. Start the same command again" in output
+    code, output = run(spec, launcher(2))
+
+    assert code == 0, output
+    ours = [line["loss"] for line in read_metrics(Path(spec.run_folder))]
+    assert ours == pytest.approx([loss for loss, _, _ in course(alone)], rel=1e-5)
