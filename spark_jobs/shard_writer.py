@@ -15,7 +15,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from artifacts.shards import DOCUMENT_SCHEMA, PackedRows, Split, token_dtype, write_shard
 from spark_jobs.packing import DocumentTokens, concatenate, count_cut_documents
-from spark_jobs.tasks import forget_java_archives
+from spark_jobs.tasks import keep_archive_directories
 
 BatchMap = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
@@ -47,7 +47,7 @@ def shard_writer(plan: Plan) -> BatchMap:
     """A task that packs rows sorted by shard and position, and writes each shard it meets."""
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        forget_java_archives()
+        keep_archive_directories()
         shards = itertools.groupby(_by_shard(batches), key=lambda part: part[0])
         for (split, number), parts in shards:
             documents = pa.Table.from_batches([part for _, part in parts])

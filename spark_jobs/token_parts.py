@@ -14,7 +14,7 @@ from spark_jobs.session import ARROW_BATCH_ROWS
 from spark_jobs.settings import SplitSettings
 from spark_jobs.shard_writer import BatchMap, Plan
 from spark_jobs.split import split_of
-from spark_jobs.tasks import forget_java_archives
+from spark_jobs.tasks import keep_archive_directories
 from spark_jobs.tokenizer import DocumentTokenizer, Engine, TokenizerFiles
 
 TOKENISED = (
@@ -33,7 +33,7 @@ def tokeniser(
     """A task that turns the parts it is given by number into rows of `TOKENISED`."""
 
     def tokenise(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        forget_java_archives()
+        keep_archive_directories()
         files, parts = shared.value
         tokenizer = _kept_tokenizer(files, engine)
         for batch in batches:

@@ -1,0 +1,134 @@
+"""The three ways of `benchmarks.fuzzy_dedup`, each as a program: `way corpus output`.
+
+Each leaves `kept.json`, the ids of the documents that it kept.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+
+def ours(corpus: str, output: str) -> set[str]:
+    import pyarrow.parquet as pq
+
+    from spark_jobs import clean
+    from spark_jobs.session import local_session
+    from spark_jobs.settings import CleanCorpusSettings
+
+    settings = CleanCorpusSettings(minimum_characters=1)
+    spec = clean.CleanSpec(raw_corpus=corpus, output=output, settings=settings)
+    clean.run(local_session(), spec)
+    files = Path(output).glob("part-*")
+    return {name for file in files for name in pq.read_table(file)["id"].to_pylist()}
+
+
+def datatrove(corpus: str, output: str) -> set[str]:
+    """The library's own example with its default 14 bands of 8 rows, as two workers."""
+    import pyarrow.parquet as pq
+    from datatrove.executor import LocalPipelineExecutor
+    from datatrove.pipeline.dedup import (
+        MinhashDedupBuckets,
+        MinhashDedupCluster,
+        MinhashDedupFilter,
+        MinhashDedupSignature,
+    )
+    from datatrove.pipeline.dedup.minhash import MinhashConfig
+    from datatrove.pipeline.readers import ParquetReader
+    from datatrove.pipeline.writers import ParquetWriter
+
+    config = MinhashConfig()
+    halves = _in_two_files(corpus, f"{output}/input")
+    steps = [
+        (
+            [
+                ParquetReader(halves, read_metadata=False),
+                MinhashDedupSignature(f"{output}/signatures", config),
+            ],
+            2,
+        ),
+        ([MinhashDedupBuckets(f"{output}/signatures", f"{output}/buckets", config=config)], 14),
+        ([MinhashDedupCluster(f"{output}/buckets", f"{output}/remove", config=config)], 1),
+        (
+            [
+                reader,
+                MinhashDedupFilter(f"{output}/remove"),
+                ParquetWriter(f"{output}/kept"),
+            ],
+            2,
+        ),
+    ]
+    for pipeline, tasks in steps:
+        LocalPipelineExecutor(pipeline, tasks=tasks, workers=min(2, tasks)).run()
+    files = Path(output, "kept").glob("*.parquet")
+    return {name for file in files for name in pq.read_table(file)["id"].to_pylist()}
+
+
+def _in_two_files(corpus: str, folder: str) -> str:
+    """What datatrove's two workers share out between them: files, which it cannot split."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    files = sorted(Path(corpus).glob("part-*"))
+    table = pa.concat_tables([pq.read_table(file, columns=["id", "text"]) for file in files])
+    Path(folder).mkdir(parents=True)
+    for number in range(2):
+        half = table.take(pa.array(range(number, table.num_rows, 2)))
+        pq.write_table(half, f"{folder}/{number}.parquet")
+    return folder
+
+
+def mllib(corpus: str, output: str) -> set[str]:
+    """Exact copies by dropDuplicates, near-copies by NGram, CountVectorizer and MinHashLSH."""
+    import os
+
+    os.environ["PYSPARK_SUBMIT_ARGS"] = "--driver-memory 10g pyspark-shell"
+    import pandas as pd
+    from pyspark.ml.feature import CountVectorizer, MinHashLSH, NGram
+    from pyspark.sql import SparkSession
+    from pyspark.sql import functions as F
+    from scipy.sparse import coo_matrix
+    from scipy.sparse.csgraph import connected_components
+
+    from spark_jobs.session import local_conf, prepare_environment
+    from spark_jobs.text import fold
+
+    prepare_environment()
+    builder = SparkSession.builder
+    conf = local_conf(driver_memory="10g") | {"spark.sql.files.maxPartitionBytes": "8m"}
+    conf["spark.driver.extraJavaOptions"] = ""
+    for key, value in conf.items():
+        builder = builder.config(key, value)
+    spark = builder.getOrCreate()
+
+    @F.pandas_udf("string")
+    def simplify(texts: pd.Series) -> pd.Series:
+        return texts.map(fold)
+
+    documents = spark.read.parquet(f"{corpus}/part-*").select("id", "text")
+    documents = documents.withColumn("simple", simplify("text")).dropDuplicates(["simple"])
+    words = documents.withColumn("words", F.split("simple", " ")).cache()
+    shingled = NGram(n=5, inputCol="words", outputCol="shingles").transform(words)
+    vectoriser = CountVectorizer(inputCol="shingles", outputCol="features", binary=True)
+    features = vectoriser.fit(shingled).transform(shingled)
+    has_shingles = F.udf(lambda vector: vector.numNonzeros() > 0, "boolean")
+    features = features.where(has_shingles("features")).select("id", "features").cache()
+    model = MinHashLSH(inputCol="features", outputCol="hashes", numHashTables=10).fit(features)
+    pairs = model.approxSimilarityJoin(features, features, threshold=0.2, distCol="distance")
+    pairs = pairs.where("distance != 0")
+    found = pairs.select(F.col("datasetA.id").alias("a"), F.col("datasetB.id").alias("b"))
+    edges = found.distinct().toPandas()
+    ids = documents.select("id").toPandas()["id"]
+    places = pd.Series(range(len(ids)), index=ids)
+    left, right = places[edges["a"]].to_numpy(), places[edges["b"]].to_numpy()
+    graph = coo_matrix(([True] * len(left), (left, right)), shape=(len(ids), len(ids)))
+    component = connected_components(graph, directed=False)[1]
+    kept = set(ids[~pd.Series(component).duplicated().to_numpy()])
+    documents.where(F.col("id").isin(kept)).select("id", "text").write.parquet(f"{output}/kept")
+    return kept
+
+
+if __name__ == "__main__":
+    way, corpus, output = sys.argv[1:]
+    Path(output).mkdir(parents=True)
+    kept = {"ours": ours, "datatrove": datatrove, "mllib": mllib}[way](corpus, output)
+    Path(output, "kept.json").write_text(json.dumps(sorted(kept)))
