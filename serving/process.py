@@ -73,7 +73,8 @@ def start(
             report("settings of the endpoint changed: starting it anew")
             stop(state_folder)
             running = None
-        if running and _serves(running, desired) and state.read_desired() == desired:
+        if running and _serves(running, desired):
+            state.write_desired(desired)
             return _endpoint(running, desired, changed=False, reason="already serving")
         began = time.time()
         if running is None:
@@ -87,6 +88,26 @@ def start(
             os.kill(running.pid, signal.SIGHUP)
             done = _wait(state, desired, began, report, None)
         return _endpoint(done, desired, changed=True, reason="serving now")
+
+
+def rollback(state_folder: Path, report: Report = lambda _: None) -> Endpoint:
+    """Go back to the version that served before the present one, without an outage.
+
+    Raises:
+        UserError: no version served before.
+        RolloutFailed: that version cannot be served any more; the present one still is.
+    """
+    before = StateFolder(state_folder).read_good("previous")
+    if before is None:
+        raise UserError(f"No version served before the present one, says {state_folder}.")
+    return start(
+        before.model_folder,
+        before.version,
+        before.fingerprint,
+        state_folder,
+        before.settings,
+        report,
+    )
 
 
 def status(state_folder: Path) -> Status | None:
@@ -130,8 +151,12 @@ def _wait(
     child: subprocess.Popen[bytes] | None,
 ) -> Status:
     """Wait for the outcome of a change; raises RolloutFailed or UserError."""
-    reported = time.monotonic()
-    started = reported
+    settings = desired.settings
+    steps = len(settings.rollout.steps)
+    # Two engines may have to be loaded, each step may last as long as a request, then one drains.
+    patience = 2 * settings.start_timeout + (steps + 2) * settings.request_timeout
+    patience += steps * settings.rollout.step_seconds
+    started = reported = time.monotonic()
     while True:
         if child and child.poll() is not None:
             raise UserError(
@@ -152,6 +177,11 @@ def _wait(
                 )
         elif child is None:
             raise UserError(f"The endpoint ended while it was changing. Its log: {state.log_path}")
+        if time.monotonic() - started > patience:
+            raise UserError(
+                f"Version {desired.version} was not served after {patience:.0f} s, for no known "
+                f"reason. The endpoint's log: {state.log_path}"
+            )
         if time.monotonic() - reported > REPORT_SECONDS:
             reported = time.monotonic()
             phase = found.phase.replace("_", " ") if found else "starting"

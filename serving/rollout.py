@@ -3,12 +3,15 @@
 import asyncio
 from collections.abc import Callable
 from statistics import median
+from time import monotonic
 
 from artifacts.errors import UserError
 from serving.engine_process import EngineLost, EngineProcess, Refused
 from serving.protocol import GenerateRequest
 from serving.router import Route, Router
 from serving.settings import EndpointSettings, RolloutSettings
+
+WATCH_SECONDS = 0.1
 
 Report = Callable[[str], None]
 
@@ -36,7 +39,7 @@ async def roll_out(
         await probe(new, settings)
         route = router.add(new, 0.0)
         for share in settings.rollout.steps if old else ():
-            await _watch_step(route, old, share, settings.rollout, report)
+            await _watch_step(route, old, share, settings, report)
     except (UserError, EngineLost, Refused, _Disappointing, TimeoutError) as error:
         _set_shares(old, 1.0)
         for route in [route for route in router.routes if route.engine is new]:
@@ -77,14 +80,31 @@ class _Disappointing(Exception):
 
 
 async def _watch_step(
-    route: Route, old: list[Route], share: float, settings: RolloutSettings, report: Report
+    route: Route, old: list[Route], share: float, settings: EndpointSettings, report: Report
 ) -> None:
+    """Give a version a share of the traffic and look at how it goes.
+
+    The step lasts until enough requests were answered, or none came; at the longest, as long as a
+    request may take.
+    """
     report(f"version {route.engine.desired.version} gets {share:.0%} of the traffic")
     for one in (route, *old):
         one.forget()
     route.share = share
     _set_shares(old, 1.0 - share)
-    await asyncio.sleep(settings.step_seconds)
+    started = monotonic()
+    while True:
+        await asyncio.sleep(WATCH_SECONDS)
+        _judge(route, old, settings.rollout)
+        seconds = monotonic() - started
+        enough = route.succeeded >= settings.rollout.min_requests or not route.in_flight
+        if seconds >= settings.rollout.step_seconds and enough:
+            return
+        if seconds > settings.rollout.step_seconds + settings.request_timeout:
+            raise _Disappointing(f"it answered only {route.succeeded} requests")
+
+
+def _judge(route: Route, old: list[Route], settings: RolloutSettings) -> None:
     requests = route.succeeded + route.failed
     if not route.engine.ready.is_set() or route.engine.restarts:
         raise _Disappointing("its engine died")

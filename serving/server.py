@@ -77,13 +77,18 @@ class Server:
         Returns where the first version cannot be served at all; later failures leave the one before
         in its place.
         """
-        await self._change(self._desired)
+        wanted, good = self._desired, self._state.read_good("serving")
+        if good and good != wanted:
+            # The front before this one ended while it changed versions. What was good then comes
+            # first, so that a wanted version that cannot serve costs no outage.
+            await self._change(good)
+        await self._change(wanted)
         while self._router.routes:
             await self._changed.wait()
             self._changed.clear()
-            wanted = self._state.read_desired()
-            if wanted and wanted.model_dump() != self._desired.model_dump():
-                await self._change(wanted)
+            changed = self._state.read_desired()
+            if changed and changed != self._desired:
+                await self._change(changed)
 
     async def _change(self, wanted: Desired) -> None:
         log_path = self._state.folder / f"engine-{wanted.version}.log"
@@ -97,6 +102,7 @@ class Server:
         else:
             succeeded, reason = True, "serving"
             self._desired = wanted
+            self._note_good(wanted)
         self._outcome = Outcome(
             version=wanted.version,
             fingerprint=wanted.fingerprint,
@@ -106,6 +112,12 @@ class Server:
         self._phase = "serving" if self._router.routes else "failed"
         log("rollout", version=wanted.version, succeeded=succeeded, reason=reason)
         self._write_status()
+
+    def _note_good(self, wanted: Desired) -> None:
+        try:
+            self._state.write_good(wanted)
+        except (OSError, UserError) as error:
+            log("state_not_written", reason=str(error))
 
     def _report(self, line: str) -> None:
         log("rollout_step", text=line)

@@ -1,8 +1,9 @@
 """The endpoint's state folder: what is wanted, and what is.
 
-`desired.json` is written by whoever wants a version served, `status.json` by the front alone. Both
-are replaced whole, so a reader never sees half of one, and a front that was killed finds what was
-wanted when it is started again.
+`desired.json` is written by whoever wants a version served. The front alone writes `status.json`,
+`serving.json` (the version that took all traffic last) and `previous.json` (the one before). Each
+is replaced whole, so a reader never sees half of one, and a front that was killed finds what was
+wanted and what was good when it is started again.
 """
 
 import os
@@ -18,6 +19,7 @@ from artifacts.atomic import write_atomically
 from serving.settings import EndpointSettings
 
 Phase = Literal["starting", "serving", "rolling_out", "failed"]
+Good = Literal["serving", "previous"]
 State = TypeVar("State", bound=BaseModel)
 
 
@@ -108,6 +110,17 @@ class StateFolder:
 
     def write_desired(self, desired: Desired) -> None:
         self._write("desired.json", desired)
+
+    def read_good(self, which: Good) -> Desired | None:
+        """The version that took all traffic last, or the one before; None where there is none."""
+        return self._read(f"{which}.json", Desired)
+
+    def write_good(self, desired: Desired) -> None:
+        """Note that a version has taken all traffic."""
+        before = self.read_good("serving")
+        if before and before != desired:
+            self._write("previous.json", before)
+        self._write("serving.json", desired)
 
     def read_status(self) -> Status | None:
         """What the front last said, or None where there was never one."""

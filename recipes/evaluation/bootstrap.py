@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-WIDENING = 15
+WIDENING = 2.5
 _CHUNK_DRAWS = 4_000_000
 
 
@@ -39,8 +39,9 @@ def studentized_interval(
     documents where a percentile interval does not (Efron, 1981; Hall, 1988). A normal-theory
     interval with Student's t is computed besides, and each bound is the farther of the two: with
     few clusters the bootstrap cannot see a tail that it has not drawn. For the same reason both
-    bounds are moved outwards by the factor `1 + 15 / clusters`, which is what strongly skewed
-    differences need to keep 2.5 % a side from 30 clusters on (benchmarks/gate_calibration.py).
+    bounds are moved outwards by the factor `1 + 2.5 / sqrt(clusters)`, the order in which skewness
+    fades: strongly skewed differences need it to keep 2.5 % a side from 30 clusters on
+    (benchmarks/gate_calibration.py).
 
     Args:
         numerators, denominators: shape (documents,); denominators are positive.
@@ -66,7 +67,7 @@ def studentized_interval(
     tail = (1 - confidence) / 2
     low, high = np.quantile(distances, [tail, 1 - tail], method="inverted_cdf")
     student = _student_quantile(1 - tail, count - 1)
-    reach = error * (1 + WIDENING / count)
+    reach = error * (1 + WIDENING / np.sqrt(count))
     return Interval(value, value - max(high, student) * reach, value + max(-low, student) * reach)
 
 

@@ -1,0 +1,141 @@
+"""Moving between versions, and back, under load."""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from artifacts.errors import UserError
+from serving import process
+from serving.settings import RolloutSettings
+from tests.serving.conftest import Client, start
+
+ROLLOUT = RolloutSettings(steps=(0.3, 0.6), step_seconds=1.0, max_slowdown=4.0)
+
+
+@pytest.fixture
+def moving(tmp_path: Path, tiny_model_folder: Path) -> Iterator[Client]:
+    """An endpoint of its own on version 1."""
+    yield start(tmp_path / "endpoint", tiny_model_folder, "1", rollout=ROLLOUT)
+    process.stop(tmp_path / "endpoint")
+
+
+@contextmanager
+def load(client: Client, clients: int = 4) -> Iterator[list[tuple[int, str]]]:
+    """Constant requests from several clients; yields (status, version) of each answer."""
+    answers: list[tuple[int, str]] = []
+    over = threading.Event()
+
+    def ask() -> None:
+        while not over.is_set():
+            answer = client.complete(max_tokens=10)
+            answers.append((answer.status_code, answer.headers.get("x-model-version", "")))
+
+    threads = [threading.Thread(target=ask) for _ in range(clients)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield answers
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+
+
+def new_engine(client: Client, version: str) -> psutil.Process:
+    """The engine of a version, once it has traffic."""
+    for _ in range(600):
+        status = process.status(client.state_folder)
+        for route in status.routes if status else []:
+            if route.version == version and route.share > 0 and route.engine_pid:
+                return psutil.Process(route.engine_pid)
+        time.sleep(0.05)
+    raise AssertionError(f"version {version} never got traffic")
+
+
+def move(client: Client, model: Path, version: str) -> Client:
+    return start(client.state_folder, model, version, rollout=ROLLOUT)
+
+
+def in_background(client: Client, model: Path, version: str) -> tuple[threading.Thread, list]:
+    outcome: list[object] = []
+
+    def work() -> None:
+        try:
+            outcome.append(move(client, model, version))
+        except UserError as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread, outcome
+
+
+def test_rollout_and_rollback_under_load_lose_no_request(
+    moving: Client, other_model_folder: Path
+) -> None:
+    with load(moving) as answers:
+        move(moving, other_model_folder, "2")
+        assert moving.complete(max_tokens=1).headers["x-model-version"] == "2"
+        process.rollback(moving.state_folder)
+    assert {status for status, _ in answers} == {200}
+    versions = Counter(version for _, version in answers)
+    assert set(versions) == {"1", "2"}
+    assert moving.complete(max_tokens=1).headers["x-model-version"] == "1"
+    assert len(moving.engine_pids()) == 1
+
+
+def test_version_whose_engine_dies_is_taken_back(moving: Client, other_model_folder: Path) -> None:
+    with load(moving) as answers:
+        thread, outcome = in_background(moving, other_model_folder, "2")
+        new_engine(moving, "2").kill()
+        thread.join()
+    assert isinstance(outcome[0], process.RolloutFailed)
+    assert "died" in str(outcome[0]) and "Version 1 still is" in str(outcome[0])
+    assert {status for status, _ in answers} == {200}
+    assert moving.complete(max_tokens=1).headers["x-model-version"] == "1"
+
+
+def test_version_that_is_too_slow_is_taken_back(moving: Client, other_model_folder: Path) -> None:
+    over = threading.Event()
+
+    def slow_down(engine: psutil.Process) -> None:
+        with suppress(psutil.NoSuchProcess):
+            while not over.is_set():
+                engine.suspend()
+                time.sleep(0.3)
+                engine.resume()
+                time.sleep(0.01)
+
+    with load(moving) as answers:
+        thread, outcome = in_background(moving, other_model_folder, "2")
+        brake = threading.Thread(target=slow_down, args=(new_engine(moving, "2"),))
+        brake.start()
+        thread.join()
+        over.set()
+        brake.join()
+    assert isinstance(outcome[0], process.RolloutFailed)
+    assert "times as slow" in str(outcome[0])
+    assert {status for status, _ in answers} == {200}
+
+
+def test_front_killed_in_a_rollout_comes_back_with_a_whole_version(
+    moving: Client, other_model_folder: Path, tiny_model_folder: Path
+) -> None:
+    thread, _ = in_background(moving, other_model_folder, "2")
+    engine = new_engine(moving, "2")
+    psutil.Process(moving.endpoint.pid).kill()
+    thread.join(timeout=60)
+    engine.wait(timeout=10)
+    again = move(moving, other_model_folder, "2")
+    assert again.complete(max_tokens=1).headers["x-model-version"] == "2"
+    status = process.status(moving.state_folder)
+    assert status is not None
+    assert [(route.version, route.share) for route in status.routes] == [("2", 1.0)]
+    process.rollback(moving.state_folder)
+    assert again.complete(max_tokens=1).headers["x-model-version"] == "1"
