@@ -8,7 +8,6 @@ import contextlib
 import hashlib
 import json
 import os
-import platform
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from artifacts.identity import Identity
 from artifacts.lease import local_lease
 from artifacts.manifest import MANIFEST_NAME, FileEntry, Manifest
 from artifacts.object_lease import object_lease
+from artifacts.provenance import provenance
 from artifacts.transfer import download_folder, remote_entries, upload_folder
 
 UPLOADING_NAME = "uploading.json"
@@ -271,7 +271,7 @@ class Store:
             fingerprint=draft.identity.fingerprint,
             files=self._collect(draft),
             stats=draft.stats,
-            provenance={"python": platform.python_version()} | draft.provenance,
+            provenance=provenance() | draft.provenance,
         )
         self._write_manifest(manifest)
         if not self.is_local:
