@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# Builds an image with Cloud Build and prints its name: images/build.sh cuda|spark|serve [--print]
+# The tag is a hash of everything that goes into the image, so the same content is built once.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+usage() { echo "usage: images/build.sh cuda|spark|serve [--print]" >&2; exit 2; }
+[[ $# -ge 1 && -f "images/$1/Dockerfile" ]] || usage
+[[ $# -eq 1 || "${2}" == "--print" ]] || usage
+
+image="$1"
+case "$image" in
+  cuda) code="artifacts recipes" ;;
+  spark) code="artifacts spark_jobs" ;;
+  serve) code="" ;;
+esac
+setting() { sed -n "s/^$1: *\([^ #]*\).*/\1/p" "${LLM_ASSETS_GOOGLE_CLOUD:-config/google_cloud.yaml}"; }
+project="$(setting project)"
+region="$(setting region)"
+
+# shellcheck disable=SC2086
+content="$(git ls-files -co --exclude-standard -- "images/$image" constraints.txt $code | LC_ALL=C sort)"
+tag="$(while IFS= read -r file; do
+  if [[ -f "$file" ]]; then printf '%s\0' "$file"; cat "$file"; fi
+done <<< "$content" | sha256sum | cut -c1-16)"
+name="$region-docker.pkg.dev/$project/llm-assets/$image:$tag"
+if [[ "${2:-}" == "--print" ]]; then echo "$name"; exit 0; fi
+
+if ! gcloud artifacts docker images describe "$name" --project="$project" >/dev/null 2>&1; then
+  gcloud builds submit . --project="$project" --region="$region" \
+    --config=images/cloudbuild.yaml --substitutions="_IMAGE=$name,_DOCKERFILE=images/$image/Dockerfile" >&2
+fi
+echo "$name"

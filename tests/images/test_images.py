@@ -1,0 +1,111 @@
+"""The images: what can be known of them without building them."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+IMAGES = sorted(path.parent.name for path in (ROOT / "images").glob("*/Dockerfile"))
+INSTRUCTIONS = {"FROM", "ARG", "RUN", "COPY", "ENV", "WORKDIR", "USER", "ENTRYPOINT"}
+
+
+def instructions(image: str) -> list[tuple[str, str]]:
+    """`(instruction, rest)` of a Dockerfile, continued lines joined, comments dropped."""
+    text = (ROOT / "images" / image / "Dockerfile").read_text()
+    text = re.sub(r"^#.*\n", "", text, flags=re.MULTILINE).replace("\\\n", " ")
+    return [tuple(line.split(maxsplit=1)) for line in text.splitlines() if line.strip()]  # type: ignore
+
+
+def test_there_is_an_image_for_each_use() -> None:
+    assert IMAGES == ["cuda", "serve", "spark"]
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_dockerfile_is_pinned_copies_what_exists_and_ends_without_root(image: str) -> None:
+    steps = instructions(image)
+    assert {name for name, _ in steps} <= INSTRUCTIONS
+    arguments = dict(rest.split("=", 1) for name, rest in steps if name == "ARG")
+    base = next(rest for name, rest in steps if name == "FROM")
+    for name, value in arguments.items():
+        base = base.replace(f"${{{name}}}", value)
+    assert re.search(r":[\w.-]*\d", base), f"{base} is not pinned"
+    for sources in (rest.split()[:-1] for name, rest in steps if name == "COPY"):
+        for source in sources:
+            assert (ROOT / source).exists(), source
+    users = [rest for name, rest in steps if name == "USER"]
+    assert users and users[-1] != "root"
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_every_requirement_is_pinned(image: str) -> None:
+    pins = {
+        re.split(r"[=~]=", line)[0].lower().replace("_", "-")
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if line and not line.startswith("#")
+    }
+    for name in (ROOT / "images" / image / "requirements.txt").read_text().split():
+        assert name.lower().replace("_", "-") in pins, name
+
+
+def test_spark_image_is_as_dataproc_serverless_asks() -> None:
+    text = (ROOT / "images" / "spark" / "Dockerfile").read_text()
+    assert "procps" in text and "tini" in text
+    assert "--uid 1099" in text and "--gid 1099" in text
+    requirements = (ROOT / "images" / "spark" / "requirements.txt").read_text().split()
+    assert "pyspark" not in requirements
+
+
+def test_spark_and_cuda_images_hold_what_their_code_imports() -> None:
+    for image, folders in {"cuda": ["recipes"], "spark": ["spark_jobs"]}.items():
+        requirements = (ROOT / "images" / image / "requirements.txt").read_text().split()
+        copied = {rest.split()[0] for name, rest in instructions(image) if name == "COPY"}
+        assert {"artifacts", *folders} <= copied
+        for source in (path for folder in folders for path in (ROOT / folder).rglob("*.py")):
+            for module in re.findall(r"^\s*(?:from|import) (\w+)", source.read_text(), re.M):
+                if module in {"torch", "transformers", "scipy", "gigatoken", "rensa", "deepspeed"}:
+                    assert module in requirements, f"{source} imports {module}"
+
+
+def test_cloud_build_file_names_what_build_sh_gives_it() -> None:
+    build = yaml.safe_load((ROOT / "images" / "cloudbuild.yaml").read_text())
+    script = (ROOT / "images" / "build.sh").read_text()
+    used = set(re.findall(r"\$(_[A-Z]+)", str(build)))
+    assert used == {"_IMAGE", "_DOCKERFILE"}
+    assert all(f"{name}=" in script for name in used)
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_tag_is_decided_by_content(image: str, tmp_path: Path) -> None:
+    def name() -> str:
+        command = ["bash", "images/build.sh", image, "--print"]
+        return subprocess.run(
+            command, cwd=tmp_path, check=True, capture_output=True, text=True
+        ).stdout.strip()
+
+    for folder in ("images", "artifacts", "config"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
+    shutil.copy(ROOT / "constraints.txt", tmp_path)
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    first = name()
+    assert re.fullmatch(
+        rf"us-central1-docker\.pkg\.dev/my-project-id/llm-assets/{image}:\w{{16}}", first
+    )
+    assert name() == first
+    (tmp_path / "images" / image / "Dockerfile").write_text("FROM scratch\n")
+    assert name() != first
+
+
+def test_scripts_are_valid_shell() -> None:
+    for script in (ROOT / "images").rglob("*.sh"):
+        subprocess.run(["bash", "-n", script], check=True)
+
+
+def test_unknown_image_is_refused() -> None:
+    done = subprocess.run(
+        ["bash", "images/build.sh", "tpu"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 2 and "usage" in done.stderr
