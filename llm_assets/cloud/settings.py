@@ -104,7 +104,9 @@ class GoogleCloudSettings(Settings):
     restarts: int = Field(default=10, ge=0)
     """How often a pre-empted or interrupted training is started again within one run."""
     api_endpoint: str | None = None
-    """Address that stands for all Google APIs, for local tests; absent means Google's own."""
+    """Address that stands for Google's gRPC APIs, for local tests; absent means Google's own."""
+    rest_endpoint: str | None = None
+    """URL that stands for Google's REST APIs and image registry, for local tests."""
 
     @property
     def parent(self) -> str:

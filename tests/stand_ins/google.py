@@ -11,6 +11,8 @@ from tests.stand_ins.grpc_server import GoogleServer
 from tests.stand_ins.identity import ServiceAccountKey, make_certificates
 from tests.stand_ins.mount import Mount
 from tests.stand_ins.processes import REPOSITORY, LocalImage
+from tests.stand_ins.projects import PROJECT_METHODS, Projects
+from tests.stand_ins.rest import RestServer
 from tests.stand_ins.secret_manager import SecretManager
 from tests.stand_ins.storage import StorageServer
 from tests.stand_ins.tokens import TokenServer
@@ -69,9 +71,12 @@ class LocalGoogle:
             REGION, folder / "vertex", self.images, child_environment, self.mount
         )
         self.secrets = SecretManager()
+        self.projects = Projects()
+        self.rest = RestServer(self.tokens, REGION)
         self.server.add_service(BatchControllerGrpcTransport, self.dataproc)
         self.server.add_service(JobServiceGrpcTransport, self.vertex)
         self.server.add_service(SecretManagerServiceGrpcTransport, self.secrets)
+        self.server.add_methods(PROJECT_METHODS, self.projects)
         self.server.start()
 
     @property
@@ -86,6 +91,8 @@ class LocalGoogle:
         self.server.faults.clear()
         self.storage.clear()
         self.secrets.values.clear()
+        self.projects.denied.clear()
+        self.rest.reset()
 
     def stop(self) -> None:
         """End every server and every process that was started."""
@@ -94,6 +101,7 @@ class LocalGoogle:
         self.mount.stop()
         self.server.stop()
         self.storage.stop()
+        self.rest.stop()
         self.tokens.stop()
 
 

@@ -155,7 +155,7 @@ class GoogleServer:
         credentials = grpc.ssl_server_credentials([(certificates.server_key, certificates.server)])
         port = self._server.add_secure_port("127.0.0.1:0", credentials)
         self.proxy = TcpProxy(port)
-        self._add(OPERATIONS, self.operations)
+        self.add_methods(OPERATIONS, self.operations)
 
     @property
     def endpoint(self) -> str:
@@ -164,9 +164,10 @@ class GoogleServer:
 
     def add_service(self, transport: type, implementation: object) -> None:
         """Serve the methods of a generated transport that the implementation has."""
-        self._add(service_methods(transport), implementation)
+        self.add_methods(service_methods(transport), implementation)
 
-    def _add(self, methods: Mapping[str, MethodTypes], implementation: object) -> None:
+    def add_methods(self, methods: Mapping[str, MethodTypes], implementation: object) -> None:
+        """Serve those of the methods that the implementation has, by their snake-case names."""
         for path, types in methods.items():
             function = getattr(implementation, snake_case(path.rsplit("/", 1)[1]), None)
             if function is not None:

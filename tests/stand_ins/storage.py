@@ -47,6 +47,8 @@ class StorageServer:
 
     def __init__(self) -> None:
         self.requests: list[LoggedRequest] = []
+        self.denied: set[str] = set()
+        """Rights on buckets that the caller lacks."""
         self._faults: list[StorageFault] = []
         self._lock = threading.Lock()
         self._connections = threading.local()
@@ -82,6 +84,7 @@ class StorageServer:
         """Forget faults and the request log."""
         with self._lock:
             self._faults.clear()
+            self.denied.clear()
             self.requests.clear()
 
     def make_bucket(self, name: str) -> None:
@@ -141,6 +144,8 @@ class StorageServer:
         self, method: str, path: str, headers: dict[str, str], body: bytes
     ) -> tuple[int, list[tuple[str, str]], bytes]:
         """Pass a request on to the real server: status, headers, body."""
+        if "/iam/testPermissions?" in path:
+            return self._test_permissions(path)
         connection = http.client.HTTPConnection("127.0.0.1", self._port)
         try:
             connection.request(method, path, body or None, headers)
@@ -148,6 +153,13 @@ class StorageServer:
             return reply.status, reply.getheaders(), reply.read()
         finally:
             connection.close()
+
+    def _test_permissions(self, path: str) -> tuple[int, list[tuple[str, str]], bytes]:
+        """The one call that fake-gcs-server lacks."""
+        asked = urllib.parse.parse_qs(urllib.parse.urlparse(path).query)["permissions"]
+        granted = [permission for permission in asked if permission not in self.denied]
+        content = {"kind": "storage#testIamPermissionsResponse", "permissions": granted}
+        return 200, [("content-type", "application/json")], json.dumps(content).encode()
 
     def record(self, request: LoggedRequest) -> None:
         with self._lock:

@@ -1,0 +1,270 @@
+"""Tests every right, API, quota, image and bucket before money is spent."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from llm_assets.cloud.settings import GoogleCloudSettings, MachineSettings
+from llm_assets.pipes.failures import Place, explain
+from llm_assets.pipes.retries import first_line
+
+APIS = {
+    "dataproc.googleapis.com": "the Spark stages",
+    "aiplatform.googleapis.com": "training and evaluation",
+    "storage.googleapis.com": "artifacts",
+    "bigquery.googleapis.com": "source text in BigQuery",
+    "artifactregistry.googleapis.com": "container images",
+    "secretmanager.googleapis.com": "secrets",
+}
+PERMISSIONS = {
+    "dataproc.batches.create": "roles/dataproc.editor",
+    "dataproc.batches.list": "roles/dataproc.editor",
+    "aiplatform.customJobs.create": "roles/aiplatform.user",
+    "aiplatform.customJobs.cancel": "roles/aiplatform.user",
+    "bigquery.jobs.create": "roles/bigquery.jobUser",
+    "iam.serviceAccounts.actAs": "roles/iam.serviceAccountUser",
+}
+BUCKET_PERMISSIONS = (
+    "storage.objects.create",
+    "storage.objects.get",
+    "storage.objects.list",
+    "storage.objects.delete",
+)
+MANIFEST_TYPES = (
+    "application/vnd.oci.image.index.v1+json, application/vnd.oci.image.manifest.v1+json, "
+    "application/vnd.docker.distribution.manifest.v2+json"
+)
+CALL_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of one test."""
+
+    key: str
+    """The line of `config/google_cloud.yaml` that it is about."""
+    ok: bool
+    text: str
+    """What was found and, where it is not well, what to do."""
+
+
+def check(settings: GoogleCloudSettings) -> list[Finding]:
+    """Run every test; one that cannot be run is a finding too, never an exception."""
+    tests: list[tuple[str, Callable[[GoogleCloudSettings], Iterator[Finding]]]] = [
+        ("project", _check_apis),
+        ("project", _check_permissions),
+        ("bucket", _check_bucket),
+        ("images", _check_images),
+        ("secrets", _check_secrets),
+        ("training", _check_quota),
+    ]
+    findings: list[Finding] = []
+    for key, test in tests:
+        try:
+            findings += test(settings)
+        except Exception as error:
+            status = getattr(error, "code", None)
+            advice = explain(
+                str(error), status if isinstance(status, int) else None, _place(settings)
+            )
+            findings.append(Finding(key, False, f"{first_line(error)}\n{advice}".strip()))
+    return findings
+
+
+def _place(settings: GoogleCloudSettings) -> Place:
+    return Place(
+        "Google Cloud",
+        "cloudresourcemanager.googleapis.com",
+        "roles/viewer",
+        settings.project,
+        settings.region,
+    )
+
+
+def _session() -> Any:
+    import google.auth
+    from google.auth.transport.requests import AuthorizedSession
+
+    credentials, _ = google.auth.default(scopes=["https://www.googleapis.com/auth/cloud-platform"])
+    return AuthorizedSession(credentials)
+
+
+def _rest(settings: GoogleCloudSettings, host: str) -> str:
+    return settings.rest_endpoint or f"https://{host}"
+
+
+def _get_json(session: Any, url: str) -> dict[str, Any]:
+    reply = session.get(url, timeout=CALL_SECONDS)
+    reply.raise_for_status()
+    content: dict[str, Any] = reply.json()
+    return content
+
+
+def _check_apis(settings: GoogleCloudSettings) -> Iterator[Finding]:
+    base = _rest(settings, "serviceusage.googleapis.com")
+    names = "&".join(f"names=projects/{settings.project}/services/{api}" for api in APIS)
+    url = f"{base}/v1/projects/{settings.project}/services:batchGet?{names}"
+    states = {
+        service["name"].rsplit("/", 1)[1]: service.get("state")
+        for service in _get_json(_session(), url).get("services", [])
+    }
+    for api, use in APIS.items():
+        if states.get(api) == "ENABLED":
+            yield Finding("project", True, f"{api} is enabled")
+        else:
+            command = f"gcloud services enable {api} --project={settings.project}"
+            yield Finding("project", False, f"{api} ({use}) is not enabled. Run: {command}")
+
+
+def _check_permissions(settings: GoogleCloudSettings) -> Iterator[Finding]:
+    from google.cloud.resourcemanager_v3 import ProjectsClient
+
+    options = {"api_endpoint": settings.api_endpoint} if settings.api_endpoint else None
+    reply = ProjectsClient(client_options=options).test_iam_permissions(
+        resource=f"projects/{settings.project}",
+        permissions=list(PERMISSIONS),
+        timeout=CALL_SECONDS,
+    )
+    missing = sorted(set(PERMISSIONS) - set(reply.permissions))
+    if not missing:
+        yield Finding("project", True, f"all {len(PERMISSIONS)} rights to start jobs are there")
+    for permission in missing:
+        yield Finding(
+            "project",
+            False,
+            f"the right {permission} is missing. Ask for {PERMISSIONS[permission]} on project "
+            f"{settings.project} for the identity that runs Dagster.",
+        )
+
+
+def _check_bucket(settings: GoogleCloudSettings) -> Iterator[Finding]:
+    from google.api_core.exceptions import NotFound
+    from google.cloud.storage import Client
+
+    url = f"gs://{settings.bucket}"
+    try:
+        bucket = Client(project=settings.project).get_bucket(settings.bucket, timeout=CALL_SECONDS)
+    except NotFound:
+        command = f"gcloud storage buckets create {url} --location={settings.region}"
+        yield Finding("bucket", False, f"{url} does not exist. Run: {command}")
+        return
+    location = (bucket.location or "").lower()
+    if location == settings.region or settings.region.startswith(f"{location}-"):
+        yield Finding("bucket", True, f"{url} is in {location}")
+    else:
+        yield Finding(
+            "region",
+            False,
+            f"{url} is in {location}, the jobs in {settings.region}: every byte would cross "
+            "regions, slowly and at a price. Use one region for both.",
+        )
+    granted = bucket.test_iam_permissions(list(BUCKET_PERMISSIONS), timeout=CALL_SECONDS)
+    missing = sorted(set(BUCKET_PERMISSIONS) - set(granted))
+    text = f"may not {', '.join(missing)} in {url}. Ask for roles/storage.objectUser on it."
+    yield Finding("bucket", not missing, text if missing else f"{url} can be read and written")
+
+
+def _check_images(settings: GoogleCloudSettings) -> Iterator[Finding]:
+    session = _session()
+    images = {"spark": settings.images.spark, "cuda": settings.images.cuda}
+    if settings.images.serve:
+        images["serve"] = settings.images.serve
+    for kind, image in images.items():
+        host, _, rest = image.partition("/")
+        name, tag = rest.split("@") if "@" in rest else rest.rsplit(":", 1)
+        reply = session.head(
+            f"{_rest(settings, host)}/v2/{name}/manifests/{tag}",
+            headers={"Accept": MANIFEST_TYPES},
+            timeout=CALL_SECONDS,
+        )
+        if reply.status_code == 200:
+            yield Finding(f"images.{kind}", True, f"{image} exists")
+        else:
+            fault = "does not exist" if reply.status_code == 404 else f"HTTP {reply.status_code}"
+            yield Finding(
+                f"images.{kind}",
+                False,
+                f"{image}: {fault}. Run `images/build.sh {kind}` and put the name it prints here.",
+            )
+
+
+def _check_secrets(settings: GoogleCloudSettings) -> Iterator[Finding]:
+    from google.api_core.exceptions import NotFound, PermissionDenied
+
+    from llm_assets.cloud.secrets import read_secret
+
+    name = settings.secrets.hugging_face_token
+    if name is None:
+        return
+    key = "secrets.hugging_face_token"
+    try:
+        read_secret(settings, name)
+        yield Finding(key, True, f"secret {name} can be read")
+    except NotFound:
+        command = f"gcloud secrets create {name} --data-file=- --project={settings.project}"
+        yield Finding(key, False, f"there is no secret {name}. Run: {command}")
+    except PermissionDenied:
+        role = "roles/secretmanager.secretAccessor"
+        yield Finding(key, False, f"secret {name} may not be read. Ask for {role} on it.")
+
+
+def quota_metric(machines: MachineSettings) -> str | None:
+    """The quota that a job's accelerators count against, as Vertex AI names it; None without any."""
+    if machines.accelerator_type is None:
+        return None
+    kind = machines.accelerator_type.lower().replace("nvidia_tesla_", "nvidia_")
+    bought = "preemptible_" if machines.strategy != "STANDARD" else ""
+    return f"aiplatform.googleapis.com/custom_model_training_{bought}{kind}_gpus"
+
+
+def _check_quota(settings: GoogleCloudSettings) -> Iterator[Finding]:
+    limits: dict[str, int] | None = None
+    for key in ("training", "evaluation"):
+        machines: MachineSettings = getattr(settings, key)
+        metric = quota_metric(machines)
+        if metric is None:
+            continue
+        limits = limits or _quota_limits(settings)
+        needed = machines.accelerator_count * (machines.replicas if key == "training" else 1)
+        limit = limits.get(metric)
+        if limit is None:
+            yield Finding(
+                key,
+                False,
+                f"{metric} is not a quota of {settings.region}: is "
+                f"{machines.accelerator_type} offered there?",
+            )
+        elif limit < needed:
+            yield Finding(
+                key,
+                False,
+                f"{metric} allows {limit} in {settings.region}, and {needed} are asked for. Ask "
+                "for more: https://console.cloud.google.com/iam-admin/quotas"
+                f"?project={settings.project}",
+            )
+        else:
+            yield Finding(key, True, f"{metric} allows {limit}, {needed} asked for")
+
+
+def _quota_limits(settings: GoogleCloudSettings) -> dict[str, int]:
+    """Metric to the limit in the region; -1, the word for unlimited, becomes a large number."""
+    base = _rest(settings, "serviceusage.googleapis.com")
+    url = (
+        f"{base}/v1beta1/projects/{settings.project}/services/aiplatform.googleapis.com"
+        "/consumerQuotaMetrics?view=FULL&pageSize=500"
+    )
+    found: dict[str, int] = {}
+    session = _session()
+    token = ""
+    while True:
+        page = _get_json(session, f"{url}&pageToken={token}" if token else url)
+        for metric in page.get("metrics", []):
+            for limit in metric.get("consumerQuotaLimits", []):
+                for bucket in limit.get("quotaBuckets", []):
+                    region = bucket.get("dimensions", {}).get("region")
+                    if region in (None, settings.region):
+                        value = int(bucket.get("effectiveLimit", 0))
+                        found[metric["metric"]] = 10**9 if value < 0 else value
+        token = page.get("nextPageToken", "")
+        if not token:
+            return found

@@ -1,0 +1,89 @@
+"""What a run will cost and take, roughly, before it starts."""
+
+from dataclasses import dataclass
+
+from llm_assets.cloud.settings import GoogleCloudSettings, MachineSettings
+
+PRICES_AS_OF = "2025, us-central1, list prices; see https://cloud.google.com/vertex-ai/pricing"
+DOLLARS_AN_HOUR = {
+    "n1-standard-4": 0.22,
+    "n1-standard-8": 0.44,
+    "g2-standard-8": 0.98,
+    "g2-standard-48": 4.60,
+    "a2-highgpu-1g": 4.22,
+    "a2-highgpu-8g": 33.8,
+    "a2-ultragpu-1g": 5.80,
+    "a2-ultragpu-8g": 46.4,
+    "a3-highgpu-8g": 101.0,
+}
+"""A machine with its accelerators, Vertex AI's fee included."""
+SPOT_FACTOR = 0.4
+"""What spot and flex-start machines cost of the full price, about."""
+TERAFLOPS = {
+    "NVIDIA_L4": 121,
+    "NVIDIA_TESLA_A100": 312,
+    "NVIDIA_A100_80GB": 312,
+    "NVIDIA_H100_80GB": 989,
+}
+"""Peak of dense bfloat16, by the vendor's data sheets."""
+UTILIZATION = 0.35
+"""Share of the peak that training reaches here, about."""
+DOLLARS_A_DCU_HOUR = 0.06
+SPARK_DCUS = 16.0
+"""Data compute units of a batch with its first few executors."""
+SPARK_MEGABYTES_A_SECOND = 60.0
+"""Both Spark stages together, on that many units, about."""
+START_HOURS = 0.15
+"""Machines, image and model: about nine minutes a job."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """One stage's expected time and price."""
+
+    stage: str
+    hours: float
+    dollars: float | None
+    """None where the machine's price is not known here."""
+
+    def line(self) -> str:
+        """`checkpoint: about 2.3 h, 9.70 USD`."""
+        price = "price unknown" if self.dollars is None else f"{self.dollars:,.2f} USD"
+        return f"{self.stage}: about {self.hours:,.1f} h, {price}"
+
+
+def estimate(
+    settings: GoogleCloudSettings, corpus_bytes: int, training_tokens: int, parameters: int
+) -> list[Estimate]:
+    """Hours and dollars by stage.
+
+    Training takes 6 operations a parameter and token (Kaplan et al. 2020), evaluation 2.
+
+    Args:
+        corpus_bytes: text that the Spark stages read.
+        training_tokens: tokens of the whole training, repeats counted.
+        parameters: of the model.
+    """
+    spark = START_HOURS + corpus_bytes / 1e6 / SPARK_MEGABYTES_A_SECOND / 3600
+    training = _compute_hours(settings.training, 6.0 * parameters * training_tokens)
+    measured = min(training_tokens, 10_000_000)
+    evaluation = _compute_hours(settings.evaluation, 3 * 2.0 * parameters * measured)
+    return [
+        Estimate("clean_corpus, tokenized_shards", spark, spark * SPARK_DCUS * DOLLARS_A_DCU_HOUR),
+        Estimate("checkpoint", training, _dollars(settings.training, training)),
+        Estimate("eval_metrics", evaluation, _dollars(settings.evaluation, evaluation)),
+    ]
+
+
+def _compute_hours(machines: MachineSettings, operations: float) -> float:
+    accelerators = max(1, machines.accelerator_count) * machines.replicas
+    peak = TERAFLOPS.get(machines.accelerator_type or "", 1) * 1e12
+    return START_HOURS + operations / (peak * UTILIZATION * accelerators) / 3600
+
+
+def _dollars(machines: MachineSettings, hours: float) -> float | None:
+    price = DOLLARS_AN_HOUR.get(machines.machine_type)
+    if price is None:
+        return None
+    factor = 1.0 if machines.strategy == "STANDARD" else SPOT_FACTOR
+    return price * factor * hours * machines.replicas

@@ -1,0 +1,117 @@
+"""The check before money is spent: each fault names its line and its remedy."""
+
+from collections.abc import Callable
+
+import pytest
+
+from llm_assets.cloud.check import Finding, check
+from llm_assets.cloud.config import load_cloud_settings
+from llm_assets.cloud.estimate import estimate
+from llm_assets.cloud.settings import GoogleCloudSettings
+from tests.stand_ins.google import BUCKET, CUDA_IMAGE, PROJECT, REGION, SPARK_IMAGE, LocalGoogle
+from tests.stand_ins.identity import SERVICE_ACCOUNT
+
+METRIC = "aiplatform.googleapis.com/custom_model_training_preemptible_nvidia_a100_gpus"
+LOCAL_METRIC = "aiplatform.googleapis.com/custom_model_training_nvidia_l4_gpus"
+
+
+@pytest.fixture
+def settings(google: LocalGoogle) -> GoogleCloudSettings:
+    """A project in which all is well."""
+    google.rest.images |= {image.split("/", 1)[1] for image in (CUDA_IMAGE, SPARK_IMAGE)}
+    google.rest.quotas |= {METRIC: 8, LOCAL_METRIC: 1}
+    google.secrets.values["token"] = "hf_secret"
+    return GoogleCloudSettings.model_validate(
+        {
+            "project": PROJECT,
+            "region": REGION,
+            "bucket": BUCKET,
+            "service_account": SERVICE_ACCOUNT,
+            "images": {"spark": SPARK_IMAGE, "cuda": CUDA_IMAGE},
+            "secrets": {"hugging_face_token": "token"},
+            "training": {"replicas": 2, "strategy": "SPOT"},
+            "evaluation": {"machine_type": "g2-standard-8", "accelerator_type": "NVIDIA_L4"},
+            "api_endpoint": google.endpoint,
+            "rest_endpoint": google.rest.url,
+        }
+    )
+
+
+def problems(settings: GoogleCloudSettings) -> list[Finding]:
+    return [finding for finding in check(settings) if not finding.ok]
+
+
+def test_project_in_which_all_is_well_has_no_problem(settings: GoogleCloudSettings) -> None:
+    findings = check(settings)
+    assert [f for f in findings if not f.ok] == []
+    assert {f.key.split(".")[0] for f in findings} == {
+        *("project", "bucket", "images", "secrets", "training", "evaluation")
+    }
+    assert "hf_secret" not in str(findings)
+
+
+FAULTS: dict[str, tuple[Callable[[LocalGoogle], object], str, str]] = {
+    "api": (
+        lambda g: g.rest.disabled.add("dataproc.googleapis.com"),
+        "project",
+        "gcloud services enable dataproc",
+    ),
+    "right": (
+        lambda g: g.projects.denied.add("aiplatform.customJobs.create"),
+        "project",
+        "roles/aiplatform.user",
+    ),
+    "bucket's right": (
+        lambda g: g.storage.denied.add("storage.objects.create"),
+        "bucket",
+        "roles/storage.objectUser",
+    ),
+    "image": (lambda g: g.rest.images.clear(), "images.cuda", "images/build.sh cuda"),
+    "secret": (
+        lambda g: g.secrets.values.clear(),
+        "secrets.hugging_face_token",
+        "gcloud secrets create",
+    ),
+    "quota": (lambda g: g.rest.quotas.update({METRIC: 1}), "training", "allows 1"),
+    "accelerator": (lambda g: g.rest.quotas.pop(METRIC), "training", "is not a quota"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_each_fault_names_its_line_and_remedy(
+    google: LocalGoogle, settings: GoogleCloudSettings, fault: str
+) -> None:
+    break_it, key, remedy = FAULTS[fault]
+    break_it(google)
+    found = {finding.key: finding.text for finding in problems(settings)}
+    assert remedy in found[key]
+
+
+def test_missing_bucket_is_told_with_the_command(settings: GoogleCloudSettings) -> None:
+    (problem,) = problems(settings.model_copy(update={"bucket": "no-such-bucket"}))
+    assert (
+        "gcloud storage buckets create gs://no-such-bucket --location=us-central1" in problem.text
+    )
+
+
+def test_bucket_in_another_region_is_told(settings: GoogleCloudSettings) -> None:
+    moved = settings.model_copy(update={"region": "europe-west4"})
+    assert any(f.key == "region" and "us-central1" in f.text for f in problems(moved))
+
+
+def test_shipped_file_is_valid_and_estimated() -> None:
+    settings = load_cloud_settings()
+    stages = estimate(settings, 10**9, 10**9, 1_235_814_400)
+    training = next(stage for stage in stages if stage.stage == "checkpoint")
+    assert 5 < training.hours < 20
+    assert training.dollars is not None and 10 < training.dollars < 100
+    assert "about" in training.line()
+
+
+def test_estimate_scales_with_tokens_and_machines() -> None:
+    settings = load_cloud_settings()
+    one, two = (estimate(settings, 10**9, n * 10**10, 10**9)[1] for n in (1, 2))
+    assert two.hours == pytest.approx(2 * one.hours, rel=0.05)
+    more = settings.training.model_copy(update={"replicas": settings.training.replicas * 2})
+    faster = estimate(settings.model_copy(update={"training": more}), 10**9, 10**10, 10**9)[1]
+    assert faster.hours == pytest.approx(one.hours / 2, rel=0.05)
