@@ -1,5 +1,6 @@
 """The `llm-assets` command."""
 
+import getpass
 import os
 import sys
 from pathlib import Path
@@ -7,6 +8,10 @@ from pathlib import Path
 import click
 
 from artifacts.errors import UserError
+
+version_argument = click.argument("version", type=int)
+name_option = click.option("--name", default=getpass.getuser, help="Who decides; you by default.")
+reason_option = click.option("--reason", required=True, help="Why, for those who come after.")
 
 
 @click.group()
@@ -30,6 +35,106 @@ def stop() -> None:
 
     ended = stop_endpoint(load_settings(config_path()))
     click.echo("The endpoint has ended." if ended else "No endpoint was running.")
+
+
+@commands.command()
+def versions() -> None:
+    """List the registered model versions."""
+    from llm_assets.commands.session import open_session
+
+    registry = open_session().registry
+    names: dict[int, list[str]] = {}
+    for alias in ("champion", "previous"):
+        if found := registry.find(alias):
+            names.setdefault(found.version, []).append(alias)
+    for version in registry.versions():
+        verdict = version.verdict.summary if version.verdict else "The base model."
+        aliases = f" ({', '.join(names[version.version])})" if version.version in names else ""
+        click.echo(f"{version.version}{aliases}: {verdict}")
+
+
+@commands.command()
+@version_argument
+@click.option("--text", help="Say also which documents and training rows hold this text.")
+def explain(version: int, text: str | None) -> None:
+    """Say which text, which code and which checkpoint stand behind a version."""
+    from llm_assets.commands.explain import explain as lines_of
+    from llm_assets.commands.explain import find_text
+    from llm_assets.commands.session import open_session
+
+    session = open_session()
+    for line in lines_of(session, version):
+        click.echo(line)
+    if text:
+        for line in find_text(session, version, text):
+            click.echo(line)
+
+
+@commands.command()
+@version_argument
+@name_option
+@reason_option
+def approve(version: int, name: str, reason: str) -> None:
+    """Make a version champion on your word, and serve it."""
+    from llm_assets.commands import promotion
+    from llm_assets.commands.session import open_session
+
+    promotion.approve(open_session(), version, name, reason, click.echo)
+
+
+@commands.command()
+@version_argument
+@name_option
+@reason_option
+def reject(version: int, name: str, reason: str) -> None:
+    """Say that a version shall not serve; a champion gives way to the one before."""
+    from llm_assets.commands import promotion
+    from llm_assets.commands.session import open_session
+
+    promotion.reject(open_session(), version, name, reason, click.echo)
+
+
+@commands.command()
+@name_option
+@reason_option
+def rollback(name: str, reason: str) -> None:
+    """Serve the version before the champion again, without an outage."""
+    from llm_assets.commands import promotion
+    from llm_assets.commands.session import open_session
+
+    promotion.roll_back(open_session(), name, reason, click.echo)
+
+
+@commands.command()
+def check() -> None:
+    """Test the Google Cloud project's rights, APIs, quota, images and bucket."""
+    from llm_assets.cloud.check import check as check_project
+    from llm_assets.cloud.config import cloud_config_path, load_cloud_settings
+
+    findings = check_project(load_cloud_settings())
+    for finding in findings:
+        click.echo(f"{'ok     ' if finding.ok else 'PROBLEM'} {finding.key}: {finding.text}")
+    problems = sum(not finding.ok for finding in findings)
+    if problems:
+        raise UserError(f"{problems} of {len(findings)} tests failed; see {cloud_config_path()}.")
+    click.echo("Everything a run needs is there.")
+
+
+@commands.command()
+@click.option("--corpus-gb", type=float, default=1.0, help="Text to clean, in gigabytes.")
+@click.option("--tokens", type=float, default=1e9, help="Tokens to train on, repeats counted.")
+@click.option("--parameters", type=float, default=1.24e9, help="Parameters of the model.")
+def estimate(corpus_gb: float, tokens: float, parameters: float) -> None:
+    """Estimate time and cost of a run on Google Cloud."""
+    from llm_assets.cloud.config import load_cloud_settings
+    from llm_assets.cloud.estimate import PRICES_AS_OF
+    from llm_assets.cloud.estimate import estimate as estimate_stages
+
+    settings = load_cloud_settings()
+    stages = estimate_stages(settings, int(corpus_gb * 1e9), int(tokens), int(parameters))
+    for stage in stages:
+        click.echo(stage.line())
+    click.echo(f"Prices: {PRICES_AS_OF}")
 
 
 @commands.command()

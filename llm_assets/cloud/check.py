@@ -209,7 +209,7 @@ def _check_secrets(settings: GoogleCloudSettings) -> Iterator[Finding]:
 
 
 def quota_metric(machines: MachineSettings) -> str | None:
-    """The quota that a job's accelerators count against, as Vertex AI names it; None without any."""
+    """The quota that a job's accelerators count against, by its name; None without any."""
     if machines.accelerator_type is None:
         return None
     kind = machines.accelerator_type.lower().replace("nvidia_tesla_", "nvidia_")

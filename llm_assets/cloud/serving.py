@@ -1,6 +1,6 @@
 """Serving on Google Cloud."""
 
-from dagster import AssetExecutionContext
+from collections.abc import Callable
 
 from artifacts.errors import UserError
 from llm_assets.config import PipelineSettings
@@ -13,7 +13,7 @@ class VertexServingPlatform(ServingPlatform):
     """Holds the place of Vertex AI endpoints."""
 
     def serve(
-        self, context: AssetExecutionContext, settings: PipelineSettings, version: ModelVersion
+        self, settings: PipelineSettings, version: ModelVersion, report: Callable[[str], None]
     ) -> Endpoint:
         raise UserError(
             f"Version {version.version} is registered ({version.model_url}), but this project does "
