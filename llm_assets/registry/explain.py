@@ -1,0 +1,130 @@
+"""What stands behind a version, down to the text, and which training rows hold a piece of text."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from artifacts.errors import UserError
+from artifacts.shards import Shard, ShardStats, Split
+from artifacts.store import Artifact, Store
+from llm_assets.registry.base import ModelVersion
+
+ORDER = ("checkpoint", "base_model", "tokenized_shards", "clean_corpus", "raw_corpus")
+
+
+@dataclass(frozen=True)
+class Occurrence:
+    """Where a document that holds the text lies in the shards."""
+
+    document: str
+    source: str
+    split: Split
+    shard: str
+    rows: list[int]
+    """Row numbers within the shard."""
+
+
+def explain(store: Store, version: ModelVersion) -> str:
+    """Everything behind a version as text for people: verdict, figures, artifacts down to the text.
+
+    An artifact that is no longer in the store is named by its fingerprint alone.
+    """
+    lines = [
+        f"version {version.version}, made {version.created_at:%Y-%m-%d %H:%M} UTC",
+        f"model: {version.model_url} (licence {version.license})",
+    ]
+    if version.verdict:
+        word = "accepted" if version.verdict.accepted else "rejected"
+        lines.append(f"verdict: {word}. {version.verdict.summary}")
+        lines += [
+            f"  {'approved' if said.approved else 'rejected'} by {said.name}, "
+            f"{said.at:%Y-%m-%d %H:%M} UTC: {said.reason}"
+            for said in version.verdict.decisions
+        ]
+    for metric, by_role in version.evaluation.get("metrics", {}).items():
+        figures = ", ".join(f"{role} {_figure(f)}" for role, f in by_role.items())
+        lines.append(f"{metric}: {figures}")
+    names = [*ORDER, *sorted(set(version.lineage) - set(ORDER))]
+    for name in names:
+        if name in version.lineage:
+            lines += ["", *_describe(store, name, version.lineage[name])]
+    return "\n".join(lines) + "\n"
+
+
+def find_text(store: Store, version: ModelVersion, text: str) -> list[Occurrence]:
+    """Every row of a version's shards whose document holds a piece of text, training rows first.
+
+    The text must match the cleaned corpus exactly, white space apart.
+
+    Raises:
+        UserError: the text is empty.
+        MissingArtifact: corpus or shards are no longer in the store.
+    """
+    wanted = " ".join(text.split())
+    if not wanted:
+        raise UserError("Give a piece of text to look for.")
+    corpus = store.load("clean_corpus", version.lineage["clean_corpus"])
+    shards = store.load("tokenized_shards", version.lineage["tokenized_shards"])
+    found = set(_documents_with(corpus, wanted))
+    occurrences = list(_occurrences(shards, found)) if found else []
+    return sorted(occurrences, key=lambda o: (o.split != "train", o.shard, o.rows))
+
+
+def _documents_with(corpus: Artifact, wanted: str) -> Iterator[str]:
+    for path in sorted(corpus.path.glob("*.parquet")):
+        for batch in pq.ParquetFile(path).iter_batches(columns=["id", "text"], batch_size=2_000):
+            for record in batch.to_pylist():
+                if wanted in " ".join(record["text"].split()):
+                    yield record["id"]
+
+
+def _occurrences(shards: Artifact, documents: set[str]) -> Iterator[Occurrence]:
+    stats = ShardStats.model_validate(shards.stats)
+    for entry in stats.shards:
+        if not entry.rows:
+            continue
+        shard = Shard(shards.path, entry, stats)
+        row_of = np.repeat(np.arange(entry.rows), np.diff(shard.row_offsets))
+        for number, record in enumerate(shard.documents().to_pylist()):
+            if record["id"] in documents:
+                rows = row_of[shard.segments["document"] == number]
+                yield Occurrence(
+                    document=record["id"],
+                    source=record["source"],
+                    split=entry.split,
+                    shard=entry.name,
+                    rows=sorted({int(row) for row in rows}),
+                )
+
+
+def _describe(store: Store, name: str, fingerprint: str) -> list[str]:
+    artifact = store.load(name, fingerprint) if store.exists(name, fingerprint) else None
+    if artifact is None:
+        return [f"{name} {fingerprint} (no longer in {store.root})"]
+    manifest = artifact.manifest
+    lines = [
+        f"{name} {fingerprint}, made {manifest.created_at:%Y-%m-%d %H:%M} UTC by code version "
+        f"{manifest.code_version}",
+        f"  settings: {json.dumps(manifest.settings, sort_keys=True)}",
+    ]
+    figures = {key: value for key, value in artifact.stats.items() if _is_small(value)}
+    if figures:
+        lines.append(f"  {json.dumps(figures, sort_keys=True)}")
+    return lines
+
+
+def _is_small(value: Any) -> bool:
+    return isinstance(value, int | float | str) or (
+        isinstance(value, dict)
+        and len(value) <= 5
+        and not any(isinstance(item, dict | list) for item in value.values())
+    )
+
+
+def _figure(figure: dict[str, float | None]) -> str:
+    value = figure.get("value")
+    return "not finite" if value is None else f"{value:.4f}"
