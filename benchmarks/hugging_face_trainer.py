@@ -22,6 +22,7 @@ from transformers import (
 
 from artifacts.shards import ShardSet
 from recipes.attention import allowed_positions
+from recipes.budget import total_steps
 from recipes.data import IGNORED, global_rows, read_batch
 from recipes.precision import choose_precision
 from recipes.quiet import silence_libraries
@@ -34,7 +35,7 @@ class Rows(Dataset[dict[str, torch.Tensor]]):
 
     def __init__(self, spec: TrainingSpec) -> None:
         self._shards = ShardSet(Path(spec.shards_folder), spec.shards, "train")
-        count = spec.training.steps * spec.training.global_batch_size
+        count = total_steps(spec.training, spec.shards) * spec.training.global_batch_size
         self._rows = global_rows(0, count, len(self._shards), spec.training.seed)
 
     def __len__(self) -> int:
@@ -72,12 +73,12 @@ def train(spec: TrainingSpec, compiled: bool = False) -> list[dict[str, float]]:
     """Train as the spec says; returns one record of `step`, `seconds` and `loss` a step."""
     silence_libraries()
     set_seed(spec.training.seed)
-    training = spec.training
+    training, steps = spec.training, total_steps(spec.training, spec.shards)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     times = StepTimes()
     arguments = TrainingArguments(
         output_dir=spec.run_folder,
-        max_steps=training.steps,
+        max_steps=steps,
         per_device_train_batch_size=training.device_batch_size,
         gradient_accumulation_steps=training.global_batch_size // training.device_batch_size,
         learning_rate=training.learning_rate,
@@ -105,7 +106,7 @@ def train(spec: TrainingSpec, compiled: bool = False) -> list[dict[str, float]]:
     optimizer = trainer.create_optimizer()
     trainer.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(
         optimizer,
-        lambda step: learning_rate_factor(training.schedule, step + 1, training.steps),
+        lambda step: learning_rate_factor(training.schedule, step + 1, steps),
     )
     trainer.train()
     losses = [record["loss"] for record in trainer.state.log_history if "loss" in record]

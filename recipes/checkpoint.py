@@ -1,13 +1,24 @@
 """The training state on disk: weights and optimizer through PyTorch DCP, the manifest last."""
 
+import errno
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint import (
+    CheckpointException,
+    FileSystemReader,
+    FileSystemWriter,
+    StorageReader,
+    StorageWriter,
+)
+from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
 from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
     get_optimizer_state_dict,
@@ -16,7 +27,11 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from artifacts import checkpoints
+from artifacts.errors import UserError
 from recipes.parallel import Workers
+from recipes.staging import StagingBuffers
+
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Checkpointer:
@@ -27,14 +42,17 @@ class Checkpointer:
         run_url: str,
         content: dict[str, Any],
         keep: int,
+        in_background: bool,
         workers: Workers,
         report: Callable[[str], None],
     ) -> None:
-        self._run_url = run_url
-        self._content = content
-        self._keep = keep
-        self._workers = workers
-        self._report = report
+        self._run_url, self._content, self._keep = run_url, content, keep
+        self._workers, self._report = workers, report
+        self._buffers = StagingBuffers() if in_background else None
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._pending: Future[None] | None = None
+        # Saving in the background must not mix its messages with those of the training steps.
+        self._group = dist.new_group(backend="gloo") if workers.count > 1 else None
 
     def save(
         self,
@@ -42,25 +60,35 @@ class Checkpointer:
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         state: dict[str, Any],
+        permanent: bool = False,
     ) -> None:
         """Write and commit the checkpoint of a step; older ones rotate out afterwards.
+
+        In the background, it returns once a copy is taken, and a fault shows at the next call.
 
         Raises:
             UserError: the disk is full; the checkpoints before are untouched.
         """
+        self.wait()
         if self._workers.is_first:
             checkpoints.clear_step(self._run_url, step)
         self._workers.barrier()
-        url = checkpoints.step_url(self._run_url, step)
-        with _quiet():
-            dcp.save(_tensors(model, optimizer), storage_writer=FileSystemWriter(url))
-        if self._workers.is_first:
-            checkpoints.commit(self._run_url, step, self._content, state)
-            checkpoints.rotate(self._run_url, self._keep)
+        tensors = _tensors(model, optimizer)
+        if self._buffers is None:
+            self._write(step, tensors, state, permanent)
+        else:
+            staged = self._buffers.copy(tensors)
+            self._pending = self._thread.submit(self._write, step, staged, state, permanent)
+
+    def wait(self) -> None:
+        """Return once nothing is being saved; raises what a save in the background met."""
+        pending, self._pending = self._pending, None
+        if pending:
+            pending.result()
         self._workers.barrier()
 
     def keep_only_newest(self) -> None:
-        """Drop all but the last checkpoint of a finished run."""
+        """Drop all but the last checkpoint of a finished run, and the permanent ones."""
         checkpoints.rotate(self._run_url, 1)
 
     def restore(
@@ -75,11 +103,21 @@ class Checkpointer:
         if found is None:
             return None
         tensors = _tensors(model, optimizer)
-        with _quiet():
-            dcp.load(tensors, storage_reader=FileSystemReader(found.url))
+        with _alone_is_meant():
+            dcp.load(tensors, storage_reader=_reader(found.url))
             set_model_state_dict(model, tensors["model"])
             set_optimizer_state_dict(model, optimizer, tensors["optimizer"])
         return found.manifest.step, found.manifest.state
+
+    def _write(
+        self, step: int, tensors: dict[str, Any], state: dict[str, Any], permanent: bool
+    ) -> None:
+        writer = _writer(checkpoints.step_url(self._run_url, step))
+        with _alone_is_meant(), _naming_a_full_disk(self._run_url, step):
+            dcp.save(tensors, storage_writer=writer, process_group=self._group)
+            if self._workers.is_first:
+                checkpoints.commit(self._run_url, step, self._content, state, permanent)
+                checkpoints.rotate(self._run_url, self._keep)
 
 
 def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -89,8 +127,42 @@ def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, An
     }
 
 
-def _quiet() -> warnings.catch_warnings:
-    """DCP remarks on every call that one process alone is saving; that is meant."""
-    context = warnings.catch_warnings()
-    warnings.filterwarnings("ignore", module="torch.distributed")
-    return context
+def _writer(url: str) -> StorageWriter:
+    return FsspecWriter(url) if "://" in url else FileSystemWriter(url)
+
+
+def _reader(url: str) -> StorageReader:
+    return FsspecReader(url) if "://" in url else FileSystemReader(url)
+
+
+@contextmanager
+def _alone_is_meant() -> Iterator[None]:
+    """DCP remarks on every call that one process alone is saving."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r"torch\.distributed")
+        yield
+
+
+@contextmanager
+def _naming_a_full_disk(run_url: str, step: int) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, RuntimeError, CheckpointException) as error:
+        if not _is_full_disk(error):
+            raise
+        raise UserError(
+            f"No space left on the disk for the checkpoint of step {step} in {run_url}. The "
+            "checkpoints before are whole: free some space and start the same command again."
+        ) from error
+
+
+def _is_full_disk(error: BaseException | None) -> bool:
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in FULL_DISK:
+            return True
+        if isinstance(error, CheckpointException):
+            return any(_is_full_disk(cause) for cause, _ in error.failures.values())
+        if "No space left" in str(error) or "iostream error" in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

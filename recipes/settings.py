@@ -48,17 +48,41 @@ class ScheduleSettings(Settings):
     """Learning rate of the last step as a share of the peak."""
 
 
+LoraTarget = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+class LoraSettings(Settings):
+    """Low-rank adapters beside frozen weights (Hu et al., 2021), merged on export."""
+
+    rank: int = Field(default=16, ge=1)
+    """Inner size of an adapter."""
+    alpha: float = Field(default=32.0, gt=0)
+    """The adapter's output is scaled by alpha / rank."""
+    targets: tuple[LoraTarget, ...] = ("q_proj", "k_proj", "v_proj", "o_proj")
+    """Which matrices of each layer get one."""
+
+
 class TrainingSettings(Settings):
     """How the checkpoint is trained, and where and how the work is done."""
 
     recipe: Literal["continued_pretraining"] = "continued_pretraining"
     """The training program in `recipes/`."""
-    steps: int = Field(default=32, ge=1)
-    """Optimizer steps of the whole run."""
+    steps: int | None = Field(default=None, ge=1)
+    """Optimizer steps of the whole run; 32 where neither steps, tokens nor epochs is given."""
+    tokens: int | None = Field(default=None, ge=1)
+    """Budget in tokens instead of steps, rounded up to whole steps."""
+    epochs: float | None = Field(default=None, gt=0)
+    """Budget in passes over the train split instead of steps, rounded up to whole steps."""
     global_batch_size: int = Field(default=4, ge=1)
     """Rows a step, over all workers and accumulation steps."""
+    initialise: Literal["base_model", "random"] = "base_model"
+    """Start from the base model's weights, or from random ones in its architecture."""
+    lora: LoraSettings | None = None
+    """Train low-rank adapters instead of all weights."""
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """Muon takes the matrices of the layers; AdamW always takes the rest."""
     learning_rate: float = Field(default=1e-4, gt=0)
-    """Peak learning rate of AdamW; mild, since the base model has learnt already."""
+    """Peak learning rate; mild, since the base model has learnt already."""
     schedule: ScheduleSettings = ScheduleSettings()
     """The learning rate's course."""
     weight_decay: float = Field(default=0.1, ge=0)
@@ -67,10 +91,16 @@ class TrainingSettings(Settings):
     """AdamW's decay rates of the first and second moment."""
     gradient_clip: float = Field(default=1.0, gt=0)
     """Largest gradient norm; larger gradients are scaled down to it."""
+    skip_gradient_above: float = Field(default=10.0, gt=1)
+    """A step whose gradient norm is this many times the recent median is skipped, as is NaN."""
+    stop_after_skips: int = Field(default=8, ge=1)
+    """Skipped steps in a row that end the run with an error."""
     seed: int = Field(default=0, ge=0)
-    """Decides the order of the data."""
+    """Decides the order of the data, and random weights where they are asked for."""
     precision: Literal["auto", "bfloat16", "float32"] = "auto"
     """bfloat16 keeps float32 master weights; auto takes it where the hardware is fast at it."""
+    export: Literal["last", "best"] = "last"
+    """Which weights the artifact holds: the last step's, or the best by validation."""
     export_dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the exported weights; float32 keeps the master weights exactly."""
 
@@ -78,35 +108,86 @@ class TrainingSettings(Settings):
     """Training processes on a machine. Where, not what: any number gives the same data order."""
     replicas: int = Field(default=1, ge=1)
     """Groups of workers that each hold the whole model; 1 shards it over all of them."""
-    recompute_activations: bool = False
-    """Keep only each layer's input and compute the rest again backwards: less memory, more time."""
     device_batch_size: int = Field(default=4, ge=1)
     """Rows a forward pass on one worker; the rest of the global batch is accumulated."""
+    recompute_activations: bool = False
+    """Keep only each layer's input and compute the rest again backwards: less memory, more time."""
+    compile: Literal["auto", "on", "off"] = "auto"
+    """torch.compile of the layers; auto compiles on a GPU, where it pays within minutes."""
     checkpoint_every_steps: int = Field(default=8, ge=1)
     """Steps between checkpoints; what a failure can cost."""
+    checkpoint_every_minutes: float | None = Field(default=15.0, gt=0)
+    """Most minutes between checkpoints, where steps are long."""
+    permanent_every_steps: int | None = Field(default=None, ge=1)
+    """Checkpoints at multiples of this many steps stay while others rotate; absent: none."""
     keep_checkpoints: int = Field(default=2, ge=1)
-    """Newest checkpoints kept while training."""
+    """Newest checkpoints kept while training, beside the permanent ones."""
+    save_in_background: Literal["auto", "on", "off"] = "auto"
+    """Train on while a checkpoint is written, from a copy in memory; auto does so on a GPU."""
     validate_every_steps: int = Field(default=16, ge=1)
     """Steps between validations, beside those before the first and after the last step."""
     validation_rows: int = Field(default=32, ge=1)
     """Most validation rows read each time, chosen once by hash."""
     audit_rows: bool = False
     """Write down every row that each worker trained on, as proof of the order of the data."""
+    profile_steps: tuple[int, ...] = ()
+    """Steps whose profile is written to `profile/` in the run folder, for chrome://tracing."""
+    weights_and_biases: str | None = None
+    """Weights & Biases project that also gets the metrics; absent: none does."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_budget(cls, values: Any) -> Any:
+        if isinstance(values, dict) and not any(values.get(name) for name in BUDGETS):
+            return values | {"steps": DEFAULT_STEPS}
+        return values
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        given = [name for name in BUDGETS if getattr(self, name) is not None]
+        faults = []
+        if len(given) != 1:
+            faults.append(f"give one of steps, tokens, epochs (found {' and '.join(given)})")
+        if self.lora and self.initialise == "random":
+            faults.append("lora needs the base model's weights, not random ones")
+        if self.lora and self.optimizer == "muon":
+            faults.append("lora is trained with adamw")
+        if faults:
+            raise ValueError("; ".join(faults))
+        return self
 
     def content(self) -> dict[str, Any]:
         """The settings that decide what the checkpoint is, for its fingerprint."""
-        return self.model_dump(mode="json", exclude=set(PLACEMENT_FIELDS))
+        placement = set(PLACEMENT_FIELDS)
+        if self.export == "best":
+            # Which weights are the best depends on when they were compared, and on what.
+            placement -= {"validate_every_steps", "validation_rows"}
+        return self.model_dump(mode="json", exclude=placement)
 
+
+def chosen(switch: Literal["auto", "on", "off"], automatic: bool) -> bool:
+    """What a three-way switch means where `auto` would give `automatic`."""
+    return automatic if switch == "auto" else switch == "on"
+
+
+BUDGETS = ("steps", "tokens", "epochs")
+DEFAULT_STEPS = 32
 
 PLACEMENT_FIELDS = (
     "workers",
     "replicas",
-    "recompute_activations",
-    "audit_rows",
     "device_batch_size",
+    "recompute_activations",
+    "compile",
     "checkpoint_every_steps",
+    "checkpoint_every_minutes",
+    "permanent_every_steps",
     "keep_checkpoints",
+    "save_in_background",
     "validate_every_steps",
     "validation_rows",
+    "audit_rows",
+    "profile_steps",
+    "weights_and_biases",
 )
 """Settings of where and how: two runs that differ only in these make the same artifact."""

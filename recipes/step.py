@@ -31,7 +31,7 @@ class StepOutcome:
     compute_seconds: float
     """Wall time of forward, backward, clipping and update."""
     skipped: bool
-    """True where the gradient was not finite and the weights were left as they were."""
+    """True where the gradient was not fit to be used and the weights were left as they were."""
 
 
 def train_step(
@@ -40,13 +40,15 @@ def train_step(
     batches: Sequence[Batch],
     learning_rate: float,
     gradient_clip: float,
+    largest_norm: float,
     precision: Precision,
     workers: Workers,
 ) -> StepOutcome:
     """Accumulate the gradient of this worker's batches and update the weights.
 
     The loss is the mean over all targets of the global batch, whatever number of workers and
-    accumulation steps it is spread over.
+    accumulation steps it is spread over. A gradient that is not finite, or whose norm is above
+    `largest_norm`, is dropped.
     """
     tokens, targets = workers.sum(
         sum(batch.token_count for batch in batches), sum(batch.target_count for batch in batches)
@@ -62,7 +64,8 @@ def train_step(
         local_loss += loss.detach()
     gradient_norm = _clip(model, gradient_clip)
     (loss_sum,) = workers.sum(float(local_loss))
-    skipped = not (math.isfinite(gradient_norm) and math.isfinite(loss_sum))
+    finite = math.isfinite(gradient_norm) and math.isfinite(loss_sum)
+    skipped = not finite or gradient_norm > largest_norm
     if not skipped:
         set_learning_rate(optimizer, learning_rate)
         optimizer.step()

@@ -11,16 +11,20 @@ from pydantic import BaseModel
 
 from artifacts.atomic import write_atomically
 from artifacts.shards import ShardSet
+from recipes.budget import total_steps
 from recipes.checkpoint import Checkpointer
 from recipes.data import Batch, global_rows, read_batch, worker_share
 from recipes.export import export_model
+from recipes.guard import GradientGuard
 from recipes.input_checks import check_inputs, check_vocabulary
 from recipes.interruption import Interruption
 from recipes.model import load_model
 from recipes.optimizer import build_optimizer
 from recipes.parallel import Workers
 from recipes.precision import choose_precision
+from recipes.saving import SavingPlan
 from recipes.schedule import learning_rate_factor
+from recipes.settings import chosen
 from recipes.sharding import shard
 from recipes.spec import (
     METRICS_NAME,
@@ -40,7 +44,7 @@ class Progress(BaseModel):
 
     samples_seen: int = 0
     tokens_seen: int = 0
-    skipped_steps: int = 0
+    guard: GradientGuard = GradientGuard()
     validation_bits_per_byte: dict[int, float] = {}
     """Step to result; step 0 is the base model."""
 
@@ -82,6 +86,7 @@ class Run:
         self._spec, self._training, self._workers = spec, spec.training, workers
         self._interruption, self._report = interruption, report
         self._run_folder = Path(spec.run_folder)
+        self._steps = total_steps(spec.training, spec.shards)
         self._precision = choose_precision(spec.training.precision, workers.device)
         check_inputs(spec, workers)
         report(f"Loading {spec.base_model_folder}")
@@ -92,8 +97,14 @@ class Run:
         shard(self._model, workers, self._training.replicas, self._precision)
         self._optimizer = build_optimizer(self._model, self._training)
         self._checkpointer = Checkpointer(
-            spec.run_folder, spec.content(), self._training.keep_checkpoints, workers, report
+            spec.run_folder,
+            spec.content(),
+            self._training.keep_checkpoints,
+            chosen(self._training.save_in_background, workers.device.type == "cuda"),
+            workers,
+            report,
         )
+        self._saving = SavingPlan(self._training)
         folder = Path(spec.shards_folder)
         self._shards = ShardSet(folder, spec.shards, "train")
         self._validation = Validation(
@@ -105,14 +116,14 @@ class Run:
         self._audit = RowAudit(self._run_folder, workers) if self._training.audit_rows else None
         self._step, self._progress = self._resume()
         self._telemetry = (
-            Telemetry(self._run_folder, self._step + 1, self._training.steps, report)
+            Telemetry(self._run_folder, self._step + 1, self._steps, report)
             if workers.is_first
             else None
         )
 
     def finish(self) -> TrainingResult:
         """Train to the last step, export the model and write `result.json`."""
-        steps = self._training.steps
+        steps = self._steps
         if 0 not in self._progress.validation_bits_per_byte:
             self._validate()
         while self._step < steps:
@@ -120,10 +131,11 @@ class Run:
             last = self._step == steps
             if last or self._step % self._training.validate_every_steps == 0:
                 self._validate()
-            stop = bool(self._workers.sum(self._interruption.requested)[0])
-            if last or stop or self._step % self._training.checkpoint_every_steps == 0:
+            stop, save = self._agree(self._interruption.requested, self._saving.is_due(self._step))
+            if last or stop or save:
                 self._save()
             if stop and not last:
+                self._checkpointer.wait()
                 raise Interrupted(f"step {self._step} of {steps}")
         return self._complete()
 
@@ -140,7 +152,7 @@ class Run:
             f"of {self._spec.shards.sequence_length} tokens, {self._workers.count} worker(s)"
         )
         if restored is None:
-            self._report(f"Training for {self._training.steps} steps: {setting}")
+            self._report(f"Training for {self._steps} steps: {setting}")
             return 0, Progress()
         step, state = restored
         self._report(f"Going on from the checkpoint of step {step}: {setting}")
@@ -152,7 +164,7 @@ class Run:
         waited = time.perf_counter() - began
         self._step += 1
         learning_rate = self._training.learning_rate * learning_rate_factor(
-            self._training.schedule, self._step, self._training.steps
+            self._training.schedule, self._step, self._steps
         )
         outcome = train_step(
             self._model,
@@ -160,17 +172,17 @@ class Run:
             batches,
             learning_rate,
             self._training.gradient_clip,
+            self._progress.guard.largest_norm(self._training.skip_gradient_above),
             self._precision,
             self._workers,
         )
         self._progress.samples_seen += self._training.global_batch_size
         self._progress.tokens_seen += outcome.targets
-        self._progress.skipped_steps += outcome.skipped
         if outcome.skipped:
-            self._report(
-                f"step {self._step}: the gradient is not finite, so this step was skipped "
-                f"({self._progress.skipped_steps} so far)"
-            )
+            limit = self._training.stop_after_skips
+            self._report(self._progress.guard.skip(self._step, outcome.gradient_norm, limit))
+        else:
+            self._progress.guard.accept(outcome.gradient_norm)
         self._tell(outcome, learning_rate, time.perf_counter() - began, waited)
 
     def _read_batches(self) -> list[Batch]:
@@ -220,12 +232,22 @@ class Run:
         if self._telemetry:
             self._telemetry.validation(self._step, result)
 
+    def _agree(self, *wishes: bool) -> list[bool]:
+        """What any worker wishes, all do."""
+        return [count > 0 for count in self._workers.sum(*wishes)]
+
     def _save(self) -> None:
         self._checkpointer.save(
-            self._step, self._model, self._optimizer, self._progress.model_dump(mode="json")
+            self._step,
+            self._model,
+            self._optimizer,
+            self._progress.model_dump(mode="json"),
+            self._saving.is_permanent(self._step),
         )
+        self._saving.saved()
 
     def _complete(self) -> TrainingResult:
+        self._checkpointer.wait()
         folder = Path(self._spec.export_folder)
         self._report(f"Writing the trained model to {folder}")
         dtype = getattr(torch, self._training.export_dtype)
@@ -251,7 +273,7 @@ class Run:
             validation_bits_per_byte={"start": validation[0], "end": validation[self._step]},
             tokens_per_second=median(line["tokens_per_second"] for line in history),
             final_loss=history[-1]["loss"],
-            skipped_steps=self._progress.skipped_steps,
+            skipped_steps=self._progress.guard.skipped,
             precision=self._precision,
             workers=self._workers.count,
             parameters=sum(p.numel() for p in self._model.parameters()),

@@ -1,0 +1,144 @@
+"""Faults in the middle of a run: each costs at most the steps since the last checkpoint."""
+
+import json
+import resource
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from recipes.data import global_rows
+from recipes.guard import GradientGuard
+from recipes.spec import TrainingSpec, read_metrics, read_result
+from tests.recipes.conftest import SpecMaker, course, finish, run, start, wait_for_step
+
+
+@pytest.fixture(scope="module")
+def unbroken(make_spec: SpecMaker) -> TrainingSpec:
+    """A finished run of 30 steps that nothing disturbed."""
+    spec = make_spec("unbroken", steps=30, checkpoint_every_steps=6)
+    code, output = run(spec)
+    assert code == 0, output
+    return spec
+
+
+def stop_at(spec: TrainingSpec, step: int) -> None:
+    """Kill -9 a run once a step is done."""
+    process = start(spec)
+    wait_for_step(spec, process, step)
+    process.kill()
+    finish(process)
+
+
+def test_a_kill_in_the_middle_of_a_save_costs_nothing_but_that_save(
+    make_spec: SpecMaker, unbroken: TrainingSpec
+) -> None:
+    spec = make_spec("saving", steps=30, checkpoint_every_steps=1, save_in_background="on")
+    for step in (5, 11, 17):
+        stop_at(spec, step)
+    code, output = run(spec)
+    assert code == 0, output
+    assert course(spec) == course(unbroken)
+
+
+def test_a_flipped_byte_in_the_newest_checkpoint_is_named_and_the_one_before_taken(
+    make_spec: SpecMaker, unbroken: TrainingSpec
+) -> None:
+    spec = make_spec("flipped", steps=30, checkpoint_every_steps=6)
+    stop_at(spec, 14)
+    data = Path(spec.run_folder) / "step-12" / "__0_0.distcp"
+    content = bytearray(data.read_bytes())
+    content[len(content) // 2] ^= 4
+    data.write_bytes(content)
+
+    code, output = run(spec)
+
+    assert code == 0, output
+    assert "The checkpoint of step 12 is damaged" in output
+    assert "Going on from the checkpoint of step 6" in output
+    assert course(spec) == course(unbroken)
+
+
+@pytest.mark.parametrize("background", ["off", "on"])
+def test_a_full_disk_ends_the_run_with_its_checkpoints_whole(
+    make_spec: SpecMaker, unbroken: TrainingSpec, background: str
+) -> None:
+    spec = make_spec("full", steps=30, checkpoint_every_steps=6, save_in_background=background)
+    stop_at(spec, 8)
+    process = start(spec)
+    wait_for_step(spec, process, 7)
+    # No file may grow past 600 kB from now on, as on a disk that is nearly full.
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (600_000, 600_000))
+    code, output = finish(process)
+
+    assert code == 1
+    assert "No space left on the disk for the checkpoint of step" in output
+    assert "Traceback" not in output
+    code, output = run(spec)
+    assert code == 0, output
+    assert course(spec) == course(unbroken)
+
+
+@pytest.fixture
+def poisoned(make_spec: SpecMaker, tmp_path: Path) -> tuple[TrainingSpec, int]:
+    """A run in which one token's embedding is not a number, and that token's id."""
+    spec = make_spec("poisoned", steps=30, stop_after_skips=8)
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for path in Path(spec.base_model_folder).iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    config = json.loads((folder / "config.json").read_text()) | {"tie_word_embeddings": False}
+    (folder / "config.json").write_text(json.dumps(config))
+    weights = load_file(folder / "model.safetensors")
+    embeddings = weights["model.embed_tokens.weight"]
+    weights["lm_head.weight"] = embeddings.clone()
+    token = _rare_token(spec)
+    embeddings[token] = torch.nan
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return spec.model_copy(update={"base_model_folder": str(folder)}), token
+
+
+def _rare_token(spec: TrainingSpec) -> int:
+    """A token of a few of the run's batches and of no validation row."""
+    from artifacts.shards import ShardSet
+
+    train = ShardSet(Path(spec.shards_folder), spec.shards, "train")
+    validation = ShardSet(Path(spec.shards_folder), spec.shards, "validation")
+    validated = {int(token) for tokens, _ in validation for token in tokens}
+    batches = [
+        {int(token) for row in global_rows(4 * step, 4, len(train), 0) for token in train[row][0]}
+        for step in range(30)
+    ]
+    counts = {
+        token: sum(token in batch for batch in batches)
+        for token in set().union(*batches) - validated
+    }
+    return max(counts, key=lambda token: (counts[token] <= 5, counts[token]))
+
+
+def test_a_batch_that_is_not_a_number_is_skipped_and_counted(
+    poisoned: tuple[TrainingSpec, int],
+) -> None:
+    spec, _ = poisoned
+    code, output = run(spec)
+    assert code == 0, output
+    result = read_result(Path(spec.run_folder))
+    history = read_metrics(Path(spec.run_folder))
+    skipped = [line["step"] for line in history if line["skipped"]]
+    assert result
+    assert result.skipped_steps == len(skipped) > 0
+    for step in skipped:
+        assert f"step {step} was skipped: a gradient that is not finite" in output
+    assert result.validation_bits_per_byte["end"] < result.validation_bits_per_byte["start"]
+
+
+def test_too_many_skipped_steps_in_a_row_end_the_run() -> None:
+    guard = GradientGuard()
+    for step in range(20):
+        guard.accept(1.0 + step / 100)
+    assert guard.largest_norm(10.0) == pytest.approx(10.95)
+    assert "far above the recent" in guard.skip(21, 50.0, stop_after=3)
+    guard.skip(22, float("nan"), stop_after=3)
+    with pytest.raises(Exception, match="3 steps in a row"):
+        guard.skip(23, float("nan"), stop_after=3)
