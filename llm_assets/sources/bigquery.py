@@ -1,0 +1,121 @@
+"""Reads documents from BigQuery, by way of Parquet files that it exports to Cloud Storage.
+
+Export instead of reading rows through the API: Google's machines write in parallel, and the very
+bytes that were read stay for later reference.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import fsspec
+import pyarrow.parquet as pq
+
+from artifacts.errors import UserError
+from artifacts.identity import hash_json
+from llm_assets.sources.bigquery_settings import BigQuery
+from llm_assets.sources.document import Document
+
+if TYPE_CHECKING:
+    from google.cloud.bigquery import Client
+
+BATCH_DOCUMENTS = 1_000
+JOB_SECONDS = 3_600.0
+
+
+def fingerprint_bigquery(source: BigQuery, client: "Client | None" = None) -> str:
+    """A hash that changes when the source's rows do: number of rows and highest watermark.
+
+    Raises:
+        UserError: the table, a column or a right is missing, or the query would cost too much.
+    """
+    highest = f"CAST(MAX(`{source.watermark_column}`) AS STRING)"
+    column = highest if source.watermark_column else "CAST(NULL AS STRING)"
+    statement = f"SELECT COUNT(*) AS documents, {column} AS watermark FROM {source.origin}"
+    (row,) = _run(source, statement, client)
+    state = {"documents": row["documents"], "watermark": row["watermark"]}
+    origin = {"table": source.table, "query": source.query}
+    columns = {"id": source.id_column, "text": source.text_column}
+    return hash_json({"origin": origin, "columns": columns, "state": state})
+
+
+def export_folder(source: BigQuery, fingerprint: str) -> str:
+    """Where the files of one state of the source lie."""
+    return f"{source.export.rstrip('/')}/{source.name}-{fingerprint}"
+
+
+def read_bigquery(
+    source: BigQuery,
+    fingerprint: str,
+    report: Callable[[str], None] = print,
+    client: "Client | None" = None,
+) -> Iterator[list[Document]]:
+    """Export the rows unless this state of the source was exported before, and read them.
+
+    Args:
+        source: what to read.
+        fingerprint: from `fingerprint_bigquery`; names the export.
+        report: gets lines on progress.
+        client: a BigQuery client; made from the settings if absent.
+
+    Raises:
+        UserError: as `fingerprint_bigquery`, or the export is empty.
+    """
+    folder = export_folder(source, fingerprint)
+    filesystem, path = fsspec.core.url_to_fs(folder)
+    done = f"{path}/exported"
+    if not filesystem.exists(done):
+        report(f"Exporting {source.table or 'the query'} to {folder}")
+        _run(source, export_statement(source, folder), client)
+        filesystem.pipe_file(done, b"")
+    filesystem.invalidate_cache()
+    files = sorted(filesystem.glob(f"{path}/*.parquet"))
+    if not files:
+        raise UserError(f"{folder} holds no exported Parquet files. Delete it and ask again.")
+    for number, file in enumerate(files, start=1):
+        report(f"Reading {source.name}, file {number} of {len(files)}")
+        with filesystem.open(file, "rb") as handle:
+            for batch in pq.ParquetFile(handle).iter_batches(BATCH_DOCUMENTS):
+                yield [
+                    Document(id=str(row["id"]), text=row["text"] or "", source=source.name)
+                    for row in batch.to_pylist()
+                ]
+
+
+def export_statement(source: BigQuery, folder: str) -> str:
+    """The EXPORT DATA statement: id and text, in a fixed order, as Parquet."""
+    return (
+        f"EXPORT DATA OPTIONS (uri = '{folder}/part-*.parquet', format = 'PARQUET', "
+        "overwrite = true) AS "
+        f"SELECT CAST(`{source.id_column}` AS STRING) AS id, `{source.text_column}` AS text "
+        f"FROM {source.origin} ORDER BY id"
+    )
+
+
+def _run(source: BigQuery, statement: str, client: "Client | None") -> list[Any]:
+    from google.api_core.exceptions import GoogleAPICallError
+    from google.cloud.bigquery import Client, QueryJobConfig
+
+    client = client or Client(project=source.project, location=source.location)
+    config = QueryJobConfig(maximum_bytes_billed=source.maximum_bytes_billed)
+    try:
+        return list(client.query(statement, job_config=config).result(timeout=JOB_SECONDS))
+    except GoogleAPICallError as error:
+        raise UserError(_explain(source, error)) from error
+
+
+def _explain(source: BigQuery, error: Any) -> str:
+    text = f"BigQuery refused to read {source.table or 'the query'} of `{source.name}`: "
+    text += str(error.message)
+    if "bytesBilled" in text or "bytes billed" in text.lower():
+        return (
+            f"{text}\nThe limit: `maximum_gigabytes_billed: {source.maximum_gigabytes_billed:g}`; "
+            "raise it if that is what you want to pay for."
+        )
+    if error.code == 403:
+        return (
+            f"{text}\nAsk for roles/bigquery.jobUser on project {source.project} and "
+            "roles/bigquery.dataViewer on the dataset."
+        )
+    if error.code == 404:
+        return f"{text}\nCheck `table` and `location: {source.location}`."
+    return text
