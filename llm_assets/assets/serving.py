@@ -28,7 +28,7 @@ def endpoint(
             "The registry names no champion to serve. Materialize the model again: "
             'dagster asset materialize --select "model_version"'
         )
-    served = serving.serve(context, pipeline.settings, champion)
+    served = serving.serve(pipeline.settings, champion, context.log.info)
     kept = "" if judged.stats["promoted"] else "; the candidate was rejected and does not serve"
     return MaterializeResult(
         data_version=DataVersion(champion.model_fingerprint),

@@ -1,9 +1,10 @@
 """Where the champion answers."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from pathlib import Path
 
-from dagster import AssetExecutionContext, ConfigurableResource
+from dagster import ConfigurableResource
 
 from artifacts.store import Store
 from llm_assets.config import PipelineSettings
@@ -18,7 +19,7 @@ class ServingPlatform(ConfigurableResource, ABC):
 
     @abstractmethod
     def serve(
-        self, context: AssetExecutionContext, settings: PipelineSettings, version: ModelVersion
+        self, settings: PipelineSettings, version: ModelVersion, report: Callable[[str], None]
     ) -> Endpoint:
         """Have a version served, and return once it is; a version that is served stays as it is."""
 
@@ -27,7 +28,7 @@ class LocalServingPlatform(ServingPlatform):
     """A server on this machine, which stays up after the run."""
 
     def serve(
-        self, context: AssetExecutionContext, settings: PipelineSettings, version: ModelVersion
+        self, settings: PipelineSettings, version: ModelVersion, report: Callable[[str], None]
     ) -> Endpoint:
         return process.start(
             model_folder=Path(version.model_url),
@@ -35,7 +36,7 @@ class LocalServingPlatform(ServingPlatform):
             fingerprint=version.model_fingerprint,
             state_folder=endpoint_folder(settings),
             settings=settings.endpoint,
-            report=context.log.info,
+            report=report,
         )
 
 

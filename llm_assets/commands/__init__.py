@@ -1,0 +1,1 @@
+"""What the `llm-assets` command does beside running the graph."""

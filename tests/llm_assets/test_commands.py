@@ -1,0 +1,72 @@
+"""What a person may ask and decide about the versions."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Project, make_project
+from tests.tiny import tiny_texts
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Iterator[Project]:
+    """A project whose version 1 was promoted and serves."""
+    project = make_project(tmp_path_factory.mktemp("served") / "project", tiny_model_folder)
+    ended = project.run("llm-assets", "run")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    yield project
+    project.run("llm-assets", "stop")
+
+
+def ask(project: Project, *arguments: str) -> str:
+    ended = project.run("llm-assets", *arguments)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def test_a_version_is_explained_down_to_the_source_text(served: Project) -> None:
+    text = ask(served, "explain", "1")
+    for asset in ("eval_metrics", "checkpoint", "tokenized_shards", "clean_corpus", "raw_corpus"):
+        fingerprint = served.record.current(asset, needed_by="test").fingerprint
+        assert f"{asset} {fingerprint}" in text
+    assert "accepted." in text and "revision" in text and "learning_rate: 0.01" in text
+
+
+def test_a_piece_of_text_is_traced_to_the_rows_that_hold_it(served: Project) -> None:
+    text = tiny_texts(240)[7]
+    found = ask(served, "explain", "1", "--text", text)
+    (line,) = [line for line in found.splitlines() if line.startswith("0007.txt")]
+    assert "rows" in line and any(split in line for split in ("train", "validation", "held_out"))
+    assert "No document" in ask(served, "explain", "1", "--text", "never written")
+
+
+def test_rollback_serves_the_version_before_and_stays_on_the_next_run(served: Project) -> None:
+    assert "Version 0 serves" in ask(served, "rollback", "--reason", "users complain")
+    assert "0 (champion)" in ask(served, "versions")
+    assert "1 (previous)" in ask(served, "versions")
+
+    assert "version 0 at" in ask(served, "run")
+
+    approved = ask(served, "approve", "1", "--name", "Ada", "--reason", "they were wrong")
+    assert "Version 1 serves" in approved
+    assert "approved by Ada: they were wrong" in ask(served, "explain", "1")
+
+    rejected = ask(served, "reject", "1", "--name", "Ada", "--reason", "they were right")
+    assert "Version 0 serves" in rejected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("explain", "9"), "no version 9"),
+        (("approve", "9", "--reason", "x"), "no version 9"),
+        (("approve", "0", "--reason", "x"), "base model"),
+    ],
+)
+def test_an_unknown_version_is_named(
+    served: Project, arguments: tuple[str, ...], message: str
+) -> None:
+    ended = served.run("llm-assets", *arguments)
+    assert ended.returncode == 1
+    assert message in ended.stderr and "Traceback" not in ended.stderr
