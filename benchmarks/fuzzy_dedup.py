@@ -153,11 +153,11 @@ def judge_planted() -> dict[str, Check]:
     found, sets = cluster(texts)
     similarities = [similarity(sets[n], sets[n + 1]) for n in range(0, len(texts), 2)]
     together = [found.component[n] == found.component[n + 1] for n in range(0, len(texts), 2)]
-    high = [joined for s, joined in zip(similarities, together, strict=True) if s > 0.85]
-    low = [joined for s, joined in zip(similarities, together, strict=True) if s < 0.7]
+    high = [bool(joined) for s, joined in zip(similarities, together, strict=True) if s > 0.85]
+    low = [bool(joined) for s, joined in zip(similarities, together, strict=True) if s < 0.7]
     return {
-        "planted: recall over 0.85": at_least(sum(high) / len(high), 0.95),
-        "planted: precision under 0.7": at_least(1 - sum(low) / len(low), 0.99),
+        "planted: recall over 0.85": at_least(float(sum(high) / len(high)), 0.95),
+        "planted: precision under 0.7": at_least(float(1 - sum(low) / len(low)), 0.99),
     }
 
 

@@ -38,10 +38,11 @@ def datatrove(corpus: str, output: str) -> set[str]:
 
     config = MinhashConfig()
     halves = _in_two_files(corpus, f"{output}/input")
+    reader = ParquetReader(halves, read_metadata=False)
     steps = [
         (
             [
-                ParquetReader(halves, read_metadata=False),
+                reader,
                 MinhashDedupSignature(f"{output}/signatures", config),
             ],
             2,

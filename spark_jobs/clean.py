@@ -18,13 +18,14 @@ from pyspark.sql import SparkSession
 from artifacts.errors import UserError
 from spark_jobs import entry
 from spark_jobs.decisions import write_decisions, write_part
+from spark_jobs.evaluation_texts import keep_evaluation_runs
 from spark_jobs.judge import Judgement, judge
-from spark_jobs.parquet import find_parts, write_table
+from spark_jobs.parquet import find_parts, find_pinned, write_table
 from spark_jobs.prepare import RAW_COLUMNS, prepare_part, read_prepared
 from spark_jobs.settings import CleanCorpusSettings
 from spark_jobs.tasks import map_tasks
 
-CODE_VERSION = "2"
+CODE_VERSION = "3"
 
 EXAMPLE_CHARACTERS = 160
 DUPLICATES_NAME = "duplicates.parquet"
@@ -41,6 +42,10 @@ class CleanSpec(BaseModel):
     output: str
     """Folder that the clean corpus is written into."""
     settings: CleanCorpusSettings
+    pinned_held_out: str | None = None
+    """Folder of earlier shards whose held-out documents stay exactly those."""
+    evaluation_texts: list[str] = []
+    """Text files (`.txt`: one document; `.jsonl`: one a line, under `text`) of evaluation sets."""
     cache: str | None = None
     """Folder that keeps prepared parts for the next run; it decides speed, never the result."""
 
@@ -56,25 +61,27 @@ def run(
     Returns:
         `documents`, `bytes`, `documents_read`, `bytes_read`, `dropped` (reason to documents),
         `dropped_bytes`, `dropped_examples` (reason to a few `id` and `text` beginnings), `clusters`
-        (kept), `cluster_sizes` (documents in a cluster to clusters), `sources` (name to documents
-        kept), `candidate_pairs`, `verified_pairs`, `parts`, `parts_prepared` (the others were kept
-        from an earlier run).
+        (kept), `pinned` (documents that the pin holds out), `cluster_sizes` (documents in a cluster
+        to clusters), `sources` (name to documents kept), `candidate_pairs`, `verified_pairs`,
+        `parts`, `parts_prepared` (the others were kept from an earlier run).
 
     Raises:
         UserError: there is no raw corpus, an id comes twice, or no document is left.
     """
     settings = spec.settings
     parts = find_parts(spec.raw_corpus, RAW_COLUMNS, "raw_corpus")
+    pinned = find_pinned(spec.pinned_held_out)
     scratch = spec.cache or f"{spec.output}.scratch"
+    runs = keep_evaluation_runs(spec.evaluation_texts, scratch, settings.decontamination)
     prepared = map_tasks(
         spark,
         "normalising and signing",
-        parts,
-        partial(prepare_part, folder=scratch, settings=settings),
+        parts + pinned,
+        partial(prepare_part, folder=scratch, settings=settings, runs=runs),
         report,
     )
     urls = [record["url"] for record in prepared]
-    judgement = judge(urls, settings, report)
+    judgement = judge(urls, settings, report, len(pinned))
     stats = _stats(judgement, settings)
     decisions = f"{spec.output}.{_DECISIONS_NAME}"
     write_decisions(decisions, judgement.documents, judgement.part_offsets)
@@ -93,6 +100,7 @@ def run(
         f"{stats['bytes'] / 1e6:,.1f} MB"
     )
     return stats | {
+        "pinned": int(np.sum(judgement.documents["pinned"].to_numpy())),
         "parts": len(parts),
         "parts_prepared": sum(record["made"] for record in prepared),
     }

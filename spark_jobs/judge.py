@@ -2,6 +2,9 @@
 
 The survivor is the longest document, of several the one with the smallest id; a cluster's id is the
 smallest of its members' (see `spark_jobs.split`). Neither depends on how the text is partitioned.
+
+Documents that an earlier held-out set pins stay, all of them, and whatever is a copy or near-copy
+of one goes.
 """
 
 import itertools
@@ -21,7 +24,7 @@ from spark_jobs.progress import Report
 from spark_jobs.settings import CleanCorpusSettings
 from spark_jobs.text import fold
 
-EXACT, NEAR = "exact_duplicate", "near_duplicate"
+EXACT, NEAR, PIN = "exact_duplicate", "near_duplicate", "copy_of_held_out"
 
 DUPLICATE_SCHEMA = pa.schema(
     [
@@ -36,6 +39,7 @@ DUPLICATE_SCHEMA = pa.schema(
 """A dropped copy: the document kept in its place, and the most similar document that was compared
 with it (Jaccard similarity of the shingle sets; 1 for an exact copy)."""
 
+_BY_WORTH = [("pinned", "descending"), ("characters", "descending"), ("id", "ascending")]
 _COLUMNS = ["id", "source", "cluster", "characters", "bytes", "reason"]
 
 
@@ -44,7 +48,7 @@ class Judgement:
     """What became of every prepared document, in the order of the parts."""
 
     documents: pa.Table
-    """`id`, `source`, `cluster` (final), `characters`, `bytes`, `reason` (null: kept)."""
+    """`id`, `source`, `cluster` (final), `characters`, `bytes`, `reason` (null: kept), `pinned`."""
     part_offsets: np.ndarray
     """Shape (parts + 1,): where each part's documents begin."""
     duplicates: pa.Table
@@ -63,15 +67,21 @@ class Judgement:
 class Prepared:
     """The prepared parts, addressed by document number over all of them."""
 
-    def __init__(self, urls: list[str]) -> None:
+    def __init__(self, urls: list[str], pinned_parts: int) -> None:
+        """The last `pinned_parts` of the parts are pinned."""
         self.urls = urls
         tables = [read_prepared(url, _COLUMNS) for url in urls]
         self.offsets = np.concatenate([[0], np.cumsum([table.num_rows for table in tables])])
-        self.documents = pa.concat_tables(tables).combine_chunks()
+        documents = pa.concat_tables(tables).combine_chunks()
+        first_pinned = self.offsets[len(urls) - pinned_parts]
+        self.pinned = np.arange(documents.num_rows) >= first_pinned
+        reason = pc.if_else(pa.array(self.pinned), None, documents["reason"])
+        documents = documents.set_column(5, "reason", reason.cast(pa.string()))
+        self.documents = documents.append_column("pinned", pa.array(self.pinned))
 
     def refuse_repeated_ids(self) -> None:
         """Raise UserError where two documents have one id."""
-        counts = pc.value_counts(self.documents["id"])
+        counts = pc.value_counts(self.documents["id"].filter(pa.array(~self.pinned)))
         repeated = counts.filter(pc.greater(counts.field("counts"), 1)).to_pylist()
         if repeated:
             named = ", ".join(
@@ -108,19 +118,21 @@ class Prepared:
         return result
 
 
-def judge(urls: list[str], settings: CleanCorpusSettings, report: Report) -> Judgement:
-    """Decide over the prepared parts at `urls`.
+def judge(
+    urls: list[str], settings: CleanCorpusSettings, report: Report, pinned_parts: int = 0
+) -> Judgement:
+    """Decide over the prepared parts at `urls`, of which the last `pinned_parts` are pinned.
 
     Raises:
         UserError: an id comes twice.
     """
-    prepared = Prepared(urls)
+    prepared = Prepared(urls, pinned_parts)
     prepared.refuse_repeated_ids()
     documents = prepared.documents
     sound = np.flatnonzero(np.asarray(pc.is_null(documents["reason"])))
     by_cluster = _order(
         documents.take(sound),
-        [("cluster", "ascending"), ("characters", "descending"), ("id", "ascending")],
+        [("cluster", "ascending"), *_BY_WORTH],
     )
     members = sound[by_cluster]
     clusters = _fixed_strings(documents["cluster"].combine_chunks())
@@ -136,15 +148,19 @@ def judge(urls: list[str], settings: CleanCorpusSettings, report: Report) -> Jud
     survivor = _survivors(documents, leaders, near.component)
     reason = np.full(len(clusters), None, object)
     reason[:] = documents["reason"].to_pylist()
-    reason[members[~begins]] = EXACT
+    exact = members[~begins]
+    reason[exact] = EXACT
     near_copies = np.flatnonzero(survivor != np.arange(len(leaders)))
+    near_copies = near_copies[~prepared.pinned[leaders[near_copies]]]
     reason[leaders[near_copies]] = NEAR
+    dropped = np.concatenate([exact, leaders[near_copies]])
+    kept_for = leaders[survivor[np.concatenate([group[~begins], near_copies])]]
+    reason[dropped[prepared.pinned[kept_for]]] = PIN
     smallest = _first_of(near.component, np.arange(len(leaders)))
     clusters[members] = clusters[leaders[smallest[group]]]
     sizes = np.bincount(near.component[group]) if len(group) else np.empty(0, np.int64)
     final = pa.array(clusters.astype(str), pa.string())
     documents = documents.set_column(2, "cluster", final)
-    exact = members[~begins]
     return Judgement(
         documents=documents.set_column(5, "reason", pa.array(reason, pa.string())),
         part_offsets=prepared.offsets,
@@ -187,8 +203,7 @@ def _near(prepared: Prepared, leaders: np.ndarray, settings: CleanCorpusSettings
 def _survivors(documents: pa.Table, leaders: np.ndarray, component: np.ndarray) -> np.ndarray:
     """For each leader, the place among the leaders of its component's survivor."""
     rank = np.empty(len(leaders), np.int64)
-    by_worth = [("characters", "descending"), ("id", "ascending")]
-    rank[_order(documents.take(leaders), by_worth)] = np.arange(len(leaders))
+    rank[_order(documents.take(leaders), _BY_WORTH)] = np.arange(len(leaders))
     return _first_of(component, rank)
 
 

@@ -62,6 +62,17 @@ def find_parts(url: str, columns: list[str], asset: str) -> list[Part]:
     return parts
 
 
+def find_pinned(shards: str | None) -> list[Part]:
+    """The held-out texts of earlier shards, as parts; none without a pin.
+
+    Raises:
+        UserError: the shards keep no held-out texts.
+    """
+    if shards is None:
+        return []
+    return find_parts(f"{shards}/held_out", ["id", "text", "source"], "tokenized_shards")
+
+
 def write_table(url: str, table: pa.Table, compression: str | dict[str, str] = "zstd") -> None:
     """Write a table as one Parquet file of one row group."""
     with open_writer(url, table.schema, compression) as writer:

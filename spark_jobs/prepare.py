@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from spark_jobs.minhash import Bands, band_keys, derive_bands, shingle, signatures
+from spark_jobs.overlap import load_runs, overlaps
 from spark_jobs.parquet import Part, write_table
 from spark_jobs.settings import CleanCorpusSettings
 from spark_jobs.text import cluster_hash, fold, normalise
@@ -50,10 +51,16 @@ def bands_of(settings: CleanCorpusSettings) -> Bands | None:
     return derive_bands(settings.near_duplicates.threshold, settings.near_duplicates.permutations)
 
 
-def prepare_part(part: Part, folder: str, settings: CleanCorpusSettings) -> dict[str, Any]:
-    """Prepare one part unless `folder` holds it: `{"url": …, "made": bool}`."""
+def prepare_part(
+    part: Part, folder: str, settings: CleanCorpusSettings, runs: str | None
+) -> dict[str, Any]:
+    """Prepare one part unless `folder` holds it: `{"url": …, "made": bool}`.
+
+    Args:
+        runs: URL of the evaluation texts' word runs, named by their content (`spark_jobs.overlap`).
+    """
     raw = part.read(RAW_COLUMNS)
-    url = f"{folder}/{_content_key(raw, settings)}.parquet"
+    url = f"{folder}/{_content_key(raw, settings, runs)}.parquet"
     filesystem, path = fsspec.core.url_to_fs(url)
     if filesystem.exists(path):
         return {"url": url, "made": False}
@@ -62,7 +69,7 @@ def prepare_part(part: Part, folder: str, settings: CleanCorpusSettings) -> dict
     for column in ("cluster", "bands", "signature"):
         if column in compression:
             compression[column] = "none"
-    write_table(url, _prepare(raw, settings, bands), compression)
+    write_table(url, _prepare(raw, settings, bands, runs), compression)
     return {"url": url, "made": True}
 
 
@@ -72,9 +79,11 @@ def read_prepared(url: str, columns: list[str]) -> pa.Table:
         return pq.read_table(file, columns=columns)
 
 
-def _content_key(raw: pa.Table, settings: CleanCorpusSettings) -> str:
+def _content_key(raw: pa.Table, settings: CleanCorpusSettings, runs: str | None) -> str:
     digest = hashlib.blake2b(digest_size=16)
-    digest.update(json.dumps([CODE_VERSION, settings.preparation()], sort_keys=True).encode())
+    evaluation = runs.rpartition("/")[2] if runs else None
+    content = [CODE_VERSION, settings.preparation(), evaluation]
+    digest.update(json.dumps(content, sort_keys=True).encode())
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, raw.schema.remove_metadata()) as stream:
         stream.write_table(raw.replace_schema_metadata().combine_chunks())
@@ -82,9 +91,18 @@ def _content_key(raw: pa.Table, settings: CleanCorpusSettings) -> str:
     return digest.hexdigest()
 
 
-def _prepare(raw: pa.Table, settings: CleanCorpusSettings, bands: Bands | None) -> pa.Table:
+def _prepare(
+    raw: pa.Table, settings: CleanCorpusSettings, bands: Bands | None, runs: str | None
+) -> pa.Table:
     texts = [normalise(text or "", settings.unicode_form) for text in raw["text"].to_pylist()]
     reasons = [_length_fault(text, settings) for text in texts]
+    if runs:
+        limits = settings.decontamination
+        shares = overlaps(texts, limits.run_words, load_runs(runs))
+        reasons = [
+            reason or ("overlaps_evaluation" if share > limits.maximum_overlap else None)
+            for reason, share in zip(reasons, shares.tolist(), strict=True)
+        ]
     folded = ["" if reason else fold(text) for text, reason in zip(texts, reasons, strict=True)]
     columns = {
         "id": raw["id"],

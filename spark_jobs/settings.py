@@ -20,6 +20,15 @@ class NearDuplicateSettings(Settings):
     """Length of a MinHash signature; 126 find 99.8 % of the pairs at a threshold of 0.8."""
 
 
+class DecontaminationSettings(Settings):
+    """How text that evaluation uses is kept out of training."""
+
+    run_words: int = Field(default=13, ge=5)
+    """Words in a run; 13 in a row hardly ever agree by chance."""
+    maximum_overlap: float = Field(default=0.2, ge=0, le=1)
+    """Share of a document's runs that may also stand in evaluation text; 0 lets none."""
+
+
 class CleanCorpusSettings(Settings):
     """How raw text becomes clean text."""
 
@@ -31,6 +40,8 @@ class CleanCorpusSettings(Settings):
     """Longer documents are dropped, in characters; past ten million it is mostly a data dump."""
     near_duplicates: NearDuplicateSettings = NearDuplicateSettings()
     """Search for near-copies."""
+    decontamination: DecontaminationSettings = DecontaminationSettings()
+    """Removal of documents that overlap with the evaluation texts."""
     split_seed: int = 0
     """Draws which duplicate clusters are held out; another number draws another held-out set."""
     examples_per_reason: int = Field(default=3, ge=0)
@@ -69,6 +80,21 @@ class SplitSettings(Settings):
         return self
 
 
+class SourceMix(Settings):
+    """How much of one source is trained on; validation and held-out text are never sampled."""
+
+    weight: float = Field(default=1, ge=0, le=100)
+    """Times that the source is seen: 0.5 takes half its documents, 2 takes each twice."""
+    token_budget: int | None = Field(default=None, ge=1)
+    """About how many tokens to take instead, in place of a weight."""
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> "SourceMix":
+        if self.token_budget is not None and self.weight != 1:
+            raise ValueError("give a weight or a token_budget, not both")
+        return self
+
+
 class TokenizedShardsSettings(Settings):
     """How clean text becomes packed rows of tokens."""
 
@@ -76,8 +102,15 @@ class TokenizedShardsSettings(Settings):
     """Tokens in a row, start and end tokens included; 256 keeps a step on two cores short."""
     split: SplitSettings = SplitSettings()
     """Shares of validation and held-out text."""
-    packing: Literal["concatenate"] = "concatenate"
-    """How documents fill rows: one after another, cut at a row's end and continued in the next."""
+    packing: Literal["concatenate", "best_fit"] = "concatenate"
+    """`concatenate` cuts documents at the row's end, without padding; `best_fit` keeps them whole
+    where they fit, with a little padding."""
+    mixing: dict[str, SourceMix] = Field(default_factory=dict)
+    """Source name to how much of it is trained on; sources not named are taken once."""
+    fraction: float = Field(default=1, gt=0, le=1)
+    """Share of all training documents that is used, chosen by hash, for trying out on less."""
+    decontamination: DecontaminationSettings = DecontaminationSettings()
+    """Removal of training documents that overlap with held-out text."""
     start_token: str | None = None
     """Token put before each document; by default the family's own (see `spark_jobs.tokenizer`)."""
     end_token: str | None = None

@@ -14,7 +14,10 @@ import pyarrow as pa
 from fsspec.implementations.local import LocalFileSystem
 
 from artifacts.shards import DOCUMENT_SCHEMA, PackedRows, Split, token_dtype, write_shard
-from spark_jobs.packing import DocumentTokens, concatenate, count_cut_documents
+from spark_jobs.mixing import Mixing
+from spark_jobs.packing import PACKINGS, DocumentTokens, count_cut_documents
+from spark_jobs.settings import DecontaminationSettings
+from spark_jobs.split import Splitter
 from spark_jobs.tasks import keep_archive_directories
 
 BatchMap = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
@@ -35,6 +38,11 @@ class Plan:
     vocab_size: int
     start_token_id: int
     end_token_id: int
+    runs: str
+    """Where the held-out texts' word runs are kept."""
+    decontamination: DecontaminationSettings
+    mixing: Mixing
+    splitter: Splitter
     shards: dict[Split, int]
     """Into how many shards each split is cut; follows from the corpus alone."""
 
@@ -74,7 +82,8 @@ def _write_one(name: str, split: Split, documents: pa.Table, plan: Plan) -> pa.R
     tokens = np.concatenate([flat for flat, _ in packed_tokens])
     lengths = np.concatenate([length for _, length in packed_tokens])
     starts = np.cumsum(lengths) - lengths
-    rows = concatenate(DocumentTokens(tokens, starts), plan.sequence_length, plan.end_token_id)
+    pack = PACKINGS[plan.packing]
+    rows = pack(DocumentTokens(tokens, starts), plan.sequence_length, plan.end_token_id)
     _check_nothing_lost(name, rows, len(tokens))
     table = documents.append_column("length", pa.array(lengths, pa.int64()))
     table = table.select(["id", "cluster", "source", "bytes", "length"])

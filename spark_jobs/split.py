@@ -4,7 +4,14 @@ A cluster's id is the smallest hash of its members' texts, read as a number in [
 numbers are held out, the next are validation, the rest is trained on. Since a cluster that grows,
 or that a new document bridges to another, takes the smaller number, it can only move towards
 held-out, then validation: what was once held out is never trained on later.
+
+Where an earlier held-out set is pinned, exactly its documents are held out, and what the numbers
+would have added to them is trained on.
 """
+
+from dataclasses import dataclass
+
+import pyarrow as pa
 
 from artifacts.shards import Split
 from spark_jobs.settings import SplitSettings
@@ -27,3 +34,22 @@ def threshold(share: float) -> str:
     """The first cluster prefix past a share of all of them; prefixes compare as text."""
     number = round(share * 16**_DIGITS)
     return f"{number:0{_DIGITS}x}" if number < 16**_DIGITS else "g"
+
+
+@dataclass(frozen=True)
+class Splitter:
+    """Gives every document of a clean corpus its split."""
+
+    settings: SplitSettings
+    pinned: bool
+    """Whether the corpus holds pinned documents."""
+
+    def splits(self, documents: pa.Table | pa.RecordBatch) -> list[Split]:
+        """The split of each row, by its `cluster` and `pinned`."""
+        found = [split_of(cluster, self.settings) for cluster in documents["cluster"].to_pylist()]
+        if not self.pinned:
+            return found
+        return [
+            "held_out" if pin else "train" if split == "held_out" else split
+            for split, pin in zip(found, documents["pinned"].to_pylist(), strict=True)
+        ]

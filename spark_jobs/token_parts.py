@@ -8,12 +8,13 @@ import pyarrow as pa
 from pyspark import Broadcast
 
 from artifacts.errors import UserError
+from artifacts.shards import Split
 from spark_jobs.decisions import CLEAN_SCHEMA
-from spark_jobs.parquet import Part
+from spark_jobs.mixing import repeat_rows
+from spark_jobs.overlap import load_runs, overlaps
+from spark_jobs.parquet import Part, write_table
 from spark_jobs.session import ARROW_BATCH_ROWS
-from spark_jobs.settings import SplitSettings
 from spark_jobs.shard_writer import BatchMap, Plan
-from spark_jobs.split import split_of
 from spark_jobs.tasks import keep_archive_directories
 from spark_jobs.tokenizer import DocumentTokenizer, Engine, TokenizerFiles
 
@@ -21,6 +22,9 @@ TOKENISED = (
     "split string, shard int, position long, id string, cluster string, source string, "
     "bytes long, tokens binary, absent long"
 )
+REMOVED_FOLDER = "overlaps_held_out"
+"""Lists the documents that were left out, with the share of each that is held-out text."""
+
 _COLUMNS = [column.split()[0] for column in TOKENISED.split(", ")]
 
 
@@ -28,7 +32,6 @@ def tokeniser(
     shared: "Broadcast[tuple[TokenizerFiles, list[Part]]]",
     engine: Engine,
     plan: Plan,
-    split: SplitSettings,
 ) -> BatchMap:
     """A task that turns the parts it is given by number into rows of `TOKENISED`."""
 
@@ -38,9 +41,9 @@ def tokeniser(
         tokenizer = _kept_tokenizer(files, engine)
         for batch in batches:
             for number in batch["id"].to_pylist():
-                documents = parts[number].read(CLEAN_SCHEMA.names)
+                documents = _choose(parts[number].read(CLEAN_SCHEMA.names), number, plan)
                 for piece in documents.to_batches(ARROW_BATCH_ROWS):
-                    yield _tokenise_batch(piece, tokenizer, plan, split)
+                    yield _tokenise_batch(piece, tokenizer, plan)
 
     return tokenise
 
@@ -56,8 +59,43 @@ def _kept_tokenizer(files: TokenizerFiles, engine: Engine) -> DocumentTokenizer:
     return _tokenizers[key]
 
 
+def _choose(documents: pa.Table, number: int, plan: Plan) -> pa.Table:
+    """The documents that are used, each as often as it is seen, with `split` and `copy`.
+
+    Those that overlap too much with held-out text are listed beside the shards instead.
+    """
+    splits = plan.splitter.splits(documents)
+    overlap = _overlap_with_held_out(documents["text"].to_pylist(), splits, plan)
+    removed = overlap > plan.decontamination.maximum_overlap
+    if removed.any():
+        listed = documents.select(["id", "source", "cluster", "bytes"])
+        listed = listed.append_column("split", pa.array(splits, pa.string()))
+        listed = listed.append_column("overlap", pa.array(overlap)).filter(pa.array(removed))
+        write_table(f"{plan.output}/{REMOVED_FOLDER}/part-{number:05d}.parquet", listed)
+    copies = [
+        0 if gone else plan.mixing.copies(*document)
+        for gone, *document in zip(
+            removed.tolist(),
+            documents["id"].to_pylist(),
+            documents["source"].to_pylist(),
+            splits,
+            strict=True,
+        )
+    ]
+    rows = repeat_rows(copies)
+    first = np.cumsum(copies) - copies
+    chosen = documents.append_column("split", pa.array(splits, pa.string())).take(pa.array(rows))
+    return chosen.append_column("copy", pa.array(np.arange(len(rows)) - first[rows]))
+
+
+def _overlap_with_held_out(texts: list[str], splits: list[Split], plan: Plan) -> np.ndarray:
+    """How much of each text also stands in held-out text; 0 for held-out texts themselves."""
+    shares = overlaps(texts, plan.decontamination.run_words, load_runs(plan.runs))
+    return np.where(np.array(splits) == "held_out", 0, shares)
+
+
 def _tokenise_batch(
-    batch: pa.RecordBatch, tokenizer: DocumentTokenizer, plan: Plan, split: SplitSettings
+    batch: pa.RecordBatch, tokenizer: DocumentTokenizer, plan: Plan
 ) -> pa.RecordBatch:
     ids, offsets = tokenizer.encode(batch["text"])
     if len(ids) and int(ids.max()) >= plan.vocab_size:
@@ -67,8 +105,11 @@ def _tokenise_batch(
             f"model's vocabulary of {plan.vocab_size}: tokenizer and model do not belong together."
         )
     tokens, bounds = _enclose(ids, offsets, plan)
-    splits = [split_of(cluster, split) for cluster in batch["cluster"].to_pylist()]
-    positions = [_position(identifier) for identifier in batch["id"].to_pylist()]
+    splits = batch["split"].to_pylist()
+    positions = [
+        _position(identifier, copy)
+        for identifier, copy in zip(batch["id"].to_pylist(), batch["copy"].to_pylist(), strict=True)
+    ]
     shards = [
         plan.shards[split] * position >> 63
         for split, position in zip(splits, positions, strict=True)
@@ -80,7 +121,6 @@ def _tokenise_batch(
     )
     absent = [_count(text, tokenizer.absent_bytes) for text in batch["text"].to_pylist()]
     columns = {
-        "split": pa.array(splits, pa.string()),
         "shard": pa.array(shards, pa.int32()),
         "position": pa.array(positions, pa.int64()),
         "tokens": packed.cast(pa.binary()),
@@ -103,9 +143,10 @@ def _enclose(ids: np.ndarray, offsets: np.ndarray, plan: Plan) -> tuple[np.ndarr
     return tokens, bounds
 
 
-def _position(identifier: str) -> int:
+def _position(identifier: str, copy: int) -> int:
     """A number in [0, 2**63) that shuffles the documents and depends on nothing but the id."""
-    digest = hashlib.blake2b(identifier.encode(), digest_size=8).digest()
+    salt = copy.to_bytes(8, "little")
+    digest = hashlib.blake2b(identifier.encode(), digest_size=8, salt=salt).digest()
     return int.from_bytes(digest, "little") >> 1
 
 

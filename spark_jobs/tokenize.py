@@ -7,9 +7,13 @@ Run as a program: `python -m spark_jobs.tokenize --spec spec.json`.
 """
 
 import sys
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict
 from pyspark.sql import SparkSession
 
@@ -17,16 +21,24 @@ from artifacts.errors import UserError
 from artifacts.shards import SPLITS, ShardEntry, ShardStats, token_dtype
 from spark_jobs import entry
 from spark_jobs.decisions import CLEAN_SCHEMA
+from spark_jobs.mixing import plan_mixing
 from spark_jobs.parquet import find_parts
 from spark_jobs.progress import progress
 from spark_jobs.settings import TokenizedShardsSettings
 from spark_jobs.shard_writer import WRITTEN_SHARD, Plan, shard_writer
+from spark_jobs.split import Splitter
 from spark_jobs.survey import Survey, survey_parts
 from spark_jobs.tasks import user_errors
-from spark_jobs.token_parts import TOKENISED, tokeniser
-from spark_jobs.tokenizer import Engine, TokenizerFiles, count_differences, load_tokenizer
+from spark_jobs.token_parts import REMOVED_FOLDER, TOKENISED, tokeniser
+from spark_jobs.tokenizer import (
+    DocumentTokenizer,
+    Engine,
+    TokenizerFiles,
+    count_differences,
+    load_tokenizer,
+)
 
-CODE_VERSION = "1"
+CODE_VERSION = "2"
 
 BYTES_PER_TOKEN = 4
 """Rough length of a token in text, which only decides into how many shards a split is cut."""
@@ -54,7 +66,8 @@ def run(
     Returns:
         The fields of `ShardStats`, and `tokens`, `rows`, `documents` (split to count),
         `padding_fraction`, `cut_documents`, `tokens_by_source`, `absent_bytes` (bytes that the
-        vocabulary cannot express), `tokenizer_engine`, `parity_sample`, `warnings`.
+        vocabulary cannot express), `tokenizer_engine`, `parity_sample`, `warnings`, `mixing`,
+        `removed_as_overlapping_held_out` (split to documents), `pinned_held_out` (documents).
 
     Raises:
         UserError: there is no clean corpus or tokenizer, a split gets no document, or all training
@@ -64,9 +77,12 @@ def run(
     files = load_tokenizer(spec.base_model)
     start, end = files.start_and_end(settings.start_token, settings.end_token)
     parts = find_parts(spec.clean_corpus, CLEAN_SCHEMA.names, "clean_corpus")
-    survey = survey_parts(spark, parts, settings, report)
+    scratch = f"{spec.output}.scratch"
+    survey = survey_parts(spark, parts, spec.output, scratch, settings, report)
     _refuse_missing_splits(survey, settings)
     engine, warnings = choose_engine(files, settings.engine, survey.sample)
+    bytes_per_token = measure_bytes_per_token(files, engine, survey.sample)
+    mixing, mixing_record = plan_mixing(settings, survey.source_bytes, bytes_per_token)
     plan = Plan(
         output=spec.output,
         sequence_length=settings.sequence_length,
@@ -74,6 +90,10 @@ def run(
         vocab_size=files.vocab_size,
         start_token_id=start,
         end_token_id=end,
+        runs=survey.runs,
+        decontamination=settings.decontamination,
+        mixing=mixing,
+        splitter=Splitter(settings.split, survey.pinned > 0),
         shards={
             split: max(1, round(size / BYTES_PER_TOKEN * _item_bytes(files) / settings.shard_bytes))
             for split, size in survey.bytes.items()
@@ -81,7 +101,7 @@ def run(
     )
     shared = spark.sparkContext.broadcast((files, parts))
     numbers = spark.range(0, len(parts), 1, len(parts))
-    tokenised = numbers.mapInArrow(tokeniser(shared, engine, plan, settings.split), TOKENISED)
+    tokenised = numbers.mapInArrow(tokeniser(shared, engine, plan), TOKENISED)
     ordered = tokenised.repartition(sum(plan.shards.values()), "split", "shard")
     ordered = ordered.sortWithinPartitions("split", "shard", "position", "id")
     label = f"tokenising with {engine}"
@@ -91,11 +111,18 @@ def run(
     written = sorted((row.asDict() for row in rows), key=lambda row: row["name"])
     stats = _stats(written, plan, files, engine, warnings)
     _refuse_too_little(stats, settings)
+    removed = _count_removed(spec.output)
+    _remove(scratch)
     report(
         f"{sum(stats['tokens'].values()):,} tokens in {sum(stats['rows'].values()):,} rows "
         f"({stats['rows']['train']:,} to train on)"
     )
-    return stats | {"parity_sample": len(survey.sample)}
+    return stats | {
+        "parity_sample": len(survey.sample),
+        "mixing": mixing_record,
+        "removed_as_overlapping_held_out": removed,
+        "pinned_held_out": survey.pinned,
+    }
 
 
 def choose_engine(
@@ -116,6 +143,27 @@ def choose_engine(
             f"gigatoken {fault}. Set `tokenized_shards.engine: auto` to use Hugging Face instead."
         )
     return "hugging_face", [f"gigatoken {fault}; the Hugging Face tokenizer was used instead"]
+
+
+def measure_bytes_per_token(files: TokenizerFiles, engine: Engine, sample: list[str]) -> float:
+    """Bytes of text that a token stands for, on a sample."""
+    ids, _ = DocumentTokenizer(files, engine).encode(pa.array(sample, pa.string()))
+    return sum(len(text.encode()) for text in sample) / max(1, len(ids))
+
+
+def _count_removed(output: str) -> dict[str, int]:
+    """Documents left out for overlapping with held-out text, by the split they were of."""
+    filesystem, folder = fsspec.core.url_to_fs(f"{output}/{REMOVED_FOLDER}")
+    counts: Counter[str] = Counter()
+    for file in sorted(filesystem.glob(f"{folder}/*.parquet")):
+        with filesystem.open(file, "rb") as handle:
+            counts.update(pq.read_table(handle, columns=["split"])["split"].to_pylist())
+    return dict(counts)
+
+
+def _remove(folder: str) -> None:
+    filesystem, path = fsspec.core.url_to_fs(folder)
+    filesystem.rm(path, recursive=True)
 
 
 def _refuse_missing_splits(survey: Survey, settings: TokenizedShardsSettings) -> None:

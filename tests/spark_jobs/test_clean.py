@@ -1,5 +1,6 @@
 """The cleaning job, through its own door: folders in, folders and counts out."""
 
+import json
 import random
 from pathlib import Path
 
@@ -168,3 +169,22 @@ def test_what_was_prepared_before_is_not_prepared_again(
     assert fresh["parts_prepared"] == 4
     assert documents(tmp_path / "grown") == documents(tmp_path / "fresh")
     assert not list(tmp_path.glob("*.scratch")) and not list(tmp_path.glob("*.decisions*"))
+
+
+def test_documents_that_repeat_evaluation_texts_are_dropped(
+    spark: SparkSession, raw_corpus: Corpus, tmp_path: Path
+) -> None:
+    question = " ".join(f"question{number}" for number in range(30))
+    (tmp_path / "sets.jsonl").write_text(json.dumps({"text": question}))
+    raw = raw_corpus([("a", f"Answered: {question}. Indeed."), ("b", "other words " * 30)])
+    spec = clean.CleanSpec(
+        raw_corpus=raw,
+        output=str(tmp_path / "clean"),
+        settings=SETTINGS,
+        evaluation_texts=[str(tmp_path / "sets.jsonl")],
+    )
+
+    stats = clean.run(spark, spec, lambda line: None)
+
+    assert stats["dropped"] == {"overlaps_evaluation": 1}
+    assert documents(tmp_path / "clean").keys() == {"b"}

@@ -11,14 +11,22 @@ from tokenizers import Tokenizer
 from artifacts.errors import UserError
 from artifacts.shards import SPLITS, ShardSet, ShardStats, read_documents
 from spark_jobs import tokenize
-from spark_jobs.settings import SplitSettings, TokenizedShardsSettings
+from spark_jobs.settings import (
+    DecontaminationSettings,
+    SourceMix,
+    SplitSettings,
+    TokenizedShardsSettings,
+)
 from spark_jobs.split import split_of
 from spark_jobs.text import cluster_hash
 from tests.spark_jobs.conftest import spark_settings
 from tests.tiny import tiny_texts
 
 SETTINGS = TokenizedShardsSettings(
-    sequence_length=64, split=SplitSettings(validation=0.15, held_out=0.15), shard_bytes=4096
+    sequence_length=64,
+    split=SplitSettings(validation=0.15, held_out=0.15),
+    shard_bytes=4096,
+    decontamination=DecontaminationSettings(maximum_overlap=1),
 )
 
 
@@ -31,6 +39,7 @@ def write_clean(folder: Path, texts: list[str]) -> str:
             "source": ["manual" if number % 2 else "wiki" for number in range(len(texts))],
             "cluster": [cluster_hash(text, 0) for text in texts],
             "bytes": [len(text.encode()) for text in texts],
+            "pinned": pa.array([False] * len(texts), pa.bool_()),
         }
     )
     pq.write_table(table, folder / "part-00000.parquet", row_group_size=20)
@@ -92,7 +101,10 @@ def test_partition_counts_and_engines_give_the_same_bytes(
         settings = SETTINGS.model_copy(update={"engine": engine})
         with spark_settings(spark, files__maxPartitionBytes=size, shuffle__partitions=partitions):
             stats = run(spark, clean, model_folder, tmp_path / engine, settings)
-        files = {file.name: file.read_bytes() for file in (tmp_path / engine).iterdir()}
+        files = {
+            str(file.relative_to(tmp_path / engine)): file.read_bytes()
+            for file in (tmp_path / engine).rglob("*.*")
+        }
         written.append((stats["shards"], files))
 
     assert written[0] == written[1]
@@ -143,3 +155,82 @@ def test_too_little_text_is_refused(
 
     with pytest.raises(UserError, match=message):
         run(spark, clean, model_folder, tmp_path / "shards", settings)
+
+
+def documents_in(folder: Path, stats: dict, split: str) -> list[str]:
+    shards = ShardSet(folder, ShardStats(**stats), split)  # type: ignore[arg-type]
+    return sorted(str(record["id"]) for record, _ in read_documents(shards))
+
+
+def test_mixing_and_fraction_change_training_text_alone_and_by_hash(
+    spark: SparkSession, clean: str, model_folder: Path, tmp_path: Path
+) -> None:
+    whole = run(spark, clean, model_folder, tmp_path / "whole")
+    mixing = {"wiki": SourceMix(weight=2.5), "manual": SourceMix(token_budget=2_000)}
+    mixed = run(
+        spark,
+        clean,
+        model_folder,
+        tmp_path / "mixed",
+        SETTINGS.model_copy(update={"mixing": mixing, "packing": "best_fit"}),
+    )
+    half = run(
+        spark, clean, model_folder, tmp_path / "half", SETTINGS.model_copy(update={"fraction": 0.5})
+    )
+
+    everything = documents_in(tmp_path / "whole", whole, "train")
+    wiki = [name for name in everything if int(name.split("/")[1]) % 2 == 0]
+    found = documents_in(tmp_path / "mixed", mixed, "train")
+    seen = [found.count(name) for name in wiki]
+    assert set(seen) == {2, 3} and 2.3 < sum(seen) / len(seen) < 2.7
+    assert 1_400 < mixed["tokens_by_source"]["manual"] - _unsampled(whole, "manual") < 2_600
+    assert mixed["mixing"]["weights"]["wiki"] == 2.5
+    fewer = documents_in(tmp_path / "half", half, "train")
+    assert set(fewer) < set(everything)
+    assert 0.35 < len(fewer) / len(everything) < 0.65
+    for split in ("validation", "held_out"):
+        expected = documents_in(tmp_path / "whole", whole, split)
+        assert documents_in(tmp_path / "mixed", mixed, split) == expected
+        assert documents_in(tmp_path / "half", half, split) == expected
+    assert whole["padding_fraction"] < mixed["padding_fraction"] < 0.2
+    assert mixed["cut_documents"] < whole["cut_documents"] or mixed["padding_fraction"] > 0
+
+
+def _unsampled(stats: dict, source: str) -> int:
+    """Tokens of validation and held-out text of a source: about its share of those splits."""
+    apart = stats["tokens"]["validation"] + stats["tokens"]["held_out"]
+    return round(apart * stats["tokens_by_source"][source] / sum(stats["tokens"].values()))
+
+
+def test_an_unknown_source_in_the_mix_is_named(
+    spark: SparkSession, clean: str, model_folder: Path, tmp_path: Path
+) -> None:
+    settings = SETTINGS.model_copy(update={"mixing": {"wikki": SourceMix(weight=2)}})
+
+    with pytest.raises(UserError, match=r"'wikki'.*manual, wiki"):
+        run(spark, clean, model_folder, tmp_path / "shards", settings)
+
+
+def test_training_text_that_repeats_held_out_text_is_left_out_and_listed(
+    spark: SparkSession, model_folder: Path, tmp_path: Path
+) -> None:
+    texts = [" ".join(f"word{n}x{m}" for m in range(60)) for n in range(120)]
+    held_out = next(
+        text for text in texts if split_of(cluster_hash(text, 0), SETTINGS.split) == "held_out"
+    )
+    quoting = next(
+        text
+        for n in range(1_000)
+        if split_of(cluster_hash(text := f"Quotation {n}: {held_out} and more", 0), SETTINGS.split)
+        == "train"
+    )
+    clean = write_clean(tmp_path / "clean", [*texts, quoting])
+    settings = SETTINGS.model_copy(update={"decontamination": DecontaminationSettings()})
+
+    stats = run(spark, clean, model_folder, tmp_path / "shards", settings)
+
+    assert stats["removed_as_overlapping_held_out"] == {"train": 1}
+    (file,) = (tmp_path / "shards" / "overlaps_held_out").iterdir()
+    (listed,) = pq.read_table(file).to_pylist()
+    assert listed["id"] == "manual/120" and listed["overlap"] > 0.7
+    assert "manual/120" not in documents_in(tmp_path / "shards", stats, "train")
