@@ -58,16 +58,19 @@ def versions() -> None:
 @click.option("--text", help="Say also which documents and training rows hold this text.")
 def explain(version: int, text: str | None) -> None:
     """Say which text, which code and which checkpoint stand behind a version."""
-    from llm_assets.commands.explain import explain as lines_of
-    from llm_assets.commands.explain import find_text
     from llm_assets.commands.session import open_session
+    from llm_assets.registry import explain as provenance
 
     session = open_session()
-    for line in lines_of(session, version):
-        click.echo(line)
+    found = session.registry.get(version)
+    click.echo(provenance.explain(session.pipeline.store, found))
     if text:
-        for line in find_text(session, version, text):
-            click.echo(line)
+        occurrences = provenance.find_text(session.pipeline.store, found, text)
+        for place in occurrences:
+            rows = ", ".join(str(row) for row in place.rows)
+            click.echo(f"{place.document}: {place.split}, shard {place.shard}, rows {rows}")
+        if not occurrences:
+            click.echo("No document of the clean corpus holds this text.")
 
 
 @commands.command()

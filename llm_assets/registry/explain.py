@@ -75,7 +75,7 @@ def find_text(store: Store, version: ModelVersion, text: str) -> list[Occurrence
 
 
 def _documents_with(corpus: Artifact, wanted: str) -> Iterator[str]:
-    for path in sorted(corpus.path.glob("*.parquet")):
+    for path in sorted(corpus.path.glob("part-*.parquet")):
         for batch in pq.ParquetFile(path).iter_batches(columns=["id", "text"], batch_size=2_000):
             for record in batch.to_pylist():
                 if wanted in " ".join(record["text"].split()):
@@ -108,7 +108,7 @@ def _describe(store: Store, name: str, fingerprint: str) -> list[str]:
     manifest = artifact.manifest
     lines = [
         f"{name} {fingerprint}, made {manifest.created_at:%Y-%m-%d %H:%M} UTC by code version "
-        f"{manifest.code_version}",
+        f"{manifest.code_version}, revision {manifest.provenance.get('revision', 'unknown')}",
         f"  settings: {json.dumps(manifest.settings, sort_keys=True)}",
     ]
     figures = {key: value for key, value in artifact.stats.items() if _is_small(value)}

@@ -30,7 +30,7 @@ def test_a_version_is_explained_down_to_the_source_text(served: Project) -> None
     for asset in ("eval_metrics", "checkpoint", "tokenized_shards", "clean_corpus", "raw_corpus"):
         fingerprint = served.record.current(asset, needed_by="test").fingerprint
         assert f"{asset} {fingerprint}" in text
-    assert "accepted." in text and "revision" in text and "learning_rate: 0.01" in text
+    assert "accepted." in text and "revision" in text and '"learning_rate": 0.01' in text
 
 
 def test_a_piece_of_text_is_traced_to_the_rows_that_hold_it(served: Project) -> None:
@@ -50,7 +50,8 @@ def test_rollback_serves_the_version_before_and_stays_on_the_next_run(served: Pr
 
     approved = ask(served, "approve", "1", "--name", "Ada", "--reason", "they were wrong")
     assert "Version 1 serves" in approved
-    assert "approved by Ada: they were wrong" in ask(served, "explain", "1")
+    explained = ask(served, "explain", "1")
+    assert "approved by Ada" in explained and "they were wrong" in explained
 
     rejected = ask(served, "reject", "1", "--name", "Ada", "--reason", "they were right")
     assert "Version 0 serves" in rejected
