@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from artifacts.settings import Settings
+from llm_assets.sources.bigquery_settings import BigQuery
 
 
 class PackageDocs(Settings):
@@ -35,7 +36,10 @@ class Files(Settings):
     """The column or JSON key that holds the document's id; without one, the file and row are it."""
 
 
-Source = Annotated[PackageDocs | Files, Field(discriminator="type")]
+Source = Annotated[PackageDocs | Files | BigQuery, Field(discriminator="type")]
+
+PLACES = {"path", "export", "project", "location", "maximum_gigabytes_billed"}
+"""Settings of sources that say where text is read or at what price, not what is read."""
 
 
 class RawCorpusSettings(Settings):
@@ -55,5 +59,5 @@ class RawCorpusSettings(Settings):
     def content(self) -> dict[str, Any]:
         """What decides the snapshot besides the sources' fingerprints: paths are left out."""
         return {
-            "sources": [source.model_dump(mode="json", exclude={"path"}) for source in self.sources]
+            "sources": [source.model_dump(mode="json", exclude=PLACES) for source in self.sources]
         }

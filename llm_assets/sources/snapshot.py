@@ -9,6 +9,8 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from artifacts.errors import UserError
+from llm_assets.sources.bigquery import fingerprint_bigquery, read_bigquery
+from llm_assets.sources.bigquery_settings import BigQuery
 from llm_assets.sources.docstrings import find_package, fingerprint_package, read_package_docs
 from llm_assets.sources.document import SCHEMA, Document, to_table
 from llm_assets.sources.files import fingerprint_files, read_files
@@ -35,6 +37,8 @@ def source_fingerprints(settings: RawCorpusSettings) -> dict[str, str]:
         if isinstance(source, PackageDocs):
             for name in source.packages:
                 fingerprints[f"{source.name}/{name}"] = fingerprint_package(find_package(name))
+        elif isinstance(source, BigQuery):
+            fingerprints[source.name] = fingerprint_bigquery(source)
         else:
             fingerprints[source.name] = fingerprint_files(source)
     return fingerprints
@@ -80,6 +84,8 @@ def write_snapshot(
 def _read(source: Source, report: Callable[[str], None]) -> Iterator[list[Document]]:
     if isinstance(source, PackageDocs):
         return read_package_docs(source, report)
+    if isinstance(source, BigQuery):
+        return read_bigquery(source, fingerprint_bigquery(source), report)
     return read_files(source, report)
 
 
