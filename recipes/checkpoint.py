@@ -7,7 +7,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
@@ -20,6 +19,7 @@ from torch.distributed.checkpoint import (
 )
 from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
 from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
     get_model_state_dict,
     get_optimizer_state_dict,
     set_model_state_dict,
@@ -28,8 +28,13 @@ from torch.distributed.checkpoint.state_dict import (
 
 from artifacts import checkpoints
 from artifacts.errors import UserError
+from recipes.optimizer import Optimizers
 from recipes.parallel import Workers
 from recipes.staging import StagingBuffers
+
+# Frozen weights are the base model's, which the run's inputs pin.
+TRAINED_ONLY = StateDictOptions(ignore_frozen_params=True)
+PARTIAL = StateDictOptions(strict=False)
 
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -58,7 +63,7 @@ class Checkpointer:
         self,
         step: int,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizers: Optimizers,
         state: dict[str, Any],
         permanent: bool = False,
     ) -> None:
@@ -73,7 +78,7 @@ class Checkpointer:
         if self._workers.is_first:
             checkpoints.clear_step(self._run_url, step)
         self._workers.barrier()
-        tensors = _tensors(model, optimizer)
+        tensors = _tensors(model, optimizers)
         if self._buffers is None:
             self._write(step, tensors, state, permanent)
         else:
@@ -92,7 +97,7 @@ class Checkpointer:
         checkpoints.rotate(self._run_url, 1)
 
     def restore(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer
+        self, model: nn.Module, optimizers: Optimizers
     ) -> tuple[int, dict[str, Any]] | None:
         """Load the newest valid checkpoint: `(step, state)`, or None where there is none.
 
@@ -102,11 +107,11 @@ class Checkpointer:
         found = checkpoints.find_newest(self._run_url, self._content, self._report)
         if found is None:
             return None
-        tensors = _tensors(model, optimizer)
+        tensors = _tensors(model, optimizers)
         with _alone_is_meant():
             dcp.load(tensors, storage_reader=_reader(found.url))
-            set_model_state_dict(model, tensors["model"])
-            set_optimizer_state_dict(model, optimizer, tensors["optimizer"])
+            set_model_state_dict(model, tensors["model"], options=PARTIAL)
+            set_optimizer_state_dict(model, optimizers, tensors["optimizer"])
         return found.manifest.step, found.manifest.state
 
     def _write(
@@ -120,10 +125,10 @@ class Checkpointer:
                 checkpoints.rotate(self._run_url, self._keep)
 
 
-def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def _tensors(model: nn.Module, optimizers: Optimizers) -> dict[str, Any]:
     return {
-        "model": get_model_state_dict(model),
-        "optimizer": get_optimizer_state_dict(model, optimizer),
+        "model": get_model_state_dict(model, options=TRAINED_ONLY),
+        "optimizer": get_optimizer_state_dict(model, optimizers),
     }
 
 

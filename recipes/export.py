@@ -9,8 +9,10 @@ import torch
 from safetensors.torch import save_file
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
+from recipes.lora import merge_adapters, write_adapter
 from recipes.model import TrainableModel
 from recipes.parallel import Workers
+from recipes.settings import LoraSettings
 
 CARRIED_PATTERNS = (
     "config.json",
@@ -28,21 +30,40 @@ INDEX_NAME = "model.safetensors.index.json"
 
 
 def export_model(
-    model: TrainableModel, base_model: Path, folder: Path, dtype: torch.dtype, workers: Workers
+    model: TrainableModel,
+    base_model: Path,
+    folder: Path,
+    dtype: torch.dtype,
+    workers: Workers,
+    lora: LoraSettings | None = None,
 ) -> None:
     """Write weights, config, tokenizer and generation config; every worker must call it.
 
-    The folder appears whole: it is written beside its place and renamed.
+    The folder appears whole: it is written beside its place and renamed. Adapters are merged, and
+    written by themselves into the folder `<folder>-adapter`.
     """
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     state = get_model_state_dict(model, options=options)
     if workers.is_first:
         names = model.hugging_face_names()
-        weights = {names[name]: tensor.to(dtype) for name, tensor in state.items()}
+        weights = {names[name]: tensor for name, tensor in state.items()}
+        if lora:
+            write_adapter(weights, lora, base_model, folder.with_name(f"{folder.name}-adapter"))
+            weights = merge_adapters(weights, lora)
+        weights = {name: tensor.to(dtype) for name, tensor in weights.items()}
         if model.has_tied_embeddings:
             weights.pop("lm_head.weight", None)
         _write(weights, base_model, folder, dtype)
     workers.barrier()
+
+
+def copy_model(source: Path, folder: Path) -> None:
+    """Copy an exported folder, which appears whole."""
+    draft = folder.with_name(f".{folder.name}.writing")
+    shutil.rmtree(draft, ignore_errors=True)
+    shutil.copytree(source, draft)
+    shutil.rmtree(folder, ignore_errors=True)
+    os.replace(draft, folder)
 
 
 def _write(

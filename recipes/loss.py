@@ -28,7 +28,7 @@ def summed_cross_entropy(
     mixed = torch.is_autocast_enabled(device)
     dtype = torch.get_autocast_dtype(device) if mixed else hidden.dtype
     loss: torch.Tensor = _LinearCrossEntropy.apply(
-        hidden.flatten(0, 1), head_weight, targets.flatten(), dtype
+        hidden.flatten(0, 1), head_weight, targets.flatten(), dtype, torch.is_grad_enabled()
     )
     return loss
 
@@ -47,8 +47,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         head_weight: torch.Tensor,
         targets: torch.Tensor,
         dtype: torch.dtype,
+        differentiate: bool,
     ) -> torch.Tensor:
-        differentiate = any(ctx.needs_input_grad)
         weight = head_weight.to(dtype)
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
         hidden_gradient = torch.empty_like(hidden) if differentiate else None
@@ -60,6 +60,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             loss += _to_gradient(logits, targets[part], differentiate)
             if hidden_gradient is not None:
                 hidden_gradient[part] = logits @ weight
+            if differentiate and ctx.needs_input_grad[1]:
                 product = (logits.T @ inputs).to(head_weight.dtype)
                 weight_gradient = product if weight_gradient is None else weight_gradient + product
         ctx.save_for_backward(hidden_gradient, weight_gradient)
@@ -69,7 +70,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, scale: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         hidden_gradient, weight_gradient = ctx.saved_tensors
-        return hidden_gradient * scale, weight_gradient * scale, None, None
+        if weight_gradient is not None:
+            weight_gradient = weight_gradient * scale
+        return hidden_gradient * scale, weight_gradient, None, None, None
 
 
 def _to_gradient(logits: torch.Tensor, targets: torch.Tensor, replace: bool) -> torch.Tensor:

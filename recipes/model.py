@@ -11,6 +11,7 @@ from artifacts.errors import UserError
 from recipes.attention import allowed_positions
 from recipes.data import Batch
 from recipes.decoder import DECODER_MODEL_TYPES, Decoder, DecoderShape
+from recipes.hardware import flops_per_token
 from recipes.loss import summed_cross_entropy
 from recipes.rotary import SUPPORTED_ROPE_TYPES
 
@@ -53,6 +54,18 @@ class TrainableModel(nn.Module):
         super().__init__()
         self.network = network
 
+    def flops_per_token(self, sequence_length: int) -> float:
+        """Forward and backward FLOPs a token of a row."""
+        parameters = sum(p.numel() for p in self.parameters())
+        if isinstance(self.network, Decoder):
+            shape = self.network.shape
+            layers, heads, head_dim = shape.layers, shape.heads, shape.head_dim
+        else:
+            config = self.network.inner.config
+            layers, heads = config.num_hidden_layers, config.num_attention_heads
+            head_dim = config.hidden_size // heads
+        return flops_per_token(parameters, layers, heads, head_dim, sequence_length)
+
     def recompute_activations(self) -> None:
         """Keep only each layer's input for the backward pass."""
         if isinstance(self.network, Decoder):
@@ -76,6 +89,22 @@ class TrainableModel(nn.Module):
         """This model's state-dict key to the key in a Hugging Face checkpoint."""
         prefix = "network.inner." if isinstance(self.network, TransformersNetwork) else "network."
         return {name: name.removeprefix(prefix) for name in self.state_dict()}
+
+
+def create_model(folder: Path, seed: int) -> TrainableModel:
+    """A model of a Hugging Face folder's architecture with random float32 weights."""
+    config = _read_config(folder)
+    torch.manual_seed(seed)
+    if _is_decoder(config):
+        decoder = Decoder(DecoderShape.from_config(config))
+        decoder.initialise()
+        return TrainableModel(decoder)
+    from transformers import AutoModelForCausalLM
+
+    inner = AutoModelForCausalLM.from_config(
+        config, dtype=torch.float32, attn_implementation="sdpa"
+    )
+    return TrainableModel(TransformersNetwork(_without_dropout(inner)))
 
 
 def load_model(folder: Path) -> TrainableModel:
@@ -137,10 +166,14 @@ def _load_transformers(folder: Path) -> TransformersNetwork:
     inner = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="sdpa", use_safetensors=True
     )
-    # Dropout would make a step depend on more than its samples; pre-training goes without.
+    return TransformersNetwork(_without_dropout(inner))
+
+
+def _without_dropout(inner: nn.Module) -> nn.Module:
+    """Dropout would make a step depend on more than its samples; pre-training goes without."""
     for module in inner.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
         if hasattr(module, "attention_dropout") and isinstance(module.attention_dropout, float):
             module.attention_dropout = 0.0
-    return TransformersNetwork(inner)
+    return inner

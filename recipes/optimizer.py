@@ -1,19 +1,43 @@
-"""The optimizer and its parameter groups."""
+"""The optimizers and their parameter groups."""
+
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
 
+from recipes.model import TrainableModel
 from recipes.settings import TrainingSettings
 
+Optimizers = Sequence[torch.optim.Optimizer]
 
-def build_optimizer(model: nn.Module, training: TrainingSettings) -> torch.optim.Optimizer:
-    """Fused AdamW; matrices decay, norms and biases do not."""
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    groups = [
-        {
-            "params": [p for p in parameters if p.ndim >= 2],
-            "weight_decay": training.weight_decay,
-        },
+
+def build_optimizers(model: TrainableModel, training: TrainingSettings) -> Optimizers:
+    """Fused AdamW over everything, or Muon over the layers' matrices and AdamW over the rest.
+
+    Matrices decay; norms and biases do not. Muon (Jordan et al., 2024) takes AdamW's learning rate,
+    its updates being scaled to the same size (Liu et al., 2025).
+    """
+    in_layers = {id(p) for p in model.network.layers.parameters()}
+    trained = [p for p in model.parameters() if p.requires_grad]
+    muon = [p for p in trained if p.ndim == 2 and id(p) in in_layers]
+    if training.optimizer == "adamw":
+        return [_adamw(trained, training)]
+    by_muon = {id(p) for p in muon}
+    return [
+        torch.optim.Muon(
+            muon,
+            lr=training.learning_rate,
+            weight_decay=training.weight_decay,
+            adjust_lr_fn="match_rms_adamw",
+        ),
+        _adamw([p for p in trained if id(p) not in by_muon], training),
+    ]
+
+
+def _adamw(parameters: list[nn.Parameter], training: TrainingSettings) -> torch.optim.Optimizer:
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": training.weight_decay},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(
@@ -24,7 +48,8 @@ def build_optimizer(model: nn.Module, training: TrainingSettings) -> torch.optim
     )
 
 
-def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
+def set_learning_rate(optimizers: Optimizers, learning_rate: float) -> None:
     """Give every group the learning rate of this step."""
-    for group in optimizer.param_groups:
-        group["lr"] = learning_rate
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate

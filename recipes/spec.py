@@ -18,6 +18,8 @@ INTERRUPTED_EXIT_CODE = 75
 SECONDS_TO_SAVE = 300
 """How long a worker that was asked to end may take over its checkpoint."""
 
+BEST_NAME = "best"
+PROFILE_NAME = "profile"
 RESULT_NAME = "result.json"
 METRICS_NAME = "metrics.jsonl"
 TENSORBOARD_NAME = "tensorboard"
@@ -62,7 +64,9 @@ class TrainingResult(BaseModel):
     samples_seen: int
     """Rows read, over all steps."""
     validation_bits_per_byte: dict[str, float]
-    """`start` and `end`."""
+    """`start`, `end` and `best` (of the steps validated after the first)."""
+    best_step: int
+    """The step of the best validation; its weights are in `best/` unless it is the last one."""
     tokens_per_second: float
     """Median over the steps of the last start, padding excluded."""
     final_loss: float

@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from recipes.data import Batch
-from recipes.optimizer import set_learning_rate
+from recipes.optimizer import Optimizers, set_learning_rate
 from recipes.parallel import Workers
 from recipes.precision import Precision, mixed_precision
 from recipes.sharding import synchronise_gradients
@@ -36,7 +36,7 @@ class StepOutcome:
 
 def train_step(
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizers: Optimizers,
     batches: Sequence[Batch],
     learning_rate: float,
     gradient_clip: float,
@@ -67,9 +67,10 @@ def train_step(
     finite = math.isfinite(gradient_norm) and math.isfinite(loss_sum)
     skipped = not finite or gradient_norm > largest_norm
     if not skipped:
-        set_learning_rate(optimizer, learning_rate)
-        optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
+        set_learning_rate(optimizers, learning_rate)
+        for optimizer in optimizers:
+            optimizer.step()
+    model.zero_grad(set_to_none=True)
     compute_seconds = time.perf_counter() - began
     return StepOutcome(
         loss=loss_sum / max(targets, 1.0),

@@ -10,6 +10,7 @@ from typing import Any
 from fsspec.implementations.local import LocalFileSystem
 
 from artifacts.atomic import write_atomically
+from artifacts.errors import UserError
 from recipes.parallel import Workers
 from recipes.spec import METRICS_NAME, TENSORBOARD_NAME, read_metrics
 
@@ -21,7 +22,12 @@ class Telemetry:
     """Writes the first worker's account of the run."""
 
     def __init__(
-        self, run_folder: Path, first_step: int, steps: int, report: Callable[[str], None]
+        self,
+        run_folder: Path,
+        first_step: int,
+        steps: int,
+        report: Callable[[str], None],
+        weights_and_biases: str | None = None,
     ) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
@@ -39,6 +45,7 @@ class Telemetry:
         self._events = SummaryWriter(
             str(run_folder / TENSORBOARD_NAME), purge_step=first_step, flush_secs=10
         )
+        self._remote = _join_weights_and_biases(weights_and_biases, run_folder)
 
     def step(self, step: int, seconds: float, values: dict[str, Any]) -> None:
         """Record one step and print a line now and then.
@@ -54,6 +61,8 @@ class Telemetry:
         for name, value in values.items():
             if isinstance(value, int | float):
                 self._events.add_scalar(f"train/{name}", value, step)
+        if self._remote:
+            self._remote.log(values, step=step)
         now = time.monotonic()
         if step == self._steps or now - self._last_line >= SECONDS_BETWEEN_LINES:
             self._last_line = now
@@ -62,12 +71,16 @@ class Telemetry:
     def validation(self, step: int, bits_per_byte: float) -> None:
         """Record a validation result."""
         self._events.add_scalar("validation/bits_per_byte", bits_per_byte, step)
+        if self._remote:
+            self._remote.log({"validation_bits_per_byte": bits_per_byte}, step=step)
         self._report(f"step {step} of {self._steps} · validation {bits_per_byte:.4f} bits per byte")
 
     def close(self) -> None:
         """Flush everything."""
         self._metrics.close()
         self._events.close()
+        if self._remote:
+            self._remote.finish()
 
     def _progress_line(self, step: int, values: dict[str, Any]) -> str:
         left = (self._steps - step) * median(self._seconds[-STEPS_FOR_ESTIMATE:])
@@ -80,6 +93,22 @@ class Telemetry:
     def _write_line(self, line: dict[str, Any]) -> None:
         self._metrics.write(json.dumps(line) + "\n")
         self._metrics.flush()
+
+
+def _join_weights_and_biases(project: str | None, run_folder: Path) -> Any:
+    """A Weights & Biases run that goes on under the same id, or None where it is switched off."""
+    if project is None:
+        return None
+    try:
+        import wandb
+    except ModuleNotFoundError:
+        raise UserError(
+            "`checkpoint.weights_and_biases` is set, but the package wandb is not installed. "
+            "Install it with: python -m pip install wandb"
+        ) from None
+    return wandb.init(
+        project=project, id=run_folder.name, name=run_folder.name, dir=run_folder, resume="allow"
+    )
 
 
 class RowAudit:

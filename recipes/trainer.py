@@ -14,20 +14,22 @@ from artifacts.shards import ShardSet
 from recipes.budget import total_steps
 from recipes.checkpoint import Checkpointer
 from recipes.data import Batch, global_rows, read_batch, worker_share
-from recipes.export import export_model
+from recipes.export import copy_model, export_model
 from recipes.guard import GradientGuard
-from recipes.input_checks import check_inputs, check_vocabulary
+from recipes.hardware import device_readings, peak_flops
+from recipes.input_checks import check_inputs
 from recipes.interruption import Interruption
-from recipes.model import load_model
-from recipes.optimizer import build_optimizer
+from recipes.model_setup import build_model
+from recipes.optimizer import build_optimizers
 from recipes.parallel import Workers
 from recipes.precision import choose_precision
 from recipes.saving import SavingPlan
 from recipes.schedule import learning_rate_factor
 from recipes.settings import chosen
-from recipes.sharding import shard
 from recipes.spec import (
+    BEST_NAME,
     METRICS_NAME,
+    PROFILE_NAME,
     RESULT_NAME,
     TrainingResult,
     TrainingSpec,
@@ -47,6 +49,12 @@ class Progress(BaseModel):
     guard: GradientGuard = GradientGuard()
     validation_bits_per_byte: dict[int, float] = {}
     """Step to result; step 0 is the base model."""
+
+    @property
+    def best_step(self) -> int:
+        """The step with the best validation since training began."""
+        trained = {step: bits for step, bits in self.validation_bits_per_byte.items() if step}
+        return min(trained, key=lambda step: (trained[step], step))
 
 
 class Interrupted(Exception):
@@ -90,12 +98,8 @@ class Run:
         self._precision = choose_precision(spec.training.precision, workers.device)
         check_inputs(spec, workers)
         report(f"Loading {spec.base_model_folder}")
-        self._model = load_model(Path(spec.base_model_folder)).to(workers.device)
-        check_vocabulary(spec, self._model)
-        if self._training.recompute_activations:
-            self._model.recompute_activations()
-        shard(self._model, workers, self._training.replicas, self._precision)
-        self._optimizer = build_optimizer(self._model, self._training)
+        self._model = build_model(spec, workers, self._precision)
+        self._optimizers = build_optimizers(self._model, self._training)
         self._checkpointer = Checkpointer(
             spec.run_folder,
             spec.content(),
@@ -116,7 +120,13 @@ class Run:
         self._audit = RowAudit(self._run_folder, workers) if self._training.audit_rows else None
         self._step, self._progress = self._resume()
         self._telemetry = (
-            Telemetry(self._run_folder, self._step + 1, self._steps, report)
+            Telemetry(
+                self._run_folder,
+                self._step + 1,
+                self._steps,
+                report,
+                spec.training.weights_and_biases,
+            )
             if workers.is_first
             else None
         )
@@ -145,7 +155,7 @@ class Run:
             self._telemetry.close()
 
     def _resume(self) -> tuple[int, Progress]:
-        restored = self._checkpointer.restore(self._model, self._optimizer)
+        restored = self._checkpointer.restore(self._model, self._optimizers)
         parameters = sum(p.numel() for p in self._model.parameters())
         setting = (
             f"{parameters / 1e6:,.0f} M parameters, {self._precision}, {len(self._shards):,} rows "
@@ -159,6 +169,15 @@ class Run:
         return step, Progress.model_validate(state)
 
     def _train_one_step(self) -> None:
+        if self._step + 1 not in self._training.profile_steps:
+            return self._train_next_step()
+        with torch.profiler.profile() as profile:
+            self._train_next_step()
+        folder = self._run_folder / PROFILE_NAME
+        folder.mkdir(exist_ok=True)
+        profile.export_chrome_trace(str(folder / f"step-{self._step}-{self._workers.rank}.json"))
+
+    def _train_next_step(self) -> None:
         began = time.perf_counter()
         batches = self._read_batches()
         waited = time.perf_counter() - began
@@ -168,7 +187,7 @@ class Run:
         )
         outcome = train_step(
             self._model,
-            self._optimizer,
+            self._optimizers,
             batches,
             learning_rate,
             self._training.gradient_clip,
@@ -223,14 +242,26 @@ class Run:
                 "loop_overhead_share": 1 - outcome.compute_seconds / seconds,
                 "skipped": outcome.skipped,
                 "samples_seen": self._progress.samples_seen,
-            },
+            }
+            | self._utilisation(outcome.tokens / seconds)
+            | device_readings(self._workers.device),
         )
+
+    def _utilisation(self, tokens_per_second: float) -> dict[str, float]:
+        """Model FLOP/s as a share of the machines' peak, where that is known."""
+        peak = peak_flops(self._workers.device)
+        if peak is None:
+            return {}
+        flops = self._model.flops_per_token(self._spec.shards.sequence_length)
+        return {"mfu": flops * tokens_per_second / (peak * self._workers.count)}
 
     def _validate(self) -> None:
         result = self._validation.bits_per_byte(self._model, self._precision)
         self._progress.validation_bits_per_byte[self._step] = result
         if self._telemetry:
             self._telemetry.validation(self._step, result)
+        if 0 < self._step < self._steps and self._progress.best_step == self._step:
+            self._export(self._run_folder / BEST_NAME)
 
     def _agree(self, *wishes: bool) -> list[bool]:
         """What any worker wishes, all do."""
@@ -240,7 +271,7 @@ class Run:
         self._checkpointer.save(
             self._step,
             self._model,
-            self._optimizer,
+            self._optimizers,
             self._progress.model_dump(mode="json"),
             self._saving.is_permanent(self._step),
         )
@@ -250,8 +281,11 @@ class Run:
         self._checkpointer.wait()
         folder = Path(self._spec.export_folder)
         self._report(f"Writing the trained model to {folder}")
-        dtype = getattr(torch, self._training.export_dtype)
-        export_model(self._model, Path(self._spec.base_model_folder), folder, dtype, self._workers)
+        if self._training.export == "best" and self._progress.best_step < self._steps:
+            if self._workers.is_first:
+                copy_model(self._run_folder / BEST_NAME, folder)
+        else:
+            self._export(folder)
         result = self._result()
         if self._workers.is_first:
             self._checkpointer.keep_only_newest()
@@ -263,14 +297,29 @@ class Run:
         self._workers.barrier()
         return result
 
+    def _export(self, folder: Path) -> None:
+        export_model(
+            self._model,
+            Path(self._spec.base_model_folder),
+            folder,
+            getattr(torch, self._training.export_dtype),
+            self._workers,
+            self._training.lora,
+        )
+
     def _result(self) -> TrainingResult:
         history = read_metrics(self._run_folder)
-        validation = self._progress.validation_bits_per_byte
+        validation, best = self._progress.validation_bits_per_byte, self._progress.best_step
         return TrainingResult(
             steps=self._step,
             tokens_seen=self._progress.tokens_seen,
             samples_seen=self._progress.samples_seen,
-            validation_bits_per_byte={"start": validation[0], "end": validation[self._step]},
+            validation_bits_per_byte={
+                "start": validation[0],
+                "end": validation[self._step],
+                "best": validation[best],
+            },
+            best_step=best,
             tokens_per_second=median(line["tokens_per_second"] for line in history),
             final_loss=history[-1]["loss"],
             skipped_steps=self._progress.guard.skipped,

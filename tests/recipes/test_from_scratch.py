@@ -1,0 +1,98 @@
+"""Random weights: a sane beginning, and a real text is learnt from nothing."""
+
+import json
+import math
+from pathlib import Path
+from pydoc_data.topics import topics
+from typing import Any
+
+import pytest
+from transformers import GPT2Config, LlamaConfig, PretrainedConfig
+
+from recipes.interruption import Interruption
+from recipes.parallel import join_workers
+from recipes.settings import TrainingSettings
+from recipes.spec import TrainingSpec, read_metrics, read_result
+from recipes.trainer import train
+from tests.tiny import tiny_base_model, tiny_shards
+
+VOCAB_SIZE = 512
+ARCHITECTURES: dict[str, PretrainedConfig] = {
+    "gpt2": GPT2Config(
+        vocab_size=VOCAB_SIZE,
+        n_embd=96,
+        n_layer=3,
+        n_head=4,
+        n_positions=128,
+        architectures=["GPT2LMHeadModel"],
+    ),
+    "llama": LlamaConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=96,
+        intermediate_size=256,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        tie_word_embeddings=True,
+        architectures=["LlamaForCausalLM"],
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def python_manual() -> list[str]:
+    """A real text: the language reference that ships with Python."""
+    return [topics[name] for name in sorted(topics)][:60]
+
+
+def make_run(folder: Path, texts: list[str], kind: str, **training: Any) -> TrainingSpec:
+    """A run from random weights of an architecture, on some texts."""
+    model = folder / "model"
+    tiny_base_model(model, vocab_size=VOCAB_SIZE)
+    (model / "model.safetensors").unlink()
+    (model / "config.json").write_text(json.dumps(ARCHITECTURES[kind].to_dict()))
+    return TrainingSpec(
+        run_id=kind,
+        shards_folder=str(folder / "shards"),
+        shards=tiny_shards(folder / "shards", model, texts, sequence_length=128),
+        base_model_folder=str(model),
+        run_folder=str(folder / "runs" / kind),
+        export_folder=str(folder / "export"),
+        training=TrainingSettings.model_validate(
+            {"initialise": "random", "precision": "float32", "global_batch_size": 8} | training
+        ),
+    )
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_a_real_text_is_learnt_from_nothing(
+    tmp_path: Path, python_manual: list[str], kind: str
+) -> None:
+    spec = make_run(
+        tmp_path,
+        python_manual,
+        kind,
+        steps=120,
+        learning_rate=4e-3,
+        checkpoint_every_steps=120,
+        validate_every_steps=120,
+        device_batch_size=8,
+    )
+    train(spec, join_workers(), Interruption(), lambda line: None)
+    losses = [line["loss"] for line in read_metrics(Path(spec.run_folder))]
+    assert losses[0] == pytest.approx(math.log(VOCAB_SIZE), abs=0.35)
+    result = read_result(Path(spec.run_folder))
+    assert result
+    bits = result.validation_bits_per_byte
+    assert bits["end"] < 0.7 * bits["start"]
+    assert sum(losses[-10:]) / 10 < 0.7 * losses[0]
+
+
+def test_the_seed_decides_the_weights(tmp_path: Path, python_manual: list[str]) -> None:
+    losses = []
+    for name, seed in (("one", 1), ("same", 1), ("other", 2)):
+        spec = make_run(tmp_path / name, python_manual[:12], "llama", steps=2, seed=seed)
+        train(spec, join_workers(), Interruption(), lambda line: None)
+        losses.append([line["loss"] for line in read_metrics(Path(spec.run_folder))])
+    assert losses[0] == losses[1] != losses[2]

@@ -1,0 +1,168 @@
+"""Every setting does what its description says."""
+
+import json
+import math
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+from safetensors.torch import load_file
+
+from artifacts.shards import ShardStats
+from recipes.budget import total_steps
+from recipes.interruption import Interruption
+from recipes.parallel import join_workers
+from recipes.saving import SavingPlan
+from recipes.schedule import learning_rate_factor
+from recipes.settings import PLACEMENT_FIELDS, ScheduleSettings, TrainingSettings
+from recipes.spec import TrainingResult, TrainingSpec, read_metrics
+from recipes.trainer import train
+from tests.recipes.conftest import SpecMaker, course
+
+
+def finish(spec: TrainingSpec) -> TrainingResult:
+    """Train in this process."""
+    return train(spec, join_workers(), Interruption(), lambda line: None)
+
+
+def losses(spec: TrainingSpec) -> list[float]:
+    return [line["loss"] for line in read_metrics(Path(spec.run_folder))]
+
+
+def test_the_learning_rate_warms_up_holds_and_decays() -> None:
+    schedule = ScheduleSettings(warmup_steps=4, decay_fraction=0.5, final_fraction=0.1)
+    course = [learning_rate_factor(schedule, step, 20) for step in range(1, 21)]
+    assert course[:4] == [0.25, 0.5, 0.75, 1.0]
+    assert course[4:10] == [1.0] * 6
+    assert course[10:] == pytest.approx([1 - 0.09 * n for n in range(1, 11)])
+
+
+def test_the_cosine_ends_at_its_final_share() -> None:
+    schedule = ScheduleSettings(shape="cosine", warmup_steps=2, final_fraction=0.2)
+    course = [learning_rate_factor(schedule, step, 12) for step in range(1, 13)]
+    assert course[:2] == [0.5, 1.0]
+    assert course[6] == pytest.approx(0.6)
+    assert course[-1] == pytest.approx(0.2)
+    assert all(later < earlier for earlier, later in pairwise(course[1:]))
+
+
+@pytest.mark.parametrize("shape", ["warmup_stable_decay", "cosine"])
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_a_run_shorter_than_its_warm_up_has_a_learning_rate(shape: str, steps: int) -> None:
+    schedule = ScheduleSettings.model_validate({"shape": shape, "warmup_steps": 3})
+    for step in range(1, steps + 1):
+        assert 0 < learning_rate_factor(schedule, step, steps) <= 1
+
+
+def test_budgets_are_turned_into_whole_steps(shards: ShardStats) -> None:
+    rows = sum(shard.rows for shard in shards.shards if shard.split == "train")
+    tokens = sum(shard.tokens for shard in shards.shards if shard.split == "train")
+    assert total_steps(TrainingSettings(), shards) == 32
+    assert total_steps(TrainingSettings(epochs=2), shards) == math.ceil(2 * rows / 4)
+    assert total_steps(TrainingSettings(tokens=tokens), shards) == math.ceil(rows / 4)
+
+
+def test_settings_that_contradict_each_other_are_refused_together() -> None:
+    with pytest.raises(ValidationError) as refusal:
+        TrainingSettings.model_validate(
+            {"steps": 4, "epochs": 1.0, "lora": {"rank": 2}, "optimizer": "muon"}
+        )
+    assert "give one of steps, tokens, epochs (found steps and epochs)" in str(refusal.value)
+    assert "lora is trained with adamw" in str(refusal.value)
+
+
+def test_where_the_work_is_done_stays_out_of_the_content() -> None:
+    content = TrainingSettings().content()
+    assert not content.keys() & set(PLACEMENT_FIELDS)
+    moved = TrainingSettings(workers=8, device_batch_size=1, compile="on", keep_checkpoints=9)
+    assert moved.content() == content
+    assert TrainingSettings(seed=1).content() != content
+    best = TrainingSettings(export="best", validate_every_steps=4)
+    assert best.content() != TrainingSettings(export="best", validate_every_steps=8).content()
+
+
+def test_checkpoints_are_due_by_steps_by_minutes_and_permanently() -> None:
+    now = 0.0
+    plan = SavingPlan(
+        TrainingSettings(
+            checkpoint_every_steps=10, checkpoint_every_minutes=5, permanent_every_steps=25
+        ),
+        clock=lambda: now,
+    )
+    assert [step for step in range(1, 51) if plan.is_due(step)] == [10, 20, 25, 30, 40, 50]
+    assert [step for step in range(1, 51) if plan.is_permanent(step)] == [25, 50]
+    now = 299.0
+    assert not plan.is_due(11)
+    now = 300.0
+    assert plan.is_due(11)
+    plan.saved()
+    assert not plan.is_due(12)
+
+
+def test_permanent_checkpoints_outlive_the_run(make_spec: SpecMaker) -> None:
+    spec = make_spec(steps=12, checkpoint_every_steps=2, permanent_every_steps=5)
+    finish(spec)
+    kept = sorted(path.name for path in Path(spec.run_folder).glob("step-*"))
+    assert kept == ["step-10", "step-12", "step-5"]
+
+
+def test_muon_learns(make_spec: SpecMaker) -> None:
+    result = finish(make_spec(steps=15, optimizer="muon", learning_rate=1e-2))
+    bits = result.validation_bits_per_byte
+    assert bits["end"] < 0.7 * bits["start"]
+
+
+def test_the_best_weights_are_exported_where_asked(make_spec: SpecMaker) -> None:
+    # A learning rate that first helps and then ruins the model.
+    ruinous = {"steps": 16, "learning_rate": 0.5, "validate_every_steps": 2, "export": "best"}
+    schedule = {"warmup_steps": 16, "decay_fraction": 0.0}
+    spec = make_spec("best", **ruinous, schedule=schedule)
+    result = finish(spec)
+    assert result.best_step < result.steps
+    assert result.validation_bits_per_byte["best"] < result.validation_bits_per_byte["end"]
+    exported = load_file(Path(spec.export_folder) / "model.safetensors")
+    best = load_file(Path(spec.run_folder) / "best" / "model.safetensors")
+    assert all((exported[name] == best[name]).all() for name in best)
+
+
+def test_recomputing_activations_and_accumulating_change_nothing(make_spec: SpecMaker) -> None:
+    plain = make_spec("plain", steps=6)
+    frugal = make_spec("frugal", steps=6, device_batch_size=1, recompute_activations=True)
+    finish(plain)
+    finish(frugal)
+    assert losses(frugal) == pytest.approx(losses(plain), rel=1e-5)
+
+
+def test_saving_in_the_background_changes_nothing(make_spec: SpecMaker) -> None:
+    plain = make_spec("plain", steps=8, checkpoint_every_steps=2)
+    background = make_spec("background", steps=8, checkpoint_every_steps=2, save_in_background="on")
+    finish(plain)
+    finish(background)
+    assert course(background) == course(plain)
+
+
+def test_profiles_of_chosen_steps_are_written(make_spec: SpecMaker) -> None:
+    spec = make_spec(steps=3, profile_steps=(2,))
+    finish(spec)
+    profiles = list((Path(spec.run_folder) / "profile").iterdir())
+    assert [path.name for path in profiles] == ["step-2-0.json"]
+    assert json.loads(profiles[0].read_text())["traceEvents"]
+
+
+def test_metrics_hold_what_the_figures_need(make_spec: SpecMaker) -> None:
+    spec = make_spec(steps=3)
+    finish(spec)
+    history = read_metrics(Path(spec.run_folder))
+    assert [line["step"] for line in history] == [1, 2, 3]
+    wanted = {"loss", "learning_rate", "gradient_norm", "tokens_per_second", "peak_memory_gb"}
+    assert wanted | {"data_wait_share", "loop_overhead_share", "seconds"} <= history[0].keys()
+    assert list((Path(spec.run_folder) / "tensorboard").glob("events.out.tfevents.*"))
+
+
+@pytest.mark.soak
+def test_compiled_layers_take_the_same_course(make_spec: SpecMaker) -> None:
+    plain, compiled = make_spec("plain", steps=6), make_spec("compiled", steps=6, compile="on")
+    finish(plain)
+    finish(compiled)
+    assert losses(compiled) == pytest.approx(losses(plain), rel=1e-4)
