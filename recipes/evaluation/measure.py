@@ -1,21 +1,18 @@
 """Measures every model of a spec on the same data and writes one result."""
 
 import json
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 from fsspec.implementations.local import LocalFileSystem
 
 from artifacts.atomic import write_atomically
 from artifacts.errors import UserError
 from artifacts.identity import hash_json
-from recipes.evaluation.bootstrap import studentized_interval
 from recipes.evaluation.documents import (
     Document,
     check_vocabulary,
@@ -23,42 +20,30 @@ from recipes.evaluation.documents import (
     general_documents,
     held_out_documents,
 )
+from recipes.evaluation.quiz import QUIZ_TASK, make_questions, write_task
+from recipes.evaluation.results import (
+    FINGERPRINT_KEY,
+    Data,
+    Scores,
+    metrics,
+    score_table,
+    task_table,
+)
 from recipes.evaluation.settings import (
     CODE_VERSION,
-    EvaluationSettings,
     EvaluationSpec,
     ModelSource,
+    TaskSettings,
 )
+from recipes.evaluation.tasks import TaskScores, digest_tasks, run_tasks
 
 RESULT_NAME = "result.json"
 SCORES_NAME = "scores.parquet"
 SAMPLES_NAME = "samples.json"
-FINGERPRINT_KEY = "evaluation_fingerprint"
-"""In the result and in the metadata of the scores, so that they cannot be mixed up."""
-ROLES = ("base", "candidate", "incumbent")
+TASKS_NAME = "task_scores.parquet"
+QUIZ_FOLDER = "quiz"
 
 Report = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Data:
-    """What all models are measured on."""
-
-    tasks: dict[str, list[Document]]
-    """Task name to documents."""
-    prompts: list[Document]
-    """Held-out documents to continue."""
-    fingerprint: str
-    """Of data, code and settings, not of the models: figures with one fingerprint compare."""
-
-
-@dataclass(frozen=True)
-class Scores:
-    """One model's scores."""
-
-    bits: dict[str, np.ndarray]
-    """Task name to bits of each document, shape (documents,)."""
-    samples: list[dict[str, str]]
 
 
 def evaluate(spec: EvaluationSpec, report: Report) -> dict[str, Any]:
@@ -92,7 +77,7 @@ def evaluate(spec: EvaluationSpec, report: Report) -> dict[str, Any]:
                 continue
         scores[role] = measured[source.fingerprint]
     result = {
-        "metrics": _metrics(data, scores, spec.settings),
+        "metrics": metrics(data, scores, spec.settings),
         FINGERPRINT_KEY: data.fingerprint,
         "documents": {task: len(documents) for task, documents in data.tasks.items()},
         "tokens": {task: sum(len(d.tokens) for d in ds) for task, ds in data.tasks.items()},
@@ -102,7 +87,9 @@ def evaluate(spec: EvaluationSpec, report: Report) -> dict[str, Any]:
     }
     output = Path(spec.output)
     output.mkdir(parents=True, exist_ok=True)
-    pq.write_table(_score_table(data, scores), output / SCORES_NAME)
+    pq.write_table(score_table(data, scores), output / SCORES_NAME)
+    if data.lm_eval_tasks:
+        pq.write_table(task_table(scores), output / TASKS_NAME)
     _write_json(output / SAMPLES_NAME, {role: s.samples for role, s in scores.items()})
     _write_json(output / RESULT_NAME, result)
     return result
@@ -117,14 +104,29 @@ def read_data(spec: EvaluationSpec) -> Data:
     held_out = held_out_documents(Path(spec.shards), spec.shard_stats, tokenizer, settings)
     general = general_documents(tokenizer, spec.shard_stats, settings.general_tokens, settings.seed)
     tasks = {"held_out": held_out, "general": general}
+    task_folders = [Path(settings.task_folder)] if settings.task_folder else []
+    lm_eval_tasks = list(settings.tasks)
+    if settings.quiz.questions:
+        task_folders.append(_write_quiz(spec, tokenizer))
+        lm_eval_tasks.insert(0, TaskSettings(name=QUIZ_TASK))
     identity = {
         "code_version": CODE_VERSION,
         "settings": settings.content(),
         "sequence_length": spec.shard_stats.sequence_length,
-        "data": {task: digest(documents) for task, documents in tasks.items()},
+        "data": {task: digest(documents) for task, documents in tasks.items()}
+        | digest_tasks(lm_eval_tasks, task_folders),
     }
     prompts = held_out[: settings.generation.samples]
-    return Data(tasks=tasks, prompts=prompts, fingerprint=hash_json(identity))
+    return Data(tasks, prompts, task_folders, lm_eval_tasks, hash_json(identity))
+
+
+def _write_quiz(spec: EvaluationSpec, tokenizer: Any) -> Path:
+    """Make the multiple-choice set from the whole held-out split; returns its folder."""
+    everything = spec.settings.model_copy(update={"held_out_tokens": None, "document_tokens": None})
+    documents = held_out_documents(Path(spec.shards), spec.shard_stats, tokenizer, everything)
+    folder = Path(spec.output) / QUIZ_FOLDER
+    write_task(make_questions(documents, tokenizer, spec.settings.quiz), folder)
+    return folder
 
 
 def measure(
@@ -145,16 +147,34 @@ def measure(
         for task, documents in data.tasks.items():
             check_vocabulary(documents, model.config.vocab_size, source.path)
             bits[task] = _score_task(model, role, task, documents, spec, report)
-    samples = []
+    scores = Scores(bits, *_written(model, role, data, spec, report))
+    if cached:
+        _write_json(cached, asdict(scores))
+    return scores
+
+
+def _written(
+    model: Any, role: str, data: Data, spec: EvaluationSpec, report: Report
+) -> tuple[list[dict[str, str]], list[TaskScores]]:
+    """Completions, and answers to lm-eval's tasks, both in the precision of the endpoint."""
+    from recipes.evaluation import models
+
+    if not data.prompts and not data.lm_eval_tasks:
+        return [], []
+    tokenizer, model = models.load_tokenizer(Path(spec.base.path)), models.as_served(model)
+    samples, scored = [], []
     if data.prompts:
         report(f"{role}: writing {len(data.prompts)} completions")
-        tokenizer = models.load_tokenizer(Path(spec.base.path))
         samples = models.complete(model, tokenizer, data.prompts, spec.settings.generation)
-    scores = Scores(bits, samples)
-    if cached:
-        content = {"bits": {k: v.tolist() for k, v in bits.items()}, "samples": samples}
-        _write_json(cached, content)
-    return scores
+    if data.lm_eval_tasks:
+        from recipes.evaluation.shared_context import SharedContextLM
+
+        report(f"{role}: answering {', '.join(task.name for task in data.lm_eval_tasks)}")
+        lm = SharedContextLM(model, tokenizer, spec.settings.batch_tokens)
+        scored = run_tasks(lm, data.lm_eval_tasks, data.task_folders)
+        for one in scored:
+            report(f"{role}: {one.task} {one.metric} {one.values.mean():.4f}")
+    return samples, scored
 
 
 def _score_task(
@@ -189,58 +209,7 @@ def _describe_models(spec: EvaluationSpec) -> str:
     return " and ".join(reversed(distinct.values()))
 
 
-def _metrics(
-    data: Data, scores: dict[str, Scores], settings: EvaluationSettings
-) -> dict[str, dict[str, dict[str, float | None]]]:
-    return {
-        f"{task}_bits_per_byte": {
-            role: _bits_per_byte(documents, of_role.bits[task], settings)
-            for role, of_role in scores.items()
-        }
-        for task, documents in data.tasks.items()
-    }
-
-
-def _bits_per_byte(
-    documents: Sequence[Document], bits: np.ndarray, settings: EvaluationSettings
-) -> dict[str, float | None]:
-    """Value and 95 % interval; None stands for what is not finite, which JSON cannot say."""
-    interval = studentized_interval(
-        bits,
-        np.array([document.bytes for document in documents], float),
-        np.array([document.cluster for document in documents]),
-        resamples=settings.bootstrap_resamples,
-        seed=settings.seed,
-    )
-    figures = {"value": interval.value, "low": interval.low, "high": interval.high}
-    return {name: figure if math.isfinite(figure) else None for name, figure in figures.items()}
-
-
-def _score_table(data: Data, scores: dict[str, Scores]) -> pa.Table:
-    """One row a document: task, document, cluster, bytes, tokens, and bits under each model.
-
-    A model that was not measured has nulls; one that answered NaN has NaN.
-    """
-    rows = [(task, document) for task, documents in data.tasks.items() for document in documents]
-    columns: dict[str, Any] = {
-        "task": pa.array([task for task, _ in rows]),
-        "document": pa.array([document.id for _, document in rows]),
-        "cluster": pa.array([document.cluster for _, document in rows]),
-        "bytes": pa.array([document.bytes for _, document in rows]),
-        "tokens": pa.array([len(document.tokens) for _, document in rows]),
-    }
-    for role in ROLES:
-        column = pa.nulls(len(rows), pa.float64())
-        if role in scores:
-            bits = np.concatenate([scores[role].bits[task] for task in data.tasks])
-            column = pa.array(bits, from_pandas=False)
-        columns[f"bits_{role}"] = column
-    return pa.table(columns).replace_schema_metadata({FINGERPRINT_KEY: data.fingerprint})
-
-
-def _cache_path(
-    folder: str | None, data: Data, source: ModelSource, precision: str
-) -> Path | None:
+def _cache_path(folder: str | None, data: Data, source: ModelSource, precision: str) -> Path | None:
     name = f"{source.fingerprint}-{precision}.json"
     return Path(folder) / data.fingerprint / name if folder else None
 
@@ -250,8 +219,13 @@ def _read_cache(path: Path) -> Scores | None:
         return None
     content = json.loads(path.read_text())
     bits = {task: np.array(values, float) for task, values in content["bits"].items()}
-    return Scores(bits, content["samples"])
+    tasks = [TaskScores(**one | {"values": np.array(one["values"])}) for one in content["tasks"]]
+    return Scores(bits, content["samples"], tasks)
 
 
 def _write_json(path: Path, content: Any) -> None:
-    write_atomically(LocalFileSystem(), str(path), json.dumps(content, indent=1).encode())
+    write_atomically(
+        LocalFileSystem(),
+        str(path),
+        json.dumps(content, indent=1, default=np.ndarray.tolist).encode(),
+    )

@@ -54,6 +54,11 @@ def load_model(folder: Path) -> Any:
     return model.eval().to(device())
 
 
+def as_served(model: Any) -> Any:
+    """Turn a model's weights into bfloat16 where that is fast, as the endpoint has them."""
+    return model.to(torch.bfloat16) if precision() == "bfloat16" else model
+
+
 @torch.inference_mode()
 def complete(
     model: Any,
@@ -63,13 +68,9 @@ def complete(
 ) -> list[dict[str, str]]:
     """Continue the documents' first tokens, each time by the most likely one.
 
-    Where bfloat16 is fast the model's weights are turned into it, as the endpoint has them.
-
     Returns:
         One dict a document: `document`, `prompt`, `completion`.
     """
-    if precision() == "bfloat16":
-        model = model.to(torch.bfloat16)
     samples = []
     for document in documents:
         prompt = torch.from_numpy(document.tokens[: settings.prompt_tokens])[None].to(device())

@@ -25,6 +25,30 @@ class GenerationSettings(Settings):
     """How many tokens each model writes, always the most likely one."""
 
 
+class TaskSettings(Settings):
+    """One of lm-eval's tasks."""
+
+    name: str
+    """As lm-eval calls it, or as a file in `task_folder` does."""
+    shots: int | None = Field(default=None, ge=0)
+    """Solved examples before each question; absent means the task's own number."""
+    limit: int | None = Field(default=None, ge=1)
+    """First questions only; absent means all."""
+
+
+class QuizSettings(Settings):
+    """A multiple-choice set made from held-out text: which of several texts goes on?"""
+
+    questions: int = Field(default=0, ge=0)
+    """Most questions, one a held-out document; 0 turns it off. 100 take two cores about 30 s."""
+    choices: int = Field(default=4, ge=2)
+    """Continuations to choose from; one is right."""
+    context_tokens: int = Field(default=96, ge=8)
+    """Length of the beginning that the model is given."""
+    choice_tokens: int = Field(default=24, ge=4)
+    """Length of each continuation."""
+
+
 class EvaluationSettings(Settings):
     """The `eval_metrics` asset: which data the models are measured on, and how much of it."""
 
@@ -40,6 +64,12 @@ class EvaluationSettings(Settings):
     """Most tokens of the shipped general-English text to measure; absent: all 10,000."""
     generation: GenerationSettings = GenerationSettings()
     """Completions side by side."""
+    quiz: QuizSettings = QuizSettings()
+    """Multiple choice from held-out text, reported as `domain_quiz_acc` and `_acc_norm`."""
+    tasks: tuple[TaskSettings, ...] = ()
+    """Tasks of lm-eval, reported as `<task>_<metric>`; those on the hub need a connection."""
+    task_folder: str | None = None
+    """Local folder of lm-eval task files of your own."""
     bootstrap_resamples: int = Field(default=2_000, ge=200)
     """Resamples behind each metric's 95 % interval."""
     seed: int = 0
@@ -49,7 +79,7 @@ class EvaluationSettings(Settings):
 
     def content(self) -> dict[str, Any]:
         """What decides the result, for the fingerprint."""
-        return self.model_dump(mode="json", exclude={"batch_tokens"})
+        return self.model_dump(mode="json", exclude={"batch_tokens", "task_folder"})
 
 
 class ModelSource(Settings):

@@ -1,0 +1,136 @@
+"""What was measured, as metrics with intervals and as tables of single scores."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from recipes.evaluation.bootstrap import studentized_interval
+from recipes.evaluation.documents import Document
+from recipes.evaluation.settings import EvaluationSettings, TaskSettings
+from recipes.evaluation.tasks import TaskScores
+
+FINGERPRINT_KEY = "evaluation_fingerprint"
+"""In the result and in the metadata of the scores, so that they cannot be mixed up."""
+ROLES = ("base", "candidate", "incumbent")
+
+
+@dataclass(frozen=True)
+class Data:
+    """What all models are measured on."""
+
+    tasks: dict[str, list[Document]]
+    """Task name to documents."""
+    prompts: list[Document]
+    """Held-out documents to continue."""
+    task_folders: list[Path]
+    """Where the files of lm-eval's tasks are."""
+    lm_eval_tasks: list[TaskSettings]
+    """The quiz first, then what the settings name."""
+    fingerprint: str
+    """Of data, code and settings, not of the models: figures with one fingerprint compare."""
+
+
+@dataclass(frozen=True)
+class Scores:
+    """One model's scores."""
+
+    bits: dict[str, np.ndarray]
+    """Task name to bits of each document, shape (documents,)."""
+    samples: list[dict[str, str]]
+    """Completions."""
+    tasks: list[TaskScores]
+    """lm-eval's tasks, sample by sample."""
+
+
+def metrics(
+    data: Data, scores: dict[str, Scores], settings: EvaluationSettings
+) -> dict[str, dict[str, dict[str, float | None]]]:
+    """Metric name to role to value with its 95 % interval."""
+    found: dict[str, dict[str, dict[str, float | None]]] = {}
+    for role, of_role in scores.items():
+        for task, documents in data.tasks.items():
+            figures = _bits_per_byte(documents, of_role.bits[task], settings)
+            found.setdefault(f"{task}_bits_per_byte", {})[role] = figures
+        for scored in of_role.tasks:
+            figures = _figures(
+                scored.values, np.ones(len(scored.values)), np.array(scored.clusters), settings
+            )
+            found.setdefault(f"{scored.task}_{scored.metric}", {})[role] = figures
+    return found
+
+
+def _bits_per_byte(
+    documents: Sequence[Document], bits: np.ndarray, settings: EvaluationSettings
+) -> dict[str, float | None]:
+    return _figures(
+        bits,
+        np.array([document.bytes for document in documents], float),
+        np.array([document.cluster for document in documents]),
+        settings,
+    )
+
+
+def _figures(
+    numerators: np.ndarray,
+    denominators: np.ndarray,
+    clusters: np.ndarray,
+    settings: EvaluationSettings,
+) -> dict[str, float | None]:
+    """Value and 95 % interval; None stands for what is not finite, which JSON cannot say."""
+    interval = studentized_interval(
+        numerators,
+        denominators,
+        clusters,
+        resamples=settings.bootstrap_resamples,
+        seed=settings.seed,
+    )
+    figures = {"value": interval.value, "low": interval.low, "high": interval.high}
+    return {name: figure if math.isfinite(figure) else None for name, figure in figures.items()}
+
+
+def score_table(data: Data, scores: dict[str, Scores]) -> pa.Table:
+    """One row a document: task, document, cluster, bytes, tokens, and bits under each model.
+
+    A model that was not measured has nulls; one that answered NaN has NaN.
+    """
+    rows = [(task, document) for task, documents in data.tasks.items() for document in documents]
+    columns: dict[str, Any] = {
+        "task": pa.array([task for task, _ in rows]),
+        "document": pa.array([document.id for _, document in rows]),
+        "cluster": pa.array([document.cluster for _, document in rows]),
+        "bytes": pa.array([document.bytes for _, document in rows]),
+        "tokens": pa.array([len(document.tokens) for _, document in rows]),
+    }
+    for role in ROLES:
+        column = pa.nulls(len(rows), pa.float64())
+        if role in scores:
+            bits = np.concatenate([scores[role].bits[task] for task in data.tasks])
+            column = pa.array(bits, from_pandas=False)
+        columns[f"bits_{role}"] = column
+    return pa.table(columns).replace_schema_metadata({FINGERPRINT_KEY: data.fingerprint})
+
+
+def task_table(scores: dict[str, Scores]) -> pa.Table:
+    """One row a sample of a task: task, metric, sample, cluster, score under each model."""
+    some = next(iter(scores.values())).tasks
+    columns: dict[str, Any] = {
+        name: pa.array([value for s in some for value in values(s)], pa.string())
+        for name, values in (
+            ("task", lambda s: [s.task] * len(s.values)),
+            ("metric", lambda s: [s.metric] * len(s.values)),
+            ("sample", lambda s: s.samples),
+            ("cluster", lambda s: s.clusters),
+        )
+    }
+    rows = len(columns["task"])
+    for role in ROLES:
+        column = pa.nulls(rows, pa.float64())
+        if role in scores and rows:
+            column = pa.array(np.concatenate([s.values for s in scores[role].tasks]))
+        columns[f"score_{role}"] = column
+    return pa.table(columns)

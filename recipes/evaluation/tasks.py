@@ -1,0 +1,117 @@
+"""lm-eval tasks, from local files or from the hub, with every sample's score kept."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from artifacts.errors import UserError
+from recipes.evaluation.settings import TaskSettings
+
+OPEN_TASKS = (
+    TaskSettings(name="arc_challenge", shots=25),
+    TaskSettings(name="hellaswag", shots=10),
+    TaskSettings(name="mmlu", shots=5),
+    TaskSettings(name="truthfulqa_mc2", shots=0),
+    TaskSettings(name="winogrande", shots=5),
+    TaskSettings(name="gsm8k", shots=5),
+)
+"""The tasks and shots that published models are compared by; they need the hub."""
+
+SEED = 1234
+
+
+@dataclass(frozen=True)
+class TaskScores:
+    """One metric of one task, sample by sample."""
+
+    task: str
+    metric: str
+    samples: list[str]
+    """Which question: its `document` where the task's file names one, else its number."""
+    clusters: list[str]
+    values: np.ndarray
+    """Shape (samples,); the metric is their mean."""
+
+
+def run_tasks(lm: Any, tasks: Sequence[TaskSettings], folders: Sequence[Path]) -> list[TaskScores]:
+    """Ask a model lm-eval's tasks.
+
+    Args:
+        lm: one of lm-eval's models.
+        folders: where local task files are.
+
+    Raises:
+        UserError: a task is unknown, or its data cannot be read, as when the hub is out of reach.
+    """
+    from lm_eval import simple_evaluate
+
+    manager = _task_manager(tasks, folders)
+    scores = []
+    for task in tasks:
+        if task.name not in manager.all_tasks:
+            raise UserError(
+                f"lm-eval knows no task {task.name!r}. Give its file's folder in "
+                "`eval_metrics.task_folder`, or another name in `eval_metrics.tasks`."
+            )
+        try:
+            results = simple_evaluate(
+                model=lm,
+                tasks=[task.name],
+                num_fewshot=task.shots,
+                limit=task.limit,
+                task_manager=manager,
+                bootstrap_iters=0,
+                log_samples=True,
+                random_seed=SEED,
+                numpy_random_seed=SEED,
+                torch_random_seed=SEED,
+                fewshot_random_seed=SEED,
+            )
+        except (OSError, ConnectionError) as error:
+            raise UserError(
+                f"The data of task {task.name!r} cannot be read: {str(error).splitlines()[0]}. "
+                "Where no hub can be reached, use tasks from local files."
+            ) from error
+        # A group such as mmlu is one score over the samples of all its parts.
+        parts = results["samples"].values()
+        scores += _scores(task.name, [sample for samples in parts for sample in samples])
+    return scores
+
+
+def _task_manager(tasks: Sequence[TaskSettings], folders: Sequence[Path]) -> Any:
+    """lm-eval's index of tasks: of the local ones alone where they suffice, which saves seconds."""
+    from lm_eval.tasks import TaskManager
+
+    paths = [str(folder) for folder in folders]
+    local = TaskManager(include_path=paths, include_defaults=False)
+    if {task.name for task in tasks} <= set(local.all_tasks):
+        return local
+    return TaskManager(include_path=paths)
+
+
+def digest_tasks(tasks: Sequence[TaskSettings], folders: Sequence[Path]) -> dict[str, str]:
+    """What decides the questions: lm-eval's version and the local task files' content."""
+    if not tasks:
+        return {}
+    state = hashlib.sha256()
+    for folder in folders:
+        for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+            # Task files of this run name their own folder, which says nothing about the questions.
+            content = path.read_text(errors="replace").replace(str(folder.absolute()), "")
+            state.update(f"{path.relative_to(folder)}\0{content}\0".encode())
+    return {"lm_eval": version("lm_eval"), "files": state.hexdigest()}
+
+
+def _scores(task: str, samples: list[dict[str, Any]]) -> list[TaskScores]:
+    metrics = [m for m in samples[0]["metrics"] if isinstance(samples[0][m], int | float)]
+    names = [str(s["doc"].get("document", s["doc_id"])) for s in samples]
+    clusters = [str(s["doc"].get("cluster", s["doc_id"])) for s in samples]
+    return [
+        TaskScores(task, metric, names, clusters, np.array([float(s[metric]) for s in samples]))
+        for metric in metrics
+    ]
