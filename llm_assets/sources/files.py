@@ -1,6 +1,8 @@
 """Reads documents from files: plain text, JSON lines and Parquet, through fsspec."""
 
+import gzip
 import hashlib
+import io
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,14 +15,30 @@ from fsspec.implementations.local import LocalFileSystem
 
 from artifacts.errors import UserError
 from artifacts.progress import CountedProgress
+from llm_assets.sources.braces import expand_braces
 from llm_assets.sources.document import Document
+from llm_assets.sources.faults import Quarantine
 from llm_assets.sources.settings import Files
 
 TEXT_SUFFIXES = (".txt", ".md", ".rst")
 SUFFIXES = (*TEXT_SUFFIXES, ".jsonl", ".parquet")
-COMPRESSIONS = {".gz": "gzip"}
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
+BOMB_BYTES = 64 * 1024 * 1024
+"""Unpacked size below which no file is taken for a compression bomb."""
 BATCH_DOCUMENTS = 1_000
 HASH_BLOCK_BYTES = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Why a document cannot be used; `message` names its file and row."""
+
+    reason: str
+    message: str
+
+
+Row = tuple[str, str] | Fault
+"""A document's id and text, or its fault."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +69,27 @@ def find_files(source: Files) -> list[SourceFile]:
     Raises:
         UserError: nothing is there, or nothing of a format that can be read.
     """
-    filesystem, path = fsspec.core.url_to_fs(source.path)
+    files = []
+    for url in expand_braces(source.path):
+        found = _match(url)
+        if not found:
+            raise UserError(
+                f"Source {source.name!r}: {url} matches no file. "
+                f"Check `raw_corpus.sources` ({source.name}), key `path`."
+            )
+        files += found
+    readable = [file for file in files if file.suffix]
+    if not readable:
+        raise UserError(
+            f"Source {source.name!r}: none of the {len(files)} files at {source.path} ends in "
+            f"{', '.join(SUFFIXES)} (or those with .gz, .zst); the first is {files[0].name}."
+        )
+    return readable
+
+
+def _match(url: str) -> list[SourceFile]:
+    """The files of one path, folder or glob in name order."""
+    filesystem, path = fsspec.core.url_to_fs(url)
     if any(character in path for character in "*?["):
         fixed = path[: min(path.find(c) for c in "*?[" if c in path)]
         folder = fixed.rpartition("/")[0]
@@ -60,22 +98,10 @@ def find_files(source: Files) -> list[SourceFile]:
         folder, paths = path, filesystem.find(path)
     else:
         folder, paths = path.rpartition("/")[0], [path] if filesystem.exists(path) else []
-    if not paths:
-        raise UserError(
-            f"Source {source.name!r}: {source.path} matches no file. "
-            f"Check `raw_corpus.sources` ({source.name}), key `path`."
-        )
-    files = [
+    return [
         SourceFile(filesystem, path, path.removeprefix(folder).lstrip("/"))
         for path in sorted(paths)
     ]
-    readable = [file for file in files if file.suffix]
-    if not readable:
-        raise UserError(
-            f"Source {source.name!r}: none of the {len(files)} files at {source.path} ends in "
-            f"{', '.join(SUFFIXES)} (or those with .gz); the first is {files[0].name}."
-        )
-    return readable
 
 
 def fingerprint_files(source: Files) -> str:
@@ -87,40 +113,59 @@ def fingerprint_files(source: Files) -> str:
     return digest.hexdigest()[:32]
 
 
-def read_files(source: Files, report: Callable[[str], None]) -> Iterator[list[Document]]:
-    """Batches of documents, file by file in name order."""
+def read_files(
+    source: Files, quarantine: Quarantine, report: Callable[[str], None]
+) -> Iterator[list[Document]]:
+    """Batches of documents, file by file in name order; faulty ones go to the quarantine.
+
+    Raises:
+        UserError: a file as a whole cannot be read.
+    """
     files = find_files(source)
     progress = CountedProgress(report, source.name, len(files), "files")
     for number, file in enumerate(files, start=1):
-        yield from _batches(_read_file(file, source))
+        yield from _batches(_read_file(file, source, quarantine))
         progress.advance(number)
 
 
-def _read_file(file: SourceFile, source: Files) -> Iterator[Document]:
+def _read_file(file: SourceFile, source: Files, quarantine: Quarantine) -> Iterator[Document]:
     if file.suffix == ".parquet":
         rows = _read_parquet(file, source)
     elif file.suffix == ".jsonl":
         rows = _read_json_lines(file, source)
     else:
-        rows = iter([(file.name, _decode(_read_bytes(file), file, "the file"))])
-    for identifier, text in rows:
-        yield Document(id=identifier, text=text, source=source.name)
+        rows = _read_text(file, source)
+    for row in rows:
+        if isinstance(row, Fault):
+            quarantine.add(row.reason, row.message)
+        else:
+            yield Document(id=row[0], text=row[1], source=source.name)
 
 
-def _read_json_lines(file: SourceFile, source: Files) -> Iterator[tuple[str, str]]:
-    for number, line in enumerate(_lines(file), start=1):
+def _read_text(file: SourceFile, source: Files) -> Iterator[Row]:
+    content = b"".join(_lines(file, source))
+    try:
+        yield file.name, content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        yield _not_utf8(file, "the file", error)
+
+
+def _read_json_lines(file: SourceFile, source: Files) -> Iterator[Row]:
+    for number, line in enumerate(_lines(file, source), start=1):
         if not line.strip():
             continue
         try:
             record = json.loads(line)
         except UnicodeDecodeError as error:
-            raise _not_utf8(file, f"line {number}", error) from error
-        except ValueError as error:
-            raise UserError(f"{file.path}, line {number}: not valid JSON ({error}).") from error
-        yield _pick(record, file, source, f"line {number}", f"{file.name}:{number}")
+            yield _not_utf8(file, f"line {number}", error)
+        except (ValueError, RecursionError) as error:
+            message = f"{file.path}, line {number}: not valid JSON ({error})."
+            yield Fault("not_json", message)
+        else:
+            yield _pick(record, file, source, f"line {number}", f"{file.name}:{number}")
 
 
-def _read_parquet(file: SourceFile, source: Files) -> Iterator[tuple[str, str]]:
+def _read_parquet(file: SourceFile, source: Files) -> Iterator[Row]:
     try:
         with file.filesystem.open(file.path, "rb") as handle:
             parquet = pq.ParquetFile(handle)
@@ -141,49 +186,75 @@ def _read_parquet(file: SourceFile, source: Files) -> Iterator[tuple[str, str]]:
         raise UserError(f"{file.path} is not a readable Parquet file ({error}).") from error
 
 
-def _pick(
-    record: Any, file: SourceFile, source: Files, where: str, default_id: str
-) -> tuple[str, str]:
+def _pick(record: Any, file: SourceFile, source: Files, where: str, default_id: str) -> Row:
     if not isinstance(record, dict) or not isinstance(record.get(source.text_column), str):
         found = ", ".join(map(str, record)) if isinstance(record, dict) else type(record).__name__
-        raise UserError(
+        return Fault(
+            "no_text",
             f"{file.path}, {where}: no text under the key {source.text_column!r} (found: {found}). "
-            "Set `text_column` to the key that holds the text."
+            "Set `text_column` to the key that holds the text.",
         )
     if source.id_column is None:
         return default_id, record[source.text_column]
     if record.get(source.id_column) is None:
-        raise UserError(f"{file.path}, {where}: no id under the key {source.id_column!r}.")
+        message = f"{file.path}, {where}: no id under the key {source.id_column!r}."
+        return Fault("no_id", message)
     return str(record[source.id_column]), record[source.text_column]
 
 
-def _lines(file: SourceFile) -> Iterator[bytes]:
-    with file.filesystem.open(file.path, "rb", compression=file.compression) as handle:
+def _lines(file: SourceFile, source: Files) -> Iterator[bytes]:
+    """The file's lines, unpacked.
+
+    Raises:
+        UserError: the compressed data are damaged or cut off, or unpack to far too much.
+    """
+    bound = max(BOMB_BYTES, source.maximum_expansion * (file.filesystem.size(file.path) or 0))
+    unpacked = 0
+    with file.filesystem.open(file.path, "rb") as handle:
         try:
-            yield from handle
-        except (EOFError, OSError) as error:
+            lines = _unpack(handle, file.compression)
+            while line := lines.readline(int(bound) + 1):
+                unpacked += len(line)
+                if file.compression and unpacked > bound:
+                    raise UserError(
+                        f"{file.path} unpacks to more than {bound / 1e6:,.0f} MB, over "
+                        f"{source.maximum_expansion:g} times its size. If it is meant to, raise "
+                        "`maximum_expansion` of the source."
+                    )
+                yield line
+        except (EOFError, OSError, pa.ArrowInvalid) as error:
             raise _corrupt(file, error) from error
 
 
-def _read_bytes(file: SourceFile) -> bytes:
-    with file.filesystem.open(file.path, "rb", compression=file.compression) as handle:
-        try:
-            return bytes(handle.read())
-        except (EOFError, OSError) as error:
-            raise _corrupt(file, error) from error
+def _unpack(handle: Any, compression: str | None) -> Any:
+    if compression is None:
+        return handle
+    if compression == "gzip":
+        # Python's own notices a cut-off file at its end.
+        return gzip.GzipFile(fileobj=handle)
+    return io.BufferedReader(_ZstdFile(pa.CompressedInputStream(pa.PythonFile(handle), "zstd")))
 
 
-def _decode(content: bytes, file: SourceFile, where: str) -> str:
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise _not_utf8(file, where, error) from error
+class _ZstdFile(io.RawIOBase):
+    """Arrow's decompressing stream as a Python file."""
+
+    def __init__(self, stream: pa.CompressedInputStream) -> None:
+        self._stream = stream
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        content = self._stream.read(len(buffer))
+        buffer[: len(content)] = content
+        return len(content)
 
 
-def _not_utf8(file: SourceFile, where: str, error: UnicodeDecodeError) -> UserError:
-    return UserError(
+def _not_utf8(file: SourceFile, where: str, error: UnicodeDecodeError) -> Fault:
+    return Fault(
+        "not_utf8",
         f"{file.path}: {where} is not UTF-8 (byte 0x{error.object[error.start]:02x} at position "
-        f"{error.start}). Convert it, for example with: iconv -f LATIN1 -t UTF-8"
+        f"{error.start}). Convert it, for example with: iconv -f LATIN1 -t UTF-8",
     )
 
 

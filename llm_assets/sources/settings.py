@@ -22,23 +22,51 @@ class PackageDocs(Settings):
 
 
 class Files(Settings):
-    """Text files: `.txt`, `.md`, `.rst`, `.jsonl`, `.parquet`, each also as `.gz`."""
+    """Text files: `.txt`, `.md`, `.rst`, `.jsonl`, `.parquet`, each also as `.gz` or `.zst`."""
 
     type: Literal["files"]
     """Which kind of source this is."""
     name: str = "files"
     """The source's name; every document carries it."""
     path: str
-    """A file, a folder (read with its subfolders) or a glob."""
+    """A file, a folder (read with its subfolders) or a glob, local or `gs://`, also with braces:
+    `name.{1..128}-of-128.jsonl.gz`."""
     text_column: str = "text"
     """The column or JSON key that holds the text; unused for plain text files."""
     id_column: str | None = None
     """The column or JSON key that holds the document's id; without one, the file and row are it."""
+    maximum_faulty_share: float = Field(default=0.01, ge=0, le=1)
+    """Share of documents that may be unreadable; they are set aside and counted, more is fatal."""
+    maximum_expansion: float = Field(default=200, gt=1)
+    """Times its compressed size that a file may unpack to; more is taken for a compression bomb."""
 
 
-Source = Annotated[PackageDocs | Files | BigQuery, Field(discriminator="type")]
+class HuggingFaceDataset(Settings):
+    """A Hugging Face dataset."""
 
-PLACES = {"path", "export", "project", "location", "maximum_gigabytes_billed"}
+    type: Literal["hugging_face"]
+    """Which kind of source this is."""
+    name: str = "hugging_face"
+    """The source's name; every document carries it."""
+    dataset: str
+    """Its name on the Hub, or a local folder."""
+    subset: str | None = None
+    """The dataset's subset (its configuration name), where it has several."""
+    split: str = "train"
+    """Which split is read."""
+    revision: str | None = None
+    """A Git revision of the dataset on the Hub; by default its newest."""
+    text_column: str = "text"
+    """The column that holds the text."""
+    id_column: str | None = None
+    """The column that holds the document's id; without one, the row number is it."""
+    maximum_faulty_share: float = Field(default=0.01, ge=0, le=1)
+    """Share of documents that may lack text; they are set aside and counted, more is fatal."""
+
+
+Source = Annotated[PackageDocs | Files | HuggingFaceDataset | BigQuery, Field(discriminator="type")]
+
+PLACES = {"path", "dataset", "export", "project", "location", "maximum_gigabytes_billed"}
 """Settings of sources that say where text is read or at what price, not what is read."""
 
 

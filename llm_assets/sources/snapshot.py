@@ -13,10 +13,17 @@ from llm_assets.sources.bigquery import fingerprint_bigquery, read_bigquery
 from llm_assets.sources.bigquery_settings import BigQuery
 from llm_assets.sources.docstrings import find_package, fingerprint_package, read_package_docs
 from llm_assets.sources.document import SCHEMA, Document, to_table
+from llm_assets.sources.faults import Quarantine
 from llm_assets.sources.files import fingerprint_files, read_files
-from llm_assets.sources.settings import PackageDocs, RawCorpusSettings, Source
+from llm_assets.sources.hugging_face import fingerprint_dataset, read_dataset
+from llm_assets.sources.settings import (
+    HuggingFaceDataset,
+    PackageDocs,
+    RawCorpusSettings,
+    Source,
+)
 
-CODE_VERSION = "1"
+CODE_VERSION = "2"
 
 PART_BYTES = (512 * 1024, 4 * 1024 * 1024)
 """Least and most text in one row group, which is what one Spark task reads."""
@@ -39,6 +46,8 @@ def source_fingerprints(settings: RawCorpusSettings) -> dict[str, str]:
                 fingerprints[f"{source.name}/{name}"] = fingerprint_package(find_package(name))
         elif isinstance(source, BigQuery):
             fingerprints[source.name] = fingerprint_bigquery(source)
+        elif isinstance(source, HuggingFaceDataset):
+            fingerprints[source.name] = fingerprint_dataset(source)
         else:
             fingerprints[source.name] = fingerprint_files(source)
     return fingerprints
@@ -51,7 +60,8 @@ def write_snapshot(
 
     Returns:
         The manifest's stats: `documents`, `bytes` (UTF-8), `dropped` (reason to count), `sources`
-        (name to documents and bytes), `licenses` (name to documents), `repeated_ids`.
+        (name to documents and bytes), `licenses` (name to documents), `faults` (the first ones of
+        each source, named), `repeated_ids` (ids that were given a number).
 
     Raises:
         UserError: a source cannot be read, or all of them together hold no document.
@@ -60,13 +70,20 @@ def write_snapshot(
     writer = _SnapshotWriter(folder)
     identifiers = _UniqueIds()
     dropped: Counter[str] = Counter()
+    examples: list[str] = []
     for source in settings.sources:
-        for batch in _read(source, report):
+        quarantine = Quarantine(source.name, getattr(source, "maximum_faulty_share", 0.0))
+        for batch in _read(source, quarantine, report):
+            quarantine.sound += len(batch)
             kept = [document for document in batch if document.text.strip()]
             dropped["empty"] += len(batch) - len(kept)
             for document in kept:
                 document.id = identifiers.make_unique(document.id)
+                document.text = _repaired(document.text)
                 writer.add(document)
+        quarantine.judge()
+        dropped.update(quarantine.counts)
+        examples += quarantine.examples
     writer.close()
     if not writer.documents:
         names = ", ".join(source.name for source in settings.sources)
@@ -77,16 +94,28 @@ def write_snapshot(
         )
     return writer.stats() | {
         "dropped": {reason: count for reason, count in dropped.items() if count},
+        "faults": examples,
         "repeated_ids": identifiers.repeated,
     }
 
 
-def _read(source: Source, report: Callable[[str], None]) -> Iterator[list[Document]]:
+def _read(
+    source: Source, quarantine: Quarantine, report: Callable[[str], None]
+) -> Iterator[list[Document]]:
     if isinstance(source, PackageDocs):
         return read_package_docs(source, report)
     if isinstance(source, BigQuery):
         return read_bigquery(source, fingerprint_bigquery(source), report)
-    return read_files(source, report)
+    if isinstance(source, HuggingFaceDataset):
+        return read_dataset(source, quarantine, report)
+    return read_files(source, quarantine, report)
+
+
+def _repaired(text: str) -> str:
+    """Join surrogate pairs that JSON escapes left apart; a lone surrogate becomes U+FFFD."""
+    if text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text):
+        return text
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 class _UniqueIds:

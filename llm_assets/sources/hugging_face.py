@@ -1,0 +1,90 @@
+"""Reads a Hugging Face dataset: a name on the Hub, or a local folder."""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from artifacts.errors import UserError
+from llm_assets.sources.document import Document
+from llm_assets.sources.faults import Quarantine
+from llm_assets.sources.settings import HuggingFaceDataset
+
+BATCH_DOCUMENTS = 1_000
+HASH_BLOCK_BYTES = 4 * 1024 * 1024
+
+
+def fingerprint_dataset(source: HuggingFaceDataset) -> str:
+    """A hash of a local folder's files, or the revision that the Hub has now."""
+    folder = Path(source.dataset)
+    if folder.is_dir():
+        digest = hashlib.sha256()
+        for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+            digest.update(file.relative_to(folder).as_posix().encode())
+            with file.open("rb") as handle:
+                while block := handle.read(HASH_BLOCK_BYTES):
+                    digest.update(block)
+        return digest.hexdigest()[:32]
+    from huggingface_hub import HfApi
+
+    try:
+        information = HfApi().dataset_info(source.dataset, revision=source.revision)
+    except Exception as error:
+        raise _not_reached(source, error) from error
+    return str(information.sha)
+
+
+def read_dataset(
+    source: HuggingFaceDataset, quarantine: Quarantine, report: Callable[[str], None]
+) -> Iterator[list[Document]]:
+    """Batches of documents in the dataset's order."""
+    rows = _load(source)
+    columns = list(rows.column_names or [])
+    for column in filter(None, (source.text_column, source.id_column)):
+        if columns and column not in columns:
+            raise UserError(
+                f"Source {source.name!r}: the dataset {source.dataset} has no column {column!r}; "
+                f"its columns are {', '.join(columns)}. Set `text_column` or `id_column`."
+            )
+    batch: list[Document] = []
+    for number, row in enumerate(rows):
+        text = row.get(source.text_column)
+        if not isinstance(text, str):
+            message = f"{source.dataset}, row {number}: no text under {source.text_column!r}"
+            quarantine.add("no_text", message)
+            continue
+        identifier = row[source.id_column] if source.id_column else f"{source.name}:{number}"
+        batch.append(Document(id=str(identifier), text=text, source=source.name))
+        if len(batch) == BATCH_DOCUMENTS:
+            report(f"{source.name}: {number + 1:,} documents read")
+            yield batch
+            batch = []
+    yield batch
+
+
+def _load(source: HuggingFaceDataset) -> Any:
+    import datasets
+
+    datasets.disable_progress_bars()
+    try:
+        if (Path(source.dataset) / "state.json").exists():
+            return datasets.load_from_disk(source.dataset)
+        if (Path(source.dataset) / "dataset_dict.json").exists():
+            return datasets.load_from_disk(source.dataset)[source.split]
+        # Streaming reads each file once and keeps no second copy of the data.
+        return datasets.load_dataset(
+            source.dataset,
+            source.subset,
+            split=source.split,
+            revision=source.revision,
+            streaming=True,
+        )
+    except Exception as error:
+        raise _not_reached(source, error) from error
+
+
+def _not_reached(source: HuggingFaceDataset, error: Exception) -> UserError:
+    return UserError(
+        f"Source {source.name!r}: the Hugging Face dataset {source.dataset} (subset "
+        f"{source.subset}, split {source.split}) cannot be read: {error}"
+    )
