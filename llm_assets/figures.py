@@ -31,20 +31,15 @@ def curve(
     return _picture(figure, title)
 
 
-def histogram(
-    title: str, x_label: str, values: Sequence[float], logarithmic: bool = False
+def bars(
+    title: str, x_label: str, y_label: str, counts: Mapping[int, int]
 ) -> MarkdownMetadataValue:
-    """How often which value occurs, in at most 40 bins."""
-    import numpy as np
-
-    figure, axes = _axes(title, x_label, "count")
-    data = np.asarray(values, dtype=float)
-    if logarithmic and len(data) and data.min() > 0:
-        bins: Any = np.geomspace(data.min(), max(data.max(), data.min() * 1.01), 40)
-        axes.set_xscale("log")
-    else:
-        bins = 40
-    axes.hist(data, bins=bins, color=INK)
+    """How often which whole number occurs, counts on a logarithmic scale."""
+    figure, axes = _axes(title, x_label, y_label)
+    ordered = sorted(counts)
+    axes.bar([str(number) for number in ordered], [counts[n] for n in ordered], color=INK)
+    axes.set_yscale("log")
+    axes.tick_params(axis="x", labelrotation=90 if len(ordered) > 20 else 0)
     return _picture(figure, title)
 
 

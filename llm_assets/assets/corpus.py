@@ -1,13 +1,16 @@
 """From source text to packed token rows."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from dagster import AssetExecutionContext, AssetKey, MaterializeResult
 
+import recipes.evaluation
 from artifacts.identity import Identity
 from artifacts.shards import SPLITS
 from artifacts.store import Draft
+from llm_assets import figures, held_out
 from llm_assets.assets.stage import materialization, stage, table
 from llm_assets.resources.pipeline import PipelineResource
 from llm_assets.resources.spark import SparkRunner
@@ -15,6 +18,8 @@ from llm_assets.sources import snapshot
 from spark_jobs import clean, tokenize
 
 GROUP = "corpus"
+GENERAL_ENGLISH = Path(recipes.evaluation.__file__).with_name("general_english.txt")
+"""The text that forgetting is measured on; what overlaps with it is not trained on."""
 
 
 @stage(group_name=GROUP, kinds={"python", "parquet"}, code_version=snapshot.CODE_VERSION)
@@ -41,20 +46,30 @@ def clean_corpus(
 ) -> MaterializeResult:
     """Normalised, filtered and deduplicated text; every document carries its duplicate cluster."""
     settings = pipeline.settings.clean_corpus
+    store = pipeline.store
     raw = pipeline.record.current("raw_corpus", needed_by="clean_corpus")
-    identity = Identity(
+    general_url, general_digest = held_out.share_text(store, GENERAL_ENGLISH)
+    unpinned = Identity(
         kind="clean_corpus",
         code_version=clean.CODE_VERSION,
         settings=settings.content(),
-        inputs={"raw_corpus": raw.fingerprint},
+        inputs={"raw_corpus": raw.fingerprint, "general_english": general_digest},
     )
+    pin = held_out.find_pin(pipeline.record, unpinned)
 
     def build(draft: Draft) -> None:
-        spec = clean.CleanSpec(raw_corpus=raw.url, output=draft.url, settings=settings)
+        spec = clean.CleanSpec(
+            raw_corpus=raw.url,
+            output=draft.url,
+            settings=settings,
+            pinned_held_out=pin.url if pin else None,
+            evaluation_texts=[general_url],
+            cache=f"{store.root}/cache/{pipeline.settings.name}/clean_corpus",
+        )
         draft.stats |= spark.clean(context, spec)
 
-    artifact = pipeline.make(context, identity, build)
-    return materialization(artifact, _corpus_metadata(artifact.stats))
+    artifact = pipeline.make(context, held_out.with_pin(unpinned, pin), build)
+    return materialization(artifact, _clean_metadata(artifact.stats))
 
 
 @stage(
@@ -101,6 +116,22 @@ def _corpus_metadata(stats: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _clean_metadata(stats: Mapping[str, Any]) -> dict[str, Any]:
+    examples = [
+        (reason, example["id"], " ".join(example["text"].split()))
+        for reason, found in stats["dropped_examples"].items()
+        for example in found
+    ]
+    sizes = {int(size): count for size, count in stats["cluster_sizes"].items()}
+    return _corpus_metadata(stats) | {
+        "held_out_pinned": stats["pinned"],
+        "dropped_examples": table(["reason", "document", "begins with"], examples),
+        "cluster_sizes": figures.bars(
+            "Duplicate clusters by size", "documents in the cluster", "clusters", sizes
+        ),
+    }
+
+
 def _shard_metadata(stats: Mapping[str, Any]) -> dict[str, Any]:
     rows = [
         (split, stats["documents"][split], stats["tokens"][split], stats["rows"][split])
@@ -114,4 +145,5 @@ def _shard_metadata(stats: Mapping[str, Any]) -> dict[str, Any]:
         "cut_documents": stats["cut_documents"],
         "tokenizer_engine": stats["tokenizer_engine"],
         "splits": table(["split", "documents", "tokens", "rows"], rows),
+        "tokens_by_source": table(["source", "tokens"], stats["tokens_by_source"].items()),
     }
