@@ -3,8 +3,9 @@
 from typing import Any
 
 from dagster import AssetExecutionContext, Config, MaterializeResult
-from pydantic import Field
+from pydantic import Field, ValidationError
 
+from artifacts.errors import UserError
 from artifacts.identity import Identity
 from artifacts.shards import ShardStats
 from artifacts.store import Artifact, Draft
@@ -14,7 +15,12 @@ from llm_assets.assets.stage import materialization, stage
 from llm_assets.resources.pipeline import PipelineResource
 from llm_assets.resources.training import TrainingRunner
 from recipes import base_model as base_model_recipe
-from recipes.settings import BASE_MODEL_CODE_VERSION, CHECKPOINT_CODE_VERSION, TrainingSettings
+from recipes.settings import (
+    BASE_MODEL_CODE_VERSION,
+    BUDGETS,
+    CHECKPOINT_CODE_VERSION,
+    TrainingSettings,
+)
 from recipes.spec import METRICS_NAME, TrainingSpec, read_metrics
 
 GROUP = "model"
@@ -30,9 +36,18 @@ class CheckpointOverrides(Config):
     seed: int | None = Field(default=None, description="Decides the order of the data.")
 
     def apply(self, settings: TrainingSettings) -> TrainingSettings:
-        """The settings with the given changes; raises pydantic's ValidationError on a bad one."""
+        """The settings with the given changes; raises UserError on a bad one.
+
+        Steps given here take the place of whatever budget the pipeline file has.
+        """
         changes = {key: value for key, value in self.model_dump().items() if value is not None}
-        return TrainingSettings.model_validate(settings.model_dump() | changes)
+        if self.steps is not None:
+            changes = dict.fromkeys(BUDGETS) | changes
+        try:
+            return TrainingSettings.model_validate(settings.model_dump() | changes)
+        except ValidationError as error:
+            faults = "; ".join(f"{fault['loc'][-1]}: {fault['msg']}" for fault in error.errors())
+            raise UserError(f"The launchpad's changes to `checkpoint` are wrong: {faults}") from None
 
 
 @stage(group_name=GROUP, kinds={"huggingface"}, code_version=BASE_MODEL_CODE_VERSION)
