@@ -138,7 +138,7 @@ class TrainingSettings(Settings):
     @model_validator(mode="before")
     @classmethod
     def _default_budget(cls, values: Any) -> Any:
-        if isinstance(values, dict) and not any(values.get(name) for name in BUDGETS):
+        if isinstance(values, dict) and all(values.get(name) is None for name in BUDGETS):
             return values | {"steps": DEFAULT_STEPS}
         return values
 

@@ -47,7 +47,7 @@ class CheckpointOverrides(Config):
             return TrainingSettings.model_validate(settings.model_dump() | changes)
         except ValidationError as error:
             faults = "; ".join(f"{fault['loc'][-1]}: {fault['msg']}" for fault in error.errors())
-            raise UserError(f"The launchpad's changes to `checkpoint` are wrong: {faults}") from None
+            raise UserError(f"The changes to `checkpoint` are wrong: {faults}") from None
 
 
 @stage(group_name=GROUP, kinds={"huggingface"}, code_version=BASE_MODEL_CODE_VERSION)
