@@ -22,8 +22,8 @@ from artifacts.manifest import FileEntry
 PART_BYTES = 16 * 1024 * 1024
 PARALLEL_PARTS = 4
 """With the part size, the bound on memory: 64 MiB."""
-SMALL_BATCH = 64
-"""Small files sent or fetched at once."""
+SMALL_AT_ONCE = 64
+"""Small files in flight."""
 MOST_COMPONENTS = 32
 """Objects that Cloud Storage joins in one call."""
 HASH_BLOCK_BYTES = 4 * 1024 * 1024
@@ -64,16 +64,21 @@ def upload_folder(
         DamagedArtifact: what arrived has another checksum than what was sent.
     """
     filesystem, target = fsspec.core.url_to_fs(url)
-    files = describe_folder(folder)
     present = _remote_checksums(filesystem, target)
-    missing = [f for f in files if present.get(f.entry.path) != f.entry.crc32c]
-    small = [f for f in missing if f.entry.bytes <= PART_BYTES]
-    for batch in _batches(small, SMALL_BATCH):
-        filesystem.put(
-            [str(file.path) for file in batch],
-            [f"{target}/{file.entry.path}" for file in batch],
-            batch_size=SMALL_BATCH,
-        )
+    with ThreadPoolExecutor(1) as pool:
+        # Small files that are not there at all go up while everything is being read for checksums.
+        paths = [path for path in folder.rglob("*") if path.is_file()]
+        new = [p for p in paths if p.relative_to(folder).as_posix() not in present]
+        small_new = [path for path in new if path.stat().st_size <= PART_BYTES]
+        sending = pool.submit(_send_small, filesystem, small_new, folder, target)
+        files = describe_folder(folder)
+        sending.result()
+    sent = set(small_new)
+    missing = [
+        f for f in files if f.path not in sent and present.get(f.entry.path) != f.entry.crc32c
+    ]
+    small_changed = [file.path for file in missing if file.entry.bytes <= PART_BYTES]
+    _send_small(filesystem, small_changed, folder, target)
     for file in missing:
         if file.entry.bytes > PART_BYTES:
             report(f"Uploading {file.entry.path}, {file.entry.bytes / 1e6:,.0f} MB")
@@ -94,11 +99,11 @@ def download_folder(
     small = [entry for entry in entries if entry.bytes <= PART_BYTES]
     for entry in entries:
         (folder / entry.path).parent.mkdir(parents=True, exist_ok=True)
-    for batch in _batches(small, SMALL_BATCH):
+    if small:
         filesystem.get(
-            [f"{source}/{entry.path}" for entry in batch],
-            [str(folder / entry.path) for entry in batch],
-            batch_size=SMALL_BATCH,
+            [f"{source}/{entry.path}" for entry in small],
+            [str(folder / entry.path) for entry in small],
+            batch_size=SMALL_AT_ONCE,
         )
     for entry in entries:
         if entry.bytes > PART_BYTES:
@@ -148,6 +153,12 @@ def _describe(path: Path, folder: Path) -> LocalFile:
         crc32c=base64.b64encode(crc32c.digest()).decode(),
     )
     return LocalFile(path, entry)
+
+
+def _send_small(filesystem: Any, paths: list[Path], folder: Path, target: str) -> None:
+    if paths:
+        names = [f"{target}/{path.relative_to(folder).as_posix()}" for path in paths]
+        filesystem.put([str(path) for path in paths], names, batch_size=SMALL_AT_ONCE)
 
 
 def _batches(items: list[Any], size: int) -> Iterator[list[Any]]:
