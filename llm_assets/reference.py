@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from llm_assets.cloud.settings import GoogleCloudSettings
 from llm_assets.config import CONFIG_VARIABLE, DEFAULT_CONFIG, PipelineSettings, models_in
 
 SETTINGS_INTRODUCTION = f"""# Settings
@@ -15,6 +16,11 @@ SETTINGS_INTRODUCTION = f"""# Settings
 Every key of a pipeline file in `config/`. The file in force is named by the environment variable
 `{CONFIG_VARIABLE}`; without it, it is `{DEFAULT_CONFIG}`. An unknown key is refused with the
 nearest valid name. This page is written from the code by `make docs`.
+"""
+
+CLOUD_INTRODUCTION = """# Google Cloud
+
+Every key of `config/google_cloud.yaml`, which pipelines with `platform: google_cloud` share.
 """
 
 BENCHMARKS_INTRODUCTION = """# Benchmarks
@@ -36,17 +42,28 @@ def write_reference(folder: Path) -> list[Path]:
 
 def settings_page() -> str:
     """The settings reference as Markdown: a table for every group of keys."""
-    return SETTINGS_INTRODUCTION + "\n" + "\n".join(_tables("", PipelineSettings))
+    parts = [
+        SETTINGS_INTRODUCTION,
+        *_tables("", PipelineSettings, "Pipeline"),
+        CLOUD_INTRODUCTION,
+        *_tables("", GoogleCloudSettings, "Cloud project"),
+    ]
+    return "\n".join(parts)
 
 
 def benchmarks_page(folder: Path = Path("benchmarks")) -> str:
     """The benchmark results as Markdown."""
     results = [json.loads(path.read_text()) for path in sorted(folder.glob("results/*.json"))]
-    return BENCHMARKS_INTRODUCTION + "\n" + "\n".join(_result(result) for result in results)
+    return CLOUD_INTRODUCTION = """# Google Cloud
+
+Every key of `config/google_cloud.yaml`, which pipelines with `platform: google_cloud` share.
+"""
+
+BENCHMARKS_INTRODUCTION + "\n" + "\n".join(_result(result) for result in results)
 
 
 def _tables(prefix: str, model: type[BaseModel], title: str = "") -> Iterator[str]:
-    heading = title or prefix.rstrip(".") or "Pipeline"
+    heading = title or prefix.rstrip(".")
     rows, nested = [], []
     for name, field in model.model_fields.items():
         inner = models_in(field.annotation)
@@ -80,7 +97,9 @@ def _default(field: FieldInfo) -> str:
 
 
 def _text(field: FieldInfo) -> str:
-    return " ".join((field.description or "").split()).replace("|", "\\|")
+    nested = models_in(field.annotation)
+    text = field.description or (_first_paragraph(nested[0]) if len(nested) == 1 else "")
+    return " ".join(text.split()).replace("|", "\\|")
 
 
 def _first_paragraph(model: type[BaseModel]) -> str:
