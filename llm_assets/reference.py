@@ -54,12 +54,7 @@ def settings_page() -> str:
 def benchmarks_page(folder: Path = Path("benchmarks")) -> str:
     """The benchmark results as Markdown."""
     results = [json.loads(path.read_text()) for path in sorted(folder.glob("results/*.json"))]
-    return CLOUD_INTRODUCTION = """# Google Cloud
-
-Every key of `config/google_cloud.yaml`, which pipelines with `platform: google_cloud` share.
-"""
-
-BENCHMARKS_INTRODUCTION + "\n" + "\n".join(_result(result) for result in results)
+    return BENCHMARKS_INTRODUCTION + "\n" + "\n".join(_result(result) for result in results)
 
 
 def _tables(prefix: str, model: type[BaseModel], title: str = "") -> Iterator[str]:
