@@ -112,7 +112,7 @@ class Engine:
                 tokens,
                 request_id=name,
                 max_new_tokens=request.max_tokens,
-                streaming=True,
+                streaming=request.stream or bool(request.stop),
                 eos_token_id=self.end_tokens,
                 temperature=float(request.temperature),
                 top_p=float(request.top_p),
@@ -120,11 +120,8 @@ class Engine:
             if accepted is None:
                 yield Chunk(error="the engine takes no more requests")
                 return
-            decoder, stops, written = (
-                DecodeStream(skip_special_tokens=True),
-                StopStrings(request.stop),
-                0,
-            )
+            decoder, stops = DecodeStream(skip_special_tokens=True), StopStrings(request.stop)
+            shown, written = "", 0
             while not finished:
                 output = await outputs.get()
                 if output.error is not None:
@@ -134,7 +131,7 @@ class Engine:
                 for token in output.generated_tokens[written:]:
                     text += decoder.step(self.tokenizer._tokenizer, token) or ""
                 written = len(output.generated_tokens)
-                shown = stops.add(text)
+                shown += stops.add(text)
                 finished = output.is_finished()
                 if finished or stops.hit:
                     ended = stops.hit or (
@@ -147,8 +144,9 @@ class Engine:
                         completion_tokens=written,
                     )
                     return
-                if shown:
+                if request.stream and shown:
                     yield Chunk(text=shown, completion_tokens=written)
+                    shown = ""
         finally:
             if not finished:
                 self.batch.cancel_request(name)

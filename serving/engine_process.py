@@ -56,6 +56,7 @@ class EngineProcess:
         self.ready = asyncio.Event()
         self.restarts = 0
         self.pid: int | None = None
+        self.port: int | None = None
         self._log_path = log_path
         self._on_change = on_change
         self._process: asyncio.subprocess.Process | None = None
@@ -135,7 +136,7 @@ class EngineProcess:
         assert self._process.stdout is not None
         while line := await self._process.stdout.readline():
             with suppress(ValueError, TypeError, KeyError):
-                port = int(json.loads(line)["port"])
+                self.port = int(json.loads(line)["port"])
                 break
         else:
             await self._process.wait()
@@ -145,7 +146,7 @@ class EngineProcess:
                 f"{self._log_tail()}"
             )
         self._client = httpx.AsyncClient(
-            base_url=f"http://127.0.0.1:{port}",
+            base_url=f"http://127.0.0.1:{self.port}",
             headers={"Content-Type": "application/json"},
             timeout=httpx.Timeout(None, connect=5.0),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),

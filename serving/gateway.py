@@ -55,7 +55,7 @@ class Gateway:
 
     async def answer(self, request: GenerateRequest) -> Answer:
         """One whole answer; raises ServingError."""
-        stream = await self.stream(request)
+        stream = await self.stream(request.model_copy(update={"stream": False}))
         text, end = "", Chunk()
         async with aclosing(stream.chunks()) as chunks:
             async for chunk in chunks:

@@ -31,6 +31,8 @@ class GenerateRequest(BaseModel):
     temperature: float = Field(ge=0)
     top_p: float = Field(gt=0, le=1)
     stop: list[str] = []
+    stream: bool = True
+    """Whether to send each piece when it is written, or everything in one line at the end."""
     written: str = ""
     """The beginning of the answer, written by an engine that died before it was complete."""
 

@@ -130,6 +130,7 @@ class Server:
                 fingerprint=route.engine.desired.fingerprint,
                 share=route.share,
                 engine_pid=route.engine.pid,
+                engine_port=route.engine.port,
                 ready=route.engine.ready.is_set(),
                 restarts=route.engine.restarts,
             )

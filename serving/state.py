@@ -44,6 +44,8 @@ class RouteStatus(BaseModel):
     share: float
     """Of the traffic, 0 to 1."""
     engine_pid: int | None
+    engine_port: int | None
+    """On loopback, for the front alone."""
     ready: bool
     restarts: int
 
