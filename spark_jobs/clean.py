@@ -19,8 +19,8 @@ from artifacts.errors import UserError
 from spark_jobs import entry
 from spark_jobs.decisions import write_decisions, write_part
 from spark_jobs.evaluation_texts import keep_evaluation_runs
-from spark_jobs.judge import Judgement, judge
-from spark_jobs.parquet import find_parts, find_pinned, write_table
+from spark_jobs.judge import DUPLICATES_NAME, Judgement, judge
+from spark_jobs.parquet import find_parts, find_pinned, remove_others, write_table
 from spark_jobs.prepare import RAW_COLUMNS, prepare_part, read_prepared
 from spark_jobs.settings import CleanCorpusSettings
 from spark_jobs.tasks import map_tasks
@@ -28,7 +28,7 @@ from spark_jobs.tasks import map_tasks
 CODE_VERSION = "3"
 
 EXAMPLE_CHARACTERS = 160
-DUPLICATES_NAME = "duplicates.parquet"
+
 _DECISIONS_NAME = "decisions.parquet"
 
 
@@ -62,7 +62,8 @@ def run(
         `documents`, `bytes`, `documents_read`, `bytes_read`, `dropped` (reason to documents),
         `dropped_bytes`, `dropped_examples` (reason to a few `id` and `text` beginnings), `clusters`
         (kept), `pinned` (documents that the pin holds out), `cluster_sizes` (documents in a cluster
-        to clusters), `sources` (name to documents kept), `candidate_pairs`, `verified_pairs`,
+        to clusters), `sources` (name to documents kept), `length_histogram` (a power of two to the
+        documents of so many characters or up to twice that), `candidate_pairs`, `verified_pairs`,
         `parts`, `parts_prepared` (the others were kept from an earlier run).
 
     Raises:
@@ -94,7 +95,7 @@ def run(
     )
     write_table(f"{spec.output}/{DUPLICATES_NAME}", judgement.duplicates)
     stats["dropped_examples"] = _examples(judgement, urls, settings.examples_per_reason)
-    _tidy(decisions, scratch, set(urls) if spec.cache else set())
+    _tidy(decisions, scratch, urls if spec.cache else [])
     report(
         f"{stats['documents']:,} of {stats['documents_read']:,} documents kept, "
         f"{stats['bytes'] / 1e6:,.1f} MB"
@@ -136,9 +137,17 @@ def _stats(judgement: Judgement, settings: CleanCorpusSettings) -> dict[str, Any
             for row in sorted(rows, key=lambda row: str(row["source"]))
             if row["reason"] is None
         },
+        "length_histogram": _length_histogram(judgement),
         "candidate_pairs": judgement.candidate_pairs,
         "verified_pairs": judgement.verified_pairs,
     }
+
+
+def _length_histogram(judgement: Judgement) -> dict[str, int]:
+    """Kept documents by length: the largest power of two not above it, to documents."""
+    characters = judgement.documents["characters"].to_numpy()[judgement.kept]
+    bounds, counts = np.unique(np.frexp(characters)[1] - 1, return_counts=True)
+    return {str(2 ** int(b)): int(c) for b, c in zip(bounds, counts, strict=True)}
 
 
 def _nothing_left(dropped: dict[str, int], settings: CleanCorpusSettings) -> str:
@@ -170,16 +179,14 @@ def _excerpt(number: int, judgement: Judgement, urls: list[str]) -> dict[str, st
     return {"id": judgement.documents["id"][number].as_py(), "text": text[:EXAMPLE_CHARACTERS]}
 
 
-def _tidy(decisions: str, scratch: str, wanted: set[str]) -> None:
+def _tidy(decisions: str, scratch: str, wanted: list[str]) -> None:
     """Remove what the next run has no use for."""
-    filesystem, folder = fsspec.core.url_to_fs(scratch)
-    filesystem.rm(fsspec.core.url_to_fs(decisions)[1])
-    if not wanted:
-        filesystem.rm(folder, recursive=True)
-        return
-    kept = {fsspec.core.url_to_fs(url)[1] for url in wanted}
-    for path in set(filesystem.find(folder)) - kept:
-        filesystem.rm(path)
+    filesystem, path = fsspec.core.url_to_fs(decisions)
+    filesystem.rm(path)
+    if wanted:
+        remove_others(scratch, wanted)
+    else:
+        filesystem.rm(fsspec.core.url_to_fs(scratch)[1], recursive=True)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from spark_jobs.text import fold
 
 EXACT, NEAR, PIN = "exact_duplicate", "near_duplicate", "copy_of_held_out"
 
+DUPLICATES_NAME = "duplicates.parquet"
 DUPLICATE_SCHEMA = pa.schema(
     [
         ("id", pa.string()),

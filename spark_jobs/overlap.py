@@ -25,11 +25,25 @@ def overlaps(texts: list[str], words: int, runs: np.ndarray) -> np.ndarray:
     shingles = shingle(folded, words)
     if not len(runs) or not len(folded):
         return np.zeros(len(texts))
-    places = np.minimum(np.searchsorted(runs, shingles.hashes), len(runs) - 1)
-    found = (runs[places] == shingles.hashes).astype(np.int64)
+    found = _among(shingles.hashes, runs).astype(np.int64)
     shares = np.add.reduceat(found, shingles.offsets[:-1]) / np.diff(shingles.offsets)
     long_enough = np.array([text.count(" ") >= words - 1 for text in folded])
     return np.where(long_enough, shares, 0)
+
+
+def _among(hashes: np.ndarray, runs: np.ndarray) -> np.ndarray:
+    """Which hashes are among the sorted runs."""
+    # Nearly all are not: a table of their lowest bits, which fits the processor's cache, tells that
+    # without a search.
+    bits = np.uint64(max(12, len(runs).bit_length() + 3))
+    mask = (np.uint64(1) << bits) - np.uint64(1)
+    table = np.zeros(1 << int(bits), bool)
+    table[runs & mask] = True
+    found = table[hashes & mask]
+    candidates = hashes[found]
+    places = np.minimum(np.searchsorted(runs, candidates), len(runs) - 1)
+    found[found] = runs[places] == candidates
+    return found
 
 
 def save_runs(url: str, runs: np.ndarray) -> None:

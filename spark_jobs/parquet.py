@@ -1,6 +1,6 @@
 """The parts of a corpus folder: Parquet files, read and written by tasks through fsspec."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -71,6 +71,14 @@ def find_pinned(shards: str | None) -> list[Part]:
     if shards is None:
         return []
     return find_parts(f"{shards}/held_out", ["id", "text", "source"], "tokenized_shards")
+
+
+def remove_others(folder: str, kept: Iterable[str]) -> None:
+    """Remove every file of a folder but the ones to keep."""
+    filesystem, path = fsspec.core.url_to_fs(folder)
+    wanted = {fsspec.core.url_to_fs(url)[1] for url in kept}
+    for file in set(filesystem.find(path)) - wanted:
+        filesystem.rm(file)
 
 
 def write_table(url: str, table: pa.Table, compression: str | dict[str, str] = "zstd") -> None:

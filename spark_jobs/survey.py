@@ -1,5 +1,6 @@
 """A first look at the clean corpus: sizes, a sample for the parity check, the held-out texts."""
 
+import hashlib
 from collections import Counter
 from dataclasses import dataclass
 from functools import partial
@@ -35,6 +36,8 @@ class Survey:
     """Texts, the same ones for the same corpus."""
     pinned: int
     """Documents that an earlier held-out set has pinned."""
+    text_digests: list[str]
+    """A hash of each part's texts."""
     runs: str
     """Where the word runs of the held-out texts are kept (`spark_jobs.overlap`)."""
 
@@ -85,6 +88,7 @@ def survey_parts(
         source_bytes=dict(source_bytes),
         sample=sample,
         pinned=sum(record["pinned"] for record in records),
+        text_digests=[record["text_digest"] for record in records],
         runs=runs,
     )
 
@@ -125,5 +129,13 @@ def _survey_part(
         "source_bytes": source_bytes,
         "sample": [(row["cluster"], row["id"], row["text"]) for row in sample],
         "pinned": sum(table["pinned"].to_pylist()),
+        "text_digest": _digest(table["text"].to_pylist()),
         "runs": runs,
     }
+
+
+def _digest(texts: list[str]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for text in texts:
+        digest.update(hashlib.blake2b(text.encode(), digest_size=16).digest())
+    return digest.hexdigest()

@@ -3,8 +3,10 @@
 import hashlib
 from collections.abc import Iterator
 
+import fsspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 from pyspark import Broadcast
 
 from artifacts.errors import UserError
@@ -22,6 +24,11 @@ TOKENISED = (
     "split string, shard int, position long, id string, cluster string, source string, "
     "bytes long, tokens binary, absent long"
 )
+CODE_VERSION = "1"
+"""Part of the name of kept tokens; raise it when tokenising gives another result."""
+
+TOKEN_SCHEMA = pa.schema([("tokens", pa.binary()), ("absent", pa.int64())])
+
 REMOVED_FOLDER = "overlaps_held_out"
 """Lists the documents that were left out, with the share of each that is held-out text."""
 
@@ -29,11 +36,15 @@ _COLUMNS = [column.split()[0] for column in TOKENISED.split(", ")]
 
 
 def tokeniser(
-    shared: "Broadcast[tuple[TokenizerFiles, list[Part]]]",
+    shared: "Broadcast[tuple[TokenizerFiles, list[tuple[Part, str | None]]]]",
     engine: Engine,
     plan: Plan,
 ) -> BatchMap:
-    """A task that turns the parts it is given by number into rows of `TOKENISED`."""
+    """A task that turns the parts it is given by number into rows of `TOKENISED`.
+
+    Args:
+        shared: the tokenizer, and each part with where its tokens are kept (None: nowhere).
+    """
 
     def tokenise(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         keep_archive_directories()
@@ -41,11 +52,26 @@ def tokeniser(
         tokenizer = _kept_tokenizer(files, engine)
         for batch in batches:
             for number in batch["id"].to_pylist():
-                documents = _choose(parts[number].read(CLEAN_SCHEMA.names), number, plan)
-                for piece in documents.to_batches(ARROW_BATCH_ROWS):
-                    yield _tokenise_batch(piece, tokenizer, plan)
+                part, kept = parts[number]
+                documents = part.read(CLEAN_SCHEMA.names)
+                tokens = _tokens_of(documents, tokenizer, plan, kept)
+                for column in tokens.schema.names:
+                    documents = documents.append_column(column, tokens[column])
+                chosen = _choose(documents, number, plan)
+                yield from _placed(chosen, plan).to_batches(ARROW_BATCH_ROWS)
 
     return tokenise
+
+
+def name_kept_tokens(cache: str, text_digest: str, files: TokenizerFiles, ends: str) -> str:
+    """Where the tokens of a part are kept: all that decides them is in the name.
+
+    Args:
+        text_digest: of the part's texts.
+        ends: names the start and end token.
+    """
+    content = f"{CODE_VERSION} {text_digest} {files.sha256} {files.vocab_size} {ends}"
+    return f"{cache}/{hashlib.blake2b(content.encode(), digest_size=16).hexdigest()}.parquet"
 
 
 _tokenizers: dict[tuple[str, Engine], DocumentTokenizer] = {}
@@ -59,17 +85,59 @@ def _kept_tokenizer(files: TokenizerFiles, engine: Engine) -> DocumentTokenizer:
     return _tokenizers[key]
 
 
+def _tokens_of(
+    documents: pa.Table, tokenizer: DocumentTokenizer, plan: Plan, kept: str | None
+) -> pa.Table:
+    """`tokens` (little-endian, start and end included) and `absent` bytes of each document."""
+    if kept is None:
+        return _tokenise(documents, tokenizer, plan)
+    filesystem, path = fsspec.core.url_to_fs(kept)
+    if not filesystem.exists(path):
+        write_table(kept, _tokenise(documents, tokenizer, plan))
+    with filesystem.open(path, "rb") as file:
+        return pq.read_table(file)
+
+
+def _tokenise(documents: pa.Table, tokenizer: DocumentTokenizer, plan: Plan) -> pa.Table:
+    pieces = [
+        _tokenise_batch(piece, tokenizer, plan) for piece in documents.to_batches(ARROW_BATCH_ROWS)
+    ]
+    return pa.Table.from_batches(pieces, TOKEN_SCHEMA)
+
+
+def _tokenise_batch(
+    batch: pa.RecordBatch, tokenizer: DocumentTokenizer, plan: Plan
+) -> pa.RecordBatch:
+    ids, offsets = tokenizer.encode(batch["text"])
+    if len(ids) and int(ids.max()) >= plan.vocab_size:
+        worst = int(np.searchsorted(offsets, int(ids.argmax()), side="right")) - 1
+        raise UserError(
+            f"Document {batch['id'][worst].as_py()!r} has the token id {ids.max()}, outside the "
+            f"model's vocabulary of {plan.vocab_size}: tokenizer and model do not belong together."
+        )
+    tokens, bounds = _enclose(ids, offsets, plan)
+    packed = pa.Array.from_buffers(
+        pa.large_binary(),
+        batch.num_rows,
+        [None, pa.py_buffer(bounds * plan.dtype.itemsize), pa.py_buffer(tokens)],
+    )
+    absent = [_count(text, tokenizer.absent_bytes) for text in batch["text"].to_pylist()]
+    return pa.RecordBatch.from_arrays(
+        [packed.cast(pa.binary()), pa.array(absent, pa.int64())], schema=TOKEN_SCHEMA
+    )
+
+
 def _choose(documents: pa.Table, number: int, plan: Plan) -> pa.Table:
     """The documents that are used, each as often as it is seen, with `split` and `copy`.
 
     Those that overlap too much with held-out text are listed beside the shards instead.
     """
     splits = plan.splitter.splits(documents)
-    overlap = _overlap_with_held_out(documents["text"].to_pylist(), splits, plan)
+    overlap = _overlap_with_held_out(documents["text"], splits, plan)
     removed = overlap > plan.decontamination.maximum_overlap
+    documents = documents.drop_columns("text").append_column("split", pa.array(splits, pa.string()))
     if removed.any():
-        listed = documents.select(["id", "source", "cluster", "bytes"])
-        listed = listed.append_column("split", pa.array(splits, pa.string()))
+        listed = documents.select(["id", "source", "cluster", "bytes", "split"])
         listed = listed.append_column("overlap", pa.array(overlap)).filter(pa.array(removed))
         write_table(f"{plan.output}/{REMOVED_FOLDER}/part-{number:05d}.parquet", listed)
     copies = [
@@ -84,50 +152,34 @@ def _choose(documents: pa.Table, number: int, plan: Plan) -> pa.Table:
     ]
     rows = repeat_rows(copies)
     first = np.cumsum(copies) - copies
-    chosen = documents.append_column("split", pa.array(splits, pa.string())).take(pa.array(rows))
-    return chosen.append_column("copy", pa.array(np.arange(len(rows)) - first[rows]))
+    copy = pa.array(np.arange(len(rows)) - first[rows], pa.int64())
+    return documents.take(pa.array(rows, pa.int64())).append_column("copy", copy)
 
 
-def _overlap_with_held_out(texts: list[str], splits: list[Split], plan: Plan) -> np.ndarray:
+def _overlap_with_held_out(texts: pa.ChunkedArray, splits: list[Split], plan: Plan) -> np.ndarray:
     """How much of each text also stands in held-out text; 0 for held-out texts themselves."""
-    shares = overlaps(texts, plan.decontamination.run_words, load_runs(plan.runs))
+    limits = plan.decontamination
+    if limits.maximum_overlap >= 1:
+        return np.zeros(len(splits))
+    shares = overlaps(texts.to_pylist(), limits.run_words, load_runs(plan.runs))
     return np.where(np.array(splits) == "held_out", 0, shares)
 
 
-def _tokenise_batch(
-    batch: pa.RecordBatch, tokenizer: DocumentTokenizer, plan: Plan
-) -> pa.RecordBatch:
-    ids, offsets = tokenizer.encode(batch["text"])
-    if len(ids) and int(ids.max()) >= plan.vocab_size:
-        worst = int(np.searchsorted(offsets, int(ids.argmax()), side="right")) - 1
-        raise UserError(
-            f"Document {batch['id'][worst].as_py()!r} has the token id {ids.max()}, outside the "
-            f"model's vocabulary of {plan.vocab_size}: tokenizer and model do not belong together."
-        )
-    tokens, bounds = _enclose(ids, offsets, plan)
-    splits = batch["split"].to_pylist()
+def _placed(documents: pa.Table, plan: Plan) -> pa.Table:
+    """Give every document its shard and its position there."""
     positions = [
         _position(identifier, copy)
-        for identifier, copy in zip(batch["id"].to_pylist(), batch["copy"].to_pylist(), strict=True)
+        for identifier, copy in zip(
+            documents["id"].to_pylist(), documents["copy"].to_pylist(), strict=True
+        )
     ]
     shards = [
         plan.shards[split] * position >> 63
-        for split, position in zip(splits, positions, strict=True)
+        for split, position in zip(documents["split"].to_pylist(), positions, strict=True)
     ]
-    packed = pa.Array.from_buffers(
-        pa.large_binary(),
-        batch.num_rows,
-        [None, pa.py_buffer(bounds * plan.dtype.itemsize), pa.py_buffer(tokens)],
-    )
-    absent = [_count(text, tokenizer.absent_bytes) for text in batch["text"].to_pylist()]
-    columns = {
-        "shard": pa.array(shards, pa.int32()),
-        "position": pa.array(positions, pa.int64()),
-        "tokens": packed.cast(pa.binary()),
-        "absent": pa.array(absent, pa.int64()),
-    }
-    arrays = [columns[name] if name in columns else batch[name] for name in _COLUMNS]
-    return pa.RecordBatch.from_arrays(arrays, names=_COLUMNS)
+    documents = documents.append_column("shard", pa.array(shards, pa.int32()))
+    documents = documents.append_column("position", pa.array(positions, pa.int64()))
+    return documents.select(_COLUMNS)
 
 
 def _enclose(ids: np.ndarray, offsets: np.ndarray, plan: Plan) -> tuple[np.ndarray, np.ndarray]:

@@ -20,16 +20,17 @@ from pyspark.sql import SparkSession
 from artifacts.errors import UserError
 from artifacts.shards import SPLITS, ShardEntry, ShardStats, token_dtype
 from spark_jobs import entry
+from spark_jobs.card import write_card
 from spark_jobs.decisions import CLEAN_SCHEMA
 from spark_jobs.mixing import plan_mixing
-from spark_jobs.parquet import find_parts
+from spark_jobs.parquet import find_parts, remove_others
 from spark_jobs.progress import progress
 from spark_jobs.settings import TokenizedShardsSettings
 from spark_jobs.shard_writer import WRITTEN_SHARD, Plan, shard_writer
 from spark_jobs.split import Splitter
 from spark_jobs.survey import Survey, survey_parts
 from spark_jobs.tasks import user_errors
-from spark_jobs.token_parts import REMOVED_FOLDER, TOKENISED, tokeniser
+from spark_jobs.token_parts import REMOVED_FOLDER, TOKENISED, name_kept_tokens, tokeniser
 from spark_jobs.tokenizer import (
     DocumentTokenizer,
     Engine,
@@ -56,6 +57,8 @@ class TokenizeSpec(BaseModel):
     output: str
     """Folder that the shards are written into."""
     settings: TokenizedShardsSettings
+    cache: str | None = None
+    """Folder that keeps tokens for the next run; it decides speed, never the result."""
 
 
 def run(
@@ -99,7 +102,11 @@ def run(
             for split, size in survey.bytes.items()
         },
     )
-    shared = spark.sparkContext.broadcast((files, parts))
+    kept = [
+        name_kept_tokens(spec.cache, digest, files, f"{start} {end}") if spec.cache else None
+        for digest in survey.text_digests
+    ]
+    shared = spark.sparkContext.broadcast((files, list(zip(parts, kept, strict=True))))
     numbers = spark.range(0, len(parts), 1, len(parts))
     tokenised = numbers.mapInArrow(tokeniser(shared, engine, plan), TOKENISED)
     ordered = tokenised.repartition(sum(plan.shards.values()), "split", "shard")
@@ -113,16 +120,20 @@ def run(
     _refuse_too_little(stats, settings)
     removed = _count_removed(spec.output)
     _remove(scratch)
+    if spec.cache:
+        remove_others(spec.cache, filter(None, kept))
     report(
         f"{sum(stats['tokens'].values()):,} tokens in {sum(stats['rows'].values()):,} rows "
         f"({stats['rows']['train']:,} to train on)"
     )
-    return stats | {
+    stats |= {
         "parity_sample": len(survey.sample),
         "mixing": mixing_record,
         "removed_as_overlapping_held_out": removed,
         "pinned_held_out": survey.pinned,
     }
+    write_card(spec.output, stats, settings.content())
+    return stats
 
 
 def choose_engine(

@@ -234,3 +234,32 @@ def test_training_text_that_repeats_held_out_text_is_left_out_and_listed(
     (listed,) = pq.read_table(file).to_pylist()
     assert listed["id"] == "manual/120" and listed["overlap"] > 0.7
     assert "manual/120" not in documents_in(tmp_path / "shards", stats, "train")
+
+
+def test_kept_tokens_give_the_same_shards_and_are_not_kept_for_ever(
+    spark: SparkSession, model_folder: Path, tmp_path: Path
+) -> None:
+    texts = tiny_texts(150)
+    cache = tmp_path / "cache"
+
+    def run_with_cache(clean: str, name: str) -> dict[str, bytes]:
+        spec = tokenize.TokenizeSpec(
+            clean_corpus=clean,
+            base_model=str(model_folder),
+            output=str(tmp_path / name),
+            settings=SETTINGS,
+            cache=str(cache),
+        )
+        tokenize.run(spark, spec, lambda line: None)
+        return {file.name: file.read_bytes() for file in (tmp_path / name).glob("*.*")}
+
+    run_with_cache(write_clean(tmp_path / "first", texts[:145]), "a")
+    before = {file.name: file.stat().st_mtime_ns for file in cache.iterdir()}
+    grown = write_clean(tmp_path / "grown", texts)
+    second = run_with_cache(grown, "b")
+    after = {file.name: file.stat().st_mtime_ns for file in cache.iterdir()}
+    run(spark, grown, model_folder, tmp_path / "fresh")
+
+    assert second == {file.name: file.read_bytes() for file in (tmp_path / "fresh").glob("*.*")}
+    assert len(before) == len(after) == 8
+    assert len(before.items() & after.items()) == 7

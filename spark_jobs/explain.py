@@ -1,0 +1,136 @@
+"""What became of one document: what it was merged with and why, and which rows hold it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from artifacts.errors import UserError
+from artifacts.shards import SPLITS, Shard, ShardStats, Split
+from spark_jobs.judge import DUPLICATE_SCHEMA, DUPLICATES_NAME
+from spark_jobs.parquet import find_parts
+from spark_jobs.token_parts import REMOVED_FOLDER
+
+
+@dataclass(frozen=True)
+class Merged:
+    """A document that was dropped for a survivor."""
+
+    id: str
+    reason: str
+    similarity: float
+    neighbour: str
+    """The document that it was found to be a copy of: the survivor, or another of the cluster."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Rows of one shard that hold the document."""
+
+    split: Split
+    shard: str
+    rows: list[int]
+    """Counted within the shard."""
+
+
+@dataclass(frozen=True)
+class DocumentStory:
+    """All that is known of a document."""
+
+    id: str
+    survivor: str
+    """The document that is kept of its duplicate cluster; the document itself where it survived."""
+    cluster: str
+    merged: list[Merged]
+    """The cluster's dropped documents."""
+    overlap: float | None
+    """Share of it that is held-out text, where it was left out for that."""
+    places: list[Place]
+
+    def __str__(self) -> str:
+        lines = [f"{self.id}: " + self._fate(), f"duplicate cluster {self.cluster}"]
+        for copy in self.merged:
+            lines.append(
+                f"  {copy.id} was dropped ({copy.reason}, similarity {copy.similarity:.2f} to "
+                f"{copy.neighbour})"
+            )
+        for place in self.places:
+            rows = ", ".join(map(str, place.rows))
+            lines.append(f"  {place.split}, shard {place.shard}, rows {rows}")
+        return "\n".join(lines)
+
+    def _fate(self) -> str:
+        if self.survivor != self.id:
+            return f"dropped; {self.survivor} is kept in its place"
+        if self.overlap is not None:
+            return f"left out of training: {self.overlap:.0%} of it is held-out text"
+        return "kept" if self.places else "kept, but in no shard (not sampled)"
+
+
+def explain_document(
+    clean_corpus: str, shards: str | None, stats: ShardStats | None, identifier: str
+) -> DocumentStory:
+    """Trace a document of the raw corpus.
+
+    Args:
+        clean_corpus: folder of the clean corpus.
+        shards: folder of the shards made of it, local; None where there are none yet.
+        stats: the shards' stats.
+        identifier: the document's id in the raw corpus.
+
+    Raises:
+        UserError: the clean corpus knows no such document.
+    """
+    with fsspec.open(f"{clean_corpus}/{DUPLICATES_NAME}", "rb") as file:
+        duplicates = pq.read_table(file).select(DUPLICATE_SCHEMA.names)
+    own = duplicates.filter(pc.equal(duplicates["id"], identifier)).to_pylist()
+    survivor = own[0]["survivor"] if own else identifier
+    cluster = own[0]["cluster"] if own else _cluster_of(clean_corpus, identifier)
+    members = duplicates.filter(pc.equal(duplicates["survivor"], survivor)).to_pylist()
+    merged = [
+        Merged(row["id"], row["reason"], row["similarity"], row["neighbour"]) for row in members
+    ]
+    places, overlap = [], None
+    if shards and stats:
+        places = _find_places(Path(shards), stats, survivor)
+        overlap = _overlap(Path(shards), survivor)
+    return DocumentStory(identifier, survivor, cluster, merged, overlap, places)
+
+
+def _cluster_of(clean_corpus: str, identifier: str) -> str:
+    for part in find_parts(clean_corpus, ["id", "cluster"], "clean_corpus"):
+        table = part.read(["id", "cluster"])
+        row = pc.index(table["id"], identifier).as_py()
+        if row >= 0:
+            return str(table["cluster"][row].as_py())
+    raise UserError(
+        f"The clean corpus in {clean_corpus} knows no document {identifier!r}, neither kept nor "
+        "dropped as a copy. It may have been dropped for its length: see `dropped_examples` of "
+        "the asset."
+    )
+
+
+def _find_places(folder: Path, stats: ShardStats, identifier: str) -> list[Place]:
+    places = []
+    for entry in sorted(stats.shards, key=lambda entry: (SPLITS.index(entry.split), entry.name)):
+        shard = Shard(folder, entry, stats)
+        numbers = np.flatnonzero(
+            np.asarray(pc.equal(shard.documents()["id"], pa.scalar(identifier)))
+        )
+        if len(numbers):
+            segments = np.flatnonzero(np.isin(shard.segments["document"], numbers))
+            rows = np.unique(np.searchsorted(shard.row_offsets, segments, side="right") - 1)
+            places.append(Place(entry.split, entry.name, rows.tolist()))
+    return places
+
+
+def _overlap(folder: Path, identifier: str) -> float | None:
+    for file in sorted((folder / REMOVED_FOLDER).glob("*.parquet")):
+        for row in pq.read_table(file, columns=["id", "overlap"]).to_pylist():
+            if row["id"] == identifier:
+                return float(row["overlap"])
+    return None

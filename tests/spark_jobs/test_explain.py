@@ -1,0 +1,42 @@
+"""A document can be traced from the raw corpus to its rows."""
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from artifacts.errors import UserError
+from artifacts.shards import ShardSet, ShardStats
+from spark_jobs.explain import explain_document
+from tests.spark_jobs.conftest import Corpus
+from tests.spark_jobs.test_pin import make, text
+
+
+def test_a_document_is_traced_through_its_cluster_to_its_rows(
+    spark: SparkSession, raw_corpus: Corpus, model_folder: Path, tmp_path: Path
+) -> None:
+    near = text(7) + " appendix"
+    raw = [(f"a{number}", text(number)) for number in range(60)] + [("near", near)]
+    _, stats = make(spark, raw_corpus(raw), model_folder, tmp_path)
+    shards = ShardStats(**stats)
+
+    story = explain_document(str(tmp_path / "clean"), str(tmp_path / "shards"), shards, "a7")
+
+    assert story.survivor == "near"
+    assert [(copy.id, copy.reason) for copy in story.merged] == [("a7", "near_duplicate")]
+    assert 0.8 < story.merged[0].similarity < 1
+    (place,) = story.places
+    rows = ShardSet(tmp_path / "shards", shards, place.split)
+    held = [rows[row][1] for row in place.rows]
+    assert any(segments["offset"].min() == 0 for segments in held)
+    assert "near is kept in its place" in str(story)
+
+
+def test_an_unknown_document_is_named(
+    spark: SparkSession, raw_corpus: Corpus, model_folder: Path, tmp_path: Path
+) -> None:
+    raw = raw_corpus([(f"a{number}", text(number)) for number in range(60)])
+    make(spark, raw, model_folder, tmp_path)
+
+    with pytest.raises(UserError, match=r"no document 'b'"):
+        explain_document(str(tmp_path / "clean"), None, None, "b")
