@@ -198,19 +198,23 @@ def running_process(runner: Runner, steps: list[str]) -> subprocess.Popen[bytes]
 
 
 def test_killed_dagster_finds_its_job_again(runner: Runner) -> None:
-    process = running_process(runner, ["sleep:6", "log:hello", "materialize"])
+    process = running_process(runner, ["sleep:4", "log:hello", "materialize"])
     process.kill()
     process.wait()
     (job,) = runner.jobs()
     assert "RUNNING" in job.state.name
     instance = DagsterInstance.ephemeral()
-    result = runner.run(["sleep:6", "log:hello", "materialize"], instance)
+    result = runner.run(["sleep:4", "log:hello", "materialize"], instance)
     assert result.success
     assert len(runner.jobs()) == 1
     assert "hello" in log_text(instance, result)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("runner", "number"),
+    [("vertex", signal.SIGINT), ("vertex", signal.SIGTERM), ("dataproc", signal.SIGTERM)],
+    indirect=["runner"],
+)
 def test_cancelled_run_cancels_its_job(runner: Runner, number: signal.Signals) -> None:
     process = running_process(runner, ["sleep:600"])
     time.sleep(0.5)

@@ -1,4 +1,6 @@
-"""Stands for a job: does what its arguments say, reporting through the shipped Pipes writer.
+"""Stands for a job: does what its arguments say and reports it.
+
+On Dataproc it uses the shipped Pipes writer, on Vertex AI this project's.
 
 Usage: report.py [--count FILE] [STEP...]. The steps: `log:TEXT`, `materialize`, `sleep:SECONDS`,
 `exit:STATUS`, `die:STATUS` (without a closing message), `raise:TEXT`, and, where FILE counts the
@@ -8,16 +10,18 @@ starts, `fail-until:N:STATUS` (exit so before start N) and `hang-until:N` (sleep
 import os
 import sys
 import time
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from dagster_pipes import (
     PipesCliArgsParamsLoader,
     PipesContext,
-    PipesEnvVarParamsLoader,
     PipesGCSMessageWriter,
     open_dagster_pipes,
 )
 from google.cloud import storage
+
+from artifacts.pipes_session import open_session
 
 HOURS = 3600.0
 
@@ -51,18 +55,20 @@ def _do(step: str, start: int, pipes: PipesContext) -> None:
         time.sleep(HOURS)
 
 
+def _open_pipes() -> AbstractContextManager[PipesContext]:
+    if not PipesCliArgsParamsLoader().is_dagster_pipes_process():
+        return open_session()
+    writer = PipesGCSMessageWriter(storage.Client(), interval=0)
+    return open_dagster_pipes(params_loader=PipesCliArgsParamsLoader(), message_writer=writer)
+
+
 def main() -> None:
-    arguments = [a for a in sys.argv[1:]]
+    arguments = sys.argv[1:]
     start = 1
     if arguments[:1] == ["--count"]:
         start = _count_start(arguments[1])
         arguments = arguments[2:]
-    if int(os.environ.get("CLUSTER_INDEX", "0")):
-        return
-    cli = PipesCliArgsParamsLoader()
-    loader = cli if cli.is_dagster_pipes_process() else PipesEnvVarParamsLoader()
-    writer = PipesGCSMessageWriter(storage.Client(), interval=0)
-    with open_dagster_pipes(params_loader=loader, message_writer=writer) as pipes:
+    with _open_pipes() as pipes:
         for step in arguments:
             if step.startswith("--dagster-pipes"):
                 break
