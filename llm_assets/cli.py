@@ -74,6 +74,22 @@ def explain(version: int, text: str | None) -> None:
 
 
 @commands.command()
+@click.argument("identifier")
+def document(identifier: str) -> None:
+    """Say what a document was merged with and why, and which rows hold it."""
+    from artifacts.shards import ShardStats
+    from llm_assets.commands.session import open_session
+    from spark_jobs.explain import explain_document
+
+    record = open_session().pipeline.record
+    clean = record.current("clean_corpus", needed_by="document")
+    shards = record.find_current("tokenized_shards")
+    stats = ShardStats.model_validate(shards.stats) if shards else None
+    folder = str(shards.path) if shards else None
+    click.echo(explain_document(clean.url, folder, stats, identifier))
+
+
+@commands.command()
 @version_argument
 @name_option
 @reason_option

@@ -98,6 +98,7 @@ def tokenized_shards(
             base_model=base_model.url,
             output=draft.url,
             settings=settings,
+            cache=f"{pipeline.store.root}/cache/{pipeline.settings.name}/tokenized_shards",
         )
         draft.stats |= spark.tokenize(context, spec)
 
@@ -123,11 +124,15 @@ def _clean_metadata(stats: Mapping[str, Any]) -> dict[str, Any]:
         for example in found
     ]
     sizes = {int(size): count for size, count in stats["cluster_sizes"].items()}
+    lengths = {int(length): count for length, count in stats["length_histogram"].items()}
     return _corpus_metadata(stats) | {
         "held_out_pinned": stats["pinned"],
         "dropped_examples": table(["reason", "document", "begins with"], examples),
         "cluster_sizes": figures.bars(
             "Duplicate clusters by size", "documents in the cluster", "clusters", sizes
+        ),
+        "lengths": figures.bars(
+            "Documents by length", "characters, from this many on", "documents", lengths
         ),
     }
 

@@ -41,6 +41,13 @@ def test_a_piece_of_text_is_traced_to_the_rows_that_hold_it(served: Project) -> 
     assert "No document" in ask(served, "explain", "1", "--text", "never written")
 
 
+def test_a_document_tells_its_story(served: Project) -> None:
+    told = ask(served, "document", "0007.txt")
+    assert "kept" in told and "duplicate cluster" in told and "rows" in told
+    ended = served.run("llm-assets", "document", "nowhere.txt")
+    assert ended.returncode == 1 and "knows no document 'nowhere.txt'" in ended.stderr
+
+
 def test_rollback_serves_the_version_before_and_stays_on_the_next_run(served: Project) -> None:
     assert "Version 0 serves" in ask(served, "rollback", "--reason", "users complain")
     assert "0 (champion)" in ask(served, "versions")
