@@ -1,8 +1,9 @@
 """The training state on disk: weights and optimizer through PyTorch DCP, the manifest last."""
 
 import errno
+import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -36,6 +37,7 @@ from recipes.staging import StagingBuffers
 TRAINED_ONLY = StateDictOptions(ignore_frozen_params=True)
 PARTIAL = StateDictOptions(strict=False)
 
+SECONDS_BETWEEN_ATTEMPTS = (1.0, 5.0, 20.0, 60.0)
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -50,9 +52,11 @@ class Checkpointer:
         in_background: bool,
         workers: Workers,
         report: Callable[[str], None],
+        patience: Sequence[float] = SECONDS_BETWEEN_ATTEMPTS,
     ) -> None:
         self._run_url, self._content, self._keep = run_url, content, keep
         self._workers, self._report = workers, report
+        self._patience = patience
         self._buffers = StagingBuffers() if in_background else None
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._pending: Future[None] | None = None
@@ -117,12 +121,38 @@ class Checkpointer:
     def _write(
         self, step: int, tensors: dict[str, Any], state: dict[str, Any], permanent: bool
     ) -> None:
+        with _naming_a_full_disk(self._run_url, step):
+            self._patiently(step, lambda: self._write_files(step, tensors))
+        if self._workers.is_first:
+            with _naming_a_full_disk(self._run_url, step):
+                self._patiently(step, lambda: self._commit(step, state, permanent))
+
+    def _write_files(self, step: int, tensors: dict[str, Any]) -> None:
         writer = _writer(checkpoints.step_url(self._run_url, step))
-        with _alone_is_meant(), _naming_a_full_disk(self._run_url, step):
+        with _alone_is_meant():
             dcp.save(tensors, storage_writer=writer, process_group=self._group)
-            if self._workers.is_first:
-                checkpoints.commit(self._run_url, step, self._content, state, permanent)
-                checkpoints.rotate(self._run_url, self._keep)
+
+    def _commit(self, step: int, state: dict[str, Any], permanent: bool) -> None:
+        checkpoints.commit(self._run_url, step, self._content, state, permanent)
+        checkpoints.rotate(self._run_url, self._keep)
+
+    def _patiently(self, step: int, work: Callable[[], None]) -> None:
+        """Do it again after a while where storage fails; workers fail and wait together."""
+        for seconds in (*self._patience, None):
+            try:
+                return work()
+            except (OSError, CheckpointException) as error:
+                if _is_full_disk(error):
+                    raise
+                fault = f"Saving the checkpoint of step {step} to {self._run_url} failed"
+                if seconds is None:
+                    raise UserError(
+                        f"{fault} {len(self._patience) + 1} times ({_first_line(error)}). The "
+                        "checkpoints before are whole: start the same command again when storage "
+                        "answers."
+                    ) from error
+                self._report(f"{fault} ({_first_line(error)}); trying again in {seconds:g} s")
+                time.sleep(seconds)
 
 
 def _tensors(model: nn.Module, optimizers: Optimizers) -> dict[str, Any]:
@@ -159,6 +189,13 @@ def _naming_a_full_disk(run_url: str, step: int) -> Iterator[None]:
             f"No space left on the disk for the checkpoint of step {step} in {run_url}. The "
             "checkpoints before are whole: free some space and start the same command again."
         ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    """What storage said, without DCP's wrapping."""
+    if isinstance(error, CheckpointException) and error.failures:
+        error = next(iter(error.failures.values()))[0]
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _is_full_disk(error: BaseException | None) -> bool:

@@ -26,6 +26,9 @@ def main() -> int:
     is_first = os.environ.get("RANK", "0") == "0"
     if "TORCHELASTIC_RUN_ID" in os.environ:
         end_with_parent()
+    # Threads that wait by spinning take the processor from whoever else runs on a laptop, and train
+    # many times slower there; asleep they cost about nothing. Read when torch is first imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     interruption = Interruption()
     with _reporting(is_first) as report:
         try:

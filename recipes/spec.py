@@ -37,6 +37,8 @@ class TrainingSpec(BaseModel):
     base_model_folder: str
     run_folder: str
     """`runs/<run_id>`: checkpoints, `metrics.jsonl`, TensorBoard events, `result.json`."""
+    checkpoints_url: str | None = None
+    """Where checkpoints go: a folder or a URL such as `gs://…`; absent: into the run folder."""
     export_folder: str
     """The trained model as a Hugging Face folder; written when the run is complete."""
     training: TrainingSettings

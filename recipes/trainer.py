@@ -101,7 +101,7 @@ class Run:
         self._model = build_model(spec, workers, self._precision)
         self._optimizers = build_optimizers(self._model, self._training)
         self._checkpointer = Checkpointer(
-            spec.run_folder,
+            spec.checkpoints_url or spec.run_folder,
             spec.content(),
             self._training.keep_checkpoints,
             chosen(self._training.save_in_background, workers.device.type == "cuda"),

@@ -1,0 +1,95 @@
+"""Checkpoints in object storage, and storage that fails for a while."""
+
+from typing import Any
+
+import fsspec
+import pytest
+import torch
+from fsspec.implementations.memory import MemoryFileSystem
+from torch import nn
+
+from artifacts import checkpoints
+from artifacts.errors import UserError
+from recipes.checkpoint import Checkpointer
+from recipes.interruption import Interruption
+from recipes.parallel import join_workers
+from recipes.trainer import Interrupted, train
+from tests.recipes.conftest import SpecMaker, course
+
+
+class FailingFileSystem(MemoryFileSystem):
+    """Object storage that answers the next few requests to write with an error."""
+
+    protocol = "failing"
+    store: dict[str, Any] = {}  # noqa: RUF012 - fsspec's own form
+    pseudo_dirs = [""]  # noqa: RUF012
+    failures = 0
+
+    def _open(self, path: str, mode: str = "rb", **options: Any) -> Any:
+        if mode == "wb" and FailingFileSystem.failures > 0:
+            FailingFileSystem.failures -= 1
+            raise OSError("503 service unavailable")
+        return super()._open(path, mode, **options)
+
+
+fsspec.register_implementation("failing", FailingFileSystem, clobber=True)
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Linear(4, 4)
+
+
+def checkpointer(url: str, lines: list[str]) -> Checkpointer:
+    return Checkpointer(url, {}, 2, False, join_workers(), lines.append, patience=(0.01, 0.01))
+
+
+def test_a_run_goes_on_from_checkpoints_in_object_storage(make_spec: SpecMaker) -> None:
+    plain = make_spec("plain", steps=8, checkpoint_every_steps=4)
+    train(plain, join_workers(), Interruption(), lambda line: None)
+    remote = make_spec("remote", steps=8, checkpoint_every_steps=4).model_copy(
+        update={"checkpoints_url": "memory://bucket/runs/remote"}
+    )
+    interruption = Interruption()
+
+    def stop_at_five(line: str) -> None:
+        if line.startswith("step 1 of"):
+            interruption.signal_name = "SIGTERM"
+
+    with pytest.raises(Interrupted, match="step 1 of 8"):
+        train(remote, join_workers(), interruption, stop_at_five)
+    lines: list[str] = []
+    train(remote, join_workers(), Interruption(), lines.append)
+
+    assert any("Going on from the checkpoint of step 1" in line for line in lines)
+    assert course(remote) == course(plain)
+    assert fsspec.filesystem("memory").exists("/bucket/runs/remote/step-8/manifest.json")
+
+
+@pytest.mark.parametrize("failures", [1, 2])
+def test_storage_that_comes_back_costs_nothing(model: nn.Module, failures: int) -> None:
+    lines: list[str] = []
+    url = f"failing://bucket/run-{failures}"
+    optimizers = [torch.optim.AdamW(model.parameters())]
+    saving = checkpointer(url, lines)
+    FailingFileSystem.failures = failures
+
+    saving.save(3, model, optimizers, {"samples_seen": 12})
+
+    assert len(lines) == failures
+    assert "503 service unavailable" in lines[0]
+    expected = model.weight.clone()
+    nn.init.zeros_(model.weight)  # type: ignore[arg-type]
+    assert checkpointer(url, lines).restore(model, optimizers) == (3, {"samples_seen": 12})
+    assert torch.equal(model.weight, expected)  # type: ignore[arg-type]
+
+
+def test_storage_that_stays_away_ends_the_save_and_leaves_no_checkpoint(model: nn.Module) -> None:
+    lines: list[str] = []
+    url = "failing://bucket/away"
+    FailingFileSystem.failures = 100
+    with pytest.raises(UserError, match="failed 3 times .503 service unavailable"):
+        checkpointer(url, lines).save(3, model, [torch.optim.AdamW(model.parameters())], {})
+    FailingFileSystem.failures = 0
+    assert checkpoints.find_newest(url, {}, lines.append) is None
