@@ -13,6 +13,7 @@ from fsspec.implementations.local import LocalFileSystem
 from artifacts.atomic import write_atomically
 from artifacts.errors import UserError
 from artifacts.identity import hash_json
+from recipes.evaluation.contamination import find_contamination
 from recipes.evaluation.documents import (
     Document,
     check_vocabulary,
@@ -52,7 +53,8 @@ def evaluate(spec: EvaluationSpec, report: Report) -> dict[str, Any]:
     Returns:
         The content of `result.json`, which is the artifact's `stats`: `metrics` (name to role to
         value, low, high), `evaluation_fingerprint`, `documents`, `tokens`, `precision`, `models`,
-        `faults` (role to why that model could not be measured).
+        `faults` (role to why that model could not be measured), `contamination` (what of the
+        held-out text was trained on, see `find_contamination`).
 
     Raises:
         UserError: the base or the candidate cannot be read, or the data is empty. An incumbent that
@@ -84,6 +86,7 @@ def evaluate(spec: EvaluationSpec, report: Report) -> dict[str, Any]:
         "precision": models.precision(),
         "models": {role: source.fingerprint for role, source in _sources(spec)},
         "faults": faults,
+        "contamination": _contamination(data, spec, report),
     }
     output = Path(spec.output)
     output.mkdir(parents=True, exist_ok=True)
@@ -118,6 +121,18 @@ def read_data(spec: EvaluationSpec) -> Data:
     }
     prompts = held_out[: settings.generation.samples]
     return Data(tasks, prompts, task_folders, lm_eval_tasks, hash_json(identity))
+
+
+def _contamination(data: Data, spec: EvaluationSpec, report: Report) -> dict[str, Any] | None:
+    length = spec.settings.contamination_tokens
+    if not length:
+        return None
+    found = find_contamination(data.tasks["held_out"], Path(spec.shards), spec.shard_stats, length)
+    report(
+        f"{found['mean_share']:.1%} of the held-out runs of {length} tokens stand in the training "
+        f"rows; {found['mostly_trained_on']} of {found['documents']} documents do for the most part"
+    )
+    return found
 
 
 def _write_quiz(spec: EvaluationSpec, tokenizer: Any) -> Path:

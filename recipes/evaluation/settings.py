@@ -70,6 +70,8 @@ class EvaluationSettings(Settings):
     """Tasks of lm-eval, reported as `<task>_<metric>`; those on the hub need a connection."""
     task_folder: str | None = None
     """Local folder of lm-eval task files of your own."""
+    contamination_tokens: int = Field(default=13, ge=0)
+    """Length of the runs of held-out tokens that are looked up in the training rows; 0 is off."""
     bootstrap_resamples: int = Field(default=2_000, ge=200)
     """Resamples behind each metric's 95 % interval."""
     seed: int = 0

@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from artifacts.errors import UserError
-from artifacts.shards import ShardStats
+from artifacts.shards import ShardSet, ShardStats, read_documents
+from recipes.evaluation.contamination import find_contamination
 from recipes.evaluation.documents import Document, general_texts, take
 from recipes.evaluation.measure import evaluate, read_data
 from recipes.evaluation.settings import (
@@ -179,6 +180,27 @@ def test_smaller_limit_takes_a_subset(sizes: list[int], limits: tuple[int, int])
     few, many = (take(documents, limit, seed=0) for limit in sorted(limits))
     assert many[: len(few)] == few
     assert sum(d.bytes for d in few) >= min(min(limits), sum(sizes))
+
+
+def test_held_out_text_that_was_trained_on_is_found(
+    make_evaluation: MakeSpec, shards_folder: Path, shards: ShardStats
+) -> None:
+    trained = next(
+        np.asarray(tokens, np.int64)
+        for _, tokens in read_documents(ShardSet(shards_folder, shards, "train"))
+    )
+    fresh = np.arange(40, dtype=np.int64)
+    documents = [
+        Document("whole", "a", 1, trained),
+        Document("half", "b", 1, np.concatenate([trained[:40], fresh, fresh])),
+        Document("fresh", "c", 1, fresh),
+        Document("short", "d", 1, fresh[:3]),
+    ]
+    found = find_contamination(documents, shards_folder, shards, length=8)
+    assert found["examples"] == ["whole"]
+    assert found["mostly_trained_on"] == 1
+    assert found["mean_share"] == pytest.approx((1 + 33 / 113) / 4, abs=0.01)
+    assert evaluate(make_evaluation(), silent)["contamination"]["documents"] == 12
 
 
 def test_general_text_is_prose_of_a_fair_size() -> None:
