@@ -6,7 +6,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from artifacts.errors import UserError
-from artifacts.shards import ShardSet, ShardStats, Split, read_documents
+from artifacts.shards import SPLITS, ShardSet, ShardStats, Split, read_documents
 from spark_jobs import clean, tokenize
 from spark_jobs.settings import (
     CleanCorpusSettings,
@@ -15,6 +15,7 @@ from spark_jobs.settings import (
     TokenizedShardsSettings,
 )
 from tests.spark_jobs.conftest import Corpus
+from tests.spark_jobs.test_duplicates import families, similarity
 
 CLEAN = CleanCorpusSettings(minimum_characters=40)
 SHARDS = TokenizedShardsSettings(
@@ -89,3 +90,20 @@ def test_a_pin_without_held_out_texts_is_refused(
 ) -> None:
     with pytest.raises(UserError, match=r"held_out holds no part-\*.parquet"):
         make(spark, raw_corpus([("a", text(0))]), model_folder, tmp_path, pin=tmp_path / "absent")
+
+
+def test_no_near_copy_lies_in_two_splits(
+    spark: SparkSession, raw_corpus: Corpus, model_folder: Path, tmp_path: Path
+) -> None:
+    texts = families(50, seed=11)
+    raw = [(f"d{number:03d}", text) for number, text in enumerate(texts)]
+    _, stats = make(spark, raw_corpus(raw), model_folder, tmp_path)
+
+    sets = {
+        name: set(zip(*[text.split()[n:] for n in range(5)], strict=False)) for name, text in raw
+    }
+    kept = {split: documents(tmp_path, stats, split) for split in SPLITS}
+    for one in SPLITS:
+        for other in SPLITS:
+            pairs = ((a, b) for a in kept[one] for b in kept[other] if one != other)
+            assert all(similarity(sets[a], sets[b]) < 0.8 for a, b in pairs)
