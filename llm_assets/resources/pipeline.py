@@ -1,6 +1,7 @@
 """The pipeline's settings and its view of the store, as every asset uses them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from dagster import AssetExecutionContext, ConfigurableResource
@@ -8,6 +9,8 @@ from dagster import AssetExecutionContext, ConfigurableResource
 from artifacts.identity import Identity
 from artifacts.pipelines import Pipeline
 from artifacts.store import Artifact, Draft, Store
+from llm_assets.cloud import secrets
+from llm_assets.cloud.config import load_cloud_settings
 from llm_assets.config import PipelineSettings, load_settings
 
 
@@ -30,6 +33,15 @@ class PipelineResource(ConfigurableResource):
     def record(self) -> Pipeline:
         """Which artifact of each asset is current."""
         return Pipeline(self.store, self.settings.name)
+
+    @contextmanager
+    def hub_access(self) -> Iterator[None]:
+        """On Google Cloud, the Hugging Face token of Secret Manager while the block runs."""
+        if self.settings.platform == "local":
+            yield
+            return
+        with secrets.hub_access(load_cloud_settings()):
+            yield
 
     def make(
         self,
