@@ -75,8 +75,9 @@ class TrainingSettings(Settings):
     """Budget in passes over the train split instead of steps, rounded up to whole steps."""
     global_batch_size: int = Field(default=4, ge=1)
     """Rows a step, over all workers and accumulation steps."""
-    initialise: Literal["base_model", "random"] = "base_model"
-    """Start from the base model's weights, or from random ones in its architecture."""
+    initialise: Literal["base_model", "champion", "random"] = "base_model"
+    """Start from the base model's weights, from those of the model that serves (the learning rate
+    warms up anew), or from random ones in the base model's architecture."""
     lora: LoraSettings | None = None
     """Train low-rank adapters instead of all weights."""
     optimizer: Literal["adamw", "muon"] = "adamw"

@@ -12,9 +12,12 @@ from artifacts.store import Artifact, Draft
 from llm_assets import figures
 from llm_assets.assets.corpus import tokenized_shards
 from llm_assets.assets.stage import materialization, stage
+from llm_assets.registry.start import find_start, with_start
 from llm_assets.resources.pipeline import PipelineResource
+from llm_assets.resources.registry import RegistryResource
 from llm_assets.resources.training import TrainingRunner
 from recipes import base_model as base_model_recipe
+from recipes.evaluation.settings import ModelSource
 from recipes.settings import (
     BASE_MODEL_CODE_VERSION,
     BUDGETS,
@@ -61,7 +64,8 @@ def base_model(context: AssetExecutionContext, pipeline: PipelineResource) -> Ma
     )
 
     def build(draft: Draft) -> None:
-        draft.stats |= base_model_recipe.prepare(settings, draft.path, context.log.info)
+        with pipeline.hub_access():
+            draft.stats |= base_model_recipe.prepare(settings, draft.path, context.log.info)
 
     artifact = pipeline.make(context, identity, build)
     summary = f"{artifact.stats['parameters']:,} parameters"
@@ -79,18 +83,22 @@ def checkpoint(
     config: CheckpointOverrides,
     pipeline: PipelineResource,
     training: TrainingRunner,
+    registry: RegistryResource,
 ) -> MaterializeResult:
     """The trained model: resumable state under `runs/`, and an exported Hugging Face folder."""
     settings = config.apply(pipeline.settings.checkpoint)
     shards = pipeline.record.current("tokenized_shards", needed_by="checkpoint")
     base = pipeline.record.current("base_model", needed_by="checkpoint")
-    inputs = {"tokenized_shards": shards.fingerprint, "base_model": base.fingerprint}
     identity = Identity(
         kind="checkpoint",
         code_version=CHECKPOINT_CODE_VERSION,
         settings=settings.content(),
-        inputs=inputs,
+        inputs={"tokenized_shards": shards.fingerprint, "base_model": base.fingerprint},
     )
+    start = ModelSource(path=base.url, fingerprint=base.fingerprint)
+    if settings.initialise == "champion":
+        start = find_start(pipeline.record, registry.open(pipeline), identity, start)
+        identity = with_start(identity, start)
 
     def build(draft: Draft) -> None:
         run_id = identity.fingerprint
@@ -99,11 +107,11 @@ def checkpoint(
             run_id=run_id,
             shards_folder=shards.url,
             shards=ShardStats.model_validate(shards.stats),
-            base_model_folder=base.url,
+            base_model_folder=start.path,
             run_folder=f"{pipeline.store.root}/runs/{run_id}",
             export_folder=f"{draft.url}/{MODEL_FOLDER}",
             training=settings,
-            inputs=inputs,
+            inputs=identity.inputs,
         )
         draft.stats |= training.train(context, spec).model_dump()
         metrics = pipeline.store.read_bytes(f"runs/{run_id}/{METRICS_NAME}")
