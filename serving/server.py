@@ -36,6 +36,8 @@ class Server:
         self._state = state
         self._desired = desired
         self._router = Router()
+        before = state.read_status()
+        self._after_crash = before is not None and before.phase not in ("stopped", "failed")
         self._outcome: Outcome | None = None
         self._phase: Phase = "starting"
         self._changed = asyncio.Event()
@@ -69,6 +71,9 @@ class Server:
         await asyncio.gather(following, return_exceptions=True)
         for route in self._router.routes:
             await route.engine.stop()
+        if not failed:
+            self._phase = "stopped"
+            self._write_status()
         return 1 if failed else 0
 
     async def _follow(self) -> None:
@@ -78,7 +83,7 @@ class Server:
         in its place.
         """
         wanted, good = self._desired, self._state.read_good("serving")
-        if good and good != wanted:
+        if self._after_crash and good and good != wanted:
             # The front before this one ended while it changed versions. What was good then comes
             # first, so that a wanted version that cannot serve costs no outage.
             await self._change(good)

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from artifacts.atomic import write_atomically
 from serving.settings import EndpointSettings
 
-Phase = Literal["starting", "serving", "rolling_out", "failed"]
+Phase = Literal["starting", "serving", "rolling_out", "failed", "stopped"]
 Good = Literal["serving", "previous"]
 State = TypeVar("State", bound=BaseModel)
 

@@ -36,6 +36,7 @@ from recipes.evaluation.settings import (
     ModelSource,
     TaskSettings,
 )
+from recipes.evaluation.summaries import score_summaries
 from recipes.evaluation.tasks import TaskScores, digest_tasks, run_tasks
 
 RESULT_NAME = "result.json"
@@ -91,7 +92,7 @@ def evaluate(spec: EvaluationSpec, report: Report) -> dict[str, Any]:
     output = Path(spec.output)
     output.mkdir(parents=True, exist_ok=True)
     pq.write_table(score_table(data, scores), output / SCORES_NAME)
-    if data.lm_eval_tasks:
+    if any(of_role.tasks for of_role in scores.values()):
         pq.write_table(task_table(scores), output / TASKS_NAME)
     _write_json(output / SAMPLES_NAME, {role: s.samples for role, s in scores.items()})
     _write_json(output / RESULT_NAME, result)
@@ -174,21 +175,25 @@ def _written(
     """Completions, and answers to lm-eval's tasks, both in the precision of the endpoint."""
     from recipes.evaluation import models
 
-    if not data.prompts and not data.lm_eval_tasks:
+    settings = spec.settings
+    if not data.prompts and not data.lm_eval_tasks and not settings.summaries:
         return [], []
     tokenizer, model = models.load_tokenizer(Path(spec.base.path)), models.as_served(model)
     samples, scored = [], []
     if data.prompts:
         report(f"{role}: writing {len(data.prompts)} completions")
-        samples = models.complete(model, tokenizer, data.prompts, spec.settings.generation)
+        samples = models.complete(model, tokenizer, data.prompts, settings.generation)
     if data.lm_eval_tasks:
         from recipes.evaluation.shared_context import SharedContextLM
 
         report(f"{role}: answering {', '.join(task.name for task in data.lm_eval_tasks)}")
-        lm = SharedContextLM(model, tokenizer, spec.settings.batch_tokens)
+        lm = SharedContextLM(model, tokenizer, settings.batch_tokens)
         scored = run_tasks(lm, data.lm_eval_tasks, data.task_folders)
-        for one in scored:
-            report(f"{role}: {one.task} {one.metric} {one.values.mean():.4f}")
+    if settings.summaries:
+        report(f"{role}: writing the summaries of {settings.summaries.path}")
+        scored += score_summaries(model, tokenizer, settings.summaries)
+    for one in scored:
+        report(f"{role}: {one.task} {one.metric} {one.values.mean():.4f}")
     return samples, scored
 
 

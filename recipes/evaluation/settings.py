@@ -1,10 +1,13 @@
 """What `eval_metrics` measures, and what its program is told."""
 
+import hashlib
 import os
+from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, field_validator
 
+from artifacts.identity import FINGERPRINT_LENGTH
 from artifacts.settings import Settings
 from artifacts.shards import ShardStats
 
@@ -49,6 +52,28 @@ class QuizSettings(Settings):
     """Length of each continuation."""
 
 
+class SummarySettings(Settings):
+    """Summaries written by the model, scored by ROUGE against people's."""
+
+    path: str
+    """A local JSON-lines file; each line has `document` and `summary`."""
+    prompt: str = "{document}\n\nSummary:"
+    """What the model is given; `{document}` stands for the text."""
+    document_tokens: int = Field(default=512, ge=1)
+    """Most tokens of the document; its end is cut."""
+    new_tokens: int = Field(default=64, ge=1)
+    """Longest summary that the model may write, always the most likely token."""
+    limit: int | None = Field(default=None, ge=1)
+    """First lines only; absent means all."""
+
+    @field_validator("prompt")
+    @classmethod
+    def _check_prompt(cls, prompt: str) -> str:
+        if prompt.count("{document}") != 1:
+            raise ValueError("the prompt must hold {document} once")
+        return prompt
+
+
 class EvaluationSettings(Settings):
     """The `eval_metrics` asset: which data the models are measured on, and how much of it."""
 
@@ -68,6 +93,8 @@ class EvaluationSettings(Settings):
     """Multiple choice from held-out text, reported as `domain_quiz_acc` and `_acc_norm`."""
     tasks: tuple[TaskSettings, ...] = ()
     """Tasks of lm-eval, reported as `<task>_<metric>`; those on the hub need a connection."""
+    summaries: SummarySettings | None = None
+    """Summaries to write, reported as `summaries_rouge1`, `_rouge2` and `_rougeL`."""
     task_folder: str | None = None
     """Local folder of lm-eval task files of your own."""
     contamination_tokens: int = Field(default=13, ge=0)
@@ -80,8 +107,23 @@ class EvaluationSettings(Settings):
     """Most tokens in one forward pass, by what the memory holds; where, not what."""
 
     def content(self) -> dict[str, Any]:
-        """What decides the result, for the fingerprint."""
-        return self.model_dump(mode="json", exclude={"batch_tokens", "task_folder"})
+        """What decides the result, for the fingerprint: files count by what they hold."""
+        places: Any = {"batch_tokens": True, "task_folder": True, "summaries": {"path"}}
+        content = self.model_dump(mode="json", exclude=places)
+        if self.task_folder:
+            content["task_files"] = _hash_files(Path(self.task_folder))
+        if self.summaries:
+            content["summaries"]["file"] = _hash_files(Path(self.summaries.path))
+        return content
+
+
+def _hash_files(path: Path) -> str:
+    """A hash of a file, or of all files in a folder with their names; of nothing where absent."""
+    state = hashlib.sha256()
+    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+        if file.is_file():
+            state.update(f"{file.relative_to(path)}\0".encode() + file.read_bytes())
+    return state.hexdigest()[:FINGERPRINT_LENGTH]
 
 
 class ModelSource(Settings):

@@ -18,8 +18,10 @@ from recipes.evaluation.settings import (
     GenerationSettings,
     ModelSource,
     QuizSettings,
+    SummarySettings,
     TaskSettings,
 )
+from recipes.evaluation.summaries import score_summaries
 from recipes.evaluation.tasks import run_tasks
 
 QUIZ = QuizSettings(questions=10, choices=3, context_tokens=24, choice_tokens=8)
@@ -153,3 +155,31 @@ def test_unknown_task_and_task_without_its_data_are_named(
     with pytest.raises(UserError, match=QUIZ_TASK):
         run_tasks(lm, [TaskSettings(name=QUIZ_TASK)], [tmp_path])
     assert json.dumps(TaskSettings(name="x").model_dump())
+
+
+def test_summaries_are_scored_and_wrong_lines_named(
+    tmp_path: Path, model: Any, tokenizer: Any
+) -> None:
+    import torch
+
+    path = tmp_path / "summaries.jsonl"
+    document = "The valve opens. A pump fails."
+    prompt = torch.tensor([tokenizer.encode(document) + tokenizer.encode(" The pump")])
+    written = model.generate(prompt, max_new_tokens=12, do_sample=False)[0, prompt.shape[1] :]
+    own = tokenizer.decode(written, skip_special_tokens=True)
+    assert any(character.isalpha() for character in own)
+    lines = [{"document": document, "summary": own}, {"document": document, "summary": "zzz"}]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    settings = SummarySettings(path=str(path), prompt="{document} The pump", new_tokens=12)
+    rouge1, _, longest = score_summaries(model, tokenizer, settings)
+    assert rouge1.values.tolist() == [1.0, 0.0] == longest.values.tolist()
+    path.write_text('{"document": "a"}\n')
+    with pytest.raises(UserError, match="line 1"):
+        score_summaries(model, tokenizer, settings)
+    absent = settings.model_copy(update={"path": str(tmp_path / "none")})
+    with pytest.raises(UserError, match="absent"):
+        score_summaries(model, tokenizer, absent)
+    contents = [EvaluationSettings(summaries=one).content() for one in (settings, absent)]
+    assert contents[0] != contents[1]
+    with pytest.raises(ValueError, match="document"):
+        SummarySettings(path="x", prompt="no place")

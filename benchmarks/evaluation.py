@@ -1,0 +1,104 @@
+"""Multiple choice by this project's backend and by lm-eval's own, on the same model and questions.
+
+The questions are made from the shipped general-English text. Both sides run lm-eval's task code;
+they differ only in how the log-likelihoods are computed.
+"""
+
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.harness import at_least, at_most, keep
+from benchmarks.models import small_model
+from recipes.evaluation.documents import Document, general_texts
+from recipes.evaluation.quiz import QUIZ_TASK, make_questions, write_task
+from recipes.evaluation.settings import EvaluationSettings, QuizSettings, TaskSettings
+from recipes.evaluation.tasks import TaskScores, run_tasks
+
+QUESTIONS = 40
+ROUNDS = 2
+PEER_BATCH = 8
+
+
+def documents(tokenizer: Any) -> list[Document]:
+    """The shipped text's documents, tokenised."""
+    return [
+        Document(str(n), str(n), len(text.encode()), np.array(tokenizer.encode(text)))
+        for n, text in enumerate(general_texts())
+    ]
+
+
+def timed(lm: Any, folder: Path) -> tuple[float, list[TaskScores]]:
+    """Questions a second, and the scores."""
+    started = time.perf_counter()
+    scores = run_tasks(lm, [TaskSettings(name=QUIZ_TASK)], [folder])
+    return len(scores[0].values) / (time.perf_counter() - started), scores
+
+
+def likelihoods(lm: Any, questions: list[dict[str, Any]]) -> np.ndarray:
+    """Log-likelihood of every choice, shape (questions · choices,)."""
+    from lm_eval.api.instance import Instance
+
+    requests = [
+        Instance("loglikelihood", question, (question["context"], choice), number)
+        for question in questions
+        for number, choice in enumerate(question["choices"])
+    ]
+    return np.array([answer[0] for answer in lm.loglikelihood(requests, disable_tqdm=True)])
+
+
+def main() -> None:
+    """Ask both in turn."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    import torch
+    from lm_eval.models.huggingface import HFLM
+
+    from recipes.evaluation import models
+    from recipes.evaluation.shared_context import SharedContextLM
+
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = small_model(Path(scratch) / "model")
+        tokenizer = models.load_tokenizer(folder)
+        model = models.load_model(folder).to(torch.bfloat16)
+        quiz = QuizSettings(questions=QUESTIONS)
+        questions = make_questions(documents(tokenizer), tokenizer, quiz)
+        write_task(questions, Path(scratch) / "quiz")
+        batch = EvaluationSettings().batch_tokens
+        ours = SharedContextLM(model, tokenizer, batch)
+        peer = HFLM(pretrained=model, tokenizer=tokenizer, backend="causal", batch_size=PEER_BATCH)
+        timed(ours, Path(scratch) / "quiz")
+        our_rates, peer_rates = [], []
+        for _ in range(ROUNDS):
+            rate, our_scores = timed(ours, Path(scratch) / "quiz")
+            our_rates.append(rate)
+            rate, peer_scores = timed(peer, Path(scratch) / "quiz")
+            peer_rates.append(rate)
+        model.float()
+        few = questions[:8]
+        apart = np.abs(likelihoods(ours, few) - likelihoods(peer, few)).max()
+    accuracy = [
+        abs(a.values.mean() - b.values.mean()) for a, b in zip(our_scores, peer_scores, strict=True)
+    ]
+    keep(
+        "evaluation",
+        our_rates,
+        peer_rates,
+        "multiple-choice documents/s",
+        "lm-eval's Hugging Face backend",
+        "higher",
+        ["torch", "transformers", "lm_eval"],
+        {
+            "faster": at_least(sum(our_rates) / sum(peer_rates), 1.5),
+            "accuracy_apart_bfloat16": at_most(float(max(accuracy)), 1 / QUESTIONS),
+            "log_likelihoods_apart_float32": at_most(float(apart), 1e-2, "nats"),
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()

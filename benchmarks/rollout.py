@@ -1,0 +1,152 @@
+"""Five minutes of constant load with two rollouts and a killed engine, against replacing a server.
+
+Eight clients ask without pause, half of them for streams. An answer counts as kept when it has
+status 200 and is complete: a stream must reach its end without an error. The peer does what the
+pipelines of today do: it ends the old server and starts the new one.
+"""
+
+import json
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import psutil
+
+from benchmarks.harness import at_least, at_most, keep
+from benchmarks.models import small_model
+from serving import process
+from serving.settings import EndpointSettings, RolloutSettings
+
+CLIENTS = 8
+TOKENS = 16
+SECONDS = 300
+PEER_SECONDS = 90
+SETTINGS = EndpointSettings(port=8_799, rollout=RolloutSettings(steps=(0.1, 0.5), step_seconds=10))
+
+
+class Load:
+    """Clients that ask until told to stop."""
+
+    def __init__(self, url: str) -> None:
+        self.counts: Counter[str] = Counter()
+        self.versions: Counter[str] = Counter()
+        self.slowest = 0.0
+        self._url = url
+        self._over = threading.Event()
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Keep the load up while the block runs."""
+        threads = [threading.Thread(target=self._ask, args=(n,)) for n in range(CLIENTS)]
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            self._over.set()
+            for thread in threads:
+                thread.join()
+
+    @property
+    def kept(self) -> float:
+        """Share of requests that were answered completely."""
+        return self.counts["kept"] / max(sum(self.counts.values()), 1)
+
+    def _ask(self, number: int) -> None:
+        with httpx.Client(base_url=self._url, timeout=180) as http:
+            while not self._over.is_set():
+                started = time.monotonic()
+                outcome, version = self._request(http, stream=number % 2 == 0)
+                with self._lock:
+                    self.counts[outcome] += 1
+                    self.versions[version] += 1
+                    self.slowest = max(self.slowest, time.monotonic() - started)
+                if outcome != "kept":
+                    time.sleep(0.2)
+
+    def _request(self, http: httpx.Client, stream: bool) -> tuple[str, str]:
+        body = {"prompt": "The function numpy.dot", "max_tokens": TOKENS, "stream": stream}
+        try:
+            with http.stream("POST", "/v1/completions", json=body) as answer:
+                version = answer.headers.get("x-model-version", "")
+                text = answer.read().decode()
+        except httpx.HTTPError as error:
+            return type(error).__name__, ""
+        if answer.status_code != 200:
+            return str(answer.status_code), version
+        if not stream:
+            reason = json.loads(text)["choices"][0]["finish_reason"]
+            return ("kept" if reason else "cut"), version
+        return ("kept" if text.endswith("data: [DONE]\n\n") else "cut"), version
+
+
+def soak(model: Path, state: Path) -> Load:
+    """Two rollouts and one killed engine under load."""
+    endpoint = process.start(model, "1", "first", state, SETTINGS, print)
+    load = Load(endpoint.url)
+    started = time.monotonic()
+    with load.running():
+        time.sleep(20)
+        process.start(model, "2", "second", state, SETTINGS, print)
+        time.sleep(20)
+        status = process.status(state)
+        assert status is not None and status.routes[0].engine_pid
+        psutil.Process(status.routes[0].engine_pid).kill()
+        time.sleep(20)
+        process.start(model, "3", "third", state, SETTINGS, print)
+        time.sleep(max(0.0, SECONDS - (time.monotonic() - started)))
+    process.stop(state)
+    return load
+
+
+def replace(model: Path, state: Path) -> Load:
+    """End the old server, then start the new one, under the same load."""
+    endpoint = process.start(model, "1", "first", state, SETTINGS, print)
+    load = Load(endpoint.url)
+    started = time.monotonic()
+    with load.running():
+        time.sleep(20)
+        process.stop(state)
+        process.start(model, "2", "second", state, SETTINGS, print)
+        time.sleep(max(0.0, PEER_SECONDS - (time.monotonic() - started)))
+    process.stop(state)
+    return load
+
+
+def main() -> None:
+    """Soak, replace, and keep the shares of answers kept."""
+    with tempfile.TemporaryDirectory() as scratch:
+        model = small_model(Path(scratch) / "model")
+        try:
+            ours = soak(model, Path(scratch) / "ours")
+            peer = replace(model, Path(scratch) / "peer")
+        finally:
+            process.stop(Path(scratch) / "ours")
+            process.stop(Path(scratch) / "peer")
+    print("ours:", dict(ours.counts), dict(ours.versions), f"slowest {ours.slowest:.1f} s")
+    print("peer:", dict(peer.counts), dict(peer.versions), f"slowest {peer.slowest:.1f} s")
+    lost = sum(ours.counts.values()) - ours.counts["kept"]
+    keep(
+        "rollout",
+        [ours.kept],
+        [peer.kept],
+        "share of requests answered completely",
+        "ending the old server before the new one is started",
+        "higher",
+        ["torch", "transformers", "fastapi"],
+        {
+            "requests_lost": at_most(lost, 0),
+            "requests": at_least(sum(ours.counts.values()), 100),
+            "versions_that_answered": at_least(len(ours.versions), 3),
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()
