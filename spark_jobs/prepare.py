@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from spark_jobs.minhash import Bands, band_keys, derive_bands, shingle, signatures
 from spark_jobs.overlap import load_runs, overlaps
 from spark_jobs.parquet import Part, write_table
+from spark_jobs.quality import personal_data_mask, quality_filter
 from spark_jobs.settings import CleanCorpusSettings
 from spark_jobs.text import cluster_hash, fold, normalise
 
@@ -95,7 +96,12 @@ def _prepare(
     raw: pa.Table, settings: CleanCorpusSettings, bands: Bands | None, runs: str | None
 ) -> pa.Table:
     texts = [normalise(text or "", settings.unicode_form) for text in raw["text"].to_pylist()]
+    if settings.mask_personal_data:
+        texts = list(map(personal_data_mask(), texts))
     reasons = [_length_fault(text, settings) for text in texts]
+    for name in settings.quality_filters:
+        judge = quality_filter(name)
+        reasons = [r or judge(text) for r, text in zip(reasons, texts, strict=True)]
     if runs:
         limits = settings.decontamination
         shares = overlaps(texts, limits.run_words, load_runs(runs))

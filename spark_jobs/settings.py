@@ -20,6 +20,9 @@ class NearDuplicateSettings(Settings):
     """Length of a MinHash signature; 126 find 99.8 % of the pairs at a threshold of 0.8."""
 
 
+QualityFilter = Literal["gopher_quality", "gopher_repetition", "c4", "fineweb"]
+
+
 class DecontaminationSettings(Settings):
     """How text that evaluation uses is kept out of training."""
 
@@ -38,6 +41,10 @@ class CleanCorpusSettings(Settings):
     """Shorter documents are dropped, in characters after normalising; stubs teach little."""
     maximum_characters: int = Field(default=10_000_000, ge=1)
     """Longer documents are dropped, in characters; past ten million it is mostly a data dump."""
+    mask_personal_data: bool = False
+    """Replaces e-mail and public IP addresses by examples; off, since manuals often need theirs."""
+    quality_filters: list[QualityFilter] = Field(default_factory=list)
+    """Filters of web text, applied in this order; they need spaCy. Technical text fails many."""
     near_duplicates: NearDuplicateSettings = NearDuplicateSettings()
     """Search for near-copies."""
     decontamination: DecontaminationSettings = DecontaminationSettings()

@@ -188,3 +188,28 @@ def test_documents_that_repeat_evaluation_texts_are_dropped(
 
     assert stats["dropped"] == {"overlaps_evaluation": 1}
     assert documents(tmp_path / "clean").keys() == {"b"}
+
+
+def test_personal_data_are_masked_where_asked(
+    spark: SparkSession, raw_corpus: Corpus, tmp_path: Path
+) -> None:
+    text = "Write to jane.doe@corp.example.net or 8.8.8.8, not to 10.0.0.1, about the pump. "
+    settings = SETTINGS.model_copy(update={"mask_personal_data": True})
+
+    run(spark, raw_corpus([("a", text)]), tmp_path / "clean", settings)
+
+    (document,) = documents(tmp_path / "clean").values()
+    assert "jane" not in document["text"] and "8.8.8.8" not in document["text"]
+    assert "10.0.0.1" in document["text"]
+
+
+def test_a_filter_whose_packages_are_absent_is_refused_before_the_work(
+    spark: SparkSession, raw_corpus: Corpus, tmp_path: Path
+) -> None:
+    pytest.importorskip("datatrove")
+    settings = SETTINGS.model_copy(update={"quality_filters": ["gopher_quality"]})
+    try:
+        import spacy  # noqa: F401
+    except ImportError:
+        with pytest.raises(UserError, match=r"'gopher_quality'.*not installed.*spacy"):
+            run(spark, raw_corpus([("a", "x" * 50)]), tmp_path / "clean", settings)
