@@ -1,5 +1,6 @@
 """Batches of packed rows in an order that is a pure function of (seed, sample index)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +17,7 @@ PADDING_SEGMENT = -1
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows ready for the model; every tensor has the shape (rows, sequence_length), int64."""
+    """Rows ready for the model; every tensor has the shape (rows, sequence_length)."""
 
     tokens: torch.Tensor
     targets: torch.Tensor
@@ -67,15 +68,49 @@ def read_batch(shards: ShardSet, rows: np.ndarray) -> Batch:
     Raises:
         DamagedArtifact: a token id lies outside the shards' vocabulary.
     """
-    length = shards.stats.sequence_length
-    tokens = np.empty((len(rows), length), np.int64)
-    positions = np.zeros((len(rows), length), np.int64)
-    segments = np.full((len(rows), length), PADDING_SEGMENT, np.int64)
-    for place, row in enumerate(rows):
-        tokens[place], records = shards[int(row)]
-        for number, (start, count, _, _) in enumerate(records.tolist()):
-            positions[place, start : start + count] = np.arange(count)
-            segments[place, start : start + count] = number
+    shape = (len(rows), shards.stats.sequence_length)
+    stored = np.empty(shape, shards.stats.dtype)
+    records = []
+    for place, row in enumerate(rows.tolist()):
+        stored[place], of_row = shards[row]
+        records.append(of_row)
+    _check_vocabulary(shards, rows, stored)
+    starts, ends, numbers = _segment_bounds(records, shape[1])
+    tokens = stored.astype(np.int64)
+    targets = np.empty(shape, np.int64)
+    targets[:, :-1] = stored[:, 1:]
+    targets.reshape(-1)[ends - 1] = IGNORED
+    # What lies between one segment's end and the next one's start is padding.
+    bounds = np.append(np.column_stack((starts, ends)).ravel(), tokens.size)
+    lengths = np.diff(bounds, prepend=0)
+    labels = np.full(len(lengths), PADDING_SEGMENT, np.int32)
+    labels[1::2] = numbers
+    segments = np.repeat(labels, lengths).reshape(shape)
+    positions = np.arange(tokens.size, dtype=np.int32).reshape(shape)
+    positions -= np.repeat((bounds - lengths).astype(np.int32), lengths).reshape(shape)
+    if lengths[::2].any():
+        padding = segments == PADDING_SEGMENT
+        targets[padding], positions[padding] = IGNORED, 0
+    return Batch(*map(torch.from_numpy, (tokens, targets, positions, segments)))
+
+
+def _segment_bounds(
+    records: Sequence[np.ndarray], length: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """`(starts, ends, numbers within their row)` of the segments of rows laid end to end.
+
+    Args:
+        records: the `SEGMENT` records of each row.
+        length: tokens a row.
+    """
+    counts = np.array([len(of_row) for of_row in records])
+    joined = np.concatenate(records)
+    starts = np.repeat(np.arange(len(counts)) * length, counts) + joined["start"]
+    numbers = np.arange(len(joined)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return starts, starts + joined["length"], numbers
+
+
+def _check_vocabulary(shards: ShardSet, rows: np.ndarray, tokens: np.ndarray) -> None:
     if tokens.size and int(tokens.max()) >= shards.stats.vocab_size:
         place = int(np.argmax(tokens.max(axis=1)))
         raise DamagedArtifact(
@@ -83,10 +118,6 @@ def read_batch(shards: ShardSet, rows: np.ndarray) -> Batch:
             f"outside the vocabulary of {shards.stats.vocab_size}. Delete the shards' folder and "
             "materialize `tokenized_shards` again."
         )
-    targets = np.full((len(rows), length), IGNORED, np.int64)
-    same = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] != PADDING_SEGMENT)
-    targets[:, :-1][same] = tokens[:, 1:][same]
-    return Batch(*map(torch.from_numpy, (tokens, targets, positions, segments)))
 
 
 def worker_share(rows: np.ndarray, rank: int, workers: int) -> np.ndarray:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from artifacts.errors import DamagedArtifact
@@ -12,6 +12,7 @@ from artifacts.shards import ShardSet, ShardStats
 from recipes.data import IGNORED, PADDING_SEGMENT, global_rows, read_batch, worker_share
 
 
+@settings(deadline=None)
 @given(
     rows=st.integers(1, 300),
     workers=st.sampled_from([1, 2, 4]),

@@ -80,16 +80,16 @@ def test_storage_that_comes_back_costs_nothing(model: nn.Module, failures: int) 
     assert len(lines) == failures
     assert "503 service unavailable" in lines[0]
     expected = model.weight.clone()
-    nn.init.zeros_(model.weight)  # type: ignore[arg-type]
+    nn.init.zeros_(model.weight)
     assert checkpointer(url, lines).restore(model, optimizers) == (3, {"samples_seen": 12})
-    assert torch.equal(model.weight, expected)  # type: ignore[arg-type]
+    assert torch.equal(model.weight, expected)
 
 
 def test_storage_that_stays_away_ends_the_save_and_leaves_no_checkpoint(model: nn.Module) -> None:
     lines: list[str] = []
     url = "failing://bucket/away"
     FailingFileSystem.failures = 100
-    with pytest.raises(UserError, match="failed 3 times .503 service unavailable"):
+    with pytest.raises(UserError, match=r"failed 3 times .503 service unavailable"):
         checkpointer(url, lines).save(3, model, [torch.optim.AdamW(model.parameters())], {})
     FailingFileSystem.failures = 0
     assert checkpoints.find_newest(url, {}, lines.append) is None
