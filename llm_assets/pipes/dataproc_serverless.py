@@ -34,7 +34,7 @@ WORK_WITH_ARGUMENTS = ("pyspark_batch", "spark_batch", "spark_r_batch")
 PHASES = {
     "PENDING": Phase.WAITING,
     "RUNNING": Phase.RUNNING,
-    "CANCELLING": Phase.RUNNING,
+    "CANCELLING": Phase.CANCELLING,
     "CANCELLED": Phase.CANCELLED,
     "SUCCEEDED": Phase.SUCCEEDED,
     "FAILED": Phase.FAILED,

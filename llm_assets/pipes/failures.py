@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from dagster import Failure, MetadataValue
 
-QUOTA = re.compile(r"quota|insufficient '|exceeds? .*limit|limit exceeded", re.IGNORECASE)
+QUOTA = re.compile(r"quota|insufficient '", re.IGNORECASE)
 RATE = re.compile(r"per minute|per second|per day|per user|rate.?limit", re.IGNORECASE)
 IMAGE = re.compile(r"pull|image .*not found|manifest unknown|imagepull", re.IGNORECASE)
 REGION = re.compile(r"\bregion\b|location id|\blocation\b.*match", re.IGNORECASE)

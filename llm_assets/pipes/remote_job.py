@@ -30,6 +30,7 @@ from llm_assets.pipes.service import (
 
 FIRST_POLL_SECONDS = 0.5
 CANCEL_SECONDS = 60.0
+LONGEST_RESTART_DELAY_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,8 @@ class Limits:
     """How long to wait for the last messages after a job has ended."""
     restarts: int = 3
     """How often an interrupted job (pre-emption, exit code 75) is started again within one run."""
+    restart_delay_seconds: float = 10.0
+    """Wait before the first restart; it doubles with each, up to ten minutes."""
     retries: RetryPolicy = field(default_factory=RetryPolicy)
 
 
@@ -115,6 +118,12 @@ class RemoteRun:
             f"{self.job.name} was interrupted ({self.job.detail}); starting it again, "
             f"{self.restarts} of at most {self.limits.restarts} times"
         )
+        time.sleep(
+            min(
+                LONGEST_RESTART_DELAY_SECONDS,
+                self.limits.restart_delay_seconds * 2 ** (self.restarts - 1),
+            )
+        )
         self._adopt_or_submit()
 
     def _find_or_create(self) -> RemoteJob:
@@ -140,7 +149,7 @@ class RemoteRun:
             return self._settle_duplicates(created)
 
     def _choose(self, jobs: list[RemoteJob]) -> RemoteJob | None:
-        active = [job for job in jobs if not job.phase.ended]
+        active = [job for job in jobs if job.phase.adoptable]
         if active:
             return active[0]
         succeeded = [job for job in jobs if job.phase is Phase.SUCCEEDED]
@@ -157,7 +166,7 @@ class RemoteRun:
 
     def _settle_duplicates(self, created: RemoteJob) -> RemoteJob:
         """Where two runs submitted at once, the older job goes on and the younger is cancelled."""
-        active = [job for job in self.service.find(self.key) if not job.phase.ended]
+        active = [job for job in self.service.find(self.key) if job.phase.adoptable]
         oldest = min([created, *active], key=lambda job: (job.created, job.name))
         if oldest.name != created.name:
             self.context.log.info(f"{oldest.name} was submitted at the same time; following it")

@@ -43,13 +43,19 @@ class Phase(Enum):
 
     WAITING = "waiting for machines"
     RUNNING = "running"
+    CANCELLING = "being cancelled"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     CANCELLED = "cancelled"
 
     @property
     def ended(self) -> bool:
-        return self not in (Phase.WAITING, Phase.RUNNING)
+        return self in (Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED)
+
+    @property
+    def adoptable(self) -> bool:
+        """Whether a run may follow such a job instead of submitting its own."""
+        return self in (Phase.WAITING, Phase.RUNNING)
 
 
 @dataclass(frozen=True)

@@ -64,6 +64,8 @@ class VertexJobs:
     ) -> None:
         self.hold_pending = False
         """Leave new jobs PENDING, as where no machine is free."""
+        self.cancel_seconds = 0.0
+        """How long a job is being cancelled before it is."""
         self._region = region
         self._folder = folder
         self._images = images
@@ -85,6 +87,7 @@ class VertexJobs:
         with self._lock:
             self._jobs.clear()
             self.hold_pending = False
+            self.cancel_seconds = 0.0
 
     def jobs(self) -> list[aiplatform_v1.CustomJob]:
         """All jobs, oldest first."""
@@ -147,11 +150,18 @@ class VertexJobs:
 
     def cancel_custom_job(self, request: aiplatform_v1.CancelCustomJobRequest) -> Any:
         running = self._find(request.name)
+        if self.cancel_seconds:
+            running.job.state = State.JOB_STATE_CANCELLING
+            threading.Timer(self.cancel_seconds, self._cancel, (running,)).start()
+        else:
+            self._cancel(running)
+        return empty_pb2.Empty()
+
+    def _cancel(self, running: _Running) -> None:
         self._end(running, State.JOB_STATE_CANCELLED, "Cancelled.", code_pb2.CANCELLED)
         running.cancelled.set()
         for process in list(running.replicas.values()):
             process.end()
-        return empty_pb2.Empty()
 
     def _find(self, name: str) -> _Running:
         with self._lock:

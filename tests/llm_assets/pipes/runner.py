@@ -33,6 +33,7 @@ QUICK = Limits(
     poll_seconds=0.5,
     drain_seconds=2.0,
     restarts=2,
+    restart_delay_seconds=0.1,
     retries=RetryPolicy(0.05, 0.2, give_up_after_seconds=5.0),
 )
 

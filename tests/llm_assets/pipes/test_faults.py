@@ -222,3 +222,15 @@ def test_cancelled_run_cancels_its_job(runner: Runner, number: signal.Signals) -
     assert process.wait(timeout=WAIT_SECONDS) != 0
     (job,) = runner.jobs()
     assert "CANCELLED" in job.state.name
+
+
+def test_job_that_is_being_cancelled_is_not_adopted(
+    vertex_runner: Runner, google: LocalGoogle
+) -> None:
+    google.vertex.cancel_seconds = 8.0
+    process = running_process(vertex_runner, ["sleep:600"])
+    os.kill(process.pid, signal.SIGTERM)
+    wait_until(lambda: "CANCELLING" in vertex_runner.jobs()[0].state.name, "the cancellation")
+    assert vertex_runner.run(["materialize"]).success
+    assert len(vertex_runner.jobs()) == 2
+    process.wait(timeout=WAIT_SECONDS)
