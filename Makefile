@@ -6,10 +6,10 @@ READY := $(VENV)/.ready
 V ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run stop ui test soak lint format docs bench clean
+.PHONY: help setup run stop ui demo-cloud test soak lint format docs bench clean
 
 help: ## List the commands
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
 setup: $(READY) ## Build the environment in .venv (about three minutes, once)
 
@@ -25,6 +25,9 @@ stop: $(READY) ## End the endpoint
 
 ui: $(READY) ## Open the Dagster UI on http://127.0.0.1:3000
 	@. $(BIN)/activate && DAGSTER_HOME=$${DAGSTER_HOME:-$(CURDIR)} dagster dev -w workspace.yaml -h 127.0.0.1 -p $${PORT:-3000}
+
+demo-cloud: $(READY) ## Run the whole graph on a local Google Cloud, no account needed
+	@. $(BIN)/activate && python -m tests.stand_ins.demo
 
 test: $(READY) ## Run the tests
 	@. $(BIN)/activate && pytest

@@ -254,9 +254,10 @@ class RemoteRun:
         exception = (self.reader.closed or {}).get("exception")
         if not exception:
             return ""
-        return (
-            f"Its program reported {exception.get('name')}: {exception.get('message', '').strip()}"
-        )
+        lines = (exception.get("message") or "").strip().splitlines() or [""]
+        # Of a message that holds a traceback of its own, the last line is the cause.
+        message = lines[0] if len(lines) == 1 else f"{lines[0]} ... {lines[-1]}"
+        return f"Its program reported {exception.get('name')}: {message}"
 
     def _failure(self, text: str, job: RemoteJob) -> RemoteJobFailed:
         console = self.service.console_url(job.name)

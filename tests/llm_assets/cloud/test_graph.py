@@ -1,7 +1,5 @@
 """The laptop's asset code on Google Cloud: Spark batches, two training replicas, a pre-emption."""
 
-import os
-import sys
 import threading
 import time
 from pathlib import Path
@@ -13,9 +11,8 @@ from artifacts.pipelines import Pipeline
 from artifacts.store import CACHE_VARIABLE, Store
 from llm_assets.cloud.config import CLOUD_CONFIG_VARIABLE
 from tests.conftest import Project, make_project
-from tests.stand_ins.google import BUCKET, CUDA_IMAGE, PROJECT, REGION, SPARK_IMAGE, LocalGoogle
-from tests.stand_ins.identity import SERVICE_ACCOUNT
-from tests.stand_ins.processes import LocalImage
+from tests.stand_ins.google import LocalGoogle
+from tests.stand_ins.project import move_to_cloud
 
 
 @pytest.fixture
@@ -27,32 +24,9 @@ def cloud_project(
 ) -> Project:
     """The tiny project, its store in the bucket and its platform the cloud."""
     project = make_project(tmp_path / "project", tiny_model_folder)
-    settings = yaml.safe_load(project.config.read_text())
-    settings |= {"platform": "google_cloud", "store": f"gs://{BUCKET}/{tmp_path.name}/store"}
-    project.config.write_text(yaml.safe_dump(settings))
-    cloud = {
-        "project": PROJECT,
-        "region": REGION,
-        "bucket": BUCKET,
-        "service_account": SERVICE_ACCOUNT,
-        "images": {"spark": SPARK_IMAGE, "cuda": CUDA_IMAGE},
-        "training": {
-            "machine_type": "n1-standard-4",
-            "accelerator_type": None,
-            "accelerator_count": 0,
-            "replicas": 2,
-            "strategy": "SPOT",
-        },
-        "evaluation": {"accelerator_type": None, "accelerator_count": 0},
-        "api_endpoint": google.endpoint,
-    }
-    cloud_path = project.folder / "google_cloud.yaml"
-    cloud_path.write_text(yaml.safe_dump(cloud))
+    cloud_path = move_to_cloud(project.config, google)
     monkeypatch.setenv(CLOUD_CONFIG_VARIABLE, str(cloud_path))
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
-    launcher = [sys.executable, "-m", "recipes.launcher"]
-    paths = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
-    google.images[CUDA_IMAGE] = LocalImage(entrypoint=launcher, environment=paths)
     return project
 
 

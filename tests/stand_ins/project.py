@@ -1,0 +1,41 @@
+"""Turns a laptop's project into one that runs on the local Google Cloud."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.stand_ins.google import BUCKET, CUDA_IMAGE, PROJECT, REGION, SPARK_IMAGE, LocalGoogle
+from tests.stand_ins.identity import SERVICE_ACCOUNT
+from tests.stand_ins.processes import LocalImage
+
+
+def move_to_cloud(config: Path, google: LocalGoogle, replicas: int = 2) -> Path:
+    """Change a pipeline file's platform and store; returns the cloud project's file beside it.
+
+    The training runs on `replicas` machines without accelerators, bought as spot machines.
+    """
+    settings = yaml.safe_load(config.read_text())
+    store = f"gs://{BUCKET}/{config.parent.parent.name}/store"
+    config.write_text(yaml.safe_dump(settings | {"platform": "google_cloud", "store": store}))
+    machines: dict[str, Any] = {"accelerator_type": None, "accelerator_count": 0}
+    machines["machine_type"] = "n1-standard-4"
+    cloud = {
+        "project": PROJECT,
+        "region": REGION,
+        "bucket": BUCKET,
+        "service_account": SERVICE_ACCOUNT,
+        "images": {"spark": SPARK_IMAGE, "cuda": CUDA_IMAGE},
+        "training": machines | {"replicas": replicas, "strategy": "SPOT"},
+        "evaluation": machines,
+        "api_endpoint": google.endpoint,
+        "rest_endpoint": google.rest.url,
+    }
+    path = config.parent / "google_cloud.yaml"
+    path.write_text(yaml.safe_dump(cloud))
+    launcher = [sys.executable, "-m", "recipes.launcher"]
+    paths = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    google.images[CUDA_IMAGE] = LocalImage(entrypoint=launcher, environment=paths)
+    return path
