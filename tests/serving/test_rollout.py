@@ -18,11 +18,12 @@ from tests.serving.conftest import Client, start
 ROLLOUT = RolloutSettings(steps=(0.3, 0.6), step_seconds=1.0, max_slowdown=4.0)
 
 
-@pytest.fixture
-def moving(tmp_path: Path, tiny_model_folder: Path) -> Iterator[Client]:
-    """An endpoint of its own on version 1."""
-    yield start(tmp_path / "endpoint", tiny_model_folder, "1", rollout=ROLLOUT)
-    process.stop(tmp_path / "endpoint")
+@pytest.fixture(scope="module")
+def moving(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Iterator[Client]:
+    """An endpoint on version 1; every test leaves it there."""
+    folder = tmp_path_factory.mktemp("moving") / "endpoint"
+    yield start(folder, tiny_model_folder, "1", rollout=ROLLOUT)
+    process.stop(folder)
 
 
 @contextmanager
@@ -90,10 +91,16 @@ def test_rollout_and_rollback_under_load_lose_no_request(
     assert len(moving.engine_pids()) == 1
 
 
+def test_folder_without_a_model_leaves_the_version_before(moving: Client, tmp_path: Path) -> None:
+    with pytest.raises(process.RolloutFailed, match=r"(?s)Version 3 is not served.*Version 1"):
+        move(moving, tmp_path, "3")
+    assert moving.complete(max_tokens=1).headers["x-model-version"] == "1"
+
+
 def test_version_whose_engine_dies_is_taken_back(moving: Client, other_model_folder: Path) -> None:
     with load(moving) as answers:
-        thread, outcome = in_background(moving, other_model_folder, "2")
-        new_engine(moving, "2").kill()
+        thread, outcome = in_background(moving, other_model_folder, "4")
+        new_engine(moving, "4").kill()
         thread.join()
     assert isinstance(outcome[0], process.RolloutFailed)
     assert "died" in str(outcome[0]) and "Version 1 still is" in str(outcome[0])
@@ -113,8 +120,8 @@ def test_version_that_is_too_slow_is_taken_back(moving: Client, other_model_fold
                 time.sleep(0.01)
 
     with load(moving) as answers:
-        thread, outcome = in_background(moving, other_model_folder, "2")
-        brake = threading.Thread(target=slow_down, args=(new_engine(moving, "2"),))
+        thread, outcome = in_background(moving, other_model_folder, "5")
+        brake = threading.Thread(target=slow_down, args=(new_engine(moving, "5"),))
         brake.start()
         thread.join()
         over.set()
@@ -127,15 +134,15 @@ def test_version_that_is_too_slow_is_taken_back(moving: Client, other_model_fold
 def test_front_killed_in_a_rollout_comes_back_with_a_whole_version(
     moving: Client, other_model_folder: Path, tiny_model_folder: Path
 ) -> None:
-    thread, _ = in_background(moving, other_model_folder, "2")
-    engine = new_engine(moving, "2")
+    thread, _ = in_background(moving, other_model_folder, "6")
+    engine = new_engine(moving, "6")
     psutil.Process(moving.endpoint.pid).kill()
     thread.join(timeout=60)
     engine.wait(timeout=10)
-    again = move(moving, other_model_folder, "2")
-    assert again.complete(max_tokens=1).headers["x-model-version"] == "2"
+    again = move(moving, other_model_folder, "6")
+    assert again.complete(max_tokens=1).headers["x-model-version"] == "6"
     status = process.status(moving.state_folder)
     assert status is not None
-    assert [(route.version, route.share) for route in status.routes] == [("2", 1.0)]
+    assert [(route.version, route.share) for route in status.routes] == [("6", 1.0)]
     process.rollback(moving.state_folder)
     assert again.complete(max_tokens=1).headers["x-model-version"] == "1"
