@@ -60,6 +60,7 @@ class Checkpointer:
         self._buffers = StagingBuffers() if in_background else None
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._pending: Future[None] | None = None
+        self._tensors: dict[str, Any] | None = None
         # Saving in the background must not mix its messages with those of the training steps.
         self._group = dist.new_group(backend="gloo") if workers.count > 1 else None
 
@@ -82,11 +83,13 @@ class Checkpointer:
         if self._workers.is_first:
             checkpoints.clear_step(self._run_url, step)
         self._workers.barrier()
-        tensors = _tensors(model, optimizers)
+        if self._tensors is None:
+            # Steps change these tensors in place, so they are looked up once.
+            self._tensors = _tensors(model, optimizers)
         if self._buffers is None:
-            self._write(step, tensors, state, permanent)
+            self._write(step, self._tensors, state, permanent)
         else:
-            staged = self._buffers.copy(tensors)
+            staged = self._buffers.copy(self._tensors)
             self._pending = self._thread.submit(self._write, step, staged, state, permanent)
 
     def wait(self) -> None:
