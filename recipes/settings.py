@@ -113,7 +113,7 @@ class TrainingSettings(Settings):
     """Rows a forward pass on one worker; the rest of the global batch is accumulated."""
     recompute_activations: bool = False
     """Keep only each layer's input and compute the rest again backwards: less memory, more time."""
-    compile: Literal["auto", "on", "off"] = "auto"
+    compile: Literal["auto", "always", "never"] = "auto"
     """torch.compile of the layers; auto compiles on a GPU, where it pays within minutes."""
     checkpoint_every_steps: int = Field(default=8, ge=1)
     """Steps between checkpoints; what a failure can cost."""
@@ -123,7 +123,7 @@ class TrainingSettings(Settings):
     """Checkpoints at multiples of this many steps stay while others rotate; absent: none."""
     keep_checkpoints: int = Field(default=2, ge=1)
     """Newest checkpoints kept while training, beside the permanent ones."""
-    save_in_background: Literal["auto", "on", "off"] = "auto"
+    save_in_background: Literal["auto", "always", "never"] = "auto"
     """Train on while a checkpoint is written, from a copy in memory; auto does so on a GPU."""
     validate_every_steps: int = Field(default=16, ge=1)
     """Steps between validations, beside those before the first and after the last step."""
@@ -166,9 +166,9 @@ class TrainingSettings(Settings):
         return self.model_dump(mode="json", exclude=placement)
 
 
-def chosen(switch: Literal["auto", "on", "off"], automatic: bool) -> bool:
+def chosen(switch: Literal["auto", "always", "never"], automatic: bool) -> bool:
     """What a three-way switch means where `auto` would give `automatic`."""
-    return automatic if switch == "auto" else switch == "on"
+    return automatic if switch == "auto" else switch == "always"
 
 
 BUDGETS = ("steps", "tokens", "epochs")

@@ -34,7 +34,7 @@ def stop_at(spec: TrainingSpec, step: int) -> None:
 def test_a_kill_in_the_middle_of_a_save_costs_nothing_but_that_save(
     make_spec: SpecMaker, unbroken: TrainingSpec
 ) -> None:
-    spec = make_spec("saving", steps=30, checkpoint_every_steps=1, save_in_background="on")
+    spec = make_spec("saving", steps=30, checkpoint_every_steps=1, save_in_background="always")
     for step in (5, 11, 17):
         stop_at(spec, step)
     code, output = run(spec)
@@ -60,7 +60,7 @@ def test_a_flipped_byte_in_the_newest_checkpoint_is_named_and_the_one_before_tak
     assert course(spec) == course(unbroken)
 
 
-@pytest.mark.parametrize("background", ["off", "on"])
+@pytest.mark.parametrize("background", ["never", "always"])
 def test_a_full_disk_ends_the_run_with_its_checkpoints_whole(
     make_spec: SpecMaker, unbroken: TrainingSpec, background: str
 ) -> None:

@@ -6,6 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import yaml
 from pydantic import ValidationError
 from safetensors.torch import load_file
 
@@ -15,10 +16,15 @@ from recipes.interruption import Interruption
 from recipes.parallel import join_workers
 from recipes.saving import SavingPlan
 from recipes.schedule import learning_rate_factor
-from recipes.settings import PLACEMENT_FIELDS, ScheduleSettings, TrainingSettings
+from recipes.settings import (
+    PLACEMENT_FIELDS,
+    BaseModelSettings,
+    ScheduleSettings,
+    TrainingSettings,
+)
 from recipes.spec import TrainingResult, TrainingSpec, read_metrics
 from recipes.trainer import train
-from tests.recipes.conftest import SpecMaker, course
+from tests.recipes.conftest import REPOSITORY, SpecMaker, course
 
 
 def finish(spec: TrainingSpec) -> TrainingResult:
@@ -75,7 +81,7 @@ def test_settings_that_contradict_each_other_are_refused_together() -> None:
 def test_where_the_work_is_done_stays_out_of_the_content() -> None:
     content = TrainingSettings().content()
     assert not content.keys() & set(PLACEMENT_FIELDS)
-    moved = TrainingSettings(workers=8, device_batch_size=1, compile="on", keep_checkpoints=9)
+    moved = TrainingSettings(workers=8, device_batch_size=1, compile="always", keep_checkpoints=9)
     assert moved.content() == content
     assert TrainingSettings(seed=1).content() != content
     best = TrainingSettings(export="best", validate_every_steps=4)
@@ -136,7 +142,7 @@ def test_recomputing_activations_and_accumulating_change_nothing(make_spec: Spec
 
 def test_saving_in_the_background_changes_nothing(make_spec: SpecMaker) -> None:
     plain = make_spec("plain", steps=8, checkpoint_every_steps=2)
-    background = make_spec("background", steps=8, checkpoint_every_steps=2, save_in_background="on")
+    background = make_spec("background", steps=8, checkpoint_every_steps=2, save_in_background="always")
     finish(plain)
     finish(background)
     assert course(background) == course(plain)
@@ -162,7 +168,16 @@ def test_metrics_hold_what_the_figures_need(make_spec: SpecMaker) -> None:
 
 @pytest.mark.soak
 def test_compiled_layers_take_the_same_course(make_spec: SpecMaker) -> None:
-    plain, compiled = make_spec("plain", steps=6), make_spec("compiled", steps=6, compile="on")
+    plain, compiled = make_spec("plain", steps=6), make_spec("compiled", steps=6, compile="always")
     finish(plain)
     finish(compiled)
     assert losses(compiled) == pytest.approx(losses(plain), rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["gpt2_124m_from_scratch", "llama_3_2_1b_continued"])
+def test_the_shipped_settings_of_large_runs_are_valid(name: str) -> None:
+    content = yaml.safe_load((REPOSITORY / "config" / f"{name}.yaml").read_text())
+    training = TrainingSettings.model_validate(content["checkpoint"])
+    assert BaseModelSettings.model_validate(content["base_model"]).hub
+    assert training.precision == "bfloat16"
+    assert training.compile == "always"
