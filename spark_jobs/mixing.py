@@ -4,6 +4,7 @@ Validation and held-out documents are always seen once: sampling them would chan
 """
 
 import hashlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,20 +30,22 @@ class Mixing:
         """
         if split != "train":
             return 1
-        if _uniform("fraction", identifier) >= self.fraction:
+        if self.fraction < 1 and _uniform("fraction", identifier) >= self.fraction:
             return 0
         whole, part = divmod(self.weights.get(source, 1.0), 1)
-        return int(whole) + (_uniform("weight", identifier) < part)
+        return int(whole) + bool(part and _uniform("weight", identifier) < part)
 
 
 def plan_mixing(
-    settings: TokenizedShardsSettings, source_bytes: dict[str, int], bytes_per_token: float
+    settings: TokenizedShardsSettings,
+    source_bytes: Mapping[str, int],
+    bytes_per_token: Callable[[], float],
 ) -> tuple[Mixing, dict[str, Any]]:
     """The weights, token budgets turned into them, and a record of it for the manifest.
 
     Args:
         source_bytes: training text by source.
-        bytes_per_token: measured on the parity sample.
+        bytes_per_token: measures it on the parity sample, where a token budget needs it.
 
     Raises:
         UserError: a source is named that the corpus does not have.
@@ -57,7 +60,7 @@ def plan_mixing(
     for source, mix in settings.mixing.items():
         weights[source] = mix.weight
         if mix.token_budget is not None:
-            weights[source] = mix.token_budget * bytes_per_token / source_bytes[source]
+            weights[source] = mix.token_budget * bytes_per_token() / source_bytes[source]
     weights = {source: round(weight, 6) for source, weight in weights.items()}
     record = {"fraction": settings.fraction, "weights": dict(sorted(weights.items()))}
     return Mixing(weights, settings.fraction), record

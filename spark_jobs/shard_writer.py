@@ -18,7 +18,7 @@ from spark_jobs.mixing import Mixing
 from spark_jobs.packing import PACKINGS, DocumentTokens, count_cut_documents
 from spark_jobs.settings import DecontaminationSettings
 from spark_jobs.split import Splitter
-from spark_jobs.tasks import keep_archive_directories
+from spark_jobs.tasks import spare_overhead
 
 BatchMap = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
@@ -38,8 +38,8 @@ class Plan:
     vocab_size: int
     start_token_id: int
     end_token_id: int
-    runs: str
-    """Where the held-out texts' word runs are kept."""
+    runs: str | None
+    """Where the held-out texts' word runs are kept; None where overlap is not looked for."""
     decontamination: DecontaminationSettings
     mixing: Mixing
     splitter: Splitter
@@ -55,7 +55,7 @@ def shard_writer(plan: Plan) -> BatchMap:
     """A task that packs rows sorted by shard and position, and writes each shard it meets."""
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        keep_archive_directories()
+        spare_overhead()
         shards = itertools.groupby(_by_shard(batches), key=lambda part: part[0])
         for (split, number), parts in shards:
             documents = pa.Table.from_batches([part for _, part in parts])

@@ -17,7 +17,7 @@ from spark_jobs.overlap import load_runs, overlaps
 from spark_jobs.parquet import Part, write_table
 from spark_jobs.session import ARROW_BATCH_ROWS
 from spark_jobs.shard_writer import BatchMap, Plan
-from spark_jobs.tasks import keep_archive_directories
+from spark_jobs.tasks import spare_overhead
 from spark_jobs.tokenizer import DocumentTokenizer, Engine, TokenizerFiles
 
 TOKENISED = (
@@ -47,7 +47,7 @@ def tokeniser(
     """
 
     def tokenise(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        keep_archive_directories()
+        spare_overhead()
         files, parts = shared.value
         tokenizer = _kept_tokenizer(files, engine)
         for batch in batches:
@@ -57,6 +57,7 @@ def tokeniser(
                 tokens = _tokens_of(documents, tokenizer, plan, kept)
                 for column in tokens.schema.names:
                     documents = documents.append_column(column, tokens[column])
+                _keep_held_out(documents, number, plan)
                 chosen = _choose(documents, number, plan)
                 yield from _placed(chosen, plan).to_batches(ARROW_BATCH_ROWS)
 
@@ -121,10 +122,19 @@ def _tokenise_batch(
         batch.num_rows,
         [None, pa.py_buffer(bounds * plan.dtype.itemsize), pa.py_buffer(tokens)],
     )
-    absent = [_count(text, tokenizer.absent_bytes) for text in batch["text"].to_pylist()]
-    return pa.RecordBatch.from_arrays(
-        [packed.cast(pa.binary()), pa.array(absent, pa.int64())], schema=TOKEN_SCHEMA
-    )
+    absent = _count_bytes(batch["text"], tokenizer.absent_bytes)
+    return pa.RecordBatch.from_arrays([packed.cast(pa.binary()), absent], schema=TOKEN_SCHEMA)
+
+
+def _keep_held_out(documents: pa.Table, number: int, plan: Plan) -> None:
+    """Write the held-out texts beside the shards, as clean parts.
+
+    They make the shards a pin by themselves: a later corpus finds in them what to keep held out.
+    """
+    held_out = [split == "held_out" for split in plan.splitter.splits(documents)]
+    if any(held_out):
+        kept = documents.select(CLEAN_SCHEMA.names).filter(pa.array(held_out))
+        write_table(f"{plan.output}/held_out/part-{number:05d}.parquet", kept)
 
 
 def _choose(documents: pa.Table, number: int, plan: Plan) -> pa.Table:
@@ -159,7 +169,7 @@ def _choose(documents: pa.Table, number: int, plan: Plan) -> pa.Table:
 def _overlap_with_held_out(texts: pa.ChunkedArray, splits: list[Split], plan: Plan) -> np.ndarray:
     """How much of each text also stands in held-out text; 0 for held-out texts themselves."""
     limits = plan.decontamination
-    if limits.maximum_overlap >= 1:
+    if plan.runs is None:
         return np.zeros(len(splits))
     shares = overlaps(texts.to_pylist(), limits.run_words, load_runs(plan.runs))
     return np.where(np.array(splits) == "held_out", 0, shares)
@@ -202,8 +212,15 @@ def _position(identifier: str, copy: int) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
-def _count(text: str, wanted: bytes) -> int:
-    if not wanted:
-        return 0
-    content = text.encode()
-    return len(content) - len(content.translate(None, wanted))
+def _count_bytes(texts: pa.Array, wanted: bytes) -> pa.Array:
+    """How often any of some byte values occurs in each text."""
+    counts = np.zeros(len(texts), np.int64)
+    if wanted and len(texts):
+        offsets = np.frombuffer(texts.buffers()[1], np.int32)[texts.offset :][: len(texts) + 1]
+        content = memoryview(texts.buffers()[2])[offsets[0] : offsets[-1]].tobytes()
+        # Usually there is none at all, which one pass over the batch tells.
+        if len(content.translate(None, wanted)) < len(content):
+            is_wanted = np.isin(np.frombuffer(content, np.uint8), np.frombuffer(wanted, np.uint8))
+            before = np.concatenate([[0], np.cumsum(is_wanted)])
+            counts = np.diff(before[offsets - offsets[0]])
+    return pa.array(counts, pa.int64())

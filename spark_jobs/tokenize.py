@@ -27,8 +27,7 @@ from spark_jobs.parquet import find_parts, remove_others
 from spark_jobs.progress import progress
 from spark_jobs.settings import TokenizedShardsSettings
 from spark_jobs.shard_writer import WRITTEN_SHARD, Plan, shard_writer
-from spark_jobs.split import Splitter
-from spark_jobs.survey import Survey, survey_parts
+from spark_jobs.survey import Survey, digest_texts, keep_held_out_runs, survey_parts
 from spark_jobs.tasks import user_errors
 from spark_jobs.token_parts import REMOVED_FOLDER, TOKENISED, name_kept_tokens, tokeniser
 from spark_jobs.tokenizer import (
@@ -81,11 +80,18 @@ def run(
     start, end = files.start_and_end(settings.start_token, settings.end_token)
     parts = find_parts(spec.clean_corpus, CLEAN_SCHEMA.names, "clean_corpus")
     scratch = f"{spec.output}.scratch"
-    survey = survey_parts(spark, parts, spec.output, scratch, settings, report)
+    survey = survey_parts(parts, settings)
     _refuse_missing_splits(survey, settings)
     engine, warnings = choose_engine(files, settings.engine, survey.sample)
-    bytes_per_token = measure_bytes_per_token(files, engine, survey.sample)
-    mixing, mixing_record = plan_mixing(settings, survey.source_bytes, bytes_per_token)
+    mixing, mixing_record = plan_mixing(
+        settings,
+        survey.source_bytes,
+        lambda: measure_bytes_per_token(files, engine, survey.sample),
+    )
+    runs = None
+    if settings.decontamination.maximum_overlap < 1:
+        words = settings.decontamination.run_words
+        runs = keep_held_out_runs(spark, parts, survey.splitter, words, scratch, report)
     plan = Plan(
         output=spec.output,
         sequence_length=settings.sequence_length,
@@ -93,19 +99,19 @@ def run(
         vocab_size=files.vocab_size,
         start_token_id=start,
         end_token_id=end,
-        runs=survey.runs,
+        runs=runs,
         decontamination=settings.decontamination,
         mixing=mixing,
-        splitter=Splitter(settings.split, survey.pinned > 0),
+        splitter=survey.splitter,
         shards={
             split: max(1, round(size / BYTES_PER_TOKEN * _item_bytes(files) / settings.shard_bytes))
             for split, size in survey.bytes.items()
         },
     )
-    kept = [
-        name_kept_tokens(spec.cache, digest, files, f"{start} {end}") if spec.cache else None
-        for digest in survey.text_digests
-    ]
+    kept: list[str | None] = [None] * len(parts)
+    if spec.cache:
+        digests = digest_texts(spark, parts, report)
+        kept = [name_kept_tokens(spec.cache, one, files, f"{start} {end}") for one in digests]
     shared = spark.sparkContext.broadcast((files, list(zip(parts, kept, strict=True))))
     numbers = spark.range(0, len(parts), 1, len(parts))
     tokenised = numbers.mapInArrow(tokeniser(shared, engine, plan), TOKENISED)
@@ -119,7 +125,8 @@ def run(
     stats = _stats(written, plan, files, engine, warnings)
     _refuse_too_little(stats, settings)
     removed = _count_removed(spec.output)
-    _remove(scratch)
+    if runs:
+        _remove(scratch)
     if spec.cache:
         remove_others(spec.cache, filter(None, kept))
     report(
