@@ -1,9 +1,12 @@
 """Attention that never crosses from one document into another."""
 
+import functools
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 BLOCK = 64
 """Queries a block in `_attend_in_blocks`; small enough to save most of the causal half."""
@@ -13,10 +16,12 @@ BLOCK = 64
 class SegmentMask:
     """Which position may look at which: earlier ones of the same segment, and itself."""
 
-    allowed: torch.Tensor
+    allowed: torch.Tensor | None
     """Booleans of shape (rows, 1, sequence_length, sequence_length)."""
-    bias: torch.Tensor | None
+    bias: torch.Tensor | None = None
     """The same as 0 and minus infinity in bfloat16, where the block-wise form is the faster."""
+    blocks: BlockMask | None = None
+    """The same for flex attention, on a GPU."""
 
 
 def allowed_positions(segments: torch.Tensor) -> torch.Tensor:
@@ -32,11 +37,31 @@ def allowed_positions(segments: torch.Tensor) -> torch.Tensor:
 
 def segment_mask(segments: torch.Tensor, dtype: torch.dtype) -> SegmentMask:
     """The mask of a batch, made once for all layers that compute in `dtype`."""
+    if segments.device.type == "cuda":
+        return SegmentMask(None, blocks=block_mask(segments))
     allowed = allowed_positions(segments)
     if segments.device.type != "cpu" or dtype != torch.bfloat16:
-        return SegmentMask(allowed, None)
+        return SegmentMask(allowed)
     zero = torch.zeros((), dtype=dtype)
     return SegmentMask(allowed, torch.where(allowed, zero, float("-inf")))
+
+
+def block_mask(segments: torch.Tensor) -> BlockMask:
+    """The mask of `allowed_positions` in flex attention's form, which skips whole blocks."""
+
+    def may_look(
+        row: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor
+    ) -> torch.Tensor:
+        return (query >= key) & (segments[row, query] == segments[row, key])
+
+    rows, length = segments.shape
+    return create_block_mask(may_look, rows, None, length, length, device=segments.device)
+
+
+@functools.cache
+def _compiled_flex_attention() -> Any:
+    """Flex attention is only fast, and only lean, when compiled."""
+    return torch.compile(flex_attention, dynamic=False)
 
 
 def attend(
@@ -47,6 +72,10 @@ def attend(
         return _attend_in_blocks(query, key, value, mask.bias)
     query, key, value = (x.transpose(1, 2) for x in (query, key, value))
     grouped = query.shape[1] != key.shape[1]
+    if mask.blocks is not None:
+        flex = flex_attention if torch.compiler.is_compiling() else _compiled_flex_attention()
+        attended = flex(query, key, value, block_mask=mask.blocks, enable_gqa=grouped)
+        return attended.transpose(1, 2)
     attended = F.scaled_dot_product_attention(
         query, key, value, attn_mask=mask.allowed, enable_gqa=grouped
     )

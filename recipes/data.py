@@ -1,7 +1,6 @@
 """Batches of packed rows in an order that is a pure function of (seed, sample index)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -9,43 +8,7 @@ import torch
 from artifacts.errors import DamagedArtifact
 from artifacts.permutation import permute
 from artifacts.shards import ShardSet
-
-IGNORED = -100
-"""Target of a position that has nothing to predict: the end of a segment, or padding."""
-PADDING_SEGMENT = -1
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Rows ready for the model; every tensor has the shape (rows, sequence_length)."""
-
-    tokens: torch.Tensor
-    targets: torch.Tensor
-    """The next token of the same segment, or `IGNORED`."""
-    positions: torch.Tensor
-    """Counted from each segment's start."""
-    segments: torch.Tensor
-    """Number of the segment within its row, `PADDING_SEGMENT` for padding."""
-
-    @property
-    def target_count(self) -> int:
-        """How many positions have a target."""
-        return int((self.targets != IGNORED).sum())
-
-    @property
-    def token_count(self) -> int:
-        """How many positions are not padding."""
-        return int((self.segments != PADDING_SEGMENT).sum())
-
-    def to(self, device: torch.device) -> "Batch":
-        """The same batch on another device."""
-        move = {"device": device, "non_blocking": True}
-        return Batch(
-            self.tokens.to(**move),
-            self.targets.to(**move),
-            self.positions.to(**move),
-            self.segments.to(**move),
-        )
+from recipes.batch import IGNORED, PADDING_SEGMENT, Batch
 
 
 def global_rows(first_sample: int, count: int, rows: int, seed: int) -> np.ndarray:

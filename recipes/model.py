@@ -9,7 +9,7 @@ from torch import nn
 
 from artifacts.errors import UserError
 from recipes.attention import allowed_positions
-from recipes.data import Batch
+from recipes.batch import Batch
 from recipes.decoder import DECODER_MODEL_TYPES, Decoder, DecoderShape
 from recipes.hardware import flops_per_token
 from recipes.loss import summed_cross_entropy

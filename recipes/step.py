@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from recipes.data import Batch
+from recipes.batch import Batch
 from recipes.optimizer import Optimizers, set_learning_rate
 from recipes.parallel import Workers
 from recipes.precision import Precision, mixed_precision

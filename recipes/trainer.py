@@ -11,9 +11,10 @@ from pydantic import BaseModel
 
 from artifacts.atomic import write_atomically
 from artifacts.shards import ShardSet
+from recipes.batch import Batch
 from recipes.budget import total_steps
 from recipes.checkpoint import Checkpointer
-from recipes.data import Batch, global_rows, read_batch, worker_share
+from recipes.data import global_rows, read_batch, worker_share
 from recipes.export import copy_model, export_model
 from recipes.guard import GradientGuard
 from recipes.hardware import device_readings, peak_flops

@@ -8,7 +8,8 @@ from torch import nn
 
 from artifacts.permutation import permute
 from artifacts.shards import ShardSet
-from recipes.data import IGNORED, Batch, bytes_per_token, read_batch
+from recipes.batch import IGNORED, Batch
+from recipes.data import bytes_per_token, read_batch
 from recipes.parallel import Workers
 from recipes.precision import Precision, mixed_precision
 

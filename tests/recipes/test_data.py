@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from artifacts.errors import DamagedArtifact
 from artifacts.shards import ShardSet, ShardStats
-from recipes.data import IGNORED, PADDING_SEGMENT, global_rows, read_batch, worker_share
+from recipes.batch import IGNORED, PADDING_SEGMENT
+from recipes.data import global_rows, read_batch, worker_share
 
 
 @settings(deadline=None)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.nn.attention.flex_attention import flex_attention
 from transformers import (
     AutoModelForCausalLM,
     GPT2Config,
@@ -18,7 +19,9 @@ from transformers import (
 
 from artifacts.errors import UserError
 from artifacts.shards import ShardSet, ShardStats
-from recipes.data import IGNORED, Batch, read_batch
+from recipes.attention import SegmentMask, allowed_positions, attend, block_mask
+from recipes.batch import IGNORED, Batch
+from recipes.data import read_batch
 from recipes.decoder import Decoder
 from recipes.export import export_model
 from recipes.loss import summed_cross_entropy
@@ -164,3 +167,20 @@ def test_weights_that_do_not_fit_the_config_are_refused(base_model: Path, tmp_pa
     )
     with pytest.raises(UserError, match=r"do not fit config\.json"):
         load_model(tmp_path)
+
+
+@torch.no_grad()
+def test_flex_attention_has_the_same_mask() -> None:
+    torch.manual_seed(3)
+    segments = torch.tensor([[0] * 100 + [1] * 28, [0] * 5 + [1] * 60 + [-1] * 63])
+    query = torch.randn(2, 128, 4, 16)
+    key, value = torch.randn(2, 2, 128, 2, 16)
+    expected = attend(query, key, value, SegmentMask(allowed_positions(segments)))
+    found = flex_attention(
+        query.transpose(1, 2),
+        key.transpose(1, 2),
+        value.transpose(1, 2),
+        block_mask=block_mask(segments),
+        enable_gqa=True,
+    ).transpose(1, 2)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)

@@ -142,7 +142,9 @@ def test_recomputing_activations_and_accumulating_change_nothing(make_spec: Spec
 
 def test_saving_in_the_background_changes_nothing(make_spec: SpecMaker) -> None:
     plain = make_spec("plain", steps=8, checkpoint_every_steps=2)
-    background = make_spec("background", steps=8, checkpoint_every_steps=2, save_in_background="always")
+    background = make_spec(
+        "background", steps=8, checkpoint_every_steps=2, save_in_background="always"
+    )
     finish(plain)
     finish(background)
     assert course(background) == course(plain)
