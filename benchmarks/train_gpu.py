@@ -1,0 +1,275 @@
+"""Training speed on one GPU: this project's model and loss against the Hugging Face Trainer.
+
+    python -m benchmarks.train_gpu [--size 135m 360m 1b]
+
+Needs torch, transformers, accelerate and this repository alone; weights and tokens are random. Both
+sides train in bfloat16 over float32 master weights with fused AdamW, compiled, each in a process of
+its own, alternately. Rows are packed with documents of 512 tokens, between which ours does not let
+attention pass; the Trainer's attends to whole rows, which its kernels do fastest.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from benchmarks.harness import alternate, at_least, keep
+from recipes.batch import IGNORED, Batch
+from recipes.decoder import Decoder, DecoderShape
+from recipes.hardware import flops_per_token, peak_flops
+from recipes.loss import summed_cross_entropy
+
+DOCUMENT_TOKENS = 512
+WARM_UP_STEPS, STEPS = 8, 24
+ROUNDS = 2
+LEARNING_RATE = 1e-4
+
+
+@dataclass(frozen=True)
+class Size:
+    """A model and its batch."""
+
+    hidden: int
+    inner: int
+    layers: int
+    heads: int
+    key_value_heads: int
+    vocabulary: int
+    length: int
+    rows: int
+    """Rows a step on the H200 and the H100."""
+    aim: float
+    """Tokens a second to reach on one H200."""
+
+    @property
+    def shape(self) -> DecoderShape:
+        """The sizes as the decoder takes them."""
+        return DecoderShape(
+            vocab_size=self.vocabulary,
+            hidden_size=self.hidden,
+            intermediate_size=self.inner,
+            layers=self.layers,
+            heads=self.heads,
+            key_value_heads=self.key_value_heads,
+            head_dim=64,
+            norm_eps=1e-5,
+            attention_bias=False,
+            output_bias=False,
+            mlp_bias=False,
+            query_key_norm=False,
+            tied_embeddings=True,
+            initializer_range=0.02,
+            rope={"rope_type": "default", "rope_theta": 100_000.0},
+        )
+
+
+SIZES = {
+    "135m": Size(576, 1536, 30, 9, 3, 49_152, 2048, 32, 300_000),
+    "360m": Size(960, 2560, 32, 15, 5, 49_152, 2048, 16, 110_000),
+    "1b": Size(2048, 8192, 16, 32, 8, 128_256, 4096, 8, 54_000),
+    # For a look at the program itself, on any machine.
+    "tiny": Size(128, 256, 2, 2, 1, 512, 256, 2, 0),
+}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One process's result."""
+
+    tokens_per_second: float
+    memory_gb: float
+    mfu: float | None
+    last_loss: float
+
+
+def device() -> torch.device:
+    """The GPU, or the processor for a look at the program itself."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def random_batch(size: Size) -> Batch:
+    """Random tokens in packed documents."""
+    tokens = torch.randint(0, size.vocabulary, (size.rows, size.length))
+    place = torch.arange(size.length).expand_as(tokens)
+    segments = place // DOCUMENT_TOKENS
+    targets = tokens.roll(-1, dims=1)
+    targets[:, DOCUMENT_TOKENS - 1 :: DOCUMENT_TOKENS] = IGNORED
+    targets[:, -1] = IGNORED
+    return Batch(tokens, targets, place % DOCUMENT_TOKENS, segments).to(device())
+
+
+def measure_ours(size: Size) -> Measured:
+    """Train with this project's decoder, attention and loss."""
+    torch.manual_seed(0)
+    torch.set_float32_matmul_precision("high")
+    decoder = Decoder(size.shape)
+    decoder.initialise()
+    decoder.to(device())
+    if device().type == "cuda":
+        for layer in decoder.layers:
+            layer.compile(dynamic=False)
+    optimizer = torch.optim.AdamW(decoder.parameters(), lr=LEARNING_RATE, fused=True)
+    seconds, loss = [], torch.zeros(())
+    for _ in range(WARM_UP_STEPS + STEPS):
+        batch = random_batch(size)
+        _synchronise()
+        began = time.perf_counter()
+        with torch.autocast(device().type, torch.bfloat16):
+            hidden = decoder(batch.tokens, batch.positions, batch.segments)
+            loss = summed_cross_entropy(hidden, decoder.head_weight, batch.targets)
+            loss = loss / batch.target_count
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(decoder.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        _synchronise()
+        seconds.append(time.perf_counter() - began)
+    return _measured(size, decoder, seconds, float(loss.detach()))
+
+
+def measure_peer(size: Size) -> Measured:
+    """Train transformers' Llama with the Hugging Face Trainer."""
+    from transformers import (
+        LlamaConfig,
+        LlamaForCausalLM,
+        Trainer,
+        TrainerCallback,
+        TrainingArguments,
+    )
+
+    class StepTimes(TrainerCallback):
+        seconds: list[float] = []  # noqa: RUF012 - one run a process
+
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
+            _synchronise()
+            self.began = time.perf_counter()
+
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            _synchronise()
+            self.seconds.append(time.perf_counter() - self.began)
+
+    torch.manual_seed(0)
+    shape = size.shape
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=shape.vocab_size,
+            hidden_size=shape.hidden_size,
+            intermediate_size=shape.intermediate_size,
+            num_hidden_layers=shape.layers,
+            num_attention_heads=shape.heads,
+            num_key_value_heads=shape.key_value_heads,
+            max_position_embeddings=size.length,
+            tie_word_embeddings=True,
+            use_cache=False,
+            attn_implementation="sdpa",
+        )
+    )
+    steps = WARM_UP_STEPS + STEPS
+    rows = torch.randint(0, size.vocabulary, (steps * size.rows, size.length))
+    trainer = Trainer(
+        model,
+        TrainingArguments(
+            output_dir=tempfile.mkdtemp(),
+            max_steps=steps,
+            per_device_train_batch_size=size.rows,
+            learning_rate=LEARNING_RATE,
+            lr_scheduler_type="constant",
+            optim="adamw_torch_fused",
+            bf16=True,
+            torch_compile=device().type == "cuda",
+            logging_steps=steps,
+            disable_tqdm=True,
+            report_to=[],
+            save_strategy="no",
+            use_cpu=device().type == "cpu",
+        ),
+        train_dataset=[{"input_ids": row, "labels": row} for row in rows],
+        callbacks=[StepTimes()],
+    )
+    result = trainer.train()
+    return _measured(size, model, StepTimes.seconds, result.training_loss)
+
+
+def _measured(
+    size: Size, model: torch.nn.Module, seconds: list[float], last_loss: float
+) -> Measured:
+    rate = size.rows * size.length / median(seconds[WARM_UP_STEPS:])
+    memory, peak = 0.0, peak_flops(device())
+    if device().type == "cuda":
+        memory = torch.cuda.max_memory_allocated() / 1e9
+    parameters = sum(p.numel() for p in model.parameters())
+    flops = flops_per_token(parameters, size.layers, size.heads, 64, size.length)
+    return Measured(rate, memory, flops * rate / peak if peak else None, last_loss)
+
+
+def _synchronise() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def _in_a_process(side: str, name: str) -> Measured:
+    command = [sys.executable, "-m", "benchmarks.train_gpu", "--side", side, "--size", name]
+    done = subprocess.run(
+        command, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-4000:]}")
+    return Measured(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def compare(name: str) -> None:
+    """Measure one size on both sides, print and keep the result."""
+    runs: dict[str, list[Measured]] = {"ours": [], "peer": []}
+
+    def rate(side: str) -> float:
+        runs[side].append(_in_a_process(side, name))
+        print(f"  {name} {side}: {runs[side][-1]}", flush=True)
+        return runs[side][-1].tokens_per_second
+
+    ours, peer = alternate(lambda: rate("ours"), lambda: rate("peer"), ROUNDS)
+    checks = {
+        "ratio to the Hugging Face Trainer": at_least(median(ours) / median(peer), 1.5, "x"),
+        "tokens a second": at_least(median(ours), SIZES[name].aim, "tokens/s"),
+    }
+    mfu = runs["ours"][-1].mfu
+    if mfu is not None and name == "1b":
+        checks["model FLOP/s utilisation"] = at_least(mfu, 0.45)
+    keep(
+        f"train_gpu_{name}",
+        ours=ours,
+        peer=peer,
+        unit="tokens/s",
+        peer_name="Hugging Face Trainer, compiled",
+        better="higher",
+        packages=["torch", "transformers"],
+        checks=checks,
+        machine=torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+    )
+
+
+def main() -> None:
+    """Compare all sizes; with `--side`, measure one side and print it as JSON."""
+    parser = argparse.ArgumentParser(description="Training speed on one GPU.")
+    parser.add_argument("--size", nargs="*", choices=list(SIZES), default=["135m", "360m", "1b"])
+    parser.add_argument("--side", choices=["ours", "peer"])
+    arguments = parser.parse_args()
+    for name in arguments.size:
+        if arguments.side:
+            measure = measure_ours if arguments.side == "ours" else measure_peer
+            print(json.dumps(asdict(measure(SIZES[name]))))
+        elif torch.cuda.is_available() or name == "tiny":
+            compare(name)
+        else:
+            sys.exit("There is no GPU here. `--size tiny` runs anywhere, to look at the program.")
+
+
+if __name__ == "__main__":
+    main()
