@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import httpx
+import psutil
 
 from benchmarks.harness import at_least, at_most, keep
 from benchmarks.models import small_model
@@ -23,7 +24,7 @@ from serving.settings import EndpointSettings
 CLIENTS = 8
 TOKENS = 48
 ROUNDS = 3
-SINGLE_REQUESTS = 40
+SINGLE_REQUESTS = 60
 PROMPT = "The function numpy.linalg.norm number {} returns"
 
 _ONE_AT_A_TIME = """
@@ -84,15 +85,16 @@ async def throughput(http: httpx.AsyncClient, ask) -> float:  # type: ignore[no-
     return sum(written) / (time.perf_counter() - started)
 
 
-async def latencies(front: httpx.AsyncClient, engine: httpx.AsyncClient) -> tuple[float, float]:
-    """Median seconds of a one-token answer, front and engine in turn."""
-    seconds: tuple[list[float], list[float]] = ([], [])
+async def added_seconds(front: httpx.AsyncClient, engine: httpx.AsyncClient) -> float:
+    """Median of what a one-token answer takes longer through the front, pair by pair."""
+    differences = []
     for number in range(SINGLE_REQUESTS):
-        for kept, http, ask in ((seconds[0], front, ask_front), (seconds[1], engine, ask_engine)):
-            started = time.perf_counter()
-            await ask(http, number, 1)
-            kept.append(time.perf_counter() - started)
-    return statistics.median(seconds[0]), statistics.median(seconds[1])
+        started = time.perf_counter()
+        await ask_front(front, number, 1)
+        between = time.perf_counter()
+        await ask_engine(engine, number, 1)
+        differences.append(2 * between - started - time.perf_counter())
+    return statistics.median(differences)
 
 
 async def measure(url: str, engine_port: int) -> tuple[list[float], list[float], float]:
@@ -106,8 +108,8 @@ async def measure(url: str, engine_port: int) -> tuple[list[float], list[float],
         for _ in range(ROUNDS):
             fronts.append(await throughput(front, ask_front))
             engines.append(await throughput(engine, ask_engine))
-        through_front, direct = await latencies(front, engine)
-    return fronts, engines, through_front - direct
+        added = await added_seconds(front, engine)
+    return fronts, engines, added
 
 
 def main() -> None:
@@ -120,9 +122,13 @@ def main() -> None:
         try:
             status = process.status(state)
             assert status is not None and status.routes[0].engine_port is not None
+            front = psutil.Process(endpoint.pid)
+            before = sum(front.cpu_times()[:2])
             fronts, engines, added = asyncio.run(
                 measure(endpoint.url, status.routes[0].engine_port)
             )
+            requests = (ROUNDS + 1) * CLIENTS * 2 + SINGLE_REQUESTS
+            cpu_seconds = (sum(front.cpu_times()[:2]) - before) / requests
         finally:
             process.stop(state)
         alone = [one_at_a_time(model) for _ in range(2)]
@@ -137,6 +143,7 @@ def main() -> None:
         ["torch", "transformers", "fastapi", "uvicorn"],
         {
             "front_adds_ms": at_most(added * 1_000, 5, "ms"),
+            "front_cpu_ms_a_request": at_most(cpu_seconds * 1_000, 5, "ms"),
             "front_costs_throughput": at_most(1 - ours / direct, 0.05),
             "batched_over_unbatched": at_least(ours / statistics.median(alone), 4),
         },

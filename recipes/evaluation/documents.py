@@ -94,13 +94,15 @@ def take(
 ) -> list[Document]:
     """The first documents, by a hash of their cluster, that together reach `limit` tokens.
 
-    At least `at_least` of them, where there are so many.
+    At least those of `at_least` different clusters, where there are so many.
     """
     ordered = sorted(documents, key=lambda d: (_order(seed, d.cluster), d.cluster, d.id))
     if limit is None:
         return ordered
     ends = np.cumsum([len(document.tokens) for document in ordered])
-    return ordered[: max(int(np.searchsorted(ends, limit)) + 1, at_least)]
+    _, first_of_cluster = np.unique([d.cluster for d in ordered], return_index=True)
+    independent = np.sort(first_of_cluster)[:at_least]
+    return ordered[: max(int(np.searchsorted(ends, limit)), int(independent[-1])) + 1]
 
 
 def digest(documents: Sequence[Document]) -> str:

@@ -84,7 +84,8 @@ class EvaluationSettings(Settings):
     """Most tokens of one document, its first ones: many short looks judge more surely than few long
     ones. Absent means all of it."""
     minimum_documents: int = Field(default=36, ge=1)
-    """Documents taken even where they hold more than `held_out_tokens`; the gate needs 30."""
+    """Independent documents (duplicate clusters) taken even where they hold more than
+    `held_out_tokens`; the gate needs 30."""
     general_tokens: int | None = Field(default=2_500, ge=1)
     """Most tokens of the shipped general-English text to measure; absent: all 10,000."""
     generation: GenerationSettings = GenerationSettings()

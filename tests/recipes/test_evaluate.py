@@ -220,3 +220,9 @@ def test_faulty_spec_is_one_clear_line(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "not an evaluation spec: base" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_near_copies_do_not_count_towards_the_fewest_documents() -> None:
+    documents = [Document(str(n), str(n // 3), 10, np.zeros(10, np.int64)) for n in range(60)]
+    taken = take(documents, limit=10, seed=0, at_least=12)
+    assert len({document.cluster for document in taken}) == 12
