@@ -5,6 +5,7 @@ front costs. The peer of the headline is transformers' own `generate`, one reque
 """
 
 import asyncio
+import json
 import os
 import statistics
 import subprocess
@@ -71,7 +72,7 @@ async def ask_engine(http: httpx.AsyncClient, number: int, tokens: int) -> int:
     }
     answer = await http.post("/generate", json=body)
     answer.raise_for_status()
-    return tokens
+    return int(json.loads(answer.text.splitlines()[-1])["completion_tokens"])
 
 
 async def throughput(http: httpx.AsyncClient, ask) -> float:  # type: ignore[no-untyped-def]
