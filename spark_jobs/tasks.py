@@ -5,14 +5,13 @@ result by itself, and only a small record of each comes back.
 """
 
 import gc
-import json
 import re
 import zipimport
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-import pyarrow as pa
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PythonException
 from pyspark.sql import SparkSession
 
@@ -20,6 +19,11 @@ from artifacts.errors import UserError
 from spark_jobs.progress import Report, progress
 
 Item = TypeVar("Item")
+
+_USER_ERROR = re.compile(
+    r"^artifacts\.errors\.\w+: (.*?)\s*(?=\n\s+at org\.|\Z)", re.DOTALL | re.MULTILINE
+)
+"""The last line of a task's Python traceback, before Java's begins."""
 
 
 def map_tasks(
@@ -29,27 +33,26 @@ def map_tasks(
     work: Callable[[Item], dict[str, Any]],
     report: Report,
 ) -> list[dict[str, Any]]:
-    """`work(item)` for every item, in parallel; the records, which must be JSON, in order.
+    """`work(item)` for every item, in parallel; the records in order.
 
     Raises:
         UserError: what a task raised as such, with its message.
     """
     if not items:
         return []
-    shared = spark.sparkContext.broadcast(list(items))
+    context = spark.sparkContext
+    shared = context.broadcast(list(items))
 
-    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def run(number: int) -> dict[str, Any]:
         spare_overhead()
-        for batch in batches:
-            for number in batch["id"].to_pylist():
-                record = json.dumps(work(shared.value[number]))
-                yield pa.RecordBatch.from_pydict({"number": [number], "record": [record]})
+        return work(shared.value[number])
 
-    numbers = spark.range(0, len(items), 1, len(items))
-    with user_errors(), progress(spark.sparkContext, label, report):
-        rows = numbers.mapInArrow(run, "number long, record string").collect()
+    # An RDD and not a table: Spark's SQL engine takes longer to wake than small tasks to run.
+    numbers = context.parallelize(range(len(items)), len(items))
+    with user_errors(), progress(context, label, report):
+        records = numbers.map(run).collect()
     shared.destroy()
-    return [json.loads(row["record"]) for row in sorted(rows, key=lambda row: row["number"])]
+    return records
 
 
 def spare_overhead() -> None:
@@ -68,8 +71,8 @@ def user_errors() -> Iterator[None]:
     """Raise a task's UserError as such, without Spark's traceback around it."""
     try:
         yield
-    except PythonException as error:
-        message = re.search(r"^artifacts\.errors\.\w+: (.*)", str(error), re.DOTALL | re.MULTILINE)
+    except (PythonException, Py4JJavaError) as error:
+        message = _USER_ERROR.search(str(error))
         if message is None:
             raise
         raise UserError(message.group(1).strip()) from error
