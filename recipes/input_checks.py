@@ -36,6 +36,11 @@ def check_inputs(spec: TrainingSpec, workers: Workers) -> None:
             f"`checkpoint.replicas` is {spec.training.replicas}, which does not divide the "
             f"{workers.count} workers."
         )
+    if spec.training.optimizer == "muon" and workers.count > 1:
+        raise UserError(
+            "`checkpoint.optimizer: muon` needs whole matrices, so it runs on one worker only. Use "
+            "adamw, or set `checkpoint.workers` to 1."
+        )
     batch = spec.training.global_batch_size
     if batch % workers.count:
         raise UserError(

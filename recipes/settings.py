@@ -81,7 +81,7 @@ class TrainingSettings(Settings):
     lora: LoraSettings | None = None
     """Train low-rank adapters instead of all weights."""
     optimizer: Literal["adamw", "muon"] = "adamw"
-    """Muon takes the matrices of the layers; AdamW always takes the rest."""
+    """Muon (on one worker) takes the matrices of the layers; AdamW always takes the rest."""
     learning_rate: float = Field(default=1e-4, gt=0)
     """Peak learning rate; mild, since the base model has learnt already."""
     schedule: ScheduleSettings = ScheduleSettings()

@@ -95,6 +95,7 @@ class Run:
         self._spec, self._training, self._workers = spec, spec.training, workers
         self._interruption, self._report = interruption, report
         self._run_folder = Path(spec.run_folder)
+        self._run_folder.mkdir(parents=True, exist_ok=True)
         self._steps = total_steps(spec.training, spec.shards)
         self._precision = choose_precision(spec.training.precision, workers.device)
         check_inputs(spec, workers)

@@ -68,6 +68,22 @@ def make_spec(
     return make
 
 
+@pytest.fixture(scope="session")
+def unbroken(make_spec: SpecMaker) -> TrainingSpec:
+    """A finished run of 30 steps by one worker that nothing disturbed."""
+    import torch
+
+    from recipes.interruption import Interruption
+    from recipes.parallel import join_workers
+    from recipes.trainer import train
+
+    # As many as the training processes of these tests have; sums depend on it in the last bit.
+    torch.set_num_threads(1)
+    spec = make_spec("unbroken", steps=30, checkpoint_every_steps=6, audit_rows=True)
+    train(spec, join_workers(), Interruption(), lambda line: None)
+    return spec
+
+
 def start(spec: TrainingSpec, launcher: list[str] | None = None) -> subprocess.Popen[str]:
     """Start a training process on a spec; one plain process without a launcher."""
     path = Path(spec.run_folder).parent / f"{spec.run_id}.json"

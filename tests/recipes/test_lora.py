@@ -70,6 +70,7 @@ def test_the_merged_export_is_base_plus_adapter(adapted: TrainingSpec) -> None:
         assert torch.isfinite(AutoModelForCausalLM.from_pretrained(export)(tokens).logits).all()
 
 
+@pytest.mark.soak
 def test_two_workers_train_the_same_adapters(make_spec: SpecMaker, adapted: TrainingSpec) -> None:
     spec = make_spec("shared", steps=20, learning_rate=1e-2, lora=LORA)
     code, output = run(spec, command(Path("unused"), 2)[:-1])

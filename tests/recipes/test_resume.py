@@ -3,7 +3,6 @@
 import signal
 from pathlib import Path
 
-import pytest
 from safetensors.torch import load_file
 
 from recipes.spec import INTERRUPTED_EXIT_CODE, TrainingSpec, command, read_metrics, read_result
@@ -13,15 +12,6 @@ from tests.recipes.conftest import SpecMaker, course, finish, run, start, wait_f
 def weights_of(spec: TrainingSpec) -> dict[str, list[float]]:
     weights = load_file(Path(spec.export_folder) / "model.safetensors")
     return {name: tensor.flatten().tolist() for name, tensor in weights.items()}
-
-
-@pytest.fixture(scope="module")
-def unbroken(make_spec: SpecMaker) -> TrainingSpec:
-    """A finished run of 30 steps that nothing disturbed."""
-    spec = make_spec("unbroken", steps=30, checkpoint_every_steps=6)
-    code, output = run(spec)
-    assert code == 0, output
-    return spec
 
 
 def test_killed_run_goes_on_with_the_very_same_losses(
