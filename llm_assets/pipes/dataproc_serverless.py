@@ -17,6 +17,7 @@ from llm_assets.pipes.messages import PipesGCSLiveMessageReader
 from llm_assets.pipes.names import attempt_name
 from llm_assets.pipes.remote_job import Limits, RemoteRun
 from llm_assets.pipes.service import (
+    KEY_LABEL,
     AlreadyThere,
     Context,
     Phase,
@@ -177,7 +178,7 @@ class DataprocBatches(RemoteService):
         self._batch = batch
 
     def find(self, key: str) -> list[RemoteJob]:
-        request = {"parent": self._parent, "filter": f'labels.pipes-key = "{key}"'}
+        request = {"parent": self._parent, "filter": f'labels.{KEY_LABEL} = "{key}"'}
         return [_describe(b) for b in self._client.list_batches(request, timeout=CALL_SECONDS)]
 
     def create(

@@ -10,9 +10,9 @@ from dagster import AssetExecutionContext, OpExecutionContext, PipesSession
 from llm_assets.pipes.failures import Place
 from llm_assets.pipes.names import external_key
 
-KEY_LABEL = "pipes-key"
+KEY_LABEL = "pipes_key"
 """Says what the job does; the same for all its attempts."""
-MESSAGES_LABEL = "pipes-messages"
+MESSAGES_LABEL = "pipes_messages"
 """Says where the attempt writes its messages."""
 
 Context = OpExecutionContext | AssetExecutionContext

@@ -18,6 +18,7 @@ from llm_assets.pipes.messages import PipesGCSLiveMessageReader
 from llm_assets.pipes.names import attempt_name
 from llm_assets.pipes.remote_job import Limits, RemoteRun
 from llm_assets.pipes.service import (
+    KEY_LABEL,
     Context,
     Phase,
     RemoteJob,
@@ -197,7 +198,7 @@ class VertexCustomJobs(RemoteService):
         self._custom_job = custom_job
 
     def find(self, key: str) -> list[RemoteJob]:
-        request = {"parent": self._parent, "filter": f'labels.pipes-key="{key}"'}
+        request = {"parent": self._parent, "filter": f'labels.{KEY_LABEL}="{key}"'}
         return [_describe(j) for j in self._client.list_custom_jobs(request, timeout=CALL_SECONDS)]
 
     def create(

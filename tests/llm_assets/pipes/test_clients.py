@@ -22,7 +22,7 @@ def test_messages_results_and_console_link_reach_the_run(runner: Runner) -> None
     assert job.name.startswith(PARENT)
     assert job.labels["dagster-run-id"] == result.run_id
     assert job.labels["dagster-asset"] == "figures"
-    assert job.labels["pipes-key"] == "figures-f1"
+    assert job.labels["pipes_key"] == "figures-f1"
 
 
 def console_path(runner: Runner, name: str) -> str:
@@ -52,8 +52,8 @@ def test_failed_job_is_replaced_under_a_new_name(runner: Runner) -> None:
     assert not runner.changed(image="somewhere/missing:1").run(["materialize"]).success
     assert runner.run(["materialize"]).success
     first, second = runner.jobs()
-    assert first.labels["pipes-key"] == second.labels["pipes-key"]
-    assert first.labels["pipes-messages"] != second.labels["pipes-messages"]
+    assert first.labels["pipes_key"] == second.labels["pipes_key"]
+    assert first.labels["pipes_messages"] != second.labels["pipes_messages"]
 
 
 def test_without_a_fingerprint_every_run_has_a_job_of_its_own(vertex_runner: Runner) -> None:

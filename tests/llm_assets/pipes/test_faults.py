@@ -159,7 +159,7 @@ def after_start(google: LocalGoogle, number: int, action: Callable[[str], None])
         wait_until(lambda: bool(google.vertex.jobs()), "a job")
         name = google.vertex.jobs()[0].name
         wait_until(lambda: google.vertex.starts(name) >= number, "its start")
-        time.sleep(1.5)
+        time.sleep(4.0)
         action(name)
 
     threading.Thread(target=wait_and_act, daemon=True).start()
