@@ -73,7 +73,7 @@ def run(project: Path, *command: str) -> subprocess.Popen[bytes]:
 def watch(project: Path, *command: str) -> tuple[float, float]:
     """Seconds and peak resident bytes of a command with all its children.
 
-    Memory that processes share is counted once for each that maps it, so the peak is an upper bound.
+    Memory that processes share counts once for each that maps it: the peak is an upper bound.
     """
     started = time.perf_counter()
     process = run(project, *command)

@@ -1,16 +1,14 @@
 """Is the candidate better, and may it answer users?"""
 
-from typing import Any
-
 import pyarrow.parquet as pq
 from dagster import AssetExecutionContext, MaterializeResult
 
 from artifacts.identity import Identity
 from artifacts.shards import ShardStats
 from artifacts.store import Artifact, Draft
-from llm_assets import figures
+from llm_assets.assets.evaluation_metadata import evaluation_metadata, verdict_metadata
 from llm_assets.assets.model import MODEL_FOLDER, base_model, checkpoint
-from llm_assets.assets.stage import materialization, stage, table
+from llm_assets.assets.stage import materialization, stage
 from llm_assets.gate.judge import judge
 from llm_assets.gate.settings import CODE_VERSION as GATE_CODE_VERSION
 from llm_assets.gate.verdict import Verdict
@@ -73,7 +71,7 @@ def eval_metrics(
         draft.stats |= training.evaluate(context, spec)
 
     artifact = pipeline.make(context, identity, build)
-    return materialization(artifact, _evaluation_metadata(artifact))
+    return materialization(artifact, evaluation_metadata(artifact.stats))
 
 
 @stage(deps=[eval_metrics], group_name=GROUP, kinds={"python"}, code_version=GATE_CODE_VERSION)
@@ -117,7 +115,7 @@ def model_version(
     license_name = settings.license or base.stats["licence"]
     enter_base(models, base, model_source(base), base.stats["licence"])
     version = enter_candidate(models, evaluation, model_source(candidate), verdict, license_name)
-    return materialization(artifact, _verdict_metadata(version.version, verdict))
+    return materialization(artifact, verdict_metadata(version.version, verdict))
 
 
 def model_source(artifact: Artifact) -> ModelSource:
@@ -125,61 +123,3 @@ def model_source(artifact: Artifact) -> ModelSource:
     is_checkpoint = artifact.manifest.kind == "checkpoint"
     folder = f"{artifact.url}/{MODEL_FOLDER}" if is_checkpoint else artifact.url
     return ModelSource(path=folder, fingerprint=artifact.fingerprint)
-
-
-def _evaluation_metadata(artifact: Artifact) -> dict[str, Any]:
-    metrics = artifact.stats["metrics"]
-    rows = [
-        (metric, *(_figure(roles.get(role)) for role in ("base", "incumbent", "candidate")))
-        for metric, roles in metrics.items()
-    ]
-    held_out, general = metrics["held_out_bits_per_byte"], metrics["general_bits_per_byte"]
-    before, after = held_out["base"]["value"], held_out["candidate"]["value"]
-    return {
-        "summary": f"{before:.4f} -> {after:.4f} bits per byte on held-out text",
-        "held_out_bits_per_byte": after,
-        "general_bits_per_byte": general["candidate"]["value"],
-        "evaluation_fingerprint": artifact.stats["evaluation_fingerprint"],
-        "metrics": table(["metric", "base", "incumbent", "candidate"], rows),
-        "intervals": figures.intervals(
-            "Bits per byte on held-out text, with 95 % intervals",
-            "bits per byte",
-            {
-                role: (figure["low"], figure["value"], figure["high"])
-                for role, figure in held_out.items()
-            },
-        ),
-    }
-
-
-def _figure(figure: dict[str, float] | None) -> str:
-    if figure is None:
-        return "not measured"
-    return f"{figure['value']:.4f} ({figure['low']:.4f} to {figure['high']:.4f})"
-
-
-def _verdict_metadata(version: int, verdict: Verdict) -> dict[str, Any]:
-    word = "promoted" if verdict.promoted else "rejected"
-    rows = [
-        (found.task, found.reference, found.difference, found.low, found.high, found.clusters)
-        for found in verdict.comparisons
-    ]
-    return {
-        "summary": f"version {version} {word}",
-        "version": version,
-        "promoted": verdict.promoted,
-        "reasons": verdict.summary,
-        "judged_before": verdict.judged_before,
-        "comparisons": table(
-            ["text", "against", "difference", "low", "high", "independent documents"], rows
-        ),
-        "differences": figures.intervals(
-            "Candidate minus reference, bits per byte (below zero is better)",
-            "bits per byte",
-            {
-                f"{found.task} against {found.reference}": (found.low, found.difference, found.high)
-                for found in verdict.comparisons
-                if found.low is not None and found.high is not None
-            },
-        ),
-    }

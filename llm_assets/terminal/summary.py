@@ -12,6 +12,7 @@ from rich.table import Table
 from artifacts.pipelines import Pipeline
 from artifacts.shards import SPLITS
 from artifacts.store import Artifact, Store
+from llm_assets.assets.evaluation_metadata import number
 from llm_assets.config import PipelineSettings
 from llm_assets.resources.serving import endpoint_status
 from recipes.spec import read_metrics
@@ -107,8 +108,8 @@ def _evaluation_lines(evaluation: Artifact) -> list[tuple[str, str]]:
         ("general text", "general_bits_per_byte"),
     ):
         base, candidate = metrics[name]["base"]["value"], metrics[name]["candidate"]["value"]
-        change = (candidate - base) / base
-        lines.append((label, f"{base:.4f} -> {candidate:.4f} bits per byte ({change:+.1%})"))
+        change = f" ({(candidate - base) / base:+.1%})" if base and candidate else ""
+        lines.append((label, f"{number(base)} -> {number(candidate)} bits per byte{change}"))
     return lines
 
 

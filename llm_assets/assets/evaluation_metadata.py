@@ -1,0 +1,89 @@
+"""What the UI shows of an evaluation and of the verdict on it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from llm_assets import figures
+from llm_assets.assets.stage import table
+from llm_assets.gate.verdict import Verdict
+
+ROLES = ("base", "incumbent", "candidate")
+Figure = Mapping[str, float | None]
+
+
+def evaluation_metadata(stats: Mapping[str, Any]) -> dict[str, Any]:
+    """Metadata of `eval_metrics` from its stats; None stands for a figure that is not finite."""
+    metrics = stats["metrics"]
+    rows = [
+        (metric, *(_describe(roles.get(role)) for role in ROLES))
+        for metric, roles in metrics.items()
+    ]
+    held_out, general = metrics["held_out_bits_per_byte"], metrics["general_bits_per_byte"]
+    plotted = {
+        "held_out_bits_per_byte": held_out["candidate"]["value"],
+        "general_bits_per_byte": general["candidate"]["value"],
+    }
+    before, after = (number(held_out[role]["value"]) for role in ("base", "candidate"))
+    return {
+        "summary": f"{before} -> {after} bits per byte on held-out text",
+        "evaluation_fingerprint": stats["evaluation_fingerprint"],
+        "metrics": table(["metric", *ROLES], rows),
+        "contamination": str(stats.get("contamination") or "not measured"),
+        "intervals": figures.intervals(
+            "Bits per byte on held-out text, with 95 % intervals",
+            "bits per byte",
+            _drawable({role: _bounds(figure) for role, figure in held_out.items()}),
+        ),
+    } | {name: value for name, value in plotted.items() if value is not None}
+
+
+def verdict_metadata(version: int, verdict: Verdict) -> dict[str, Any]:
+    """Metadata of `model_version`: the verdict, its figures and a picture of them."""
+    compared = verdict.comparisons
+    rows = [
+        (c.task, c.reference, c.difference, number(c.low), number(c.high), c.clusters)
+        for c in compared
+    ]
+    return {
+        "summary": f"version {version} {'promoted' if verdict.promoted else 'rejected'}",
+        "version": version,
+        "promoted": verdict.promoted,
+        "reasons": verdict.summary,
+        "judged_before": verdict.judged_before,
+        "comparisons": table(
+            ["text", "against", "difference", "low", "high", "independent documents"], rows
+        ),
+        "differences": figures.intervals(
+            "Candidate minus reference, bits per byte (below zero is better)",
+            "bits per byte",
+            _drawable(
+                {f"{c.task} against {c.reference}": (c.low, c.difference, c.high) for c in compared}
+            ),
+        ),
+    }
+
+
+def number(value: float | None) -> str:
+    """Four digits, or `not finite`."""
+    return "not finite" if value is None else f"{value:.4f}"
+
+
+def _describe(figure: Figure | None) -> str:
+    if figure is None:
+        return "not measured"
+    low, value, high = _bounds(figure)
+    return f"{number(value)} ({number(low)} to {number(high)})"
+
+
+def _bounds(figure: Figure) -> tuple[float | None, float | None, float | None]:
+    return figure.get("low"), figure.get("value"), figure.get("high")
+
+
+def _drawable(
+    rows: Mapping[str, tuple[float | None, float | None, float | None]],
+) -> dict[str, tuple[float, float, float]]:
+    return {
+        name: (low, value, high)
+        for name, (low, value, high) in rows.items()
+        if low is not None and value is not None and high is not None
+    }

@@ -1,0 +1,28 @@
+"""The UI shows a diverged model as such; the gate is what rejects it."""
+
+from llm_assets.assets.evaluation_metadata import evaluation_metadata
+
+
+def test_figures_that_are_not_finite_are_said_and_not_plotted() -> None:
+    sound = {"value": 1.2, "low": 1.1, "high": 1.3}
+    diverged = {"value": None, "low": None, "high": None}
+    metrics = {
+        name: {"base": sound, "incumbent": sound, "candidate": diverged}
+        for name in ("held_out_bits_per_byte", "general_bits_per_byte")
+    }
+    shown = evaluation_metadata({"metrics": metrics, "evaluation_fingerprint": "e"})
+    assert shown["summary"] == "1.2000 -> not finite bits per byte on held-out text"
+    assert "held_out_bits_per_byte" not in shown
+    assert "not finite" in shown["metrics"].value
+
+
+def test_few_documents_without_bounds_are_shown_by_their_value() -> None:
+    unbounded = {"value": 1.2, "low": None, "high": None}
+    roles = {"base": unbounded, "candidate": unbounded}
+    stats = {
+        "metrics": {"held_out_bits_per_byte": roles, "general_bits_per_byte": roles},
+        "evaluation_fingerprint": "e",
+    }
+    shown = evaluation_metadata(stats)
+    assert shown["held_out_bits_per_byte"] == 1.2
+    assert "not measured" in shown["metrics"].value
