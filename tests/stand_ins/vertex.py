@@ -76,10 +76,11 @@ class VertexJobs:
 
     def stop(self) -> None:
         """End every process still running."""
-        for running in list(self._jobs.values()):
-            running.cancelled.set()
-            for process in list(running.replicas.values()):
-                process.end()
+        with self._lock:
+            for running in self._jobs.values():
+                running.cancelled.set()
+                for process in running.replicas.values():
+                    process.end()
 
     def reset(self) -> None:
         """Forget all jobs, ending their processes."""
@@ -108,6 +109,8 @@ class VertexJobs:
     def preempt(self, name: str, grace_seconds: float = 0.0) -> None:
         """Take the machines away: the job starts anew where it asked for that, else it fails."""
         running = self._jobs[name]
+        # Those of now: once the restart is asked for, new ones take their places.
+        replicas = list(running.replicas.values())
         restarts = running.job.job_spec.scheduling.restart_job_on_worker_restart
         if restarts:
             running.restart.set()
@@ -118,7 +121,7 @@ class VertexJobs:
                 "Replica workerpool0-0 was preempted.",
                 code_pb2.ABORTED,
             )
-        for process in list(running.replicas.values()):
+        for process in replicas:
             process.end(grace_seconds)
 
     def create_custom_job(self, request: aiplatform_v1.CreateCustomJobRequest) -> Any:
