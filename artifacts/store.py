@@ -5,7 +5,6 @@ manifest an artifact does not exist.
 """
 
 import contextlib
-import hashlib
 import json
 import os
 import shutil
@@ -20,6 +19,7 @@ from pydantic import ValidationError
 
 from artifacts.atomic import write_atomically
 from artifacts.errors import DamagedArtifact, MissingArtifact, UserError
+from artifacts.files import list_files, sha256_of
 from artifacts.identity import Identity
 from artifacts.lease import local_lease
 from artifacts.manifest import MANIFEST_NAME, FileEntry, Manifest
@@ -32,8 +32,6 @@ UPLOADING_NAME = "uploading.json"
 
 CACHE_VARIABLE = "LLM_ASSETS_CACHE"
 """Where files of a store in the cloud are kept on this machine; `~/.cache/llm_assets` if absent."""
-
-HASH_BLOCK_BYTES = 4 * 1024 * 1024
 
 
 @dataclass
@@ -194,7 +192,7 @@ class Store:
         """Enter what was made elsewhere: a manifest that points there, nothing copied."""
         filesystem, folder = fsspec.core.url_to_fs(location)
         is_remote = location.startswith("gs://")
-        files = remote_entries(location) if is_remote else _list_files(filesystem, folder)
+        files = remote_entries(location) if is_remote else list_files(filesystem, folder)
         if not files:
             raise UserError(f"{location} holds no files to adopt as {identity.kind}.")
         manifest = Manifest(
@@ -258,7 +256,7 @@ class Store:
     def _collect(self, draft: Draft) -> list[FileEntry]:
         """The files of a draft, after what was written on this machine has gone up."""
         if self.is_local:
-            return _list_files(self.filesystem, draft.url)
+            return list_files(self.filesystem, draft.url)
         names = [p.relative_to(draft.path).as_posix() for p in draft.path.rglob("*") if p.is_file()]
         self.filesystem.pipe_file(f"{draft.url}/{UPLOADING_NAME}", json.dumps(names).encode())
         staged = upload_folder(draft.path, draft.url, f"{self.root}/uploads")
@@ -298,32 +296,12 @@ def clear_folder(url: str) -> None:
         filesystem.rm(folder, recursive=True)
 
 
-def _list_files(filesystem: fsspec.AbstractFileSystem, folder: str) -> list[FileEntry]:
-    folder = str(filesystem._strip_protocol(folder)).rstrip("/")
-    return [
-        FileEntry(
-            path=path[len(folder) + 1 :],
-            bytes=filesystem.size(path),
-            sha256=_sha256(filesystem, path),
-        )
-        for path in sorted(filesystem.find(folder))
-    ]
-
-
 def _matches(filesystem: fsspec.AbstractFileSystem, path: str, entry: FileEntry) -> bool:
     """Whether a file is the one of its entry; storage's own checksum is used where there is one."""
     if entry.crc32c is not None and entry.sha256 is None:
         return bool(filesystem.info(path)["crc32c"] == entry.crc32c)
-    return _sha256(filesystem, path) == entry.sha256
+    return sha256_of(filesystem, path) == entry.sha256
 
 
 def _cache_folder() -> Path:
     return Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "llm_assets")
-
-
-def _sha256(filesystem: fsspec.AbstractFileSystem, path: str) -> str:
-    digest = hashlib.sha256()
-    with filesystem.open(path, "rb") as file:
-        while block := file.read(HASH_BLOCK_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
