@@ -84,8 +84,8 @@ async def _watch_step(
 ) -> None:
     """Give a version a share of the traffic and look at how it goes.
 
-    The step lasts until enough requests were answered, or none came; at the longest, as long as a
-    request may take.
+    The step lasts until enough requests were answered to judge by, if any came; at the longest, as
+    much longer as one request may take. A version that has answered none of them by then is out.
     """
     report(f"version {route.engine.desired.version} gets {share:.0%} of the traffic")
     for one in (route, *old):
@@ -97,11 +97,14 @@ async def _watch_step(
         await asyncio.sleep(WATCH_SECONDS)
         _judge(route, old, settings.rollout)
         seconds = monotonic() - started
-        enough = route.succeeded >= settings.rollout.min_requests or not route.in_flight
+        requests = route.succeeded + route.failed + route.in_flight
+        enough = route.succeeded >= settings.rollout.min_requests or not requests
         if seconds >= settings.rollout.step_seconds and enough:
             return
         if seconds > settings.rollout.step_seconds + settings.request_timeout:
-            raise _Disappointing(f"it answered only {route.succeeded} requests")
+            if not route.succeeded:
+                raise _Disappointing(f"it answered none of {requests} requests")
+            return
 
 
 def _judge(route: Route, old: list[Route], settings: RolloutSettings) -> None:
