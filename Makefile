@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 V ?= 0
+PORT ?= 3000
 
 .DEFAULT_GOAL := help
 .PHONY: help setup run stop ui demo-cloud test soak lint format docs bench clean
@@ -24,7 +25,7 @@ stop: $(READY) ## End the endpoint
 	@$(BIN)/llm-assets stop
 
 ui: $(READY) ## Open the Dagster UI on http://127.0.0.1:3000
-	@. $(BIN)/activate && DAGSTER_HOME=$${DAGSTER_HOME:-$(CURDIR)} dagster dev -w workspace.yaml -h 127.0.0.1 -p $${PORT:-3000}
+	@. $(BIN)/activate && env -u DAGSTER_MODULE_NAME dagster dev -w workspace.yaml -h 127.0.0.1 -p $(PORT)
 
 demo-cloud: $(READY) ## Run the whole graph on a local Google Cloud, no account needed
 	@. $(BIN)/activate && python -m tests.stand_ins.demo

@@ -1,9 +1,15 @@
 """What the README and the docs say is true."""
 
+import os
 import re
+import signal
+import socket
 import subprocess
+import time
+from contextlib import suppress
 from pathlib import Path
 
+import httpx
 import pytest
 
 from llm_assets.reference import benchmarks_page, settings_page
@@ -46,3 +52,34 @@ def test_no_file_in_git_is_larger_than_a_megabyte() -> None:
     ).stdout.split("\0")
     large = [name for name in names if name and (ROOT / name).stat().st_size > 1_000_000]
     assert not large
+
+
+def test_make_ui_serves_the_graph() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    interface = subprocess.Popen(
+        ["make", "ui", f"PORT={port}"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    try:
+        query = {"query": "{ assetNodes { assetKey { path } } }"}
+        names: set[str] = set()
+        end = time.monotonic() + 90
+        while not names and interface.poll() is None and time.monotonic() < end:
+            with suppress(httpx.HTTPError):
+                answer = httpx.post(f"http://127.0.0.1:{port}/graphql", json=query, timeout=20)
+                nodes = (answer.json().get("data") or {}).get("assetNodes", [])
+                names = {node["assetKey"]["path"][-1] for node in nodes}
+            time.sleep(0.5)
+        assert {"raw_corpus", "checkpoint", "endpoint"} <= names
+    finally:
+        os.killpg(interface.pid, signal.SIGINT)
+        try:
+            interface.wait(30)
+        except subprocess.TimeoutExpired:
+            os.killpg(interface.pid, signal.SIGKILL)
+            interface.wait()
