@@ -38,7 +38,7 @@ def tiny_texts(count: int = 120, seed: int = 0) -> list[str]:
     texts = []
     for number in range(count):
         sentences = [
-            f"{generator.choice(_SUBJECTS)} {generator.choice(_VERBS)} {generator.choice(_ENDINGS)}."
+            " ".join(map(generator.choice, (_SUBJECTS, _VERBS, _ENDINGS))) + "."
             for _ in range(generator.randint(2, 24))
         ]
         texts.append(f"Section {number}. " + " ".join(sentences))
@@ -46,7 +46,7 @@ def tiny_texts(count: int = 120, seed: int = 0) -> list[str]:
 
 
 def tiny_base_model(folder: Path, seed: int = 0, vocab_size: int = VOCAB_SIZE) -> None:
-    """Write a Hugging Face folder: a random two-layer Llama (hidden size 64), tokenizer included."""
+    """Write a Hugging Face folder: a random two-layer Llama of hidden size 64, and a tokenizer."""
     import torch
     from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 

@@ -46,8 +46,7 @@ def test_large_file_goes_up_in_parallel_parts_and_comes_back_equal(
     assert len(sent_parts(google)) == 40
     uploads = [r for r in google.storage.requests if r.method == "POST" and r.bytes > PART / 2]
     overlapping = sum(
-        a.started < b.ended and b.started < a.ended
-        for a, b in itertools.pairwise(uploads)
+        a.started < b.ended and b.started < a.ended for a, b in itertools.pairwise(uploads)
     )
     assert overlapping > 10
     download_folder(f"{cloud_root}/a", entries, tmp_path / "back")
