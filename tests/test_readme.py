@@ -26,7 +26,7 @@ def test_every_make_command_it_names_exists() -> None:
 
 def test_the_gate_calls_its_test_command_and_its_main_command() -> None:
     gate = (ROOT / ".ci" / "run").read_text().splitlines()
-    assert "make test" in gate and "make run" in gate
+    assert "if ! make test; then" in gate and "make run" in gate
     blocks = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
     assert "make run\n" in blocks and "make test\n" in blocks
 
