@@ -71,22 +71,22 @@ def run(project: Path, *command: str) -> subprocess.Popen[bytes]:
 
 
 def watch(project: Path, *command: str) -> tuple[float, float]:
-    """Seconds and peak resident bytes of a command with all its children.
+    """Seconds and peak memory in bytes of a command with all its children.
 
-    Memory that processes share counts once for each that maps it: the peak is an upper bound.
+    Memory is the proportional set size: what several processes map is shared out among them.
     """
     started = time.perf_counter()
     process = run(project, *command)
     peak = 0.0
     while process.poll() is None:
-        peak = max(peak, _resident(process.pid))
+        peak = max(peak, _memory(process.pid))
         time.sleep(SAMPLE_SECONDS)
     if process.returncode:
         raise SystemExit(f"{' '.join(command)} ended with {process.returncode}")
     return time.perf_counter() - started, peak
 
 
-def _resident(pid: int) -> float:
+def _memory(pid: int) -> float:
     total = 0.0
     try:
         family = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
@@ -94,7 +94,7 @@ def _resident(pid: int) -> float:
         return 0.0
     for process in family:
         try:
-            total += process.memory_info().rss
+            total += process.memory_full_info().pss
         except psutil.NoSuchProcess:
             continue
     return total

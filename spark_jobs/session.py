@@ -73,3 +73,23 @@ def session() -> "SparkSession":
 
         return SparkSession.builder.getOrCreate()
     return local_session()
+
+
+def end_local_session() -> None:
+    """End this process's Spark session, its Java included, so that others have the memory.
+
+    pyspark keeps its Java until Python ends. That Java ends when its standard input closes.
+    """
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    session = SparkSession.getActiveSession()
+    if session is None:
+        return
+    session.stop()
+    gateway = SparkContext._gateway
+    SparkContext._gateway = SparkContext._jvm = None
+    if gateway is not None:
+        gateway.shutdown()
+        gateway.proc.stdin.close()
+        gateway.proc.wait()

@@ -7,7 +7,7 @@ from dagster import AssetExecutionContext, ConfigurableResource
 from dagster_pyspark import LazyPySparkResource
 
 from spark_jobs import clean, tokenize
-from spark_jobs.session import prepare_environment
+from spark_jobs.session import end_local_session, prepare_environment
 
 
 class SparkRunner(ConfigurableResource, ABC):
@@ -35,7 +35,10 @@ class LocalSparkRunner(SparkRunner):
     def tokenize(
         self, context: AssetExecutionContext, spec: tokenize.TokenizeSpec
     ) -> dict[str, Any]:
-        return tokenize.run(self._session(), spec, context.log.info)
+        stats = tokenize.run(self._session(), spec, context.log.info)
+        # The last Spark stage: what follows, training above all, needs the memory.
+        end_local_session()
+        return stats
 
     def _session(self) -> Any:
         prepare_environment()
