@@ -115,7 +115,7 @@ def test_version_that_is_too_slow_is_taken_back(moving: Client, other_model_fold
         with suppress(psutil.NoSuchProcess):
             while not over.is_set():
                 engine.suspend()
-                time.sleep(0.3)
+                time.sleep(1.5)
                 engine.resume()
                 time.sleep(0.01)
 
