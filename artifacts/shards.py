@@ -24,10 +24,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict
 
-from artifacts.errors import DamagedArtifact, UserError
+from artifacts.errors import UserError
+from artifacts.shard_files import ShardFiles
 
-Split = Literal["train", "validation", "held_out"]
+Split = Literal["train", "validation", "held_out", "replay"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "held_out")
+"""Every corpus is cut into these. `replay` is beside them, where the settings name sources for it:
+general text that is mixed into training against forgetting, and never judged by."""
 
 SEGMENT = np.dtype([("start", "<i4"), ("length", "<i4"), ("document", "<i4"), ("offset", "<i4")])
 
@@ -97,51 +100,110 @@ def write_shard(folder: Path, name: str, rows: PackedRows, documents: pa.Table) 
 class Shard:
     """One shard's rows, memory-mapped: opening it costs the same at any size."""
 
-    def __init__(self, folder: Path, entry: ShardEntry, stats: ShardStats) -> None:
+    def __init__(self, files: ShardFiles, entry: ShardEntry, stats: ShardStats) -> None:
         self.entry = entry
-        self._documents_path = folder / f"{entry.name}.documents.parquet"
+        self._files = files
         dtype = np.dtype(stats.dtype).newbyteorder("<")
-        expected = entry.rows * stats.sequence_length
-        self.tokens = _map(folder / f"{entry.name}.tokens", dtype, expected).reshape(
-            entry.rows, stats.sequence_length
-        )
-        self.row_offsets = _map(folder / f"{entry.name}.rows", np.dtype("<i8"), entry.rows + 1)
-        self.segments = _map(folder / f"{entry.name}.segments", SEGMENT, int(self.row_offsets[-1]))
-
-    def row(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        """`(tokens of shape (sequence_length,), SEGMENT records)` of one row."""
-        first, last = self.row_offsets[index], self.row_offsets[index + 1]
-        return self.tokens[index], self.segments[first:last]
+        tokens = _map(files, f"{entry.name}.tokens", dtype, entry.rows * stats.sequence_length)
+        self.tokens = tokens.reshape(entry.rows, stats.sequence_length)
+        self.row_offsets = _map(files, f"{entry.name}.rows", np.dtype("<i8"), entry.rows + 1)
+        self.segments = _map(files, f"{entry.name}.segments", SEGMENT, int(self.row_offsets[-1]))
 
     def documents(self) -> pa.Table:
         """The shard's documents, in the order that segments count them."""
-        return pq.read_table(self._documents_path)
+        return pq.read_table(self._files.fetch(f"{self.entry.name}.documents.parquet"))
 
 
 class ShardSet(Sequence[tuple[np.ndarray, np.ndarray]]):
-    """All rows of one split, addressed by one global index."""
+    """All rows of one split, or of several one after another, addressed by one global index.
 
-    def __init__(self, folder: Path, stats: ShardStats, split: Split) -> None:
+    Opening it takes one listing of the folder; a shard is opened when one of its rows is read.
+    """
+
+    def __init__(
+        self, folder: str | Path, stats: ShardStats, *splits: Split, cache: Path | None = None
+    ) -> None:
+        """Find the splits' shards.
+
+        Args:
+            folder: local, or the URL of a folder in an object store.
+            cache: see `artifacts.shard_files`.
+
+        Raises:
+            UserError: a split has no rows.
+            DamagedArtifact: a file is absent or of the wrong size.
+        """
         self.stats = stats
-        self.split = split
-        entries = sorted((e for e in stats.shards if e.split == split), key=lambda e: e.name)
-        self.shards = [Shard(folder, entry, stats) for entry in entries if entry.rows]
-        self._ends = np.cumsum([shard.entry.rows for shard in self.shards])
-        if not self.shards:
-            raise UserError(
-                f"The shards in {folder} hold no {split} rows. Give the corpus more text, or a "
-                f"larger `tokenized_shards.split.{split}`."
-            )
+        self._files = ShardFiles(folder, cache)
+        self.entries: list[ShardEntry] = []
+        for split in splits:
+            entries = [entry for entry in stats.shards if entry.split == split and entry.rows]
+            if not entries:
+                raise UserError(_describe_empty(folder, split))
+            self.entries += sorted(entries, key=lambda entry: entry.name)
+        row_bytes = stats.sequence_length * np.dtype(stats.dtype).itemsize
+        for entry in self.entries:
+            self._files.check(f"{entry.name}.tokens", entry.rows * row_bytes)
+            self._files.check(f"{entry.name}.rows", 8 * (entry.rows + 1))
+            self._files.check(f"{entry.name}.segments")
+        self._ends = np.cumsum([entry.rows for entry in self.entries])
+        self._opened: dict[int, Shard] = {}
+
+    @property
+    def shards(self) -> Iterator[Shard]:
+        """Every shard, in the order of the rows."""
+        return map(self._open, range(len(self.entries)))
 
     def __len__(self) -> int:
         return int(self._ends[-1])
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[override]
+        """`(tokens of shape (sequence_length,), SEGMENT records)` of one row."""
         if not 0 <= index < len(self):
             raise IndexError(index)
+        row = self.read(np.array([index]))
+        return row.tokens[0], row.segments
+
+    def locate(self, index: int) -> tuple[ShardEntry, int]:
+        """The shard that a row is in, and the row's number there."""
         number = int(np.searchsorted(self._ends, index, side="right"))
-        shard = self.shards[number]
-        return shard.row(index - int(self._ends[number]) + shard.entry.rows)
+        entry = self.entries[number]
+        return entry, index - int(self._ends[number]) + entry.rows
+
+    def read(self, rows: np.ndarray) -> PackedRows:
+        """Copies of some rows, in the order asked for."""
+        numbers = np.searchsorted(self._ends, rows, side="right")
+        touched = np.unique(numbers)
+        if len(touched) == 1:
+            return self._read_of(int(touched[0]), rows)
+        tokens = np.empty((len(rows), self.stats.sequence_length), self.stats.dtype)
+        counts = np.empty(len(rows), np.int64)
+        parts = []
+        for number in touched.tolist():
+            places = np.flatnonzero(numbers == number)
+            part = self._read_of(number, rows[places])
+            tokens[places], counts[places] = part.tokens, np.diff(part.row_offsets)
+            parts.append((places, part.segments))
+        offsets = _ends_of(counts)
+        segments = np.empty(offsets[-1], SEGMENT)
+        for places, of_part in parts:
+            segments[_spans(offsets[places], counts[places])] = of_part
+        return PackedRows(tokens, segments, offsets)
+
+    def _read_of(self, number: int, rows: np.ndarray) -> PackedRows:
+        """Rows that are all in one shard."""
+        shard = self._open(number)
+        local = rows - (int(self._ends[number]) - shard.entry.rows)
+        first = shard.row_offsets[local]
+        counts = shard.row_offsets[local + 1] - first
+        return PackedRows(
+            shard.tokens[local], shard.segments[_spans(first, counts)], _ends_of(counts)
+        )
+
+    def _open(self, number: int) -> Shard:
+        if number not in self._opened:
+            self._opened[number] = Shard(self._files, self.entries[number], self.stats)
+        return self._opened[number]
 
 
 def read_documents(shards: ShardSet) -> Iterator[tuple[dict[str, object], np.ndarray]]:
@@ -158,14 +220,32 @@ def read_documents(shards: ShardSet) -> Iterator[tuple[dict[str, object], np.nda
             yield record, np.concatenate(parts[number])
 
 
-def _map(path: Path, dtype: np.dtype, count: int) -> np.ndarray:
-    if not path.exists():
-        raise DamagedArtifact(f"{path} is absent, though its manifest lists it.")
-    if path.stat().st_size != count * dtype.itemsize:
-        raise DamagedArtifact(
-            f"{path} has {path.stat().st_size} bytes where its manifest means "
-            f"{count * dtype.itemsize}. Delete its folder and materialize `tokenized_shards` again."
+def _describe_empty(folder: str | Path, split: Split) -> str:
+    if split == "replay":
+        return (
+            f"The shards in {folder} hold no rows to replay. Name a source of general text in "
+            "`tokenized_shards.replay`, or set `checkpoint.replay_share` to 0."
         )
+    share = "" if split == "train" else f", or a larger `tokenized_shards.split.{split}`"
+    return f"The shards in {folder} hold no {split} rows. Give the corpus more text{share}."
+
+
+def _ends_of(counts: np.ndarray) -> np.ndarray:
+    """Offsets of stretches that lie one after another: shape (stretches + 1,)."""
+    offsets = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=offsets[1:])
+    return offsets
+
+
+def _spans(first: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """The indices `first[n] … first[n] + counts[n] - 1` of every stretch, one after another."""
+    offsets = _ends_of(counts)
+    return np.arange(offsets[-1]) + np.repeat(first - offsets[:-1], counts)
+
+
+def _map(files: ShardFiles, name: str, dtype: np.dtype, count: int) -> np.ndarray:
+    files.check(name, count * dtype.itemsize)
     if count == 0:
         return np.empty(0, dtype)
-    return np.memmap(path, dtype=dtype, mode="r", shape=(count,))
+    # A plain view: numpy's memmap class does work of its own at every access.
+    return np.asarray(np.memmap(files.fetch(name), dtype=dtype, mode="r", shape=(count,)))

@@ -24,7 +24,8 @@ from artifacts.shards import ShardSet
 from recipes.attention import allowed_positions
 from recipes.batch import IGNORED
 from recipes.budget import total_steps
-from recipes.data import global_rows, read_batch
+from recipes.data import read_batch
+from recipes.order import global_rows
 from recipes.precision import choose_precision
 from recipes.quiet import silence_libraries
 from recipes.schedule import learning_rate_factor

@@ -24,7 +24,8 @@ from artifacts.shards import (
     write_shard,
 )
 from benchmarks.harness import alternate, at_least, at_most, keep
-from recipes.data import global_rows, read_batch
+from recipes.data import read_batch
+from recipes.order import global_rows
 
 LENGTH, BATCH = 2048, 32
 ROWS = 32_768

@@ -96,6 +96,9 @@ class TrainingSettings(Settings):
     """A step whose gradient norm is this many times the recent median is skipped, as is NaN."""
     stop_after_skips: int = Field(default=8, ge=1)
     """Skipped steps in a row that end the run with an error."""
+    replay_share: float = Field(default=0, ge=0, lt=1)
+    """Share of the rows that are general text, replayed against forgetting, spread evenly; the
+    sources are named in `tokenized_shards.replay`. Where there is such text, 0.05 to 0.25 is usual."""
     seed: int = Field(default=0, ge=0)
     """Decides the order of the data, and random weights where they are asked for."""
     precision: Literal["auto", "bfloat16", "float32"] = "auto"
@@ -111,6 +114,9 @@ class TrainingSettings(Settings):
     """Groups of workers that each hold the whole model; 1 shards it over all of them."""
     device_batch_size: int = Field(default=4, ge=1)
     """Rows a forward pass on one worker; the rest of the global batch is accumulated."""
+    reader_processes: int = Field(default=0, ge=0)
+    """Processes a worker that read rows ahead; 0 reads in the training process, at some hundred
+    million tokens a second, which only the fastest storage and models call for more than."""
     recompute_activations: bool = False
     """Keep only each layer's input and compute the rest again backwards: less memory, more time."""
     compile: Literal["auto", "always", "never"] = "auto"
@@ -178,6 +184,7 @@ PLACEMENT_FIELDS = (
     "workers",
     "replicas",
     "device_batch_size",
+    "reader_processes",
     "recompute_activations",
     "compile",
     "checkpoint_every_steps",

@@ -65,6 +65,8 @@ class TrainingResult(BaseModel):
     """Target tokens that entered the loss, over all steps."""
     samples_seen: int
     """Rows read, over all steps."""
+    samples_replayed: int = 0
+    """How many of them were general text, replayed against forgetting."""
     validation_bits_per_byte: dict[str, float]
     """`start`, `end` and `best` (of the steps validated after the first)."""
     best_step: int

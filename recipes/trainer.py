@@ -1,7 +1,7 @@
 """The training run: prepare, resume, step, validate, save, export."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
 
@@ -11,10 +11,8 @@ from pydantic import BaseModel
 
 from artifacts.atomic import write_atomically
 from artifacts.shards import ShardSet
-from recipes.batch import Batch
 from recipes.budget import total_steps
 from recipes.checkpoint import Checkpointer
-from recipes.data import global_rows, read_batch, worker_share
 from recipes.export import copy_model, export_model
 from recipes.guard import GradientGuard
 from recipes.hardware import device_readings, peak_flops
@@ -22,8 +20,10 @@ from recipes.input_checks import check_inputs
 from recipes.interruption import Interruption
 from recipes.model_setup import build_model
 from recipes.optimizer import build_optimizers
+from recipes.order import DataOrder
 from recipes.parallel import Workers
 from recipes.precision import choose_precision
+from recipes.reader import Share, StepInput, TrainingData, load
 from recipes.saving import SavingPlan
 from recipes.schedule import learning_rate_factor
 from recipes.settings import chosen
@@ -111,16 +111,17 @@ class Run:
             report,
         )
         self._saving = SavingPlan(self._training)
-        folder = Path(spec.shards_folder)
-        self._shards = ShardSet(folder, spec.shards, "train")
+        self._order = DataOrder.of(spec.training, spec.shards)
+        self._shards = ShardSet(spec.shards_folder, spec.shards, *self._order.splits)
         self._validation = Validation(
-            ShardSet(folder, spec.shards, "validation"),
+            ShardSet(spec.shards_folder, spec.shards, "validation"),
             self._training.validation_rows,
             self._training.device_batch_size,
             workers,
         )
         self._audit = RowAudit(self._run_folder, workers) if self._training.audit_rows else None
         self._step, self._progress = self._resume()
+        self._steps_to_read = self._open_reader()
         self._telemetry = (
             Telemetry(
                 self._run_folder,
@@ -181,16 +182,18 @@ class Run:
 
     def _train_next_step(self) -> None:
         began = time.perf_counter()
-        batches = self._read_batches()
+        step_input = next(self._steps_to_read)
         waited = time.perf_counter() - began
         self._step += 1
+        if self._audit:
+            self._audit.write(self._step, step_input.rows.tolist())
         learning_rate = self._training.learning_rate * learning_rate_factor(
             self._training.schedule, self._step, self._steps
         )
         outcome = train_step(
             self._model,
             self._optimizers,
-            batches,
+            step_input.batches,
             learning_rate,
             self._training.gradient_clip,
             self._progress.guard.largest_norm(self._training.skip_gradient_above),
@@ -206,25 +209,15 @@ class Run:
             self._progress.guard.accept(outcome.gradient_norm)
         self._tell(outcome, learning_rate, time.perf_counter() - began, waited)
 
-    def _read_batches(self) -> list[Batch]:
-        """This worker's share of the next global batch, as micro-batches."""
-        rows = worker_share(
-            global_rows(
-                self._progress.samples_seen,
-                self._training.global_batch_size,
-                len(self._shards),
-                self._training.seed,
-            ),
-            self._workers.rank,
-            self._workers.count,
+    def _open_reader(self) -> Iterator[StepInput]:
+        """This worker's part of every step from here on."""
+        training, workers = self._training, self._workers
+        share = Share(
+            training.global_batch_size, training.device_batch_size, workers.rank, workers.count
         )
-        if self._audit:
-            self._audit.write(self._step + 1, rows.tolist())
-        size = self._training.device_batch_size
-        return [
-            read_batch(self._shards, rows[start : start + size])
-            for start in range(0, len(rows), size)
-        ]
+        manifest = self._spec.inputs.get("tokenized_shards", "")
+        data = TrainingData(self._shards, self._order, share, manifest, self._progress.samples_seen)
+        return iter(load(data, training.reader_processes))
 
     def _tell(
         self, outcome: StepOutcome, learning_rate: float, seconds: float, waited: float
@@ -244,6 +237,7 @@ class Run:
                 "loop_overhead_share": 1 - outcome.compute_seconds / seconds,
                 "skipped": outcome.skipped,
                 "samples_seen": self._progress.samples_seen,
+                "samples_replayed": self._order.replayed(self._progress.samples_seen),
             }
             | self._utilisation(outcome.tokens / seconds)
             | device_readings(self._workers.device),
@@ -316,6 +310,7 @@ class Run:
             steps=self._step,
             tokens_seen=self._progress.tokens_seen,
             samples_seen=self._progress.samples_seen,
+            samples_replayed=self._order.replayed(self._progress.samples_seen),
             validation_bits_per_byte={
                 "start": validation[0],
                 "end": validation[self._step],

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from artifacts.errors import UserError
+from artifacts.shard_files import ShardFiles
 from artifacts.shards import SPLITS, Shard, ShardStats, Split
 from spark_jobs.judge import DUPLICATE_SCHEMA, DUPLICATES_NAME
 from spark_jobs.parquet import find_parts
@@ -117,7 +118,7 @@ def _cluster_of(clean_corpus: str, identifier: str) -> str:
 def _find_places(folder: Path, stats: ShardStats, identifier: str) -> list[Place]:
     places = []
     for entry in sorted(stats.shards, key=lambda entry: (SPLITS.index(entry.split), entry.name)):
-        shard = Shard(folder, entry, stats)
+        shard = Shard(ShardFiles(folder), entry, stats)
         numbers = np.flatnonzero(
             np.asarray(pc.equal(shard.documents()["id"], pa.scalar(identifier)))
         )

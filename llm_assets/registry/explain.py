@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from artifacts.errors import UserError
+from artifacts.shard_files import ShardFiles
 from artifacts.shards import Shard, ShardStats, Split
 from artifacts.store import Artifact, Store
 from llm_assets.registry.base import ModelVersion
@@ -87,7 +88,7 @@ def _occurrences(shards: Artifact, documents: set[str]) -> Iterator[Occurrence]:
     for entry in stats.shards:
         if not entry.rows:
             continue
-        shard = Shard(shards.path, entry, stats)
+        shard = Shard(ShardFiles(shards.path), entry, stats)
         row_of = np.repeat(np.arange(entry.rows), np.diff(shard.row_offsets))
         for number, record in enumerate(shard.documents().to_pylist()):
             if record["id"] in documents:

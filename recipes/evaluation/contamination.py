@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from artifacts.shard_files import ShardFiles
 from artifacts.shards import Shard, ShardStats
 from recipes.evaluation.documents import Document
 
@@ -49,10 +50,10 @@ def find_contamination(
 
 
 def _training_tokens(folder: Path, stats: ShardStats) -> Iterator[np.ndarray]:
-    """The training split's tokens, in stretches of whole rows."""
+    """The tokens that are trained on, replayed ones included, in stretches of whole rows."""
     for entry in stats.shards:
-        if entry.split == "train" and entry.rows:
-            shard = Shard(folder, entry, stats)
+        if entry.split in ("train", "replay") and entry.rows:
+            shard = Shard(ShardFiles(folder), entry, stats)
             for first in range(0, entry.rows, ROWS_AT_ONCE):
                 yield shard.tokens[first : first + ROWS_AT_ONCE].ravel()
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import fsspec
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -105,3 +106,55 @@ def test_a_short_or_absent_file_is_damage(tmp_path: Path) -> None:
 )
 def test_the_narrowest_type_is_chosen(size: int, expected: str) -> None:
     assert token_dtype(size) == expected
+
+
+def test_rows_of_several_shards_and_splits_are_read_in_the_order_asked_for(tmp_path: Path) -> None:
+    stats = write_two_shards(tmp_path)
+    stats.shards[1].split = "replay"
+    shards = ShardSet(tmp_path, stats, "train", "replay")
+
+    rows = shards.read(np.array([2, 0, 1, 2]))
+
+    assert rows.tokens[:, 0].tolist() == [8, 1, 5, 8]
+    assert rows.row_offsets.tolist() == [0, 1, 2, 4, 5]
+    assert rows.segments["document"].tolist() == [0, 0, 0, 1, 0]
+    assert shards.locate(2) == (stats.shards[1], 0) and shards.locate(1) == (stats.shards[0], 1)
+    with pytest.raises(UserError, match=r"hold no rows to replay.*tokenized_shards.replay"):
+        ShardSet(tmp_path, write_two_shards(tmp_path), "train", "replay")
+
+
+def test_shards_in_an_object_store_are_copied_when_first_read_and_kept(tmp_path: Path) -> None:
+    (tmp_path / "shards").mkdir()
+    stats = write_two_shards(tmp_path / "shards")
+    store = fsspec.filesystem("memory")
+    store.put(str(tmp_path / "shards"), "/bucket/shards", recursive=True)
+    url, cache = "memory://bucket/shards", tmp_path / "cache"
+
+    def copied() -> set[str]:
+        return {path.stem for path in cache.rglob("*.tokens")}
+
+    shards = ShardSet(url, stats, "train", cache=cache)
+    assert len(shards) == 3 and copied() == set()
+    assert shards[2][0].tolist() == [8, 9, 10, 0] and copied() == {"train-00001"}
+
+    store.rm("/bucket/shards/train-00001.rows")
+    with pytest.raises(DamagedArtifact, match=r"shards/train-00001.rows is absent"):
+        ShardSet(url, stats, "train", cache=cache)
+    store.rm("/bucket", recursive=True)
+    assert shards[2][0].tolist() == [8, 9, 10, 0]
+    with pytest.raises(DamagedArtifact, match="shards is absent"):
+        ShardSet(url, stats, "train", cache=cache)
+
+
+def test_an_interrupted_copy_is_made_again(tmp_path: Path) -> None:
+    (tmp_path / "shards").mkdir()
+    stats = write_two_shards(tmp_path / "shards")
+    store = fsspec.filesystem("memory")
+    store.put(str(tmp_path / "shards"), "/bucket/half", recursive=True)
+    url = "memory://bucket/half"
+    ShardSet(url, stats, "train", cache=tmp_path / "cache")[0]
+    (copy,) = (tmp_path / "cache").rglob("train-00000.tokens")
+    copy.write_bytes(copy.read_bytes()[:3])
+
+    assert ShardSet(url, stats, "train", cache=tmp_path / "cache")[0][0].tolist() == [1, 2, 3, 4]
+    store.rm("/bucket", recursive=True)

@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from artifacts.shards import ShardSet
-from recipes.data import global_rows
 from recipes.guard import GradientGuard
 from recipes.interruption import Interruption
+from recipes.order import global_rows
 from recipes.parallel import join_workers
 from recipes.spec import TrainingSpec, read_metrics
 from recipes.trainer import train

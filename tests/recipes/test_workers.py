@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from artifacts.shards import ShardSet
-from recipes.data import global_rows
+from recipes.order import global_rows
 from recipes.spec import TrainingSpec, command, read_metrics
 from tests.recipes.conftest import SpecMaker, course, finish, run, start, wait_for_step
 
