@@ -4,26 +4,17 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from dagster import (
-    PipesClient,
-    PipesClientCompletedInvocation,
-    PipesContextInjector,
-    PipesEnvContextInjector,
-    PipesSession,
-)
-from dagster._core.definitions.resource_annotation import TreatAsResourceParam
+from dagster import PipesClientCompletedInvocation, PipesSession
 
+from llm_assets.pipes.client import RemoteJobPipesClient
 from llm_assets.pipes.failures import Place
-from llm_assets.pipes.messages import PipesGCSLiveMessageReader
 from llm_assets.pipes.names import attempt_name
-from llm_assets.pipes.remote_job import Limits, RemoteRun
 from llm_assets.pipes.service import (
     KEY_LABEL,
     Context,
     Phase,
     RemoteJob,
     RemoteService,
-    key_of,
     parse_parent,
 )
 
@@ -49,7 +40,7 @@ PHASES = {
 }
 
 
-class PipesVertexCustomJobClient(PipesClient, TreatAsResourceParam):
+class PipesVertexCustomJobClient(RemoteJobPipesClient["JobServiceClient"]):
     """A Pipes client for Vertex AI custom jobs.
 
     A job carries labels that follow from what it does (`fingerprint`). So a run that finds it
@@ -107,20 +98,6 @@ class PipesVertexCustomJobClient(PipesClient, TreatAsResourceParam):
         ... )
     """
 
-    def __init__(
-        self,
-        message_reader: PipesGCSLiveMessageReader,
-        client: "JobServiceClient | None" = None,
-        context_injector: PipesContextInjector | None = None,
-        forward_termination: bool = True,
-        limits: Limits | None = None,
-    ) -> None:
-        self._message_reader = message_reader
-        self._client = client
-        self._context_injector = context_injector or PipesEnvContextInjector()
-        self._forward_termination = forward_termination
-        self._limits = limits or Limits()
-
     def run(  # type: ignore[override]
         self,
         *,
@@ -154,17 +131,15 @@ class PipesVertexCustomJobClient(PipesClient, TreatAsResourceParam):
         """
         project, region = parse_parent(parent)
         service = VertexCustomJobs(self._client_for(region), parent, project, region, custom_job)
-        run = RemoteRun(
+        return self._run_job(
             context=context,
             service=service,
-            reader=self._message_reader.for_run(context.log.warning),
-            key=key_of(context, name, fingerprint),
-            limits=self._limits,
+            fingerprint=fingerprint,
+            name=name,
             accept_succeeded=accept_succeeded,
             before_submit=before_submit,
-            forward_termination=self._forward_termination,
+            extras=extras,
         )
-        return run.run(self._context_injector, extras)
 
     def _client_for(self, region: str) -> "JobServiceClient":
         if self._client is None:
