@@ -26,7 +26,7 @@ from spark_jobs.quality import refuse_missing_parts
 from spark_jobs.settings import CleanCorpusSettings
 from spark_jobs.tasks import map_tasks
 
-CODE_VERSION = "3"
+CODE_VERSION = "4"
 
 EXAMPLE_CHARACTERS = 160
 
@@ -61,11 +61,12 @@ def run(
 
     Returns:
         `documents`, `bytes`, `documents_read`, `bytes_read`, `dropped` (reason to documents),
-        `dropped_bytes`, `dropped_examples` (reason to a few `id` and `text` beginnings), `clusters`
-        (kept), `pinned` (documents that the pin holds out), `cluster_sizes` (documents in a cluster
-        to clusters), `sources` (name to documents kept), `length_histogram` (a power of two to the
-        documents of so many characters or up to twice that), `candidate_pairs`, `verified_pairs`,
-        `parts`, `parts_prepared` (the others were kept from an earlier run).
+        `dropped_bytes`, `dropped_examples` (reason to a few `id` and `text` beginnings),
+        `repaired` (documents whose encoding was), `clusters` (kept), `cluster_sizes` (documents in
+        a cluster to clusters), `pinned` (documents that the pin holds out), `sources` (name to
+        documents kept), `length_histogram` (a power of two to the documents of so many characters
+        or up to twice that), `candidate_pairs`, `verified_pairs`, `parts`, `parts_prepared` (the
+        others were kept from an earlier run).
 
     Raises:
         UserError: there is no raw corpus, an id comes twice, or no document is left.
@@ -133,6 +134,7 @@ def _stats(judgement: Judgement, settings: CleanCorpusSettings) -> dict[str, Any
         "dropped": dropped,
         "dropped_bytes": {reason: total("sum", reason) for reason in reasons},
         "clusters": documents,
+        "repaired": int(np.sum(judgement.documents["repaired"].to_numpy())),
         "cluster_sizes": {str(s): int(c) for s, c in zip(sizes, counts, strict=True)},
         "sources": {
             row["source"]: row["bytes_count"]

@@ -24,7 +24,8 @@ def keep_evaluation_runs(
     if not urls:
         return None
     runs = word_runs([text for url in urls for text in read_texts(url)], settings.run_words)
-    kept = f"{folder}/evaluation-{hashlib.sha256(runs.tobytes()).hexdigest()[:16]}.npy"
+    digest = hashlib.sha256(runs.hashes.tobytes() + runs.texts.tobytes()).hexdigest()
+    kept = f"{folder}/evaluation-{digest[:16]}.npz"
     save_runs(kept, runs)
     return kept
 

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from artifacts.errors import UserError
 from spark_jobs.duplicates import NearDuplicates, find_near_duplicates
-from spark_jobs.minhash import shingle
+from spark_jobs.minhash import shingle, sum_words
 from spark_jobs.prepare import bands_of, read_prepared
 from spark_jobs.progress import Report
 from spark_jobs.settings import CleanCorpusSettings
@@ -41,7 +41,7 @@ DUPLICATE_SCHEMA = pa.schema(
 with it (Jaccard similarity of the shingle sets; 1 for an exact copy)."""
 
 _BY_WORTH = [("pinned", "descending"), ("characters", "descending"), ("id", "ascending")]
-_COLUMNS = ["id", "source", "cluster", "characters", "bytes", "reason"]
+_COLUMNS = ["id", "source", "cluster", "characters", "bytes", "reason", "repaired"]
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,8 @@ class Judgement:
     """What became of every prepared document, in the order of the parts."""
 
     documents: pa.Table
-    """`id`, `source`, `cluster` (final), `characters`, `bytes`, `reason` (null: kept), `pinned`."""
+    """`id`, `source`, `cluster` (final), `characters`, `bytes`, `reason` (null: kept),
+    `repaired`, `pinned`."""
     part_offsets: np.ndarray
     """Shape (parts + 1,): where each part's documents begin."""
     duplicates: pa.Table
@@ -187,7 +188,7 @@ def _near(prepared: Prepared, leaders: np.ndarray, settings: CleanCorpusSettings
     def fetch_shingles(numbers: np.ndarray) -> list[np.ndarray]:
         sets: list[np.ndarray] = [np.empty(0, np.uint64)] * len(numbers)
         for places, texts in prepared.fetch(leaders[numbers], "text"):
-            shingles = shingle([fold(text) for text in texts.to_pylist()], words)
+            shingles = shingle(sum_words([fold(text) for text in texts.to_pylist()]), words)
             for number, place in enumerate(places):
                 first, last = shingles.offsets[number : number + 2]
                 sets[place] = np.unique(shingles.hashes[first:last])

@@ -21,6 +21,20 @@ _WANTED_RECALL = 0.995
 
 
 @dataclass(frozen=True)
+class WordSums:
+    """The words of several texts, one after another, by prefix sums of a polynomial."""
+
+    before: np.ndarray
+    """uint64: the sum before each word."""
+    after: np.ndarray
+    """uint64: the sum after each word."""
+    scale: np.ndarray
+    """uint64: what makes a difference of sums independent of where the word stands."""
+    sizes: np.ndarray
+    """Words in each text; an empty text has one, which is empty."""
+
+
+@dataclass(frozen=True)
 class Shingles:
     """The hashed shingles of several texts, one after another; a shingle may come repeatedly."""
 
@@ -55,25 +69,29 @@ def derive_bands(threshold: float, permutations: int) -> Bands:
     return Bands(permutations, 1)
 
 
-def shingle(folded: list[str], words: int) -> Shingles:
-    """Hash every run of `words` words; a text with fewer words is one shingle.
+def sum_words(folded: list[str]) -> WordSums:
+    """Hash texts so far that any run of their words has its hash in constant time.
 
     Args:
         folded: texts as `spark_jobs.text.fold` leaves them: words parted by single spaces.
     """
     content = np.frombuffer(" ".join([*folded, ""]).encode("utf-8", "surrogatepass"), np.uint8)
     powers, inverses = _powers(1 << max(12, len(content).bit_length()))
-    sums = _prefix_sums(content, powers)
     ends = np.flatnonzero(content == _SPACE)
     starts = np.concatenate([[0], ends[:-1] + 1])
+    sums = _prefix_sums(content, powers)
     sizes = np.array([text.count(" ") + 1 for text in folded], np.int64)
-    counts = np.maximum(sizes - words + 1, 1)
+    return WordSums(sums[starts], sums[ends], inverses[starts], sizes)
+
+
+def shingle(texts: WordSums, words: int) -> Shingles:
+    """Hash every run of `words` words; a text with fewer words is one shingle."""
+    counts = np.maximum(texts.sizes - words + 1, 1)
     offsets = np.concatenate([[0], np.cumsum(counts)])
-    first_words = np.cumsum(sizes) - sizes
+    first_words = np.cumsum(texts.sizes) - texts.sizes
     first = np.arange(offsets[-1]) + np.repeat(first_words - offsets[:-1], counts)
-    last = np.minimum(first + words - 1, np.repeat(first_words + sizes - 1, counts))
-    begin = starts[first]
-    return Shingles(_mix((sums[ends[last]] - sums[begin]) * inverses[begin]), offsets)
+    last = np.minimum(first + words - 1, np.repeat(first_words + texts.sizes - 1, counts))
+    return Shingles(_mix((texts.after[last] - texts.before[first]) * texts.scale[first]), offsets)
 
 
 def signatures(shingles: Shingles, permutations: int) -> np.ndarray:

@@ -13,14 +13,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from spark_jobs.minhash import Bands, band_keys, derive_bands, shingle, signatures
+from spark_jobs.minhash import Bands, band_keys, derive_bands, shingle, signatures, sum_words
 from spark_jobs.overlap import load_runs, overlaps
 from spark_jobs.parquet import Part, write_table
 from spark_jobs.quality import personal_data_mask, quality_filter
 from spark_jobs.settings import CleanCorpusSettings
-from spark_jobs.text import cluster_hash, fold, normalise
+from spark_jobs.text import cluster_hash, fold, normalise, repair_encoding
 
-CODE_VERSION = "1"
+CODE_VERSION = "2"
 """Part of the name of what is kept; raise it when this module gives another result."""
 
 RAW_COLUMNS = ["id", "text", "source"]
@@ -36,6 +36,7 @@ def prepared_schema(bands: Bands | None) -> pa.Schema:
         ("characters", pa.int64()),
         ("bytes", pa.int64()),
         ("reason", pa.string()),
+        ("repaired", pa.bool_()),
     ]
     if bands:
         fields += [
@@ -95,21 +96,18 @@ def _content_key(raw: pa.Table, settings: CleanCorpusSettings, runs: str | None)
 def _prepare(
     raw: pa.Table, settings: CleanCorpusSettings, bands: Bands | None, runs: str | None
 ) -> pa.Table:
-    texts = [normalise(text or "", settings.unicode_form) for text in raw["text"].to_pylist()]
-    if settings.mask_personal_data:
-        texts = list(map(personal_data_mask(), texts))
+    texts, repaired = _tidy([text or "" for text in raw["text"].to_pylist()], settings)
     reasons = [_length_fault(text, settings) for text in texts]
     for name in settings.quality_filters:
         judge = quality_filter(name)
         reasons = [r or judge(text) for r, text in zip(reasons, texts, strict=True)]
+    folded = ["" if reason else fold(text) for text, reason in zip(texts, reasons, strict=True)]
+    words = sum_words(folded)
     if runs:
         limits = settings.decontamination
-        shares = overlaps(texts, limits.run_words, load_runs(runs))
-        reasons = [
-            reason or ("overlaps_evaluation" if share > limits.maximum_overlap else None)
-            for reason, share in zip(reasons, shares.tolist(), strict=True)
-        ]
-    folded = ["" if reason else fold(text) for text, reason in zip(texts, reasons, strict=True)]
+        overlap = overlaps(words, limits.run_words, load_runs(runs)) > limits.maximum_overlap
+        for number in np.flatnonzero(overlap):
+            reasons[number] = "overlaps_evaluation"
     columns = {
         "id": raw["id"],
         "text": texts,
@@ -118,13 +116,24 @@ def _prepare(
         "characters": [len(text) for text in texts],
         "bytes": [len(text.encode()) for text in texts],
         "reason": reasons,
+        "repaired": repaired,
     }
     if bands:
-        shingles = shingle(folded, settings.near_duplicates.shingle_words)
+        shingles = shingle(words, settings.near_duplicates.shingle_words)
         signature = signatures(shingles, bands.permutations)
         columns["bands"] = _fixed_binary(band_keys(signature, bands))
         columns["signature"] = _fixed_binary(signature)
     return pa.table(columns, prepared_schema(bands))
+
+
+def _tidy(raw: list[str], settings: CleanCorpusSettings) -> tuple[list[str], list[bool]]:
+    """The texts repaired, normalised and masked, and which were in need of repair."""
+    texts = list(map(repair_encoding, raw)) if settings.repair_encodings else raw
+    repaired = [text is not original for text, original in zip(texts, raw, strict=True)]
+    texts = [normalise(text, settings.unicode_form) for text in texts]
+    if settings.mask_personal_data:
+        texts = list(map(personal_data_mask(), texts))
+    return texts, repaired
 
 
 def _fixed_binary(rows: np.ndarray) -> pa.Array:

@@ -35,6 +35,8 @@ class DecontaminationSettings(Settings):
 class CleanCorpusSettings(Settings):
     """How raw text becomes clean text."""
 
+    repair_encodings: bool = True
+    """Undoes that text was read in a wrong encoding (`cafÃ©`), where lines show it, by ftfy."""
     unicode_form: Literal["NFC", "NFKC"] = "NFC"
     """Unicode normalisation of the kept text; NFKC also replaces look-alikes such as ligatures."""
     minimum_characters: int = Field(default=100, ge=1)
@@ -44,7 +46,7 @@ class CleanCorpusSettings(Settings):
     mask_personal_data: bool = False
     """Replaces e-mail and public IP addresses by examples; off, since manuals often need theirs."""
     quality_filters: list[QualityFilter] = Field(default_factory=list)
-    """Filters of web text, applied in this order; they need spaCy. Technical text fails many."""
+    """Filters of web text, applied in this order; technical text fails many."""
     near_duplicates: NearDuplicateSettings = NearDuplicateSettings()
     """Search for near-copies."""
     decontamination: DecontaminationSettings = DecontaminationSettings()

@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from artifacts.shards import Split
-from spark_jobs.overlap import load_runs, save_runs, word_runs
+from spark_jobs.overlap import join_runs, load_runs, save_runs, word_runs
 from spark_jobs.parquet import Part
 from spark_jobs.progress import Report
 from spark_jobs.settings import TokenizedShardsSettings
@@ -82,9 +82,8 @@ def keep_held_out_runs(
     """Keep the word runs of the held-out texts (`spark_jobs.overlap`); where they are kept."""
     work = partial(_keep_runs, splitter=splitter, words=words, folder=folder)
     records = map_tasks(spark, "reading held-out texts", list(enumerate(parts)), work, report)
-    found = [load_runs(record["url"]) for record in records]
-    url = f"{folder}/runs.npy"
-    save_runs(url, np.unique(np.concatenate(found)))
+    url = f"{folder}/runs.npz"
+    save_runs(url, join_runs(load_runs(record["url"]) for record in records))
     return url
 
 
@@ -95,7 +94,7 @@ def _keep_runs(
     table = part.read(["cluster", "pinned", "text"])
     held_out = pa.array([split == "held_out" for split in splitter.splits(table)], pa.bool_())
     texts = table["text"].filter(held_out).to_pylist()
-    url = f"{folder}/runs-{number:05d}.npy"
+    url = f"{folder}/runs-{number:05d}.npz"
     save_runs(url, word_runs(texts, words))
     return {"url": url}
 

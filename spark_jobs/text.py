@@ -1,4 +1,4 @@
-"""What is done to one text: normalising it, and folding it for comparison."""
+"""What is done to one text: repairing and normalising it, and folding it for comparison."""
 
 import hashlib
 import re
@@ -12,6 +12,23 @@ _UNWANTED_ASCII = bytes(byte for byte in range(128) if _UNWANTED.match(chr(byte)
 _LINE_ENDS = re.compile("\r\n?|[\u2028\u2029]")
 
 CLUSTER_BYTES = 16
+
+
+def repair_encoding(text: str) -> str:
+    """Undo that text was decoded as another encoding than its own (`cafÃ©` for `café`), by ftfy.
+
+    Only lines that show it are changed. ftfy takes some 50 times as long as everything else that is
+    done to a text, so whatever cannot show it never gets there.
+    """
+    if text.isascii():
+        return text
+    from ftfy import fix_encoding
+    from ftfy.badness import is_bad
+
+    if not is_bad(text):
+        return text
+    repaired = "\n".join(map(fix_encoding, text.split("\n")))
+    return text if repaired == text else repaired
 
 
 def normalise(text: str, form: Literal["NFC", "NFKC"]) -> str:

@@ -12,12 +12,14 @@ from pyspark import Broadcast
 from artifacts.errors import UserError
 from artifacts.shards import Split
 from spark_jobs.decisions import CLEAN_SCHEMA
+from spark_jobs.minhash import sum_words
 from spark_jobs.mixing import repeat_rows
 from spark_jobs.overlap import load_runs, overlaps
 from spark_jobs.parquet import Part, write_table
 from spark_jobs.session import ARROW_BATCH_ROWS
 from spark_jobs.shard_writer import BatchMap, Plan
 from spark_jobs.tasks import spare_overhead
+from spark_jobs.text import fold
 from spark_jobs.tokenizer import DocumentTokenizer, Engine, TokenizerFiles
 
 TOKENISED = (
@@ -171,7 +173,8 @@ def _overlap_with_held_out(texts: pa.ChunkedArray, splits: list[Split], plan: Pl
     limits = plan.decontamination
     if plan.runs is None:
         return np.zeros(len(splits))
-    shares = overlaps(texts.to_pylist(), limits.run_words, load_runs(plan.runs))
+    words = sum_words(list(map(fold, texts.to_pylist())))
+    shares = overlaps(words, limits.run_words, load_runs(plan.runs))
     return np.where(np.array(splits) == "held_out", 0, shares)
 
 

@@ -7,14 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_jobs.duplicates import NearDuplicates, find_near_duplicates
-from spark_jobs.minhash import band_keys, derive_bands, shingle, signatures
+from spark_jobs.minhash import band_keys, derive_bands, shingle, signatures, sum_words
 
 THRESHOLD = 0.8
 
 
 def cluster(texts: list[str]) -> tuple[NearDuplicates, list[set[int]]]:
     bands = derive_bands(THRESHOLD, 126)
-    shingles = shingle(texts, 5)
+    shingles = shingle(sum_words(texts), 5)
     signed = signatures(shingles, bands.permutations)
     sets = [
         np.unique(shingles.hashes[first:last])

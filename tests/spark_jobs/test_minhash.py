@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jobs.minhash import Bands, band_keys, derive_bands, shingle, signatures
+from spark_jobs.minhash import Bands, band_keys, derive_bands, shingle, signatures, sum_words
 from spark_jobs.text import fold
 
 WORDS = 5
@@ -20,7 +20,7 @@ def defined(text: str) -> set[tuple[str, ...]]:
 @given(st.lists(words, min_size=1, max_size=12))
 def test_shingle_sets_have_the_similarity_of_the_word_sets(texts: list[list[str]]) -> None:
     folded = [fold(" ".join(text)) for text in texts]
-    shingles = shingle(folded, WORDS)
+    shingles = shingle(sum_words(folded), WORDS)
     sets = [
         set(shingles.hashes[first:last].tolist())
         for first, last in zip(shingles.offsets[:-1], shingles.offsets[1:], strict=True)
@@ -35,10 +35,12 @@ def test_shingle_sets_have_the_similarity_of_the_word_sets(texts: list[list[str]
 @given(st.lists(words, min_size=2, max_size=6))
 def test_a_signature_depends_on_its_own_text_alone(texts: list[list[str]]) -> None:
     folded = [fold(" ".join(text)) for text in texts]
-    together = signatures(shingle(folded, WORDS), 24)
+    together = signatures(shingle(sum_words(folded), WORDS), 24)
 
     for number, text in enumerate(folded):
-        assert np.array_equal(signatures(shingle([text], WORDS), 24)[0], together[number])
+        assert np.array_equal(
+            signatures(shingle(sum_words([text]), WORDS), 24)[0], together[number]
+        )
 
 
 def test_signatures_estimate_the_similarity() -> None:
@@ -51,7 +53,7 @@ def test_signatures_estimate_the_similarity() -> None:
             others = [f"v{n}" for n in generator.integers(0, 10**9, len(common) - cut)]
             texts = [" ".join(common), " ".join(common[:cut] + others)]
             one, other = (defined(text) for text in texts)
-            signature = signatures(shingle(texts, WORDS), 126)
+            signature = signatures(shingle(sum_words(texts), WORDS), 126)
             estimate = (signature[0] == signature[1]).mean()
             errors.append(estimate - len(one & other) / len(one | other))
 

@@ -2,10 +2,11 @@
 
 import unicodedata
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jobs.text import cluster_hash, fold, normalise
+from spark_jobs.text import cluster_hash, fold, normalise, repair_encoding
 
 
 def test_normalising_keeps_tabs_and_newlines_and_drops_other_control_characters() -> None:
@@ -16,6 +17,28 @@ def test_normalising_joins_combining_marks_and_drops_lone_surrogates() -> None:
     assert normalise("cafe\u0301 \ud800!", "NFC") == "caf\u00e9 !"
     assert normalise("\ufb01n", "NFC") == "\ufb01n"
     assert normalise("\ufb01n", "NFKC") == "fin"
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "windows-1252"])
+def test_text_read_in_a_wrong_encoding_is_repaired_line_by_line(encoding: str) -> None:
+    right = "le caf\u00e9 est ferm\u00e9 \u00e0 No\u00ebl"
+    wrong = right.encode().decode(encoding)
+
+    assert wrong != right
+    assert repair_encoding(f"{right}\n{wrong}\tplain") == f"{right}\n{right}\tplain"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "plain",
+        "\u201cquoted\u201d \u2014 na\u00efve \u20ac5 \ufb01ne",
+        "\u65e5\u672c\u8a9e\u306e\u6587\u66f8",
+        "\u0394x \u2264 5\u00b0 \u00b1 2 \u00b5m",
+    ],
+)
+def test_text_in_its_own_encoding_stays(text: str) -> None:
+    assert repair_encoding(text) is text
 
 
 def test_folding_ignores_case_spacing_and_compatibility_forms() -> None:
