@@ -29,8 +29,10 @@ from artifacts.shard_files import ShardFiles
 
 Split = Literal["train", "validation", "held_out", "replay"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "held_out")
-"""Every corpus is cut into these. `replay` is beside them, where the settings name sources for it:
-general text that is mixed into training against forgetting, and never judged by."""
+"""Every corpus is cut into these."""
+ALL_SPLITS: tuple[Split, ...] = (*SPLITS, "replay")
+"""`replay` is there where the settings name sources for it: general text that is mixed into
+training against forgetting, and never judged by."""
 
 SEGMENT = np.dtype([("start", "<i4"), ("length", "<i4"), ("document", "<i4"), ("offset", "<i4")])
 

@@ -1,11 +1,12 @@
 """Checks on the assets, shown beside them in the UI."""
 
+import itertools
 import math
 
 from dagster import AssetCheckResult, AssetCheckSeverity, asset_check
 
 from artifacts.errors import DamagedArtifact
-from artifacts.shards import SPLITS, ShardSet, ShardStats
+from artifacts.shards import ShardSet, ShardStats
 from artifacts.store import Artifact
 from llm_assets.assets.corpus import clean_corpus, tokenized_shards
 from llm_assets.assets.evaluation import model_version
@@ -36,13 +37,9 @@ def no_cluster_in_two_splits(pipeline: PipelineResource) -> AssetCheckResult:
             for shard in ShardSet(shards.path, stats, split).shards
             for cluster in shard.documents()["cluster"].to_pylist()
         }
-        for split in SPLITS
+        for split in {entry.split for entry in stats.shards if entry.rows}
     }
-    shared = (
-        clusters["train"] & clusters["validation"]
-        | clusters["train"] & clusters["held_out"]
-        | clusters["validation"] & clusters["held_out"]
-    )
+    shared = set().union(*(a & b for a, b in itertools.combinations(clusters.values(), 2)))
     return AssetCheckResult(
         passed=not shared,
         metadata={"shared_clusters": len(shared), "examples": ", ".join(sorted(shared)[:5])},

@@ -29,9 +29,8 @@ def read_batch(shards: ShardSet, rows: np.ndarray) -> Batch:
     labels = np.full(len(lengths), PADDING_SEGMENT, np.int32)
     labels[1::2] = numbers
     segments = np.repeat(labels, lengths).reshape(shape)
-    positions = np.arange(tokens.size, dtype=np.int32)
-    positions -= np.repeat((bounds - lengths).astype(np.int32), lengths)
-    positions = positions.reshape(shape)
+    positions = np.arange(tokens.size, dtype=np.int32).reshape(shape)
+    positions -= np.repeat((bounds - lengths).astype(np.int32), lengths).reshape(shape)
     if lengths[::2].any():
         padding = segments == PADDING_SEGMENT
         targets[padding], positions[padding] = IGNORED, 0

@@ -4,8 +4,6 @@ from typing import Any
 
 import fsspec
 
-from artifacts.shards import SPLITS
-
 CARD_NAME = "README.md"
 
 
@@ -25,7 +23,7 @@ def _card(stats: dict[str, Any], settings: dict[str, Any]) -> str:
     splits = [
         f"| {split} | {stats['documents'][split]:,} | {stats['tokens'][split]:,} "
         f"| {stats['rows'][split]:,} |"
-        for split in SPLITS
+        for split in stats["documents"]
     ]
     sources = [f"| {name} | {count:,} |" for name, count in stats["tokens_by_source"].items()]
     weights = stats["mixing"]["weights"] or "each source once"

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from artifacts.errors import UserError
 from artifacts.shard_files import ShardFiles
-from artifacts.shards import SPLITS, Shard, ShardStats, Split
+from artifacts.shards import ALL_SPLITS, Shard, ShardStats, Split
 from spark_jobs.judge import DUPLICATE_SCHEMA, DUPLICATES_NAME
 from spark_jobs.parquet import find_parts
 from spark_jobs.token_parts import REMOVED_FOLDER
@@ -117,7 +117,9 @@ def _cluster_of(clean_corpus: str, identifier: str) -> str:
 
 def _find_places(folder: Path, stats: ShardStats, identifier: str) -> list[Place]:
     places = []
-    for entry in sorted(stats.shards, key=lambda entry: (SPLITS.index(entry.split), entry.name)):
+    for entry in sorted(
+        stats.shards, key=lambda entry: (ALL_SPLITS.index(entry.split), entry.name)
+    ):
         shard = Shard(ShardFiles(folder), entry, stats)
         numbers = np.flatnonzero(
             np.asarray(pc.equal(shard.documents()["id"], pa.scalar(identifier)))

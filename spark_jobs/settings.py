@@ -116,6 +116,9 @@ class TokenizedShardsSettings(Settings):
     where they fit, with a little padding."""
     mixing: dict[str, SourceMix] = Field(default_factory=dict)
     """Source name to how much of it is trained on; sources not named are taken once."""
+    replay: list[str] = Field(default_factory=list)
+    """Sources of general text whose rows are kept apart from all splits, for training to replay at
+    `checkpoint.replay_share`; what evaluation text holds of them is left out, to a run of words."""
     fraction: float = Field(default=1, gt=0, le=1)
     """Share of all training documents that is used, chosen by hash, for trying out on less."""
     decontamination: DecontaminationSettings = DecontaminationSettings()

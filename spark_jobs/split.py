@@ -7,6 +7,9 @@ held-out, then validation: what was once held out is never trained on later.
 
 Where an earlier held-out set is pinned, exactly its documents are held out, and what the numbers
 would have added to them is trained on.
+
+Sources of text to replay are all replayed, whatever their numbers, since nothing is judged by them.
+Their near-copies in other sources share a cluster with them, of which one document is left.
 """
 
 from dataclasses import dataclass
@@ -43,13 +46,19 @@ class Splitter:
     settings: SplitSettings
     pinned: bool
     """Whether the corpus holds pinned documents."""
+    replay: frozenset[str] = frozenset()
+    """Names of the sources that are replayed."""
 
     def splits(self, documents: pa.Table | pa.RecordBatch) -> list[Split]:
-        """The split of each row, by its `cluster` and `pinned`."""
+        """The split of each row, by its `cluster`, `pinned` and `source`."""
         found = [split_of(cluster, self.settings) for cluster in documents["cluster"].to_pylist()]
-        if not self.pinned:
-            return found
-        return [
-            "held_out" if pin else "train" if split == "held_out" else split
-            for split, pin in zip(found, documents["pinned"].to_pylist(), strict=True)
-        ]
+        pins = documents["pinned"].to_pylist()
+        if self.pinned:
+            found = ["train" if split == "held_out" else split for split in found]
+        if self.replay:
+            sources = documents["source"].to_pylist()
+            found = [
+                "replay" if source in self.replay else split
+                for split, source in zip(found, sources, strict=True)
+            ]
+        return ["held_out" if pin else split for split, pin in zip(found, pins, strict=True)]

@@ -28,6 +28,7 @@ class Survey:
 
     documents: Counter[Split]
     bytes: Counter[Split]
+    sources: set[str]
     source_bytes: Counter[str]
     """Bytes of training text by source."""
     sample: list[str]
@@ -45,7 +46,7 @@ def survey_parts(parts: list[Part], settings: TokenizedShardsSettings) -> Survey
     sizes: Counter[Split] = Counter()
     source_bytes: Counter[str] = Counter()
     pinned = int(np.sum(table["pinned"].to_numpy())) if table else 0
-    splitter = Splitter(settings.split, pinned > 0)
+    splitter = Splitter(settings.split, pinned > 0, frozenset(settings.replay))
     if table:
         columns = (table["source"].to_pylist(), table["bytes"].to_pylist())
         for split, source, size in zip(splitter.splits(table), *columns, strict=True):
@@ -53,9 +54,10 @@ def survey_parts(parts: list[Part], settings: TokenizedShardsSettings) -> Survey
             sizes[split] += size
             if split == "train":
                 source_bytes[source] += size
+    sources = set(table["source"].unique().to_pylist()) if table else set()
     smallest = [min(t["cluster"].to_pylist(), default="") for t in tables]
     sample = _sample(parts, smallest, settings.parity_sample)
-    return Survey(documents, sizes, source_bytes, sample, pinned, splitter)
+    return Survey(documents, sizes, sources, source_bytes, sample, pinned, splitter)
 
 
 def _sample(parts: list[Part], smallest: list[str], count: int) -> list[str]:
@@ -78,12 +80,18 @@ def keep_held_out_runs(
     words: int,
     folder: str,
     report: Report,
+    judging: str | None,
 ) -> str:
-    """Keep the word runs of the held-out texts (`spark_jobs.overlap`); where they are kept."""
+    """Keep the word runs of the held-out texts (`spark_jobs.overlap`); where they are kept.
+
+    Args:
+        judging: runs of other texts that judge, to be kept with them.
+    """
     work = partial(_keep_runs, splitter=splitter, words=words, folder=folder)
     records = map_tasks(spark, "reading held-out texts", list(enumerate(parts)), work, report)
     url = f"{folder}/runs.npz"
-    save_runs(url, join_runs(load_runs(record["url"]) for record in records))
+    found = [record["url"] for record in records] + ([judging] if judging else [])
+    save_runs(url, join_runs(map(load_runs, found)))
     return url
 
 
@@ -91,7 +99,7 @@ def _keep_runs(
     numbered: tuple[int, Part], splitter: Splitter, words: int, folder: str
 ) -> dict[str, Any]:
     number, part = numbered
-    table = part.read(["cluster", "pinned", "text"])
+    table = part.read(["cluster", "pinned", "source", "text"])
     held_out = pa.array([split == "held_out" for split in splitter.splits(table)], pa.bool_())
     texts = table["text"].filter(held_out).to_pylist()
     url = f"{folder}/runs-{number:05d}.npz"

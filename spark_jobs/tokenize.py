@@ -18,10 +18,11 @@ from pydantic import BaseModel, ConfigDict
 from pyspark.sql import SparkSession
 
 from artifacts.errors import UserError
-from artifacts.shards import SPLITS, ShardEntry, ShardStats, token_dtype
+from artifacts.shards import ALL_SPLITS, SPLITS, ShardEntry, ShardStats, token_dtype
 from spark_jobs import entry
 from spark_jobs.card import write_card
 from spark_jobs.decisions import CLEAN_SCHEMA
+from spark_jobs.evaluation_texts import keep_evaluation_runs
 from spark_jobs.mixing import plan_mixing
 from spark_jobs.parquet import find_parts, remove_others
 from spark_jobs.progress import progress
@@ -56,6 +57,8 @@ class TokenizeSpec(BaseModel):
     output: str
     """Folder that the shards are written into."""
     settings: TokenizedShardsSettings
+    evaluation_texts: list[str] = []
+    """Text files as in `spark_jobs.clean.CleanSpec`, which no replayed text may overlap with."""
     cache: str | None = None
     """Folder that keeps tokens for the next run; it decides speed, never the result."""
 
@@ -72,8 +75,8 @@ def run(
         `removed_as_overlapping_held_out` (split to documents), `pinned_held_out` (documents).
 
     Raises:
-        UserError: there is no clean corpus or tokenizer, a split gets no document, or all training
-            text is shorter than one row.
+        UserError: there is no clean corpus or tokenizer, a split gets no document, a source to
+            replay is unknown or has nothing left, or all training text is shorter than one row.
     """
     settings = spec.settings
     files = load_tokenizer(spec.base_model)
@@ -81,6 +84,7 @@ def run(
     parts = find_parts(spec.clean_corpus, CLEAN_SCHEMA.names, "clean_corpus")
     scratch = f"{spec.output}.scratch"
     survey = survey_parts(parts, settings)
+    _refuse_unknown_replay(survey, settings)
     _refuse_missing_splits(survey, settings)
     engine, warnings = choose_engine(files, settings.engine, survey.sample)
     mixing, mixing_record = plan_mixing(
@@ -89,9 +93,10 @@ def run(
         lambda: measure_bytes_per_token(files, engine, survey.sample),
     )
     runs = None
-    if settings.decontamination.maximum_overlap < 1:
+    if settings.decontamination.maximum_overlap < 1 or settings.replay:
+        judging = keep_evaluation_runs(spec.evaluation_texts, scratch, settings.decontamination)
         words = settings.decontamination.run_words
-        runs = keep_held_out_runs(spark, parts, survey.splitter, words, scratch, report)
+        runs = keep_held_out_runs(spark, parts, survey.splitter, words, scratch, report, judging)
     plan = Plan(
         output=spec.output,
         sequence_length=settings.sequence_length,
@@ -205,6 +210,15 @@ def _refuse_missing_splits(survey: Survey, settings: TokenizedShardsSettings) ->
             )
 
 
+def _refuse_unknown_replay(survey: Survey, settings: TokenizedShardsSettings) -> None:
+    unknown = sorted(set(settings.replay) - survey.sources)
+    if unknown:
+        raise UserError(
+            f"`tokenized_shards.replay` names the source {unknown[0]!r}, of which the clean corpus "
+            f"has no text; its sources are {', '.join(sorted(survey.sources))}."
+        )
+
+
 def _item_bytes(files: TokenizerFiles) -> int:
     return 2 if token_dtype(files.vocab_size) == "uint16" else 4
 
@@ -218,9 +232,10 @@ def _stats(
 ) -> dict[str, Any]:
     def by_split(field: str) -> dict[str, int]:
         return {
-            split: sum(row[field] for row in written if row["split"] == split) for split in SPLITS
+            split: sum(row[field] for row in written if row["split"] == split) for split in splits
         }
 
+    splits = ALL_SPLITS if plan.splitter.replay else SPLITS
     tokens, rows = by_split("tokens"), by_split("rows")
     places = sum(rows.values()) * plan.sequence_length
     sources: dict[str, int] = {}
@@ -252,6 +267,12 @@ def _stats(
 
 
 def _refuse_too_little(stats: dict[str, Any], settings: TokenizedShardsSettings) -> None:
+    if settings.replay and not stats["documents"]["replay"]:
+        raise UserError(
+            f"Every document of {', '.join(settings.replay)} (`tokenized_shards.replay`) overlaps "
+            "with text that judges, so nothing is left to replay. Name another source of general "
+            "text, or cut its documents smaller."
+        )
     if stats["tokens"]["train"] < settings.sequence_length:
         raise UserError(
             f"All training text together is {stats['tokens']['train']:,} tokens, shorter than one "

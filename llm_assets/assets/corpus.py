@@ -8,7 +8,6 @@ from dagster import AssetExecutionContext, AssetKey, MaterializeResult
 
 import recipes.evaluation
 from artifacts.identity import Identity
-from artifacts.shards import SPLITS
 from artifacts.store import Draft
 from llm_assets import figures, held_out
 from llm_assets.assets.stage import materialization, stage, table
@@ -85,11 +84,18 @@ def tokenized_shards(
     settings = pipeline.settings.tokenized_shards
     clean_text = pipeline.record.current("clean_corpus", needed_by="tokenized_shards")
     base_model = pipeline.record.current("base_model", needed_by="tokenized_shards")
+    inputs = {"clean_corpus": clean_text.fingerprint, "base_model": base_model.fingerprint}
+    evaluation_texts = []
+    if settings.replay:
+        general_url, inputs["general_english"] = held_out.share_text(
+            pipeline.store, GENERAL_ENGLISH
+        )
+        evaluation_texts.append(general_url)
     identity = Identity(
         kind="tokenized_shards",
         code_version=tokenize.CODE_VERSION,
         settings=settings.content(),
-        inputs={"clean_corpus": clean_text.fingerprint, "base_model": base_model.fingerprint},
+        inputs=inputs,
     )
 
     def build(draft: Draft) -> None:
@@ -98,6 +104,7 @@ def tokenized_shards(
             base_model=base_model.url,
             output=draft.url,
             settings=settings,
+            evaluation_texts=evaluation_texts,
             cache=f"{pipeline.store.root}/cache/{pipeline.settings.name}/tokenized_shards",
         )
         draft.stats |= spark.tokenize(context, spec)
@@ -140,7 +147,7 @@ def _clean_metadata(stats: Mapping[str, Any]) -> dict[str, Any]:
 def _shard_metadata(stats: Mapping[str, Any]) -> dict[str, Any]:
     rows = [
         (split, stats["documents"][split], stats["tokens"][split], stats["rows"][split])
-        for split in SPLITS
+        for split in stats["documents"]
     ]
     return {
         "summary": f"{sum(stats['tokens'].values()):,} tokens, {stats['rows']['train']:,} rows to "
