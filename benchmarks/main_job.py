@@ -11,13 +11,12 @@ import tempfile
 import time
 from pathlib import Path
 
-import psutil
 import yaml
 
 from benchmarks.harness import at_most, keep, seconds
+from benchmarks.memory import SAMPLE_SECONDS, family_memory
 
 ROOT = Path(__file__).parent.parent
-SAMPLE_SECONDS = 0.5
 
 
 def main() -> None:
@@ -79,25 +78,11 @@ def watch(project: Path, *command: str) -> tuple[float, float]:
     process = run(project, *command)
     peak = 0.0
     while process.poll() is None:
-        peak = max(peak, _memory(process.pid))
+        peak = max(peak, family_memory(process.pid))
         time.sleep(SAMPLE_SECONDS)
     if process.returncode:
         raise SystemExit(f"{' '.join(command)} ended with {process.returncode}")
     return time.perf_counter() - started, peak
-
-
-def _memory(pid: int) -> float:
-    total = 0.0
-    try:
-        family = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return 0.0
-    for process in family:
-        try:
-            total += process.memory_full_info().pss
-        except psutil.NoSuchProcess:
-            continue
-    return total
 
 
 if __name__ == "__main__":
