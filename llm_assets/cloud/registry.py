@@ -1,109 +1,291 @@
-"""The model registry of a store in the cloud: the local registry's files, kept in the bucket."""
+"""The model registry of Google Cloud: versions and aliases in Vertex AI, their story in the store.
 
-import tempfile
-from collections.abc import Callable, Iterator
+A version of this project is an upload to the Vertex AI model named after the pipeline, with a
+label that says its number; the newest upload with a number holds. What Vertex AI has no place for,
+such as verdict, lineage and the card, is a document in the store, whose address is the upload's
+description.
+"""
+
+import math
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
+from artifacts.identity import hash_json
 from artifacts.store import Store
-from llm_assets.gate.verdict import Decision
+from llm_assets.cloud.config import load_cloud_settings
+from llm_assets.cloud.serving_image import container_spec
+from llm_assets.cloud.vertex import Vertex, VertexRefused
+from llm_assets.pipes.names import as_labels
 from llm_assets.registry.base import (
     Alias,
     AliasMove,
-    ModelEntry,
     ModelVersion,
     Registry,
     RegistryUnreachable,
+    UnknownVersion,
 )
-from llm_assets.registry.local import LocalRegistry
+from llm_assets.registry.card import render_card
+from llm_assets.registry.rules import RegistryRules
 from llm_assets.resources.pipeline import PipelineResource
 from llm_assets.resources.registry import RegistryResource
 
-Result = TypeVar("Result")
+NUMBER_LABEL = "number"
+STORE_LABEL = "store"
+DEFAULT_ALIAS = "default"
+"""What Vertex AI takes where no version is named; it goes with the champion."""
+METRICS_SCHEMA = (
+    "gs://google-cloud-aiplatform/schema/modelevaluation/general_text_generation_metrics_1.0.0.yaml"
+)
+UPLOAD_SECONDS = 1800.0
+HISTORY = TypeAdapter(list[AliasMove])
 
 
-class BucketRegistry:
-    """Every call works on a fresh copy of the files; a change goes back under the store's lease."""
+class VertexModelRegistry(RegistryRules):
+    """Keeps the versions of one pipeline as one model of Vertex AI."""
 
-    def __init__(self, store: Store, pipeline: str) -> None:
+    def __init__(self, store: Store, pipeline: str, vertex: Vertex) -> None:
         self._store = store
-        self._pipeline = pipeline
-        self._url = f"{store.root}/registry/{pipeline}"
-
-    def register(self, entry: ModelEntry) -> ModelVersion:
-        return self._change(lambda registry: registry.register(entry))
-
-    def register_base(self, entry: ModelEntry) -> ModelVersion:
-        return self._change(lambda registry: registry.register_base(entry))
+        self._vertex = vertex
+        self._model_id = pipeline
+        self._name = f"{vertex.parent}/models/{pipeline}"
+        self._folder = f"registry/{pipeline}"
 
     def versions(self) -> list[ModelVersion]:
-        return self._read(lambda registry: registry.versions())
+        return [self._document(number) for number in sorted(self._uploads())]
 
     def get(self, version: int) -> ModelVersion:
-        return self._read(lambda registry: registry.get(version))
-
-    def find(self, alias: Alias) -> ModelVersion | None:
-        return self._read(lambda registry: registry.find(alias))
-
-    def promote(self, version: int, reason: str) -> None:
-        self._change(lambda registry: registry.promote(version, reason))
-
-    def decide(self, version: int, decision: Decision) -> ModelVersion:
-        return self._change(lambda registry: registry.decide(version, decision))
+        if version not in self._uploads():
+            raise UnknownVersion(f"The model {self._name} has no version {version}.")
+        return self._document(version)
 
     def history(self) -> list[AliasMove]:
-        return self._read(lambda registry: registry.history())
+        """As recorded, and where the champion was moved past the record, that move too."""
+        with self._reachable():
+            content = self._store.read_bytes(f"{self._folder}/history.json")
+            moves = HISTORY.validate_json(content) if content else []
+        champion = self._pointer("champion")
+        recorded = [move.version for move in moves if move.alias == "champion"][-1:]
+        if champion is not None and recorded != [champion]:
+            moves.append(AliasMove(alias="champion", version=champion, reason="moved in Vertex AI"))
+        return moves
 
-    def _read(self, function: Callable[[LocalRegistry], Result]) -> Result:
-        with self._copy() as (registry, _):
-            return function(registry)
+    def resource_name(self, version: int) -> str:
+        """The upload that holds a version, as Vertex AI names it; raises UnknownVersion."""
+        self.get(version)
+        return self._upload_name(self._uploads()[version])
 
-    def _change(self, function: Callable[[LocalRegistry], Result]) -> Result:
-        with self._store.lease(f"registry-{self._pipeline}"), self._copy() as (registry, before):
-            result = function(registry)
-            self._send_changes(registry.folder, before)
-            return result
+    def _pointer(self, alias: Alias) -> int | None:
+        from google.api_core.exceptions import NotFound
+
+        with self._reachable():
+            try:
+                model = self._vertex.call(
+                    f"a look at the {alias}",
+                    self._vertex.models.get_model,
+                    name=f"{self._name}@{alias}",
+                )
+            except NotFound:
+                return None
+            return self._number(model)
+
+    def _point(self, alias: Alias, version: int, reason: str) -> None:
+        moves = [*self.history(), AliasMove(alias=alias, version=version, reason=reason)]
+        default = [DEFAULT_ALIAS] if alias == "champion" else []
+        self._merge(self._uploads()[version], [alias, *default])
+        with self._reachable():
+            self._store.write_bytes(
+                f"{self._folder}/history.json", HISTORY.dump_json(moves, indent=2)
+            )
+
+    def _write(self, version: ModelVersion) -> ModelVersion:
+        folder = self._version_folder(version.version)
+        files = {"card.md": render_card(version), "version.json": version.model_dump_json(indent=2)}
+        with self._reachable():
+            for name, content in files.items():
+                self._store.write_bytes(f"{folder}/{name}", content.encode())
+        upload = self._uploads().get(version.version)
+        if upload is None or not self._holds(upload, version):
+            upload = self._upload(version, upload)
+        elif dict(upload.labels) != self._labels(version):
+            self._update_labels(upload, version)
+        self._attach_evaluation(upload, version)
+        return version
+
+    def _upload(self, version: ModelVersion, before: Any) -> Any:
+        """Upload a version; aliases of an older upload of the same number come along."""
+        from google.cloud import aiplatform_v1
+
+        model = aiplatform_v1.Model(
+            display_name=self._model_id,
+            description=f"The versions of {self._store.root}/{self._folder}",
+            version_description=f"{self._store.root}/{self._version_folder(version.version)}",
+            artifact_uri=version.model_url,
+            container_spec=container_spec(self._vertex.settings, version),
+            labels=self._labels(version),
+        )
+        place = {"parent_model": self._name} if self._uploads() else {"model_id": self._model_id}
+        request = aiplatform_v1.UploadModelRequest(parent=self._vertex.parent, model=model, **place)
+        doing = f"the upload of version {version.version}"
+        with self._reachable():
+            operation = self._vertex.call(doing, self._vertex.models.upload_model, request=request)
+            self._vertex.wait(doing, operation, UPLOAD_SECONDS)
+        upload = self._uploads()[version.version]
+        if before is not None and before.version_aliases:
+            self._merge(upload, list(before.version_aliases))
+        return upload
+
+    def _holds(self, upload: Any, version: ModelVersion) -> bool:
+        return bool(
+            upload.artifact_uri == version.model_url
+            and upload.container_spec.image_uri == self._vertex.settings.images.serve
+        )
+
+    def _merge(self, upload: Any, aliases: list[str]) -> None:
+        with self._reachable():
+            self._vertex.call(
+                f"the move of {', '.join(aliases)}",
+                self._vertex.models.merge_version_aliases,
+                name=self._upload_name(upload),
+                version_aliases=aliases,
+            )
+
+    def _update_labels(self, upload: Any, version: ModelVersion) -> None:
+        from google.cloud import aiplatform_v1
+        from google.protobuf.field_mask_pb2 import FieldMask
+
+        model = aiplatform_v1.Model(name=self._upload_name(upload), labels=self._labels(version))
+        with self._reachable():
+            self._vertex.call(
+                f"new labels of version {version.version}",
+                self._vertex.models.update_model,
+                model=model,
+                update_mask=FieldMask(paths=["labels"]),
+            )
+
+    def _attach_evaluation(self, upload: Any, version: ModelVersion) -> None:
+        from google.cloud import aiplatform_v1
+
+        parent = self._upload_name(upload)
+        models, doing = self._vertex.models, f"the evaluation of version {version.version}"
+        figures = finite(version.evaluation.get("metrics", {}))
+        if not figures:
+            return
+        with self._reachable():
+            if self._vertex.list(doing, models.list_model_evaluations, parent=parent):
+                return
+            evaluation = aiplatform_v1.ModelEvaluation(
+                display_name=f"version {version.version}",
+                metrics_schema_uri=METRICS_SCHEMA,
+                metrics={
+                    name: by_role["candidate"]["value"]
+                    for name, by_role in figures.items()
+                    if by_role.get("candidate", {}).get("value") is not None
+                },
+                metadata={
+                    "evaluation_fingerprint": version.evaluation.get("evaluation_fingerprint"),
+                    "figures": figures,
+                },
+            )
+            self._vertex.call(
+                doing, models.import_model_evaluation, parent=parent, model_evaluation=evaluation
+            )
+
+    def _uploads(self) -> dict[int, Any]:
+        """Number to the newest upload that has it; raises RegistryUnreachable."""
+        from google.api_core.exceptions import NotFound
+
+        with self._reachable():
+            try:
+                found = self._vertex.list(
+                    "the list of versions",
+                    self._vertex.models.list_model_versions,
+                    name=self._name,
+                )
+            except NotFound:
+                return {}
+        for upload in found:
+            if upload.labels.get(STORE_LABEL) != self._store_label:
+                raise RegistryUnreachable(
+                    f"The model {self._name} belongs to another store ({upload.version_description}"
+                    f"), not to {self._store.root}. Give this pipeline another `name`, or use that "
+                    "store."
+                )
+        by_age = sorted(found, key=lambda upload: int(upload.version_id))
+        return {self._number(upload): upload for upload in by_age}
+
+    def _document(self, number: int) -> ModelVersion:
+        path = f"{self._version_folder(number)}/version.json"
+        with self._reachable():
+            content = self._store.read_bytes(path)
+            if content is None:
+                raise RegistryUnreachable(
+                    f"{self._store.root}/{path} is gone, though Vertex AI has version {number}. "
+                    "Restore it, or delete that version in Vertex AI."
+                )
+            return ModelVersion.model_validate_json(content)
+
+    def _labels(self, version: ModelVersion) -> dict[str, str]:
+        labels = {
+            NUMBER_LABEL: str(version.version),
+            STORE_LABEL: self._store_label,
+            "model": version.model_fingerprint,
+            "license": version.license,
+        }
+        if version.verdict:
+            labels["verdict"] = "accepted" if version.verdict.accepted else "rejected"
+        return as_labels(labels)
+
+    @property
+    def _store_label(self) -> str:
+        return hash_json({"root": self._store.root})[:16]
+
+    def _number(self, model: Any) -> int:
+        return int(model.labels[NUMBER_LABEL])
+
+    def _upload_name(self, upload: Any) -> str:
+        return f"{self._name}@{upload.version_id}"
+
+    def _version_folder(self, number: int) -> str:
+        return f"{self._folder}/versions/{number}"
 
     @contextmanager
-    def _copy(self) -> Iterator[tuple[LocalRegistry, dict[str, bytes]]]:
-        """`(registry over a copy, the files' content by relative path)`."""
-        with tempfile.TemporaryDirectory(prefix="registry-") as root:
-            registry = LocalRegistry(Path(root), self._pipeline)
-            before = self._fetch()
-            for name, content in before.items():
-                path = registry.folder / name
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(content)
-            yield registry, before
+    def _changing(self) -> Iterator[None]:
+        with self._reachable(), self._store.lease(f"registry-{self._model_id}"):
+            yield
 
-    def _fetch(self) -> dict[str, bytes]:
-        filesystem = self._store.filesystem
-        folder = filesystem._strip_protocol(self._url)
+    @contextmanager
+    def _reachable(self) -> Iterator[None]:
+        """Turn what keeps the registry from being asked into an error that says so."""
         try:
-            filesystem.invalidate_cache()
-            paths = filesystem.find(folder)
-            contents = filesystem.cat(paths) if paths else {}
-        except OSError as error:
+            yield
+        except (VertexRefused, OSError, ValidationError) as error:
             raise RegistryUnreachable(
-                f"The model registry {self._url} cannot be read: {error}. Without it nobody knows "
-                "which model serves, so nothing was promoted."
+                f"The model registry {self._name} cannot be asked: {error}\nWithout it nobody "
+                "knows which model serves, so nothing was promoted."
             ) from error
-        return {path[len(folder) + 1 :]: content for path, content in contents.items()}
-
-    def _send_changes(self, folder: Path, before: dict[str, bytes]) -> None:
-        """Versions first, aliases last: an alias never points at what is not there yet."""
-        paths = [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".lock"]
-        for path in sorted(paths, key=lambda path: path.name == "aliases.json"):
-            name = path.relative_to(folder).as_posix()
-            content = path.read_bytes()
-            if before.get(name) != content:
-                relative = self._url.removeprefix(f"{self._store.root}/")
-                self._store.write_bytes(f"{relative}/{name}", content)
 
 
-class BucketRegistryResource(RegistryResource):
-    """A folder of the bucket."""
+def finite(value: Any) -> Any:
+    """A JSON value with None for every number that is not finite, which Google takes none of."""
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+class VertexModelRegistryResource(RegistryResource):
+    """The Vertex AI Model Registry of the cloud project."""
+
+    cloud_config_path: str
+    """The cloud project's file."""
 
     def open(self, pipeline: PipelineResource) -> Registry:
-        return BucketRegistry(pipeline.store, pipeline.settings.name)
+        settings = load_cloud_settings(Path(self.cloud_config_path))
+        return VertexModelRegistry(pipeline.store, pipeline.settings.name, Vertex(settings))

@@ -19,8 +19,8 @@ class ImageSettings(Settings):
     """Image of the Dataproc Serverless batches."""
     cuda: str = Field(pattern=IMAGE)
     """Image of training and evaluation on Vertex AI."""
-    serve: str | None = Field(default=None, pattern=IMAGE)
-    """Image of the Vertex AI endpoint; needed only where one is deployed."""
+    serve: str = Field(pattern=IMAGE)
+    """Image of the Vertex AI endpoint; model versions are registered with it."""
 
 
 class SecretSettings(Settings):
@@ -39,6 +39,14 @@ class BatchSettings(Settings):
     """Spark properties, for instance `spark.dynamicAllocation.maxExecutors`."""
     time_to_live_hours: float = Field(default=24.0, gt=0, le=336)
     """A batch is ended after this many hours, whatever it does."""
+
+
+def check_accelerator(accelerator_type: str | None, count: int) -> None:
+    """Raise ValueError where an accelerator has no number, or a number no accelerator."""
+    if (accelerator_type is None) != (count == 0):
+        raise ValueError(
+            "accelerator_type and accelerator_count go together: both, or neither (null, 0)"
+        )
 
 
 class MachineSettings(Settings):
@@ -63,10 +71,45 @@ class MachineSettings(Settings):
 
     @model_validator(mode="after")
     def _accelerators_agree(self) -> "MachineSettings":
-        if (self.accelerator_type is None) != (self.accelerator_count == 0):
-            raise ValueError(
-                "accelerator_type and accelerator_count go together: both, or neither (null, 0)"
-            )
+        check_accelerator(self.accelerator_type, self.accelerator_count)
+        return self
+
+
+class EndpointMachineSettings(Settings):
+    """The Vertex AI endpoint: its machines, who reaches it, how long its changes may take."""
+
+    machine_type: str = "g2-standard-8"
+    """Machine type of a replica; has to fit the accelerator."""
+    accelerator_type: str | None = "NVIDIA_L4"
+    """Accelerator, as Vertex AI names it; absent means none."""
+    accelerator_count: int = Field(default=1, ge=0)
+    """Accelerators a replica."""
+    minimum_replicas: int = Field(default=1, ge=1)
+    """Replicas of a version that are always there, and paid for; two versions during a rollout."""
+    maximum_replicas: int = Field(default=1, ge=1)
+    """Replicas of a version under load."""
+    target_utilization: int = Field(default=60, ge=1, le=100)
+    """Per cent of the accelerator (of the CPU, without one) above which replicas are added."""
+    spot: bool = False
+    """Use spot machines, which are cheaper and may go away while they answer."""
+    start_minutes: float = Field(default=30.0, gt=0, le=120)
+    """How long a version may take to get machines, load its model and write its probe."""
+    request_seconds: float = Field(default=120.0, gt=0, le=3600)
+    """How long one answer may take."""
+    drain_seconds: float = Field(default=60.0, ge=0)
+    """Wait between a version's last share of the traffic and its removal."""
+    private_projects: tuple[str, ...] = ()
+    """Projects that reach the endpoint by Private Service Connect; none makes it a public one."""
+    private_address: str | None = None
+    """URL of your own forwarding rule to a private endpoint; rollouts send their requests there."""
+
+    @model_validator(mode="after")
+    def _agree(self) -> "EndpointMachineSettings":
+        check_accelerator(self.accelerator_type, self.accelerator_count)
+        if self.maximum_replicas < self.minimum_replicas:
+            raise ValueError("maximum_replicas is smaller than minimum_replicas")
+        if self.private_address and not self.private_projects:
+            raise ValueError("private_address is for an endpoint with private_projects")
         return self
 
 
@@ -97,6 +140,8 @@ class GoogleCloudSettings(Settings):
     """Machines of the training."""
     evaluation: MachineSettings = MachineSettings()
     """Machines of the evaluation; one of them is used."""
+    endpoint: EndpointMachineSettings = EndpointMachineSettings()
+    """The endpoint that serves the champion."""
     web_access: bool = False
     """Allow a shell in running Vertex AI jobs from the console."""
     pending_hours: float = Field(default=6.0, gt=0)

@@ -6,7 +6,7 @@ from dagster_pyspark import LazyPySparkResource
 
 from artifacts.errors import UserError
 from llm_assets.cloud.config import cloud_config_path
-from llm_assets.cloud.registry import BucketRegistryResource
+from llm_assets.cloud.registry import VertexModelRegistryResource
 from llm_assets.cloud.runners import DataprocSparkRunner, VertexTrainingRunner
 from llm_assets.cloud.serving import VertexServingPlatform
 from llm_assets.config import PipelineSettings
@@ -52,7 +52,10 @@ def build_resources(settings: PipelineSettings, config_path: str) -> dict[str, A
         "registry": _choose(
             "registry",
             settings.platform,
-            {"local": LocalRegistryResource, "google_cloud": BucketRegistryResource},
+            {
+                "local": LocalRegistryResource,
+                "google_cloud": lambda: VertexModelRegistryResource(cloud_config_path=cloud),
+            },
         ),
         "serving": _choose(
             "serving",

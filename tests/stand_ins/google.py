@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.stand_ins.dataproc import Dataproc
+from tests.stand_ins.endpoints import VertexEndpoints
 from tests.stand_ins.grpc_server import GoogleServer
 from tests.stand_ins.identity import ServiceAccountKey, make_certificates
+from tests.stand_ins.models import VertexModels
 from tests.stand_ins.mount import Mount
 from tests.stand_ins.processes import REPOSITORY, LocalImage
 from tests.stand_ins.projects import PROJECT_METHODS, Projects
@@ -22,6 +24,7 @@ PROJECT = "local-project"
 REGION = "us-central1"
 BUCKET = "local-bucket"
 CUDA_IMAGE = f"{REGION}-docker.pkg.dev/{PROJECT}/llm-assets/cuda:local"
+SERVE_IMAGE = f"{REGION}-docker.pkg.dev/{PROJECT}/llm-assets/serve:local"
 SPARK_IMAGE = f"{REGION}-docker.pkg.dev/{PROJECT}/llm-assets/spark:local"
 
 
@@ -29,8 +32,14 @@ class LocalGoogle:
     """A started local Google Cloud; `environment` makes the generated clients reach it."""
 
     def __init__(self, folder: Path) -> None:
+        from google.cloud.aiplatform_v1.services.endpoint_service.transports.grpc import (
+            EndpointServiceGrpcTransport,
+        )
         from google.cloud.aiplatform_v1.services.job_service.transports.grpc import (
             JobServiceGrpcTransport,
+        )
+        from google.cloud.aiplatform_v1.services.model_service.transports.grpc import (
+            ModelServiceGrpcTransport,
         )
         from google.cloud.dataproc_v1.services.batch_controller.transports.grpc import (
             BatchControllerGrpcTransport,
@@ -70,11 +79,22 @@ class LocalGoogle:
         self.vertex = VertexJobs(
             REGION, folder / "vertex", self.images, child_environment, self.mount
         )
+        self.models = VertexModels(self.server.operations)
+        self.endpoints = VertexEndpoints(
+            folder / "endpoints",
+            self.images,
+            child_environment,
+            self.models,
+            self.server.operations,
+            self.tokens.authorize,
+        )
         self.secrets = SecretManager()
         self.projects = Projects()
         self.rest = RestServer(self.tokens, REGION)
         self.server.add_service(BatchControllerGrpcTransport, self.dataproc)
         self.server.add_service(JobServiceGrpcTransport, self.vertex)
+        self.server.add_service(ModelServiceGrpcTransport, self.models)
+        self.server.add_service(EndpointServiceGrpcTransport, self.endpoints)
         self.server.add_service(SecretManagerServiceGrpcTransport, self.secrets)
         self.server.add_methods(PROJECT_METHODS, self.projects)
         self.server.start()
@@ -88,6 +108,8 @@ class LocalGoogle:
         """Forget jobs, faults and call records; objects in storage stay."""
         self.dataproc.reset()
         self.vertex.reset()
+        self.endpoints.reset()
+        self.models.reset()
         self.server.faults.clear()
         self.storage.clear()
         self.secrets.values.clear()
@@ -98,6 +120,7 @@ class LocalGoogle:
         """End every server and every process that was started."""
         self.dataproc.stop()
         self.vertex.stop()
+        self.endpoints.stop()
         self.mount.stop()
         self.server.stop()
         self.storage.stop()

@@ -5,6 +5,7 @@ asks it for them through a channel that only takes notes, so no copy of Google's
 definitions is kept here.
 """
 
+import itertools
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,7 @@ import google.auth.credentials
 import grpc
 from google.longrunning import operations_pb2
 from google.protobuf import empty_pb2
+from google.protobuf.message import Message
 
 from tests.stand_ins.faults import FaultScript, RpcFailed, not_found
 from tests.stand_ins.identity import Certificates
@@ -32,6 +34,10 @@ class MethodTypes:
 OPERATIONS = {
     "/google.longrunning.Operations/GetOperation": MethodTypes(
         operations_pb2.GetOperationRequest.FromString, operations_pb2.Operation.SerializeToString
+    ),
+    "/google.longrunning.Operations/ListOperations": MethodTypes(
+        operations_pb2.ListOperationsRequest.FromString,
+        operations_pb2.ListOperationsResponse.SerializeToString,
     ),
     "/google.longrunning.Operations/CancelOperation": MethodTypes(
         operations_pb2.CancelOperationRequest.FromString, empty_pb2.Empty.SerializeToString
@@ -98,6 +104,31 @@ class Operations:
     def __init__(self) -> None:
         self._cancel: dict[str, Callable[[], None]] = {}
         self._done: dict[str, operations_pb2.Operation] = {}
+        self._count = itertools.count(1)
+
+    def run(self, resource: str, work: Callable[[], Any]) -> operations_pb2.Operation:
+        """An operation on a resource that is done once `work` has returned its response.
+
+        Where `work` raises RpcFailed, the operation is done with that error.
+        """
+        name = f"{resource}/operations/{next(self._count)}"
+        self._cancel[name] = lambda: None
+        threading.Thread(target=self._work, args=(name, work), daemon=True).start()
+        return operations_pb2.Operation(name=name)
+
+    def _work(self, name: str, work: Callable[[], Any]) -> None:
+        try:
+            self.finished(name, work())
+        except RpcFailed as failure:
+            operation = operations_pb2.Operation(name=name, done=True)
+            operation.error.code = failure.code.value[0]
+            operation.error.message = failure.message
+            self._done[name] = operation
+
+    def list_operations(self, request: operations_pb2.ListOperationsRequest) -> Any:
+        names = [name for name in self._cancel if name.startswith(f"{request.name}/operations/")]
+        found = [self._done.get(name, operations_pb2.Operation(name=name)) for name in names]
+        return operations_pb2.ListOperationsResponse(operations=found)
 
     def register(self, name: str, cancel: Callable[[], None]) -> operations_pb2.Operation:
         """A running operation that `cancel` stops."""
@@ -107,7 +138,8 @@ class Operations:
     def finished(self, name: str, response: Any) -> operations_pb2.Operation:
         """An operation that was done at once."""
         operation = operations_pb2.Operation(name=name, done=True)
-        operation.response.Pack(type(response).pb(response))
+        message = response if isinstance(response, Message) else type(response).pb(response)
+        operation.response.Pack(message)
         self._done[name] = operation
         return operation
 

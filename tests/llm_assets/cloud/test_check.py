@@ -8,7 +8,15 @@ from llm_assets.cloud.check import Finding, check
 from llm_assets.cloud.config import load_cloud_settings
 from llm_assets.cloud.estimate import estimate
 from llm_assets.cloud.settings import GoogleCloudSettings
-from tests.stand_ins.google import BUCKET, CUDA_IMAGE, PROJECT, REGION, SPARK_IMAGE, LocalGoogle
+from tests.stand_ins.google import (
+    BUCKET,
+    CUDA_IMAGE,
+    PROJECT,
+    REGION,
+    SERVE_IMAGE,
+    SPARK_IMAGE,
+    LocalGoogle,
+)
 from tests.stand_ins.identity import SERVICE_ACCOUNT
 
 METRIC = "aiplatform.googleapis.com/custom_model_training_preemptible_nvidia_a100_gpus"
@@ -18,7 +26,8 @@ LOCAL_METRIC = "aiplatform.googleapis.com/custom_model_training_nvidia_l4_gpus"
 @pytest.fixture
 def settings(google: LocalGoogle) -> GoogleCloudSettings:
     """A project in which all is well."""
-    google.rest.images |= {image.split("/", 1)[1] for image in (CUDA_IMAGE, SPARK_IMAGE)}
+    images = (CUDA_IMAGE, SPARK_IMAGE, SERVE_IMAGE)
+    google.rest.images |= {image.split("/", 1)[1] for image in images}
     google.rest.quotas |= {METRIC: 8, LOCAL_METRIC: 1}
     google.secrets.values["token"] = "hf_secret"
     return GoogleCloudSettings.model_validate(
@@ -27,7 +36,7 @@ def settings(google: LocalGoogle) -> GoogleCloudSettings:
             "region": REGION,
             "bucket": BUCKET,
             "service_account": SERVICE_ACCOUNT,
-            "images": {"spark": SPARK_IMAGE, "cuda": CUDA_IMAGE},
+            "images": {"spark": SPARK_IMAGE, "cuda": CUDA_IMAGE, "serve": SERVE_IMAGE},
             "secrets": {"hugging_face_token": "token"},
             "training": {"replicas": 2, "strategy": "SPOT"},
             "evaluation": {"machine_type": "g2-standard-8", "accelerator_type": "NVIDIA_L4"},

@@ -1,0 +1,141 @@
+"""Calls to Vertex AI: tried again while Google is busy, waited for, refusals told with advice."""
+
+import time
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any, TypeVar
+
+from artifacts.errors import UserError
+from llm_assets.cloud.settings import GoogleCloudSettings
+from llm_assets.pipes.failures import Place, explain
+from llm_assets.pipes.retries import Backoff, RetryPolicy, call_with_retries
+
+CALL_SECONDS = 60.0
+LONGEST_POLL_SECONDS = 10.0
+REPORT_SECONDS = 60.0
+RETRIES = RetryPolicy(give_up_after_seconds=180.0)
+
+Report = Callable[[str], None]
+Result = TypeVar("Result")
+
+
+class VertexRefused(UserError):
+    """Vertex AI did not do what was asked; the message says what to do next."""
+
+
+class Vertex:
+    """The model and endpoint services of one project and region."""
+
+    def __init__(
+        self,
+        settings: GoogleCloudSettings,
+        report: Report = lambda _: None,
+        retries: RetryPolicy = RETRIES,
+    ) -> None:
+        self.settings = settings
+        self.parent = settings.parent
+        self.report = report
+        self._retries = retries
+
+    @cached_property
+    def models(self) -> Any:
+        """A `ModelServiceClient`."""
+        from google.cloud.aiplatform_v1 import ModelServiceClient
+
+        return self._client(ModelServiceClient)
+
+    @cached_property
+    def endpoints(self) -> Any:
+        """An `EndpointServiceClient`."""
+        from google.cloud.aiplatform_v1 import EndpointServiceClient
+
+        return self._client(EndpointServiceClient)
+
+    def call(self, doing: str, function: Callable[..., Result], **arguments: Any) -> Result:
+        """Call a client's method, again while Google is busy.
+
+        Args:
+            doing: what for, as it reads in a message: `the upload of version 3`.
+
+        Raises:
+            NotFound, AlreadyExists: Google's own, since they are answers, not faults.
+            VertexRefused: anything else, with advice.
+        """
+        from google.api_core.exceptions import AlreadyExists, GoogleAPIError, NotFound
+        from google.auth.exceptions import GoogleAuthError
+
+        def once() -> Result:
+            return function(timeout=CALL_SECONDS, **arguments)
+
+        try:
+            return call_with_retries(once, self._retries, self.report)
+        except (NotFound, AlreadyExists):
+            raise
+        except (GoogleAPIError, GoogleAuthError) as error:
+            raise self.refusal(doing, error) from error
+
+    def list(self, doing: str, function: Callable[..., Any], **arguments: Any) -> list[Any]:
+        """Every item of all pages of a list; raises as `call` does."""
+
+        def read_all(**given: Any) -> list[Any]:
+            return list(function(**given))
+
+        return self.call(doing, read_all, **arguments)
+
+    def wait(self, doing: str, operation: Any, seconds: float) -> Any:
+        """The result of a long-running operation, awaited at most so many seconds.
+
+        Raises:
+            VertexRefused: it failed, or took longer; then Google goes on with it.
+        """
+        from google.api_core.exceptions import GoogleAPICallError
+
+        backoff = Backoff(0.2, LONGEST_POLL_SECONDS, factor=1.5)
+        started = reported = time.monotonic()
+        while not self.call(doing, lambda timeout: operation.done()):
+            now = time.monotonic()
+            if now - started > seconds:
+                raise VertexRefused(
+                    f"{doing} was not done after {seconds:.0f} s. Google goes on with it: ask "
+                    f"again later, or look at {self.console_url}"
+                )
+            if now - reported > REPORT_SECONDS:
+                reported = now
+                self.report(f"{doing}: {now - started:.0f} s (at most {seconds:.0f} s)")
+            time.sleep(backoff.take())
+        try:
+            return operation.result()
+        except GoogleAPICallError as error:
+            raise self.refusal(doing, error) from error
+
+    @property
+    def console_url(self) -> str:
+        """Where a person sees models and endpoints."""
+        return (
+            "https://console.cloud.google.com/vertex-ai/online-prediction/endpoints"
+            f"?project={self.settings.project}"
+        )
+
+    def refusal(self, doing: str, error: Exception) -> VertexRefused:
+        """Google's words and what to do about them."""
+        message = getattr(error, "message", None) or str(error)
+        status = getattr(error, "code", None)
+        place = Place(
+            "Vertex AI",
+            "aiplatform.googleapis.com",
+            "roles/aiplatform.user",
+            self.settings.project,
+            self.settings.region,
+        )
+        advice = explain(message, status if isinstance(status, int) else None, place)
+        text = f"Vertex AI refused {doing} ({status or type(error).__name__}): {message}"
+        return VertexRefused(f"{text}\n{advice}".strip())
+
+    def _client(self, kind: Callable[..., Any]) -> Any:
+        from google.auth.exceptions import GoogleAuthError
+
+        host = f"{self.settings.region}-aiplatform.googleapis.com"
+        try:
+            return kind(client_options={"api_endpoint": self.settings.api_endpoint or host})
+        except GoogleAuthError as error:
+            raise self.refusal("a connection", error) from error

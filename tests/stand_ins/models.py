@@ -1,0 +1,163 @@
+"""Vertex AI's model registry: models, versions, aliases, labels and imported evaluations."""
+
+import math
+import re
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import grpc
+from google.cloud import aiplatform_v1
+
+from tests.stand_ins.faults import RpcFailed, not_found
+from tests.stand_ins.grpc_server import Operations
+
+ALIAS = re.compile(r"[a-z][a-zA-Z0-9-]{0,126}[a-z0-9]")
+LABEL_KEY = re.compile(r"[a-z][a-z0-9_-]{0,62}")
+LABEL_VALUE = re.compile(r"[a-z0-9_-]{0,63}")
+MODEL_ID = re.compile(r"[a-z_][a-z0-9_-]{0,62}")
+
+
+def refuse(message: str) -> RpcFailed:
+    return RpcFailed(grpc.StatusCode.INVALID_ARGUMENT, message)
+
+
+class VertexModels:
+    """The model service of one region."""
+
+    def __init__(self, operations: Operations) -> None:
+        self._operations = operations
+        self._versions: dict[str, dict[str, aiplatform_v1.Model]] = {}
+        self._evaluations: dict[str, list[aiplatform_v1.ModelEvaluation]] = {}
+        self._lock = threading.RLock()
+
+    def reset(self) -> None:
+        """Forget all models."""
+        with self._lock:
+            self._versions.clear()
+            self._evaluations.clear()
+
+    def find(self, name: str) -> aiplatform_v1.Model:
+        """A version by `model`, `model@version` or `model@alias`."""
+        base, _, wanted = name.partition("@")
+        with self._lock:
+            for version_id, model in self._versions.get(base, {}).items():
+                if (wanted or "default") in (version_id, *model.version_aliases):
+                    return model
+        raise not_found(name)
+
+    def evaluations(self, name: str) -> list[aiplatform_v1.ModelEvaluation]:
+        """What was imported about a version."""
+        return self._evaluations.get(self._evaluated(name), [])
+
+    def upload_model(self, request: aiplatform_v1.UploadModelRequest) -> Any:
+        model = aiplatform_v1.Model(request.model)
+        if not model.artifact_uri.startswith("gs://"):
+            raise refuse(f"artifact_uri {model.artifact_uri!r} is not a Cloud Storage path.")
+        if not model.container_spec.image_uri:
+            raise refuse("container_spec.image_uri is required.")
+        check_labels(model.labels)
+        if request.parent_model:
+            name = request.parent_model
+            if name not in self._versions:
+                raise not_found(name)
+        else:
+            if not MODEL_ID.fullmatch(request.model_id):
+                raise refuse(f"model_id {request.model_id!r} is not valid.")
+            name = f"{request.parent}/models/{request.model_id}"
+            if name in self._versions:
+                raise RpcFailed(grpc.StatusCode.ALREADY_EXISTS, f"{name} already exists.")
+        return self._operations.run(name, lambda: self._add(name, model))
+
+    def get_model(self, request: aiplatform_v1.GetModelRequest) -> Any:
+        return aiplatform_v1.Model(self.find(request.name))
+
+    def list_model_versions(self, request: aiplatform_v1.ListModelVersionsRequest) -> Any:
+        if request.name not in self._versions:
+            raise not_found(request.name)
+        models = list(self._versions[request.name].values())
+        return aiplatform_v1.ListModelVersionsResponse(models=models)
+
+    def update_model(self, request: aiplatform_v1.UpdateModelRequest) -> Any:
+        model = self.find(request.model.name)
+        for path in request.update_mask.paths:
+            if path not in ("labels", "version_description"):
+                raise refuse(f"The field {path} cannot be updated.")
+            check_labels(request.model.labels)
+            setattr(model, path, getattr(request.model, path))
+        return aiplatform_v1.Model(model)
+
+    def merge_version_aliases(self, request: aiplatform_v1.MergeVersionAliasesRequest) -> Any:
+        model = self.find(request.name)
+        with self._lock:
+            for alias in request.version_aliases:
+                if not ALIAS.fullmatch(alias.removeprefix("-")):
+                    raise refuse(f"The alias {alias!r} is not valid.")
+                if alias == "-default":
+                    raise refuse("The default alias cannot be removed, only moved.")
+                self._set_alias(model, alias)
+        return aiplatform_v1.Model(model)
+
+    def import_model_evaluation(self, request: aiplatform_v1.ImportModelEvaluationRequest) -> Any:
+        parent = self._evaluated(request.parent)
+        evaluation = aiplatform_v1.ModelEvaluation(request.model_evaluation)
+        if not evaluation.metrics_schema_uri.startswith("gs://"):
+            raise refuse("metrics_schema_uri is required.")
+        for content in (evaluation.metrics, evaluation.metadata):
+            check_finite(content)
+        known = self._evaluations.setdefault(parent, [])
+        evaluation.name = f"{parent}/evaluations/{len(known) + 1}"
+        known.append(evaluation)
+        return aiplatform_v1.ModelEvaluation(evaluation)
+
+    def list_model_evaluations(self, request: aiplatform_v1.ListModelEvaluationsRequest) -> Any:
+        return aiplatform_v1.ListModelEvaluationsResponse(
+            model_evaluations=self.evaluations(request.parent)
+        )
+
+    def _add(self, name: str, model: aiplatform_v1.Model) -> aiplatform_v1.UploadModelResponse:
+        with self._lock:
+            versions = self._versions.setdefault(name, {})
+            model.name, model.version_id = name, str(len(versions) + 1)
+            wanted = list(model.version_aliases) or ([] if versions else ["default"])
+            model.version_aliases = []
+            versions[model.version_id] = model
+            for alias in wanted:
+                self._set_alias(model, alias)
+        return aiplatform_v1.UploadModelResponse(model=name, model_version_id=model.version_id)
+
+    def _set_alias(self, model: aiplatform_v1.Model, alias: str) -> None:
+        """An alias names one version: it leaves the one that had it."""
+        for other in self._versions[model.name].values():
+            kept = [known for known in other.version_aliases if known != alias.removeprefix("-")]
+            other.version_aliases = kept
+        if not alias.startswith("-"):
+            model.version_aliases = [*model.version_aliases, alias]
+
+    def _evaluated(self, name: str) -> str:
+        model = self.find(name)
+        return f"{model.name}@{model.version_id}"
+
+
+def check_labels(labels: Mapping[str, str]) -> None:
+    for key, value in labels.items():
+        if not LABEL_KEY.fullmatch(key) or not LABEL_VALUE.fullmatch(value):
+            raise refuse(f"The label {key}={value!r} is not valid.")
+
+
+def check_finite(content: Any) -> None:
+    """Google's APIs take JSON, which has no word for NaN and infinity."""
+    for number in _numbers(content):
+        if not math.isfinite(number):
+            raise refuse(f"Invalid value: {number} is no JSON number.")
+
+
+def _numbers(content: Any) -> Iterator[float]:
+    if isinstance(content, float):
+        yield content
+    elif hasattr(content, "values"):
+        for item in content.values():
+            yield from _numbers(item)
+    elif content is not None and not isinstance(content, str | bool | int):
+        for item in content:
+            yield from _numbers(item)
