@@ -7,9 +7,35 @@ from typing import Any
 
 import yaml
 
-from tests.stand_ins.google import BUCKET, CUDA_IMAGE, PROJECT, REGION, SPARK_IMAGE, LocalGoogle
+from tests.stand_ins.google import (
+    BUCKET,
+    CUDA_IMAGE,
+    PROJECT,
+    REGION,
+    SERVE_IMAGE,
+    SPARK_IMAGE,
+    LocalGoogle,
+)
 from tests.stand_ins.identity import SERVICE_ACCOUNT
 from tests.stand_ins.processes import LocalImage
+
+
+def cloud_settings(google: LocalGoogle, replicas: int = 1) -> dict[str, Any]:
+    """The content of a cloud project's file, machines without accelerators."""
+    machines: dict[str, Any] = {"accelerator_type": None, "accelerator_count": 0}
+    machines["machine_type"] = "n1-standard-4"
+    return {
+        "project": PROJECT,
+        "region": REGION,
+        "bucket": BUCKET,
+        "service_account": SERVICE_ACCOUNT,
+        "images": {"spark": SPARK_IMAGE, "cuda": CUDA_IMAGE, "serve": SERVE_IMAGE},
+        "training": machines | {"replicas": replicas, "strategy": "SPOT"},
+        "evaluation": machines,
+        "endpoint": machines | {"drain_seconds": 0.1},
+        "api_endpoint": google.endpoint,
+        "rest_endpoint": google.rest.url,
+    }
 
 
 def move_to_cloud(config: Path, google: LocalGoogle, replicas: int = 2) -> Path:
@@ -20,19 +46,7 @@ def move_to_cloud(config: Path, google: LocalGoogle, replicas: int = 2) -> Path:
     settings = yaml.safe_load(config.read_text())
     store = f"gs://{BUCKET}/{config.parent.parent.name}/store"
     config.write_text(yaml.safe_dump(settings | {"platform": "google_cloud", "store": store}))
-    machines: dict[str, Any] = {"accelerator_type": None, "accelerator_count": 0}
-    machines["machine_type"] = "n1-standard-4"
-    cloud = {
-        "project": PROJECT,
-        "region": REGION,
-        "bucket": BUCKET,
-        "service_account": SERVICE_ACCOUNT,
-        "images": {"spark": SPARK_IMAGE, "cuda": CUDA_IMAGE},
-        "training": machines | {"replicas": replicas, "strategy": "SPOT"},
-        "evaluation": machines,
-        "api_endpoint": google.endpoint,
-        "rest_endpoint": google.rest.url,
-    }
+    cloud = cloud_settings(google, replicas)
     path = config.parent / "google_cloud.yaml"
     path.write_text(yaml.safe_dump(cloud))
     launcher = [sys.executable, "-m", "recipes.launcher"]
