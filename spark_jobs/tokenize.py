@@ -29,7 +29,7 @@ from spark_jobs.progress import progress
 from spark_jobs.settings import TokenizedShardsSettings
 from spark_jobs.shard_writer import WRITTEN_SHARD, Plan, shard_writer
 from spark_jobs.survey import Survey, digest_texts, keep_held_out_runs, survey_parts
-from spark_jobs.tasks import user_errors
+from spark_jobs.tasks import count_tasks, user_errors
 from spark_jobs.token_parts import REMOVED_FOLDER, TOKENISED, name_kept_tokens, tokeniser
 from spark_jobs.tokenizer import (
     DocumentTokenizer,
@@ -118,7 +118,7 @@ def run(
         digests = digest_texts(spark, parts, report)
         kept = [name_kept_tokens(spec.cache, one, files, f"{start} {end}") for one in digests]
     shared = spark.sparkContext.broadcast((files, list(zip(parts, kept, strict=True))))
-    numbers = spark.range(0, len(parts), 1, len(parts))
+    numbers = spark.range(0, len(parts), 1, count_tasks(spark, len(parts)))
     tokenised = numbers.mapInArrow(tokeniser(shared, engine, plan), TOKENISED)
     ordered = tokenised.repartition(sum(plan.shards.values()), "split", "shard")
     ordered = ordered.sortWithinPartitions("split", "shard", "position", "id")
