@@ -3,8 +3,9 @@
 import itertools
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,18 @@ from spark_jobs.settings import DecontaminationSettings
 from spark_jobs.split import Splitter
 from spark_jobs.tasks import spare_overhead
 
-BatchMap = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
-
-WRITTEN_SHARD = (
-    "name string, split string, rows long, tokens long, documents long, cut_documents long, "
-    "absent long, tokens_by_source map<string, long>"
+_DOCUMENTS = pa.schema(
+    [
+        ("position", pa.int64()),
+        ("id", pa.string()),
+        ("cluster", pa.string()),
+        ("source", pa.string()),
+        ("bytes", pa.int64()),
+        ("tokens", pa.binary()),
+        ("absent", pa.int64()),
+    ]
 )
+"""What passes from the first tasks to the last ones."""
 
 
 @dataclass(frozen=True)
@@ -50,34 +57,54 @@ class Plan:
     def dtype(self) -> np.dtype:
         return np.dtype(token_dtype(self.vocab_size)).newbyteorder("<")
 
+    @cached_property
+    def shard_names(self) -> list[tuple[Split, str]]:
+        """The split and the name of every shard, by its number over all splits."""
+        return [
+            (split, f"{split}-{number:05d}")
+            for split, count in self.shards.items()
+            for number in range(count)
+        ]
 
-def shard_writer(plan: Plan) -> BatchMap:
-    """A task that packs rows sorted by shard and position, and writes each shard it meets."""
+    def shard_number(self, split: Split, position: int) -> int:
+        """The shard that holds a position in [0, 2**63) of a split."""
+        return self._first_numbers[split] + (self.shards[split] * position >> 63)
 
-    def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    @cached_property
+    def _first_numbers(self) -> dict[Split, int]:
+        ends = itertools.accumulate(self.shards.values(), initial=0)
+        return dict(zip(self.shards, ends, strict=False))
+
+
+def pack(documents: pa.Table) -> bytes:
+    """Documents as they pass from one task to another."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, _DOCUMENTS) as stream:
+        stream.write_table(documents.select(_DOCUMENTS.names).cast(_DOCUMENTS))
+    return sink.getvalue().to_pybytes()
+
+
+def unpack(content: bytes) -> pa.Table:
+    """What `pack` has packed."""
+    return pa.ipc.open_stream(content).read_all()
+
+
+def shard_writer(plan: Plan) -> Callable[[Iterable[tuple[int, bytes]]], Iterator[dict[str, Any]]]:
+    """A task that writes one shard of documents in any order, and describes it."""
+
+    def write(pieces: Iterable[tuple[int, bytes]]) -> Iterator[dict[str, Any]]:
         spare_overhead()
-        shards = itertools.groupby(_by_shard(batches), key=lambda part: part[0])
-        for (split, number), parts in shards:
-            documents = pa.Table.from_batches([part for _, part in parts])
-            yield _write_one(f"{split}-{number:05d}", split, documents, plan)
+        found = list(pieces)
+        if found:
+            split, name = plan.shard_names[found[0][0]]
+            documents = pa.concat_tables([unpack(content) for _, content in found])
+            ordered = documents.sort_by([("position", "ascending"), ("id", "ascending")])
+            yield _write_one(name, split, ordered, plan)
 
     return write
 
 
-def _by_shard(
-    batches: Iterator[pa.RecordBatch],
-) -> Iterator[tuple[tuple[Split, int], pa.RecordBatch]]:
-    """Cut batches where the shard changes."""
-    for batch in batches:
-        keys = list(zip(batch["split"].to_pylist(), batch["shard"].to_pylist(), strict=True))
-        first = 0
-        for key, group in itertools.groupby(keys):
-            length = sum(1 for _ in group)
-            yield key, batch.slice(first, length)
-            first += length
-
-
-def _write_one(name: str, split: Split, documents: pa.Table, plan: Plan) -> pa.RecordBatch:
+def _write_one(name: str, split: Split, documents: pa.Table, plan: Plan) -> dict[str, Any]:
     packed_tokens = [_flat_tokens(chunk, plan.dtype) for chunk in documents["tokens"].chunks]
     tokens = np.concatenate([flat for flat, _ in packed_tokens])
     lengths = np.concatenate([length for _, length in packed_tokens])
@@ -91,7 +118,7 @@ def _write_one(name: str, split: Split, documents: pa.Table, plan: Plan) -> pa.R
     by_source: Counter[str] = Counter()
     for source, length in zip(documents["source"].to_pylist(), lengths.tolist(), strict=True):
         by_source[source] += length
-    record: dict[str, Any] = {
+    return {
         "name": name,
         "split": split,
         "rows": len(rows.tokens),
@@ -99,14 +126,8 @@ def _write_one(name: str, split: Split, documents: pa.Table, plan: Plan) -> pa.R
         "documents": documents.num_rows,
         "cut_documents": count_cut_documents(rows),
         "absent": sum(documents["absent"].to_pylist()),
-        "tokens_by_source": sorted(by_source.items()),
+        "tokens_by_source": dict(by_source),
     }
-    schema = pa.schema(
-        [("name", pa.string()), ("split", pa.string())]
-        + [(key, pa.int64()) for key in ("rows", "tokens", "documents", "cut_documents", "absent")]
-        + [("tokens_by_source", pa.map_(pa.string(), pa.int64()))]
-    )
-    return pa.RecordBatch.from_pylist([record], schema=schema)
 
 
 def _flat_tokens(chunk: pa.Array, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:

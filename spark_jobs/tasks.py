@@ -5,10 +5,9 @@ results by itself, and only a small record of each comes back.
 """
 
 import gc
-import math
 import re
 import zipimport
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -25,11 +24,6 @@ TASKS_A_CORE = 4
 """Where there are enough items; few enough to cost little, many enough to end at about one time."""
 ITEMS_A_TASK = 8
 """At most, so that a cluster that grows with the work sees how much there is."""
-
-ITEMS_A_TASK = 16
-"""Most items of a task: a task by itself takes PySpark 25 to 50 ms, as long as a small part."""
-TASKS_A_CORE = 2
-"""Least tasks a core while there are fewer items, so that no core waits long for the last one."""
 
 _USER_ERROR = re.compile(
     r"^artifacts\.errors\.\w+: (.*?)\s*(?=\n\s+at org\.|\Z)", re.DOTALL | re.MULTILINE
@@ -53,7 +47,7 @@ def map_tasks(
         return []
     context = spark.sparkContext
     shared = context.broadcast(list(items))
-    tasks = _count_tasks(len(items), context.defaultParallelism)
+    tasks = count_tasks(len(items), context.defaultParallelism)
 
     def run(task: int) -> list[dict[str, Any]]:
         spare_overhead()
@@ -67,8 +61,11 @@ def map_tasks(
     return [found[number % tasks][number // tasks] for number in range(len(items))]
 
 
-def _count_tasks(items: int, cores: int) -> int:
-    """Each task costs some 50 ms, most of it waiting for a delayed TCP acknowledgement."""
+def count_tasks(items: int, cores: int) -> int:
+    """Into how many tasks to cut the work on so many items.
+
+    Each task costs some 50 ms, most of it waiting for a delayed TCP acknowledgement.
+    """
     return min(items, max(TASKS_A_CORE * cores, -(-items // ITEMS_A_TASK)))
 
 

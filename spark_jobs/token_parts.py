@@ -1,7 +1,7 @@
 """The first tasks of the tokenising job: a part's documents become tokens, each with its place."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import fsspec
 import numpy as np
@@ -17,15 +17,11 @@ from spark_jobs.mixing import repeat_rows
 from spark_jobs.overlap import load_runs, overlaps
 from spark_jobs.parquet import Part, write_table
 from spark_jobs.session import ARROW_BATCH_ROWS
-from spark_jobs.shard_writer import BatchMap, Plan
+from spark_jobs.shard_writer import Plan, pack
 from spark_jobs.tasks import spare_overhead
 from spark_jobs.text import fold
 from spark_jobs.tokenizer import DocumentTokenizer, Engine, TokenizerFiles
 
-TOKENISED = (
-    "split string, shard int, position long, id string, cluster string, source string, "
-    "bytes long, tokens binary, absent long"
-)
 CODE_VERSION = "1"
 """Part of the name of kept tokens; raise it when tokenising gives another result."""
 
@@ -34,34 +30,33 @@ TOKEN_SCHEMA = pa.schema([("tokens", pa.binary()), ("absent", pa.int64())])
 REMOVED_FOLDER = "overlaps_held_out"
 """Lists the documents that were left out, with the share of each that is held-out text."""
 
-_COLUMNS = [column.split()[0] for column in TOKENISED.split(", ")]
-
 
 def tokeniser(
     shared: "Broadcast[tuple[TokenizerFiles, list[tuple[Part, str | None]]]]",
     engine: Engine,
     plan: Plan,
-) -> BatchMap:
-    """A task that turns the parts it is given by number into rows of `TOKENISED`.
+) -> Callable[[Iterable[int]], Iterator[tuple[int, bytes]]]:
+    """A task that turns the parts it is given by number into documents for the shards.
+
+    What it gives are pairs: the number of a shard in `plan.shard_names`, and documents of it, which
+    `spark_jobs.shard_writer.unpack` reads.
 
     Args:
         shared: the tokenizer, and each part with where its tokens are kept (None: nowhere).
     """
 
-    def tokenise(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def tokenise(numbers: Iterable[int]) -> Iterator[tuple[int, bytes]]:
         spare_overhead()
         files, parts = shared.value
         tokenizer = _kept_tokenizer(files, engine)
-        for batch in batches:
-            for number in batch["id"].to_pylist():
-                part, kept = parts[number]
-                documents = part.read(CLEAN_SCHEMA.names)
-                tokens = _tokens_of(documents, tokenizer, plan, kept)
-                for column in tokens.schema.names:
-                    documents = documents.append_column(column, tokens[column])
-                _keep_held_out(documents, number, plan)
-                chosen = _choose(documents, number, plan)
-                yield from _placed(chosen, plan).to_batches(ARROW_BATCH_ROWS)
+        for number in numbers:
+            part, kept = parts[number]
+            documents = part.read(CLEAN_SCHEMA.names)
+            tokens = _tokens_of(documents, tokenizer, plan, kept)
+            for column in tokens.schema.names:
+                documents = documents.append_column(column, tokens[column])
+            _keep_held_out(documents, number, plan)
+            yield from _by_shard(_choose(documents, number, plan), plan)
 
     return tokenise
 
@@ -180,21 +175,24 @@ def _overlap_with_held_out(texts: pa.ChunkedArray, splits: list[Split], plan: Pl
     return np.where(np.array(splits) == "held_out", 0, shares)
 
 
-def _placed(documents: pa.Table, plan: Plan) -> pa.Table:
-    """Give every document its shard and its position there."""
+def _by_shard(documents: pa.Table, plan: Plan) -> Iterator[tuple[int, bytes]]:
+    """Give every document its position, and each shard its documents."""
     positions = [
         _position(identifier, copy)
         for identifier, copy in zip(
             documents["id"].to_pylist(), documents["copy"].to_pylist(), strict=True
         )
     ]
-    shards = [
-        plan.shards[split] * position >> 63
-        for split, position in zip(documents["split"].to_pylist(), positions, strict=True)
-    ]
-    documents = documents.append_column("shard", pa.array(shards, pa.int32()))
+    shards = np.array(
+        [
+            plan.shard_number(split, position)
+            for split, position in zip(documents["split"].to_pylist(), positions, strict=True)
+        ],
+        np.int64,
+    )
     documents = documents.append_column("position", pa.array(positions, pa.int64()))
-    return documents.select(_COLUMNS)
+    for shard in np.unique(shards).tolist():
+        yield shard, pack(documents.take(pa.array(np.flatnonzero(shards == shard))))
 
 
 def _enclose(ids: np.ndarray, offsets: np.ndarray, plan: Plan) -> tuple[np.ndarray, np.ndarray]:

@@ -27,10 +27,10 @@ from spark_jobs.mixing import plan_mixing
 from spark_jobs.parquet import find_parts, remove_others
 from spark_jobs.progress import progress
 from spark_jobs.settings import TokenizedShardsSettings
-from spark_jobs.shard_writer import WRITTEN_SHARD, Plan, shard_writer
+from spark_jobs.shard_writer import Plan, shard_writer
 from spark_jobs.survey import Survey, digest_texts, keep_held_out_runs, survey_parts
 from spark_jobs.tasks import count_tasks, user_errors
-from spark_jobs.token_parts import REMOVED_FOLDER, TOKENISED, name_kept_tokens, tokeniser
+from spark_jobs.token_parts import REMOVED_FOLDER, name_kept_tokens, tokeniser
 from spark_jobs.tokenizer import (
     DocumentTokenizer,
     Engine,
@@ -117,16 +117,17 @@ def run(
     if spec.cache:
         digests = digest_texts(spark, parts, report)
         kept = [name_kept_tokens(spec.cache, one, files, f"{start} {end}") for one in digests]
-    shared = spark.sparkContext.broadcast((files, list(zip(parts, kept, strict=True))))
-    numbers = spark.range(0, len(parts), 1, count_tasks(spark, len(parts)))
-    tokenised = numbers.mapInArrow(tokeniser(shared, engine, plan), TOKENISED)
-    ordered = tokenised.repartition(sum(plan.shards.values()), "split", "shard")
-    ordered = ordered.sortWithinPartitions("split", "shard", "position", "id")
-    label = f"tokenising with {engine}"
-    with user_errors(), progress(spark.sparkContext, label, report):
-        rows = ordered.mapInArrow(shard_writer(plan), WRITTEN_SHARD).collect()
+    context = spark.sparkContext
+    shared = context.broadcast((files, list(zip(parts, kept, strict=True))))
+    numbers = context.parallelize(
+        range(len(parts)), count_tasks(len(parts), context.defaultParallelism)
+    )
+    tokenised = numbers.mapPartitions(tokeniser(shared, engine, plan))
+    by_shard = tokenised.partitionBy(len(plan.shard_names), itself)
+    with user_errors(), progress(context, f"tokenising with {engine}", report):
+        written = by_shard.mapPartitions(shard_writer(plan)).collect()
     shared.destroy()
-    written = sorted((row.asDict() for row in rows), key=lambda row: row["name"])
+    written.sort(key=lambda shard: shard["name"])
     stats = _stats(written, plan, files, engine, warnings)
     _refuse_too_little(stats, settings)
     removed = _count_removed(spec.output)
@@ -146,6 +147,11 @@ def run(
     }
     write_card(spec.output, stats, settings.content())
     return stats
+
+
+def itself(shard: int) -> int:
+    """The partition of a shard: every shard has one of its own."""
+    return shard
 
 
 def choose_engine(
