@@ -3,10 +3,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+BIGQUERY_READY := .venv-bigquery/.ready
 V ?= 0
 PORT ?= 3000
 
 .DEFAULT_GOAL := help
+# The two environments are built side by side.
+MAKEFLAGS += --jobs=2
 .PHONY: help setup run stop ui demo-cloud test soak lint format docs bench clean
 
 help: ## List the commands
@@ -18,6 +21,10 @@ $(READY): constraints.txt pyproject.toml scripts/setup.sh
 	@PYTHON=$(PYTHON) VENV=$(VENV) scripts/setup.sh
 	@touch $(READY)
 
+$(BIGQUERY_READY): scripts/setup_bigquery.sh
+	@PYTHON=$(PYTHON) scripts/setup_bigquery.sh
+	@touch $(BIGQUERY_READY)
+
 run: $(READY) ## Materialize the whole graph and serve the result (V=1 shows the full log)
 	@V=$(V) $(BIN)/llm-assets run
 
@@ -27,13 +34,13 @@ stop: $(READY) ## End the endpoint
 ui: $(READY) ## Open the Dagster UI on http://127.0.0.1:3000
 	@. $(BIN)/activate && env -u DAGSTER_MODULE_NAME dagster dev -w workspace.yaml -h 127.0.0.1 -p $(PORT)
 
-demo-cloud: $(READY) ## Run the whole graph on a local Google Cloud, no account needed
+demo-cloud: $(READY) $(BIGQUERY_READY) ## Run the whole graph on a local Google Cloud, no account needed
 	@. $(BIN)/activate && python -m tests.stand_ins.demo
 
-test: $(READY) ## Run the tests
+test: $(READY) $(BIGQUERY_READY) ## Run the tests
 	@. $(BIN)/activate && pytest
 
-soak: $(READY) ## Run the tests that take longer than a minute each
+soak: $(READY) $(BIGQUERY_READY) ## Run the tests that take longer than a minute each
 	@. $(BIN)/activate && pytest -m soak
 
 lint: $(READY) ## Check style, format and types
@@ -49,4 +56,4 @@ bench: $(READY) ## Run one benchmark: make bench NAME=train_cpu
 	@. $(BIN)/activate && python -m benchmarks.$(NAME)
 
 clean: ## Remove the environment and everything made
-	@rm -rf $(VENV) .llm_assets
+	@rm -rf $(VENV) .venv-bigquery .llm_assets

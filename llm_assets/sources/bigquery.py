@@ -5,7 +5,7 @@ bytes that were read stay for later reference.
 """
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import fsspec
 import pyarrow.parquet as pq
@@ -15,14 +15,11 @@ from artifacts.identity import hash_json
 from llm_assets.sources.bigquery_settings import BigQuery
 from llm_assets.sources.document import Document
 
-if TYPE_CHECKING:
-    from google.cloud.bigquery import Client
-
 BATCH_DOCUMENTS = 1_000
 JOB_SECONDS = 3_600.0
 
 
-def fingerprint_bigquery(source: BigQuery, client: "Client | None" = None) -> str:
+def fingerprint_bigquery(source: BigQuery) -> str:
     """A hash that changes when the source's rows do: number of rows and highest watermark.
 
     Raises:
@@ -31,7 +28,7 @@ def fingerprint_bigquery(source: BigQuery, client: "Client | None" = None) -> st
     highest = f"CAST(MAX(`{source.watermark_column}`) AS STRING)"
     column = highest if source.watermark_column else "CAST(NULL AS STRING)"
     statement = f"SELECT COUNT(*) AS documents, {column} AS watermark FROM {source.origin}"
-    (row,) = _run(source, statement, client)
+    (row,) = _run(source, statement)
     state = {"documents": row["documents"], "watermark": row["watermark"]}
     origin = {"table": source.table, "query": source.query}
     columns = {"id": source.id_column, "text": source.text_column}
@@ -47,7 +44,6 @@ def read_bigquery(
     source: BigQuery,
     fingerprint: str,
     report: Callable[[str], None] = print,
-    client: "Client | None" = None,
 ) -> Iterator[list[Document]]:
     """Export the rows unless this state of the source was exported before, and read them.
 
@@ -55,7 +51,6 @@ def read_bigquery(
         source: what to read.
         fingerprint: from `fingerprint_bigquery`; names the export.
         report: gets lines on progress.
-        client: a BigQuery client; made from the settings if absent.
 
     Raises:
         UserError: as `fingerprint_bigquery`, or the export is empty.
@@ -65,7 +60,7 @@ def read_bigquery(
     done = f"{path}/exported"
     if not filesystem.exists(done):
         report(f"Exporting {source.table or 'the query'} to {folder}")
-        _run(source, export_statement(source, folder), client)
+        _run(source, export_statement(source, folder))
         filesystem.pipe_file(done, b"")
     filesystem.invalidate_cache()
     files = sorted(filesystem.glob(f"{path}/*.parquet"))
@@ -91,11 +86,11 @@ def export_statement(source: BigQuery, folder: str) -> str:
     )
 
 
-def _run(source: BigQuery, statement: str, client: "Client | None") -> list[Any]:
+def _run(source: BigQuery, statement: str) -> list[Any]:
     from google.api_core.exceptions import GoogleAPICallError
     from google.cloud.bigquery import Client, QueryJobConfig
 
-    client = client or Client(project=source.project, location=source.location)
+    client = Client(project=source.project, location=source.location)
     config = QueryJobConfig(maximum_bytes_billed=source.maximum_bytes_billed)
     try:
         return list(client.query(statement, job_config=config).result(timeout=JOB_SECONDS))

@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from artifacts.pipelines import Pipeline
+from artifacts.progress import duration
 from artifacts.shards import SPLITS
 from artifacts.store import Artifact, Store
 from llm_assets.assets.evaluation_metadata import number
@@ -51,7 +52,7 @@ def print_summary(console: Console, settings: PipelineSettings, seconds: float) 
     _print_request(console, settings, current["eval_metrics"])
     _print_samples(console, current["eval_metrics"])
     console.print(
-        f"\nDone in {_duration(seconds)}. See it all as a graph: [bold]make ui[/]. "
+        f"\nDone in {duration(seconds)}. See it all as a graph: [bold]make ui[/]. "
         "End the endpoint: [bold]make stop[/].",
         highlight=False,
     )
@@ -163,8 +164,3 @@ def _samples(evaluation: Artifact) -> dict[str, list[dict[str, str]]]:
 def _short(text: str, length: int) -> str:
     line = " ".join(text.split())
     return line if len(line) <= length else "… " + line[-length:]
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes else f"{seconds:.1f} s"

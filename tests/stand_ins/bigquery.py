@@ -1,9 +1,10 @@
-"""BigQuery: the emulator in an environment of its own, where it has been made.
+"""BigQuery: the emulator, which lives in an environment of its own (`scripts/setup_bigquery.sh`).
 
-Make it with `python -m venv .venv-bigquery` and, in it, `pip install bqemulator==1.4.0 numpy
-duckdb==1.5.5 duckdb-extension-spatial duckdb-extension-avro`.
+What it exports to `gs://` it writes into the mount's folder. A relay before it brings that into the
+storage before any answer leaves, since Google reports an export as done when its files are there.
 """
 
+import json
 import os
 import shutil
 import socket
@@ -14,47 +15,89 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from tests.stand_ins.mount import Mount
 from tests.stand_ins.processes import REPOSITORY
+from tests.stand_ins.relay import Answer, forward, start_relay
 
-EMULATOR_VARIABLE = "BIGQUERY_EMULATOR"
+if TYPE_CHECKING:
+    from google.cloud.bigquery import Client
+
+ENVIRONMENT_VARIABLE = "BIGQUERY_ENVIRONMENT"
+HOST_VARIABLE = "BIGQUERY_EMULATOR_HOST"
+"""By this Google's own client finds the emulator."""
 START_SECONDS = 60.0
 
 
-def find_emulator() -> Path | None:
-    """The emulator, named by BIGQUERY_EMULATOR or in `.venv-bigquery`; None without it."""
-    path = Path(
-        os.environ.get(EMULATOR_VARIABLE) or REPOSITORY / ".venv-bigquery" / "bin" / "bqemulator"
-    )
-    return path if path.exists() else None
-
-
 @contextmanager
-def running_bigquery(command: Path, project: str, environment: Mapping[str, str]) -> Iterator[str]:
-    """Start the emulator; yields the URL of its REST API."""
-    ports = []
-    for _ in range(2):
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            ports.append(listener.getsockname()[1])
+def running_bigquery(project: str, mount: Mount) -> Iterator["Client"]:
+    """Start the emulator; yields a client, and every client made meanwhile finds it too."""
+    from google.cloud.bigquery import Client
+
+    environment = Path(os.environ.get(ENVIRONMENT_VARIABLE) or REPOSITORY / ".venv-bigquery")
+    emulator = environment / "bin" / "bqemulator"
+    if not emulator.exists():
+        raise FileNotFoundError(f"There is no {emulator}: run scripts/setup_bigquery.sh")
+    port, grpc_port = _free_port(), _free_port()
     home = Path(tempfile.mkdtemp(prefix="bigquery-"))
-    _install_extensions(command.parents[1], home)
+    _install_extensions(environment, home)
     process = subprocess.Popen(
         [
-            *(str(command), "start", "--project", project, "--log-level", "error"),
-            *("--rest-port", str(ports[0]), "--grpc-port", str(ports[1])),
+            *(
+                str(environment / "bin" / "bqemulator"),
+                "start",
+                "--project",
+                project,
+                "--log-level",
+                "error",
+            ),
+            *("--rest-port", str(port), "--grpc-port", str(grpc_port)),
         ],
-        env=os.environ | dict(environment) | {"HOME": str(home)},
+        env=os.environ | {"BQEMU_GCS_LOCAL_ROOT": str(mount.folder), "HOME": str(home)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    url = f"http://127.0.0.1:{ports[0]}"
+
+    def answer(method: str, path: str, headers: dict[str, str], body: bytes) -> Answer:
+        given = forward(port, method, path, headers, body)
+        mount.push()
+        return given
+
+    relay = start_relay(answer)
     try:
-        _wait(process, f"{url}/bigquery/v2/projects/{project}/datasets")
-        yield url
+        _wait(process, f"http://127.0.0.1:{port}/bigquery/v2/projects/{project}/datasets")
+        os.environ[HOST_VARIABLE] = f"http://127.0.0.1:{relay.server_port}"
+        yield Client(project=project)
     finally:
+        os.environ.pop(HOST_VARIABLE, None)
+        relay.shutdown()
+        relay.server_close()
         process.terminate()
         process.wait()
         shutil.rmtree(home, ignore_errors=True)
+
+
+def fill_table(client: "Client", table: str, texts: Mapping[str, str]) -> None:
+    """Make a table `(id, text, ingested_at)` anew and put texts, by id, into it."""
+    from google.cloud.bigquery import Dataset
+
+    client.create_dataset(Dataset(table.rsplit(".", 1)[0]), exists_ok=True)
+    columns = "(id STRING, text STRING, ingested_at INT64)"
+    client.query(f"CREATE OR REPLACE TABLE `{table}` {columns}").result()
+    add_rows(client, table, texts, ingested_at=1)
+
+
+def add_rows(client: "Client", table: str, texts: Mapping[str, str], ingested_at: int) -> None:
+    """Add texts, by id, as one batch."""
+    rows = ", ".join(f"({json.dumps(i)}, {json.dumps(t)}, {ingested_at})" for i, t in texts.items())
+    client.query(f"INSERT INTO `{table}` (id, text, ingested_at) VALUES {rows}").result()
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
 
 
 def _install_extensions(environment: Path, home: Path) -> None:

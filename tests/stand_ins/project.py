@@ -19,6 +19,8 @@ from tests.stand_ins.google import (
 from tests.stand_ins.identity import SERVICE_ACCOUNT
 from tests.stand_ins.processes import LocalImage
 
+TEXTS_TABLE = f"{PROJECT}.corpus.texts"
+
 
 def cloud_settings(google: LocalGoogle, replicas: int = 1) -> dict[str, Any]:
     """The content of a cloud project's file, machines without accelerators."""
@@ -39,13 +41,22 @@ def cloud_settings(google: LocalGoogle, replicas: int = 1) -> dict[str, Any]:
 
 
 def move_to_cloud(config: Path, google: LocalGoogle, replicas: int = 2) -> Path:
-    """Change a pipeline file's platform and store; returns the cloud project's file beside it.
+    """Change a pipeline file's platform and store, and read its text from `TEXTS_TABLE`.
 
-    The training runs on `replicas` machines without accelerators, bought as spot machines.
+    The training runs on `replicas` machines without accelerators, bought as spot machines. Returns
+    the cloud project's file, which lies beside the pipeline file.
     """
     settings = yaml.safe_load(config.read_text())
-    store = f"gs://{BUCKET}/{config.parent.parent.name}/store"
-    config.write_text(yaml.safe_dump(settings | {"platform": "google_cloud", "store": store}))
+    folder = f"gs://{BUCKET}/{config.parent.parent.name}"
+    source = {
+        "type": "bigquery",
+        "table": TEXTS_TABLE,
+        "watermark_column": "ingested_at",
+        "export": f"{folder}/exports",
+        "project": PROJECT,
+    }
+    settings |= {"platform": "google_cloud", "store": f"{folder}/store"}
+    config.write_text(yaml.safe_dump(settings | {"raw_corpus": {"sources": [source]}}))
     cloud = cloud_settings(google, replicas)
     path = config.parent / "google_cloud.yaml"
     path.write_text(yaml.safe_dump(cloud))

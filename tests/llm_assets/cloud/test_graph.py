@@ -1,7 +1,11 @@
-"""The laptop's asset code on Google Cloud: Spark batches, two training replicas, a pre-emption."""
+"""The laptop's asset code on Google Cloud: from a BigQuery table to a registered model."""
 
+import os
+import signal
+import subprocess
 import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,8 +15,12 @@ from artifacts.pipelines import Pipeline
 from artifacts.store import CACHE_VARIABLE, Store
 from llm_assets.cloud.config import CLOUD_CONFIG_VARIABLE
 from tests.conftest import Project, make_project
-from tests.stand_ins.google import LocalGoogle
-from tests.stand_ins.project import move_to_cloud
+from tests.stand_ins.bigquery import fill_table, running_bigquery
+from tests.stand_ins.google import PROJECT, LocalGoogle
+from tests.stand_ins.project import TEXTS_TABLE, move_to_cloud
+from tests.tiny import tiny_texts
+
+STAGE_SECONDS = 240.0
 
 
 @pytest.fixture
@@ -21,43 +29,59 @@ def cloud_project(
     tmp_path: Path,
     tiny_model_folder: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> Project:
-    """The tiny project, its store in the bucket and its platform the cloud."""
+) -> Iterator[Project]:
+    """The tiny project with its text in BigQuery, its store in a bucket and a cloud platform."""
     project = make_project(tmp_path / "project", tiny_model_folder)
     cloud_path = move_to_cloud(project.config, google)
     monkeypatch.setenv(CLOUD_CONFIG_VARIABLE, str(cloud_path))
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
-    return project
+    with running_bigquery(PROJECT, google.mount) as client:
+        texts = {f"section-{number:04d}": text for number, text in enumerate(tiny_texts(240))}
+        fill_table(client, TEXTS_TABLE, texts)
+        yield project
 
 
-def preempt_once_a_checkpoint_is_there(google: LocalGoogle, done: list[str]) -> None:
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + STAGE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "the stage was never reached"
+        time.sleep(0.1)
+
+
+def jobs(google: LocalGoogle) -> list[tuple[str, str]]:
+    """Every batch and custom job that was ever submitted: name and state."""
+    batches = [(batch.name, batch.state.name) for batch in google.dataproc.batches()]
+    custom_jobs = [(job.name, job.state.name) for job in google.vertex.jobs()]
+    return batches + custom_jobs
+
+
+def preempt_after_a_checkpoint(google: LocalGoogle, done: list[str]) -> None:
     """Take the training's machines away after its first committed checkpoint."""
-    deadline = time.monotonic() + 240
-    while time.monotonic() < deadline:
-        time.sleep(0.2)
-        written = list(google.mount.folder.rglob("step-*/manifest.json"))
+
+    def trained() -> bool:
         running = [job for job in google.vertex.jobs() if job.state.name == "JOB_STATE_RUNNING"]
-        if written and running:
-            google.vertex.preempt(running[0].name)
-            done.append(running[0].name)
-            return
+        return bool(running) and any(google.mount.folder.rglob("step-*/manifest.json"))
+
+    wait_for(trained)
+    name = google.vertex.jobs()[0].name
+    google.vertex.preempt(name)
+    done.append(name)
 
 
 def program_logs(google: LocalGoogle) -> str:
     """What all programs printed, for the failure's sake."""
     batches = [google.dataproc.log(batch.name) for batch in google.dataproc.batches()]
-    jobs = [str(google.vertex.logs(job.name)) for job in google.vertex.jobs()]
-    return "\n".join(batches + jobs)
+    custom_jobs = [str(google.vertex.logs(job.name)) for job in google.vertex.jobs()]
+    return "\n".join(batches + custom_jobs)
 
 
-@pytest.mark.soak
-def test_whole_graph_with_two_replicas_and_a_preemption(
+def test_from_a_table_to_a_model_with_two_replicas_and_a_preemption(
     google: LocalGoogle, cloud_project: Project
 ) -> None:
     cloud_project.configure(checkpoint={"steps": 60, "checkpoint_every_steps": 10})
     preempted: list[str] = []
     watcher = threading.Thread(
-        target=preempt_once_a_checkpoint_is_there, args=(google, preempted), daemon=True
+        target=preempt_after_a_checkpoint, args=(google, preempted), daemon=True
     )
     watcher.start()
     made = cloud_project.materialize("*model_version")
@@ -69,8 +93,28 @@ def test_whole_graph_with_two_replicas_and_a_preemption(
     checkpoint = record.current("checkpoint", needed_by="test")
     assert checkpoint.stats["steps"] == 60 and checkpoint.stats["workers"] == 2
     assert (checkpoint.path / "model" / "config.json").exists()
-    assert len(google.dataproc.batches()) == 2
-    assert len(google.vertex.jobs()) == 2
-    again = cloud_project.materialize("*model_version")
-    assert again.returncode == 0
     assert len(google.dataproc.batches()) == 2 and len(google.vertex.jobs()) == 2
+
+
+@pytest.mark.soak
+def test_run_killed_in_each_stage_neither_loses_nor_repeats_a_job(
+    google: LocalGoogle, cloud_project: Project
+) -> None:
+    for stage in range(1, 5):
+        command = ["dagster", "asset", "materialize", "--select", "*model_version"]
+        run = subprocess.Popen(
+            command,
+            cwd=cloud_project.folder,
+            env=cloud_project.environment(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        wait_for(lambda at=stage: len(jobs(google)) == at)  # type: ignore[misc]
+        os.killpg(run.pid, signal.SIGKILL)
+        run.wait()
+    made = cloud_project.materialize("*model_version")
+    assert made.returncode == 0, made.stdout + made.stderr + program_logs(google)
+    ended = jobs(google)
+    assert len(ended) == 4, ended
+    assert all(state.endswith("SUCCEEDED") for _, state in ended)

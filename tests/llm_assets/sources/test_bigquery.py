@@ -1,6 +1,7 @@
-"""The BigQuery source, against the emulator where it is installed."""
+"""The BigQuery source, against the emulator."""
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 from pydantic import ValidationError
@@ -8,13 +9,14 @@ from pydantic import ValidationError
 from artifacts.errors import UserError
 from llm_assets.sources.bigquery import export_statement, fingerprint_bigquery, read_bigquery
 from llm_assets.sources.bigquery_settings import BigQuery
-from tests.stand_ins.bigquery import find_emulator, running_bigquery
+from tests.stand_ins.bigquery import add_rows, fill_table, running_bigquery
 from tests.stand_ins.fixtures import started_google  # noqa: F401
 from tests.stand_ins.google import BUCKET, PROJECT, LocalGoogle
 
+if TYPE_CHECKING:
+    from google.cloud.bigquery import Client
+
 TABLE = f"{PROJECT}.corpus.texts"
-COMMAND = find_emulator()
-needs_emulator = pytest.mark.skipif(COMMAND is None, reason="no BigQuery emulator installed")
 
 
 def settings(**changes: object) -> BigQuery:
@@ -51,56 +53,28 @@ def test_export_is_one_ordered_statement() -> None:
 
 
 @pytest.fixture
-def client(started_google: LocalGoogle) -> Iterator[object]:  # noqa: F811
-    """A client of a running emulator, whose exports go through the mount to the local storage."""
-    from google.api_core.client_options import ClientOptions
-    from google.auth.credentials import AnonymousCredentials
-    from google.cloud.bigquery import Client, QueryJob
-
-    class ExportingClient(Client):
-        def query(self, *arguments: object, **keywords: object) -> QueryJob:
-            job = super().query(*arguments, **keywords)
-            job.result()
-            started_google.mount.push()
-            return job
-
-    assert COMMAND is not None
-    exports = {"BQEMU_GCS_LOCAL_ROOT": str(started_google.mount.folder)}
-    with running_bigquery(COMMAND, PROJECT, exports) as url:
-        yield ExportingClient(
-            project=PROJECT,
-            credentials=AnonymousCredentials(),
-            client_options=ClientOptions(api_endpoint=url),
-        )
+def client(started_google: LocalGoogle) -> Iterator["Client"]:  # noqa: F811
+    """A client of a running emulator, whose exports land in the local storage."""
+    with running_bigquery(PROJECT, started_google.mount) as made:
+        yield made
 
 
-def insert(client, *rows: tuple[str, str, int]) -> None:
-    values = ", ".join(f"('{i}', '{text}', {at})" for i, text, at in rows)
-    client.query(f"INSERT INTO `{TABLE}` (id, text, ingested_at) VALUES {values}").result()
-
-
-@needs_emulator
-def test_rows_are_exported_once_and_change_is_noticed(client) -> None:
-    from google.cloud.bigquery import Dataset
-
-    client.create_dataset(Dataset(f"{PROJECT}.corpus"), exists_ok=True)
-    client.query(f"CREATE TABLE `{TABLE}` (id STRING, text STRING, ingested_at INT64)").result()
-    insert(client, ("b", "second", 2), ("a", "first", 1))
+def test_rows_are_exported_once_and_change_is_noticed(client: "Client") -> None:
+    fill_table(client, TABLE, {"b": "second", "a": "first"})
     source = settings(watermark_column="ingested_at")
-    before = fingerprint_bigquery(source, client)
-    assert fingerprint_bigquery(source, client) == before
-    (batch,) = read_bigquery(source, before, client=client)
+    before = fingerprint_bigquery(source)
+    assert fingerprint_bigquery(source) == before
+    (batch,) = read_bigquery(source, before)
     assert [(d.id, d.text, d.source) for d in batch] == [
         ("a", "first", "bigquery"),
         ("b", "second", "bigquery"),
     ]
-    insert(client, ("c", "third", 3))
-    assert fingerprint_bigquery(source, client) != before
-    (pinned,) = read_bigquery(source, before, client=client)
+    add_rows(client, TABLE, {"c": "third"}, ingested_at=2)
+    assert fingerprint_bigquery(source) != before
+    (pinned,) = read_bigquery(source, before)
     assert len(pinned) == 2
 
 
-@needs_emulator
-def test_missing_table_is_told_with_its_setting(client) -> None:
+def test_missing_table_is_told_with_its_setting(client: "Client") -> None:
     with pytest.raises(UserError, match="location: US"):
-        fingerprint_bigquery(settings(table=f"{PROJECT}.corpus.nothing"), client)
+        fingerprint_bigquery(settings(table=f"{PROJECT}.corpus.nothing"))
