@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict
 from artifacts.errors import UserError
 from artifacts.lease import local_lease
 from serving.address import bearer_token, listen
+from serving.rollout import RolloutFailed
 from serving.settings import EndpointSettings
 from serving.state import Desired, StateFolder, Status
 
@@ -37,10 +38,6 @@ class Endpoint(BaseModel):
     """Whether this call changed what is served."""
     reason: str
     """In words: already serving, serving now, or why the wanted version is not."""
-
-
-class RolloutFailed(UserError):
-    """The wanted version was taken back; the one before still serves."""
 
 
 def start(

@@ -1,15 +1,17 @@
-"""Moves traffic from one version to another, and back when the new one disappoints."""
+"""Moves traffic from one version to another, and back when the new one disappoints.
+
+One piece of logic for every place that serves; what the place is like stands behind `Traffic`.
+"""
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from statistics import median
 from time import monotonic
+from typing import Protocol
 
 from artifacts.errors import UserError
-from serving.engine_process import EngineLost, EngineProcess, Refused
-from serving.protocol import GenerateRequest
-from serving.router import Route, Router
-from serving.settings import EndpointSettings, RolloutSettings
+from serving.settings import RolloutSettings
 
 WATCH_SECONDS = 0.1
 
@@ -20,106 +22,125 @@ class RolledBack(Exception):
     """The new version was taken out again; the old one has all traffic."""
 
 
+class RolloutFailed(UserError):
+    """The wanted version was taken back; the one before still serves."""
+
+
+class Disappointing(Exception):
+    """The new version did not start, did not write, or did badly on its share."""
+
+
+@dataclass
+class Seen:
+    """What was seen of one side of the traffic since its share last changed."""
+
+    answered: int = 0
+    failed: int = 0
+    waiting: int = 0
+    """Requests that are under way."""
+    seconds: list[float] = field(default_factory=list)
+    """Of each answer or of each token, the same on both sides."""
+
+
+class Traffic(Protocol):
+    """A new version beside the old ones that serve, and how requests are spread over them.
+
+    Whatever a method leaves half done when its process is killed, all traffic is on whole versions.
+    """
+
+    @property
+    def version(self) -> str:
+        """The new version's name."""
+        ...
+
+    async def start(self) -> bool:
+        """Bring the new version up without traffic, and let it write a little.
+
+        Returns:
+            Whether another version has traffic.
+
+        Raises:
+            Disappointing, UserError: it did not start, or wrote nothing.
+        """
+        ...
+
+    async def set_share(self, share: float) -> None:
+        """Give the new version a share, 0 to 1, and the old ones the rest; count anew."""
+        ...
+
+    async def look(self) -> tuple[Seen, Seen]:
+        """What was seen of the new version and of the old ones; raises Disappointing if it died."""
+        ...
+
+    async def keep_new(self) -> None:
+        """Remove the old versions once their last answers are given."""
+        ...
+
+    async def keep_old(self) -> None:
+        """Give the old versions everything back, and remove the new one."""
+        ...
+
+
 async def roll_out(
-    router: Router, new: EngineProcess, settings: EndpointSettings, report: Report
+    traffic: Traffic, settings: RolloutSettings, patience: float, report: Report
 ) -> None:
     """Start a version beside the one that serves, give it traffic in steps, and retire the old one.
 
     While this runs every request is answered by one version or the other. Ended at any point, all
     traffic is on versions that are whole.
 
+    Args:
+        patience: seconds that one request may take.
+
     Raises:
         RolledBack: the new version could not be loaded, failed its probe, or made too many errors
             or was too slow on its share; it is gone and the old one serves alone.
     """
-    old = [route for route in router.routes if route.share > 0]
     try:
-        report(f"loading version {new.desired.version}")
-        await new.start()
-        await probe(new, settings)
-        route = router.add(new, 0.0)
-        for share in settings.rollout.steps if old else ():
-            await _watch_step(route, old, share, settings, report)
-    except (UserError, EngineLost, Refused, _Disappointing, TimeoutError) as error:
-        _set_shares(old, 1.0)
-        for route in [route for route in router.routes if route.engine is new]:
-            await router.drain(route, settings.request_timeout)
-        await new.stop()
+        report(f"loading version {traffic.version}")
+        beside = await traffic.start()
+        for share in settings.steps if beside else ():
+            await _watch_step(traffic, share, settings, patience, report)
+    except (UserError, Disappointing, TimeoutError) as error:
+        await traffic.keep_old()
         raise RolledBack(str(error)) from error
-    route.share = 1.0
-    report(f"version {new.desired.version} has all the traffic")
-    for before in old:
-        await router.drain(before, settings.request_timeout)
-        await before.engine.stop()
-
-
-async def probe(engine: EngineProcess, settings: EndpointSettings) -> None:
-    """Let a new engine write a little.
-
-    Raises:
-        EngineLost: it broke, or wrote nothing.
-        TimeoutError: it took longer than a request may take.
-    """
-    request = GenerateRequest(
-        prompt=settings.rollout.probe,
-        max_tokens=8,
-        max_prompt_tokens=settings.max_prompt_tokens,
-        temperature=0.0,
-        top_p=1.0,
-    )
-    async with asyncio.timeout(settings.request_timeout):
-        tokens = 0
-        async for chunk in engine.generate(request):
-            tokens = chunk.completion_tokens
-    if not tokens:
-        raise EngineLost("the probe got no answer")
-
-
-class _Disappointing(Exception):
-    """What was seen of the new version on its share."""
+    await traffic.set_share(1.0)
+    report(f"version {traffic.version} has all the traffic")
+    await traffic.keep_new()
 
 
 async def _watch_step(
-    route: Route, old: list[Route], share: float, settings: EndpointSettings, report: Report
+    traffic: Traffic, share: float, settings: RolloutSettings, patience: float, report: Report
 ) -> None:
     """Give a version a share of the traffic and look at how it goes.
 
     The step lasts until enough requests were answered to judge by, if any came; at the longest, as
     much longer as one request may take. A version that has answered none of them by then is out.
     """
-    report(f"version {route.engine.desired.version} gets {share:.0%} of the traffic")
-    for one in (route, *old):
-        one.forget()
-    route.share = share
-    _set_shares(old, 1.0 - share)
+    report(f"version {traffic.version} gets {share:.0%} of the traffic")
+    await traffic.set_share(share)
     started = monotonic()
     while True:
         await asyncio.sleep(WATCH_SECONDS)
-        _judge(route, old, settings.rollout)
+        new, old = await traffic.look()
+        judge(new, old, settings)
         seconds = monotonic() - started
-        requests = route.succeeded + route.failed + route.in_flight
-        enough = route.succeeded >= settings.rollout.min_requests or not requests
-        if seconds >= settings.rollout.step_seconds and enough:
+        requests = new.answered + new.failed + new.waiting
+        enough = new.answered >= settings.min_requests or not requests
+        if seconds >= settings.step_seconds and enough:
             return
-        if seconds > settings.rollout.step_seconds + settings.request_timeout:
-            if not route.succeeded:
-                raise _Disappointing(f"it answered none of {requests} requests")
+        if seconds > settings.step_seconds + patience:
+            if not new.answered:
+                raise Disappointing(f"it answered none of {requests} requests")
             return
 
 
-def _judge(route: Route, old: list[Route], settings: RolloutSettings) -> None:
-    requests = route.succeeded + route.failed
-    if not route.engine.ready.is_set() or route.engine.restarts:
-        raise _Disappointing("its engine died")
-    if requests and route.failed / requests > settings.max_errors:
-        raise _Disappointing(f"{route.failed} of {requests} requests failed on it")
-    times = [seconds for one in old for seconds in one.token_seconds]
-    if min(len(times), len(route.token_seconds)) >= settings.min_requests:
-        slowdown = median(route.token_seconds) / median(times)
+def judge(new: Seen, old: Seen, settings: RolloutSettings) -> None:
+    """Raise Disappointing where a version fails too often or is too slow beside the old ones."""
+    requests = new.answered + new.failed
+    if requests and new.failed / requests > settings.max_errors:
+        raise Disappointing(f"{new.failed} of {requests} requests failed on it")
+    if min(len(old.seconds), len(new.seconds)) >= settings.min_requests:
+        slowdown = median(new.seconds) / median(old.seconds)
         if slowdown > settings.max_slowdown:
-            raise _Disappointing(f"it is {slowdown:.1f} times as slow as the version before")
-
-
-def _set_shares(routes: list[Route], total: float) -> None:
-    for route in routes:
-        route.share = total / len(routes)
+            raise Disappointing(f"it is {slowdown:.1f} times as slow as the version before")

@@ -41,12 +41,6 @@ class Router:
     def __init__(self) -> None:
         self.routes: list[Route] = []
 
-    def add(self, engine: EngineProcess, share: float) -> Route:
-        """Put an engine beside the others."""
-        route = Route(engine, share)
-        self.routes.append(route)
-        return route
-
     @property
     def ready(self) -> bool:
         """Whether any route with traffic can answer now."""

@@ -11,6 +11,7 @@ import uvicorn
 from artifacts.errors import UserError
 from serving.address import bearer_token, listen
 from serving.engine_process import EngineProcess
+from serving.engine_traffic import EngineTraffic
 from serving.front import Front, build_app
 from serving.gateway import Gateway
 from serving.rollout import RolledBack, roll_out
@@ -101,7 +102,9 @@ class Server:
         self._phase = "rolling_out" if self._router.routes else "starting"
         self._write_status()
         try:
-            await roll_out(self._router, engine, wanted.settings, self._report)
+            traffic = EngineTraffic(self._router, engine, wanted.settings)
+            patience = wanted.settings.request_timeout
+            await roll_out(traffic, wanted.settings.rollout, patience, self._report)
         except RolledBack as error:
             succeeded, reason = False, str(error)
         else:

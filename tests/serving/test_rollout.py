@@ -12,6 +12,7 @@ import pytest
 
 from artifacts.errors import UserError
 from serving import process
+from serving.rollout import RolloutFailed
 from serving.settings import RolloutSettings
 from tests.serving.conftest import Client, start
 
@@ -92,7 +93,7 @@ def test_rollout_and_rollback_under_load_lose_no_request(
 
 
 def test_folder_without_a_model_leaves_the_version_before(moving: Client, tmp_path: Path) -> None:
-    with pytest.raises(process.RolloutFailed, match=r"(?s)Version 3 is not served.*Version 1"):
+    with pytest.raises(RolloutFailed, match=r"(?s)Version 3 is not served.*Version 1"):
         move(moving, tmp_path, "3")
     assert moving.complete(max_tokens=1).headers["x-model-version"] == "1"
 
@@ -102,7 +103,7 @@ def test_version_whose_engine_dies_is_taken_back(moving: Client, other_model_fol
         thread, outcome = in_background(moving, other_model_folder, "4")
         new_engine(moving, "4").kill()
         thread.join()
-    assert isinstance(outcome[0], process.RolloutFailed)
+    assert isinstance(outcome[0], RolloutFailed)
     assert "died" in str(outcome[0]) and "Version 1 still is" in str(outcome[0])
     assert {status for status, _ in answers} == {200}
     assert moving.complete(max_tokens=1).headers["x-model-version"] == "1"
@@ -126,7 +127,7 @@ def test_version_that_is_too_slow_is_taken_back(moving: Client, other_model_fold
         thread.join()
         over.set()
         brake.join()
-    assert isinstance(outcome[0], process.RolloutFailed)
+    assert isinstance(outcome[0], RolloutFailed)
     assert "times as slow" in str(outcome[0])
     assert {status for status, _ in answers} == {200}
 
