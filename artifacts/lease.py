@@ -1,13 +1,12 @@
 """Keeps two makers of the same artifact apart."""
 
 import fcntl
-import json
-import os
-import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from artifacts.holder import describe_holder
 
 POLL_SECONDS = 0.5
 
@@ -38,6 +37,6 @@ def local_lease(path: Path, on_wait: Callable[[str], None] | None = None) -> Ite
                 time.sleep(POLL_SECONDS)
         file.seek(0)
         file.truncate()
-        file.write(json.dumps({"host": socket.gethostname(), "process": os.getpid()}))
+        file.write(describe_holder())
         file.flush()
         yield
