@@ -109,7 +109,7 @@ def read_data(spec: EvaluationSpec) -> Data:
     general = general_documents(tokenizer, spec.shard_stats, settings.general_tokens, settings.seed)
     tasks = {"held_out": held_out, "general": general}
     task_folders = [Path(settings.task_folder)] if settings.task_folder else []
-    lm_eval_tasks = list(settings.tasks)
+    lm_eval_tasks = settings.lm_eval_tasks
     if settings.quiz.questions:
         task_folders.append(_write_quiz(spec, tokenizer))
         lm_eval_tasks.insert(0, TaskSettings(name=QUIZ_TASK))

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from artifacts.identity import FINGERPRINT_LENGTH
 from artifacts.settings import Settings
@@ -15,6 +15,18 @@ CODE_VERSION = "1"
 
 Folder = Annotated[str, BeforeValidator(os.fspath)]
 """A local folder; `gs://` in a spec that the container's launcher turns into mounted paths."""
+
+
+OPEN_LLM_LEADERBOARD = "open_llm_leaderboard"
+OPEN_LLM_LEADERBOARD_SHOTS = {
+    "arc_challenge": 25,
+    "hellaswag": 10,
+    "mmlu": 5,
+    "truthfulqa_mc2": 0,
+    "winogrande": 5,
+    "gsm8k": 5,
+}
+"""Task and shots of the Open LLM Leaderboard, version 1; the tasks' data are on the hub."""
 
 
 class GenerationSettings(Settings):
@@ -32,11 +44,18 @@ class TaskSettings(Settings):
     """One of lm-eval's tasks."""
 
     name: str
-    """As lm-eval calls it, or as a file in `task_folder` does."""
+    """As lm-eval calls it, or as a file in `task_folder` does; `open_llm_leaderboard` stands for
+    ARC, HellaSwag, MMLU, TruthfulQA, Winogrande and GSM8K with the shots that people compare by."""
     shots: int | None = Field(default=None, ge=0)
     """Solved examples before each question; absent means the task's own number."""
     limit: int | None = Field(default=None, ge=1)
-    """First questions only; absent means all."""
+    """First questions only, of each part of a group; absent means all."""
+
+    @model_validator(mode="after")
+    def _leave_a_groups_shots(self) -> "TaskSettings":
+        if self.name == OPEN_LLM_LEADERBOARD and self.shots is not None:
+            raise ValueError(f"{OPEN_LLM_LEADERBOARD} has its own shots; leave `shots` away")
+        return self
 
 
 class QuizSettings(Settings):
@@ -107,6 +126,11 @@ class EvaluationSettings(Settings):
     batch_tokens: int = Field(default=2_048, ge=1)
     """Most tokens in one forward pass, by what the memory holds; where, not what."""
 
+    @property
+    def lm_eval_tasks(self) -> list[TaskSettings]:
+        """The tasks to run, a group as its parts."""
+        return [part for task in self.tasks for part in _parts(task)]
+
     def content(self) -> dict[str, Any]:
         """What decides the result, for the fingerprint: files count by what they hold."""
         places: Any = {"batch_tokens": True, "task_folder": True, "summaries": {"path"}}
@@ -116,6 +140,15 @@ class EvaluationSettings(Settings):
         if self.summaries:
             content["summaries"]["file"] = _hash_files(Path(self.summaries.path))
         return content
+
+
+def _parts(task: TaskSettings) -> list[TaskSettings]:
+    if task.name != OPEN_LLM_LEADERBOARD:
+        return [task]
+    return [
+        TaskSettings(name=name, shots=shots, limit=task.limit)
+        for name, shots in OPEN_LLM_LEADERBOARD_SHOTS.items()
+    ]
 
 
 def _hash_files(path: Path) -> str:

@@ -12,16 +12,6 @@ import numpy as np
 from artifacts.errors import UserError
 from recipes.evaluation.settings import TaskSettings
 
-OPEN_TASKS = (
-    TaskSettings(name="arc_challenge", shots=25),
-    TaskSettings(name="hellaswag", shots=10),
-    TaskSettings(name="mmlu", shots=5),
-    TaskSettings(name="truthfulqa_mc2", shots=0),
-    TaskSettings(name="winogrande", shots=5),
-    TaskSettings(name="gsm8k", shots=5),
-)
-"""The tasks and shots that published models are compared by; they need the hub."""
-
 SEED = 1234
 
 

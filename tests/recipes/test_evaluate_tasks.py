@@ -6,6 +6,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from pydantic import ValidationError
 
 from artifacts.errors import UserError
 from artifacts.shards import ShardStats
@@ -140,6 +141,25 @@ def test_quiz_is_part_of_the_evaluation(
     assert len(rows) == 2 * QUIZ.questions and rows[0]["cluster"].startswith("cluster-")
     moved = spec.model_copy(update={"output": str(tmp_path / "elsewhere")})
     assert evaluate(moved, lambda _: None) == result
+
+
+def test_leaderboards_tasks_are_known_to_lm_eval_with_the_shots_that_people_compare() -> None:
+    from lm_eval.tasks import TaskManager
+
+    group = TaskSettings(name="open_llm_leaderboard", limit=7)
+    tasks = EvaluationSettings(tasks=(group,)).lm_eval_tasks
+    assert [(task.name, task.shots) for task in tasks] == [
+        ("arc_challenge", 25),
+        ("hellaswag", 10),
+        ("mmlu", 5),
+        ("truthfulqa_mc2", 0),
+        ("winogrande", 5),
+        ("gsm8k", 5),
+    ]
+    assert {task.limit for task in tasks} == {7}
+    assert {task.name for task in tasks} <= set(TaskManager().all_tasks)
+    with pytest.raises(ValidationError, match="has its own shots"):
+        TaskSettings(name="open_llm_leaderboard", shots=3)
 
 
 def test_unknown_task_and_task_without_its_data_are_named(
