@@ -30,10 +30,10 @@ def run() -> None:
 @commands.command()
 def stop() -> None:
     """End the endpoint."""
-    from llm_assets.config import config_path, load_settings
-    from llm_assets.resources.serving import stop_endpoint
+    from llm_assets.commands.session import open_session
 
-    ended = stop_endpoint(load_settings(config_path()))
+    session = open_session()
+    ended = session.serving.stop(session.settings)
     click.echo("The endpoint has ended." if ended else "No endpoint was running.")
 
 

@@ -41,6 +41,11 @@ class Seen:
     seconds: list[float] = field(default_factory=list)
     """Of each answer or of each token, the same on both sides."""
 
+    @property
+    def requests(self) -> int:
+        """All of them."""
+        return self.answered + self.failed + self.waiting
+
 
 class Traffic(Protocol):
     """A new version beside the old ones that serve, and how requests are spread over them.
@@ -125,13 +130,14 @@ async def _watch_step(
         new, old = await traffic.look()
         judge(new, old, settings)
         seconds = monotonic() - started
-        requests = new.answered + new.failed + new.waiting
-        enough = new.answered >= settings.min_requests or not requests
+        enough = all(
+            side.answered >= settings.min_requests or not side.requests for side in (new, old)
+        )
         if seconds >= settings.step_seconds and enough:
             return
         if seconds > settings.step_seconds + patience:
-            if not new.answered:
-                raise Disappointing(f"it answered none of {requests} requests")
+            if new.requests and not new.answered:
+                raise Disappointing(f"it answered none of {new.requests} requests")
             return
 
 

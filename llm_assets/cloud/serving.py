@@ -1,22 +1,72 @@
-"""Serving on Google Cloud."""
+"""Serving on Google Cloud: a Vertex AI endpoint that follows the champion."""
 
+import asyncio
 from collections.abc import Callable
+from pathlib import Path
 
-from artifacts.errors import UserError
+from artifacts.store import Store
+from llm_assets.cloud.config import load_cloud_settings
+from llm_assets.cloud.endpoint import VertexEndpoint
+from llm_assets.cloud.registry import VertexModelRegistry
+from llm_assets.cloud.traffic import VertexTraffic
+from llm_assets.cloud.vertex import Vertex
 from llm_assets.config import PipelineSettings
 from llm_assets.registry.base import ModelVersion
-from llm_assets.resources.serving import ServingPlatform
-from serving.process import Endpoint
+from llm_assets.resources.serving import Served, ServingPlatform
+from serving.rollout import RolledBack, RolloutFailed, roll_out
+
+PRIVATE_URL = "a private address"
 
 
 class VertexServingPlatform(ServingPlatform):
-    """Holds the place of Vertex AI endpoints."""
+    """A dedicated endpoint of Vertex AI, named after the pipeline."""
+
+    cloud_config_path: str
+    """The cloud project's file."""
 
     def serve(
         self, settings: PipelineSettings, version: ModelVersion, report: Callable[[str], None]
-    ) -> Endpoint:
-        raise UserError(
-            f"Version {version.version} is registered ({version.model_url}), but this project does "
-            "not deploy to Vertex AI endpoints yet. Materialize up to `model_version`, and serve "
-            "the model from that folder."
+    ) -> Served:
+        vertex = Vertex(load_cloud_settings(Path(self.cloud_config_path)), report)
+        store = Store(settings.store)
+        model = VertexModelRegistry(store, settings.name, vertex).resource_name(version.version)
+        endpoint = VertexEndpoint(vertex, settings.name)
+        rollout = settings.endpoint.rollout
+        traffic = VertexTraffic(endpoint, vertex.settings, model, version, rollout.probe)
+        with store.lease(f"endpoint-{settings.name}", lambda who: report(f"waiting for {who}")):
+            changed = not traffic.is_alone()
+            if changed:
+                patience = vertex.settings.endpoint.request_seconds
+                try:
+                    asyncio.run(roll_out(traffic, rollout, patience, report))
+                except RolledBack as error:
+                    raise RolloutFailed(
+                        f"Version {version.version} is not served: {error}\n{_who_serves(endpoint)}"
+                    ) from error
+        return Served(
+            url=_url(endpoint),
+            changed=changed,
+            reason="serving now" if changed else "already serving",
         )
+
+    def stop(self, settings: PipelineSettings) -> bool:
+        vertex = Vertex(load_cloud_settings(Path(self.cloud_config_path)))
+        endpoint = VertexEndpoint(vertex, settings.name)
+        with Store(settings.store).lease(f"endpoint-{settings.name}"):
+            if endpoint.find() is None:
+                return False
+            endpoint.delete()
+        return True
+
+
+def _who_serves(endpoint: VertexEndpoint) -> str:
+    found = endpoint.find()
+    serving = [d for d in found.deployed_models if found.traffic_split.get(d.id)] if found else []
+    names = " and ".join(d.display_name.replace("-", " ") for d in serving)
+    return f"Still serving: {names}." if names else "No version serves."
+
+
+def _url(endpoint: VertexEndpoint) -> str:
+    host = endpoint.read().dedicated_endpoint_dns or PRIVATE_URL
+    scheme = "" if "://" in host else "https://"
+    return f"{scheme}{host}/v1/{endpoint.name}:predict"

@@ -60,7 +60,10 @@ def build_resources(settings: PipelineSettings, config_path: str) -> dict[str, A
         "serving": _choose(
             "serving",
             settings.platform,
-            {"local": LocalServingPlatform, "google_cloud": VertexServingPlatform},
+            {
+                "local": LocalServingPlatform,
+                "google_cloud": lambda: VertexServingPlatform(cloud_config_path=cloud),
+            },
         ),
     }
 

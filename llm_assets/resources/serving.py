@@ -5,13 +5,25 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dagster import ConfigurableResource
+from pydantic import BaseModel, ConfigDict
 
 from artifacts.store import Store
 from llm_assets.config import PipelineSettings
 from llm_assets.registry.base import ModelVersion
 from serving import process
-from serving.process import Endpoint
 from serving.state import Status
+
+
+class Served(BaseModel):
+    """An endpoint that answers."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    url: str
+    changed: bool
+    """Whether this call changed what is served."""
+    reason: str
+    """In words: already serving, or serving now."""
 
 
 class ServingPlatform(ConfigurableResource, ABC):
@@ -20,8 +32,16 @@ class ServingPlatform(ConfigurableResource, ABC):
     @abstractmethod
     def serve(
         self, settings: PipelineSettings, version: ModelVersion, report: Callable[[str], None]
-    ) -> Endpoint:
-        """Have a version served, and return once it is; a version that is served stays as it is."""
+    ) -> Served:
+        """Have a version served, and return once it is; a version that is served stays as it is.
+
+        Raises:
+            RolloutFailed: the version served before still is.
+        """
+
+    @abstractmethod
+    def stop(self, settings: PipelineSettings) -> bool:
+        """End the endpoint; returns whether there was one."""
 
 
 class LocalServingPlatform(ServingPlatform):
@@ -29,8 +49,8 @@ class LocalServingPlatform(ServingPlatform):
 
     def serve(
         self, settings: PipelineSettings, version: ModelVersion, report: Callable[[str], None]
-    ) -> Endpoint:
-        return process.start(
+    ) -> Served:
+        endpoint = process.start(
             model_folder=Path(version.model_url),
             version=str(version.version),
             fingerprint=version.model_fingerprint,
@@ -38,6 +58,10 @@ class LocalServingPlatform(ServingPlatform):
             settings=settings.endpoint,
             report=report,
         )
+        return Served(url=endpoint.url, changed=endpoint.changed, reason=endpoint.reason)
+
+    def stop(self, settings: PipelineSettings) -> bool:
+        return process.stop(endpoint_folder(settings))
 
 
 def endpoint_folder(settings: PipelineSettings) -> Path:
@@ -49,8 +73,3 @@ def endpoint_folder(settings: PipelineSettings) -> Path:
 def endpoint_status(settings: PipelineSettings) -> Status | None:
     """What the local endpoint is doing, or None where none runs."""
     return process.status(endpoint_folder(settings))
-
-
-def stop_endpoint(settings: PipelineSettings) -> bool:
-    """End the local endpoint; returns whether one was running."""
-    return process.stop(endpoint_folder(settings))

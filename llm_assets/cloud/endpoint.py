@@ -1,0 +1,150 @@
+"""One Vertex AI endpoint: what is deployed on it, and who has which share of the traffic."""
+
+import time
+from typing import Any
+
+from llm_assets.cloud.vertex import Vertex, VertexRefused
+from llm_assets.pipes.retries import Backoff
+
+CHANGE_SECONDS = 900.0
+"""How long anything but a deployment may take."""
+
+
+class VertexEndpoint:
+    """An endpoint with a deterministic name, made when it is first needed."""
+
+    def __init__(self, vertex: Vertex, pipeline: str) -> None:
+        self._vertex = vertex
+        self._id = pipeline.replace("_", "-")
+        self.name = f"{vertex.parent}/endpoints/{self._id}"
+
+    def find(self) -> Any | None:
+        """The endpoint as it is now, or None where there is none."""
+        from google.api_core.exceptions import NotFound
+
+        try:
+            return self._vertex.call(
+                "a look at the endpoint", self._vertex.endpoints.get_endpoint, name=self.name
+            )
+        except NotFound:
+            return None
+
+    def read(self) -> Any:
+        """The endpoint as it is now; raises VertexRefused where there is none."""
+        found = self.find()
+        if found is None:
+            raise VertexRefused(f"The endpoint {self.name} is gone: somebody deleted it.")
+        return found
+
+    def create(self) -> None:
+        """Make the endpoint where there is none: a dedicated one, public or private."""
+        from google.api_core.exceptions import AlreadyExists
+        from google.cloud import aiplatform_v1
+
+        if self.find() is not None:
+            return
+        settings = self._vertex.settings.endpoint
+        endpoint = aiplatform_v1.Endpoint(
+            display_name=self._id,
+            client_connection_config={
+                "inference_timeout": {"seconds": round(settings.request_seconds)}
+            },
+        )
+        if settings.private_projects:
+            endpoint.private_service_connect_config = {
+                "enable_private_service_connect": True,
+                "project_allowlist": list(settings.private_projects),
+            }
+        else:
+            endpoint.dedicated_endpoint_enabled = True
+        doing = "the endpoint's creation"
+        request = aiplatform_v1.CreateEndpointRequest(
+            parent=self._vertex.parent, endpoint=endpoint, endpoint_id=self._id
+        )
+        try:
+            operation = self._vertex.call(
+                doing, self._vertex.endpoints.create_endpoint, request=request
+            )
+        except AlreadyExists:
+            self.settle(CHANGE_SECONDS)
+            return
+        self._vertex.wait(doing, operation, CHANGE_SECONDS)
+
+    def settle(self, seconds: float) -> None:
+        """Wait until no change of the endpoint is under way, such as one of a killed run."""
+        from google.longrunning.operations_pb2 import ListOperationsRequest
+
+        doing, backoff = "a look at running changes", Backoff(0.2, 10.0, factor=1.5)
+        deadline = time.monotonic() + seconds
+        request = ListOperationsRequest(name=self.name)
+        while True:
+            answer = self._vertex.call(
+                doing, self._vertex.endpoints.list_operations, request=request
+            )
+            running = [operation.name for operation in answer.operations if not operation.done]
+            if not running:
+                return
+            if time.monotonic() > deadline:
+                raise VertexRefused(
+                    f"The endpoint {self.name} was still being changed after {seconds:.0f} s by "
+                    f"{running[0]}. Look at {self._vertex.console_url}"
+                )
+            time.sleep(backoff.take())
+
+    def deploy(self, deployed: dict[str, Any], seconds: float) -> None:
+        """Start a version's machines, without any traffic, and wait until it is healthy."""
+        from google.api_core.exceptions import AlreadyExists, NotFound
+
+        doing = f"the deployment of {deployed['display_name']}"
+        try:
+            operation = self._vertex.call(
+                doing,
+                self._vertex.endpoints.deploy_model,
+                endpoint=self.name,
+                deployed_model=deployed,
+            )
+        except AlreadyExists:
+            self.settle(seconds)
+            return
+        except NotFound as error:
+            raise self._vertex.refusal(doing, error) from error
+        self._vertex.wait(doing, operation, seconds)
+
+    def split(self, shares: dict[str, int]) -> None:
+        """Set who gets how many per cent of the requests, by the ids of the deployed models."""
+        from google.cloud import aiplatform_v1
+        from google.protobuf.field_mask_pb2 import FieldMask
+
+        endpoint = aiplatform_v1.Endpoint(name=self.name, traffic_split=shares)
+        self._vertex.call(
+            "another traffic split",
+            self._vertex.endpoints.update_endpoint,
+            endpoint=endpoint,
+            update_mask=FieldMask(paths=["traffic_split"]),
+        )
+
+    def undeploy(self, deployed_id: str) -> None:
+        """Remove a version and its machines; one that is gone already stays gone."""
+        from google.api_core.exceptions import NotFound
+
+        doing = "a version's removal"
+        try:
+            operation = self._vertex.call(
+                doing,
+                self._vertex.endpoints.undeploy_model,
+                endpoint=self.name,
+                deployed_model_id=deployed_id,
+            )
+        except NotFound:
+            return
+        self._vertex.wait(doing, operation, CHANGE_SECONDS)
+
+    def delete(self) -> None:
+        """Remove every version, then the endpoint itself."""
+        self.settle(CHANGE_SECONDS)
+        found = self.read()
+        for deployed in sorted(found.deployed_models, key=lambda d: found.traffic_split.get(d.id)):
+            self.undeploy(deployed.id)
+        doing = "the endpoint's removal"
+        operation = self._vertex.call(doing, self._vertex.endpoints.delete_endpoint, name=self.name)
+        self._vertex.wait(doing, operation, CHANGE_SECONDS)

@@ -1,0 +1,298 @@
+"""A Vertex AI endpoint through the real clients: deploy, share, roll back, crash, ask again."""
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+import httpx
+import pytest
+import yaml
+
+from artifacts.store import Store
+from llm_assets.cloud.registry import VertexModelRegistry
+from llm_assets.cloud.serving import VertexServingPlatform
+from llm_assets.cloud.settings import GoogleCloudSettings
+from llm_assets.cloud.vertex import Vertex
+from llm_assets.config import PipelineSettings
+from llm_assets.registry.decisions import roll_back
+from llm_assets.resources.serving import Served
+from serving.rollout import RolloutFailed
+from tests.llm_assets.registry.conftest import entry
+from tests.stand_ins.google import BUCKET, SERVE_IMAGE, LocalGoogle
+from tests.stand_ins.processes import LocalImage
+from tests.stand_ins.project import cloud_settings
+
+LIGHT = (sys.executable, "-m", "tests.stand_ins.light_server")
+BROKEN_IMAGE, SLOW_IMAGE, FAILING_IMAGE = (f"{SERVE_IMAGE}-{n}" for n in ("broken", "slow", "bad"))
+
+
+class Cloud:
+    """One pipeline on the local Google, its endpoint's containers light ones."""
+
+    def __init__(self, google: LocalGoogle, folder: Path) -> None:
+        self.google = google
+        self.path = folder / "google_cloud.yaml"
+        self.content = cloud_settings(google)
+        self.pipeline = PipelineSettings.model_validate(
+            {
+                "name": "manual",
+                "platform": "google_cloud",
+                "store": f"gs://{BUCKET}/{folder.name}",
+                "raw_corpus": {"sources": [{"type": "files", "name": "m", "path": "m"}]},
+                "base_model": {"folder": "/models/base"},
+                "endpoint": {
+                    "rollout": {
+                        "steps": [0.3, 0.6],
+                        "step_seconds": 0.3,
+                        "min_requests": 3,
+                        "max_slowdown": 6,
+                    }
+                },
+            }
+        )
+        self.reports: list[str] = []
+        self.use_image(SERVE_IMAGE)
+
+    def use_image(self, image: str) -> None:
+        """Register versions with another serving image from now on."""
+        self.content["images"]["serve"] = image
+        self.path.write_text(yaml.safe_dump(self.content))
+
+    @property
+    def registry(self) -> VertexModelRegistry:
+        settings = GoogleCloudSettings.model_validate(self.content)
+        return VertexModelRegistry(Store(self.pipeline.store), "manual", Vertex(settings))
+
+    def register(self, model: str, image: str = SERVE_IMAGE) -> int:
+        self.use_image(image)
+        return self.registry.register(entry(model)).version
+
+    def serve(self, version: int) -> Served:
+        platform = VertexServingPlatform(cloud_config_path=str(self.path))
+        return platform.serve(self.pipeline, self.registry.get(version), self.reports.append)
+
+    def stop(self) -> bool:
+        return VertexServingPlatform(cloud_config_path=str(self.path)).stop(self.pipeline)
+
+    def shares(self) -> dict[str, int]:
+        """What is deployed, and its per cent of the traffic."""
+        (endpoint,) = self.google.endpoints.endpoints()
+        return {
+            deployed.display_name: endpoint.traffic_split.get(deployed.id, 0)
+            for deployed in endpoint.deployed_models
+        }
+
+    def ask(self, url: str) -> httpx.Response:
+        token = self.google.tokens.issue()["access_token"]
+        headers = {"Authorization": f"Bearer {token}"}
+        return httpx.post(url, json={"instances": ["The valve"]}, headers=headers, timeout=30)
+
+    @contextmanager
+    def load(self, url: str) -> Iterator[list[httpx.Response]]:
+        """Constant requests; yields the answers."""
+        answers: list[httpx.Response] = []
+        over = threading.Event()
+
+        def work() -> None:
+            while not over.is_set():
+                answers.append(self.ask(url))
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        try:
+            yield answers
+        finally:
+            over.set()
+            thread.join()
+
+
+@pytest.fixture
+def cloud(google: LocalGoogle, tmp_path: Path) -> Cloud:
+    google.images[SERVE_IMAGE] = LocalImage(entrypoint=LIGHT)
+    for image, behaviour in (
+        (BROKEN_IMAGE, {"BROKEN": "1"}),
+        (SLOW_IMAGE, {"ANSWER_SECONDS": "0.8"}),
+        (FAILING_IMAGE, {"FAIL_SHARE": "0.7"}),
+    ):
+        google.images[image] = LocalImage(entrypoint=LIGHT, environment=behaviour)
+    return Cloud(google, tmp_path)
+
+
+def test_versions_follow_each_other_and_go_back_without_a_failed_request(cloud: Cloud) -> None:
+    cloud.registry.register_base(entry("base", promoted=None))
+    url = cloud.serve(0).url
+    assert cloud.ask(url).json()["predictions"] == ["0"]
+    with cloud.load(url) as answers:
+        cloud.registry.promote(cloud.register("a"), "better")
+        served = cloud.serve(1)
+        assert served.changed and cloud.shares() == {"version-1": 100}
+        before = roll_back(cloud.registry, "users complain")
+        assert cloud.serve(before.version).changed
+    assert {answer.status_code for answer in answers} == {200}
+    assert {answer.json()["predictions"][0] for answer in answers} == {"0", "1"}
+    assert cloud.shares() == {"version-0": 100}
+    assert len(cloud.google.endpoints.processes()) == 1
+    assert "version 1 gets 30% of the traffic" in cloud.reports
+    again = cloud.serve(0)
+    assert (again.changed, again.reason) == (False, "already serving")
+
+
+def test_endpoint_is_a_dedicated_one_with_the_machines_of_the_settings(cloud: Cloud) -> None:
+    cloud.content["endpoint"] |= {"maximum_replicas": 3, "target_utilization": 70}
+    cloud.serve(cloud.register("a"))
+    (endpoint,) = cloud.google.endpoints.endpoints()
+    assert endpoint.dedicated_endpoint_enabled and endpoint.name.endswith("/endpoints/manual")
+    resources = endpoint.deployed_models[0].dedicated_resources
+    assert resources.machine_spec.machine_type == "n1-standard-4"
+    assert (resources.min_replica_count, resources.max_replica_count) == (1, 3)
+    assert resources.autoscaling_metric_specs[0].target == 70
+    cloud.content["endpoint"] |= {"machine_type": "n1-standard-8"}
+    cloud.path.write_text(yaml.safe_dump(cloud.content))
+    assert cloud.serve(1).changed, "the same version moves to other machines"
+    (deployed,) = endpoint.deployed_models
+    assert deployed.dedicated_resources.machine_spec.machine_type == "n1-standard-8"
+
+
+@pytest.mark.parametrize(
+    ("image", "reason"),
+    [
+        (FAILING_IMAGE, "requests failed on it"),
+        (SLOW_IMAGE, "times as slow as the version before"),
+        (BROKEN_IMAGE, "the model's files are damaged"),
+        (f"{SERVE_IMAGE}-missing", "images/build.sh"),
+    ],
+)
+def test_version_that_disappoints_is_taken_back(cloud: Cloud, image: str, reason: str) -> None:
+    cloud.serve(cloud.register("a"))
+    version = cloud.register("b", image)
+    with pytest.raises(RolloutFailed, match=rf"(?s){reason}.*Still serving: version 1"):
+        cloud.serve(version)
+    assert cloud.shares() == {"version-1": 100}
+    assert len(cloud.google.endpoints.processes()) == 1
+
+
+def test_missing_quota_says_what_to_ask_for_and_is_mended_by_asking_again(cloud: Cloud) -> None:
+    version = cloud.register("a")
+    cloud.google.endpoints.quota = 0
+    with pytest.raises(RolloutFailed, match=r"(?s)iam-admin/quotas.*No version serves"):
+        cloud.serve(version)
+    cloud.google.endpoints.quota = 1
+    assert cloud.serve(version).changed and cloud.shares() == {"version-1": 100}
+
+
+CRASHES = {
+    "while it is deployed": ("DeployModel", 1),
+    "after its first share": ("UpdateEndpoint", 1),
+    "after its last share": ("UpdateEndpoint", 3),
+    "while the old one is removed": ("UndeployModel", 1),
+}
+
+
+@pytest.mark.parametrize("when", CRASHES)
+def test_crash_leaves_a_whole_version_and_the_next_run_goes_on(cloud: Cloud, when: str) -> None:
+    url = cloud.serve(cloud.register("a")).url
+    version = cloud.register("b")
+    method, count = CRASHES[when]
+    started = cloud.google.server.faults.count(method)
+    cloud.google.endpoints.hold_deployments.set()
+    process = subprocess.Popen([sys.executable, "-c", PROGRAM, *program_arguments(cloud, version)])
+    try:
+        if method != "DeployModel":
+            cloud.google.endpoints.hold_deployments.clear()
+        wait_for(
+            lambda: (
+                cloud.google.server.faults.count(method) >= started + count
+                or process.poll() is not None
+            )
+        )
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.wait()
+    assert cloud.ask(url).status_code == 200
+    assert sum(cloud.shares().values()) == 100
+    cloud.google.endpoints.hold_deployments.clear()
+    cloud.serve(version)
+    assert cloud.shares() == {"version-2": 100}
+    assert cloud.google.server.faults.count("DeployModel") == 2, "nothing was deployed twice"
+    assert len(cloud.google.endpoints.processes()) == 1
+
+
+PROGRAM = """
+import sys, yaml
+from pathlib import Path
+from artifacts.store import Store
+from llm_assets.cloud.config import load_cloud_settings
+from llm_assets.cloud.registry import VertexModelRegistry
+from llm_assets.cloud.serving import VertexServingPlatform
+from llm_assets.cloud.vertex import Vertex
+from llm_assets.config import PipelineSettings
+
+cloud, pipeline, version = sys.argv[1:]
+settings = PipelineSettings.model_validate_json(pipeline)
+vertex = Vertex(load_cloud_settings(Path(cloud)))
+registry = VertexModelRegistry(Store(settings.store), settings.name, vertex)
+platform = VertexServingPlatform(cloud_config_path=cloud)
+platform.serve(settings, registry.get(int(version)), print)
+"""
+
+
+def program_arguments(cloud: Cloud, version: int) -> list[str]:
+    slow = cloud.pipeline.endpoint.rollout.model_copy(update={"step_seconds": 1.0})
+    endpoint = cloud.pipeline.endpoint.model_copy(update={"rollout": slow})
+    pipeline = cloud.pipeline.model_copy(update={"endpoint": endpoint})
+    return [str(cloud.path), pipeline.model_dump_json(exclude_defaults=True), str(version)]
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_busy_service_and_a_lost_reply_change_nothing(cloud: Cloud) -> None:
+    version = cloud.register("a")
+    faults = cloud.google.server.faults
+    unavailable = grpc.StatusCode.UNAVAILABLE
+    faults.add("DeployModel", unavailable, "busy", after_work=True)
+    faults.add("GetEndpoint", unavailable, "busy")
+    cloud.serve(version)
+    assert cloud.shares() == {"version-1": 100}
+    assert len(cloud.google.endpoints.processes()) == 1
+
+
+def test_forbidden_deployment_names_the_role(cloud: Cloud) -> None:
+    version = cloud.register("a")
+    cloud.google.server.faults.add("DeployModel", grpc.StatusCode.PERMISSION_DENIED, "no right")
+    with pytest.raises(RolloutFailed, match=r"roles/aiplatform\.user"):
+        cloud.serve(version)
+
+
+def test_private_endpoint_is_reached_by_private_service_connect(cloud: Cloud) -> None:
+    cloud.content["endpoint"] |= {"private_projects": ["my-other-project"]}
+    cloud.serve(cloud.register("a"))
+    (endpoint,) = cloud.google.endpoints.endpoints()
+    connect = endpoint.private_service_connect_config
+    assert connect.enable_private_service_connect and not endpoint.dedicated_endpoint_enabled
+    assert list(connect.project_allowlist) == ["my-other-project"]
+    with pytest.raises(RolloutFailed, match=r"endpoint\.private_address"):
+        cloud.serve(cloud.register("b"))
+    assert cloud.shares() == {"version-1": 100}
+    address = cloud.google.endpoints.prediction.url
+    cloud.content["endpoint"] |= {"private_address": address}
+    cloud.use_image(SERVE_IMAGE)
+    assert cloud.serve(2).changed
+
+
+def test_stopping_removes_all_that_costs(cloud: Cloud) -> None:
+    assert not cloud.stop()
+    cloud.serve(cloud.register("a"))
+    assert cloud.stop()
+    assert cloud.google.endpoints.endpoints() == []
+    assert cloud.google.endpoints.processes() == []
