@@ -178,12 +178,27 @@ def _read_parquet(file: SourceFile, source: Files) -> Iterator[Row]:
                 )
             number = 0
             for batch in parquet.iter_batches(BATCH_DOCUMENTS, columns=columns):
-                for record in batch.to_pylist():
+                for record in _records(batch):
                     number += 1
                     where = f"row {number}"
-                    yield _pick(record, file, source, where, f"{file.name}:{number}")
+                    if isinstance(record, UnicodeDecodeError):
+                        yield _not_utf8(file, where, record)
+                    else:
+                        yield _pick(record, file, source, where, f"{file.name}:{number}")
     except pa.ArrowInvalid as error:
         raise UserError(f"{file.path} is not a readable Parquet file ({error}).") from error
+
+
+def _records(batch: pa.RecordBatch) -> Iterator[dict[str, Any] | UnicodeDecodeError]:
+    """The rows of a batch; in place of one whose text is not UTF-8, that fault."""
+    try:
+        yield from batch.to_pylist()
+    except UnicodeDecodeError:
+        for place in range(batch.num_rows):
+            try:
+                yield batch.slice(place, 1).to_pylist()[0]
+            except UnicodeDecodeError as error:
+                yield error
 
 
 def _pick(record: Any, file: SourceFile, source: Files, where: str, default_id: str) -> Row:

@@ -146,6 +146,22 @@ def test_shards_in_an_object_store_are_copied_when_first_read_and_kept(tmp_path:
         ShardSet(url, stats, "train", cache=cache)
 
 
+def test_shards_of_two_manifests_in_one_folder_are_not_mixed(tmp_path: Path) -> None:
+    stats = write_two_shards(tmp_path)
+    foreign = stats.shards[1].model_copy(update={"name": "train-00002"})
+    for file in tmp_path.glob("train-00001.*"):
+        (tmp_path / file.name.replace("00001", "00002")).write_bytes(file.read_bytes())
+
+    assert len(ShardSet(tmp_path, stats, "train")) == 3
+    both = stats.model_copy(update={"shards": [*stats.shards, foreign]})
+    assert len(ShardSet(tmp_path, both, "train")) == 4
+
+    for file in tmp_path.glob("train-00001.*"):
+        (tmp_path / file.name.replace("00001", "00000")).write_bytes(file.read_bytes())
+    with pytest.raises(DamagedArtifact, match=r"train-00000.tokens has 8 bytes.*means 16"):
+        ShardSet(tmp_path, stats, "train")
+
+
 def test_an_interrupted_copy_is_made_again(tmp_path: Path) -> None:
     (tmp_path / "shards").mkdir()
     stats = write_two_shards(tmp_path / "shards")

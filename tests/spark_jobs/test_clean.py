@@ -4,6 +4,7 @@ import json
 import random
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
@@ -213,3 +214,35 @@ def test_a_filter_whose_packages_are_absent_is_refused_before_the_work(
     except ImportError:
         with pytest.raises(UserError, match=r"'gopher_quality'.*not installed.*spacy"):
             run(spark, raw_corpus([("a", "x" * 50)]), tmp_path / "clean", settings)
+
+
+def test_a_document_of_200_mb_is_dropped_for_its_length(
+    spark: SparkSession, raw_corpus: Corpus, tmp_path: Path
+) -> None:
+    sentence = "The valve opens before start-up and closes every week. "
+    raw = raw_corpus([("huge", sentence * (200_000_000 // len(sentence))), ("sound", sentence * 3)])
+
+    stats = run(spark, raw, tmp_path / "clean")
+
+    assert stats["dropped"] == {"too_long": 1}
+    assert documents(tmp_path / "clean").keys() == {"sound"}
+
+
+def test_nul_bytes_and_a_million_empty_documents_are_counted(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    text = "A valve opens before start-up\x00 and closes at the end of the week."
+    table = pa.table(
+        {
+            "id": ["nul", *map(str, range(1_000_000))],
+            "text": [text, *[""] * 1_000_000],
+            "source": ["manual"] * 1_000_001,
+        }
+    )
+    (tmp_path / "raw").mkdir()
+    pq.write_table(table, tmp_path / "raw" / "part-00000.parquet", row_group_size=100_000)
+
+    stats = run(spark, str(tmp_path / "raw"), tmp_path / "clean")
+
+    assert stats["dropped"] == {"empty": 1_000_000}
+    assert documents(tmp_path / "clean")["nul"]["text"] == text.replace("\x00", "")

@@ -74,14 +74,6 @@ def test_faulty_documents_are_set_aside_counted_and_named(tmp_path: Path) -> Non
         snapshot(files_source(tmp_path / "a.jsonl"), tmp_path / "again")
 
 
-def test_many_empty_documents_are_counted(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text('{"text": ""}\n' * 50_000 + '{"text": "full"}\n')
-
-    rows, stats = snapshot(files_source(tmp_path / "a.jsonl"), tmp_path / "raw")
-
-    assert len(rows) == 1 and stats["dropped"] == {"empty": 50_000}
-
-
 def test_a_compression_bomb_is_refused_before_memory_is_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
