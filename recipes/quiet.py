@@ -2,6 +2,7 @@
 
 import logging
 import os
+import warnings
 
 
 def silence_libraries() -> None:
@@ -11,6 +12,8 @@ def silence_libraries() -> None:
     os.environ.setdefault("TQDM_DISABLE", "1")
     # accelerate imports DeepSpeed where it is installed, which then remarks on the accelerator.
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if os.path.exists("/dev/nvidia0") else "cpu")
+    # Said by torchdata of what it calls in torch.
+    warnings.filterwarnings("ignore", "'set_vital' is deprecated")
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.set_verbosity_error()
