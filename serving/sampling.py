@@ -1,4 +1,4 @@
-"""Every request's own temperature and top-p inside one continuous batch.
+"""Every request's own temperature and top-p inside one batch.
 
 transformers' continuous batching samples the whole batch with one generation config. Processors
 like these receive each request's own values, by the interface that transformers gives for it.
@@ -41,10 +41,7 @@ class Temperature(_PerRequestFloat):
     default = 0.0
 
     def __call__(self, scores: torch.Tensor, tensor_arg: torch.Tensor) -> torch.Tensor:
-        temperature = tensor_arg[: scores.size(0)].view(torch.float32).unsqueeze(-1)
-        greedy = torch.full_like(scores, -torch.inf)
-        greedy.scatter_(-1, scores.argmax(dim=-1, keepdim=True), 0.0)
-        return torch.where(temperature > 0, scores / temperature.clamp(min=1e-6), greedy)
+        return _heat(scores, tensor_arg[: scores.size(0)].view(torch.float32))
 
 
 class TopP(_PerRequestFloat):
@@ -54,19 +51,40 @@ class TopP(_PerRequestFloat):
     default = 1.0
 
     def __call__(self, scores: torch.Tensor, tensor_arg: torch.Tensor) -> torch.Tensor:
-        top_p = tensor_arg[: scores.size(0)].view(torch.float32)
-        rows = (top_p < 1).nonzero().squeeze(-1)
-        if len(rows):
-            scores = scores.clone()
-            scores[rows] = _nucleus(scores[rows], top_p[rows].unsqueeze(-1))
+        return _keep_likely(scores, tensor_arg[: scores.size(0)].view(torch.float32))
+
+
+def choose_tokens(
+    scores: torch.Tensor, temperature: torch.Tensor, top_p: torch.Tensor
+) -> torch.Tensor:
+    """The next token of each row, shape (rows,).
+
+    Args:
+        scores: logits, shape (rows, vocabulary).
+        temperature: shape (rows,); zero takes the most likely token.
+        top_p: shape (rows,).
+    """
+    likely = _keep_likely(_heat(scores, temperature), top_p)
+    return torch.multinomial(likely.softmax(dim=-1), 1).squeeze(-1)
+
+
+def _heat(scores: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
+    temperature = temperature.unsqueeze(-1)
+    greedy = torch.full_like(scores, -torch.inf)
+    greedy.scatter_(-1, scores.argmax(dim=-1, keepdim=True), 0.0)
+    return torch.where(temperature > 0, scores / temperature.clamp(min=1e-6), greedy)
+
+
+def _keep_likely(scores: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    rows = (top_p < 1).nonzero().squeeze(-1)
+    if not len(rows):
         return scores
-
-
-def _nucleus(scores: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    ordered, order = scores.sort(dim=-1, descending=True)
+    ordered, order = scores[rows].sort(dim=-1, descending=True)
     before = ordered.softmax(dim=-1).cumsum(dim=-1) - ordered.softmax(dim=-1)
-    ordered = ordered.masked_fill(before >= top_p, -torch.inf)
-    return torch.empty_like(scores).scatter_(-1, order, ordered)
+    ordered = ordered.masked_fill(before >= top_p[rows].unsqueeze(-1), -torch.inf)
+    kept = scores.clone()
+    kept[rows] = torch.empty_like(ordered).scatter_(-1, order, ordered)
+    return kept
 
 
 def sample_per_request(manager: Any) -> None:

@@ -73,6 +73,36 @@ def tiny_base_model(folder: Path, seed: int = 0, vocab_size: int = VOCAB_SIZE) -
     model.save_pretrained(folder)
 
 
+def tiny_sequence_to_sequence_model(folder: Path, base_model: Path, seed: int = 0) -> None:
+    """Write a Hugging Face folder: a random two-layer T5 with the tokenizer of a tiny model."""
+    import torch
+    from transformers import AutoTokenizer, GenerationConfig, T5Config, T5ForConditionalGeneration
+
+    tokenizer = AutoTokenizer.from_pretrained(base_model)
+    tokenizer.save_pretrained(folder)
+    end = tokenizer.eos_token_id
+    config = T5Config(
+        vocab_size=len(tokenizer),
+        d_model=64,
+        d_kv=16,
+        d_ff=160,
+        num_layers=2,
+        num_heads=4,
+        # As large as T5's own, lest a random model write the same whatever it is given.
+        initializer_factor=3.0,
+        decoder_start_token_id=end,
+        eos_token_id=end,
+        pad_token_id=end,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = T5ForConditionalGeneration(config)
+    model.generation_config = GenerationConfig(
+        decoder_start_token_id=end, eos_token_id=end, pad_token_id=end
+    )
+    model.save_pretrained(folder)
+
+
 def tiny_shards(
     folder: Path,
     base_model: Path,
