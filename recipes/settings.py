@@ -97,8 +97,8 @@ class TrainingSettings(Settings):
     stop_after_skips: int = Field(default=8, ge=1)
     """Skipped steps in a row that end the run with an error."""
     replay_share: float = Field(default=0, ge=0, lt=1)
-    """Share of the rows that are general text, replayed against forgetting, spread evenly; the
-    sources are named in `tokenized_shards.replay`. Where there is such text, 0.05 to 0.25 is usual."""
+    """Share of the rows that are general text, replayed against forgetting, spread evenly; its
+    sources are named in `tokenized_shards.replay`. 0.05 to 0.25 are usual where text is at hand."""
     seed: int = Field(default=0, ge=0)
     """Decides the order of the data, and random weights where they are asked for."""
     precision: Literal["auto", "bfloat16", "float32"] = "auto"
