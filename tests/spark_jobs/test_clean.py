@@ -204,18 +204,6 @@ def test_personal_data_are_masked_where_asked(
     assert "10.0.0.1" in document["text"]
 
 
-def test_a_filter_whose_packages_are_absent_is_refused_before_the_work(
-    spark: SparkSession, raw_corpus: Corpus, tmp_path: Path
-) -> None:
-    pytest.importorskip("datatrove")
-    settings = SETTINGS.model_copy(update={"quality_filters": ["gopher_quality"]})
-    try:
-        import spacy  # noqa: F401
-    except ImportError:
-        with pytest.raises(UserError, match=r"'gopher_quality'.*not installed.*spacy"):
-            run(spark, raw_corpus([("a", "x" * 50)]), tmp_path / "clean", settings)
-
-
 def test_a_document_of_200_mb_is_dropped_for_its_length(
     spark: SparkSession, raw_corpus: Corpus, tmp_path: Path
 ) -> None:
