@@ -4,14 +4,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import fsspec
-import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from artifacts.errors import UserError
-from artifacts.shard_files import ShardFiles
-from artifacts.shards import ALL_SPLITS, Shard, ShardStats, Split
+from artifacts.occurrences import Occurrence, find_occurrences
+from artifacts.shards import ShardStats
 from spark_jobs.judge import DUPLICATE_SCHEMA, DUPLICATES_NAME
 from spark_jobs.parquet import find_parts
 from spark_jobs.token_parts import REMOVED_FOLDER
@@ -29,16 +27,6 @@ class Merged:
 
 
 @dataclass(frozen=True)
-class Place:
-    """Rows of one shard that hold the document."""
-
-    split: Split
-    shard: str
-    rows: list[int]
-    """Counted within the shard."""
-
-
-@dataclass(frozen=True)
 class DocumentStory:
     """All that is known of a document."""
 
@@ -50,7 +38,8 @@ class DocumentStory:
     """The cluster's dropped documents."""
     overlap: float | None
     """Share of it that is held-out text, where it was left out for that."""
-    places: list[Place]
+    occurrences: list[Occurrence]
+    """The rows that hold it."""
 
     def __str__(self) -> str:
         lines = [f"{self.id}: " + self._fate(), f"duplicate cluster {self.cluster}"]
@@ -59,9 +48,9 @@ class DocumentStory:
                 f"  {copy.id} was dropped ({copy.reason}, similarity {copy.similarity:.2f} to "
                 f"{copy.neighbour})"
             )
-        for place in self.places:
-            rows = ", ".join(map(str, place.rows))
-            lines.append(f"  {place.split}, shard {place.shard}, rows {rows}")
+        for found in self.occurrences:
+            rows = ", ".join(map(str, found.rows))
+            lines.append(f"  {found.split}, shard {found.shard}, rows {rows}")
         return "\n".join(lines)
 
     def _fate(self) -> str:
@@ -69,7 +58,7 @@ class DocumentStory:
             return f"dropped; {self.survivor} is kept in its place"
         if self.overlap is not None:
             return f"left out of training: {self.overlap:.0%} of it is held-out text"
-        return "kept" if self.places else "kept, but in no shard (not sampled)"
+        return "kept" if self.occurrences else "kept, but in no shard (not sampled)"
 
 
 def explain_document(
@@ -95,11 +84,12 @@ def explain_document(
     merged = [
         Merged(row["id"], row["reason"], row["similarity"], row["neighbour"]) for row in members
     ]
-    places, overlap = [], None
+    occurrences: list[Occurrence] = []
+    overlap = None
     if shards and stats:
-        places = _find_places(Path(shards), stats, survivor)
+        occurrences = find_occurrences(Path(shards), stats, [survivor])
         overlap = _overlap(Path(shards), survivor)
-    return DocumentStory(identifier, survivor, cluster, merged, overlap, places)
+    return DocumentStory(identifier, survivor, cluster, merged, overlap, occurrences)
 
 
 def _cluster_of(clean_corpus: str, identifier: str) -> str:
@@ -113,22 +103,6 @@ def _cluster_of(clean_corpus: str, identifier: str) -> str:
         "dropped as a copy. It may have been dropped for its length: see `dropped_examples` of "
         "the asset."
     )
-
-
-def _find_places(folder: Path, stats: ShardStats, identifier: str) -> list[Place]:
-    places = []
-    for entry in sorted(
-        stats.shards, key=lambda entry: (ALL_SPLITS.index(entry.split), entry.name)
-    ):
-        shard = Shard(ShardFiles(folder), entry, stats)
-        numbers = np.flatnonzero(
-            np.asarray(pc.equal(shard.documents()["id"], pa.scalar(identifier)))
-        )
-        if len(numbers):
-            segments = np.flatnonzero(np.isin(shard.segments["document"], numbers))
-            rows = np.unique(np.searchsorted(shard.row_offsets, segments, side="right") - 1)
-            places.append(Place(entry.split, entry.name, rows.tolist()))
-    return places
 
 
 def _overlap(folder: Path, identifier: str) -> float | None:

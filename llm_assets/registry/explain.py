@@ -2,31 +2,17 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pyarrow.parquet as pq
 
 from artifacts.errors import UserError
-from artifacts.shard_files import ShardFiles
-from artifacts.shards import Shard, ShardStats, Split
+from artifacts.occurrences import Occurrence, find_occurrences
+from artifacts.shards import ShardStats
 from artifacts.store import Artifact, Store
 from llm_assets.registry.base import ModelVersion
 
 ORDER = ("checkpoint", "base_model", "tokenized_shards", "clean_corpus", "raw_corpus")
-
-
-@dataclass(frozen=True)
-class Occurrence:
-    """Where a document that holds the text lies in the shards."""
-
-    document: str
-    source: str
-    split: Split
-    shard: str
-    rows: list[int]
-    """Row numbers within the shard."""
 
 
 def explain(store: Store, version: ModelVersion) -> str:
@@ -70,9 +56,8 @@ def find_text(store: Store, version: ModelVersion, text: str) -> list[Occurrence
         raise UserError("Give a piece of text to look for.")
     corpus = store.load("clean_corpus", version.lineage["clean_corpus"])
     shards = store.load("tokenized_shards", version.lineage["tokenized_shards"])
-    found = set(_documents_with(corpus, wanted))
-    occurrences = list(_occurrences(shards, found)) if found else []
-    return sorted(occurrences, key=lambda o: (o.split != "train", o.shard, o.rows))
+    stats = ShardStats.model_validate(shards.stats)
+    return find_occurrences(shards.path, stats, set(_documents_with(corpus, wanted)))
 
 
 def _documents_with(corpus: Artifact, wanted: str) -> Iterator[str]:
@@ -81,25 +66,6 @@ def _documents_with(corpus: Artifact, wanted: str) -> Iterator[str]:
             for record in batch.to_pylist():
                 if wanted in " ".join(record["text"].split()):
                     yield record["id"]
-
-
-def _occurrences(shards: Artifact, documents: set[str]) -> Iterator[Occurrence]:
-    stats = ShardStats.model_validate(shards.stats)
-    for entry in stats.shards:
-        if not entry.rows:
-            continue
-        shard = Shard(ShardFiles(shards.path), entry, stats)
-        row_of = np.repeat(np.arange(entry.rows), np.diff(shard.row_offsets))
-        for number, record in enumerate(shard.documents().to_pylist()):
-            if record["id"] in documents:
-                rows = row_of[shard.segments["document"] == number]
-                yield Occurrence(
-                    document=record["id"],
-                    source=record["source"],
-                    split=entry.split,
-                    shard=entry.name,
-                    rows=sorted({int(row) for row in rows}),
-                )
 
 
 def _describe(store: Store, name: str, fingerprint: str) -> list[str]:

@@ -25,9 +25,9 @@ def test_a_document_is_traced_through_its_cluster_to_its_rows(
     assert story.survivor == "near"
     assert [(copy.id, copy.reason) for copy in story.merged] == [("a7", "near_duplicate")]
     assert 0.8 < story.merged[0].similarity < 1
-    (place,) = story.places
-    rows = ShardSet(tmp_path / "shards", shards, place.split)
-    held = [rows[row][1] for row in place.rows]
+    (found,) = story.occurrences
+    rows = ShardSet(tmp_path / "shards", shards, found.split)
+    held = [rows[row][1] for row in found.rows]
     assert any(segments["offset"].min() == 0 for segments in held)
     assert "near is kept in its place" in str(story)
 
