@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
 from artifacts.shards import Split
@@ -73,48 +74,60 @@ def _sample(parts: list[Part], smallest: list[str], count: int) -> list[str]:
     return sample
 
 
-def keep_held_out_runs(
+@dataclass(frozen=True)
+class TextPass:
+    """What one pass over all texts has found."""
+
+    digests: list[str]
+    """A hash of each part's texts, which names what is kept of them."""
+    runs: str | None
+    """Where the word runs of the texts that judge are kept (`spark_jobs.overlap`)."""
+
+
+def pass_over_texts(
     spark: SparkSession,
     parts: list[Part],
     splitter: Splitter,
-    words: int,
+    words: int | None,
     folder: str,
     report: Report,
     judging: str | None,
-) -> str:
-    """Keep the word runs of the held-out texts (`spark_jobs.overlap`); where they are kept.
+) -> TextPass:
+    """Hash every part's texts, and keep the word runs of the held-out ones.
 
     Args:
+        words: in a run; None keeps none.
+        folder: where runs are kept.
         judging: runs of other texts that judge, to be kept with them.
     """
-    work = partial(_keep_runs, splitter=splitter, words=words, folder=folder)
+    work = partial(_look_at_part, splitter=splitter, words=words, folder=folder)
     records = map_tasks(spark, "reading held-out texts", list(enumerate(parts)), work, report)
-    url = f"{folder}/runs.npz"
-    found = [record["url"] for record in records] + ([judging] if judging else [])
-    save_runs(url, join_runs(map(load_runs, found)))
-    return url
+    runs = None
+    if words:
+        found = [record["runs"] for record in records] + ([judging] if judging else [])
+        runs = f"{folder}/runs.npz"
+        save_runs(runs, join_runs(map(load_runs, found)))
+    return TextPass([record["digest"] for record in records], runs)
 
 
-def _keep_runs(
-    numbered: tuple[int, Part], splitter: Splitter, words: int, folder: str
+def _look_at_part(
+    numbered: tuple[int, Part], splitter: Splitter, words: int | None, folder: str
 ) -> dict[str, Any]:
     number, part = numbered
     table = part.read(["cluster", "pinned", "source", "text"])
-    held_out = pa.array([split == "held_out" for split in splitter.splits(table)], pa.bool_())
-    texts = table["text"].filter(held_out).to_pylist()
-    url = f"{folder}/runs-{number:05d}.npz"
-    save_runs(url, word_runs(texts, words))
-    return {"url": url}
+    record = {"digest": _digest(table["text"])}
+    if words:
+        held_out = pa.array([split == "held_out" for split in splitter.splits(table)], pa.bool_())
+        record["runs"] = f"{folder}/runs-{number:05d}.npz"
+        save_runs(record["runs"], word_runs(table["text"].filter(held_out).to_pylist(), words))
+    return record
 
 
-def digest_texts(spark: SparkSession, parts: list[Part], report: Report) -> list[str]:
-    """A hash of each part's texts, which names what is kept of them."""
-    records = map_tasks(spark, "comparing with the last run", parts, _digest_part, report)
-    return [record["digest"] for record in records]
-
-
-def _digest_part(part: Part) -> dict[str, Any]:
+def _digest(texts: pa.ChunkedArray) -> str:
+    """A hash of texts, however they lie in memory."""
     digest = hashlib.blake2b(digest_size=16)
-    for text in part.read(["text"])["text"].to_pylist():
-        digest.update(hashlib.blake2b(text.encode(), digest_size=16).digest())
-    return {"digest": digest.hexdigest()}
+    digest.update(np.asarray(pc.binary_length(texts)).tobytes())
+    for chunk in texts.chunks:
+        offsets = np.frombuffer(chunk.buffers()[1], np.int32)[chunk.offset :]
+        digest.update(memoryview(chunk.buffers()[2])[offsets[0] : offsets[len(chunk)]])
+    return digest.hexdigest()

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Any
 
 import fsspec
-import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict
 from pyspark.sql import SparkSession
@@ -24,19 +23,19 @@ from spark_jobs.card import write_card
 from spark_jobs.decisions import CLEAN_SCHEMA
 from spark_jobs.evaluation_texts import keep_evaluation_runs
 from spark_jobs.mixing import plan_mixing
-from spark_jobs.parquet import find_parts, remove_others
+from spark_jobs.parquet import Part, find_parts, remove_others
 from spark_jobs.progress import progress
 from spark_jobs.settings import TokenizedShardsSettings
 from spark_jobs.shard_writer import Plan, shard_writer
-from spark_jobs.survey import Survey, digest_texts, keep_held_out_runs, survey_parts
+from spark_jobs.survey import Survey, TextPass, pass_over_texts, survey_parts
 from spark_jobs.tasks import count_tasks, user_errors
 from spark_jobs.token_parts import REMOVED_FOLDER, name_kept_tokens, tokeniser
 from spark_jobs.tokenizer import (
-    DocumentTokenizer,
     Engine,
     TokenizerFiles,
-    count_differences,
+    choose_engine,
     load_tokenizer,
+    measure_bytes_per_token,
 )
 
 CODE_VERSION = "2"
@@ -92,11 +91,13 @@ def run(
         survey.source_bytes,
         lambda: measure_bytes_per_token(files, engine, survey.sample),
     )
-    runs = None
+    words = None
     if settings.decontamination.maximum_overlap < 1 or settings.replay:
-        judging = keep_evaluation_runs(spec.evaluation_texts, scratch, settings.decontamination)
         words = settings.decontamination.run_words
-        runs = keep_held_out_runs(spark, parts, survey.splitter, words, scratch, report, judging)
+    found = TextPass([], None)
+    if words or spec.cache:
+        judging = keep_evaluation_runs(spec.evaluation_texts, scratch, settings.decontamination)
+        found = pass_over_texts(spark, parts, survey.splitter, words, scratch, report, judging)
     plan = Plan(
         output=spec.output,
         sequence_length=settings.sequence_length,
@@ -104,7 +105,7 @@ def run(
         vocab_size=files.vocab_size,
         start_token_id=start,
         end_token_id=end,
-        runs=runs,
+        runs=found.runs,
         decontamination=settings.decontamination,
         mixing=mixing,
         splitter=survey.splitter,
@@ -115,23 +116,13 @@ def run(
     )
     kept: list[str | None] = [None] * len(parts)
     if spec.cache:
-        digests = digest_texts(spark, parts, report)
-        kept = [name_kept_tokens(spec.cache, one, files, f"{start} {end}") for one in digests]
-    context = spark.sparkContext
-    shared = context.broadcast((files, list(zip(parts, kept, strict=True))))
-    numbers = context.parallelize(
-        range(len(parts)), count_tasks(len(parts), context.defaultParallelism)
-    )
-    tokenised = numbers.mapPartitions(tokeniser(shared, engine, plan))
-    by_shard = tokenised.partitionBy(len(plan.shard_names), itself)
-    with user_errors(), progress(context, f"tokenising with {engine}", report):
-        written = by_shard.mapPartitions(shard_writer(plan)).collect()
-    shared.destroy()
-    written.sort(key=lambda shard: shard["name"])
+        names = (name_kept_tokens(spec.cache, d, files, f"{start} {end}") for d in found.digests)
+        kept = list(names)
+    written = _write_shards(spark, files, engine, list(zip(parts, kept, strict=True)), plan, report)
     stats = _stats(written, plan, files, engine, warnings)
     _refuse_too_little(stats, settings)
     removed = _count_removed(spec.output)
-    if runs:
+    if found.runs:
         _remove(scratch)
     if spec.cache:
         remove_others(spec.cache, filter(None, kept))
@@ -149,35 +140,31 @@ def run(
     return stats
 
 
-def itself(shard: int) -> int:
-    """The partition of a shard: every shard has one of its own."""
-    return shard
+def _write_shards(
+    spark: SparkSession,
+    files: TokenizerFiles,
+    engine: Engine,
+    parts: list[tuple[Part, str | None]],
+    plan: Plan,
+    report: Callable[[str], None],
+) -> list[dict[str, Any]]:
+    """Tokenise all parts, bring each shard's documents together and write it.
 
-
-def choose_engine(
-    files: TokenizerFiles, wanted: str, sample: list[str]
-) -> tuple[Engine, list[str]]:
-    """The engine to use and the warnings to keep: gigatoken where it agrees with Hugging Face."""
-    if wanted == "hugging_face":
-        return "hugging_face", []
-    try:
-        differing = count_differences(files, sample)
-        fault = f"differs from Hugging Face on {differing} of {len(sample)} documents"
-    except Exception as error:  # gigatoken raises its own types for what it cannot load
-        differing, fault = 1, f"cannot load this tokenizer ({error})"
-    if not differing:
-        return "gigatoken", []
-    if wanted == "gigatoken":
-        raise UserError(
-            f"gigatoken {fault}. Set `tokenized_shards.engine: auto` to use Hugging Face instead."
-        )
-    return "hugging_face", [f"gigatoken {fault}; the Hugging Face tokenizer was used instead"]
-
-
-def measure_bytes_per_token(files: TokenizerFiles, engine: Engine, sample: list[str]) -> float:
-    """Bytes of text that a token stands for, on a sample."""
-    ids, _ = DocumentTokenizer(files, engine).encode(pa.array(sample, pa.string()))
-    return sum(len(text.encode()) for text in sample) / max(1, len(ids))
+    Returns:
+        What is known of each shard, in the order of their names.
+    """
+    context = spark.sparkContext
+    shared = context.broadcast((files, parts))
+    tasks = count_tasks(len(parts), context.defaultParallelism)
+    tokenised = context.parallelize(range(len(parts)), tasks).mapPartitions(
+        tokeniser(shared, engine, plan)
+    )
+    # Every shard has a partition of its own.
+    by_shard = tokenised.partitionBy(len(plan.shard_names), lambda shard: shard)
+    with user_errors(), progress(context, f"tokenising with {engine}", report):
+        written = by_shard.mapPartitions(shard_writer(plan)).collect()
+    shared.destroy()
+    return sorted(written, key=lambda shard: shard["name"])
 
 
 def _count_removed(output: str) -> dict[str, int]:

@@ -191,6 +191,32 @@ def count_differences(files: TokenizerFiles, texts: list[str]) -> int:
     return differing
 
 
+def choose_engine(
+    files: TokenizerFiles, wanted: str, sample: list[str]
+) -> tuple[Engine, list[str]]:
+    """The engine to use and the warnings to keep: gigatoken where it agrees with Hugging Face."""
+    if wanted == "hugging_face":
+        return "hugging_face", []
+    try:
+        differing = count_differences(files, sample)
+        fault = f"differs from Hugging Face on {differing} of {len(sample)} documents"
+    except Exception as error:  # gigatoken raises its own types for what it cannot load
+        differing, fault = 1, f"cannot load this tokenizer ({error})"
+    if not differing:
+        return "gigatoken", []
+    if wanted == "gigatoken":
+        raise UserError(
+            f"gigatoken {fault}. Set `tokenized_shards.engine: auto` to use Hugging Face instead."
+        )
+    return "hugging_face", [f"gigatoken {fault}; the Hugging Face tokenizer was used instead"]
+
+
+def measure_bytes_per_token(files: TokenizerFiles, engine: Engine, sample: list[str]) -> float:
+    """Bytes of text that a token stands for, on a sample."""
+    ids, _ = DocumentTokenizer(files, engine).encode(pa.array(sample, pa.string()))
+    return sum(len(text.encode()) for text in sample) / max(1, len(ids))
+
+
 def byte_letters() -> list[str]:
     """The letter that byte-level BPE writes for each of the 256 byte values."""
     printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
