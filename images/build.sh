@@ -12,7 +12,7 @@ image="$1"
 case "$image" in
   cuda) code="artifacts recipes" ;;
   spark) code="artifacts spark_jobs" ;;
-  serve) code="" ;;
+  serve) code="artifacts serving" ;;
 esac
 setting() { sed -n "s/^$1: *\([^ #]*\).*/\1/p" "${LLM_ASSETS_GOOGLE_CLOUD:-config/google_cloud.yaml}"; }
 project="$(setting project)"

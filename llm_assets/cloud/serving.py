@@ -16,6 +16,7 @@ from llm_assets.resources.serving import Served, ServingPlatform
 from serving.rollout import RolledBack, RolloutFailed, roll_out
 
 PRIVATE_URL = "a private address"
+AUTHORIZATION = '"Authorization: Bearer $(gcloud auth print-access-token)"'
 
 
 class VertexServingPlatform(ServingPlatform):
@@ -32,7 +33,7 @@ class VertexServingPlatform(ServingPlatform):
         model = VertexModelRegistry(store, settings.name, vertex).resource_name(version.version)
         endpoint = VertexEndpoint(vertex, settings.name)
         rollout = settings.endpoint.rollout
-        traffic = VertexTraffic(endpoint, vertex.settings, model, version, rollout.probe)
+        traffic = VertexTraffic(endpoint, vertex.settings, model, version, rollout.probe, report)
         with store.lease(f"endpoint-{settings.name}", lambda who: report(f"waiting for {who}")):
             changed = not traffic.is_alone()
             if changed:
@@ -43,8 +44,11 @@ class VertexServingPlatform(ServingPlatform):
                     raise RolloutFailed(
                         f"Version {version.version} is not served: {error}\n{_who_serves(endpoint)}"
                     ) from error
+        url = _url(endpoint)
         return Served(
-            url=_url(endpoint),
+            url=url,
+            predict_url=f"{url}:predict",
+            authorization=AUTHORIZATION,
             changed=changed,
             reason="serving now" if changed else "already serving",
         )
@@ -69,4 +73,4 @@ def _who_serves(endpoint: VertexEndpoint) -> str:
 def _url(endpoint: VertexEndpoint) -> str:
     host = endpoint.read().dedicated_endpoint_dns or PRIVATE_URL
     scheme = "" if "://" in host else "https://"
-    return f"{scheme}{host}/v1/{endpoint.name}:predict"
+    return f"{scheme}{host}/v1/{endpoint.name}"

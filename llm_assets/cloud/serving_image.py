@@ -6,6 +6,8 @@ from llm_assets.cloud.settings import EndpointMachineSettings, GoogleCloudSettin
 from llm_assets.registry.base import ModelVersion
 
 PORT = 8080
+SHARED_MEMORY_MB = 16_384
+"""For the tensors that the processes of several accelerators exchange."""
 PREDICT_ROUTE = "/predict"
 HEALTH_ROUTE = "/health"
 VERSION_VARIABLE = "MODEL_VERSION"
@@ -13,12 +15,15 @@ FINGERPRINT_VARIABLE = "MODEL_FINGERPRINT"
 
 
 def container_spec(settings: GoogleCloudSettings, version: ModelVersion) -> dict[str, Any]:
-    """A `ModelContainerSpec`; the container tells clients which version answered them."""
+    """A `ModelContainerSpec`; the container tells clients which version answered them.
+
+    Several accelerators share one copy of the model, by an argument of vLLM.
+    """
     named = {
         VERSION_VARIABLE: str(version.version),
         FINGERPRINT_VARIABLE: version.model_fingerprint,
     }
-    return {
+    spec: dict[str, Any] = {
         "image_uri": settings.images.serve,
         "ports": [{"container_port": PORT}],
         "predict_route": PREDICT_ROUTE,
@@ -26,6 +31,11 @@ def container_spec(settings: GoogleCloudSettings, version: ModelVersion) -> dict
         "env": [{"name": name, "value": value} for name, value in named.items()],
         "deployment_timeout": {"seconds": round(settings.endpoint.start_minutes * 60)},
     }
+    accelerators = settings.endpoint.accelerator_count
+    if accelerators > 1:
+        spec["args"] = ["--tensor-parallel-size", str(accelerators)]
+        spec["shared_memory_size_mb"] = SHARED_MEMORY_MB
+    return spec
 
 
 def dedicated_resources(machines: EndpointMachineSettings) -> dict[str, Any]:

@@ -10,8 +10,9 @@ from artifacts.identity import hash_json
 from llm_assets.cloud.endpoint import VertexEndpoint
 from llm_assets.cloud.serving_image import dedicated_resources
 from llm_assets.cloud.settings import GoogleCloudSettings
+from llm_assets.pipes.retries import first_line
 from llm_assets.registry.base import ModelVersion
-from serving.rollout import Seen
+from serving.rollout import Report, Seen
 
 SAMPLE_TOKENS = 8
 LONGEST_ID = 10**10
@@ -34,6 +35,7 @@ class VertexTraffic:
         model: str,
         version: ModelVersion,
         prompt: str,
+        report: Report,
     ) -> None:
         """Nothing is changed yet.
 
@@ -44,6 +46,7 @@ class VertexTraffic:
         self._endpoint = endpoint
         self._settings = settings
         self._prompt = prompt
+        self._report = report
         self._number = version.version
         machines = dedicated_resources(settings.endpoint)
         digest = hash_json({"model": model, "machines": machines})
@@ -122,8 +125,9 @@ class VertexTraffic:
                 instances=[instance],
                 timeout=self._settings.endpoint.request_seconds,
             )
-        except (GoogleAPICallError, RetryError, RequestException):
+        except (GoogleAPICallError, RetryError, RequestException) as error:
             self._new.failed += 1
+            self._report(f"a request failed: {first_line(error)}")
             return
         seen = self._new if answer.deployed_model_id == self._id else self._old
         seen.answered += 1

@@ -3,6 +3,7 @@
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,20 @@ def test_spark_and_cuda_images_hold_what_their_code_imports() -> None:
                     assert module in requirements, f"{source} imports {module}"
 
 
+def test_program_of_the_serve_image_needs_only_what_is_in_it() -> None:
+    copied = {rest.split()[0] for name, rest in instructions("serve") if name == "COPY"}
+    assert {"artifacts", "serving"} <= copied
+    code = (
+        "import sys, serving.container\n"
+        "third = {name.split('.')[0] for name in sys.modules} - sys.stdlib_module_names\n"
+        "print(sorted(third & {'torch', 'transformers', 'psutil', 'fsspec', 'yaml'}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
 def test_cloud_build_file_names_what_build_sh_gives_it() -> None:
     build = yaml.safe_load((ROOT / "images" / "cloudbuild.yaml").read_text())
     script = (ROOT / "images" / "build.sh").read_text()
@@ -87,7 +102,7 @@ def test_tag_is_decided_by_content(image: str, tmp_path: Path) -> None:
             command, cwd=tmp_path, check=True, capture_output=True, text=True
         ).stdout.strip()
 
-    for folder in ("images", "artifacts", "config"):
+    for folder in ("images", "artifacts", "serving", "config"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
     shutil.copy(ROOT / "constraints.txt", tmp_path)
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)

@@ -26,6 +26,7 @@ from tests.llm_assets.registry.conftest import entry
 from tests.stand_ins.google import BUCKET, SERVE_IMAGE, LocalGoogle
 from tests.stand_ins.processes import LocalImage
 from tests.stand_ins.project import cloud_settings
+from tests.stand_ins.serve_image import serve_image
 
 LIGHT = (sys.executable, "-m", "tests.stand_ins.light_server")
 BROKEN_IMAGE, SLOW_IMAGE, FAILING_IMAGE = (f"{SERVE_IMAGE}-{n}" for n in ("broken", "slow", "bad"))
@@ -140,6 +141,27 @@ def test_versions_follow_each_other_and_go_back_without_a_failed_request(cloud: 
     assert "version 1 gets 30% of the traffic" in cloud.reports
     again = cloud.serve(0)
     assert (again.changed, again.reason) == (False, "already serving")
+
+
+def test_real_models_are_deployed_share_the_traffic_and_go_back(
+    cloud: Cloud, tiny_model_folder: Path
+) -> None:
+    """The serve image's own program, models fetched from the bucket, real answers."""
+    cloud.google.images[SERVE_IMAGE] = serve_image()
+    for model in "ab":
+        store = Store(f"gs://{BUCKET}/models")
+        for path in tiny_model_folder.iterdir():
+            store.write_bytes(f"{model}/{path.name}", path.read_bytes())
+    served = cloud.serve(cloud.register("a"))
+    answer = cloud.ask(served.url)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["predictions"][0] and answer.json()["modelVersionId"] == "1"
+    with cloud.load(served.url) as answers:
+        cloud.serve(cloud.register("b"))
+        cloud.serve(1)
+    assert {answer.status_code for answer in answers} == {200}
+    assert {answer.json()["modelVersionId"] for answer in answers} == {"1", "2"}
+    assert cloud.shares() == {"version-1": 100}
 
 
 def test_endpoint_is_a_dedicated_one_with_the_machines_of_the_settings(cloud: Cloud) -> None:

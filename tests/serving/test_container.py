@@ -1,0 +1,131 @@
+"""The serve image's program on the variables of Vertex AI, before a real engine."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+START_SECONDS = 120
+ENGINE = (sys.executable, "-m", "serving", "--model", "{model}", "--port", "{port}")
+
+
+def container(model: Path, port: int, log: Path, *engine: str) -> subprocess.Popen[bytes]:
+    environment = os.environ | {
+        "AIP_STORAGE_URI": str(model),
+        "AIP_HTTP_PORT": str(port),
+        "AIP_HEALTH_ROUTE": "/alive",
+        "AIP_PREDICT_ROUTE": "/answer",
+        "HOST": "127.0.0.1",
+        "MODEL_VERSION": "7",
+        "MODEL_FINGERPRINT": "abc",
+    }
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", "serving.container", "--", *(engine or ENGINE)],
+            env=environment,
+            stdout=output,
+            stderr=output,
+        )
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def client(
+    tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path
+) -> Iterator[httpx.Client]:
+    log = tmp_path_factory.mktemp("container") / "log"
+    port = free_port()
+    process = container(tiny_model_folder, port, log)
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+        deadline = time.monotonic() + START_SECONDS
+        while not is_healthy(client):
+            assert process.poll() is None and time.monotonic() < deadline, log.read_text()
+            time.sleep(0.2)
+        yield client
+    process.terminate()
+    assert process.wait(30) in (0, -15), log.read_text()
+
+
+def is_healthy(client: httpx.Client) -> bool:
+    try:
+        return client.get("/alive").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def test_predict_continues_every_instance_and_names_the_model(client: httpx.Client) -> None:
+    body = {"instances": ["The valve", {"prompt": "A pump", "max_tokens": 4.0}], "parameters": None}
+    answer = client.post("/answer", json=body)
+    assert answer.status_code == 200
+    assert [type(text) for text in answer.json()["predictions"]] == [str, str]
+    assert answer.headers["x-model-version"] == "7"
+    assert answer.headers["x-model-fingerprint"] == "abc"
+
+
+def test_raw_predict_takes_openai_bodies_and_streams(client: httpx.Client) -> None:
+    whole = client.post("/answer", json={"prompt": "The valve", "max_tokens": 6}).json()
+    body = {"prompt": "The valve", "max_tokens": 6, "stream": True}
+    pieces = []
+    with client.stream("POST", "/answer", json=body) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        for line in answer.iter_lines():
+            if line.startswith("data: {"):
+                pieces.append(json.loads(line.removeprefix("data: "))["choices"][0]["text"])
+    assert "".join(pieces) == whole["choices"][0]["text"]
+    assert client.post("/v1/completions", json=body | {"stream": False}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ("{", 400),
+        ("[]", 400),
+        ('{"instances": []}', 400),
+        ('{"instances": ["a"], "parameters": {"temperature": -1}}', 400),
+        ('{"instances": [""]}', 400),
+        ('{"prompt": "a", "max_tokens": 100000}', 400),
+        ('{"instances": ["' + "a" * 11_000_000 + '"]}', 413),
+    ],
+)
+def test_bad_request_gets_its_status_and_a_message(
+    client: httpx.Client, body: str, status: int
+) -> None:
+    answer = client.post("/answer", content=body)
+    assert answer.status_code == status
+    assert answer.json()["error"]["message"]
+
+
+def test_nothing_else_of_the_engine_can_be_reached(client: httpx.Client) -> None:
+    assert client.get("/metrics").status_code == 404
+    assert client.post("/load_lora_adapter", json={}).status_code == 404
+    assert client.get("/health").status_code == 404, "the health route is the one asked for"
+
+
+def run_to_its_end(model: Path, log: Path, *engine: str) -> str:
+    process = container(model, free_port(), log, *engine)
+    assert process.wait(START_SECONDS) == 1
+    return log.read_text()
+
+
+def test_container_that_cannot_serve_ends_and_says_why(
+    tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    log = tmp_path / "log"
+    assert "is not a whole model folder" in run_to_its_end(tmp_path, log)
+    ends = (sys.executable, "-c", "import sys; sys.exit(3)")
+    assert "ended with exit code 3" in run_to_its_end(tiny_model_folder, log, *ends)
+    missing = ["env", "-u", "AIP_STORAGE_URI", sys.executable, "-m", "serving.container", "--", "x"]
+    done = subprocess.run(missing, capture_output=True, text=True)
+    assert done.returncode == 1 and "AIP_STORAGE_URI" in done.stderr
+    assert "Traceback" not in done.stderr
