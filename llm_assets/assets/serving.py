@@ -35,6 +35,8 @@ def endpoint(
         metadata={
             "summary": f"version {champion.version} at {served.url}{kept}",
             "url": MetadataValue.url(served.url),
+            "predict_url": served.predict_url,
+            "authorization": served.authorization,
             "version": champion.version,
             "model_fingerprint": champion.model_fingerprint,
             "made_now": served.changed,

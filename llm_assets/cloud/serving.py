@@ -47,7 +47,7 @@ class VertexServingPlatform(ServingPlatform):
         url = _url(endpoint)
         return Served(
             url=url,
-            predict_url=f"{url}:predict",
+            predict_url=url,
             authorization=AUTHORIZATION,
             changed=changed,
             reason="serving now" if changed else "already serving",
@@ -73,4 +73,4 @@ def _who_serves(endpoint: VertexEndpoint) -> str:
 def _url(endpoint: VertexEndpoint) -> str:
     host = endpoint.read().dedicated_endpoint_dns or PRIVATE_URL
     scheme = "" if "://" in host else "https://"
-    return f"{scheme}{host}/v1/{endpoint.name}"
+    return f"{scheme}{host}/v1/{endpoint.name}:predict"

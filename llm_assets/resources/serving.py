@@ -11,7 +11,6 @@ from artifacts.store import Store
 from llm_assets.config import PipelineSettings
 from llm_assets.registry.base import ModelVersion
 from serving import process
-from serving.state import Status
 
 
 class Served(BaseModel):
@@ -20,6 +19,10 @@ class Served(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     url: str
+    predict_url: str
+    """Where `{"instances": [...]}` is answered."""
+    authorization: str = ""
+    """The header that a request needs, as a shell line has it; empty where none is needed."""
     changed: bool
     """Whether this call changed what is served."""
     reason: str
@@ -58,7 +61,12 @@ class LocalServingPlatform(ServingPlatform):
             settings=settings.endpoint,
             report=report,
         )
-        return Served(url=endpoint.url, changed=endpoint.changed, reason=endpoint.reason)
+        return Served(
+            url=endpoint.url,
+            predict_url=f"{endpoint.url}/predict",
+            changed=endpoint.changed,
+            reason=endpoint.reason,
+        )
 
     def stop(self, settings: PipelineSettings) -> bool:
         return process.stop(endpoint_folder(settings))
@@ -68,8 +76,3 @@ def endpoint_folder(settings: PipelineSettings) -> Path:
     """Where the local endpoint keeps its state and its log."""
     store = Store(settings.store)
     return store.local_path(store.root) / "endpoint" / settings.name
-
-
-def endpoint_status(settings: PipelineSettings) -> Status | None:
-    """What the local endpoint is doing, or None where none runs."""
-    return process.status(endpoint_folder(settings))

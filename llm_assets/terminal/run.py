@@ -46,7 +46,9 @@ def run_pipeline(verbose: bool) -> int:
         if not result.success:
             console.print(f"\n[red]The run failed.[/] The whole log: {log_path}", highlight=False)
             return 1
-        print_summary(console, settings, time.monotonic() - started)
+        endpoint = result.asset_materializations_for_node("endpoint")[0].metadata
+        told = {name: entry.value for name, entry in endpoint.items()}
+        print_summary(console, settings, told, time.monotonic() - started)
     return 0
 
 

@@ -2,8 +2,9 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from shlex import quote
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -15,15 +16,23 @@ from artifacts.shards import SPLITS
 from artifacts.store import Artifact, Store
 from llm_assets.assets.evaluation_metadata import number
 from llm_assets.config import PipelineSettings
-from llm_assets.resources.serving import endpoint_status
 from recipes.spec import read_metrics
 
 SPARKS = "▁▂▃▄▅▆▇█"
 SAMPLES_NAME = "samples.json"
 
 
-def print_summary(console: Console, settings: PipelineSettings, seconds: float) -> None:
-    """Print what the run made, from the store's current artifacts."""
+def print_summary(
+    console: Console, settings: PipelineSettings, endpoint: Mapping[str, Any], seconds: float
+) -> None:
+    """Print what the run made.
+
+    Args:
+        console: where to.
+        settings: the pipeline's, whose store's current artifacts are told.
+        endpoint: the metadata of the endpoint's materialization.
+        seconds: what the run took.
+    """
     record = Pipeline(Store(settings.store), settings.name)
     current = {
         name: record.current(name, needed_by="endpoint")
@@ -44,12 +53,12 @@ def print_summary(console: Console, settings: PipelineSettings, seconds: float) 
         *_training_lines(current["checkpoint"]),
         *_evaluation_lines(current["eval_metrics"]),
         *_verdict_lines(current["model_version"]),
-        _endpoint_line(settings),
+        ("endpoint", f"{endpoint['url']} serves version {endpoint['version']}"),
     ]:
         table.add_row(label, text)
     console.print()
     console.print(table, highlight=False)
-    _print_request(console, settings, current["eval_metrics"])
+    _print_request(console, endpoint, current["eval_metrics"])
     _print_samples(console, current["eval_metrics"])
     console.print(
         f"\nDone in {duration(seconds)}. See it all as a graph: [bold]make ui[/]. "
@@ -120,23 +129,14 @@ def _verdict_lines(version: Artifact) -> list[tuple[str, str]]:
     return [("verdict", f"{verdict}. {escape(' '.join(version.stats['reasons']))}")]
 
 
-def _endpoint_line(settings: PipelineSettings) -> tuple[str, str]:
-    status = endpoint_status(settings)
-    if status is None:
-        return ("endpoint", "not running")
-    versions = " and ".join(route.version for route in status.routes if route.share)
-    return ("endpoint", f"{status.url} serves version {versions}")
-
-
-def _print_request(console: Console, settings: PipelineSettings, evaluation: Artifact) -> None:
+def _print_request(console: Console, endpoint: Mapping[str, Any], evaluation: Artifact) -> None:
     """A line to paste into a shell, unbroken at any width."""
-    status = endpoint_status(settings)
-    if status is None:
-        return
     samples = _samples(evaluation).get("candidate")
     prompt = " ".join(samples[0]["prompt"].split())[:60] if samples else "This function returns"
     body = json.dumps({"instances": [{"prompt": prompt, "max_tokens": 32}]}, ensure_ascii=False)
-    line = f"curl -s {status.url}/predict -H 'Content-Type: application/json' -d {quote(body)}"
+    headers = [endpoint["authorization"], "'Content-Type: application/json'"]
+    options = " ".join(f"-H {header}" for header in headers if header)
+    line = f"curl -s {endpoint['predict_url']} {options} -d {quote(body)}"
     console.print()
     console.print(escape(line), soft_wrap=True, highlight=False)
 

@@ -1,11 +1,13 @@
 """The whole graph on a local Google Cloud, for anyone without an account: `make demo-cloud`.
 
-A tiny model learns a made-up manual: Spark batches through the Dataproc client, training on two
-replicas and evaluation through the Vertex AI client, everything else in a bucket.
+A tiny model learns a made-up manual from a BigQuery table: Spark batches through the Dataproc
+client, training on two replicas and evaluation through the Vertex AI client, a version in the Model
+Registry, a deployed endpoint, everything else in a bucket.
 """
 
 import os
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -14,31 +16,51 @@ import yaml
 from artifacts.pipelines import Pipeline
 from artifacts.store import CACHE_VARIABLE, Store
 from llm_assets.cloud.config import CLOUD_CONFIG_VARIABLE
-from tests.conftest import make_project
-from tests.stand_ins.google import running_local_google
-from tests.stand_ins.project import move_to_cloud
-from tests.tiny import tiny_base_model
+from tests.conftest import Project, make_project
+from tests.stand_ins.bigquery import fill_table, running_bigquery
+from tests.stand_ins.google import PROJECT, LocalGoogle, running_local_google
+from tests.stand_ins.project import TEXTS_TABLE, move_to_cloud
+from tests.tiny import tiny_base_model, tiny_texts
 
 
-def main() -> None:
+def main() -> int:
     with tempfile.TemporaryDirectory(prefix="demo-") as root, running_local_google() as google:
         folder = Path(root)
         tiny_base_model(folder / "model")
         project = make_project(folder / "project", folder / "model")
         cloud = move_to_cloud(project.config, google)
         os.environ |= {CLOUD_CONFIG_VARIABLE: str(cloud), CACHE_VARIABLE: str(folder / "cache")}
-        select = ["dagster", "asset", "materialize", "--select", "*model_version"]
-        subprocess.run(select, cwd=project.folder, env=project.environment(), check=True)
-        print("\nOn the local Google Cloud:")
-        for batch in google.dataproc.batches():
-            print(f"  batch {batch.name.rsplit('/', 1)[1]}: {batch.state.name}")
-        for job in google.vertex.jobs():
-            starts = google.vertex.starts(job.name)
-            print(f"  custom job {job.display_name}: {job.state.name}, started {starts} times")
-        store = Store(yaml.safe_load(project.config.read_text())["store"])
-        for asset, history in Pipeline(store, "manual").history().assets.items():
-            print(f"  {store.root}/{asset}/{history.current.fingerprint}")
+        with running_bigquery(PROJECT, google.mount) as client:
+            texts = {f"section-{number}": text for number, text in enumerate(tiny_texts(240))}
+            fill_table(client, TEXTS_TABLE, texts)
+            done = _run(project, "run")
+        if done == 0:
+            print("\nWhat the local Google Cloud saw:")
+            _print_jobs(google)
+            _print_artifacts(project.config)
+            _run(project, "stop")
+        return done
+
+
+def _run(project: Project, command: str) -> int:
+    llm_assets = [str(Path(sys.executable).parent / "llm-assets"), command]
+    return subprocess.run(llm_assets, cwd=project.folder, env=project.environment()).returncode
+
+
+def _print_jobs(google: LocalGoogle) -> None:
+    for batch in google.dataproc.batches():
+        print(f"  Dataproc batch {batch.name.rsplit('/', 1)[1]}: {batch.state.name}")
+    for job in google.vertex.jobs():
+        replicas = sum(pool.replica_count for pool in job.job_spec.worker_pool_specs)
+        print(f"  Vertex AI job {job.display_name} on {replicas} replicas: {job.state.name}")
+
+
+def _print_artifacts(config: Path) -> None:
+    settings = yaml.safe_load(config.read_text())
+    store = Store(settings["store"])
+    for asset, history in Pipeline(store, settings["name"]).history().assets.items():
+        print(f"  {store.root}/{asset}/{history.current.fingerprint}")
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
