@@ -95,49 +95,20 @@ def mllib(corpus: str, output: str) -> set[str]:
     import os
 
     os.environ["PYSPARK_SUBMIT_ARGS"] = "--driver-memory 10g pyspark-shell"
-    import pandas as pd
-    from pyspark.ml.feature import CountVectorizer, MinHashLSH, NGram
     from pyspark.sql import SparkSession
-    from pyspark.sql import functions as F
-    from scipy.sparse import coo_matrix
-    from scipy.sparse.csgraph import connected_components
 
+    from benchmarks import minhash_lsh
     from spark_jobs.session import local_conf, prepare_environment
-    from spark_jobs.text import fold
 
     prepare_environment()
-    builder = SparkSession.builder
     conf = local_conf(driver_memory="10g") | {"spark.sql.files.maxPartitionBytes": "8m"}
     conf["spark.driver.extraJavaOptions"] = ""
-    for key, value in conf.items():
-        builder = builder.config(key, value)
-    spark = builder.getOrCreate()
-
-    @F.pandas_udf("string")
-    def simplify(texts: pd.Series) -> pd.Series:
-        return texts.map(fold)
-
+    spark = SparkSession.builder.config(map=conf).getOrCreate()
     documents = spark.read.parquet(f"{corpus}/part-*").select("id", "text")
-    documents = documents.withColumn("simple", simplify("text")).dropDuplicates(["simple"])
-    words = documents.withColumn("words", F.split("simple", " ")).cache()
-    shingled = NGram(n=5, inputCol="words", outputCol="shingles").transform(words)
-    vectoriser = CountVectorizer(inputCol="shingles", outputCol="features", binary=True)
-    features = vectoriser.fit(shingled).transform(shingled)
-    has_shingles = F.udf(lambda vector: bool(vector.numNonzeros() > 0), "boolean")
-    features = features.where(has_shingles("features")).select("id", "features").cache()
-    model = MinHashLSH(inputCol="features", outputCol="hashes", numHashTables=10).fit(features)
-    pairs = model.approxSimilarityJoin(features, features, threshold=0.2, distCol="distance")
-    pairs = pairs.where("distance != 0")
-    found = pairs.select(F.col("datasetA.id").alias("a"), F.col("datasetB.id").alias("b"))
-    edges = found.distinct().toPandas()
-    ids = documents.select("id").toPandas()["id"]
-    places = pd.Series(range(len(ids)), index=ids)
-    left, right = places[edges["a"]].to_numpy(), places[edges["b"]].to_numpy()
-    graph = coo_matrix(([True] * len(left), (left, right)), shape=(len(ids), len(ids)))
-    component = connected_components(graph, directed=False)[1]
-    kept = set(ids[~pd.Series(component).duplicated().to_numpy()])
-    documents.where(F.col("id").isin(kept)).select("id", "text").write.parquet(f"{output}/kept")
-    return kept
+    documents = minhash_lsh.distinct_texts(documents).cache()
+    kept = minhash_lsh.kept(documents, minhash_lsh.near_pairs(documents))
+    kept.select("id", "text").write.parquet(f"{output}/kept")
+    return {row["id"] for row in spark.read.parquet(f"{output}/kept").select("id").collect()}
 
 
 if __name__ == "__main__":

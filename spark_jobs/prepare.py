@@ -67,7 +67,8 @@ def prepare_part(
     if filesystem.exists(path):
         return {"url": url, "made": False}
     bands = bands_of(settings)
-    compression = dict.fromkeys(prepared_schema(bands).names, "zstd")
+    # Read again soon and by few: quick to pack and unpack counts for more than small.
+    compression = dict.fromkeys(prepared_schema(bands).names, "lz4")
     for column in ("cluster", "bands", "signature"):
         if column in compression:
             compression[column] = "none"

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from pyspark.sql import SparkSession
 
+from benchmarks import minhash_lsh
 from spark_jobs import clean
 from spark_jobs.packing import DocumentTokens, best_fit, concatenate
 from spark_jobs.settings import CleanCorpusSettings
@@ -26,54 +27,44 @@ def shingles(text: str) -> set[tuple[str, ...]]:
     return {tuple(words[n : n + 5]) for n in range(len(words) - 4)}
 
 
-def peer_pairs(texts: list[str], threshold: float) -> set[tuple[int, int]]:
-    """Pairs within a Jaccard distance, those at distance 0 left out."""
-    pairs = set()
-    for one in range(len(texts)):
-        for other in range(one + 1, len(texts)):
-            left, right = shingles(texts[one]), shingles(texts[other])
-            distance = 1 - len(left & right) / len(left | right)
-            if distance <= threshold and distance != 0:
-                pairs.add((one, other))
-    return pairs
+def kept_by_peer(spark: SparkSession, documents: list[tuple[str, str]]) -> set[str]:
+    # One partition, so that what comes first is what was written first.
+    table = spark.createDataFrame(documents, "id string, text string").coalesce(1)
+    distinct = minhash_lsh.distinct_texts(table).cache()
+    found = minhash_lsh.kept(distinct, minhash_lsh.near_pairs(distinct))
+    return {row["id"] for row in found.collect()}
+
+
+def kept_by_us(spark: SparkSession, raw: str, output: Path) -> set[str]:
+    settings = CleanCorpusSettings(minimum_characters=1)
+    spec = clean.CleanSpec(raw_corpus=raw, output=str(output), settings=settings)
+    clean.run(spark, spec, lambda line: None)
+    return set(documents(output))
 
 
 def test_identical_shingle_sets_are_duplicates(
     spark: SparkSession, raw_corpus: Corpus, tmp_path: Path
 ) -> None:
     assert ONCE != TWICE and shingles(ONCE) == shingles(TWICE)
-    assert peer_pairs([ONCE, TWICE], 0.2) == set()
+    texts = [("once", ONCE), ("twice", TWICE)]
 
-    spec = clean.CleanSpec(
-        raw_corpus=raw_corpus([("once", ONCE), ("twice", TWICE)]),
-        output=str(tmp_path / "clean"),
-        settings=CleanCorpusSettings(minimum_characters=1),
-    )
-    stats = clean.run(spark, spec, lambda line: None)
-
-    assert stats["dropped"] == {"near_duplicate": 1}
-    assert documents(tmp_path / "clean").keys() == {"twice"}
+    assert kept_by_peer(spark, texts) == {"once", "twice"}
+    assert kept_by_us(spark, raw_corpus(texts), tmp_path / "clean") == {"twice"}
 
 
 def test_the_survivor_does_not_depend_on_the_order(
     spark: SparkSession, raw_corpus: Corpus, tmp_path: Path
 ) -> None:
     text = " ".join(f"word{number}" for number in range(80))
-    copies = [(name, f"{text} {name}") for name in ("b", "longest", "a")]
-    peer_survivors, survivors = set(), set()
-    for number, order in enumerate((copies, copies[::-1], copies[1:] + copies[:1])):
-        # Any value of a group is the first that arrives.
-        peer_survivors.add(order[0][0])
-        spec = clean.CleanSpec(
-            raw_corpus=raw_corpus(list(order)),
-            output=str(tmp_path / f"clean-{number}"),
-            settings=CleanCorpusSettings(minimum_characters=1),
-        )
-        clean.run(spark, spec, lambda line: None)
-        survivors |= documents(tmp_path / f"clean-{number}").keys()
+    copies = [("b", text), ("longest", text.replace(" ", "  ")), ("a", text.upper())]
+    by_peer, by_us = set(), set()
+    for number, order in enumerate((copies, copies[::-1])):
+        by_peer.add(frozenset(kept_by_peer(spark, order)))
+        raw = raw_corpus(list(order))
+        by_us.add(frozenset(kept_by_us(spark, raw, tmp_path / f"clean-{number}")))
 
-    assert len(peer_survivors) > 1
-    assert survivors == {"longest"}
+    assert len(by_peer) == 2
+    assert by_us == {frozenset({"longest"})}
 
 
 @pytest.mark.parametrize("pack", [concatenate, best_fit])
