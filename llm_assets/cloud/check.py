@@ -2,15 +2,16 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
-from llm_assets.cloud.settings import GoogleCloudSettings, MachineSettings
+from llm_assets.cloud.quota import needs, quota_limits
+from llm_assets.cloud.rest import CALL_SECONDS, get_json, open_session, rest_url
+from llm_assets.cloud.settings import GoogleCloudSettings
 from llm_assets.pipes.failures import Place, explain
 from llm_assets.pipes.retries import first_line
 
 APIS = {
     "dataproc.googleapis.com": "the Spark stages",
-    "aiplatform.googleapis.com": "training and evaluation",
+    "aiplatform.googleapis.com": "training, evaluation, registry and endpoint",
     "storage.googleapis.com": "artifacts",
     "bigquery.googleapis.com": "source text in BigQuery",
     "artifactregistry.googleapis.com": "container images",
@@ -21,6 +22,9 @@ PERMISSIONS = {
     "dataproc.batches.list": "roles/dataproc.editor",
     "aiplatform.customJobs.create": "roles/aiplatform.user",
     "aiplatform.customJobs.cancel": "roles/aiplatform.user",
+    "aiplatform.models.upload": "roles/aiplatform.user",
+    "aiplatform.endpoints.create": "roles/aiplatform.user",
+    "aiplatform.endpoints.deploy": "roles/aiplatform.user",
     "bigquery.jobs.create": "roles/bigquery.jobUser",
     "iam.serviceAccounts.actAs": "roles/iam.serviceAccountUser",
 }
@@ -34,7 +38,6 @@ MANIFEST_TYPES = (
     "application/vnd.oci.image.index.v1+json, application/vnd.oci.image.manifest.v1+json, "
     "application/vnd.docker.distribution.manifest.v2+json"
 )
-CALL_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -81,32 +84,13 @@ def _place(settings: GoogleCloudSettings) -> Place:
     )
 
 
-def _session() -> Any:
-    import google.auth
-    from google.auth.transport.requests import AuthorizedSession
-
-    credentials, _ = google.auth.default(scopes=["https://www.googleapis.com/auth/cloud-platform"])
-    return AuthorizedSession(credentials)
-
-
-def _rest(settings: GoogleCloudSettings, host: str) -> str:
-    return settings.rest_endpoint or f"https://{host}"
-
-
-def _get_json(session: Any, url: str) -> dict[str, Any]:
-    reply = session.get(url, timeout=CALL_SECONDS)
-    reply.raise_for_status()
-    content: dict[str, Any] = reply.json()
-    return content
-
-
 def _check_apis(settings: GoogleCloudSettings) -> Iterator[Finding]:
-    base = _rest(settings, "serviceusage.googleapis.com")
+    base = rest_url(settings, "serviceusage.googleapis.com")
     names = "&".join(f"names=projects/{settings.project}/services/{api}" for api in APIS)
     url = f"{base}/v1/projects/{settings.project}/services:batchGet?{names}"
     states = {
         service["name"].rsplit("/", 1)[1]: service.get("state")
-        for service in _get_json(_session(), url).get("services", [])
+        for service in get_json(open_session(), url).get("services", [])
     }
     for api, use in APIS.items():
         if states.get(api) == "ENABLED":
@@ -127,7 +111,7 @@ def _check_permissions(settings: GoogleCloudSettings) -> Iterator[Finding]:
     )
     missing = sorted(set(PERMISSIONS) - set(reply.permissions))
     if not missing:
-        yield Finding("project", True, f"all {len(PERMISSIONS)} rights to start jobs are there")
+        yield Finding("project", True, f"all {len(PERMISSIONS)} rights that runs need are there")
     for permission in missing:
         yield Finding(
             "project",
@@ -165,15 +149,12 @@ def _check_bucket(settings: GoogleCloudSettings) -> Iterator[Finding]:
 
 
 def _check_images(settings: GoogleCloudSettings) -> Iterator[Finding]:
-    session = _session()
-    images = {"spark": settings.images.spark, "cuda": settings.images.cuda}
-    if settings.images.serve:
-        images["serve"] = settings.images.serve
-    for kind, image in images.items():
+    session = open_session()
+    for kind, image in settings.images.model_dump().items():
         host, _, rest = image.partition("/")
         name, tag = rest.split("@") if "@" in rest else rest.rsplit(":", 1)
         reply = session.head(
-            f"{_rest(settings, host)}/v2/{name}/manifests/{tag}",
+            f"{rest_url(settings, host)}/v2/{name}/manifests/{tag}",
             headers={"Accept": MANIFEST_TYPES},
             timeout=CALL_SECONDS,
         )
@@ -208,63 +189,26 @@ def _check_secrets(settings: GoogleCloudSettings) -> Iterator[Finding]:
         yield Finding(key, False, f"secret {name} may not be read. Ask for {role} on it.")
 
 
-def quota_metric(machines: MachineSettings) -> str | None:
-    """The quota that a job's accelerators count against, by its name; None without any."""
-    if machines.accelerator_type is None:
-        return None
-    kind = machines.accelerator_type.lower().replace("nvidia_tesla_", "nvidia_")
-    bought = "preemptible_" if machines.strategy != "STANDARD" else ""
-    return f"aiplatform.googleapis.com/custom_model_training_{bought}{kind}_gpus"
-
-
 def _check_quota(settings: GoogleCloudSettings) -> Iterator[Finding]:
-    limits: dict[str, int] | None = None
-    for key in ("training", "evaluation"):
-        machines: MachineSettings = getattr(settings, key)
-        metric = quota_metric(machines)
-        if metric is None:
-            continue
-        limits = limits or _quota_limits(settings)
-        needed = machines.accelerator_count * (machines.replicas if key == "training" else 1)
-        limit = limits.get(metric)
+    wanted = list(needs(settings))
+    limits = quota_limits(settings) if wanted else {}
+    for need in wanted:
+        limit = limits.get(need.metric)
         if limit is None:
             yield Finding(
-                key,
+                need.key,
                 False,
-                f"{metric} is not a quota of {settings.region}: is "
-                f"{machines.accelerator_type} offered there?",
+                f"{need.metric} is not a quota of {settings.region}: is {need.accelerator} offered "
+                "there?",
             )
-        elif limit < needed:
+        elif limit < need.accelerators:
             yield Finding(
-                key,
+                need.key,
                 False,
-                f"{metric} allows {limit} in {settings.region}, and {needed} are asked for. Ask "
-                "for more: https://console.cloud.google.com/iam-admin/quotas"
+                f"{need.metric} allows {limit} in {settings.region}, and {need.accelerators} are "
+                "asked for. Ask for more: https://console.cloud.google.com/iam-admin/quotas"
                 f"?project={settings.project}",
             )
         else:
-            yield Finding(key, True, f"{metric} allows {limit}, {needed} asked for")
-
-
-def _quota_limits(settings: GoogleCloudSettings) -> dict[str, int]:
-    """Metric to the limit in the region; -1, the word for unlimited, becomes a large number."""
-    base = _rest(settings, "serviceusage.googleapis.com")
-    url = (
-        f"{base}/v1beta1/projects/{settings.project}/services/aiplatform.googleapis.com"
-        "/consumerQuotaMetrics?view=FULL&pageSize=500"
-    )
-    found: dict[str, int] = {}
-    session = _session()
-    token = ""
-    while True:
-        page = _get_json(session, f"{url}&pageToken={token}" if token else url)
-        for metric in page.get("metrics", []):
-            for limit in metric.get("consumerQuotaLimits", []):
-                for bucket in limit.get("quotaBuckets", []):
-                    region = bucket.get("dimensions", {}).get("region")
-                    if region in (None, settings.region):
-                        value = int(bucket.get("effectiveLimit", 0))
-                        found[metric["metric"]] = 10**9 if value < 0 else value
-        token = page.get("nextPageToken", "")
-        if not token:
-            return found
+            text = f"{need.metric} allows {limit}, {need.accelerators} asked for"
+            yield Finding(need.key, True, text)

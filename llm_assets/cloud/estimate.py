@@ -2,7 +2,11 @@
 
 from dataclasses import dataclass
 
-from llm_assets.cloud.settings import GoogleCloudSettings, MachineSettings
+from llm_assets.cloud.settings import (
+    EndpointMachineSettings,
+    GoogleCloudSettings,
+    MachineSettings,
+)
 
 PRICES_AS_OF = "2025, us-central1, list prices; see https://cloud.google.com/vertex-ai/pricing"
 DOLLARS_AN_HOUR = {
@@ -33,6 +37,7 @@ SPARK_DCUS = 16.0
 """Data compute units of a batch with its first few executors."""
 SPARK_MEGABYTES_A_SECOND = 60.0
 """Both Spark stages together, on that many units, about."""
+MONTH_HOURS = 730.0
 START_HOURS = 0.15
 """Machines, image and model: about nine minutes a job."""
 
@@ -72,6 +77,7 @@ def estimate(
         Estimate("clean_corpus, tokenized_shards", spark, spark * SPARK_DCUS * DOLLARS_A_DCU_HOUR),
         Estimate("checkpoint", training, _dollars(settings.training, training)),
         Estimate("eval_metrics", evaluation, _dollars(settings.evaluation, evaluation)),
+        Estimate("endpoint, a month of it", MONTH_HOURS, _endpoint_dollars(settings.endpoint)),
     ]
 
 
@@ -87,3 +93,12 @@ def _dollars(machines: MachineSettings, hours: float) -> float | None:
         return None
     factor = 1.0 if machines.strategy == "STANDARD" else SPOT_FACTOR
     return price * factor * hours * machines.replicas
+
+
+def _endpoint_dollars(machines: EndpointMachineSettings) -> float | None:
+    """A month of the replicas that are always there."""
+    price = DOLLARS_AN_HOUR.get(machines.machine_type)
+    if price is None:
+        return None
+    factor = SPOT_FACTOR if machines.spot else 1.0
+    return price * factor * MONTH_HOURS * machines.minimum_replicas

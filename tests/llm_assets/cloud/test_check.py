@@ -21,6 +21,7 @@ from tests.stand_ins.identity import SERVICE_ACCOUNT
 
 METRIC = "aiplatform.googleapis.com/custom_model_training_preemptible_nvidia_a100_gpus"
 LOCAL_METRIC = "aiplatform.googleapis.com/custom_model_training_nvidia_l4_gpus"
+SERVING_METRIC = "aiplatform.googleapis.com/custom_model_serving_nvidia_l4_gpus"
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def settings(google: LocalGoogle) -> GoogleCloudSettings:
     """A project in which all is well."""
     images = (CUDA_IMAGE, SPARK_IMAGE, SERVE_IMAGE)
     google.rest.images |= {image.split("/", 1)[1] for image in images}
-    google.rest.quotas |= {METRIC: 8, LOCAL_METRIC: 1}
+    google.rest.quotas |= {METRIC: 8, LOCAL_METRIC: 1, SERVING_METRIC: 2}
     google.secrets.values["token"] = "hf_secret"
     return GoogleCloudSettings.model_validate(
         {
@@ -54,7 +55,7 @@ def test_project_in_which_all_is_well_has_no_problem(settings: GoogleCloudSettin
     findings = check(settings)
     assert [f for f in findings if not f.ok] == []
     assert {f.key.split(".")[0] for f in findings} == {
-        *("project", "bucket", "images", "secrets", "training", "evaluation")
+        *("project", "bucket", "images", "secrets", "training", "evaluation", "endpoint")
     }
     assert "hf_secret" not in str(findings)
 
@@ -82,6 +83,21 @@ FAULTS: dict[str, tuple[Callable[[LocalGoogle], object], str, str]] = {
         "gcloud secrets create",
     ),
     "quota": (lambda g: g.rest.quotas.update({METRIC: 1}), "training", "allows 1"),
+    "serving right": (
+        lambda g: g.projects.denied.add("aiplatform.endpoints.deploy"),
+        "project",
+        "aiplatform.endpoints.deploy",
+    ),
+    "serving image": (
+        lambda g: g.rest.images.discard(SERVE_IMAGE.split("/", 1)[1]),
+        "images.serve",
+        "images/build.sh serve",
+    ),
+    "second version's quota": (
+        lambda g: g.rest.quotas.update({SERVING_METRIC: 1}),
+        "endpoint",
+        "and 2 are asked for",
+    ),
     "accelerator": (lambda g: g.rest.quotas.pop(METRIC), "training", "is not a quota"),
 }
 
@@ -115,6 +131,7 @@ def test_shipped_file_is_valid_and_estimated() -> None:
     assert 5 < training.hours < 20
     assert training.dollars is not None and 10 < training.dollars < 100
     assert "about" in training.line()
+    assert stages[-1].line() == "endpoint, a month of it: about 730.0 h, 715.40 USD"
 
 
 def test_estimate_scales_with_tokens_and_machines() -> None:
