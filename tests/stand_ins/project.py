@@ -18,6 +18,7 @@ from tests.stand_ins.google import (
 )
 from tests.stand_ins.identity import SERVICE_ACCOUNT
 from tests.stand_ins.processes import LocalImage
+from tests.stand_ins.serve_image import serve_image
 
 TEXTS_TABLE = f"{PROJECT}.corpus.texts"
 
@@ -63,4 +64,5 @@ def move_to_cloud(config: Path, google: LocalGoogle, replicas: int = 2) -> Path:
     launcher = [sys.executable, "-m", "recipes.launcher"]
     paths = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
     google.images[CUDA_IMAGE] = LocalImage(entrypoint=launcher, environment=paths)
+    google.images[SERVE_IMAGE] = serve_image()
     return path

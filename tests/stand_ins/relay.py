@@ -1,6 +1,7 @@
 """An HTTP server on loopback that answers by a function, mostly by asking another server."""
 
 import http.client
+import sys
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -20,6 +21,15 @@ def forward(port: int, method: str, path: str, headers: dict[str, str], body: by
         return reply.status, reply.getheaders(), reply.read()
     finally:
         connection.close()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Clients cut connections as they please; that is no news."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
 
 
 def start_relay(
@@ -71,7 +81,6 @@ def start_relay(
 
         do_GET = do_POST = do_PUT = do_DELETE = do_PATCH = do_HEAD = relay
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
+    server = _Server(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return server
