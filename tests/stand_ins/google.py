@@ -16,6 +16,7 @@ from tests.stand_ins.processes import REPOSITORY, LocalImage
 from tests.stand_ins.projects import PROJECT_METHODS, Projects
 from tests.stand_ins.rest import RestServer
 from tests.stand_ins.secret_manager import SecretManager
+from tests.stand_ins.serve_image import serve_image
 from tests.stand_ins.storage import StorageServer
 from tests.stand_ins.tokens import TokenServer
 from tests.stand_ins.vertex import VertexJobs
@@ -70,7 +71,11 @@ class LocalGoogle:
             "NO_PROXY": "127.0.0.1,localhost",
         }
         child_environment = self.environment | {"PYTHONPATH": str(REPOSITORY)}
-        self.images = {CUDA_IMAGE: LocalImage(), SPARK_IMAGE: LocalImage()}
+        self.images = {
+            CUDA_IMAGE: LocalImage(),
+            SPARK_IMAGE: LocalImage(),
+            SERVE_IMAGE: serve_image(),
+        }
         self.dataproc = Dataproc(
             REGION,
             folder / "dataproc",

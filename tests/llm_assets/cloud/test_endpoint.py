@@ -113,14 +113,15 @@ class Cloud:
 
 
 @pytest.fixture
-def cloud(google: LocalGoogle, tmp_path: Path) -> Cloud:
-    google.images[SERVE_IMAGE] = LocalImage(entrypoint=LIGHT)
+def cloud(google: LocalGoogle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cloud:
     for image, behaviour in (
+        (SERVE_IMAGE, {}),
         (BROKEN_IMAGE, {"BROKEN": "1"}),
         (SLOW_IMAGE, {"ANSWER_SECONDS": "0.8"}),
         (FAILING_IMAGE, {"FAIL_SHARE": "0.7"}),
     ):
-        google.images[image] = LocalImage(entrypoint=LIGHT, environment=behaviour)
+        light = LocalImage(entrypoint=LIGHT, environment=behaviour)
+        monkeypatch.setitem(google.images, image, light)
     return Cloud(google, tmp_path)
 
 
