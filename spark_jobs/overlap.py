@@ -31,14 +31,13 @@ class Runs:
     sizes: np.ndarray
     """int64: different runs in each text."""
 
-    def share(self, shingles: Shingles) -> np.ndarray:
-        """Of each document's runs, the share that stands in any reference text."""
-        found = self._hold(shingles.hashes).astype(np.int64)
-        return np.add.reduceat(found, shingles.offsets[:-1]) / np.diff(shingles.offsets)
-
-    def coverage(self, shingles: Shingles) -> np.ndarray:
-        """Of the runs of the reference text that a document holds most of, the share it holds."""
+    def overlap(self, shingles: Shingles) -> np.ndarray:
+        """The larger of both shares, for each document."""
         held = self._hold(shingles.hashes)
+        return np.maximum(_share(shingles, held), self._coverage(shingles, held))
+
+    def _coverage(self, shingles: Shingles, held: np.ndarray) -> np.ndarray:
+        """Of the runs of the reference text that a document holds most of, the share it holds."""
         hashes, documents = _each_once(shingles.hashes[held], _owners(shingles)[held])
         first = np.searchsorted(self.hashes, hashes, side="left")
         counts = np.searchsorted(self.hashes, hashes, side="right") - first
@@ -58,9 +57,12 @@ class Runs:
         # that without a search.
         table, mask = self._lowest_bits
         found = table[hashes & mask]
-        candidates = hashes[found]
-        places = np.minimum(np.searchsorted(self.hashes, candidates), len(self.hashes) - 1)
-        found[found] = self.hashes[places] == candidates
+        candidates = np.flatnonzero(found)
+        # In order, neighbours are looked up in memory that was just read.
+        candidates = candidates[np.argsort(hashes[candidates])]
+        wanted = hashes[candidates]
+        places = np.minimum(np.searchsorted(self.hashes, wanted), len(self.hashes) - 1)
+        found[candidates] = self.hashes[places] == wanted
         return found
 
     @cached_property
@@ -78,6 +80,11 @@ def word_runs(texts: list[str], words: int) -> Runs:
     shingles = shingle(sum_words(folded), words)
     hashes, owners = _each_once(shingles.hashes, _owners(shingles))
     return Runs(hashes, owners, np.bincount(owners, minlength=len(folded)))
+
+
+def _share(shingles: Shingles, held: np.ndarray) -> np.ndarray:
+    """Of each document's runs, the share that stands in any reference text."""
+    return np.add.reduceat(held.astype(np.int64), shingles.offsets[:-1]) / np.diff(shingles.offsets)
 
 
 def _owners(shingles: Shingles) -> np.ndarray:
@@ -113,8 +120,7 @@ def overlaps(texts: WordSums, words: int, runs: Runs) -> np.ndarray:
     if not len(runs.hashes) or not len(texts.sizes):
         return np.zeros(len(texts.sizes))
     shingles = shingle(texts, words)
-    larger = np.maximum(runs.share(shingles), runs.coverage(shingles))
-    return np.where(texts.sizes >= words, larger, 0)
+    return np.where(texts.sizes >= words, runs.overlap(shingles), 0)
 
 
 def save_runs(url: str, runs: Runs) -> None:
