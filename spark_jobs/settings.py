@@ -28,8 +28,9 @@ class DecontaminationSettings(Settings):
 
     run_words: int = Field(default=13, ge=5)
     """Words in a run; 13 in a row hardly ever agree by chance."""
-    maximum_overlap: float = Field(default=0.2, ge=0, le=1)
-    """Share of a document's runs that may also stand in evaluation text; 0 lets none."""
+    maximum_overlap: float = Field(default=0.5, ge=0, le=1)
+    """Share of a document's runs that may stand in judging text, and of one judging text's in it;
+    0.5, since below it is mostly set phrases and parameter lists."""
 
 
 class CleanCorpusSettings(Settings):

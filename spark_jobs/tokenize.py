@@ -38,7 +38,7 @@ from spark_jobs.tokenizer import (
     measure_bytes_per_token,
 )
 
-CODE_VERSION = "2"
+CODE_VERSION = "3"
 
 BYTES_PER_TOKEN = 4
 """Rough length of a token in text, which only decides into how many shards a split is cut."""
