@@ -1,8 +1,9 @@
 """Serving on Google Cloud: a Vertex AI endpoint that follows the champion."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 from artifacts.store import Store
 from llm_assets.cloud.config import load_cloud_settings
@@ -39,7 +40,7 @@ class VertexServingPlatform(ServingPlatform):
             if changed:
                 patience = vertex.settings.endpoint.request_seconds
                 try:
-                    asyncio.run(roll_out(traffic, rollout, patience, report))
+                    _run(roll_out(traffic, rollout, patience, report))
                 except RolledBack as error:
                     raise RolloutFailed(
                         f"Version {version.version} is not served: {error}\n{_who_serves(endpoint)}"
@@ -61,6 +62,15 @@ class VertexServingPlatform(ServingPlatform):
                 return False
             endpoint.delete()
         return True
+
+
+def _run(rollout: Coroutine[Any, Any, None]) -> None:
+    """Run to the end. Unlike in `asyncio.run`, a signal ends the call that is being waited for."""
+    loop = asyncio.new_event_loop()
+    try:
+        loop.run_until_complete(rollout)
+    finally:
+        loop.close()
 
 
 def _who_serves(endpoint: VertexEndpoint) -> str:

@@ -1,6 +1,5 @@
 """The versions on a Vertex AI endpoint, as a rollout moves them."""
 
-import asyncio
 import time
 from functools import cached_property
 from typing import Any
@@ -26,6 +25,9 @@ class VertexTraffic:
     container is not healthy before the model has written, and one that is not is never deployed.
     Vertex AI does not say either how a version does; so each look sends a request of its own. It is
     answered by one version or the other, which the answer says; a failure counts for the new one.
+
+    The methods block: nothing else runs in a rollout's loop, and a run that is cancelled ends at
+    once, while Google goes on with what it was asked; the next run waits for that.
     """
 
     def __init__(
@@ -75,9 +77,6 @@ class VertexTraffic:
         )
 
     async def start(self) -> bool:
-        return await asyncio.to_thread(self._start)
-
-    def _start(self) -> bool:
         seconds = self._settings.endpoint.start_minutes * 60
         self._endpoint.create()
         self._endpoint.settle(seconds)
@@ -91,9 +90,6 @@ class VertexTraffic:
         return bool(self._serving_others(self._endpoint.read()))
 
     async def set_share(self, share: float) -> None:
-        await asyncio.to_thread(self._set_share, share)
-
-    def _set_share(self, share: float) -> None:
         self._new, self._old = Seen(), Seen()
         found = self._endpoint.read()
         old = self._serving_others(found)
@@ -108,7 +104,7 @@ class VertexTraffic:
             self._endpoint.split(shares)
 
     async def look(self) -> tuple[Seen, Seen]:
-        await asyncio.to_thread(self._ask)
+        self._ask()
         # The next request is always under way, so a step does not end before both were seen.
         self._new.waiting = self._old.waiting = 1
         return self._new, self._old
@@ -136,19 +132,16 @@ class VertexTraffic:
     async def keep_new(self) -> None:
         others = [d.id for d in self._endpoint.read().deployed_models if d.id != self._id]
         if others:
-            await asyncio.sleep(self._settings.endpoint.drain_seconds)
+            time.sleep(self._settings.endpoint.drain_seconds)
         for deployed_id in others:
-            await asyncio.to_thread(self._endpoint.undeploy, deployed_id)
+            self._endpoint.undeploy(deployed_id)
 
     async def keep_old(self) -> None:
-        await asyncio.to_thread(self._keep_old)
-
-    def _keep_old(self) -> None:
         found = self._endpoint.find()
         if found is None or self._id not in [d.id for d in found.deployed_models]:
             return
         if self._serving_others(found):
-            self._set_share(0.0)
+            await self.set_share(0.0)
             time.sleep(self._settings.endpoint.drain_seconds)
         self._endpoint.undeploy(self._id)
 

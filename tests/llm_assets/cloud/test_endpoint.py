@@ -12,13 +12,16 @@ import grpc
 import httpx
 import pytest
 import yaml
+from click.testing import CliRunner
 
 from artifacts.store import Store
+from llm_assets.cli import commands
+from llm_assets.cloud.config import CLOUD_CONFIG_VARIABLE
 from llm_assets.cloud.registry import VertexModelRegistry
 from llm_assets.cloud.serving import VertexServingPlatform
 from llm_assets.cloud.settings import GoogleCloudSettings
 from llm_assets.cloud.vertex import Vertex
-from llm_assets.config import PipelineSettings
+from llm_assets.config import CONFIG_VARIABLE, PipelineSettings
 from llm_assets.registry.decisions import roll_back
 from llm_assets.resources.serving import Served
 from serving.rollout import RolloutFailed
@@ -250,6 +253,8 @@ PROGRAM = """
 import sys, yaml
 from pathlib import Path
 from artifacts.store import Store
+from llm_assets.cli import commands
+from llm_assets.cloud.config import CLOUD_CONFIG_VARIABLE
 from llm_assets.cloud.config import load_cloud_settings
 from llm_assets.cloud.registry import VertexModelRegistry
 from llm_assets.cloud.serving import VertexServingPlatform
@@ -277,6 +282,29 @@ def wait_for(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def test_commands_move_registry_and_endpoint_together(
+    cloud: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cloud.registry.register_base(entry("base", promoted=None))
+    cloud.register("a")
+    config = tmp_path / "manual.yaml"
+    config.write_text(cloud.pipeline.model_dump_json(exclude_defaults=True))
+    monkeypatch.setenv(CONFIG_VARIABLE, str(config))
+    monkeypatch.setenv(CLOUD_CONFIG_VARIABLE, str(cloud.path))
+    for arguments, version in (
+        (["approve", "1", "--reason", "reads well"], 1),
+        (["rollback", "--reason", "users complain"], 0),
+        (["approve", "1", "--reason", "it was the network"], 1),
+        (["reject", "1", "--reason", "it swears"], 0),
+    ):
+        done = CliRunner().invoke(commands, [*arguments, "--name", "Ada"], catch_exceptions=False)
+        assert f"Version {version} serves at http" in done.output
+        assert cloud.shares() == {f"version-{version}": 100}
+    done = CliRunner().invoke(commands, ["versions"], catch_exceptions=False)
+    assert "0 (champion)" in done.output and "1 (previous)" in done.output
+    assert "ended" in CliRunner().invoke(commands, ["stop"], catch_exceptions=False).output
 
 
 def test_busy_service_and_a_lost_reply_change_nothing(cloud: Cloud) -> None:
