@@ -1,12 +1,13 @@
 """What the corpus engine costs against the size of the text: 1, 10 and 100 % of 1 GB.
 
 Each size is made from the sources to the shards in a process of its own, with 4 GB for Spark's
-driver. The figures of every stage are in `benchmarks/results/scale_stages.json`; docs/scale.md
-explains them. The ratio compares the rate at the full size with that at a tenth of it.
+driver. The figures of every stage are in `benchmarks/scale_measured.csv`; docs/scale.md explains
+them. The ratio compares the rate at the full size with that at a tenth of it.
 
 BENCH_MEGABYTES (default `10,100,1000`) chooses other sizes, for trying out.
 """
 
+import csv
 import json
 import os
 import shutil
@@ -18,12 +19,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.corpora import FOLDER
-from benchmarks.harness import RESULTS, Check, at_most, keep
+from benchmarks.harness import Check, at_most, keep
 from benchmarks.memory import PeakMemory
 from benchmarks.scale_text import FILE_MEGABYTES, write_texts
 
 HOME = FOLDER / "scale"
+TABLE = Path(__file__).with_name("scale_measured.csv")
 SIZES = [int(size) for size in os.environ.get("BENCH_MEGABYTES", "10,100,1000").split(",")]
+FIGURES = ("seconds", "peak_gb", "driver_gb", "documents")
+"""Of a stage: its time, the memory of all processes and of the driver's Python, documents made."""
 DRIVER_MEMORY = "4g"
 DRIVER_LIMIT_GB = 4
 
@@ -32,7 +36,7 @@ def main() -> None:
     """Measure every size and keep the table."""
     write_texts(HOME / "text", max(SIZES) // FILE_MEGABYTES)
     sizes = {megabytes: _measure_apart(megabytes) for megabytes in SIZES}
-    (RESULTS / "scale_stages.json").write_text(json.dumps(sizes, indent=2) + "\n")
+    _write_table(sizes)
     largest, before = sizes[SIZES[-1]], sizes[SIZES[-2]]
     rates = [SIZES[-1] / largest["seconds"], SIZES[-2] / before["seconds"]]
     driver = max(stage["driver_gb"] for stage in largest["stages"].values())
@@ -42,6 +46,15 @@ def main() -> None:
     }
     peer_name = f"the same at {SIZES[-2]:,} MB"
     keep("scale", rates[:1], rates[1:], "MB/s", peer_name, "higher", ["pyspark", "numpy"], checks)
+
+
+def _write_table(sizes: dict[int, dict[str, Any]]) -> None:
+    with TABLE.open("w", newline="") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(["megabytes", "stage", *FIGURES])
+        for megabytes, figures in sizes.items():
+            for name, stage in figures["stages"].items():
+                table.writerow([megabytes, name, *(stage[figure] for figure in FIGURES)])
 
 
 def _measure_apart(megabytes: int) -> dict[str, Any]:
@@ -100,12 +113,13 @@ def _watch(make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     began = time.perf_counter()
     with PeakMemory() as memory:
         stats = make()
-    figures = ("documents", "documents_read", "bytes", "tokens", "candidate_pairs")
+    documents = stats["documents"]
     return {
         "seconds": round(time.perf_counter() - began, 1),
         "peak_gb": round(memory.family / 1e9, 2),
         "driver_gb": round(memory.own / 1e9, 2),
-    } | {name: stats[name] for name in figures if name in stats}
+        "documents": sum(documents.values()) if isinstance(documents, dict) else documents,
+    }
 
 
 if __name__ == "__main__":
