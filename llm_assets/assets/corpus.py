@@ -10,9 +10,11 @@ import recipes.evaluation
 from artifacts.identity import Identity
 from artifacts.store import Draft
 from llm_assets import figures, held_out
+from llm_assets.assets.estimate import training_estimate
 from llm_assets.assets.stage import materialization, stage, table
 from llm_assets.resources.pipeline import PipelineResource
 from llm_assets.resources.spark import SparkRunner
+from llm_assets.resources.training import TrainingRunner
 from llm_assets.sources import snapshot
 from spark_jobs import clean, tokenize
 
@@ -78,7 +80,10 @@ def clean_corpus(
     code_version=tokenize.CODE_VERSION,
 )
 def tokenized_shards(
-    context: AssetExecutionContext, pipeline: PipelineResource, spark: SparkRunner
+    context: AssetExecutionContext,
+    pipeline: PipelineResource,
+    spark: SparkRunner,
+    training: TrainingRunner,
 ) -> MaterializeResult:
     """Packed token rows in three splits (train, validation, held-out) with one manifest."""
     settings = pipeline.settings.tokenized_shards
@@ -110,7 +115,9 @@ def tokenized_shards(
         draft.stats |= spark.tokenize(context, spec)
 
     artifact = pipeline.make(context, identity, build)
-    return materialization(artifact, _shard_metadata(artifact.stats))
+    estimate = training_estimate(training, pipeline.settings.checkpoint, artifact, base_model)
+    expected = {"training_estimate": estimate} if estimate else {}
+    return materialization(artifact, _shard_metadata(artifact.stats) | expected)
 
 
 def _corpus_metadata(stats: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from artifacts.shards import ShardStats
 from artifacts.store import Artifact, Draft
 from llm_assets import figures
 from llm_assets.assets.corpus import tokenized_shards
+from llm_assets.assets.estimate import training_estimate
 from llm_assets.assets.stage import materialization, stage
 from llm_assets.registry.start import find_start, with_start
 from llm_assets.resources.pipeline import PipelineResource
@@ -113,6 +114,8 @@ def checkpoint(
             training=settings,
             inputs=identity.inputs,
         )
+        if estimate := training_estimate(training, settings, shards, base):
+            context.log.info(f"Expected for {estimate}")
         draft.stats |= training.train(context, spec).model_dump()
         metrics = pipeline.store.read_bytes(f"runs/{run_id}/{METRICS_NAME}")
         (draft.path / METRICS_NAME).write_bytes(metrics or b"")

@@ -62,7 +62,7 @@ def estimate(
 ) -> list[Estimate]:
     """Hours and dollars by stage.
 
-    Training takes 6 operations a parameter and token (Kaplan et al. 2020), evaluation 2.
+    A forward pass takes 2 operations a parameter and token.
 
     Args:
         corpus_bytes: text that the Spark stages read.
@@ -70,15 +70,26 @@ def estimate(
         parameters: of the model.
     """
     spark = START_HOURS + corpus_bytes / 1e6 / SPARK_MEGABYTES_A_SECOND / 3600
-    training = _compute_hours(settings.training, 6.0 * parameters * training_tokens)
     measured = min(training_tokens, 10_000_000)
     evaluation = _compute_hours(settings.evaluation, 3 * 2.0 * parameters * measured)
     return [
         Estimate("clean_corpus, tokenized_shards", spark, spark * SPARK_DCUS * DOLLARS_A_DCU_HOUR),
-        Estimate("checkpoint", training, _dollars(settings.training, training)),
+        estimate_training(settings, training_tokens, parameters),
         Estimate("eval_metrics", evaluation, _dollars(settings.evaluation, evaluation)),
         Estimate("endpoint, a month of it", MONTH_HOURS, _endpoint_dollars(settings.endpoint)),
     ]
+
+
+def estimate_training(settings: GoogleCloudSettings, tokens: int, parameters: int) -> Estimate:
+    """Hours and dollars of `checkpoint`: 6 operations a parameter and token (Kaplan et al. 2020).
+
+    Args:
+        settings: the cloud project's.
+        tokens: of the whole training, repeats counted.
+        parameters: of the model.
+    """
+    hours = _compute_hours(settings.training, 6.0 * parameters * tokens)
+    return Estimate("checkpoint", hours, _dollars(settings.training, hours))
 
 
 def _compute_hours(machines: MachineSettings, operations: float) -> float:

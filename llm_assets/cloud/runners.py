@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from artifacts.identity import hash_json
 from artifacts.store import clear_folder
 from llm_assets.cloud.config import load_cloud_settings
+from llm_assets.cloud.estimate import estimate_training
 from llm_assets.cloud.jobs import custom_job, spark_batch
 from llm_assets.cloud.settings import GoogleCloudSettings, MachineSettings
 from llm_assets.pipes import (
@@ -87,6 +88,12 @@ class VertexTrainingRunner(TrainingRunner):
         content: dict[str, Any] = json.loads(_read(result))
         return content
 
+    def estimate(self, tokens: int, parameters: int) -> str | None:
+        return estimate_training(self._settings(), tokens, parameters).line()
+
+    def _settings(self) -> GoogleCloudSettings:
+        return load_cloud_settings(Path(self.cloud_config_path))
+
     def _run(
         self,
         context: AssetExecutionContext,
@@ -96,7 +103,7 @@ class VertexTrainingRunner(TrainingRunner):
         output: str,
         machines_of: str,
     ) -> None:
-        settings = load_cloud_settings(Path(self.cloud_config_path))
+        settings = self._settings()
         machines: MachineSettings = getattr(settings, machines_of)
         fingerprint, folder = _stage_spec(settings, module.rsplit(".", 1)[1], spec)
         launcher = ["--processes", str(max(1, machines.accelerator_count))]

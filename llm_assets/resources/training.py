@@ -24,6 +24,10 @@ class TrainingRunner(ConfigurableResource, ABC):
     def evaluate(self, context: AssetExecutionContext, spec: EvaluationSpec) -> dict[str, Any]:
         """Measure the models and return the evaluation's `result.json`."""
 
+    def estimate(self, tokens: int, parameters: int) -> str | None:
+        """Time and price of training on so many tokens, in words; None where there is no bill."""
+        return None
+
 
 class LocalTrainingRunner(TrainingRunner):
     """Runs them in child processes on this machine."""

@@ -86,6 +86,7 @@ def test_from_a_table_to_a_model_with_two_replicas_and_a_preemption(
     watcher.start()
     made = cloud_project.materialize("*model_version")
     assert made.returncode == 0, made.stdout + made.stderr + program_logs(google)
+    assert "Expected for checkpoint: about" in made.stdout + made.stderr
     (name,) = preempted
     assert google.vertex.starts(name) == 2
     settings = yaml.safe_load(cloud_project.config.read_text())

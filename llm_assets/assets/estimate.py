@@ -1,0 +1,16 @@
+"""What the training will take and cost, said before it starts."""
+
+from artifacts.shards import ShardStats
+from artifacts.store import Artifact
+from llm_assets.resources.training import TrainingRunner
+from recipes.budget import total_steps
+from recipes.settings import TrainingSettings
+
+
+def training_estimate(
+    training: TrainingRunner, settings: TrainingSettings, shards: Artifact, base: Artifact
+) -> str | None:
+    """Such as `checkpoint: about 2.3 h, 9.70 USD`; None where the runner costs nothing."""
+    stats = ShardStats.model_validate(shards.stats)
+    rows = total_steps(settings, stats) * settings.global_batch_size
+    return training.estimate(rows * stats.sequence_length, base.stats["parameters"])
