@@ -1,8 +1,11 @@
 """Near-copies are found by their true similarity, whatever the order of the documents."""
 
 import random
+import subprocess
+import sys
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -109,3 +112,20 @@ def test_no_documents_and_one_document_are_no_special_case() -> None:
     assert len(cluster(["a b c d e f"])[0].component) == 1
     empty = find_near_duplicates(np.empty((0, 21), np.uint64), lambda n: n, lambda n: [], THRESHOLD)
     assert len(empty.component) == 0
+
+
+@pytest.mark.soak
+def test_the_components_step_holds_at_100_million_edges_on_one_machine() -> None:
+    code = """
+import resource
+resource.setrlimit(resource.RLIMIT_AS, (10 * 10**9, 10 * 10**9))
+import numpy as np
+from spark_jobs.duplicates import Edges, components
+count = 100_000_000
+left = np.random.default_rng(0).integers(0, count, count)
+edges = Edges(left, np.minimum(left + 1, count - 1), np.broadcast_to(1.0, count))
+print(len(components(edges, count)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+
+    assert done.stdout.strip() == "100000000", done.stderr
