@@ -18,6 +18,8 @@ from serving.settings import EndpointSettings
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
+LIMITS = EndpointSettings(max_new_tokens=1_000_000, max_prompt_tokens=1_000_000)
+"""None of its own: the engine refuses what its model does not take."""
 LARGEST_BODY = 10 * 1024 * 1024
 """Bytes; what Vertex AI takes at most."""
 
@@ -93,7 +95,7 @@ async def _predict(backend: Backend, body: dict[str, Any]) -> Response:
     try:
         # Vertex AI leaves out what is empty, and sends null for absent parameters.
         given = {key: value for key, value in body.items() if value is not None}
-        wanted = PredictRequest.model_validate(given).generate_requests(EndpointSettings())
+        wanted = PredictRequest.model_validate(given).generate_requests(LIMITS)
     except ValidationError as error:
         raise invalid(*describe(error)) from error
     texts = await asyncio.gather(*(complete(backend.engine, one) for one in wanted))

@@ -35,6 +35,9 @@ from llm_assets.resources.registry import RegistryResource
 
 NUMBER_LABEL = "number"
 STORE_LABEL = "store"
+MODEL_LABEL = "model"
+IMAGE_LABEL = "image"
+VERDICT_LABEL = "verdict"
 DEFAULT_ALIAS = "default"
 """What Vertex AI takes where no version is named; it goes with the champion."""
 METRICS_SCHEMA = (
@@ -110,7 +113,7 @@ class VertexModelRegistry(RegistryRules):
         upload = self._uploads().get(version.version)
         if upload is None or not self._holds(upload, version):
             upload = self._upload(version, upload)
-        elif dict(upload.labels) != self._labels(version):
+        elif upload.labels.get(VERDICT_LABEL) != self._labels(version).get(VERDICT_LABEL):
             self._update_labels(upload, version)
         self._attach_evaluation(upload, version)
         return version
@@ -139,10 +142,9 @@ class VertexModelRegistry(RegistryRules):
         return upload
 
     def _holds(self, upload: Any, version: ModelVersion) -> bool:
-        return bool(
-            upload.artifact_uri == version.model_url
-            and upload.container_spec.image_uri == self._vertex.settings.images.serve
-        )
+        """Whether an upload is of this model and serving image, which Vertex AI shows to nobody."""
+        wanted = self._labels(version)
+        return all(upload.labels.get(name) == wanted[name] for name in (MODEL_LABEL, IMAGE_LABEL))
 
     def _merge(self, upload: Any, aliases: list[str]) -> None:
         with self._reachable():
@@ -232,11 +234,12 @@ class VertexModelRegistry(RegistryRules):
         labels = {
             NUMBER_LABEL: str(version.version),
             STORE_LABEL: self._store_label,
-            "model": version.model_fingerprint,
+            MODEL_LABEL: version.model_fingerprint,
+            IMAGE_LABEL: hash_json({"image": self._vertex.settings.images.serve})[:16],
             "license": version.license,
         }
         if version.verdict:
-            labels["verdict"] = "accepted" if version.verdict.accepted else "rejected"
+            labels[VERDICT_LABEL] = "accepted" if version.verdict.accepted else "rejected"
         return as_labels(labels)
 
     @property

@@ -70,12 +70,12 @@ class VertexModels:
         return self._operations.run(name, lambda: self._add(name, model))
 
     def get_model(self, request: aiplatform_v1.GetModelRequest) -> Any:
-        return aiplatform_v1.Model(self.find(request.name))
+        return shown(self.find(request.name))
 
     def list_model_versions(self, request: aiplatform_v1.ListModelVersionsRequest) -> Any:
         if request.name not in self._versions:
             raise not_found(request.name)
-        models = list(self._versions[request.name].values())
+        models = [shown(model) for model in self._versions[request.name].values()]
         return aiplatform_v1.ListModelVersionsResponse(models=models)
 
     def update_model(self, request: aiplatform_v1.UpdateModelRequest) -> Any:
@@ -85,7 +85,7 @@ class VertexModels:
                 raise refuse(f"The field {path} cannot be updated.")
             check_labels(request.model.labels)
             setattr(model, path, getattr(request.model, path))
-        return aiplatform_v1.Model(model)
+        return shown(model)
 
     def merge_version_aliases(self, request: aiplatform_v1.MergeVersionAliasesRequest) -> Any:
         model = self.find(request.name)
@@ -96,7 +96,7 @@ class VertexModels:
                 if alias == "-default":
                     raise refuse("The default alias cannot be removed, only moved.")
                 self._set_alias(model, alias)
-        return aiplatform_v1.Model(model)
+        return shown(model)
 
     def import_model_evaluation(self, request: aiplatform_v1.ImportModelEvaluationRequest) -> Any:
         parent = self._evaluated(request.parent)
@@ -137,6 +137,13 @@ class VertexModels:
     def _evaluated(self, name: str) -> str:
         model = self.find(name)
         return f"{model.name}@{model.version_id}"
+
+
+def shown(model: aiplatform_v1.Model) -> aiplatform_v1.Model:
+    """A version as callers see it: the container's specification is never given out again."""
+    copy = aiplatform_v1.Model(model)
+    copy.container_spec = None
+    return copy
 
 
 def check_labels(labels: Mapping[str, str]) -> None:
