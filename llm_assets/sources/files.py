@@ -1,8 +1,6 @@
 """Reads documents from files: plain text, JSON lines and Parquet, through fsspec."""
 
-import gzip
 import hashlib
-import io
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,6 +14,7 @@ from fsspec.implementations.local import LocalFileSystem
 from artifacts.errors import UserError
 from artifacts.progress import CountedProgress
 from llm_assets.sources.braces import expand_braces
+from llm_assets.sources.compression import unpack
 from llm_assets.sources.document import Document
 from llm_assets.sources.faults import Quarantine
 from llm_assets.sources.settings import Files
@@ -227,7 +226,7 @@ def _lines(file: SourceFile, source: Files) -> Iterator[bytes]:
     unpacked = 0
     with file.filesystem.open(file.path, "rb") as handle:
         try:
-            lines = _unpack(handle, file.compression)
+            lines = unpack(handle, file.compression)
             while line := lines.readline(int(bound) + 1):
                 unpacked += len(line)
                 if file.compression and unpacked > bound:
@@ -239,30 +238,6 @@ def _lines(file: SourceFile, source: Files) -> Iterator[bytes]:
                 yield line
         except (EOFError, OSError, pa.ArrowInvalid) as error:
             raise _corrupt(file, error) from error
-
-
-def _unpack(handle: Any, compression: str | None) -> Any:
-    if compression is None:
-        return handle
-    if compression == "gzip":
-        # Python's own notices a cut-off file at its end.
-        return gzip.GzipFile(fileobj=handle)
-    return io.BufferedReader(_ZstdFile(pa.CompressedInputStream(pa.PythonFile(handle), "zstd")))
-
-
-class _ZstdFile(io.RawIOBase):
-    """Arrow's decompressing stream as a Python file."""
-
-    def __init__(self, stream: pa.CompressedInputStream) -> None:
-        self._stream = stream
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        content = self._stream.read(len(buffer))
-        buffer[: len(content)] = content
-        return len(content)
 
 
 def _not_utf8(file: SourceFile, where: str, error: UnicodeDecodeError) -> Fault:
