@@ -25,7 +25,7 @@ class RolloutSettings(Settings):
 
 
 class EndpointSettings(Settings):
-    """The `endpoint` asset on a laptop."""
+    """The `endpoint` asset: all of it on a laptop, `rollout` alone on Google Cloud."""
 
     host: str = "127.0.0.1"
     """Address to listen on. Anything but loopback needs `token_variable`."""

@@ -36,6 +36,12 @@ class VertexEndpoint:
             raise VertexRefused(f"The endpoint {self.name} is gone: somebody deleted it.")
         return found
 
+    def predict_url(self) -> str | None:
+        """Where requests are answered; None for a private endpoint whose address nobody told."""
+        host = self._vertex.settings.endpoint.private_address or self.read().dedicated_endpoint_dns
+        scheme = "" if "://" in host else "https://"
+        return f"{scheme}{host}/v1/{self.name}:predict" if host else None
+
     def create(self) -> None:
         """Make the endpoint where there is none: a dedicated one, public or private."""
         from google.api_core.exceptions import AlreadyExists

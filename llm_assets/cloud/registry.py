@@ -177,7 +177,7 @@ class VertexModelRegistry(RegistryRules):
         if not figures:
             return
         with self._reachable():
-            if self._vertex.list(doing, models.list_model_evaluations, parent=parent):
+            if self._vertex.list_all(doing, models.list_model_evaluations, parent=parent):
                 return
             evaluation = aiplatform_v1.ModelEvaluation(
                 display_name=f"version {version.version}",
@@ -202,7 +202,7 @@ class VertexModelRegistry(RegistryRules):
 
         with self._reachable():
             try:
-                found = self._vertex.list(
+                found = self._vertex.list_all(
                     "the list of versions",
                     self._vertex.models.list_model_versions,
                     name=self._name,

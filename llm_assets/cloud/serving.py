@@ -16,7 +16,7 @@ from llm_assets.registry.base import ModelVersion
 from llm_assets.resources.serving import Served, ServingPlatform
 from serving.rollout import RolledBack, RolloutFailed, roll_out
 
-PRIVATE_URL = "a private address"
+PRIVATE = "its private address"
 AUTHORIZATION = '"Authorization: Bearer $(gcloud auth print-access-token)"'
 
 
@@ -45,7 +45,7 @@ class VertexServingPlatform(ServingPlatform):
                     raise RolloutFailed(
                         f"Version {version.version} is not served: {error}\n{_who_serves(endpoint)}"
                     ) from error
-        url = _url(endpoint)
+        url = endpoint.predict_url() or PRIVATE
         return Served(
             url=url,
             predict_url=url,
@@ -78,9 +78,3 @@ def _who_serves(endpoint: VertexEndpoint) -> str:
     serving = [d for d in found.deployed_models if found.traffic_split.get(d.id)] if found else []
     names = " and ".join(d.display_name.replace("-", " ") for d in serving)
     return f"Still serving: {names}." if names else "No version serves."
-
-
-def _url(endpoint: VertexEndpoint) -> str:
-    host = endpoint.read().dedicated_endpoint_dns or PRIVATE_URL
-    scheme = "" if "://" in host else "https://"
-    return f"{scheme}{host}/v1/{endpoint.name}:predict"

@@ -7,6 +7,7 @@ from typing import Any
 from artifacts.errors import UserError
 from artifacts.identity import hash_json
 from llm_assets.cloud.endpoint import VertexEndpoint
+from llm_assets.cloud.rest import open_session
 from llm_assets.cloud.serving_image import dedicated_resources
 from llm_assets.cloud.settings import GoogleCloudSettings
 from llm_assets.pipes.retries import first_line
@@ -14,6 +15,7 @@ from llm_assets.registry.base import ModelVersion
 from serving.rollout import Report, Seen
 
 SAMPLE_TOKENS = 8
+LONGEST_REPORT = 300
 LONGEST_ID = 10**10
 """Vertex AI takes ids of deployed models with ten digits at most."""
 
@@ -110,22 +112,25 @@ class VertexTraffic:
         return self._new, self._old
 
     def _ask(self) -> None:
-        from google.api_core.exceptions import GoogleAPICallError, RetryError
+        from google.auth.exceptions import GoogleAuthError
         from requests import RequestException
 
         instance = {"prompt": self._prompt, "max_tokens": SAMPLE_TOKENS}
         started = time.monotonic()
         try:
-            answer = self._client.predict(
-                endpoint=self._endpoint.name,
-                instances=[instance],
+            reply = self._session.post(
+                self._url,
+                json={"instances": [instance]},
                 timeout=self._settings.endpoint.request_seconds,
             )
-        except (GoogleAPICallError, RetryError, RequestException) as error:
+            if not reply.ok:
+                raise RequestException(f"{reply.status_code} {reply.text[:LONGEST_REPORT]}")
+            answered_by = reply.json()["deployedModelId"]
+        except (RequestException, GoogleAuthError) as error:
             self._new.failed += 1
             self._report(f"a request failed: {first_line(error)}")
             return
-        seen = self._new if answer.deployed_model_id == self._id else self._old
+        seen = self._new if answered_by == self._id else self._old
         seen.answered += 1
         seen.seconds.append(time.monotonic() - started)
 
@@ -150,20 +155,16 @@ class VertexTraffic:
         return sorted(key for key, share in split.items() if share and key != self._id)
 
     @cached_property
-    def _client(self) -> Any:
-        from google.cloud.aiplatform_v1 import PredictionServiceClient
+    def _session(self) -> Any:
+        return open_session()
 
-        address = address_of(self._endpoint.read(), self._settings)
-        return PredictionServiceClient(transport="rest", client_options={"api_endpoint": address})
-
-
-def address_of(endpoint: Any, settings: GoogleCloudSettings) -> str:
-    """Host or URL that answers for an endpoint; raises UserError where a private one has none."""
-    address = settings.endpoint.private_address or endpoint.dedicated_endpoint_dns
-    if not address:
-        raise UserError(
-            "The endpoint is private (`endpoint.private_projects`), and a rollout sends requests "
-            "to it: set `endpoint.private_address` in the cloud project's file to the URL of your "
-            "forwarding rule."
-        )
-    return str(address)
+    @cached_property
+    def _url(self) -> str:
+        url = self._endpoint.predict_url()
+        if url is None:
+            raise UserError(
+                "The endpoint is private (`endpoint.private_projects`), and a rollout sends "
+                "requests to it: set `endpoint.private_address` in the cloud project's file to the "
+                "URL of your forwarding rule."
+            )
+        return url

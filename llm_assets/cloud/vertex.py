@@ -74,7 +74,7 @@ class Vertex:
         except (GoogleAPIError, GoogleAuthError) as error:
             raise self.refusal(doing, error) from error
 
-    def list(self, doing: str, function: Callable[..., Any], **arguments: Any) -> list[Any]:
+    def list_all(self, doing: str, function: Callable[..., Any], **arguments: Any) -> list[Any]:
         """Every item of all pages of a list; raises as `call` does."""
 
         def read_all(**given: Any) -> list[Any]:

@@ -13,6 +13,7 @@ import httpx
 import pytest
 import yaml
 from click.testing import CliRunner
+from google.cloud.aiplatform_v1 import PredictionServiceClient
 
 from artifacts.store import Store
 from llm_assets.cli import commands
@@ -160,6 +161,10 @@ def test_real_models_are_deployed_share_the_traffic_and_go_back(
     answer = cloud.ask(served.url)
     assert answer.status_code == 200, answer.text
     assert answer.json()["predictions"][0] and answer.json()["modelVersionId"] == "1"
+    address, name = served.url.removesuffix(":predict").split("/v1/")
+    client = PredictionServiceClient(transport="rest", client_options={"api_endpoint": address})
+    instance = {"prompt": "The valve", "max_tokens": 4}
+    assert client.predict(endpoint=name, instances=[instance]).model_version_id == "1"
     with cloud.load(served.url) as answers:
         cloud.serve(cloud.register("b"))
         cloud.serve(1)
