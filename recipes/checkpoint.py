@@ -31,7 +31,7 @@ from artifacts import checkpoints
 from artifacts.errors import UserError
 from recipes.optimizer import Optimizers
 from recipes.parallel import Workers
-from recipes.staging import StagingBuffers
+from recipes.staging import StagingBuffers, recorded_work
 
 # Frozen weights are the base model's, which the run's inputs pin.
 TRAINED_ONLY = StateDictOptions(ignore_frozen_params=True)
@@ -60,6 +60,8 @@ class Checkpointer:
         self._buffers = StagingBuffers() if in_background else None
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._pending: Future[None] | None = None
+        self._copied: Future[dict[str, Any]] | None = None
+        self._stalled = 0.0
         self._tensors: dict[str, Any] | None = None
         # Saving in the background must not mix its messages with those of the training steps.
         self._group = dist.new_group(backend="gloo") if workers.count > 1 else None
@@ -74,12 +76,56 @@ class Checkpointer:
     ) -> None:
         """Write and commit the checkpoint of a step; older ones rotate out afterwards.
 
-        In the background, it returns once a copy is taken, and a fault shows at the next call.
+        In the background, it returns at once: the state is copied while the next step's gradients
+        are computed, and has to stay as it is until `wait_until_copied` returns. A fault shows at
+        the next call.
 
         Raises:
             UserError: the disk is full; the checkpoints before are untouched.
         """
-        self.wait()
+        with self._standing_still():
+            self._save(step, model, optimizers, state, permanent)
+
+    def wait_until_copied(self) -> None:
+        """Return once the model and the optimizer may be changed again."""
+        copied, self._copied = self._copied, None
+        if copied:
+            with self._standing_still():
+                copied.result()
+
+    def wait(self) -> None:
+        """Return once nothing is being saved; raises what a save in the background met."""
+        with self._standing_still():
+            self._wait()
+
+    def take_stall(self) -> float:
+        """Seconds that training has stood still for checkpoints since this was last asked."""
+        stalled, self._stalled = self._stalled, 0.0
+        return stalled
+
+    @contextmanager
+    def _standing_still(self) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._stalled += time.perf_counter() - began
+
+    def _wait(self) -> None:
+        pending, self._pending, self._copied = self._pending, None, None
+        if pending:
+            pending.result()
+        self._workers.barrier()
+
+    def _save(
+        self,
+        step: int,
+        model: nn.Module,
+        optimizers: Optimizers,
+        state: dict[str, Any],
+        permanent: bool,
+    ) -> None:
+        self._wait()
         if self._workers.is_first:
             checkpoints.clear_step(self._run_url, step)
         self._workers.barrier()
@@ -89,15 +135,11 @@ class Checkpointer:
         if self._buffers is None:
             self._write(step, self._tensors, state, permanent)
         else:
-            staged = self._buffers.copy(self._tensors)
-            self._pending = self._thread.submit(self._write, step, staged, state, permanent)
-
-    def wait(self) -> None:
-        """Return once nothing is being saved; raises what a save in the background met."""
-        pending, self._pending = self._pending, None
-        if pending:
-            pending.result()
-        self._workers.barrier()
+            copied = self._thread.submit(self._buffers.copy, self._tensors, recorded_work())
+            self._copied = copied
+            self._pending = self._thread.submit(
+                lambda: self._write(step, copied.result(), state, permanent)
+            )
 
     def keep_only_newest(self) -> None:
         """Drop all but the last checkpoint of a finished run, and the permanent ones."""

@@ -1,8 +1,9 @@
 """A Llama-shaped decoder for training on packed rows.
 
-Its parameters carry the names of Hugging Face checkpoints, so weights go in and out unchanged. It
-covers Llama, SmolLM2, Mistral, Qwen2 and Qwen3 (RMS norms, gated SiLU, rotary positions in the
-half-rotation layout, grouped queries, optional biases and query/key norms).
+Its parameters carry the names of Hugging Face checkpoints, so weights go in and out unchanged
+(Phi-3's fused matrices are kept apart). It covers Llama, SmolLM2, Mistral, Qwen2, Qwen3 and Phi-3:
+RMS norms, gated SiLU, rotary positions in the half-rotation layout, grouped queries, optional
+biases and query/key norms. Rows have to be no longer than a sliding window.
 """
 
 from dataclasses import dataclass
@@ -11,12 +12,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.tensor import DTensor, Partial
 from torch.utils.checkpoint import checkpoint
 
 from recipes.attention import SegmentMask, attend, segment_mask
 from recipes.rotary import Rotation, rotary_frequencies, rotate, rotation_at
 
-DECODER_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+DECODER_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "phi3")
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,8 @@ class DecoderShape:
     tied_embeddings: bool
     initializer_range: float
     rope: dict[str, Any]
+    fused_checkpoint: bool = False
+    """Checkpoints hold `qkv_proj` and `gate_up_proj`, as Phi-3's do."""
 
     @classmethod
     def from_config(cls, config: Any) -> "DecoderShape":
@@ -61,6 +65,7 @@ class DecoderShape:
             tied_embeddings=bool(config.tie_word_embeddings),
             initializer_range=config.initializer_range,
             rope=dict(config.rope_parameters),
+            fused_checkpoint=config.model_type == "phi3",
         )
 
 
@@ -73,13 +78,18 @@ def compute_dtype(weight: torch.Tensor) -> torch.dtype:
 class RMSNorm(nn.Module):
     """Root-mean-square norm in float32, handed on in the type that the next matrix wants."""
 
-    def __init__(self, size: int, eps: float) -> None:
+    def __init__(self, size: int, eps: float, of_a_head: bool = False) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(size))
         self.eps = eps
+        self.of_a_head = of_a_head
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        normed = F.rms_norm(x.float(), (x.shape[-1],), self.weight.float(), self.eps)
+        weight = self.weight
+        if isinstance(weight, DTensor):
+            # Workers that share out the heads each see a part of a head norm's gradient.
+            weight = weight.to_local(grad_placements=[Partial()] if self.of_a_head else None)
+        normed = F.rms_norm(x.float(), (x.shape[-1],), weight.float(), self.eps)
         return normed.to(compute_dtype(self.weight))
 
 
@@ -95,8 +105,8 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(shape.hidden_size, key_value, bias=shape.attention_bias)
         self.o_proj = nn.Linear(query, shape.hidden_size, bias=shape.output_bias)
         if shape.query_key_norm:
-            self.q_norm = RMSNorm(shape.head_dim, shape.norm_eps)
-            self.k_norm = RMSNorm(shape.head_dim, shape.norm_eps)
+            self.q_norm = RMSNorm(shape.head_dim, shape.norm_eps, of_a_head=True)
+            self.k_norm = RMSNorm(shape.head_dim, shape.norm_eps, of_a_head=True)
 
     def forward(self, x: torch.Tensor, rotation: Rotation, mask: SegmentMask) -> torch.Tensor:
         heads = (*x.shape[:-1], -1, self.head_dim)

@@ -51,9 +51,7 @@ def export_model(
             write_adapter(weights, lora, base_model, folder.with_name(f"{folder.name}-adapter"))
             weights = merge_adapters(weights, lora)
         weights = {name: tensor.to(dtype) for name, tensor in weights.items()}
-        if model.has_tied_embeddings:
-            weights.pop("lm_head.weight", None)
-        _write(weights, base_model, folder, dtype)
+        _write(model.to_hugging_face(weights), base_model, folder, dtype)
     workers.barrier()
 
 

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 from artifacts.errors import UserError
 from recipes.model import TrainableModel
@@ -25,27 +26,40 @@ def check_inputs(spec: TrainingSpec, workers: Workers) -> None:
             f"{spec.shards.tokenizer_sha256[:12]}…) than {base_model}/tokenizer.json "
             f"({found[:12]}…). Materialize `tokenized_shards` again."
         )
-    positions = json.loads((base_model / "config.json").read_text()).get("max_position_embeddings")
-    if positions and spec.shards.sequence_length > positions:
+    _check_length(spec, json.loads((base_model / "config.json").read_text()))
+    _check_division(spec, workers)
+
+
+def _check_length(spec: TrainingSpec, config: dict[str, Any]) -> None:
+    length = spec.shards.sequence_length
+    positions = config.get("max_position_embeddings")
+    if positions and length > positions:
         raise UserError(
-            f"Rows of {spec.shards.sequence_length} tokens are longer than the {positions} "
-            "positions of the base model. Set a smaller `tokenized_shards.sequence_length`."
+            f"Rows of {length} tokens are longer than the {positions} positions of the base model. "
+            "Set a smaller `tokenized_shards.sequence_length`."
         )
-    if workers.count % spec.training.replicas:
+    window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
+    if window and length > window:
         raise UserError(
-            f"`checkpoint.replicas` is {spec.training.replicas}, which does not divide the "
-            f"{workers.count} workers."
+            f"Rows of {length} tokens are longer than the base model's sliding window of {window}, "
+            "which training does not apply. Set `tokenized_shards.sequence_length` to at most "
+            f"{window}."
         )
-    if spec.training.optimizer == "muon" and workers.count > 1:
+
+
+def _check_division(spec: TrainingSpec, workers: Workers) -> None:
+    degree = spec.training.tensor_parallel
+    if workers.count % (spec.training.replicas * degree):
         raise UserError(
-            "`checkpoint.optimizer: muon` needs whole matrices, so it runs on one worker only. Use "
-            "adamw, or set `checkpoint.workers` to 1."
+            f"`checkpoint.replicas` ({spec.training.replicas}) times `checkpoint.tensor_parallel` "
+            f"({degree}) does not divide the {workers.count} workers."
         )
     batch = spec.training.global_batch_size
-    if batch % workers.count:
+    shares = workers.count // degree
+    if batch % shares:
         raise UserError(
-            f"`checkpoint.global_batch_size` is {batch} rows, which {workers.count} workers cannot "
-            f"share evenly. Choose a multiple of {workers.count}, or another `workers`."
+            f"`checkpoint.global_batch_size` is {batch} rows, which {shares} workers cannot "
+            f"share evenly. Choose a multiple of {shares}, or another `workers`."
         )
 
 

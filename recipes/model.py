@@ -1,6 +1,7 @@
 """One interface to every causal model: rows in, summed loss out, Hugging Face weights both ways."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from artifacts.errors import UserError
 from recipes.attention import allowed_positions
 from recipes.batch import Batch
 from recipes.decoder import DECODER_MODEL_TYPES, Decoder, DecoderShape
+from recipes.fused_weights import fuse, split_fused
 from recipes.hardware import flops_per_token
 from recipes.loss import summed_cross_entropy
 from recipes.rotary import SUPPORTED_ROPE_TYPES
@@ -53,6 +55,7 @@ class TrainableModel(nn.Module):
     def __init__(self, network: Decoder | TransformersNetwork) -> None:
         super().__init__()
         self.network = network
+        self.loss: Callable[[Any, Any, Any], torch.Tensor] = summed_cross_entropy
 
     def flops_per_token(self, sequence_length: int) -> float:
         """Forward and backward FLOPs a token of a row."""
@@ -76,7 +79,7 @@ class TrainableModel(nn.Module):
     def forward(self, batch: Batch) -> torch.Tensor:
         """The loss in nats, summed over the batch's targets."""
         hidden = self.network(batch.tokens, batch.positions, batch.segments)
-        return summed_cross_entropy(hidden, self.network.head_weight, batch.targets)
+        return self.loss(hidden, self.network.head_weight, batch.targets)
 
     @property
     def has_tied_embeddings(self) -> bool:
@@ -84,6 +87,13 @@ class TrainableModel(nn.Module):
         if isinstance(self.network, Decoder):
             return self.network.shape.tied_embeddings
         return bool(self.network.inner.config.tie_word_embeddings)
+
+    def to_hugging_face(self, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Whole weights under this decoder's names, in the form of the family's checkpoints."""
+        if self.has_tied_embeddings:
+            weights = {name: tensor for name, tensor in weights.items() if name != "lm_head.weight"}
+        is_fused = isinstance(self.network, Decoder) and self.network.shape.fused_checkpoint
+        return fuse(weights) if is_fused else weights
 
     def hugging_face_names(self) -> dict[str, str]:
         """This model's state-dict key to the key in a Hugging Face checkpoint."""
@@ -132,8 +142,8 @@ def _is_decoder(config: Any) -> bool:
     return (
         config.model_type in DECODER_MODEL_TYPES
         and config.hidden_act == "silu"
-        and getattr(config, "sliding_window", None) is None
         and config.rope_parameters.get("rope_type", "default") in SUPPORTED_ROPE_TYPES
+        and config.rope_parameters.get("partial_rotary_factor", 1.0) == 1.0
     )
 
 
@@ -147,6 +157,10 @@ def _load_decoder(folder: Path, config: Any) -> Decoder:
         weights |= {name: tensor.float() for name, tensor in load_file(path).items()}
     if decoder.shape.tied_embeddings:
         weights.pop("lm_head.weight", None)
+    shape = decoder.shape
+    if shape.fused_checkpoint:
+        head_dim = shape.head_dim
+        weights = split_fused(weights, shape.heads * head_dim, shape.key_value_heads * head_dim)
     expected = decoder.state_dict()
     shared = expected.keys() & weights.keys()
     wrong = [name for name in shared if expected[name].shape != weights[name].shape]

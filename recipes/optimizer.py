@@ -5,8 +5,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from recipes.model import TrainableModel
+from recipes.muon import SplitMuon
 from recipes.settings import TrainingSettings
 
 Optimizers = Sequence[torch.optim.Optimizer]
@@ -24,8 +26,10 @@ def build_optimizers(model: TrainableModel, training: TrainingSettings) -> Optim
     if training.optimizer == "adamw":
         return [_adamw(trained, training)]
     by_muon = {id(p) for p in muon}
+    is_split = any(isinstance(p, DTensor) for p in muon)
+    kind = SplitMuon if is_split else torch.optim.Muon
     return [
-        torch.optim.Muon(
+        kind(
             muon,
             lr=training.learning_rate,
             weight_decay=training.weight_decay,

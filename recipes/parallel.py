@@ -14,19 +14,36 @@ class Workers:
     rank: int
     count: int
     device: torch.device
+    tensor_parallel: int = 1
+    """Neighbouring workers that compute the same rows, each with a part of every matrix."""
 
     @property
     def is_first(self) -> bool:
         """True on the one worker that writes logs and manifests."""
         return self.rank == 0
 
+    @property
+    def share(self) -> int:
+        """Which part of the global batch this worker computes, alone or with its neighbours."""
+        return self.rank // self.tensor_parallel
+
+    @property
+    def shares(self) -> int:
+        """Into how many parts the global batch is divided."""
+        return self.count // self.tensor_parallel
+
+    @property
+    def is_first_of_share(self) -> bool:
+        """True on one of the workers that compute the same rows."""
+        return self.rank % self.tensor_parallel == 0
+
     def sum(self, *values: float) -> list[float]:
-        """Sums of each value over all workers."""
+        """Sums of each value over all parts of the global batch."""
         if self.count == 1:
             return list(values)
         tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
         dist.all_reduce(tensor)
-        return tensor.tolist()
+        return (tensor / self.tensor_parallel).tolist()
 
     def barrier(self) -> None:
         """Wait for all workers."""

@@ -81,7 +81,7 @@ class TrainingSettings(Settings):
     lora: LoraSettings | None = None
     """Train low-rank adapters instead of all weights."""
     optimizer: Literal["adamw", "muon"] = "adamw"
-    """Muon (on one worker) takes the matrices of the layers; AdamW always takes the rest."""
+    """Muon takes the matrices of the layers; AdamW always takes the rest."""
     learning_rate: float = Field(default=1e-4, gt=0)
     """Peak learning rate; mild, since the base model has learnt already."""
     schedule: ScheduleSettings = ScheduleSettings()
@@ -112,6 +112,9 @@ class TrainingSettings(Settings):
     """Training processes on a machine. Where, not what: any number gives the same data order."""
     replicas: int = Field(default=1, ge=1)
     """Groups of workers that each hold the whole model; 1 shards it over all of them."""
+    tensor_parallel: int = Field(default=1, ge=1)
+    """Neighbouring workers that split every matrix between them, for layers too large for one; the
+    rest of the workers shard and replicate. It has to divide the model's heads."""
     device_batch_size: int = Field(default=4, ge=1)
     """Rows a forward pass on one worker; the rest of the global batch is accumulated."""
     reader_processes: int = Field(default=0, ge=0)
@@ -130,7 +133,7 @@ class TrainingSettings(Settings):
     keep_checkpoints: int = Field(default=2, ge=1)
     """Newest checkpoints kept while training, beside the permanent ones."""
     save_in_background: Literal["auto", "always", "never"] = "auto"
-    """Train on while a checkpoint is written, from a copy in memory; auto does so on a GPU."""
+    """Train on while a checkpoint is copied in memory and written; auto does so on a GPU."""
     validate_every_steps: int = Field(default=16, ge=1)
     """Steps between validations, beside those before the first and after the last step."""
     validation_rows: int = Field(default=32, ge=1)
@@ -159,6 +162,8 @@ class TrainingSettings(Settings):
             faults.append("lora needs the base model's weights, not random ones")
         if self.lora and self.optimizer == "muon":
             faults.append("lora is trained with adamw")
+        if self.tensor_parallel > 1 and (self.lora or self.optimizer == "muon"):
+            faults.append("tensor_parallel goes with neither lora nor muon")
         if faults:
             raise ValueError("; ".join(faults))
         return self
@@ -183,6 +188,7 @@ DEFAULT_STEPS = 32
 PLACEMENT_FIELDS = (
     "workers",
     "replicas",
+    "tensor_parallel",
     "device_batch_size",
     "reader_processes",
     "recompute_activations",

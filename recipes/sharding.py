@@ -1,4 +1,4 @@
-"""How one model is spread over workers: FSDP2, hybrid sharding."""
+"""How one model is spread over workers: FSDP2, hybrid sharding, tensor parallelism."""
 
 import torch
 from torch import nn
@@ -8,6 +8,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from recipes.model import TrainableModel
 from recipes.parallel import Workers
 from recipes.precision import Precision
+from recipes.tensor_parallel import split_matrices
 
 
 def shard(model: TrainableModel, workers: Workers, replicas: int, precision: Precision) -> None:
@@ -18,17 +19,23 @@ def shard(model: TrainableModel, workers: Workers, replicas: int, precision: Pre
         workers: all workers of the run.
         replicas: groups that each hold the whole model (hybrid sharding); 1 shards over all.
         precision: on a GPU, bfloat16 also travels between workers as such.
+
+    Raises:
+        UserError: the model's matrices cannot be split as `workers.tensor_parallel` asks.
     """
     if workers.count == 1:
         return
     mesh = _mesh(workers, replicas)
+    if workers.tensor_parallel > 1:
+        split_matrices(model, mesh["tensor"])
+    shares = mesh["replicate", "shard"] if replicas > 1 else mesh["shard"]
     narrow = precision == "bfloat16" and workers.device.type == "cuda"
     policy = MixedPrecisionPolicy(
         param_dtype=torch.bfloat16 if narrow else None, reduce_dtype=torch.float32
     )
     for layer in model.network.layers:
-        fully_shard(layer, mesh=mesh, mp_policy=policy)
-    fully_shard(model, mesh=mesh, mp_policy=policy)
+        fully_shard(layer, mesh=shares, mp_policy=policy)
+    fully_shard(model, mesh=shares, mp_policy=policy)
 
 
 def synchronise_gradients(model: nn.Module, wanted: bool) -> None:
@@ -38,9 +45,12 @@ def synchronise_gradients(model: nn.Module, wanted: bool) -> None:
 
 
 def _mesh(workers: Workers, replicas: int) -> DeviceMesh:
-    kind = workers.device.type
-    if replicas == 1:
-        return init_device_mesh(kind, (workers.count,), mesh_dim_names=("shard",))
+    sizes = {
+        "replicate": replicas,
+        "shard": workers.shares // replicas,
+        "tensor": workers.tensor_parallel,
+    }
+    names = tuple(name for name in sizes if name == "shard" or sizes[name] > 1)
     return init_device_mesh(
-        kind, (replicas, workers.count // replicas), mesh_dim_names=("replicate", "shard")
+        workers.device.type, tuple(sizes[name] for name in names), mesh_dim_names=names
     )

@@ -12,11 +12,21 @@ class StagingBuffers:
     def __init__(self) -> None:
         self._buffers: dict[str, torch.Tensor] = {}
 
-    def copy(self, state: dict[str, Any]) -> dict[str, Any]:
-        """A state dict of the same form, its tensors in buffers on the host."""
-        copied: dict[str, Any] = self._copy("", state)
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
+    def copy(self, state: dict[str, Any], after: torch.cuda.Event | None) -> dict[str, Any]:
+        """A state dict of the same form, its tensors in buffers on the host.
+
+        Args:
+            state: tensors that nobody changes until this returns.
+            after: on a GPU, the work that has to be done before the state may be read.
+        """
+        if after is None:
+            copied: dict[str, Any] = self._copy("", state)
+            return copied
+        stream = torch.cuda.Stream()
+        stream.wait_event(after)
+        with torch.cuda.stream(stream):
+            copied = self._copy("", state)
+        stream.synchronize()
         return copied
 
     def _copy(self, path: str, value: Any) -> Any:
@@ -43,3 +53,12 @@ class StagingBuffers:
             buffer = torch.empty_like(tensor, device="cpu", pin_memory=pinned)
             self._buffers[path] = buffer
         return buffer.copy_(tensor.detach(), non_blocking=True)
+
+
+def recorded_work() -> torch.cuda.Event | None:
+    """What the GPU has been given so far, to be waited for elsewhere; None without a GPU."""
+    if not torch.cuda.is_available():
+        return None
+    event = torch.cuda.Event()
+    event.record()
+    return event

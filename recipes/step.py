@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -43,12 +43,13 @@ def train_step(
     largest_norm: float,
     precision: Precision,
     workers: Workers,
+    before_update: Callable[[], None],
 ) -> StepOutcome:
     """Accumulate the gradient of this worker's batches and update the weights.
 
     The loss is the mean over all targets of the global batch, whatever number of workers and
     accumulation steps it is spread over. A gradient that is not finite, or whose norm is above
-    `largest_norm`, is dropped.
+    `largest_norm`, is dropped. `before_update` is called when weights are about to change.
     """
     tokens, targets = workers.sum(
         sum(batch.token_count for batch in batches), sum(batch.target_count for batch in batches)
@@ -60,13 +61,14 @@ def train_step(
         with mixed_precision(precision, workers.device):
             loss = model(batch.to(workers.device))
         # Sharded gradients are averaged over workers, hence the factor.
-        (loss * (workers.count / max(targets, 1.0))).backward()
+        (loss * (workers.shares / max(targets, 1.0))).backward()
         local_loss += loss.detach()
     gradient_norm = _clip(model, gradient_clip)
     (loss_sum,) = workers.sum(float(local_loss))
     finite = math.isfinite(gradient_norm) and math.isfinite(loss_sum)
     skipped = not finite or gradient_norm > largest_norm
     if not skipped:
+        before_update()
         set_learning_rate(optimizers, learning_rate)
         for optimizer in optimizers:
             optimizer.step()

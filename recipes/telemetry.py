@@ -118,8 +118,8 @@ class RowAudit:
     """
 
     def __init__(self, run_folder: Path, workers: Workers) -> None:
-        self._file = (run_folder / f"rows-{workers.rank}.jsonl").open("a")
-        self._workers = workers.count
+        self._file = (run_folder / f"rows-{workers.share}.jsonl").open("a")
+        self._workers = workers.shares
 
     def write(self, step: int, rows: list[int]) -> None:
         """Note the rows of one step."""

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -92,13 +93,14 @@ class Run:
         interruption: Interruption,
         report: Callable[[str], None],
     ) -> None:
+        check_inputs(spec, workers)
+        workers = replace(workers, tensor_parallel=spec.training.tensor_parallel)
         self._spec, self._training, self._workers = spec, spec.training, workers
         self._interruption, self._report = interruption, report
         self._run_folder = Path(spec.run_folder)
         self._run_folder.mkdir(parents=True, exist_ok=True)
         self._steps = total_steps(spec.training, spec.shards)
         self._precision = choose_precision(spec.training.precision, workers.device)
-        check_inputs(spec, workers)
         report(f"Loading {spec.base_model_folder}")
         self._model = build_model(spec, workers, self._precision)
         self._optimizers = build_optimizers(self._model, self._training)
@@ -119,7 +121,8 @@ class Run:
             self._training.device_batch_size,
             workers,
         )
-        self._audit = RowAudit(self._run_folder, workers) if self._training.audit_rows else None
+        audits = self._training.audit_rows and workers.is_first_of_share
+        self._audit = RowAudit(self._run_folder, workers) if audits else None
         self._step, self._progress = self._resume()
         self._steps_to_read = self._open_reader()
         self._telemetry = (
@@ -199,6 +202,7 @@ class Run:
             self._progress.guard.largest_norm(self._training.skip_gradient_above),
             self._precision,
             self._workers,
+            self._checkpointer.wait_until_copied,
         )
         self._progress.samples_seen += self._training.global_batch_size
         self._progress.tokens_seen += outcome.targets
@@ -213,7 +217,7 @@ class Run:
         """This worker's part of every step from here on."""
         training, workers = self._training, self._workers
         share = Share(
-            training.global_batch_size, training.device_batch_size, workers.rank, workers.count
+            training.global_batch_size, training.device_batch_size, workers.share, workers.shares
         )
         manifest = self._spec.inputs.get("tokenized_shards", "")
         data = TrainingData(self._shards, self._order, share, manifest, self._progress.samples_seen)
@@ -235,6 +239,7 @@ class Run:
                 "targets": outcome.targets,
                 "data_wait_share": waited / seconds,
                 "loop_overhead_share": 1 - outcome.compute_seconds / seconds,
+                "checkpoint_stall_seconds": self._checkpointer.take_stall(),
                 "skipped": outcome.skipped,
                 "samples_seen": self._progress.samples_seen,
                 "samples_replayed": self._order.replayed(self._progress.samples_seen),

@@ -27,10 +27,10 @@ class Validation:
         count = min(rows, len(shards))
         chosen = np.sort(permute(np.arange(count), len(shards), SELECTION_KEY))
         # Every worker must run equally many forward passes, so the last ones may be padding.
-        batches = math.ceil(count / (batch_size * workers.count))
-        padded = np.full(batches * batch_size * workers.count, PADDING_ROW)
+        batches = math.ceil(count / (batch_size * workers.shares))
+        padded = np.full(batches * batch_size * workers.shares, PADDING_ROW)
         padded[:count] = chosen
-        self._batches = padded.reshape(workers.count, batches, batch_size)[workers.rank]
+        self._batches = padded.reshape(workers.shares, batches, batch_size)[workers.share]
 
     @torch.no_grad()
     def bits_per_byte(self, model: nn.Module, precision: Precision) -> float:

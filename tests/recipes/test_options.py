@@ -164,8 +164,34 @@ def test_metrics_hold_what_the_figures_need(make_spec: SpecMaker) -> None:
     history = read_metrics(Path(spec.run_folder))
     assert [line["step"] for line in history] == [1, 2, 3]
     wanted = {"loss", "learning_rate", "gradient_norm", "tokens_per_second", "peak_memory_gb"}
-    assert wanted | {"data_wait_share", "loop_overhead_share", "seconds"} <= history[0].keys()
+    wanted |= {"data_wait_share", "loop_overhead_share", "checkpoint_stall_seconds", "seconds"}
+    assert wanted <= history[0].keys()
     assert list((Path(spec.run_folder) / "tensorboard").glob("events.out.tfevents.*"))
+
+
+def test_a_save_at_once_is_a_stall_and_one_in_the_background_hardly(make_spec: SpecMaker) -> None:
+    stalls = {}
+    for way in ("never", "always"):
+        spec = make_spec(way, steps=4, checkpoint_every_steps=2, save_in_background=way)
+        finish(spec)
+        history = read_metrics(Path(spec.run_folder))
+        stalls[way] = [line["checkpoint_stall_seconds"] for line in history]
+    assert stalls["never"][:2] == [0.0, 0.0]
+    assert stalls["never"][2] > stalls["never"][3] == 0.0
+    assert stalls["always"][2] < stalls["never"][2]
+
+
+def test_weights_and_biases_gets_the_metrics_where_switched_on(
+    make_spec: SpecMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    spec = make_spec(steps=2, weights_and_biases="manuals")
+    finish(spec)
+    records = list(Path(spec.run_folder).glob("wandb/offline-run-*/run-*.wandb"))
+    assert len(records) == 1
+    assert b"gradient_norm" in records[0].read_bytes()
 
 
 @pytest.mark.soak

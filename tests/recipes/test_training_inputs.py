@@ -1,5 +1,6 @@
 """Faults of the inputs end a run with one clear message before the first step."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -56,6 +57,18 @@ def test_rows_longer_than_the_models_positions_are_refused(
     spec = make_spec()
     shards = ShardStats.model_validate(spec.shards.model_dump() | {"sequence_length": 4096})
     assert "256 positions" in refuse(spec.model_copy(update={"shards": shards}), alone)
+
+
+def test_rows_longer_than_the_models_window_are_refused(
+    make_spec: SpecMaker, alone: Workers, tmp_path: Path
+) -> None:
+    spec = make_spec()
+    folder = tmp_path / "model"
+    shutil.copytree(spec.base_model_folder, folder)
+    config = json.loads((folder / "config.json").read_text()) | {"sliding_window": 32}
+    (folder / "config.json").write_text(json.dumps(config))
+    message = refuse(spec.model_copy(update={"base_model_folder": str(folder)}), alone)
+    assert "Rows of 64 tokens are longer than the base model's sliding window of 32" in message
 
 
 def test_the_program_prints_a_users_fault_alone(make_spec: SpecMaker) -> None:

@@ -1,0 +1,68 @@
+"""Matrices split over workers compute what whole ones do."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from pydantic import ValidationError
+from safetensors.torch import load_file
+
+from recipes.settings import TrainingSettings
+from recipes.spec import TrainingSpec, command, read_metrics
+from tests.recipes.conftest import SpecMaker, course, finish, run, start, wait_for_step
+from tests.recipes.test_workers import kill_all
+
+TWO_WORKERS = command(Path("unused"), 2)[:-1]
+
+
+def weights_of(spec: TrainingSpec) -> dict[str, torch.Tensor]:
+    return load_file(Path(spec.export_folder) / "model.safetensors")
+
+
+def test_split_matrices_take_the_same_course_and_go_on_whole_and_back(
+    make_spec: SpecMaker, unbroken: TrainingSpec
+) -> None:
+    spec = make_spec(
+        "split",
+        steps=30,
+        checkpoint_every_steps=6,
+        tensor_parallel=2,
+        device_batch_size=2,
+        recompute_activations=True,
+    )
+    whole = spec.model_copy(
+        update={"training": spec.training.model_copy(update={"tensor_parallel": 1})}
+    )
+    for part, launcher, step in ((spec, TWO_WORKERS, 7), (whole, None, 16)):
+        process = start(part, launcher)
+        wait_for_step(part, process, step)
+        kill_all(process)
+        finish(process)
+    code, output = run(spec, TWO_WORKERS)
+    assert code == 0, output
+    assert "Going on from the checkpoint of step" in output
+
+    ours, theirs = course(spec), course(unbroken)
+    assert [loss for loss, _, _ in ours] == pytest.approx([x[0] for x in theirs], rel=1e-5)
+    assert [norm for _, norm, _ in ours] == pytest.approx([x[1] for x in theirs], rel=1e-4)
+    tokens = [[line["targets"] for line in read_metrics(Path(x.run_folder))] for x in (spec, whole)]
+    assert tokens[0] == tokens[1]
+    exported, expected = weights_of(spec), weights_of(unbroken)
+    assert exported.keys() == expected.keys()
+    for name, weight in expected.items():
+        torch.testing.assert_close(exported[name], weight, atol=2e-4, rtol=1e-3)
+
+
+def test_heads_that_cannot_be_divided_are_refused(make_spec: SpecMaker) -> None:
+    code, output = run(
+        make_spec("three", tensor_parallel=3, global_batch_size=4), command(Path("unused"), 3)[:-1]
+    )
+    assert code == 1
+    assert "`checkpoint.tensor_parallel` is 3, which does not divide the model's 4" in output
+    assert "Traceback" not in output
+
+
+def test_adapters_and_muon_are_refused_beside_it() -> None:
+    for other in ({"lora": {}}, {"optimizer": "muon"}):
+        with pytest.raises(ValidationError, match="goes with neither lora nor muon"):
+            TrainingSettings.model_validate({"tensor_parallel": 2} | other)
