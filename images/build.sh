@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Builds an image with Cloud Build and prints its name: images/build.sh cuda|spark|serve [--print]
+# Builds an image with Cloud Build and prints its name: images/build.sh cuda|spark|serve|serve_transformers [--print]
 # The tag is a hash of everything that goes into the image, so the same content is built once.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-usage() { echo "usage: images/build.sh cuda|spark|serve [--print]" >&2; exit 2; }
+usage() { echo "usage: images/build.sh cuda|spark|serve|serve_transformers [--print]" >&2; exit 2; }
 [[ $# -ge 1 && -f "images/$1/Dockerfile" ]] || usage
 [[ $# -eq 1 || "${2}" == "--print" ]] || usage
 
@@ -12,7 +12,7 @@ image="$1"
 case "$image" in
   cuda) code="artifacts recipes" ;;
   spark) code="artifacts spark_jobs" ;;
-  serve) code="artifacts serving" ;;
+  serve | serve_transformers) code="artifacts serving" ;;
 esac
 setting() { sed -n "s/^$1: *\([^ #]*\).*/\1/p" "${LLM_ASSETS_GOOGLE_CLOUD:-config/google_cloud.yaml}"; }
 project="$(setting project)"

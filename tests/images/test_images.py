@@ -23,7 +23,7 @@ def instructions(image: str) -> list[tuple[str, str]]:
 
 
 def test_there_is_an_image_for_each_use() -> None:
-    assert IMAGES == ["cuda", "serve", "spark"]
+    assert IMAGES == ["cuda", "serve", "serve_transformers", "spark"]
 
 
 @pytest.mark.parametrize("image", IMAGES)
@@ -70,6 +70,19 @@ def test_spark_and_cuda_images_hold_what_their_code_imports() -> None:
             for module in re.findall(r"^\s*(?:from|import) (\w+)", source.read_text(), re.M):
                 if module in HEAVY:
                     assert module in requirements, f"{source} imports {module}"
+
+
+def test_own_server_is_in_its_image_with_what_it_imports() -> None:
+    folder = ROOT / "images" / "serve_transformers"
+    requirements = (folder / "requirements.txt").read_text().split()
+    copied = {
+        rest.split()[0] for name, rest in instructions("serve_transformers") if name == "COPY"
+    }
+    assert {"artifacts", "serving"} <= copied
+    code = "\n".join(path.read_text() for path in (ROOT / "serving").glob("*.py"))
+    for module in set(re.findall(r"^\s*(?:from|import) (\w+)", code, re.M)):
+        third_party = module not in sys.stdlib_module_names | {"serving", "artifacts", "starlette"}
+        assert not third_party or module in requirements, module
 
 
 def test_program_of_the_serve_image_needs_only_what_is_in_it() -> None:
