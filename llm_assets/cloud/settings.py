@@ -93,7 +93,7 @@ class EndpointMachineSettings(Settings):
     spot: bool = False
     """Use spot machines, which are cheaper and may go away while they answer."""
     start_minutes: float = Field(default=30.0, gt=0, le=120)
-    """How long a version may take to get machines, load its model and write its probe."""
+    """How long a container may take to load its model and write its probe."""
     request_seconds: float = Field(default=120.0, gt=0, le=3600)
     """How long one answer may take."""
     drain_seconds: float = Field(default=60.0, ge=0)

@@ -15,6 +15,8 @@ from llm_assets.registry.base import ModelVersion
 from serving.rollout import Report, Seen
 
 SAMPLE_TOKENS = 8
+MACHINE_SECONDS = 900.0
+"""Until there are machines and the image is on them, at most."""
 LONGEST_REPORT = 300
 LONGEST_ID = 10**10
 """Vertex AI takes ids of deployed models with ten digits at most."""
@@ -79,7 +81,8 @@ class VertexTraffic:
         )
 
     async def start(self) -> bool:
-        seconds = self._settings.endpoint.start_minutes * 60
+        # Longer than the container has, so that Vertex AI's own reason comes first.
+        seconds = self._settings.endpoint.start_minutes * 60 + MACHINE_SECONDS
         self._endpoint.create()
         self._endpoint.settle(seconds)
         found = self._endpoint.read()
