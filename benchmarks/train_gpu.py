@@ -4,11 +4,13 @@
 
 Needs torch, transformers, accelerate and this repository alone; weights and tokens are random. Both
 sides train in bfloat16 over float32 master weights with fused AdamW, compiled, each in a process of
-its own, alternately. Rows are packed with documents of 512 tokens, between which ours does not let
-attention pass; the Trainer's attends to whole rows, which its kernels do fastest.
+its own, alternately. Where torchtune is installed, the step of its own recipe is measured too, in
+bfloat16 throughout as that recipe is. Rows are packed with documents of 512 tokens, between which
+ours does not let attention pass; the others attend to whole rows, which their kernels do fastest.
 """
 
 import argparse
+import importlib.util
 import json
 import subprocess
 import sys
@@ -21,9 +23,11 @@ from typing import Any
 
 import torch
 
-from benchmarks.harness import alternate, at_least, keep
+from benchmarks.harness import Check, alternate, at_least, keep
+from benchmarks.sizes import SIZES, Size
+from benchmarks.torchtune_loop import train_with_torchtune
 from recipes.batch import IGNORED, Batch
-from recipes.decoder import Decoder, DecoderShape
+from recipes.decoder import Decoder
 from recipes.hardware import flops_per_token, peak_flops
 from recipes.loss import summed_cross_entropy
 
@@ -31,53 +35,6 @@ DOCUMENT_TOKENS = 512
 WARM_UP_STEPS, STEPS = 8, 24
 ROUNDS = 2
 LEARNING_RATE = 1e-4
-
-
-@dataclass(frozen=True)
-class Size:
-    """A model and its batch."""
-
-    hidden: int
-    inner: int
-    layers: int
-    heads: int
-    key_value_heads: int
-    vocabulary: int
-    length: int
-    rows: int
-    """Rows a step on the H200 and the H100."""
-    aim: float
-    """Tokens a second to reach on one H200."""
-
-    @property
-    def shape(self) -> DecoderShape:
-        """The sizes as the decoder takes them."""
-        return DecoderShape(
-            vocab_size=self.vocabulary,
-            hidden_size=self.hidden,
-            intermediate_size=self.inner,
-            layers=self.layers,
-            heads=self.heads,
-            key_value_heads=self.key_value_heads,
-            head_dim=64,
-            norm_eps=1e-5,
-            attention_bias=False,
-            output_bias=False,
-            mlp_bias=False,
-            query_key_norm=False,
-            tied_embeddings=True,
-            initializer_range=0.02,
-            rope={"rope_type": "default", "rope_theta": 100_000.0},
-        )
-
-
-SIZES = {
-    "135m": Size(576, 1536, 30, 9, 3, 49_152, 2048, 32, 300_000),
-    "360m": Size(960, 2560, 32, 15, 5, 49_152, 2048, 16, 110_000),
-    "1b": Size(2048, 8192, 16, 32, 8, 128_256, 4096, 8, 54_000),
-    # For a look at the program itself, on any machine.
-    "tiny": Size(128, 256, 2, 2, 1, 512, 256, 2, 0),
-}
 
 
 @dataclass(frozen=True)
@@ -198,6 +155,14 @@ def measure_peer(size: Size) -> Measured:
     return _measured(size, model, StepTimes.seconds, result.training_loss)
 
 
+def measure_torchtune(size: Size) -> Measured:
+    """Train torchtune's model with the step of its recipe."""
+    torch.manual_seed(0)
+    steps = WARM_UP_STEPS + STEPS
+    rows = torch.randint(0, size.vocabulary, (steps, size.rows, size.length), device=device())
+    return _measured(size, *train_with_torchtune(size.shape, rows, LEARNING_RATE, _synchronise))
+
+
 def _measured(
     size: Size, model: torch.nn.Module, seconds: list[float], last_loss: float
 ) -> Measured:
@@ -208,6 +173,9 @@ def _measured(
     parameters = sum(p.numel() for p in model.parameters())
     flops = flops_per_token(parameters, size.layers, size.heads, 64, size.length)
     return Measured(rate, memory, flops * rate / peak if peak else None, last_loss)
+
+
+SIDES = {"ours": measure_ours, "peer": measure_peer, "torchtune": measure_torchtune}
 
 
 def _synchronise() -> None:
@@ -235,7 +203,7 @@ def compare(name: str) -> None:
         return runs[side][-1].tokens_per_second
 
     ours, peer = alternate(lambda: rate("ours"), lambda: rate("peer"), ROUNDS)
-    checks = {
+    checks = torchtune_check(name, median(ours)) | {
         "ratio to the Hugging Face Trainer": at_least(median(ours) / median(peer), 1.5, "x"),
         "tokens a second": at_least(median(ours), SIZES[name].aim, "tokens/s"),
     }
@@ -255,16 +223,30 @@ def compare(name: str) -> None:
     )
 
 
+def torchtune_check(name: str, ours: float) -> dict[str, Check]:
+    """The ratio to torchtune's recipe, or nothing where it is not installed or does not run."""
+    if importlib.util.find_spec("torchtune") is None:
+        print("  torchtune is not installed: its recipe is left out")
+        return {}
+    try:
+        measured = _in_a_process("torchtune", name)
+    except RuntimeError as error:
+        print(f"  torchtune's recipe does not run here: {str(error).splitlines()[-1]}")
+        return {}
+    print(f"  {name} torchtune: {measured}", flush=True)
+    ratio = ours / measured.tokens_per_second
+    return {"ratio to torchtune's recipe, all in bfloat16": Check(ratio, "reported", True)}
+
+
 def main() -> None:
     """Compare all sizes; with `--side`, measure one side and print it as JSON."""
     parser = argparse.ArgumentParser(description="Training speed on one GPU.")
     parser.add_argument("--size", nargs="*", choices=list(SIZES), default=["135m", "360m", "1b"])
-    parser.add_argument("--side", choices=["ours", "peer"])
+    parser.add_argument("--side", choices=list(SIDES))
     arguments = parser.parse_args()
     for name in arguments.size:
         if arguments.side:
-            measure = measure_ours if arguments.side == "ours" else measure_peer
-            print(json.dumps(asdict(measure(SIZES[name]))))
+            print(json.dumps(asdict(SIDES[arguments.side](SIZES[name]))))
         elif torch.cuda.is_available() or name == "tiny":
             compare(name)
         else:
