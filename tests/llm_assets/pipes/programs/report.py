@@ -3,8 +3,9 @@
 On Dataproc it uses the shipped Pipes writer, on Vertex AI this project's.
 
 Usage: report.py [--count FILE] [STEP...]. The steps: `log:TEXT`, `materialize`, `sleep:SECONDS`,
-`exit:STATUS`, `die:STATUS` (without a closing message), `raise:TEXT`, and, where FILE counts the
-starts, `fail-until:N:STATUS` (exit so before start N) and `hang-until:N` (sleep until killed).
+`stamp:FILE` (write the time), `exit:STATUS`, `die:STATUS` (without a closing message),
+`raise:TEXT`, and, where FILE counts the starts, `fail-until:N:STATUS` (exit so before start N) and
+`hang-until:N` (sleep until killed).
 """
 
 import os
@@ -38,6 +39,8 @@ def _do(step: str, start: int, pipes: PipesContext) -> None:
         pipes.log.info(f"{value} (start {start})")
     elif verb == "materialize":
         pipes.report_asset_materialization(metadata={"start": start})
+    elif verb == "stamp":
+        Path(value).write_text(str(time.time()))
     elif verb == "sleep":
         time.sleep(float(value))
     elif verb == "exit":
