@@ -23,6 +23,9 @@ SIGNATURE_DEVIATIONS = 5
 """A pair is not looked at further if its signatures estimate the similarity this many standard
 deviations below the threshold: fewer than one true pair in a million is lost by it."""
 
+Buckets = tuple[np.ndarray, np.ndarray]
+"""Of one band: the documents of shared buckets side by side, and where each one's bucket begins."""
+
 FetchSignatures = Callable[[np.ndarray], np.ndarray]
 FetchShingles = Callable[[np.ndarray], list[np.ndarray]]
 
@@ -72,11 +75,12 @@ def find_near_duplicates(
     """
     count = len(bands)
     verifier = _Verifier(fetch_signatures, fetch_shingles, threshold)
-    stars = _unique_pairs(_star_pairs(bands), count)
+    buckets = list(_buckets(bands))
+    stars = _unique_pairs(_star_pairs(buckets), count)
     edges = verifier.verify(stars)
     component = components(edges, count)
     # Most pairs of a large bucket are connected by now; only the others can change a component.
-    rest = _unique_pairs(_window_pairs(bands, component), count)
+    rest = _unique_pairs(_window_pairs(buckets, component), count)
     rest = np.setdiff1d(rest, stars, assume_unique=True)
     edges = edges + verifier.verify(rest)
     return NearDuplicates(
@@ -130,16 +134,16 @@ class _Verifier:
         return pairs[np.concatenate(kept)]
 
 
-def _star_pairs(bands: np.ndarray) -> Iterator[np.ndarray]:
+def _star_pairs(buckets: list[Buckets]) -> Iterator[np.ndarray]:
     """Every document of a bucket with the bucket's first."""
-    for order, first in _buckets(bands):
+    for order, first in buckets:
         member = first != np.arange(len(order))
         yield np.stack([order[first[member]], order[member]], axis=1)
 
 
-def _window_pairs(bands: np.ndarray, component: np.ndarray) -> Iterator[np.ndarray]:
+def _window_pairs(buckets: list[Buckets], component: np.ndarray) -> Iterator[np.ndarray]:
     """Every document of a bucket with those after it, where not yet in one component."""
-    for order, first in _buckets(bands):
+    for order, first in buckets:
         places = np.arange(len(order))
         found = [np.empty((0, 2), np.int64)]
         for distance in range(1, BUCKET_WINDOW + 1):
@@ -153,8 +157,7 @@ def _window_pairs(bands: np.ndarray, component: np.ndarray) -> Iterator[np.ndarr
         yield np.concatenate(found)
 
 
-def _buckets(bands: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """For each band: documents of shared buckets side by side, and where each begins."""
+def _buckets(bands: np.ndarray) -> Iterator[Buckets]:
     for band in range(bands.shape[1] if len(bands) else 0):
         keys = bands[:, band]
         order = np.argsort(keys, kind="stable")

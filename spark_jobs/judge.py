@@ -9,6 +9,7 @@ of one goes.
 
 import itertools
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -23,6 +24,9 @@ from spark_jobs.prepare import bands_of, read_prepared
 from spark_jobs.progress import Report
 from spark_jobs.settings import CleanCorpusSettings
 from spark_jobs.text import fold
+
+READERS = 4
+"""Threads that read prepared parts; a bucket answers several requests at a time."""
 
 EXACT, NEAR, PIN = "exact_duplicate", "near_duplicate", "copy_of_held_out"
 
@@ -72,7 +76,8 @@ class Prepared:
     def __init__(self, urls: list[str], pinned_parts: int) -> None:
         """The last `pinned_parts` of the parts are pinned."""
         self.urls = urls
-        tables = [read_prepared(url, _COLUMNS) for url in urls]
+        with ThreadPoolExecutor(READERS) as readers:
+            tables = list(readers.map(lambda url: read_prepared(url, _COLUMNS), urls))
         self.offsets = np.concatenate([[0], np.cumsum([table.num_rows for table in tables])])
         documents = pa.concat_tables(tables).combine_chunks()
         first_pinned = self.offsets[len(urls) - pinned_parts]
@@ -99,12 +104,19 @@ class Prepared:
         """`(places in numbers, values)` part by part, of any document numbers."""
         order = np.argsort(numbers, kind="stable")
         bounds = np.searchsorted(numbers[order], self.offsets)
-        for part, (first, last) in enumerate(itertools.pairwise(bounds)):
-            if first == last:
-                continue
-            places = order[first:last]
+        wanted = [
+            (part, order[first:last])
+            for part, (first, last) in enumerate(itertools.pairwise(bounds))
+            if first < last
+        ]
+
+        def read(one: tuple[int, np.ndarray]) -> tuple[np.ndarray, pa.Array]:
+            part, places = one
             values = read_prepared(self.urls[part], [column])[column].combine_chunks()
-            yield places, values.take(pa.array(numbers[places] - self.offsets[part]))
+            return places, values.take(pa.array(numbers[places] - self.offsets[part]))
+
+        with ThreadPoolExecutor(READERS) as readers:
+            yield from readers.map(read, wanted)
 
     def fetch_matrix(self, numbers: np.ndarray, column: str, dtype: type) -> np.ndarray:
         """A fixed-size binary column as a matrix, one row a number."""
