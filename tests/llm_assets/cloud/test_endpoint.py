@@ -301,7 +301,6 @@ def test_commands_move_registry_and_endpoint_together(
     for arguments, version in (
         (["approve", "1", "--reason", "reads well"], 1),
         (["rollback", "--reason", "users complain"], 0),
-        (["approve", "1", "--reason", "it was the network"], 1),
         (["reject", "1", "--reason", "it swears"], 0),
     ):
         done = CliRunner().invoke(commands, [*arguments, "--name", "Ada"], catch_exceptions=False)
