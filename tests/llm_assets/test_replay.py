@@ -1,0 +1,42 @@
+"""General text that is replayed, through the whole graph up to the checkpoint."""
+
+import json
+
+from artifacts.shards import ShardSet, ShardStats, read_documents
+from llm_assets.assets.corpus import GENERAL_ENGLISH
+from tests.conftest import Project
+
+
+def test_replayed_text_goes_into_training_and_leaves_out_what_forgetting_is_measured_on(
+    project: Project,
+) -> None:
+    texts = [" ".join(f"general{n}word{place}" for place in range(120)) for n in range(60)]
+    measured_on = " ".join(GENERAL_ENGLISH.read_text().split()[200:220])
+    long = " ".join(f"long{place}" for place in range(3_000))
+    lines = [{"id": f"general/{n}", "text": text} for n, text in enumerate(texts)]
+    lines.append({"id": "quoting", "text": f"{long} {measured_on} {long}"})
+    (project.folder / "general.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    manual = {"type": "files", "name": "manual", "path": str(project.folder / "text")}
+    general = {
+        "type": "files",
+        "name": "general",
+        "path": str(project.folder / "general.jsonl"),
+        "id_column": "id",
+    }
+    project.configure(
+        raw_corpus={"sources": [manual, general]},
+        tokenized_shards={"replay": ["general"]},
+        checkpoint={"replay_share": 0.25},
+    )
+
+    ended = project.materialize("*checkpoint")
+
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    shards = project.record.current("tokenized_shards", "test")
+    stats = ShardStats.model_validate(shards.stats)
+    replayed = {str(r["id"]) for r, _ in read_documents(ShardSet(shards.path, stats, "replay"))}
+    assert replayed == {f"general/{number}" for number in range(60)}
+    assert shards.stats["removed_as_overlapping_held_out"] == {"replay": 1}
+    assert "general_english" in shards.manifest.inputs
+    trained = project.record.current("checkpoint", "test").stats
+    assert trained["samples_replayed"] == 0.25 * trained["samples_seen"] == 12
