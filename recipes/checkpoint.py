@@ -31,7 +31,7 @@ from artifacts import checkpoints
 from artifacts.errors import UserError
 from recipes.optimizer import Optimizers
 from recipes.parallel import Workers
-from recipes.staging import StagingBuffers, recorded_work
+from recipes.staging import StagingBuffers, side_stream
 
 # Frozen weights are the base model's, which the run's inputs pin.
 TRAINED_ONLY = StateDictOptions(ignore_frozen_params=True)
@@ -135,7 +135,7 @@ class Checkpointer:
         if self._buffers is None:
             self._write(step, self._tensors, state, permanent)
         else:
-            copied = self._thread.submit(self._buffers.copy, self._tensors, recorded_work())
+            copied = self._thread.submit(self._buffers.copy, self._tensors, side_stream())
             self._copied = copied
             self._pending = self._thread.submit(
                 lambda: self._write(step, copied.result(), state, permanent)

@@ -16,18 +16,17 @@ def split_fused(
         query_rows: heads times head size.
         key_value_rows: key and value heads times head size.
     """
+    rows = [query_rows, key_value_rows, key_value_rows]
     split: dict[str, torch.Tensor] = {}
     for name, tensor in weights.items():
         if ".qkv_proj." in name:
-            parts = tensor.split([query_rows, key_value_rows, key_value_rows])
-            fused, names = "qkv_proj", QUERY_KEY_VALUE
+            parts = zip(QUERY_KEY_VALUE, tensor.split(rows), strict=True)
+            split |= {name.replace("qkv_proj", part): piece.clone() for part, piece in parts}
         elif ".gate_up_proj." in name:
-            parts, fused, names = tensor.chunk(2), "gate_up_proj", GATE_UP
+            parts = zip(GATE_UP, tensor.chunk(2), strict=True)
+            split |= {name.replace("gate_up_proj", part): piece.clone() for part, piece in parts}
         else:
             split[name] = tensor
-            continue
-        for part_name, part in zip(names, parts, strict=True):
-            split[name.replace(fused, part_name)] = part.clone()
     return split
 
 

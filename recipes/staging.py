@@ -12,18 +12,16 @@ class StagingBuffers:
     def __init__(self) -> None:
         self._buffers: dict[str, torch.Tensor] = {}
 
-    def copy(self, state: dict[str, Any], after: torch.cuda.Event | None) -> dict[str, Any]:
+    def copy(self, state: dict[str, Any], stream: torch.cuda.Stream | None) -> dict[str, Any]:
         """A state dict of the same form, its tensors in buffers on the host.
 
         Args:
             state: tensors that nobody changes until this returns.
-            after: on a GPU, the work that has to be done before the state may be read.
+            stream: where to copy on a GPU, from `side_stream`.
         """
-        if after is None:
+        if stream is None:
             copied: dict[str, Any] = self._copy("", state)
             return copied
-        stream = torch.cuda.Stream()
-        stream.wait_event(after)
         with torch.cuda.stream(stream):
             copied = self._copy("", state)
         stream.synchronize()
@@ -55,10 +53,10 @@ class StagingBuffers:
         return buffer.copy_(tensor.detach(), non_blocking=True)
 
 
-def recorded_work() -> torch.cuda.Event | None:
-    """What the GPU has been given so far, to be waited for elsewhere; None without a GPU."""
+def side_stream() -> torch.cuda.Stream | None:
+    """A stream beside the training's, for what may start once its work so far is done."""
     if not torch.cuda.is_available():
         return None
-    event = torch.cuda.Event()
-    event.record()
-    return event
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    return stream

@@ -1,11 +1,14 @@
 """Matrices split over workers compute what whole ones do."""
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file
+from transformers import Qwen3Config
 
 from recipes.settings import TrainingSettings
 from recipes.spec import TrainingSpec, command, read_metrics
@@ -51,6 +54,35 @@ def test_split_matrices_take_the_same_course_and_go_on_whole_and_back(
     assert exported.keys() == expected.keys()
     for name, weight in expected.items():
         torch.testing.assert_close(exported[name], weight, atol=2e-4, rtol=1e-3)
+
+
+def test_head_norms_biases_and_an_output_matrix_of_its_own_are_split_too(
+    make_spec: SpecMaker, tmp_path: Path
+) -> None:
+    steps = {"steps": 6, "initialise": "random", "precision": "float32"}
+    alone, split = make_spec("alone", **steps), make_spec("split", **steps, tensor_parallel=2)
+    folder = tmp_path / "model"
+    folder.mkdir()
+    shutil.copy(Path(alone.base_model_folder) / "tokenizer.json", folder)
+    sizes = json.loads((Path(alone.base_model_folder) / "config.json").read_text())
+    config = Qwen3Config(
+        vocab_size=sizes["vocab_size"],
+        hidden_size=64,
+        intermediate_size=160,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        attention_bias=True,
+        architectures=["Qwen3ForCausalLM"],
+    )
+    (folder / "config.json").write_text(json.dumps(config.to_dict()))
+    for spec, launcher in ((alone, None), (split, TWO_WORKERS)):
+        code, output = run(spec.model_copy(update={"base_model_folder": str(folder)}), launcher)
+        assert code == 0, output
+    ours, theirs = course(split), course(alone)
+    assert [loss for loss, _, _ in ours] == pytest.approx([x[0] for x in theirs], rel=1e-5)
+    assert [norm for _, norm, _ in ours] == pytest.approx([x[1] for x in theirs], rel=1e-4)
 
 
 def test_heads_that_cannot_be_divided_are_refused(make_spec: SpecMaker) -> None:
