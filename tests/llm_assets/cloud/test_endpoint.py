@@ -13,9 +13,13 @@ import httpx
 import pytest
 import yaml
 from click.testing import CliRunner
+from dagster import materialize
 from google.cloud.aiplatform_v1 import PredictionServiceClient
 
-from artifacts.store import Store
+from artifacts.identity import Identity
+from artifacts.pipelines import Pipeline
+from artifacts.store import CACHE_VARIABLE, Store
+from llm_assets.assets.serving import endpoint
 from llm_assets.cli import commands
 from llm_assets.cloud.config import CLOUD_CONFIG_VARIABLE
 from llm_assets.cloud.registry import VertexModelRegistry
@@ -24,6 +28,7 @@ from llm_assets.cloud.settings import GoogleCloudSettings
 from llm_assets.cloud.vertex import Vertex
 from llm_assets.config import CONFIG_VARIABLE, PipelineSettings
 from llm_assets.registry.decisions import roll_back
+from llm_assets.resources.platform import build_resources
 from llm_assets.resources.serving import Served
 from serving.rollout import RolloutFailed
 from tests.llm_assets.registry.conftest import entry
@@ -257,7 +262,10 @@ def test_crash_leaves_a_whole_version_and_the_next_run_goes_on(cloud: Cloud, whe
 PROGRAM = """
 import sys, yaml
 from pathlib import Path
-from artifacts.store import Store
+from artifacts.identity import Identity
+from artifacts.pipelines import Pipeline
+from artifacts.store import CACHE_VARIABLE, Store
+from llm_assets.assets.serving import endpoint
 from llm_assets.cli import commands
 from llm_assets.cloud.config import CLOUD_CONFIG_VARIABLE
 from llm_assets.cloud.config import load_cloud_settings
@@ -287,6 +295,26 @@ def wait_for(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def test_asset_serves_the_champion_on_the_cloud(
+    cloud: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cloud.registry.promote(cloud.register("a"), "better")
+    store = Store(cloud.pipeline.store)
+    identity = Identity(kind="model_version", code_version="1")
+    judged, _ = store.make(identity, lambda draft: draft.stats.update(promoted=True))
+    Pipeline(store, "manual").advance(judged)
+    config = tmp_path / "manual.yaml"
+    config.write_text(cloud.pipeline.model_dump_json(exclude_defaults=True))
+    monkeypatch.setenv(CLOUD_CONFIG_VARIABLE, str(cloud.path))
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+    resources = build_resources(cloud.pipeline, str(config))
+    result = materialize([endpoint], resources=resources)
+    (made,) = result.asset_materializations_for_node("endpoint")
+    url = str(made.metadata["url"].value)
+    assert made.metadata["version"].value == 1 and made.metadata["made_now"].value
+    assert cloud.ask(url).json()["predictions"] == ["1"]
 
 
 def test_commands_move_registry_and_endpoint_together(
