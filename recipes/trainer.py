@@ -4,18 +4,15 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
 
 import torch
 from fsspec.implementations.local import LocalFileSystem
-from pydantic import BaseModel
 
 from artifacts.atomic import write_atomically
 from artifacts.shards import ShardSet
 from recipes.budget import total_steps
 from recipes.checkpoint import Checkpointer
 from recipes.export import copy_model, export_model
-from recipes.guard import GradientGuard
 from recipes.hardware import device_readings, peak_flops
 from recipes.input_checks import check_inputs
 from recipes.interruption import Interruption
@@ -24,39 +21,22 @@ from recipes.optimizer import build_optimizers
 from recipes.order import DataOrder
 from recipes.parallel import Workers
 from recipes.precision import choose_precision
+from recipes.progress import Progress
 from recipes.reader import Share, StepInput, TrainingData, load
 from recipes.saving import SavingPlan
 from recipes.schedule import learning_rate_factor
 from recipes.settings import chosen
 from recipes.spec import (
     BEST_NAME,
-    METRICS_NAME,
     PROFILE_NAME,
     RESULT_NAME,
     TrainingResult,
     TrainingSpec,
-    read_metrics,
     read_result,
 )
 from recipes.step import StepOutcome, train_step
 from recipes.telemetry import RowAudit, Telemetry
 from recipes.validation import Validation
-
-
-class Progress(BaseModel):
-    """The small state that a checkpoint keeps beside the tensors."""
-
-    samples_seen: int = 0
-    tokens_seen: int = 0
-    guard: GradientGuard = GradientGuard()
-    validation_bits_per_byte: dict[int, float] = {}
-    """Step to result; step 0 is the base model."""
-
-    @property
-    def best_step(self) -> int:
-        """The step with the best validation since training began."""
-        trained = {step: bits for step, bits in self.validation_bits_per_byte.items() if step}
-        return min(trained, key=lambda step: (trained[step], step))
 
 
 class Interrupted(Exception):
@@ -287,7 +267,14 @@ class Run:
                 copy_model(self._run_folder / BEST_NAME, folder)
         else:
             self._export(folder)
-        result = self._result()
+        result = self._progress.result(
+            self._step,
+            self._run_folder,
+            samples_replayed=self._order.replayed(self._progress.samples_seen),
+            precision=self._precision,
+            workers=self._workers.count,
+            parameters=sum(p.numel() for p in self._model.parameters()),
+        )
         if self._workers.is_first:
             self._checkpointer.keep_only_newest()
             write_atomically(
@@ -306,27 +293,4 @@ class Run:
             getattr(torch, self._training.export_dtype),
             self._workers,
             self._training.lora,
-        )
-
-    def _result(self) -> TrainingResult:
-        history = read_metrics(self._run_folder)
-        validation, best = self._progress.validation_bits_per_byte, self._progress.best_step
-        return TrainingResult(
-            steps=self._step,
-            tokens_seen=self._progress.tokens_seen,
-            samples_seen=self._progress.samples_seen,
-            samples_replayed=self._order.replayed(self._progress.samples_seen),
-            validation_bits_per_byte={
-                "start": validation[0],
-                "end": validation[self._step],
-                "best": validation[best],
-            },
-            best_step=best,
-            tokens_per_second=median(line["tokens_per_second"] for line in history),
-            final_loss=history[-1]["loss"],
-            skipped_steps=self._progress.guard.skipped,
-            precision=self._precision,
-            workers=self._workers.count,
-            parameters=sum(p.numel() for p in self._model.parameters()),
-            metrics_path=str(self._run_folder / METRICS_NAME),
         )

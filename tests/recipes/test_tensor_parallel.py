@@ -56,6 +56,29 @@ def test_split_matrices_take_the_same_course_and_go_on_whole_and_back(
         torch.testing.assert_close(exported[name], weight, atol=2e-4, rtol=1e-3)
 
 
+@pytest.mark.soak
+def test_it_goes_together_with_sharding_and_saving_in_the_background(
+    make_spec: SpecMaker, unbroken: TrainingSpec
+) -> None:
+    spec = make_spec(
+        "mixed",
+        steps=30,
+        checkpoint_every_steps=6,
+        tensor_parallel=2,
+        save_in_background="always",
+    )
+    four = command(Path("unused"), 4)[:-1]
+    process = start(spec, four)
+    wait_for_step(spec, process, 13)
+    kill_all(process)
+    finish(process)
+    code, output = run(spec, four)
+    assert code == 0, output
+    assert "Going on from the checkpoint of step" in output
+    ours = [loss for loss, _, _ in course(spec)]
+    assert ours == pytest.approx([loss for loss, _, _ in course(unbroken)], rel=1e-5)
+
+
 def test_head_norms_biases_and_an_output_matrix_of_its_own_are_split_too(
     make_spec: SpecMaker, tmp_path: Path
 ) -> None:
