@@ -76,7 +76,9 @@ def datatrove(corpus: str, output: str) -> set[str]:
         ),
     ]
     for pipeline, tasks in steps:
-        LocalPipelineExecutor(pipeline, tasks=tasks, workers=min(2, tasks)).run()
+        LocalPipelineExecutor(
+            pipeline, tasks=tasks, workers=min(2, tasks), logging_dir=f"{output}/logs"
+        ).run()
     files = Path(output, "kept").glob("*.parquet")
     return {name for file in files for name in pq.read_table(file)["id"].to_pylist()}
 
