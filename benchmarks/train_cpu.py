@@ -18,7 +18,7 @@ from recipes.spec import TrainingSpec
 
 OURS, PEER = "recipes.continued_pretraining", "benchmarks.hugging_face_trainer"
 ROWS, LENGTH = 4, 256
-WARM_UP_STEPS, STEPS = 3, 9
+WARM_UP_STEPS, STEPS = 3, 8
 ROUNDS = 3
 COMPARED_STEPS, COMPARED_ROWS = 20, 2
 
