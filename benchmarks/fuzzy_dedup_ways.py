@@ -75,9 +75,10 @@ def datatrove(corpus: str, output: str) -> set[str]:
             2,
         ),
     ]
-    for pipeline, tasks in steps:
+    for number, (pipeline, tasks) in enumerate(steps):
+        # A folder of its own each, since what a folder calls done is not done again.
         LocalPipelineExecutor(
-            pipeline, tasks=tasks, workers=min(2, tasks), logging_dir=f"{output}/logs"
+            pipeline, tasks=tasks, workers=min(2, tasks), logging_dir=f"{output}/logs/{number}"
         ).run()
     files = Path(output, "kept").glob("*.parquet")
     return {name for file in files for name in pq.read_table(file)["id"].to_pylist()}

@@ -33,7 +33,7 @@ class CausalModel(ServedModel):
         self.context_tokens = min(model.config.max_position_embeddings, cache_tokens - BLOCK_TOKENS)
         self.end_tokens = end_tokens_of(model)
         config = GenerationConfig(
-            do_sample=True, eos_token_id=self.end_tokens, pad_token_id=self.end_tokens[0]
+            do_sample=False, eos_token_id=self.end_tokens, pad_token_id=self.end_tokens[0]
         )
         self.batch = model.init_continuous_batching(
             generation_config=config,

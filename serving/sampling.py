@@ -1,7 +1,9 @@
 """Every request's own temperature and top-p inside one batch.
 
 transformers' continuous batching samples the whole batch with one generation config. Processors
-like these receive each request's own values, by the interface that transformers gives for it.
+like these receive each request's own values, by the interface that transformers gives for it. The
+batch takes the largest score; where chance is asked for, it is added to the scores, so that a batch
+without it pays nothing.
 """
 
 from typing import Any
@@ -35,7 +37,7 @@ class _PerRequestFloat(ContinuousBatchingLogitsProcessor):
 
 
 class Temperature(_PerRequestFloat):
-    """Divides by the temperature; at zero only the most likely token stays possible."""
+    """Divides by the temperature, where it is not zero."""
 
     name = "temperature"
     default = 0.0
@@ -54,6 +56,27 @@ class TopP(_PerRequestFloat):
         return _keep_likely(scores, tensor_arg[: scores.size(0)].view(torch.float32))
 
 
+class Chance(_PerRequestFloat):
+    """Makes the largest score a sample, where the temperature is not zero."""
+
+    name = "temperature"
+    default = 0.0
+
+    def __call__(self, scores: torch.Tensor, tensor_arg: torch.Tensor) -> torch.Tensor:
+        return _add_chance(scores, tensor_arg[: scores.size(0)].view(torch.float32))
+
+
+def sample_per_request(manager: Any) -> None:
+    """Give a continuous-batching manager that has not started, and takes the largest score, these
+    processors."""
+    processors = manager.logit_processor
+    added = [Temperature(), TopP(), Chance()]
+    processors.logits_processor.extend(added)
+    processors.tensors_required += len(added)
+    processors.do_processing = True
+    processors._retrieve_processors_kwargs()
+
+
 def choose_tokens(
     scores: torch.Tensor, temperature: torch.Tensor, top_p: torch.Tensor
 ) -> torch.Tensor:
@@ -65,14 +88,13 @@ def choose_tokens(
         top_p: shape (rows,).
     """
     likely = _keep_likely(_heat(scores, temperature), top_p)
-    return torch.multinomial(likely.softmax(dim=-1), 1).squeeze(-1)
+    return _add_chance(likely, temperature).argmax(dim=-1)
 
 
 def _heat(scores: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
-    temperature = temperature.unsqueeze(-1)
-    greedy = torch.full_like(scores, -torch.inf)
-    greedy.scatter_(-1, scores.argmax(dim=-1, keepdim=True), 0.0)
-    return torch.where(temperature > 0, scores / temperature.clamp(min=1e-6), greedy)
+    if not (temperature > 0).any():
+        return scores
+    return scores / torch.where(temperature > 0, temperature, 1.0).unsqueeze(-1)
 
 
 def _keep_likely(scores: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
@@ -87,10 +109,13 @@ def _keep_likely(scores: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
     return kept
 
 
-def sample_per_request(manager: Any) -> None:
-    """Give a continuous-batching manager that has not started these processors."""
-    processors = manager.logit_processor
-    processors.logits_processor.extend([Temperature(), TopP()])
-    processors.tensors_required += 2
-    processors.do_processing = True
-    processors._retrieve_processors_kwargs()
+def _add_chance(scores: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
+    """Add Gumbel noise to the rows that are sampled: the place of the largest sum is distributed
+    as the softmax of the scores (Gumbel, 1954), at a fraction of the cost of drawing from it."""
+    rows = (temperature > 0).nonzero().squeeze(-1)
+    if not len(rows):
+        return scores
+    noise = -torch.empty_like(scores[rows]).exponential_().log()
+    noisy = scores.clone()
+    noisy[rows] += noise
+    return noisy

@@ -15,22 +15,13 @@ Their near-copies in other sources share a cluster with them, of which one docum
 from dataclasses import dataclass
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from artifacts.shards import Split
 from spark_jobs.settings import SplitSettings
 
 _DIGITS = 15
 """Hexadecimal digits compared; 60 bits are exact in Python and in Spark's long alike."""
-
-
-def split_of(cluster: str, settings: SplitSettings) -> Split:
-    """The split of a cluster id (32 hexadecimal digits)."""
-    number = cluster[:_DIGITS]
-    if number < threshold(settings.held_out):
-        return "held_out"
-    if number < threshold(settings.held_out + settings.validation):
-        return "validation"
-    return "train"
 
 
 def threshold(share: float) -> str:
@@ -51,14 +42,14 @@ class Splitter:
 
     def splits(self, documents: pa.Table | pa.RecordBatch) -> list[Split]:
         """The split of each row, by its `cluster`, `pinned` and `source`."""
-        found = [split_of(cluster, self.settings) for cluster in documents["cluster"].to_pylist()]
-        pins = documents["pinned"].to_pylist()
-        if self.pinned:
-            found = ["train" if split == "held_out" else split for split in found]
+        clusters, settings = documents["cluster"], self.settings
+        held_out = pc.less(clusters, threshold(settings.held_out))
+        validation = pc.less(clusters, threshold(settings.held_out + settings.validation))
+        in_place_of_held_out = "train" if self.pinned else "held_out"
+        found = pc.if_else(validation, "validation", "train")
+        found = pc.if_else(held_out, in_place_of_held_out, found)
         if self.replay:
-            sources = documents["source"].to_pylist()
-            found = [
-                "replay" if source in self.replay else split
-                for split, source in zip(found, sources, strict=True)
-            ]
-        return ["held_out" if pin else split for split, pin in zip(found, pins, strict=True)]
+            replayed = pc.is_in(documents["source"], pa.array(sorted(self.replay)))
+            found = pc.if_else(replayed, "replay", found)
+        splits: list[Split] = pc.if_else(documents["pinned"], "held_out", found).to_pylist()
+        return splits

@@ -16,6 +16,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import count
 from typing import Any, Literal
 
 import fsspec
@@ -44,6 +45,13 @@ class TokenizerFiles:
     eos_token: str | None
     vocab_size: int
     """The model's, from `config.json`; without one, the tokenizer's largest id plus one."""
+    absent_letters: tuple[str, ...]
+    """Byte-level letters that the vocabulary lacks, so that their bytes vanish from every text."""
+    first_absent_id: int
+    """The first id past all that the tokenizer gives."""
+    gigatoken_definition: str
+    """The definition with an entry for every byte, as gigatoken wants it: the absent letters get
+    ids past the vocabulary, which `encode` takes out again, as Hugging Face does without a word."""
 
     def start_and_end(self, start: str | None, end: str | None) -> tuple[int, int]:
         """The ids put around each document; `start` and `end` override the family's rule.
@@ -91,13 +99,20 @@ def load_tokenizer(url: str) -> TokenizerFiles:
     config = json.loads(_read(f"{url}/tokenizer_config.json") or b"{}")
     ids = [*_vocabulary(definition).values(), *(token["id"] for token in added)]
     vocab_size = _vocab_size(url, max(ids) + 1)
+    absent_letters = _absent_letters(definition)
+    first_absent_id = max(vocab_size, max(ids) + 1)
+    plain = json.dumps(definition)
+    _vocabulary(definition).update(zip(absent_letters, count(first_absent_id), strict=False))
     return TokenizerFiles(
-        definition=json.dumps(definition),
+        definition=plain,
         sha256=hashlib.sha256(content).hexdigest(),
         specials=specials,
         bos_token=_token_text(config.get("bos_token")),
         eos_token=_token_text(config.get("eos_token")),
         vocab_size=vocab_size,
+        absent_letters=absent_letters,
+        first_absent_id=first_absent_id,
+        gigatoken_definition=json.dumps(definition) if absent_letters else plain,
     )
 
 
@@ -109,10 +124,6 @@ class DocumentTokenizer:
         self.engine = engine
 
     @cached_property
-    def _definition(self) -> dict[str, Any]:
-        return json.loads(self._files.definition)
-
-    @cached_property
     def _hugging_face(self) -> Any:
         from tokenizers import Tokenizer
 
@@ -122,30 +133,13 @@ class DocumentTokenizer:
     def _gigatoken(self) -> Any:
         import gigatoken
 
-        definition = self._definition
-        vocabulary = _vocabulary(definition)
-        for number, byte in enumerate(self._absent_letters):
-            # gigatoken wants an entry for every byte: those get ids past the vocabulary, which
-            # `encode` takes out again, as Hugging Face does without a word.
-            vocabulary[byte] = self._first_absent_id + number
-        return gigatoken.Tokenizer.from_json(json.dumps(definition))
-
-    @cached_property
-    def _first_absent_id(self) -> int:
-        return max(self._files.vocab_size, max(_vocabulary(self._definition).values()) + 1)
-
-    @cached_property
-    def _absent_letters(self) -> list[str]:
-        if not _is_byte_level(self._definition):
-            return []
-        vocabulary = _vocabulary(self._definition)
-        return [letter for letter in byte_letters() if letter not in vocabulary]
+        return gigatoken.Tokenizer.from_json(self._files.gigatoken_definition)
 
     @cached_property
     def absent_bytes(self) -> bytes:
         """The byte values that the vocabulary cannot express; they vanish from every text."""
         letters = byte_letters()
-        return bytes(letters.index(letter) for letter in self._absent_letters)
+        return bytes(letters.index(letter) for letter in self._files.absent_letters)
 
     def encode(self, texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
         """`(token ids of all texts, one after another; offsets of shape (len(texts) + 1,))`."""
@@ -165,9 +159,9 @@ class DocumentTokenizer:
         encoded = self._gigatoken.encode_batch(column, parallel=False).layout
         offsets = np.asarray(encoded.offsets.data).astype(np.int64)
         ids = np.asarray(encoded.content.data)[: offsets[-1]]
-        if not self._absent_letters:
+        if not self._files.absent_letters:
             return ids, offsets
-        present = ids < self._first_absent_id
+        present = ids < self._files.first_absent_id
         if present.all():
             return ids, offsets
         kept_before = np.concatenate([[0], np.cumsum(present)])
@@ -234,6 +228,13 @@ def _is_byte_level(definition: dict[str, Any]) -> bool:
     pre_tokenizer = definition.get("pre_tokenizer") or {}
     steps = pre_tokenizer.get("pretokenizers", [pre_tokenizer])
     return any(step.get("type") == "ByteLevel" for step in steps)
+
+
+def _absent_letters(definition: dict[str, Any]) -> tuple[str, ...]:
+    if not _is_byte_level(definition):
+        return ()
+    vocabulary = _vocabulary(definition)
+    return tuple(letter for letter in byte_letters() if letter not in vocabulary)
 
 
 def _vocabulary(definition: dict[str, Any]) -> dict[str, int]:

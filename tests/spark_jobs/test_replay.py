@@ -11,8 +11,9 @@ from artifacts.errors import UserError
 from artifacts.shards import SPLITS, ShardSet, ShardStats, read_documents
 from spark_jobs import tokenize
 from spark_jobs.settings import SplitSettings, TokenizedShardsSettings
-from spark_jobs.split import Splitter, split_of
+from spark_jobs.split import Splitter
 from spark_jobs.text import cluster_hash
+from tests.spark_jobs.splits import split_of
 from tests.tiny import tiny_texts
 
 SETTINGS = TokenizedShardsSettings(

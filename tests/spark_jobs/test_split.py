@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_jobs.settings import SplitSettings
-from spark_jobs.split import split_of
 from spark_jobs.text import cluster_hash
+from tests.spark_jobs.splits import split_of
 
 RANK = {"held_out": 0, "validation": 1, "train": 2}
 

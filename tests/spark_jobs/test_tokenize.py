@@ -17,9 +17,9 @@ from spark_jobs.settings import (
     SplitSettings,
     TokenizedShardsSettings,
 )
-from spark_jobs.split import split_of
 from spark_jobs.text import cluster_hash
 from tests.spark_jobs.conftest import spark_settings
+from tests.spark_jobs.splits import split_of
 from tests.tiny import tiny_texts
 
 SETTINGS = TokenizedShardsSettings(

@@ -79,6 +79,9 @@ def test_documents_begin_and_end_as_their_family_expects(
         bos_token=None if bos is None else specials[bos],
         eos_token=specials[eos],
         vocab_size=10,
+        absent_letters=(),
+        first_absent_id=10,
+        gigatoken_definition="{}",
     )
 
     assert files.start_and_end(None, None) == expected

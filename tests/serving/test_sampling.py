@@ -1,0 +1,42 @@
+"""What one batch of differently sampled requests draws."""
+
+import pytest
+import torch
+
+from serving.sampling import choose_tokens
+
+DRAWS = 20_000
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
+def frequencies(scores: torch.Tensor, temperature: float, top_p: float) -> torch.Tensor:
+    rows = scores.expand(DRAWS, -1)
+    chosen = choose_tokens(rows, torch.full((DRAWS,), temperature), torch.full((DRAWS,), top_p))
+    return torch.bincount(chosen, minlength=len(scores)) / DRAWS
+
+
+def test_tokens_come_as_often_as_the_heated_softmax_says() -> None:
+    scores = torch.tensor([2.0, 1.0, 0.0, -1.0])
+    expected = (scores / 1.5).softmax(dim=-1)
+    torch.testing.assert_close(frequencies(scores, 1.5, 1.0), expected, atol=0.015, rtol=0)
+
+
+def test_only_the_likely_tokens_are_drawn() -> None:
+    scores = torch.tensor([2.0, 1.0, 0.0, -1.0])
+    expected = torch.tensor([2.0, 1.0]).softmax(dim=-1)
+    drawn = frequencies(scores, 1.0, 0.8)
+    torch.testing.assert_close(drawn[:2], expected, atol=0.015, rtol=0)
+    assert drawn[2:].sum() == 0
+
+
+def test_rows_without_temperature_take_the_largest_beside_rows_with_one() -> None:
+    scores = torch.randn(512, 300)
+    temperature = torch.tensor([0.0, 1.0]).repeat(256)
+    chosen = choose_tokens(scores, temperature, torch.ones(512))
+    largest = scores.argmax(dim=-1)
+    assert torch.equal(chosen[::2], largest[::2])
+    assert not torch.equal(chosen[1::2], largest[1::2])
