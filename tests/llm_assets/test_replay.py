@@ -2,11 +2,14 @@
 
 import json
 
+import pytest
+
 from artifacts.shards import ShardSet, ShardStats, read_documents
 from llm_assets.assets.corpus import GENERAL_ENGLISH
 from tests.conftest import Project
 
 
+@pytest.mark.soak
 def test_replayed_text_goes_into_training_and_leaves_out_what_forgetting_is_measured_on(
     project: Project,
 ) -> None:

@@ -79,6 +79,7 @@ def test_it_goes_together_with_sharding_and_saving_in_the_background(
     assert ours == pytest.approx([loss for loss, _, _ in course(unbroken)], rel=1e-5)
 
 
+@pytest.mark.soak
 def test_head_norms_biases_and_an_output_matrix_of_its_own_are_split_too(
     make_spec: SpecMaker, tmp_path: Path
 ) -> None:

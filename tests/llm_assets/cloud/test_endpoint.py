@@ -153,6 +153,7 @@ def test_versions_follow_each_other_and_go_back_without_a_failed_request(cloud: 
     assert (again.changed, again.reason) == (False, "already serving")
 
 
+@pytest.mark.soak
 def test_real_models_are_deployed_share_the_traffic_and_go_back(
     cloud: Cloud, tiny_model_folder: Path
 ) -> None:
