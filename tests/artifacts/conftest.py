@@ -6,13 +6,12 @@ from pathlib import Path
 import pytest
 
 from artifacts.store import CACHE_VARIABLE, Store
-from tests.stand_ins.fixtures import google, started_google  # noqa: F401
 from tests.stand_ins.google import BUCKET, LocalGoogle
 
 
 @pytest.fixture
 def cloud_root(
-    google: LocalGoogle,  # noqa: F811
+    google: LocalGoogle,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> str:

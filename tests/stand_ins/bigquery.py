@@ -17,9 +17,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests.stand_ins.http_server import Answer, forward, start_http_server
 from tests.stand_ins.mount import Mount
 from tests.stand_ins.processes import REPOSITORY
-from tests.stand_ins.relay import Answer, forward, start_relay
 
 if TYPE_CHECKING:
     from google.cloud.bigquery import Client
@@ -64,15 +64,14 @@ def running_bigquery(project: str, mount: Mount) -> Iterator["Client"]:
         mount.push()
         return given
 
-    relay = start_relay(answer)
+    relay = start_http_server(answer)
     try:
         _wait(process, f"http://127.0.0.1:{port}/bigquery/v2/projects/{project}/datasets")
-        os.environ[HOST_VARIABLE] = f"http://127.0.0.1:{relay.server_port}"
+        os.environ[HOST_VARIABLE] = relay.url
         yield Client(project=project)
     finally:
         os.environ.pop(HOST_VARIABLE, None)
-        relay.shutdown()
-        relay.server_close()
+        relay.stop()
         process.terminate()
         process.wait()
         shutil.rmtree(home, ignore_errors=True)

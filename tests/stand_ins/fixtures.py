@@ -1,32 +1,25 @@
-"""Fixtures to import into a package's `conftest.py`."""
+"""The local Google as fixtures of the whole suite; started when a test first asks for it."""
 
-import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.stand_ins.google import LocalGoogle, running_local_google
-
-_shared: list[tuple[LocalGoogle, contextlib.ExitStack]] = []
-"""One local Google serves the tests of every package that imports the fixtures."""
+if TYPE_CHECKING:
+    from tests.stand_ins.google import LocalGoogle
 
 
 @pytest.fixture(scope="session")
-def started_google(request: pytest.FixtureRequest) -> LocalGoogle:
+def started_google() -> Iterator["LocalGoogle"]:
     """The local Google of the test session."""
-    if not _shared:
-        stack = contextlib.ExitStack()
-        _shared.append((stack.enter_context(running_local_google()), stack))
-        request.session.addfinalizer(_stop)
-    return _shared[0][0]
+    from tests.stand_ins.google import running_local_google
 
-
-def _stop() -> None:
-    _, stack = _shared.pop()
-    stack.close()
+    with running_local_google() as google:
+        yield google
 
 
 @pytest.fixture
-def google(started_google: LocalGoogle) -> LocalGoogle:
+def google(started_google: "LocalGoogle") -> "LocalGoogle":
     """The local Google with no jobs, no faults and an empty call record."""
     started_google.reset()
     return started_google

@@ -67,7 +67,7 @@ class LocalGoogle:
             "LOCAL_GOOGLE_ENDPOINT": self.server.endpoint,
             # Google's auth library asks about credentials at addresses of its own choice. With a
             # proxy that passes nothing on, such a question does not leave this machine.
-            "HTTPS_PROXY": f"http://127.0.0.1:{self.storage.port}",
+            "HTTPS_PROXY": self.storage.url,
             "NO_PROXY": "127.0.0.1,localhost",
         }
         child_environment = self.environment | {"PYTHONPATH": str(REPOSITORY)}

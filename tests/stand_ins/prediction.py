@@ -2,14 +2,13 @@
 
 import json
 import random
-import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from tests.stand_ins.faults import RpcFailed
+from tests.stand_ins.http_server import Answer, json_answer, start_http_server
 
 REQUEST_SECONDS = 60
 
@@ -28,55 +27,39 @@ class PredictionServer:
         self._find_endpoint = find_endpoint
         self._find_replica = find_replica
         self._random = random.Random(0)
-        prediction = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers.get("content-length", 0)))
-                try:
-                    authorize(self.headers.get("authorization"))
-                    status, content = prediction.predict(self.path, body)
-                except RpcFailed as failure:
-                    status, content = 401, _error(401, failure.message)
-                self.send_response(status)
-                self.send_header("content-type", "application/json")
-                self.send_header("content-length", str(len(content)))
-                self.end_headers()
-                self.wfile.write(content)
-
-            def log_message(self, format: str, *args: object) -> None:
-                return None
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        self._authorize = authorize
+        self._server = start_http_server(self._answer)
+        self.url = self._server.url
 
     def stop(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        self._server.stop()
 
     def reset(self) -> None:
         """Forget who answered."""
         self.answers.clear()
 
-    def predict(self, target: str, body: bytes) -> tuple[int, bytes]:
-        """Status and body of an answer; a container's error is passed on."""
+    def _answer(self, method: str, target: str, headers: dict[str, str], body: bytes) -> Answer:
+        try:
+            self._authorize(headers.get("authorization"))
+        except RpcFailed as failure:
+            return _error(401, failure.message)
+        return self._predict(target, body)
+
+    def _predict(self, target: str, body: bytes) -> Answer:
+        """The answer of a version chosen by its share; a container's error is passed on."""
         name = target.split("?")[0].removeprefix("/v1/").removesuffix(":predict")
         try:
             endpoint = self._find_endpoint(name)
         except RpcFailed as failure:
-            return 404, _error(404, failure.message)
+            return _error(404, failure.message)
         shares = {key: share for key, share in endpoint.traffic_split.items() if share}
         if not shares:
-            return 400, _error(400, f"{name} has no deployed model with traffic.")
+            return _error(400, f"{name} has no deployed model with traffic.")
         (chosen,) = self._random.choices(list(shares), list(shares.values()))
         status, content = self._ask(self._find_replica(name, chosen), body)
         self.answers.append((chosen, status))
         if status != 200:
-            return status, _error(status, content.decode(errors="replace"))
+            return _error(status, content.decode(errors="replace"))
         deployed = next(d for d in endpoint.deployed_models if d.id == chosen)
         answer = {
             "predictions": json.loads(content)["predictions"],
@@ -84,7 +67,7 @@ class PredictionServer:
             "model": deployed.model,
             "modelVersionId": deployed.model_version_id,
         }
-        return 200, json.dumps(answer).encode()
+        return json_answer(200, answer)
 
     def _ask(self, replica: Any, body: bytes) -> tuple[int, bytes]:
         url = f"http://127.0.0.1:{replica.port}{replica.predict_route}"
@@ -99,5 +82,5 @@ class PredictionServer:
             return 503, str(error).encode()
 
 
-def _error(code: int, message: str) -> bytes:
-    return json.dumps({"error": {"code": code, "message": message}}).encode()
+def _error(code: int, message: str) -> Answer:
+    return json_answer(code, {"error": {"code": code, "message": message}})

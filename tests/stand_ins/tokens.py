@@ -1,15 +1,13 @@
 """The token server that the made-up service-account key names, and the check of its tokens."""
 
-import json
-import threading
 import time
 import uuid
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import grpc
 from google.auth import jwt
 
 from tests.stand_ins.faults import RpcFailed
+from tests.stand_ins.http_server import json_answer, start_http_server
 
 
 class TokenServer:
@@ -20,28 +18,11 @@ class TokenServer:
         self.issued = 0
         self.public_pem = b""
         self._expiry: dict[str, float] = {}
-        tokens = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                self.rfile.read(int(self.headers.get("content-length", 0)))
-                body = json.dumps(tokens.issue()).encode()
-                self.send_response(200)
-                self.send_header("content-type", "application/json")
-                self.send_header("content-length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, format: str, *args: object) -> None:
-                return None
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.uri = f"http://127.0.0.1:{self._server.server_port}/token"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        self._server = start_http_server(lambda *request: json_answer(200, self.issue()))
+        self.uri = f"{self._server.url}/token"
 
     def stop(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        self._server.stop()
 
     def issue(self) -> dict[str, object]:
         """A new token, as the token endpoint words it."""

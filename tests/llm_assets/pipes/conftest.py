@@ -3,12 +3,11 @@
 import pytest
 
 from tests.llm_assets.pipes.runner import PROGRAM, Runner
-from tests.stand_ins.fixtures import google, started_google  # noqa: F401
 from tests.stand_ins.google import BUCKET, LocalGoogle
 
 
 @pytest.fixture
-def program_in_bucket(google: LocalGoogle) -> None:  # noqa: F811
+def program_in_bucket(google: LocalGoogle) -> None:
     from google.cloud import storage
 
     bucket = storage.Client().bucket(BUCKET)
@@ -19,7 +18,7 @@ def program_in_bucket(google: LocalGoogle) -> None:  # noqa: F811
 @pytest.fixture(params=["vertex", "dataproc"])
 def runner(
     request: pytest.FixtureRequest,
-    google: LocalGoogle,  # noqa: F811
+    google: LocalGoogle,
     program_in_bucket: None,
 ) -> Runner:
     """A runner for each of the two clients."""
@@ -27,6 +26,6 @@ def runner(
 
 
 @pytest.fixture
-def vertex_runner(google: LocalGoogle, program_in_bucket: None) -> Runner:  # noqa: F811
+def vertex_runner(google: LocalGoogle, program_in_bucket: None) -> Runner:
     """A runner for Vertex AI alone."""
     return Runner("vertex", google)

@@ -12,7 +12,6 @@ from llm_assets.gate.settings import GateSettings
 from llm_assets.gate.verdict import Outcome, Reason, Verdict
 from llm_assets.registry.base import ModelEntry, Registry
 from llm_assets.registry.local import LocalRegistry
-from tests.stand_ins.fixtures import google, started_google  # noqa: F401
 from tests.stand_ins.google import BUCKET, LocalGoogle
 from tests.stand_ins.project import cloud_settings
 
@@ -45,7 +44,7 @@ def entry(model: str, promoted: bool | None = True, figure: float = 1.0) -> Mode
 
 
 @pytest.fixture
-def vertex_settings(google: LocalGoogle) -> GoogleCloudSettings:  # noqa: F811
+def vertex_settings(google: LocalGoogle) -> GoogleCloudSettings:
     return GoogleCloudSettings.model_validate(cloud_settings(google))
 
 

@@ -10,7 +10,6 @@ from artifacts.errors import UserError
 from llm_assets.sources.bigquery import export_statement, fingerprint_bigquery, read_bigquery
 from llm_assets.sources.bigquery_settings import BigQuery
 from tests.stand_ins.bigquery import add_rows, fill_table, running_bigquery
-from tests.stand_ins.fixtures import started_google  # noqa: F401
 from tests.stand_ins.google import BUCKET, PROJECT, LocalGoogle
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ def test_export_is_one_ordered_statement() -> None:
 
 
 @pytest.fixture
-def client(started_google: LocalGoogle) -> Iterator["Client"]:  # noqa: F811
+def client(started_google: LocalGoogle) -> Iterator["Client"]:
     """A client of a running emulator, whose exports land in the local storage."""
     with running_bigquery(PROJECT, started_google.mount) as made:
         yield made

@@ -1,15 +1,23 @@
-"""An HTTP server on loopback that answers by a function, mostly by asking another server."""
+"""HTTP servers on loopback that answer by a function, some of them by asking another server."""
 
 import http.client
+import json
+import socket
 import sys
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
-NOT_RELAYED = ("transfer-encoding", "connection", "content-length")
+OF_ONE_CONNECTION = ("transfer-encoding", "connection", "content-length")
 
 Answer = tuple[int, list[tuple[str, str]], bytes]
 """Status, headers, body."""
+
+
+def json_answer(status: int, content: Any) -> Answer:
+    """An answer whose body is JSON."""
+    return status, [("content-type", "application/json")], json.dumps(content).encode()
 
 
 def forward(port: int, method: str, path: str, headers: dict[str, str], body: bytes) -> Answer:
@@ -23,18 +31,32 @@ def forward(port: int, method: str, path: str, headers: dict[str, str], body: by
         connection.close()
 
 
-class _Server(ThreadingHTTPServer):
+class HttpServer(ThreadingHTTPServer):
+    """A server of this process, on a port of its own."""
+
     daemon_threads = True
 
-    def handle_error(self, request: object, client_address: object) -> None:
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return f"http://127.0.0.1:{self.server_port}"
+
+    def stop(self) -> None:
+        """Answer nobody any more."""
+        self.shutdown()
+        self.server_close()
+
+    def handle_error(
+        self, request: socket.socket | tuple[bytes, socket.socket], client_address: Any
+    ) -> None:
         """Clients cut connections as they please; that is no news."""
         if not isinstance(sys.exception(), ConnectionError):
-            super().handle_error(request, client_address)  # type: ignore[arg-type]
+            super().handle_error(request, client_address)
 
 
-def start_relay(
+def start_http_server(
     answer: Callable[[str, str, dict[str, str], bytes], Answer | None],
-) -> ThreadingHTTPServer:
+) -> HttpServer:
     """Start a server whose every request (method, path, headers with lower-case names, body) is
     answered by the function; None cuts the connection."""
 
@@ -43,10 +65,10 @@ def start_relay(
         wbufsize = -1
         disable_nagle_algorithm = True
 
-        def relay(self) -> None:
+        def respond(self) -> None:
             body = self._read_body()
             headers = {name.lower(): value for name, value in self.headers.items()}
-            kept = {name: value for name, value in headers.items() if name not in NOT_RELAYED}
+            kept = {name: value for name, value in headers.items() if name not in OF_ONE_CONNECTION}
             answered = answer(self.command, self.path, kept, body)
             if answered is None:
                 self.close_connection = True
@@ -57,7 +79,7 @@ def start_relay(
         def _write(self, status: int, headers: list[tuple[str, str]], body: bytes) -> None:
             self.send_response_only(status)
             for name, value in headers:
-                if name.lower() not in NOT_RELAYED:
+                if name.lower() not in OF_ONE_CONNECTION:
                     self.send_header(name, value)
             length = next((v for k, v in headers if k.lower() == "content-length"), len(body))
             self.send_header("content-length", str(length if self.command == "HEAD" else len(body)))
@@ -79,8 +101,8 @@ def start_relay(
         def log_message(self, format: str, *args: object) -> None:
             return None
 
-        do_GET = do_POST = do_PUT = do_DELETE = do_PATCH = do_HEAD = relay
+        do_GET = do_POST = do_PUT = do_DELETE = do_PATCH = do_HEAD = respond
 
-    server = _Server(("127.0.0.1", 0), Handler)
+    server = HttpServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return server
