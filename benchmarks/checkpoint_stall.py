@@ -15,32 +15,17 @@ from statistics import median
 import torch
 
 from benchmarks.harness import Check, alternate, at_most, keep
+from benchmarks.sizes import SIZES
 from recipes.batch import Batch
 from recipes.checkpoint import Checkpointer
-from recipes.decoder import Decoder, DecoderShape
+from recipes.decoder import Decoder
 from recipes.model import TrainableModel
 from recipes.optimizer import Optimizers, build_optimizers
 from recipes.parallel import join_workers
 from recipes.settings import TrainingSettings
 from recipes.step import train_step
 
-SMOLLM2_135M = DecoderShape(
-    vocab_size=49_152,
-    hidden_size=576,
-    intermediate_size=1536,
-    layers=30,
-    heads=9,
-    key_value_heads=3,
-    head_dim=64,
-    norm_eps=1e-5,
-    attention_bias=False,
-    output_bias=False,
-    mlp_bias=False,
-    query_key_norm=False,
-    tied_embeddings=True,
-    initializer_range=0.02,
-    rope={"rope_type": "default", "rope_theta": 100_000.0},
-)
+SHAPE = SIZES["135m"].shape
 ROWS, LENGTH = 4, 256
 ROUNDS = 4
 
@@ -90,14 +75,14 @@ class Saving:
 
 def random_batch() -> Batch:
     """One step's rows, one document each."""
-    tokens = torch.randint(0, SMOLLM2_135M.vocab_size, (ROWS, LENGTH))
+    tokens = torch.randint(0, SHAPE.vocab_size, (ROWS, LENGTH))
     positions = torch.arange(LENGTH).expand_as(tokens)
     return Batch(tokens, tokens.roll(-1, dims=1), positions, torch.zeros_like(tokens))
 
 
 def main() -> None:
     """Measure, print and keep the result."""
-    decoder = Decoder(SMOLLM2_135M)
+    decoder = Decoder(SHAPE)
     decoder.initialise()
     model = TrainableModel(decoder)
     optimizers = build_optimizers(model, TrainingSettings())

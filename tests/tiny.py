@@ -7,6 +7,7 @@ import hashlib
 import random
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -47,12 +48,12 @@ def tiny_texts(count: int = 120, seed: int = 0) -> list[str]:
 
 def tiny_base_model(folder: Path, seed: int = 0, vocab_size: int = VOCAB_SIZE) -> None:
     """Write a Hugging Face folder: a random two-layer Llama of hidden size 64, and a tokenizer."""
-    import torch
-    from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+    from transformers import LlamaConfig, LlamaForCausalLM
 
     tokenizer = _train_tokenizer(vocab_size)
     tokenizer.save_pretrained(folder)
     end = tokenizer.eos_token_id
+    special = {"bos_token_id": end, "eos_token_id": end, "pad_token_id": end}
     config = LlamaConfig(
         vocab_size=vocab_size,
         hidden_size=64,
@@ -62,25 +63,19 @@ def tiny_base_model(folder: Path, seed: int = 0, vocab_size: int = VOCAB_SIZE) -
         num_key_value_heads=2,
         max_position_embeddings=256,
         tie_word_embeddings=True,
-        bos_token_id=end,
-        eos_token_id=end,
-        pad_token_id=end,
+        **special,
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = LlamaForCausalLM(config)
-    model.generation_config = GenerationConfig(bos_token_id=end, eos_token_id=end, pad_token_id=end)
-    model.save_pretrained(folder)
+    _save_random_model(folder, LlamaForCausalLM, config, special, seed)
 
 
 def tiny_sequence_to_sequence_model(folder: Path, base_model: Path, seed: int = 0) -> None:
     """Write a Hugging Face folder: a random two-layer T5 with the tokenizer of a tiny model."""
-    import torch
-    from transformers import AutoTokenizer, GenerationConfig, T5Config, T5ForConditionalGeneration
+    from transformers import AutoTokenizer, T5Config, T5ForConditionalGeneration
 
     tokenizer = AutoTokenizer.from_pretrained(base_model)
     tokenizer.save_pretrained(folder)
     end = tokenizer.eos_token_id
+    special = {"decoder_start_token_id": end, "eos_token_id": end, "pad_token_id": end}
     config = T5Config(
         vocab_size=len(tokenizer),
         d_model=64,
@@ -90,16 +85,21 @@ def tiny_sequence_to_sequence_model(folder: Path, base_model: Path, seed: int = 
         num_heads=4,
         # As large as T5's own, lest a random model write the same whatever it is given.
         initializer_factor=3.0,
-        decoder_start_token_id=end,
-        eos_token_id=end,
-        pad_token_id=end,
+        **special,
     )
+    _save_random_model(folder, T5ForConditionalGeneration, config, special, seed)
+
+
+def _save_random_model(
+    folder: Path, architecture: Any, config: Any, special: dict[str, int], seed: int
+) -> None:
+    import torch
+    from transformers import GenerationConfig
+
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = T5ForConditionalGeneration(config)
-    model.generation_config = GenerationConfig(
-        decoder_start_token_id=end, eos_token_id=end, pad_token_id=end
-    )
+        model = architecture(config)
+    model.generation_config = GenerationConfig(**special)
     model.save_pretrained(folder)
 
 
@@ -151,6 +151,17 @@ def tiny_shards(
         end_token_id=tokenizer.eos_token_id,
         shards=entries,
     )
+
+
+def _write_random_model(folder: Path, architecture: Any, config: Any, seed: int) -> None:
+    import torch
+    from transformers import GenerationConfig
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = architecture(config)
+    model.generation_config = GenerationConfig.from_model_config(config)
+    model.save_pretrained(folder)
 
 
 def _train_tokenizer(vocab_size: int):  # type: ignore[no-untyped-def]
