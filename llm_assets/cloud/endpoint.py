@@ -1,5 +1,6 @@
 """One Vertex AI endpoint: what is deployed on it, and who has which share of the traffic."""
 
+import contextlib
 import time
 from typing import Any
 
@@ -63,18 +64,18 @@ class VertexEndpoint:
             }
         else:
             endpoint.dedicated_endpoint_enabled = True
-        doing = "the endpoint's creation"
         request = aiplatform_v1.CreateEndpointRequest(
             parent=self._vertex.parent, endpoint=endpoint, endpoint_id=self._id
         )
         try:
-            operation = self._vertex.call(
-                doing, self._vertex.endpoints.create_endpoint, request=request
+            self._vertex.change(
+                "the endpoint's creation",
+                self._vertex.endpoints.create_endpoint,
+                CHANGE_SECONDS,
+                request=request,
             )
         except AlreadyExists:
             self.settle(CHANGE_SECONDS)
-            return
-        self._vertex.wait(doing, operation, CHANGE_SECONDS)
 
     def settle(self, seconds: float) -> None:
         """Wait until no change of the endpoint is under way, such as one of a killed run."""
@@ -103,18 +104,17 @@ class VertexEndpoint:
 
         doing = f"the deployment of {deployed['display_name']}"
         try:
-            operation = self._vertex.call(
+            self._vertex.change(
                 doing,
                 self._vertex.endpoints.deploy_model,
+                seconds,
                 endpoint=self.name,
                 deployed_model=deployed,
             )
         except AlreadyExists:
             self.settle(seconds)
-            return
         except NotFound as error:
             raise self._vertex.refusal(doing, error) from error
-        self._vertex.wait(doing, operation, seconds)
 
     def split(self, shares: dict[str, int]) -> None:
         """Set who gets how many per cent of the requests, by the ids of the deployed models."""
@@ -133,17 +133,14 @@ class VertexEndpoint:
         """Remove a version and its machines; one that is gone already stays gone."""
         from google.api_core.exceptions import NotFound
 
-        doing = "a version's removal"
-        try:
-            operation = self._vertex.call(
-                doing,
+        with contextlib.suppress(NotFound):
+            self._vertex.change(
+                "a version's removal",
                 self._vertex.endpoints.undeploy_model,
+                CHANGE_SECONDS,
                 endpoint=self.name,
                 deployed_model_id=deployed_id,
             )
-        except NotFound:
-            return
-        self._vertex.wait(doing, operation, CHANGE_SECONDS)
 
     def delete(self) -> None:
         """Remove every version, then the endpoint itself."""
@@ -151,6 +148,9 @@ class VertexEndpoint:
         found = self.read()
         for deployed in sorted(found.deployed_models, key=lambda d: found.traffic_split.get(d.id)):
             self.undeploy(deployed.id)
-        doing = "the endpoint's removal"
-        operation = self._vertex.call(doing, self._vertex.endpoints.delete_endpoint, name=self.name)
-        self._vertex.wait(doing, operation, CHANGE_SECONDS)
+        self._vertex.change(
+            "the endpoint's removal",
+            self._vertex.endpoints.delete_endpoint,
+            CHANGE_SECONDS,
+            name=self.name,
+        )

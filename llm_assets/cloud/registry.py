@@ -61,8 +61,7 @@ class VertexModelRegistry(RegistryRules):
         return [self._document(number) for number in sorted(self._uploads())]
 
     def get(self, version: int) -> ModelVersion:
-        if version not in self._uploads():
-            raise UnknownVersion(f"The model {self._name} has no version {version}.")
+        self._find(version)
         return self._document(version)
 
     def history(self) -> list[AliasMove]:
@@ -78,8 +77,7 @@ class VertexModelRegistry(RegistryRules):
 
     def resource_name(self, version: int) -> str:
         """The upload that holds a version, as Vertex AI names it; raises UnknownVersion."""
-        self.get(version)
-        return self._upload_name(self._uploads()[version])
+        return self._upload_name(self._find(version))
 
     def _pointer(self, alias: Alias) -> int | None:
         from google.api_core.exceptions import NotFound
@@ -98,7 +96,7 @@ class VertexModelRegistry(RegistryRules):
     def _point(self, alias: Alias, version: int, reason: str) -> None:
         moves = [*self.history(), AliasMove(alias=alias, version=version, reason=reason)]
         default = [DEFAULT_ALIAS] if alias == "champion" else []
-        self._merge(self._uploads()[version], [alias, *default])
+        self._merge(self.resource_name(version), [alias, *default])
         with self._reachable():
             self._store.write_bytes(
                 f"{self._folder}/history.json", HISTORY.dump_json(moves, indent=2)
@@ -110,16 +108,21 @@ class VertexModelRegistry(RegistryRules):
         with self._reachable():
             for name, content in files.items():
                 self._store.write_bytes(f"{folder}/{name}", content.encode())
-        upload = self._uploads().get(version.version)
+        uploads = self._uploads()
+        upload = uploads.get(version.version)
         if upload is None or not self._holds(upload, version):
-            upload = self._upload(version, upload)
-        elif upload.labels.get(VERDICT_LABEL) != self._labels(version).get(VERDICT_LABEL):
-            self._update_labels(upload, version)
-        self._attach_evaluation(upload, version)
+            name = self._upload(version, is_first=not uploads)
+            if upload is not None and upload.version_aliases:
+                self._merge(name, list(upload.version_aliases))
+        else:
+            name = self._upload_name(upload)
+            if upload.labels.get(VERDICT_LABEL) != self._labels(version).get(VERDICT_LABEL):
+                self._update_labels(name, version)
+        self._attach_evaluation(name, version)
         return version
 
-    def _upload(self, version: ModelVersion, before: Any) -> Any:
-        """Upload a version; aliases of an older upload of the same number come along."""
+    def _upload(self, version: ModelVersion, is_first: bool) -> str:
+        """Upload a version; returns its resource name."""
         from google.cloud import aiplatform_v1
 
         model = aiplatform_v1.Model(
@@ -130,36 +133,36 @@ class VertexModelRegistry(RegistryRules):
             container_spec=container_spec(self._vertex.settings, version),
             labels=self._labels(version),
         )
-        place = {"parent_model": self._name} if self._uploads() else {"model_id": self._model_id}
+        place = {"model_id": self._model_id} if is_first else {"parent_model": self._name}
         request = aiplatform_v1.UploadModelRequest(parent=self._vertex.parent, model=model, **place)
-        doing = f"the upload of version {version.version}"
         with self._reachable():
-            operation = self._vertex.call(doing, self._vertex.models.upload_model, request=request)
-            self._vertex.wait(doing, operation, UPLOAD_SECONDS)
-        upload = self._uploads()[version.version]
-        if before is not None and before.version_aliases:
-            self._merge(upload, list(before.version_aliases))
-        return upload
+            uploaded = self._vertex.change(
+                f"the upload of version {version.version}",
+                self._vertex.models.upload_model,
+                UPLOAD_SECONDS,
+                request=request,
+            )
+        return f"{self._name}@{uploaded.model_version_id}"
 
     def _holds(self, upload: Any, version: ModelVersion) -> bool:
         """Whether an upload is of this model and serving image, which Vertex AI shows to nobody."""
         wanted = self._labels(version)
         return all(upload.labels.get(name) == wanted[name] for name in (MODEL_LABEL, IMAGE_LABEL))
 
-    def _merge(self, upload: Any, aliases: list[str]) -> None:
+    def _merge(self, name: str, aliases: list[str]) -> None:
         with self._reachable():
             self._vertex.call(
                 f"the move of {', '.join(aliases)}",
                 self._vertex.models.merge_version_aliases,
-                name=self._upload_name(upload),
+                name=name,
                 version_aliases=aliases,
             )
 
-    def _update_labels(self, upload: Any, version: ModelVersion) -> None:
+    def _update_labels(self, name: str, version: ModelVersion) -> None:
         from google.cloud import aiplatform_v1
         from google.protobuf.field_mask_pb2 import FieldMask
 
-        model = aiplatform_v1.Model(name=self._upload_name(upload), labels=self._labels(version))
+        model = aiplatform_v1.Model(name=name, labels=self._labels(version))
         with self._reachable():
             self._vertex.call(
                 f"new labels of version {version.version}",
@@ -168,16 +171,15 @@ class VertexModelRegistry(RegistryRules):
                 update_mask=FieldMask(paths=["labels"]),
             )
 
-    def _attach_evaluation(self, upload: Any, version: ModelVersion) -> None:
+    def _attach_evaluation(self, name: str, version: ModelVersion) -> None:
         from google.cloud import aiplatform_v1
 
-        parent = self._upload_name(upload)
         models, doing = self._vertex.models, f"the evaluation of version {version.version}"
         figures = finite(version.evaluation.get("metrics", {}))
         if not figures:
             return
         with self._reachable():
-            if self._vertex.list_all(doing, models.list_model_evaluations, parent=parent):
+            if self._vertex.list_all(doing, models.list_model_evaluations, parent=name):
                 return
             evaluation = aiplatform_v1.ModelEvaluation(
                 display_name=f"version {version.version}",
@@ -193,8 +195,15 @@ class VertexModelRegistry(RegistryRules):
                 },
             )
             self._vertex.call(
-                doing, models.import_model_evaluation, parent=parent, model_evaluation=evaluation
+                doing, models.import_model_evaluation, parent=name, model_evaluation=evaluation
             )
+
+    def _find(self, number: int) -> Any:
+        """The upload that holds a version; raises UnknownVersion, RegistryUnreachable."""
+        upload = self._uploads().get(number)
+        if upload is None:
+            raise UnknownVersion(f"The model {self._name} has no version {number}.")
+        return upload
 
     def _uploads(self) -> dict[int, Any]:
         """Number to the newest upload that has it; raises RegistryUnreachable."""

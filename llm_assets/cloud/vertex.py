@@ -108,6 +108,12 @@ class Vertex:
         except GoogleAPICallError as error:
             raise self.refusal(doing, error) from error
 
+    def change(
+        self, doing: str, function: Callable[..., Any], seconds: float, **arguments: Any
+    ) -> Any:
+        """Call what begins a long-running operation and wait for its result; raises as both do."""
+        return self.wait(doing, self.call(doing, function, **arguments), seconds)
+
     @property
     def console_url(self) -> str:
         """Where a person sees models and endpoints."""

@@ -58,7 +58,7 @@ class VertexEndpoints:
         self._operations = operations
         self._endpoints: dict[str, aiplatform_v1.Endpoint] = {}
         self._replicas: dict[tuple[str, str], Replica] = {}
-        self._deploying: set[tuple[str, str]] = set()
+        self._deploying: dict[tuple[str, str], Replica | None] = {}
         self._lock = threading.RLock()
         self.prediction = PredictionServer(self.find, self.replica, authorize)
 
@@ -71,8 +71,9 @@ class VertexEndpoints:
         """Forget all endpoints, ending their processes."""
         self.hold_deployments.clear()
         with self._lock:
-            for replica in self._replicas.values():
-                replica.process.end()
+            for replica in [*self._replicas.values(), *self._deploying.values()]:
+                if replica is not None:
+                    replica.process.end()
             self._replicas.clear()
             self._endpoints.clear()
             self._deploying.clear()
@@ -132,7 +133,7 @@ class VertexEndpoints:
         with self._lock:
             if key in self._deploying or deployed.id in {d.id for d in endpoint.deployed_models}:
                 raise RpcFailed(grpc.StatusCode.ALREADY_EXISTS, f"{deployed.id} is there already.")
-            self._deploying.add(key)
+            self._deploying[key] = None
         split = dict(request.traffic_split)
         return self._operations.run(
             endpoint.name, lambda: self._deploy(endpoint, deployed, model, split)
@@ -172,17 +173,12 @@ class VertexEndpoints:
     ) -> aiplatform_v1.DeployModelResponse:
         key = (endpoint.name, deployed.id)
         try:
-            if len(self._replicas) >= self.quota:
-                raise RpcFailed(
-                    grpc.StatusCode.RESOURCE_EXHAUSTED,
-                    "The following quotas are exceeded: CustomModelServingL4GPUsPerProject",
-                )
-            replica = self._start(endpoint, deployed, model)
+            replica = self._start(key, deployed, model)
             while self.hold_deployments.is_set():
                 time.sleep(0.05)
             self._wait_healthy(replica, model)
         finally:
-            self._deploying.discard(key)
+            self._deploying.pop(key, None)
         with self._lock:
             self._replicas[key] = replica
             endpoint.deployed_models = [*endpoint.deployed_models, deployed]
@@ -195,10 +191,15 @@ class VertexEndpoints:
 
     def _start(
         self,
-        endpoint: aiplatform_v1.Endpoint,
+        key: tuple[str, str],
         deployed: aiplatform_v1.DeployedModel,
         model: aiplatform_v1.Model,
     ) -> Replica:
+        if len(self._replicas) >= self.quota:
+            raise RpcFailed(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                "The following quotas are exceeded: CustomModelServingL4GPUsPerProject",
+            )
         spec = model.container_spec
         image = self._images.get(spec.image_uri)
         if image is None:
@@ -214,7 +215,7 @@ class VertexEndpoints:
             "AIP_PREDICT_ROUTE": spec.predict_route,
             "AIP_HEALTH_ROUTE": spec.health_route,
             "AIP_STORAGE_URI": model.artifact_uri,
-            "AIP_ENDPOINT_ID": endpoint.name.rsplit("/", 1)[1],
+            "AIP_ENDPOINT_ID": key[0].rsplit("/", 1)[1],
             "AIP_DEPLOYED_MODEL_ID": deployed.id,
             "AIP_MACHINE_TYPE": deployed.dedicated_resources.machine_spec.machine_type,
         }
@@ -223,7 +224,12 @@ class VertexEndpoints:
         self._folder.mkdir(parents=True, exist_ok=True)
         log = self._folder / f"{deployed.id}.log"
         whole = {**self._environment, **environment, **image.environment, **given}
-        return Replica(RealProcess(command, image.root, whole, log), port, spec.predict_route)
+        with self._lock:
+            if key not in self._deploying:
+                raise RpcFailed(grpc.StatusCode.CANCELLED, "The endpoint was forgotten.")
+            process = RealProcess(command, image.root, whole, log)
+            replica = self._deploying[key] = Replica(process, port, spec.predict_route)
+        return replica
 
     def _wait_healthy(self, replica: Replica, model: aiplatform_v1.Model) -> None:
         url = f"http://127.0.0.1:{replica.port}{model.container_spec.health_route}"

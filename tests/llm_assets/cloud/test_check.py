@@ -8,16 +8,8 @@ from llm_assets.cloud.check import Finding, check
 from llm_assets.cloud.config import load_cloud_settings
 from llm_assets.cloud.estimate import estimate
 from llm_assets.cloud.settings import GoogleCloudSettings
-from tests.stand_ins.google import (
-    BUCKET,
-    CUDA_IMAGE,
-    PROJECT,
-    REGION,
-    SERVE_IMAGE,
-    SPARK_IMAGE,
-    LocalGoogle,
-)
-from tests.stand_ins.identity import SERVICE_ACCOUNT
+from tests.stand_ins.google import CUDA_IMAGE, SERVE_IMAGE, SPARK_IMAGE, LocalGoogle
+from tests.stand_ins.project import cloud_settings
 
 METRIC = "aiplatform.googleapis.com/custom_model_training_preemptible_nvidia_a100_gpus"
 LOCAL_METRIC = "aiplatform.googleapis.com/custom_model_training_nvidia_l4_gpus"
@@ -31,20 +23,13 @@ def settings(google: LocalGoogle) -> GoogleCloudSettings:
     google.rest.images |= {image.split("/", 1)[1] for image in images}
     google.rest.quotas |= {METRIC: 8, LOCAL_METRIC: 1, SERVING_METRIC: 2}
     google.secrets.values["token"] = "hf_secret"
-    return GoogleCloudSettings.model_validate(
-        {
-            "project": PROJECT,
-            "region": REGION,
-            "bucket": BUCKET,
-            "service_account": SERVICE_ACCOUNT,
-            "images": {"spark": SPARK_IMAGE, "cuda": CUDA_IMAGE, "serve": SERVE_IMAGE},
-            "secrets": {"hugging_face_token": "token"},
-            "training": {"replicas": 2, "strategy": "SPOT"},
-            "evaluation": {"machine_type": "g2-standard-8", "accelerator_type": "NVIDIA_L4"},
-            "api_endpoint": google.endpoint,
-            "rest_endpoint": google.rest.url,
-        }
-    )
+    accelerated = {
+        "secrets": {"hugging_face_token": "token"},
+        "training": {"replicas": 2, "strategy": "SPOT"},
+        "evaluation": {"machine_type": "g2-standard-8", "accelerator_type": "NVIDIA_L4"},
+        "endpoint": {},
+    }
+    return GoogleCloudSettings.model_validate(cloud_settings(google) | accelerated)
 
 
 def problems(settings: GoogleCloudSettings) -> list[Finding]:

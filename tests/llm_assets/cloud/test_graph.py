@@ -55,6 +55,10 @@ def jobs(google: LocalGoogle) -> list[tuple[str, str]]:
     return batches + custom_jobs
 
 
+def wait_for_jobs(google: LocalGoogle, count: int) -> None:
+    wait_for(lambda: len(jobs(google)) == count)
+
+
 def preempt_after_a_checkpoint(google: LocalGoogle, done: list[str]) -> None:
     """Take the training's machines away after its first committed checkpoint."""
 
@@ -111,7 +115,7 @@ def test_run_killed_in_each_stage_neither_loses_nor_repeats_a_job(
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-        wait_for(lambda at=stage: len(jobs(google)) == at)  # type: ignore[misc]
+        wait_for_jobs(google, stage)
         os.killpg(run.pid, signal.SIGKILL)
         run.wait()
     made = cloud_project.materialize("*model_version")

@@ -7,7 +7,7 @@ import pytest
 from artifacts.errors import UserError
 from llm_assets.gate.settings import GateSettings
 from llm_assets.gate.verdict import Decision
-from llm_assets.registry.base import ModelEntry, Registry, UnknownVersion
+from llm_assets.registry.base import Registry, UnknownVersion
 from llm_assets.registry.decisions import approve, reject, roll_back
 from tests.llm_assets.registry.conftest import entry
 
@@ -70,9 +70,7 @@ def test_other_thresholds_give_a_new_verdict_and_keep_decisions(registry: Regist
     assert stricter.verdict is not None
     thresholds = GateSettings(general_tolerance=0.5)
     verdict = stricter.verdict.model_copy(update={"thresholds": thresholds})
-    again = registry.register(
-        ModelEntry(**(dict(stricter) | {"verdict": verdict}))  # type: ignore[arg-type]
-    )
+    again = registry.register(stricter.model_copy(update={"verdict": verdict}))
     assert again.version == 1 and again.verdict is not None
     assert again.verdict.thresholds == thresholds
     assert [said.name for said in again.verdict.decisions] == ["Ada"]
