@@ -20,12 +20,14 @@ from spark_jobs import entry
 from spark_jobs.decisions import write_decisions, write_part
 from spark_jobs.evaluation_texts import keep_evaluation_runs
 from spark_jobs.judge import DUPLICATES_NAME, Judgement, judge
-from spark_jobs.parquet import find_parts, find_pinned, remove_others, write_table
+from spark_jobs.kept import remove_others
+from spark_jobs.parquet import find_parts, find_pinned, write_table
 from spark_jobs.prepare import RAW_COLUMNS, prepare_part, read_prepared
 from spark_jobs.settings import CleanCorpusSettings
+from spark_jobs.similarity import name_similarities
 from spark_jobs.tasks import map_tasks
 
-CODE_VERSION = "4"
+CODE_VERSION = "5"
 
 EXAMPLE_CHARACTERS = 160
 
@@ -83,20 +85,22 @@ def run(
         report,
     )
     urls = [record["url"] for record in prepared]
-    judgement = judge(urls, settings, report, len(pinned))
+    similarities = name_similarities(scratch, settings)
+    judgement = judge(urls, settings, report, len(pinned), similarities)
     stats = _stats(judgement, settings)
     decisions = f"{spec.output}.{_DECISIONS_NAME}"
     write_decisions(decisions, judgement.documents, judgement.part_offsets)
-    map_tasks(
+    written = map_tasks(
         spark,
         "writing clean text",
         list(enumerate(urls)),
-        partial(write_part, decisions=decisions, output=spec.output),
+        partial(write_part, decisions=decisions, output=spec.output, cache=spec.cache),
         report,
     )
     write_table(f"{spec.output}/{DUPLICATES_NAME}", judgement.duplicates)
     stats["dropped_examples"] = _examples(judgement, urls, settings.examples_per_reason)
-    _tidy(decisions, scratch, urls if spec.cache else [])
+    kept = [similarities, *urls, *(record["kept"] for record in written)]
+    _tidy(decisions, scratch, list(filter(None, kept)) if spec.cache else [])
     report(
         f"{stats['documents']:,} of {stats['documents_read']:,} documents kept, "
         f"{stats['bytes'] / 1e6:,.1f} MB"

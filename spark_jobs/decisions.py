@@ -1,5 +1,6 @@
 """Carries out what was decided: the rows of each prepared part that stay become clean text."""
 
+import hashlib
 import itertools
 from typing import Any
 
@@ -9,8 +10,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from spark_jobs.kept import copy_file, is_kept, name_kept
 from spark_jobs.parquet import open_writer, write_table
 from spark_jobs.prepare import read_prepared
+
+CODE_VERSION = "1"
+"""Part of the name of kept text; raise it when this module writes it otherwise."""
 
 CLEAN_SCHEMA = pa.schema(
     [
@@ -43,21 +48,42 @@ def write_decisions(url: str, documents: pa.Table, part_offsets: np.ndarray) -> 
             writer.write_table(table, row_group_size=max(1, len(rows)))
 
 
-def write_part(part: tuple[int, str], decisions: str, output: str) -> dict[str, Any]:
-    """Write one part's clean text, unless nothing of it stays.
+def write_part(
+    part: tuple[int, str], decisions: str, output: str, cache: str | None
+) -> dict[str, Any]:
+    """Write one part's clean text, unless nothing of it stays: `{"kept": URL or None}`.
 
     Args:
         part: its number and the URL of its prepared rows.
         decisions: what `write_decisions` wrote.
         output: folder of the clean corpus.
+        cache: folder that keeps the text for the next run that decides the same of this part.
     """
     number, url = part
     with fsspec.open(decisions, "rb") as file:
-        kept = pq.ParquetFile(file).read_row_group(number)
-    if kept.num_rows:
-        table = read_prepared(url, ["id", "text", "source", "bytes"]).take(kept["row"])
-        table = table.append_column("cluster", kept["cluster"])
-        table = table.append_column("pinned", kept["pinned"])
-        table = table.select(CLEAN_SCHEMA.names).cast(CLEAN_SCHEMA)
-        write_table(f"{output}/part-{number:05d}.parquet", table)
-    return {}
+        stay = pq.ParquetFile(file).read_row_group(number)
+    if not stay.num_rows:
+        return {"kept": None}
+    target = f"{output}/part-{number:05d}.parquet"
+    if cache is None:
+        write_table(target, _select(url, stay))
+        return {"kept": None}
+    kept = name_kept(cache, "parquet", CODE_VERSION, url.rpartition("/")[2], _digest(stay))
+    if not is_kept(kept):
+        write_table(kept, _select(url, stay))
+    copy_file(kept, target)
+    return {"kept": kept}
+
+
+def _select(url: str, stay: pa.Table) -> pa.Table:
+    table = read_prepared(url, ["id", "text", "source", "bytes"]).take(stay["row"])
+    table = table.append_column("cluster", stay["cluster"])
+    table = table.append_column("pinned", stay["pinned"])
+    return table.select(CLEAN_SCHEMA.names).cast(CLEAN_SCHEMA)
+
+
+def _digest(table: pa.Table) -> str:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table.combine_chunks())
+    return hashlib.blake2b(sink.getvalue(), digest_size=16).hexdigest()

@@ -9,25 +9,20 @@ for the components, so some 100 million of each on a driver of 64 GB. Past that 
 is the large-star and small-star algorithm (Kiveris and others, 2014) as Spark joins.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.sparse import coo_matrix, csr_matrix
+from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
+
+from spark_jobs.similarity import Compare
 
 BUCKET_WINDOW = 500
 """In a larger bucket, a document is compared with the bucket's first and its next so many."""
-PAIRS_AT_ONCE = 20_000
-SIGNATURE_DEVIATIONS = 5
-"""A pair is not looked at further if its signatures estimate the similarity this many standard
-deviations below the threshold: fewer than one true pair in a million is lost by it."""
 
 Buckets = tuple[np.ndarray, np.ndarray]
 """Of one band: the documents of shared buckets side by side, and where each one's bucket begins."""
-
-FetchSignatures = Callable[[np.ndarray], np.ndarray]
-FetchShingles = Callable[[np.ndarray], list[np.ndarray]]
 
 
 @dataclass(frozen=True)
@@ -59,32 +54,28 @@ class NearDuplicates:
     """Pairs whose true similarity was worked out."""
 
 
-def find_near_duplicates(
-    bands: np.ndarray,
-    fetch_signatures: FetchSignatures,
-    fetch_shingles: FetchShingles,
-    threshold: float,
-) -> NearDuplicates:
+def find_near_duplicates(bands: np.ndarray, compare: Compare, threshold: float) -> NearDuplicates:
     """Cluster documents of which no two are exact copies.
 
     Args:
         bands: uint64 of shape (n, bands), from `spark_jobs.minhash.band_keys`.
-        fetch_signatures: document numbers (sorted) to their signatures.
-        fetch_shingles: document numbers (sorted) to their shingle sets: sorted hashes, each once.
+        compare: true similarities of pairs (`spark_jobs.similarity`).
         threshold: least Jaccard similarity of near-duplicates.
     """
     count = len(bands)
-    verifier = _Verifier(fetch_signatures, fetch_shingles, threshold)
     buckets = list(_buckets(bands))
-    stars = _unique_pairs(_star_pairs(buckets), count)
-    edges = verifier.verify(stars)
-    component = components(edges, count)
+    stars = _unique(_star_pairs(buckets), count)
+    first = _verify(stars, count, compare, threshold)
+    component = components(first.edges, count)
     # Most pairs of a large bucket are connected by now; only the others can change a component.
-    rest = _unique_pairs(_window_pairs(buckets, component), count)
-    rest = np.setdiff1d(rest, stars, assume_unique=True)
-    edges = edges + verifier.verify(rest)
+    rest = np.setdiff1d(_unique(_window_pairs(buckets, component), count), stars)
+    second = _verify(rest, count, compare, threshold)
+    edges = first.edges + second.edges
     return NearDuplicates(
-        components(edges, count), edges, len(stars) + len(rest), verifier.verified
+        components(edges, count),
+        edges,
+        candidates=len(stars) + len(rest),
+        verified=first.compared + second.compared,
     )
 
 
@@ -95,43 +86,20 @@ def components(edges: Edges, count: int) -> np.ndarray:
     return connected_components(graph, directed=False)[1]
 
 
-class _Verifier:
-    """Works out true similarities, signatures first since they are cheaper."""
+@dataclass(frozen=True)
+class _Verified:
+    edges: Edges
+    compared: int
+    """Pairs that the signatures had not ruled out."""
 
-    def __init__(
-        self, fetch_signatures: FetchSignatures, fetch_shingles: FetchShingles, threshold: float
-    ) -> None:
-        self._fetch_signatures = fetch_signatures
-        self._fetch_shingles = fetch_shingles
-        self._threshold = threshold
-        self.verified = 0
 
-    def verify(self, pairs: np.ndarray) -> Edges:
-        """Keep the pairs, of shape (m, 2), that reach the threshold."""
-        pairs = self._plausible(pairs)
-        self.verified += len(pairs)
-        if not len(pairs):
-            return Edges(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))
-        numbers, places = np.unique(pairs, return_inverse=True)
-        sets = _as_matrix(self._fetch_shingles(numbers))
-        similarity = _jaccard(sets, places.reshape(pairs.shape))
-        kept = similarity >= self._threshold
-        return Edges(pairs[kept, 0], pairs[kept, 1], similarity[kept])
-
-    def _plausible(self, pairs: np.ndarray) -> np.ndarray:
-        if not len(pairs):
-            return pairs
-        numbers, places = np.unique(pairs, return_inverse=True)
-        places = places.reshape(pairs.shape)
-        signatures = self._fetch_signatures(numbers)
-        width = signatures.shape[1]
-        deviation = np.sqrt(self._threshold * (1 - self._threshold) / width)
-        least = (self._threshold - SIGNATURE_DEVIATIONS * deviation) * width
-        kept = [
-            (signatures[chunk[:, 0]] == signatures[chunk[:, 1]]).sum(axis=1) >= least
-            for chunk in _chunks(places)
-        ]
-        return pairs[np.concatenate(kept)]
+def _verify(codes: np.ndarray, count: int, compare: Compare, threshold: float) -> _Verified:
+    """Compare the pairs of these codes (`_unique`), and keep those that reach the threshold."""
+    pairs = np.stack([codes // count, codes % count], axis=1) if count else np.empty((0, 2), int)
+    similarity = compare(pairs)
+    kept = similarity >= threshold
+    edges = Edges(pairs[kept, 0], pairs[kept, 1], similarity[kept])
+    return _Verified(edges, int(np.sum(~np.isnan(similarity))))
 
 
 def _star_pairs(buckets: list[Buckets]) -> Iterator[np.ndarray]:
@@ -169,37 +137,11 @@ def _buckets(bands: np.ndarray) -> Iterator[Buckets]:
         yield order, np.maximum.accumulate(np.where(new, np.arange(len(order)), 0))
 
 
-def _unique_pairs(found: Iterator[np.ndarray], count: int) -> np.ndarray:
-    """Pairs with the smaller number first, each once, in order."""
+def _unique(found: Iterator[np.ndarray], count: int) -> np.ndarray:
+    """Each pair once, in order, as one number: the smaller document's times `count`, and the
+    larger's."""
     codes = np.empty(0, np.int64)
     for pairs in found:
         low, high = pairs.min(axis=1, initial=count), pairs.max(axis=1, initial=0)
         codes = np.union1d(codes, low * count + high)
-    return np.stack([codes // count, codes % count], axis=1) if count else np.empty((0, 2), int)
-
-
-def _as_matrix(sets: list[np.ndarray]) -> csr_matrix:
-    """Shingle sets as rows of a sparse 0/1 matrix whose columns are the hashes."""
-    sets = [(one >> np.uint64(1)).astype(np.int64) for one in sets]
-    indices = np.concatenate(sets)
-    offsets = np.concatenate([[0], np.cumsum([len(one) for one in sets])])
-    matrix = csr_matrix(
-        (np.ones(len(indices), np.int32), indices, offsets), shape=(len(sets), 2**63 - 1)
-    )
-    matrix.has_canonical_format = True
-    return matrix
-
-
-def _jaccard(sets: csr_matrix, pairs: np.ndarray) -> np.ndarray:
-    sizes = np.diff(sets.indptr)
-    similarity = [np.empty(0)]
-    for chunk in _chunks(pairs):
-        left, right = chunk[:, 0], chunk[:, 1]
-        common = np.diff(sets[left].multiply(sets[right]).tocsr().indptr)
-        similarity.append(common / (sizes[left] + sizes[right] - common))
-    return np.concatenate(similarity)
-
-
-def _chunks(pairs: np.ndarray) -> Iterator[np.ndarray]:
-    for first in range(0, len(pairs), PAIRS_AT_ONCE):
-        yield pairs[first : first + PAIRS_AT_ONCE]
+    return codes

@@ -7,9 +7,6 @@ Documents that an earlier held-out set pins stay, all of them, and whatever is a
 of one goes.
 """
 
-import itertools
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -17,16 +14,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from artifacts.errors import UserError
 from spark_jobs.duplicates import NearDuplicates, find_near_duplicates
 from spark_jobs.minhash import shingle, sum_words
-from spark_jobs.prepare import bands_of, read_prepared
+from spark_jobs.prepare import bands_of
+from spark_jobs.prepared import Prepared
 from spark_jobs.progress import Report
 from spark_jobs.settings import CleanCorpusSettings
+from spark_jobs.similarity import KeptSimilarities, comparison
 from spark_jobs.text import fold
-
-READERS = 4
-"""Threads that read prepared parts; a bucket answers several requests at a time."""
 
 EXACT, NEAR, PIN = "exact_duplicate", "near_duplicate", "copy_of_held_out"
 
@@ -45,7 +40,6 @@ DUPLICATE_SCHEMA = pa.schema(
 with it (Jaccard similarity of the shingle sets; 1 for an exact copy)."""
 
 _BY_WORTH = [("pinned", "descending"), ("characters", "descending"), ("id", "ascending")]
-_COLUMNS = ["id", "source", "cluster", "characters", "bytes", "reason", "repaired"]
 
 
 @dataclass(frozen=True)
@@ -70,72 +64,17 @@ class Judgement:
         return np.asarray(pc.is_null(self.documents["reason"]))
 
 
-class Prepared:
-    """The prepared parts, addressed by document number over all of them."""
-
-    def __init__(self, urls: list[str], pinned_parts: int) -> None:
-        """The last `pinned_parts` of the parts are pinned."""
-        self.urls = urls
-        with ThreadPoolExecutor(READERS) as readers:
-            tables = list(readers.map(lambda url: read_prepared(url, _COLUMNS), urls))
-        self.offsets = np.concatenate([[0], np.cumsum([table.num_rows for table in tables])])
-        documents = pa.concat_tables(tables).combine_chunks()
-        first_pinned = self.offsets[len(urls) - pinned_parts]
-        self.pinned = np.arange(documents.num_rows) >= first_pinned
-        reason = pc.if_else(pa.array(self.pinned), None, documents["reason"])
-        documents = documents.set_column(5, "reason", reason.cast(pa.string()))
-        self.documents = documents.append_column("pinned", pa.array(self.pinned))
-
-    def refuse_repeated_ids(self) -> None:
-        """Raise UserError where two documents have one id."""
-        counts = pc.value_counts(self.documents["id"].filter(pa.array(~self.pinned)))
-        repeated = counts.filter(pc.greater(counts.field("counts"), 1)).to_pylist()
-        if repeated:
-            named = ", ".join(
-                f"{item['values']!r} ({item['counts']} times)"
-                for item in sorted(repeated, key=lambda item: item["values"])[:3]
-            )
-            raise UserError(
-                f"The raw corpus holds the same id more than once: {named}. Every document needs "
-                "an id of its own: choose another `id_column`, or leave it out."
-            )
-
-    def fetch(self, numbers: np.ndarray, column: str) -> Iterator[tuple[np.ndarray, pa.Array]]:
-        """`(places in numbers, values)` part by part, of any document numbers."""
-        order = np.argsort(numbers, kind="stable")
-        bounds = np.searchsorted(numbers[order], self.offsets)
-        wanted = [
-            (part, order[first:last])
-            for part, (first, last) in enumerate(itertools.pairwise(bounds))
-            if first < last
-        ]
-
-        def read(one: tuple[int, np.ndarray]) -> tuple[np.ndarray, pa.Array]:
-            part, places = one
-            values = read_prepared(self.urls[part], [column])[column].combine_chunks()
-            return places, values.take(pa.array(numbers[places] - self.offsets[part]))
-
-        with ThreadPoolExecutor(READERS) as readers:
-            yield from readers.map(read, wanted)
-
-    def fetch_matrix(self, numbers: np.ndarray, column: str, dtype: type) -> np.ndarray:
-        """A fixed-size binary column as a matrix, one row a number."""
-        result: np.ndarray = np.empty((len(numbers), 0), dtype)
-        for places, values in self.fetch(numbers, column):
-            width = values.type.byte_width // result.itemsize
-            if result.shape[1] != width:
-                result = np.empty((len(numbers), width), dtype)
-            content: np.ndarray = np.frombuffer(values.buffers()[1], dtype)
-            result[places] = content[values.offset * width :][: len(places) * width].reshape(
-                -1, width
-            )
-        return result
-
-
 def judge(
-    urls: list[str], settings: CleanCorpusSettings, report: Report, pinned_parts: int = 0
+    urls: list[str],
+    settings: CleanCorpusSettings,
+    report: Report,
+    pinned_parts: int,
+    similarities: str,
 ) -> Judgement:
     """Decide over the prepared parts at `urls`, of which the last `pinned_parts` are pinned.
+
+    Args:
+        similarities: where those of candidate pairs are kept for the next run.
 
     Raises:
         UserError: an id comes twice.
@@ -154,7 +93,7 @@ def judge(
     begins = begins[: len(members)]
     group = np.cumsum(begins) - 1
     leaders = members[begins]
-    near = _near(prepared, leaders, settings)
+    near = _near(prepared, leaders, clusters[leaders], settings, similarities)
     report(
         f"{len(members) - len(leaders):,} exact copies; {near.candidates:,} candidate pairs, "
         f"{near.verified:,} of them compared, {len(near.edges.left):,} near-copies"
@@ -190,28 +129,42 @@ def judge(
     )
 
 
-def _near(prepared: Prepared, leaders: np.ndarray, settings: CleanCorpusSettings) -> NearDuplicates:
+def _near(
+    prepared: Prepared,
+    leaders: np.ndarray,
+    texts: np.ndarray,
+    settings: CleanCorpusSettings,
+    similarities: str,
+) -> NearDuplicates:
+    """Near-duplicates among the leaders, whose text hashes are `texts`."""
     bands = bands_of(settings)
     keys = np.empty((len(leaders), 0), np.uint64)
     if bands and len(leaders):
         keys = prepared.fetch_matrix(leaders, "bands", np.uint64)
-    words = settings.near_duplicates.shingle_words
-
-    def fetch_shingles(numbers: np.ndarray) -> list[np.ndarray]:
-        sets: list[np.ndarray] = [np.empty(0, np.uint64)] * len(numbers)
-        for places, texts in prepared.fetch(leaders[numbers], "text"):
-            shingles = shingle(sum_words([fold(text) for text in texts.to_pylist()]), words)
-            for number, place in enumerate(places):
-                first, last = shingles.offsets[number : number + 2]
-                sets[place] = np.unique(shingles.hashes[first:last])
-        return sets
-
-    return find_near_duplicates(
-        keys,
+    threshold = settings.near_duplicates.threshold
+    compare = comparison(
         lambda numbers: prepared.fetch_matrix(leaders[numbers], "signature", np.uint32),
-        fetch_shingles,
-        settings.near_duplicates.threshold,
+        lambda numbers: _fetch_shingles(prepared, leaders[numbers], settings),
+        threshold,
     )
+    kept = KeptSimilarities(similarities, texts, compare)
+    near = find_near_duplicates(keys, kept.compare, threshold)
+    kept.save()
+    return near
+
+
+def _fetch_shingles(
+    prepared: Prepared, documents: np.ndarray, settings: CleanCorpusSettings
+) -> list[np.ndarray]:
+    """The shingle sets of documents: sorted hashes, each once."""
+    sets: list[np.ndarray] = [np.empty(0, np.uint64)] * len(documents)
+    for places, texts in prepared.fetch(documents, "text"):
+        words = sum_words([fold(text) for text in texts.to_pylist()])
+        shingles = shingle(words, settings.near_duplicates.shingle_words)
+        for number, place in enumerate(places):
+            first, last = shingles.offsets[number : number + 2]
+            sets[place] = np.unique(shingles.hashes[first:last])
+    return sets
 
 
 def _survivors(documents: pa.Table, leaders: np.ndarray, component: np.ndarray) -> np.ndarray:

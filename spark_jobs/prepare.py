@@ -4,8 +4,6 @@ What it makes of a part depends on the part's rows and the settings alone, so it
 name and found again when the corpus has grown elsewhere.
 """
 
-import hashlib
-import json
 from typing import Any
 
 import fsspec
@@ -13,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from spark_jobs.kept import is_kept, name_kept
 from spark_jobs.minhash import Bands, band_keys, derive_bands, shingle, signatures, sum_words
 from spark_jobs.overlap import load_runs, overlaps
 from spark_jobs.parquet import Part, write_table
@@ -61,10 +60,10 @@ def prepare_part(
     Args:
         runs: URL of the evaluation texts' word runs, named by their content (`spark_jobs.overlap`).
     """
-    raw = part.read(RAW_COLUMNS)
-    url = f"{folder}/{_content_key(raw, settings, runs)}.parquet"
-    filesystem, path = fsspec.core.url_to_fs(url)
-    if filesystem.exists(path):
+    evaluation = runs.rpartition("/")[2] if runs else None
+    decided_by = (CODE_VERSION, settings.preparation(), evaluation, part.digest(RAW_COLUMNS))
+    url = name_kept(folder, "parquet", *decided_by)
+    if is_kept(url):
         return {"url": url, "made": False}
     bands = bands_of(settings)
     # Read again soon and by few: quick to pack and unpack counts for more than small.
@@ -72,26 +71,15 @@ def prepare_part(
     for column in ("cluster", "bands", "signature"):
         if column in compression:
             compression[column] = "none"
-    write_table(url, _prepare(raw, settings, bands, runs), compression)
+    prepared = _prepare(part.read(RAW_COLUMNS), settings, bands, runs)
+    write_table(url, prepared, compression)
     return {"url": url, "made": True}
 
 
 def read_prepared(url: str, columns: list[str]) -> pa.Table:
     """Columns of a prepared part."""
     with fsspec.open(url, "rb") as file:
-        return pq.read_table(file, columns=columns)
-
-
-def _content_key(raw: pa.Table, settings: CleanCorpusSettings, runs: str | None) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    evaluation = runs.rpartition("/")[2] if runs else None
-    content = [CODE_VERSION, settings.preparation(), evaluation]
-    digest.update(json.dumps(content, sort_keys=True).encode())
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, raw.schema.remove_metadata()) as stream:
-        stream.write_table(raw.replace_schema_metadata().combine_chunks())
-    digest.update(sink.getvalue())
-    return digest.hexdigest()
+        return pq.ParquetFile(file, page_checksum_verification=True).read(columns)
 
 
 def _prepare(

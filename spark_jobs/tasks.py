@@ -22,7 +22,7 @@ Item = TypeVar("Item")
 
 TASKS_A_CORE = 4
 """Where there are enough items; few enough to cost little, many enough to end at about one time."""
-ITEMS_A_TASK = 8
+ITEMS_A_TASK = 32
 """At most, so that a cluster that grows with the work sees how much there is."""
 
 _USER_ERROR = re.compile(

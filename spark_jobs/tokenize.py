@@ -22,8 +22,9 @@ from spark_jobs import entry
 from spark_jobs.card import write_card
 from spark_jobs.decisions import CLEAN_SCHEMA
 from spark_jobs.evaluation_texts import keep_evaluation_runs
+from spark_jobs.kept import remove_others
 from spark_jobs.mixing import plan_mixing
-from spark_jobs.parquet import Part, find_parts, remove_others
+from spark_jobs.parquet import Part, find_parts
 from spark_jobs.progress import progress
 from spark_jobs.settings import TokenizedShardsSettings
 from spark_jobs.shard_writer import Plan, shard_writer

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from spark_jobs.duplicates import NearDuplicates, find_near_duplicates
 from spark_jobs.minhash import band_keys, derive_bands, shingle, signatures, sum_words
+from spark_jobs.similarity import comparison
 
 THRESHOLD = 0.8
 
@@ -23,12 +24,12 @@ def cluster(texts: list[str]) -> tuple[NearDuplicates, list[set[int]]]:
         np.unique(shingles.hashes[first:last])
         for first, last in zip(shingles.offsets[:-1], shingles.offsets[1:], strict=True)
     ]
-    found = find_near_duplicates(
-        band_keys(signed, bands),
+    compare = comparison(
         lambda numbers: signed[numbers],
         lambda numbers: [sets[number] for number in numbers],
         THRESHOLD,
     )
+    found = find_near_duplicates(band_keys(signed, bands), compare, THRESHOLD)
     return found, [set(one.tolist()) for one in sets]
 
 
@@ -108,9 +109,24 @@ def test_a_large_bucket_stays_affordable_and_complete() -> None:
     assert found.candidates < 30 * len(texts)
 
 
+def test_documents_of_a_bucket_may_be_like_each_other_and_not_like_its_first() -> None:
+    one_bucket = np.zeros((3, 1), np.uint64)
+    similarities = {(0, 1): 0.5, (0, 2): 0.5, (1, 2): 0.9}
+
+    def compare(pairs: np.ndarray) -> np.ndarray:
+        return np.array([similarities[left, right] for left, right in pairs.tolist()])
+
+    found = find_near_duplicates(one_bucket, compare, THRESHOLD)
+
+    assert found.component[1] == found.component[2] != found.component[0]
+    assert found.candidates == found.verified == 3
+
+
 def test_no_documents_and_one_document_are_no_special_case() -> None:
     assert len(cluster(["a b c d e f"])[0].component) == 1
-    empty = find_near_duplicates(np.empty((0, 21), np.uint64), lambda n: n, lambda n: [], THRESHOLD)
+    empty = find_near_duplicates(
+        np.empty((0, 21), np.uint64), lambda pairs: np.empty(len(pairs)), THRESHOLD
+    )
     assert len(empty.component) == 0
 
 
