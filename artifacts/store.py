@@ -131,6 +131,12 @@ class Store:
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
+    def machine_folder(self, name: str) -> Path:
+        """Where this machine keeps what speeds up its next run; a folder of a local store."""
+        if self.is_local:
+            return Path(self.root) / "cache" / name
+        return _cache_folder() / "work" / self.root.removeprefix("gs://") / name
+
     def local_copy(self, artifact: Artifact) -> Path:
         """The folder of an artifact's files on this machine, fetched where it is in the cloud."""
         if "://" not in artifact.url:

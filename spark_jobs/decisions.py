@@ -68,7 +68,9 @@ def write_part(
     if cache is None:
         write_table(target, _select(url, stay))
         return {"kept": None}
-    kept = name_kept(cache, "parquet", CODE_VERSION, url.rpartition("/")[2], _digest(stay))
+    prepared = url.rpartition("/")[2]
+    decided_by = {"code_version": CODE_VERSION, "prepared": prepared, "stay": _digest(stay)}
+    kept = name_kept(cache, "parquet", **decided_by)
     if not is_kept(kept):
         write_table(kept, _select(url, stay))
     copy_file(kept, target)

@@ -1,20 +1,20 @@
 """What a run keeps for the next one, under names that follow from all that decides its content."""
 
-import hashlib
-import json
 from collections.abc import Iterable
+from typing import Any
 
 import fsspec
 
+from artifacts.identity import hash_json
 
-def name_kept(folder: str, ending: str, *decided_by: object) -> str:
+
+def name_kept(folder: str, ending: str, **decided_by: Any) -> str:
     """Where something is kept: another name for another content.
 
     Args:
         decided_by: all that decides the content, as values that JSON can hold.
     """
-    content = json.dumps(decided_by, sort_keys=True).encode()
-    return f"{folder}/{hashlib.blake2b(content, digest_size=16).hexdigest()}.{ending}"
+    return f"{folder}/{hash_json(decided_by)}.{ending}"
 
 
 def is_kept(url: str) -> bool:

@@ -61,8 +61,14 @@ def prepare_part(
         runs: URL of the evaluation texts' word runs, named by their content (`spark_jobs.overlap`).
     """
     evaluation = runs.rpartition("/")[2] if runs else None
-    decided_by = (CODE_VERSION, settings.preparation(), evaluation, part.digest(RAW_COLUMNS))
-    url = name_kept(folder, "parquet", *decided_by)
+    url = name_kept(
+        folder,
+        "parquet",
+        code_version=CODE_VERSION,
+        settings=settings.preparation(),
+        evaluation=evaluation,
+        raw=part.digest(RAW_COLUMNS),
+    )
     if is_kept(url):
         return {"url": url, "made": False}
     bands = bands_of(settings)

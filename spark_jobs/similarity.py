@@ -50,8 +50,13 @@ def comparison(
 
 def name_similarities(folder: str, settings: CleanCorpusSettings) -> str:
     """Where the similarities of documents are kept that were prepared with these settings."""
-    near_duplicates = settings.near_duplicates.model_dump(mode="json")
-    return name_kept(folder, "parquet", CODE_VERSION, near_duplicates, settings.split_seed)
+    return name_kept(
+        folder,
+        "parquet",
+        code_version=CODE_VERSION,
+        near_duplicates=settings.near_duplicates.model_dump(mode="json"),
+        split_seed=settings.split_seed,
+    )
 
 
 class KeptSimilarities:

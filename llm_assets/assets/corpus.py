@@ -35,7 +35,8 @@ def raw_corpus(context: AssetExecutionContext, pipeline: PipelineResource) -> Ma
     )
 
     def build(draft: Draft) -> None:
-        draft.stats |= snapshot.write_snapshot(settings, draft.path, context.log.info)
+        cache = pipeline.store.machine_folder(f"{pipeline.settings.name}/raw_corpus")
+        draft.stats |= snapshot.write_snapshot(settings, draft.path, context.log.info, cache)
 
     artifact = pipeline.make(context, identity, build)
     return materialization(artifact, _corpus_metadata(artifact.stats))

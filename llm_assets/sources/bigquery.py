@@ -5,6 +5,7 @@ bytes that were read stay for later reference.
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import fsspec
@@ -14,6 +15,7 @@ from artifacts.errors import UserError
 from artifacts.identity import hash_json
 from llm_assets.sources.bigquery_settings import BigQuery
 from llm_assets.sources.document import Document
+from llm_assets.sources.pieces import Batch, Pieces, single_piece
 
 BATCH_DOCUMENTS = 1_000
 JOB_SECONDS = 3_600.0
@@ -40,21 +42,22 @@ def export_folder(source: BigQuery, fingerprint: str) -> str:
     return f"{source.export.rstrip('/')}/{source.name}-{fingerprint}"
 
 
-def read_bigquery(
-    source: BigQuery,
-    fingerprint: str,
-    report: Callable[[str], None] = print,
-) -> Iterator[list[Document]]:
-    """Export the rows unless this state of the source was exported before, and read them.
+def bigquery_pieces(source: BigQuery, report: Callable[[str], None]) -> Pieces:
+    """The source's rows as they are now, as one piece.
 
-    Args:
-        source: what to read.
-        fingerprint: from `fingerprint_bigquery`; names the export.
-        report: gets lines on progress.
+    Reading exports them, unless this state of the source was exported before.
 
     Raises:
-        UserError: as `fingerprint_bigquery`, or the export is empty.
+        UserError: as `fingerprint_bigquery`; from reading, that the export is empty.
     """
+    fingerprint = fingerprint_bigquery(source)
+    return single_piece(fingerprint, partial(read_bigquery, source, fingerprint, report))
+
+
+def read_bigquery(
+    source: BigQuery, fingerprint: str, report: Callable[[str], None] = print
+) -> Iterator[Batch]:
+    """Batches of one state of the source, ordered by id."""
     folder = export_folder(source, fingerprint)
     filesystem, path = fsspec.core.url_to_fs(folder)
     done = f"{path}/exported"

@@ -11,12 +11,15 @@ import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
 from artifacts.errors import UserError
+from artifacts.identity import hash_json
 from artifacts.progress import CountedProgress
 from llm_assets.sources.document import Document
+from llm_assets.sources.pieces import Batch, Pieces, group
 from llm_assets.sources.settings import PackageDocs
 
 FILES_PER_TASK = 48
@@ -85,23 +88,40 @@ def fingerprint_package(package: Package) -> str:
     return digest.hexdigest()[:32]
 
 
-def read_package_docs(
-    source: PackageDocs, report: Callable[[str], None]
-) -> Iterator[list[Document]]:
-    """Batches of documents, package by package in the order given, modules in name order."""
+def package_pieces(source: PackageDocs, report: Callable[[str], None]) -> Pieces:
+    """The packages in the order given, modules in name order; small packages share a piece."""
     packages = [find_package(name) for name in source.packages]
+    sizes = ((p.name, sum(f.stat().st_size for f in p.source_files())) for p in packages)
+    pieces = [[packages[number] for number in numbers] for numbers in group(sizes)]
+    # What is no valid Python is left out, which differs between versions of Python.
+    version = platform.python_version()
+    keys = [
+        hash_json({"python": version, **{p.name: fingerprint_package(p) for p in piece}})
+        for piece in pieces
+    ]
+    return Pieces(keys, partial(_read, source, pieces, report))
+
+
+def _read(
+    source: PackageDocs,
+    pieces: list[list[Package]],
+    report: Callable[[str], None],
+    numbers: list[int],
+) -> Iterator[tuple[int, Batch]]:
     tasks = [
-        (package, files, source.minimum_characters)
-        for package in packages
+        (number, (package, files, source.minimum_characters))
+        for number in numbers
+        for package in pieces[number]
         for files in _chunks(package.source_files())
     ]
-    files_in_all = sum(len(files) for _, files, _ in tasks)
+    files_in_all = sum(len(files) for _, (_, files, _) in tasks)
     progress = CountedProgress(report, source.name, files_in_all, "source files")
     done = 0
-    for task, documents in zip(tasks, _map_tasks(tasks, files_in_all), strict=True):
+    results = _map_tasks([task for _, task in tasks], files_in_all)
+    for (number, task), documents in zip(tasks, results, strict=True):
         done += len(task[1])
         progress.advance(done)
-        yield [Document(source=source.name, **document) for document in documents]
+        yield number, [Document(source=source.name, **document) for document in documents]
 
 
 def _map_tasks(

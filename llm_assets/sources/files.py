@@ -1,6 +1,7 @@
 """Reads documents from files: plain text, JSON lines and Parquet, through fsspec."""
 
 import hashlib
+import itertools
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,11 +13,13 @@ import pyarrow.parquet as pq
 from fsspec.implementations.local import LocalFileSystem
 
 from artifacts.errors import UserError
+from artifacts.identity import hash_json
 from artifacts.progress import CountedProgress
 from llm_assets.sources.braces import expand_braces
 from llm_assets.sources.compression import unpack
 from llm_assets.sources.document import Document
-from llm_assets.sources.faults import Quarantine
+from llm_assets.sources.faults import Fault
+from llm_assets.sources.pieces import Batch, Pieces, group
 from llm_assets.sources.settings import Files
 
 TEXT_SUFFIXES = (".txt", ".md", ".rst")
@@ -26,14 +29,6 @@ BOMB_BYTES = 64 * 1024 * 1024
 """Unpacked size below which no file is taken for a compression bomb."""
 BATCH_DOCUMENTS = 1_000
 HASH_BLOCK_BYTES = 4 * 1024 * 1024
-
-
-@dataclass(frozen=True)
-class Fault:
-    """Why a document cannot be used; `message` names its file and row."""
-
-    reason: str
-    message: str
 
 
 Row = tuple[str, str] | Fault
@@ -112,22 +107,31 @@ def fingerprint_files(source: Files) -> str:
     return digest.hexdigest()[:32]
 
 
-def read_files(
-    source: Files, quarantine: Quarantine, report: Callable[[str], None]
-) -> Iterator[list[Document]]:
-    """Batches of documents, file by file in name order; faulty ones go to the quarantine.
+def file_pieces(source: Files, report: Callable[[str], None]) -> Pieces:
+    """The source's files, some megabytes of them a piece, in name order.
 
-    Raises:
-        UserError: a file as a whole cannot be read.
+    Reading raises UserError where a file as a whole cannot be read.
     """
     files = find_files(source)
-    progress = CountedProgress(report, source.name, len(files), "files")
-    for number, file in enumerate(files, start=1):
-        yield from _batches(_read_file(file, source, quarantine))
-        progress.advance(number)
+    groups = group((file.name, file.filesystem.size(file.path) or 0) for file in files)
+    pieces = [[files[number] for number in numbers] for numbers in groups]
+
+    def read(numbers: list[int]) -> Iterator[tuple[int, Batch]]:
+        total = sum(len(pieces[number]) for number in numbers)
+        progress = CountedProgress(report, source.name, total, "files")
+        done = 0
+        for number in numbers:
+            for file in pieces[number]:
+                for batch in _batches(_read_file(file, source)):
+                    yield number, batch
+                done += 1
+                progress.advance(done)
+
+    keys = [hash_json({file.name: _content_hash(file) for file in piece}) for piece in pieces]
+    return Pieces(keys, read)
 
 
-def _read_file(file: SourceFile, source: Files, quarantine: Quarantine) -> Iterator[Document]:
+def _read_file(file: SourceFile, source: Files) -> Iterator[Document | Fault]:
     if file.suffix == ".parquet":
         rows = _read_parquet(file, source)
     elif file.suffix == ".jsonl":
@@ -135,10 +139,7 @@ def _read_file(file: SourceFile, source: Files, quarantine: Quarantine) -> Itera
     else:
         rows = _read_text(file, source)
     for row in rows:
-        if isinstance(row, Fault):
-            quarantine.add(row.reason, row.message)
-        else:
-            yield Document(id=row[0], text=row[1], source=source.name)
+        yield row if isinstance(row, Fault) else Document(row[0], row[1], source.name)
 
 
 def _read_text(file: SourceFile, source: Files) -> Iterator[Row]:
@@ -255,14 +256,8 @@ def _corrupt(file: SourceFile, error: Exception) -> UserError:
     )
 
 
-def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
-    batch: list[Document] = []
-    for document in documents:
-        batch.append(document)
-        if len(batch) >= BATCH_DOCUMENTS:
-            yield batch
-            batch = []
-    if batch:
+def _batches(documents: Iterator[Document | Fault]) -> Iterator[Batch]:
+    while batch := list(itertools.islice(documents, BATCH_DOCUMENTS)):
         yield batch
 
 

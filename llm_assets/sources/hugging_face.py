@@ -2,12 +2,14 @@
 
 import hashlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from artifacts.errors import UserError
 from llm_assets.sources.document import Document
-from llm_assets.sources.faults import Quarantine
+from llm_assets.sources.faults import Fault
+from llm_assets.sources.pieces import Batch, Pieces, single_piece
 from llm_assets.sources.settings import HuggingFaceDataset
 
 BATCH_DOCUMENTS = 1_000
@@ -34,10 +36,12 @@ def fingerprint_dataset(source: HuggingFaceDataset) -> str:
     return str(information.sha)
 
 
-def read_dataset(
-    source: HuggingFaceDataset, quarantine: Quarantine, report: Callable[[str], None]
-) -> Iterator[list[Document]]:
-    """Batches of documents in the dataset's order."""
+def dataset_pieces(source: HuggingFaceDataset, report: Callable[[str], None]) -> Pieces:
+    """The dataset as one piece, in its own order."""
+    return single_piece(fingerprint_dataset(source), partial(_read, source, report))
+
+
+def _read(source: HuggingFaceDataset, report: Callable[[str], None]) -> Iterator[Batch]:
     rows = _load(source)
     columns = list(rows.column_names or [])
     for column in filter(None, (source.text_column, source.id_column)):
@@ -46,15 +50,15 @@ def read_dataset(
                 f"Source {source.name!r}: the dataset {source.dataset} has no column {column!r}; "
                 f"its columns are {', '.join(columns)}. Set `text_column` or `id_column`."
             )
-    batch: list[Document] = []
+    batch: Batch = []
     for number, row in enumerate(rows):
         text = row.get(source.text_column)
         if not isinstance(text, str):
             message = f"{source.dataset}, row {number}: no text under {source.text_column!r}"
-            quarantine.add("no_text", message)
-            continue
-        identifier = row[source.id_column] if source.id_column else f"{source.name}:{number}"
-        batch.append(Document(id=str(identifier), text=text, source=source.name))
+            batch.append(Fault("no_text", message))
+        else:
+            identifier = row[source.id_column] if source.id_column else f"{source.name}:{number}"
+            batch.append(Document(id=str(identifier), text=text, source=source.name))
         if len(batch) == BATCH_DOCUMENTS:
             report(f"{source.name}: {number + 1:,} documents read")
             yield batch

@@ -1,36 +1,31 @@
 """The pinned snapshot of source text: Parquet files of `(id, text, source, …)`."""
 
-import hashlib
+import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
-
 from artifacts.errors import UserError
-from llm_assets.sources.bigquery import fingerprint_bigquery, read_bigquery
+from artifacts.identity import hash_json
+from llm_assets.sources.bigquery import bigquery_pieces, fingerprint_bigquery
 from llm_assets.sources.bigquery_settings import BigQuery
-from llm_assets.sources.docstrings import find_package, fingerprint_package, read_package_docs
-from llm_assets.sources.document import SCHEMA, Document, to_table
-from llm_assets.sources.faults import Quarantine
-from llm_assets.sources.files import fingerprint_files, read_files
-from llm_assets.sources.hugging_face import fingerprint_dataset, read_dataset
+from llm_assets.sources.docstrings import find_package, fingerprint_package, package_pieces
+from llm_assets.sources.faults import EXAMPLES, judge_faults
+from llm_assets.sources.files import file_pieces, fingerprint_files
+from llm_assets.sources.hugging_face import dataset_pieces, fingerprint_dataset
+from llm_assets.sources.identifiers import number_repeated_ids
+from llm_assets.sources.piece_files import PieceRecord, keep_pieces, remove_other_pieces
+from llm_assets.sources.pieces import Pieces
 from llm_assets.sources.settings import (
+    PLACES,
     HuggingFaceDataset,
     PackageDocs,
     RawCorpusSettings,
     Source,
 )
 
-CODE_VERSION = "2"
-
-PART_BYTES = (512 * 1024, 4 * 1024 * 1024)
-"""Least and most text in one row group, which is what one Spark task reads."""
-_CUT_BYTES = 512 * 1024
-"""Within those bounds, a document ends its row group about once in so much text."""
-FILE_BYTES = 64 * 1024 * 1024
-"""Text in one Parquet file."""
+CODE_VERSION = "3"
 
 
 def source_fingerprints(settings: RawCorpusSettings) -> dict[str, str]:
@@ -54,9 +49,16 @@ def source_fingerprints(settings: RawCorpusSettings) -> dict[str, str]:
 
 
 def write_snapshot(
-    settings: RawCorpusSettings, folder: Path, report: Callable[[str], None] = print
+    settings: RawCorpusSettings,
+    folder: Path,
+    report: Callable[[str], None] = print,
+    cache: Path | None = None,
 ) -> dict[str, Any]:
     """Read every source and write `part-NNNNN.parquet` files; the same input gives the same bytes.
+
+    Args:
+        cache: folder that keeps what was read, piece by piece, for the next run; it decides speed,
+            never the result.
 
     Returns:
         The manifest's stats: `documents`, `bytes` (UTF-8), `dropped` (reason to count), `sources`
@@ -66,147 +68,90 @@ def write_snapshot(
     Raises:
         UserError: a source cannot be read, or all of them together hold no document.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    writer = _SnapshotWriter(folder)
-    identifiers = _UniqueIds()
-    dropped: Counter[str] = Counter()
-    examples: list[str] = []
+    kept = cache or folder.with_name(f"{folder.name}.pieces")
+    records: dict[str, list[PieceRecord]] = {}
+    keys: set[str] = set()
     for source in settings.sources:
-        quarantine = Quarantine(source.name, getattr(source, "maximum_faulty_share", 0.0))
-        for batch in _read(source, quarantine, report):
-            quarantine.sound += len(batch)
-            kept = [document for document in batch if document.text.strip()]
-            dropped["empty"] += len(batch) - len(kept)
-            for document in kept:
-                document.id = identifiers.make_unique(document.id)
-                document.text = _repaired(document.text)
-                writer.add(document)
-        quarantine.judge()
-        dropped.update(quarantine.counts)
-        examples += quarantine.examples
-    writer.close()
-    if not writer.documents:
-        names = ", ".join(source.name for source in settings.sources)
-        raise UserError(
-            f"The raw corpus is empty: the sources ({names}) hold no document with text"
-            + (f" ({dropped['empty']:,} were empty)." if dropped["empty"] else ".")
-            + " Check `raw_corpus.sources`."
-        )
-    return writer.stats() | {
-        "dropped": {reason: count for reason, count in dropped.items() if count},
-        "faults": examples,
-        "repeated_ids": identifiers.repeated,
+        pieces = _salted(_pieces(source, report), source)
+        records[source.name] = keep_pieces(pieces, kept)
+        keys.update(pieces.keys)
+        _judge_faults(source, records[source.name])
+    in_order = [kept / name for found in records.values() for one in found for name in one.files]
+    files = _lay_out(in_order, folder)
+    if cache:
+        remove_other_pieces(cache, keys)
+    else:
+        shutil.rmtree(kept)
+    stats = _stats(records)
+    _refuse_nothing(stats)
+    return stats | {"repeated_ids": number_repeated_ids(files)}
+
+
+def _pieces(source: Source, report: Callable[[str], None]) -> Pieces:
+    if isinstance(source, PackageDocs):
+        return package_pieces(source, report)
+    if isinstance(source, BigQuery):
+        return bigquery_pieces(source, report)
+    if isinstance(source, HuggingFaceDataset):
+        return dataset_pieces(source, report)
+    return file_pieces(source, report)
+
+
+def _salted(pieces: Pieces, source: Source) -> Pieces:
+    """The pieces under keys that hold the source's settings and this code's version, too."""
+    settings = source.model_dump(mode="json", exclude=PLACES)
+    salt = {"code_version": CODE_VERSION, "settings": settings}
+    return Pieces([hash_json(salt | {"content": key}) for key in pieces.keys], pieces.read)
+
+
+def _judge_faults(source: Source, records: list[PieceRecord]) -> None:
+    share = getattr(source, "maximum_faulty_share", 0.0)
+    sound = sum(record.documents + record.empty for record in records)
+    judge_faults(source.name, share, sound, _sum("faults", records), _examples(records))
+
+
+def _lay_out(kept: list[Path], folder: Path) -> list[Path]:
+    folder.mkdir(parents=True, exist_ok=True)
+    files = [folder / f"part-{number:05d}.parquet" for number in range(len(kept))]
+    for file, target in zip(kept, files, strict=True):
+        shutil.copyfile(file, target)
+    return files
+
+
+def _stats(records: dict[str, list[PieceRecord]]) -> dict[str, Any]:
+    of_all = [record for found in records.values() for record in found]
+    dropped = Counter(empty=sum(record.empty for record in of_all)) + _sum("faults", of_all)
+    return {
+        "documents": sum(record.documents for record in of_all),
+        "bytes": sum(record.bytes for record in of_all),
+        "sources": {
+            name: {
+                "documents": sum(record.documents for record in found),
+                "bytes": sum(record.bytes for record in found),
+            }
+            for name, found in records.items()
+            if any(record.documents for record in found)
+        },
+        "licenses": dict(sorted(_sum("licenses", of_all).items())),
+        "dropped": dict(dropped),
+        "faults": [example for found in records.values() for example in _examples(found)],
     }
 
 
-def _read(
-    source: Source, quarantine: Quarantine, report: Callable[[str], None]
-) -> Iterator[list[Document]]:
-    if isinstance(source, PackageDocs):
-        return read_package_docs(source, report)
-    if isinstance(source, BigQuery):
-        return read_bigquery(source, fingerprint_bigquery(source), report)
-    if isinstance(source, HuggingFaceDataset):
-        return read_dataset(source, quarantine, report)
-    return read_files(source, quarantine, report)
+def _sum(field: str, records: list[PieceRecord]) -> Counter[str]:
+    return sum((Counter(getattr(record, field)) for record in records), Counter[str]())
 
 
-def _repaired(text: str) -> str:
-    """Join surrogate pairs that JSON escapes left apart; a lone surrogate becomes U+FFFD."""
-    if text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text):
-        return text
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+def _examples(records: list[PieceRecord]) -> list[str]:
+    return [example for record in records for example in record.examples][:EXAMPLES]
 
 
-class _UniqueIds:
-    """Gives a repeated id a number: `a`, `a#2`, `a#3`. Keeps 8 bytes an id, not the ids."""
-
-    def __init__(self) -> None:
-        self._seen: dict[int, int] = {}
-        self.repeated = 0
-
-    def make_unique(self, identifier: str) -> str:
-        key = _hash64(identifier)
-        count = self._seen.get(key, 0) + 1
-        self._seen[key] = count
-        if count == 1:
-            return identifier
-        self.repeated += 1
-        return self.make_unique(f"{identifier}#{count}")
-
-
-def _hash64(text: str) -> int:
-    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8)
-    return int.from_bytes(digest.digest(), "little")
-
-
-class _SnapshotWriter:
-    """Cuts a stream of documents into row groups and files by their bytes."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._pending: list[Document] = []
-        self._pending_bytes = 0
-        self._file_bytes = 0
-        self._files = 0
-        self._parquet: pq.ParquetWriter | None = None
-        self.documents = 0
-        self._source_documents: Counter[str] = Counter()
-        self._source_bytes: Counter[str] = Counter()
-        self._licenses: Counter[str] = Counter()
-
-    def add(self, document: Document) -> None:
-        size = len(document.text.encode("utf-8", "surrogatepass"))
-        self.documents += 1
-        self._source_documents[document.source] += 1
-        self._source_bytes[document.source] += size
-        if document.license:
-            self._licenses[document.license] += 1
-        self._pending.append(document)
-        self._pending_bytes += size
-        if self._ends_part(document.id, size):
-            self._flush()
-
-    def _ends_part(self, identifier: str, size: int) -> bool:
-        """Where a part ends depends on the documents, not on how many came before.
-
-        So a corpus that grew in one place has the same parts elsewhere, and what was made of those
-        is found again.
-        """
-        least, most = PART_BYTES
-        if self._pending_bytes < least:
-            return False
-        return self._pending_bytes >= most or _hash64(identifier) % _CUT_BYTES < size
-
-    def close(self) -> None:
-        if self._pending:
-            self._flush()
-        self._close_file()
-
-    def stats(self) -> dict[str, Any]:
-        sources = {
-            name: {"documents": count, "bytes": self._source_bytes[name]}
-            for name, count in self._source_documents.items()
-        }
-        return {
-            "documents": self.documents,
-            "bytes": self._source_bytes.total(),
-            "sources": sources,
-            "licenses": dict(sorted(self._licenses.items())),
-        }
-
-    def _flush(self) -> None:
-        if self._parquet is None:
-            path = self._folder / f"part-{self._files:05d}.parquet"
-            self._parquet = pq.ParquetWriter(path, SCHEMA, compression="zstd")
-            self._files += 1
-        self._parquet.write_table(to_table(self._pending))
-        self._file_bytes += self._pending_bytes
-        self._pending, self._pending_bytes = [], 0
-        if self._file_bytes >= FILE_BYTES:
-            self._close_file()
-
-    def _close_file(self) -> None:
-        if self._parquet is not None:
-            self._parquet.close()
-        self._parquet, self._file_bytes = None, 0
+def _refuse_nothing(stats: dict[str, Any]) -> None:
+    if stats["documents"]:
+        return
+    empty = stats["dropped"].get("empty")
+    raise UserError(
+        "The raw corpus is empty: the sources hold no document with text"
+        + (f" ({empty:,} were empty)." if empty else ".")
+        + " Check `raw_corpus.sources`."
+    )

@@ -226,3 +226,52 @@ def test_a_corpus_that_grew_in_one_place_has_the_same_parts_elsewhere(tmp_path: 
 
     assert len(before) > 4
     assert len(after - before) <= 2
+
+
+def _write_files(folder: Path, numbers: range) -> None:
+    folder.mkdir(exist_ok=True)
+    for number in numbers:
+        rows = [
+            {"id": f"{number * row % 997}", "text": f"Row {row} of file {number}. " * 6}
+            for row in range(9_000)
+        ]
+        lines = "\n".join(map(json.dumps, rows))
+        (folder / f"{number:02d}.jsonl").write_text(lines)
+
+
+def test_only_what_is_new_is_read_again_and_the_result_is_that_of_a_run_from_nothing(
+    tmp_path: Path,
+) -> None:
+    settings = files_source(tmp_path / "text", id_column="id")
+    cache = tmp_path / "cache"
+    _write_files(tmp_path / "text", range(12))
+    write_snapshot(settings, tmp_path / "before", lambda line: None, cache)
+    before = {file.name: file.stat().st_mtime_ns for file in cache.iterdir()}
+    _write_files(tmp_path / "text", range(12, 13))
+
+    grown = write_snapshot(settings, tmp_path / "grown", lambda line: None, cache)
+    full = write_snapshot(settings, tmp_path / "full", lambda line: None)
+
+    after = {file.name: file.stat().st_mtime_ns for file in cache.iterdir()}
+    assert 0 < len(after.items() - before.items()) < len(after) / 2
+    assert grown == full and full["repeated_ids"] > 0
+    assert _bytes_of(tmp_path / "grown") == _bytes_of(tmp_path / "full")
+
+
+def test_a_piece_whose_record_was_not_written_is_read_again(tmp_path: Path) -> None:
+    settings = files_source(tmp_path / "text", id_column="id")
+    cache = tmp_path / "cache"
+    _write_files(tmp_path / "text", range(3))
+    write_snapshot(settings, tmp_path / "whole", lambda line: None, cache)
+    (record, *_) = cache.glob("*.json")
+    record.unlink()
+    for half_written in cache.glob(f"{record.stem}-*"):
+        half_written.write_bytes(b"PAR1")
+
+    write_snapshot(settings, tmp_path / "again", lambda line: None, cache)
+
+    assert _bytes_of(tmp_path / "again") == _bytes_of(tmp_path / "whole")
+
+
+def _bytes_of(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}

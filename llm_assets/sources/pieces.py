@@ -1,0 +1,39 @@
+"""Pieces of a source: what is read together, kept, and found again when other pieces changed."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from llm_assets.sources.cutting import Cutter
+from llm_assets.sources.document import Document
+from llm_assets.sources.faults import Fault
+
+_LEAST_BYTES, _MOST_BYTES = 2 * 1024 * 1024, 64 * 1024 * 1024
+
+Batch = list[Document | Fault]
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """A source, cut into pieces in the order of its documents."""
+
+    keys: list[str]
+    """Of each piece, a hash of all that decides its documents."""
+    read: Callable[[list[int]], Iterator[tuple[int, Batch]]]
+    """Numbers of pieces, ascending, to their documents: batches, each with its piece's number."""
+
+
+def group(elements: Iterable[tuple[str, int]]) -> list[range]:
+    """Cut a source's elements, given by name and size in bytes, into pieces of some megabytes."""
+    cutter = Cutter(_LEAST_BYTES, _MOST_BYTES, mean=_LEAST_BYTES)
+    groups, first, count = [], 0, 0
+    for name, size in elements:
+        count += 1
+        if cutter.ends(name, size):
+            groups.append(range(first, count))
+            first = count
+    return groups + ([range(first, count)] if first < count else [])
+
+
+def single_piece(key: str, read: Callable[[], Iterator[Batch]]) -> Pieces:
+    """A source that cannot be read in part."""
+    return Pieces([key], lambda numbers: ((0, batch) for batch in read()) if numbers else iter(()))
