@@ -2,13 +2,14 @@
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
-from serving.protocol import Chunk, GenerateRequest
+from serving import attention
+from serving.protocol import GenerateRequest
 from serving.sampling import sample_per_request
-from serving.served_model import AnswerText, ServedModel, end_tokens_of, read_model
+from serving.served_model import ServedModel, WritingFailed, end_tokens_of, read_model
 
 BLOCK_TOKENS = 32
 BATCH_TOKENS = 256
@@ -44,6 +45,8 @@ class CausalModel(ServedModel):
             ),
         )
         sample_per_request(self.batch)
+        attention.register()
+        model.set_attn_implementation(attention.NAME)
         self.batch.start()
 
     @property
@@ -53,11 +56,13 @@ class CausalModel(ServedModel):
             return str(error)
         return None if self.batch.is_running() else "the generation thread has ended"
 
-    async def generate(self, request: GenerateRequest, tokens: list[int]) -> AsyncIterator[Chunk]:
+    async def write(
+        self, request: GenerateRequest, tokens: list[int]
+    ) -> AsyncGenerator[tuple[list[int], bool], None]:
         outputs: asyncio.Queue[Any] = asyncio.Queue()
         name = uuid.uuid4().hex
         self.batch.register_result_handler(name, outputs.put_nowait)
-        finished = False
+        written, finished = 0, False
         try:
             accepted = self.batch.add_request(
                 [*tokens, *self.encode_written(request)],
@@ -69,21 +74,14 @@ class CausalModel(ServedModel):
                 top_p=float(request.top_p),
             )
             if accepted is None:
-                yield Chunk(error="the engine takes no more requests")
-                return
-            answer, written = AnswerText(self, request, len(tokens)), 0
-            while True:
+                raise WritingFailed("the engine takes no more requests")
+            while not finished:
                 output = await outputs.get()
                 if output.error is not None:
-                    yield Chunk(error=output.error)
-                    return
+                    raise WritingFailed(output.error)
                 finished = output.is_finished()
-                chunk = answer.add(output.generated_tokens[written:], finished)
+                yield output.generated_tokens[written:], finished
                 written = len(output.generated_tokens)
-                if chunk is not None:
-                    yield chunk
-                    if chunk.finish_reason is not None:
-                        return
         finally:
             if not finished:
                 self.batch.cancel_request(name)

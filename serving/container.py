@@ -8,7 +8,9 @@ traffic to a version that cannot write.
 """
 
 import asyncio
+import ctypes
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -31,6 +33,9 @@ from serving.telemetry import log
 
 HEALTH_SECONDS = 0.5
 STOP_SECONDS = 10.0
+PR_SET_PDEATHSIG = 1
+"""From Linux' `sys/prctl.h`."""
+LIBC = ctypes.CDLL(None)
 PROBE = GenerateRequest(prompt="The", max_tokens=8, max_prompt_tokens=8, temperature=0.0, top_p=1.0)
 
 
@@ -61,11 +66,18 @@ def serve(environment: ContainerEnvironment, command: Sequence[str]) -> int:
             port = int(listener.getsockname()[1])
         filled = [part.format(model=model, port=port) for part in command]
         log("engine_starts", command=filled)
-        with subprocess.Popen(filled, stdin=subprocess.DEVNULL) as engine:
+        with subprocess.Popen(
+            filled, stdin=subprocess.DEVNULL, preexec_fn=_end_with_parent
+        ) as engine:
             try:
                 return asyncio.run(_serve(environment, engine, f"http://127.0.0.1:{port}"))
             finally:
                 _end(engine)
+
+
+def _end_with_parent() -> None:
+    """Have the kernel end this process when its parent is gone, by whatever way (Linux alone)."""
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def fetch(uri: str, folder: Path) -> Path:
@@ -161,6 +173,9 @@ def main(arguments: Sequence[str], environment: dict[str, Any]) -> int:
         except ValidationError as error:
             names = ", ".join(str(fault["loc"][0]) for fault in error.errors())
             raise UserError(f"Vertex AI sets {names}; here it is missing or wrong.") from error
+        # uvicorn ends its serving on this signal and then raises it again; by default that would
+        # end the process with the engine still running.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         return serve(wanted, arguments[1:])
     except UserError as error:
         print(error, file=sys.stderr)

@@ -13,7 +13,7 @@ import socket
 import sys
 import threading
 from collections.abc import AsyncIterator
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +54,9 @@ def build_app(model: ServedModel) -> FastAPI:
             return JSONResponse(tokens.model_dump(), status_code=400)
 
         async def lines() -> AsyncIterator[str]:
-            async for chunk in model.generate(request, tokens):
-                yield chunk.model_dump_json(exclude_defaults=True) + "\n"
+            async with aclosing(model.generate(request, tokens)) as chunks:
+                async for chunk in chunks:
+                    yield chunk.model_dump_json(exclude_defaults=True) + "\n"
 
         return StreamingResponse(lines(), media_type="application/x-ndjson")
 

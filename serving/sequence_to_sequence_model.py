@@ -8,22 +8,23 @@ one batch, each is sampled by its own temperature and top-p, and each is answere
 import asyncio
 import queue
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
-from serving.protocol import Chunk, GenerateRequest
+from serving.protocol import GenerateRequest
 from serving.sampling import choose_tokens
-from serving.served_model import AnswerText, ServedModel, end_tokens_of, read_model
+from serving.served_model import ServedModel, WritingFailed, end_tokens_of, read_model
 
 BATCH_REQUESTS = 16
 DEFAULT_CONTEXT_TOKENS = 1024
 
 
-@dataclass
+@dataclass(eq=False)
 class _Job:
     """One request in the batch."""
 
@@ -70,21 +71,19 @@ class SequenceToSequenceModel(ServedModel):
     def fault(self) -> str | None:
         return None if self._thread.is_alive() else "the generation thread has ended"
 
-    async def generate(self, request: GenerateRequest, tokens: list[int]) -> AsyncIterator[Chunk]:
+    async def write(
+        self, request: GenerateRequest, tokens: list[int]
+    ) -> AsyncGenerator[tuple[list[int], bool], None]:
         job = _Job(request, tokens, self.encode_written(request), asyncio.get_running_loop())
         self._waiting.put(job)
-        answer = AnswerText(self, request, len(tokens))
+        finished = False
         try:
-            while True:
+            while not finished:
                 output = await job.outputs.get()
                 if isinstance(output, str):
-                    yield Chunk(error=output)
-                    return
-                chunk = answer.add(*output)
-                if chunk is not None:
-                    yield chunk
-                    if chunk.finish_reason is not None:
-                        return
+                    raise WritingFailed(output)
+                finished = output[1]
+                yield output
         finally:
             job.done = True
 
@@ -97,7 +96,7 @@ class SequenceToSequenceModel(ServedModel):
             # The decoder's beginnings form one rectangle: those of one length go together.
             length = len(held[0].written)
             batch = [job for job in held if len(job.written) == length][:BATCH_REQUESTS]
-            held = [job for job in held if all(job is not taken for taken in batch)]
+            held = [job for job in held if job not in batch]
             try:
                 self._write(batch)
             except Exception as error:
@@ -107,7 +106,9 @@ class SequenceToSequenceModel(ServedModel):
     @torch.inference_mode()
     def _write(self, jobs: list[_Job]) -> None:
         """Write all answers of a batch to their ends."""
-        inputs, mask = self._pad([job.tokens for job in jobs])
+        prompts = [torch.tensor(job.tokens) for job in jobs]
+        inputs = pad_sequence(prompts, batch_first=True, padding_value=self._pad_token)
+        mask = pad_sequence([torch.ones_like(prompt) for prompt in prompts], batch_first=True)
         encoded = self._model.get_encoder()(input_ids=inputs, attention_mask=mask)
         temperatures = torch.tensor([float(job.request.temperature) for job in jobs])
         top_p = torch.tensor([float(job.request.top_p) for job in jobs])
@@ -133,13 +134,3 @@ class SequenceToSequenceModel(ServedModel):
         job.count += 1
         job.done = token in self.end_tokens or job.count >= job.request.max_tokens
         job.put(([token], job.done))
-
-    def _pad(self, rows: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Token ids and mask, each of shape (rows, longest)."""
-        width = max(map(len, rows))
-        ids = torch.full((len(rows), width), self._pad_token)
-        mask = torch.zeros((len(rows), width), dtype=torch.long)
-        for number, row in enumerate(rows):
-            ids[number, : len(row)] = torch.tensor(row)
-            mask[number, : len(row)] = 1
-        return ids, mask

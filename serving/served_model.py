@@ -1,7 +1,8 @@
 """What the engine asks of a loaded model, of whatever kind."""
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,13 @@ import torch
 from tokenizers.decoders import DecodeStream
 
 from artifacts.errors import UserError
+from serving.packed_linear import pack_linear_layers
 from serving.protocol import Chunk, GenerateRequest, Refusal
 from serving.stopping import StopStrings
+
+
+class WritingFailed(Exception):
+    """The model could not write an answer to its end."""
 
 
 class ServedModel(ABC):
@@ -27,13 +33,37 @@ class ServedModel(ABC):
         """Why the model answers no more, or None while it does."""
 
     @abstractmethod
-    def generate(self, request: GenerateRequest, tokens: list[int]) -> AsyncIterator[Chunk]:
+    def write(
+        self, request: GenerateRequest, tokens: list[int]
+    ) -> AsyncGenerator[tuple[list[int], bool], None]:
+        """Yield new tokens as they are written, and whether they are the last ones.
+
+        Closing the generator stops the work.
+
+        Raises:
+            WritingFailed: no more tokens will come.
+        """
+
+    async def generate(
+        self, request: GenerateRequest, tokens: list[int]
+    ) -> AsyncGenerator[Chunk, None]:
         """Yield text as it is written; stops the work when the caller goes away.
 
         Args:
             request: what is asked for.
             tokens: the prompt's, from `encode`.
         """
+        answer = AnswerText(self, request, len(tokens))
+        try:
+            async with aclosing(self.write(request, tokens)) as steps:
+                async for new, finished in steps:
+                    chunk = answer.add(new, finished)
+                    if chunk is not None:
+                        yield chunk
+                        if chunk.finish_reason is not None:
+                            return
+        except WritingFailed as error:
+            yield Chunk(error=str(error))
 
     def encode(self, request: GenerateRequest) -> list[int] | Refusal:
         """The prompt's tokens, or why it cannot be served."""
@@ -113,6 +143,7 @@ def read_model(folder: Path, model_class: Any) -> tuple[Any, Any]:
         # Damaged files surface as errors of safetensors, json, torch or transformers alike.
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(f"The model in {folder} cannot be read: {first}") from error
+    pack_linear_layers(model)
     return tokenizer, model.eval()
 
 

@@ -2,17 +2,19 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
-START_SECONDS = 120
+START_SECONDS = 60
 ENGINE = (sys.executable, "-m", "serving", "--model", "{model}", "--port", "{port}")
 
 
@@ -48,13 +50,25 @@ def client(
     port = free_port()
     process = container(tiny_model_folder, port, log)
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
-        deadline = time.monotonic() + START_SECONDS
-        while not is_healthy(client):
-            assert process.poll() is None and time.monotonic() < deadline, log.read_text()
-            time.sleep(0.2)
+        until(lambda: is_healthy(client) or process.poll() is not None)
+        assert process.poll() is None, log.read_text()
         yield client
+    engines = psutil.Process(process.pid).children(recursive=True)
     process.terminate()
-    assert process.wait(30) in (0, -15), log.read_text()
+    assert process.wait(30) == 0, log.read_text()
+    assert len(engines) == 2
+    until(lambda: not any(map(runs, engines)))
+
+
+def runs(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(0.1)
 
 
 def is_healthy(client: httpx.Client) -> bool:
@@ -110,6 +124,18 @@ def test_nothing_else_of_the_engine_can_be_reached(client: httpx.Client) -> None
     assert client.get("/metrics").status_code == 404
     assert client.post("/load_lora_adapter", json={}).status_code == 404
     assert client.get("/health").status_code == 404, "the health route is the one asked for"
+
+
+@pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGKILL])
+def test_container_ended_while_its_engine_loads_takes_the_engine_along(
+    tmp_path: Path, tiny_model_folder: Path, ending: signal.Signals
+) -> None:
+    process = container(tiny_model_folder, free_port(), tmp_path / "log", "sleep", "600")
+    until(psutil.Process(process.pid).children)
+    (engine,) = psutil.Process(process.pid).children()
+    process.send_signal(ending)
+    process.wait(30)
+    until(lambda: not runs(engine))
 
 
 def run_to_its_end(model: Path, log: Path, *engine: str) -> str:
