@@ -1,5 +1,7 @@
 """Fixtures shared by the whole suite."""
 
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -47,9 +49,12 @@ class Project:
             settings[name] = settings.get(name, {}) | values
         self.config.write_text(yaml.safe_dump(settings))
 
-    def environment(self) -> dict[str, str]:
-        import os
+    def adopt(self, other: "Project", *kinds: str) -> None:
+        """Copy artifacts of a project with the same text, which need not be made again then."""
+        for kind in kinds:
+            shutil.copytree(other.folder / "store" / kind, self.folder / "store" / kind)
 
+    def environment(self) -> dict[str, str]:
         return os.environ | {
             "LLM_ASSETS_CONFIG": str(self.config),
             "DAGSTER_HOME": str(self.folder),
@@ -98,7 +103,7 @@ def make_project(folder: Path, base_model: Path, documents: int = 240) -> Projec
         },
         # A model this small forgets its English at once, and nobody would mind.
         "model_version": {"gate": {"general_tolerance": 10.0}},
-        "endpoint": {"port": 0},
+        "endpoint": {"port": 0, "rollout": {"step_seconds": 0.2}},
     }
     (folder / "manual.yaml").write_text(yaml.safe_dump(settings))
     (folder / "dagster.yaml").write_text((ROOT / "dagster.yaml").read_text())

@@ -6,13 +6,17 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Project, make_project
+from tests.llm_assets.conftest import EVALUATION
 from tests.tiny import tiny_texts
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Iterator[Project]:
+def served(
+    tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path, made: Project
+) -> Iterator[Project]:
     """A project whose version 1 was promoted and serves."""
     project = make_project(tmp_path_factory.mktemp("served") / "project", tiny_model_folder)
+    project.adopt(made, *EVALUATION)
     ended = project.run("llm-assets", "run")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     yield project

@@ -25,7 +25,8 @@ def make_shards(project: Project) -> None:
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
-def test_a_grown_corpus_holds_out_the_same_documents(project: Project) -> None:
+def test_a_grown_corpus_holds_out_the_same_documents(with_shards: Project) -> None:
+    project = with_shards
     make_shards(project)
     judge_once(project)
     first, judged = held_out_ids(project), project.record.current("tokenized_shards", "test")
@@ -46,7 +47,8 @@ def test_a_grown_corpus_holds_out_the_same_documents(project: Project) -> None:
     assert clean.stats["documents"] == 280
 
 
-def test_another_split_seed_draws_a_new_held_out_set(project: Project) -> None:
+def test_another_split_seed_draws_a_new_held_out_set(with_shards: Project) -> None:
+    project = with_shards
     make_shards(project)
     judge_once(project)
     first = held_out_ids(project)

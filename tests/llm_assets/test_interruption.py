@@ -12,18 +12,16 @@ import pytest
 
 from recipes.spec import read_metrics
 from tests.conftest import Project, make_project
+from tests.llm_assets.conftest import SHARDS
 
 STEPS = 40
 
 
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Project:
+@pytest.fixture
+def prepared(with_shards: Project) -> Project:
     """A project whose shards are made and whose training takes long enough to be killed."""
-    project = make_project(tmp_path_factory.mktemp("prepared") / "project", tiny_model_folder)
-    project.configure(checkpoint={"steps": STEPS, "checkpoint_every_steps": 5})
-    ended = project.materialize("*tokenized_shards")
-    assert ended.returncode == 0, ended.stderr
-    return project
+    with_shards.configure(checkpoint={"steps": STEPS, "checkpoint_every_steps": 5})
+    return with_shards
 
 
 def start(project: Project, *command: str) -> subprocess.Popen[bytes]:
@@ -63,11 +61,11 @@ def losses(project: Project) -> list[float]:
     return [record["loss"] for record in read_metrics(checkpoint.path)]
 
 
-MATERIALIZE = ("dagster", "asset", "materialize", "--select", "checkpoint")
+MATERIALIZE = ("dagster", "asset", "materialize", "--select", "*checkpoint")
 
 
 def test_killed_training_goes_on_with_the_losses_of_an_unbroken_run(
-    prepared: Project, tmp_path: Path, tiny_model_folder: Path
+    prepared: Project, made: Project, tmp_path: Path, tiny_model_folder: Path
 ) -> None:
     running = start(prepared, *MATERIALIZE)
     wait_for(lambda: steps_done(prepared) >= 12)
@@ -81,6 +79,7 @@ def test_killed_training_goes_on_with_the_losses_of_an_unbroken_run(
     assert again.returncode == 0, again.stdout + again.stderr
 
     unbroken = make_project(tmp_path / "unbroken", tiny_model_folder)
+    unbroken.adopt(made, *SHARDS)
     unbroken.configure(checkpoint={"steps": STEPS, "checkpoint_every_steps": 5})
     assert unbroken.materialize("*checkpoint").returncode == 0
     assert len(losses(prepared)) == STEPS
@@ -90,12 +89,10 @@ def test_killed_training_goes_on_with_the_losses_of_an_unbroken_run(
 def test_a_killed_orchestrator_leaves_no_training_behind_and_the_next_run_goes_on(
     prepared: Project,
 ) -> None:
-    prepared.configure(checkpoint={"seed": 1})
-    runs_before = set((prepared.folder / "store" / "runs").glob("*"))
     running = start(prepared, *MATERIALIZE)
     wait_for(lambda: bool(training_workers(running)))
     workers = training_workers(running)
-    wait_for(lambda: any(read_metrics(run) for run in _new_runs(prepared, runs_before)))
+    wait_for(lambda: steps_done(prepared) >= 1)
     os.kill(running.pid, signal.SIGKILL)
     running.wait(30)
     wait_for(lambda: not any(worker.is_running() for worker in workers))
@@ -104,8 +101,8 @@ def test_a_killed_orchestrator_leaves_no_training_behind_and_the_next_run_goes_o
     assert len(losses(prepared)) == STEPS
 
 
-def test_ctrl_c_stops_the_run_and_the_same_command_goes_on(project: Project) -> None:
-    project.configure(checkpoint={"steps": STEPS})
+def test_ctrl_c_stops_the_run_and_the_same_command_goes_on(prepared: Project) -> None:
+    project = prepared
     running = start(project, "llm-assets", "run")
     wait_for(lambda: steps_done(project) >= 3)
     os.killpg(running.pid, signal.SIGINT)
@@ -116,7 +113,3 @@ def test_ctrl_c_stops_the_run_and_the_same_command_goes_on(project: Project) -> 
     again = project.run("llm-assets", "run")
     assert again.returncode == 0, again.stdout + again.stderr
     assert len(losses(project)) == STEPS
-
-
-def _new_runs(project: Project, before: set[Path]) -> set[Path]:
-    return set((project.folder / "store" / "runs").glob("*")) - before

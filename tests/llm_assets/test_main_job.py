@@ -5,13 +5,9 @@ import shlex
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
 
 from recipes.spec import read_metrics
-from tests.conftest import Project, make_project
+from tests.conftest import Project
 
 ASSETS = [
     "raw_corpus",
@@ -23,17 +19,6 @@ ASSETS = [
     "model_version",
     "endpoint",
 ]
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Iterator[Project]:
-    """A project after `llm-assets run`, its endpoint serving; tests do not change it."""
-    project = make_project(tmp_path_factory.mktemp("made") / "project", tiny_model_folder)
-    ended = project.run("llm-assets", "run")
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    (project.folder / "screen.txt").write_text(ended.stdout)
-    yield project
-    project.run("llm-assets", "stop")
 
 
 def screen(project: Project) -> str:
@@ -140,7 +125,8 @@ def test_a_port_in_use_is_named_and_the_model_is_not_lost(made: Project) -> None
     assert again.returncode == 0 and "✓ endpoint" in again.stdout
 
 
-def test_a_rejected_candidate_leaves_the_incumbent_serving(project: Project) -> None:
+def test_a_rejected_candidate_leaves_the_incumbent_serving(with_evaluation: Project) -> None:
+    project = with_evaluation
     project.configure(model_version={"gate": {"smallest_effect": 5.0}})
     ended = project.run("llm-assets", "run")
 
