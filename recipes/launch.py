@@ -5,6 +5,7 @@ Takes torchrun's own arguments: `python -m recipes.launch --standalone --nproc-p
 
 import logging
 import os
+import signal
 import sys
 
 from recipes.interruption import end_with_parent
@@ -35,7 +36,8 @@ def main() -> int:
 
 
 def _failure(codes: list[int]) -> int:
-    killed = [code for code in codes if code < 0]
+    # Once one has failed, torchrun itself ends the others with SIGTERM.
+    killed = [code for code in codes if code < 0 and code != -signal.SIGTERM]
     if killed:
         print(
             f"A training worker was killed by signal {-killed[0]}. Start the same command again: "

@@ -12,7 +12,7 @@ import pytest
 
 from artifacts.shards import ShardStats
 from recipes.settings import TrainingSettings
-from recipes.spec import TrainingSpec, read_metrics
+from recipes.spec import TrainingResult, TrainingSpec, read_metrics
 from tests.tiny import tiny_base_model, tiny_shards
 
 REPOSITORY = Path(__file__).parents[2]
@@ -71,6 +71,15 @@ def make_spec(
 @pytest.fixture(scope="session")
 def unbroken(make_spec: SpecMaker) -> TrainingSpec:
     """A finished run of 30 steps by one worker that nothing disturbed."""
+    spec = make_spec("unbroken", steps=30, checkpoint_every_steps=6, audit_rows=True)
+    train_here(spec)
+    return spec
+
+
+def train_here(
+    spec: TrainingSpec, report: Callable[[str], None] = lambda line: None
+) -> TrainingResult:
+    """Train in this process; raises what training raises."""
     import torch
 
     from recipes.interruption import Interruption
@@ -79,9 +88,7 @@ def unbroken(make_spec: SpecMaker) -> TrainingSpec:
 
     # As many as the training processes of these tests have; sums depend on it in the last bit.
     torch.set_num_threads(1)
-    spec = make_spec("unbroken", steps=30, checkpoint_every_steps=6, audit_rows=True)
-    train(spec, join_workers(), Interruption(), lambda line: None)
-    return spec
+    return train(spec, join_workers(), Interruption(), report)
 
 
 def start(spec: TrainingSpec, launcher: list[str] | None = None) -> subprocess.Popen[str]:

@@ -5,11 +5,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.hugging_face_trainer import train as train_with_hugging_face
-from recipes.interruption import Interruption
-from recipes.parallel import join_workers
 from recipes.spec import read_metrics
-from recipes.trainer import train
-from tests.recipes.conftest import SpecMaker
+from tests.recipes.conftest import SpecMaker, train_here
 
 
 @pytest.mark.parametrize("accumulated", [1, 2])
@@ -19,7 +16,7 @@ def test_twenty_steps_have_the_losses_of_the_hugging_face_trainer(
     spec = make_spec(
         "ours", steps=20, global_batch_size=4, device_batch_size=4 // accumulated, weight_decay=0.1
     )
-    train(spec, join_workers(), Interruption(), lambda line: None)
+    train_here(spec)
     ours = [line["loss"] for line in read_metrics(Path(spec.run_folder))]
 
     theirs = [

@@ -10,12 +10,9 @@ from safetensors.torch import load_file, save_file
 
 from artifacts.shards import ShardSet
 from recipes.guard import GradientGuard
-from recipes.interruption import Interruption
 from recipes.order import global_rows
-from recipes.parallel import join_workers
 from recipes.spec import TrainingSpec, read_metrics
-from recipes.trainer import train
-from tests.recipes.conftest import SpecMaker, course, finish, run, start, wait_for_step
+from tests.recipes.conftest import SpecMaker, course, finish, start, train_here, wait_for_step
 
 
 def stop_at(spec: TrainingSpec, step: int) -> None:
@@ -32,8 +29,7 @@ def test_a_kill_in_the_middle_of_a_save_costs_nothing_but_that_save(
     spec = make_spec("saving", steps=30, checkpoint_every_steps=1, save_in_background="always")
     for step in (5, 17):
         stop_at(spec, step)
-    code, output = run(spec)
-    assert code == 0, output
+    train_here(spec)
     assert course(spec) == course(unbroken)
 
 
@@ -47,9 +43,10 @@ def test_a_flipped_byte_in_the_newest_checkpoint_is_named_and_the_one_before_tak
     content[len(content) // 2] ^= 4
     data.write_bytes(content)
 
-    code, output = run(spec)
+    lines: list[str] = []
+    train_here(spec, lines.append)
 
-    assert code == 0, output
+    output = "\n".join(lines)
     assert "The checkpoint of step 12 is damaged" in output
     assert "Going on from the checkpoint of step 6" in output
     assert course(spec) == course(unbroken)
@@ -70,8 +67,7 @@ def test_a_full_disk_ends_the_run_with_its_checkpoints_whole(
     assert code == 1
     assert "No space left on the disk for the checkpoint of step" in output
     assert "Traceback" not in output
-    code, output = run(spec)
-    assert code == 0, output
+    train_here(spec)
     assert course(spec) == course(unbroken)
 
 
@@ -112,7 +108,7 @@ def _rare_token(spec: TrainingSpec) -> int:
 def test_a_batch_that_is_not_a_number_is_skipped_and_counted(poisoned: TrainingSpec) -> None:
     spec = poisoned
     lines: list[str] = []
-    result = train(spec, join_workers(), Interruption(), lines.append)
+    result = train_here(spec, lines.append)
     output = "\n".join(lines)
     history = read_metrics(Path(spec.run_folder))
     skipped = [line["step"] for line in history if line["skipped"]]

@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 from transformers import GPT2Config, LlamaConfig, PretrainedConfig
 
-from recipes.interruption import Interruption
-from recipes.parallel import join_workers
 from recipes.settings import TrainingSettings
 from recipes.spec import TrainingSpec, read_metrics, read_result
-from recipes.trainer import train
+from tests.recipes.conftest import train_here
 from tests.tiny import tiny_base_model, tiny_shards
 
 VOCAB_SIZE = 512
@@ -79,7 +77,7 @@ def test_a_real_text_is_learnt_from_nothing(
         validate_every_steps=80,
         device_batch_size=8,
     )
-    train(spec, join_workers(), Interruption(), lambda line: None)
+    train_here(spec)
     losses = [line["loss"] for line in read_metrics(Path(spec.run_folder))]
     assert losses[0] == pytest.approx(math.log(VOCAB_SIZE), abs=0.35)
     result = read_result(Path(spec.run_folder))
@@ -93,6 +91,6 @@ def test_the_seed_decides_the_weights(tmp_path: Path, python_manual: list[str]) 
     losses = []
     for name, seed in (("one", 1), ("same", 1), ("other", 2)):
         spec = make_run(tmp_path / name, python_manual[:12], "llama", steps=2, seed=seed)
-        train(spec, join_workers(), Interruption(), lambda line: None)
+        train_here(spec)
         losses.append([line["loss"] for line in read_metrics(Path(spec.run_folder))])
     assert losses[0] == losses[1] != losses[2]

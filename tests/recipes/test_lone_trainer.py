@@ -8,14 +8,17 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
+from artifacts.errors import UserError
 from recipes.spec import TrainingSpec, command, read_metrics
 from tests.recipes.conftest import (
     PATIENCE_SECONDS,
     REPOSITORY,
     SpecMaker,
     finish,
-    run,
     start,
+    train_here,
     wait_for_step,
 )
 
@@ -69,11 +72,11 @@ def test_killing_the_parent_makes_the_training_save_and_end(make_spec: SpecMaker
 
 def test_changed_settings_are_refused_saying_which(make_spec: SpecMaker) -> None:
     spec = make_spec(steps=4)
-    assert run(spec)[0] == 0
+    train_here(spec)
     changed = spec.training.model_copy(update={"learning_rate": 0.5, "seed": 7})
     shutil.rmtree(spec.export_folder)
 
-    code, output = run(spec.model_copy(update={"training": changed}))
-
-    assert code == 1
-    assert "settings.learning_rate: 0.003 -> 0.5; settings.seed: 0 -> 7" in output
+    with pytest.raises(
+        UserError, match=r"settings.learning_rate: 0.003 -> 0.5; settings.seed: 0 -> 7"
+    ):
+        train_here(spec.model_copy(update={"training": changed}))

@@ -10,14 +10,11 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from artifacts.errors import UserError
-from recipes.interruption import Interruption
 from recipes.lora import add_adapters
 from recipes.model import TrainableModel, TransformersNetwork
-from recipes.parallel import join_workers
 from recipes.settings import LoraSettings
 from recipes.spec import TrainingSpec, command, read_metrics, read_result
-from recipes.trainer import train
-from tests.recipes.conftest import SpecMaker, run
+from tests.recipes.conftest import SpecMaker, run, train_here
 
 LORA = {"rank": 4, "alpha": 8.0, "targets": ("q_proj", "v_proj", "down_proj")}
 
@@ -31,7 +28,7 @@ def adapted(make_spec: SpecMaker) -> TrainingSpec:
     """A finished run that trained adapters."""
     spec = make_spec("adapted", steps=20, learning_rate=1e-2, lora=LORA)
     before = digest(Path(spec.base_model_folder))
-    train(spec, join_workers(), Interruption(), lambda line: None)
+    train_here(spec)
     assert digest(Path(spec.base_model_folder)) == before
     return spec
 

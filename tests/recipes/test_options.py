@@ -13,8 +13,6 @@ from safetensors.torch import load_file
 
 from artifacts.shards import ShardStats
 from recipes.budget import total_steps
-from recipes.interruption import Interruption
-from recipes.parallel import join_workers
 from recipes.saving import SavingPlan
 from recipes.schedule import learning_rate_factor
 from recipes.settings import (
@@ -23,14 +21,8 @@ from recipes.settings import (
     ScheduleSettings,
     TrainingSettings,
 )
-from recipes.spec import TrainingResult, TrainingSpec, read_metrics
-from recipes.trainer import train
-from tests.recipes.conftest import PATIENCE_SECONDS, REPOSITORY, SpecMaker, course
-
-
-def finish(spec: TrainingSpec) -> TrainingResult:
-    """Train in this process."""
-    return train(spec, join_workers(), Interruption(), lambda line: None)
+from recipes.spec import TrainingSpec, read_metrics
+from tests.recipes.conftest import PATIENCE_SECONDS, REPOSITORY, SpecMaker, course, train_here
 
 
 def losses(spec: TrainingSpec) -> list[float]:
@@ -109,13 +101,13 @@ def test_checkpoints_are_due_by_steps_by_minutes_and_permanently() -> None:
 
 def test_permanent_checkpoints_outlive_the_run(make_spec: SpecMaker) -> None:
     spec = make_spec(steps=12, checkpoint_every_steps=2, permanent_every_steps=5)
-    finish(spec)
+    train_here(spec)
     kept = sorted(path.name for path in Path(spec.run_folder).glob("step-*"))
     assert kept == ["step-10", "step-12", "step-5"]
 
 
 def test_muon_learns(make_spec: SpecMaker) -> None:
-    result = finish(make_spec(steps=15, optimizer="muon", learning_rate=1e-2))
+    result = train_here(make_spec(steps=15, optimizer="muon", learning_rate=1e-2))
     bits = result.validation_bits_per_byte
     assert bits["end"] < 0.7 * bits["start"]
 
@@ -125,7 +117,7 @@ def test_the_best_weights_are_exported_where_asked(make_spec: SpecMaker) -> None
     ruinous = {"steps": 16, "learning_rate": 0.5, "validate_every_steps": 2, "export": "best"}
     schedule = {"warmup_steps": 16, "decay_fraction": 0.0}
     spec = make_spec("best", **ruinous, schedule=schedule)
-    result = finish(spec)
+    result = train_here(spec)
     assert result.best_step < result.steps
     assert result.validation_bits_per_byte["best"] < result.validation_bits_per_byte["end"]
     exported = load_file(Path(spec.export_folder) / "model.safetensors")
@@ -136,8 +128,8 @@ def test_the_best_weights_are_exported_where_asked(make_spec: SpecMaker) -> None
 def test_recomputing_activations_and_accumulating_change_nothing(make_spec: SpecMaker) -> None:
     plain = make_spec("plain", steps=6)
     frugal = make_spec("frugal", steps=6, device_batch_size=1, recompute_activations=True)
-    finish(plain)
-    finish(frugal)
+    train_here(plain)
+    train_here(frugal)
     assert losses(frugal) == pytest.approx(losses(plain), rel=1e-5)
 
 
@@ -146,14 +138,14 @@ def test_saving_in_the_background_changes_nothing(make_spec: SpecMaker) -> None:
     background = make_spec(
         "background", steps=8, checkpoint_every_steps=2, save_in_background="always"
     )
-    finish(plain)
-    finish(background)
+    train_here(plain)
+    train_here(background)
     assert course(background) == course(plain)
 
 
 def test_profiles_of_chosen_steps_are_written(make_spec: SpecMaker) -> None:
     spec = make_spec(steps=3, profile_steps=(2,))
-    finish(spec)
+    train_here(spec)
     profiles = list((Path(spec.run_folder) / "profile").iterdir())
     assert [path.name for path in profiles] == ["step-2-0.json"]
     assert json.loads(profiles[0].read_text())["traceEvents"]
@@ -161,7 +153,7 @@ def test_profiles_of_chosen_steps_are_written(make_spec: SpecMaker) -> None:
 
 def test_metrics_hold_what_the_figures_need(make_spec: SpecMaker) -> None:
     spec = make_spec(steps=3)
-    finish(spec)
+    train_here(spec)
     history = read_metrics(Path(spec.run_folder))
     assert [line["step"] for line in history] == [1, 2, 3]
     wanted = {"loss", "learning_rate", "gradient_norm", "tokens_per_second", "peak_memory_gb"}
@@ -174,7 +166,7 @@ def test_a_save_at_once_is_a_stall_and_one_in_the_background_hardly(make_spec: S
     stalls = {}
     for way in ("never", "always"):
         spec = make_spec(way, steps=4, checkpoint_every_steps=2, save_in_background=way)
-        finish(spec)
+        train_here(spec)
         history = read_metrics(Path(spec.run_folder))
         stalls[way] = [line["checkpoint_stall_seconds"] for line in history]
     assert stalls["never"][:2] == [0.0, 0.0]
@@ -189,7 +181,7 @@ def test_weights_and_biases_gets_the_metrics_where_switched_on(
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     spec = make_spec(steps=2, weights_and_biases="manuals")
-    finish(spec)
+    train_here(spec)
     (record,) = Path(spec.run_folder).glob("wandb/offline-run-*/run-*.wandb")
     # A process of its own writes the file, not always at once.
     deadline = time.monotonic() + PATIENCE_SECONDS
@@ -201,8 +193,8 @@ def test_weights_and_biases_gets_the_metrics_where_switched_on(
 @pytest.mark.soak
 def test_compiled_layers_take_the_same_course(make_spec: SpecMaker) -> None:
     plain, compiled = make_spec("plain", steps=6), make_spec("compiled", steps=6, compile="always")
-    finish(plain)
-    finish(compiled)
+    train_here(plain)
+    train_here(compiled)
     assert losses(compiled) == pytest.approx(losses(plain), rel=1e-4)
 
 

@@ -7,13 +7,10 @@ import pytest
 
 from artifacts.errors import UserError
 from recipes.budget import total_steps
-from recipes.interruption import Interruption
 from recipes.order import DataOrder
-from recipes.parallel import join_workers
 from recipes.settings import TrainingSettings
 from recipes.spec import TrainingSpec, read_metrics, read_result
-from recipes.trainer import train
-from tests.recipes.conftest import SpecMaker, finish, run, start, wait_for_step
+from tests.recipes.conftest import SpecMaker, finish, start, train_here, wait_for_step
 
 STEPS = 30
 
@@ -39,7 +36,7 @@ def test_the_share_is_kept_and_counted_through_an_interruption(make_spec: SpecMa
     wait_for_step(spec, process, 7)
     process.terminate()
     assert finish(process)[0] == 75
-    assert run(spec)[0] == 0
+    train_here(spec)
 
     order = DataOrder.of(spec.training, spec.shards)
     seen = rows_by_step(spec)
@@ -55,7 +52,7 @@ def test_a_share_of_text_that_is_not_there_is_refused(make_spec: SpecMaker) -> N
     spec = make_spec("no_replay", replay_share=0.2)
 
     with pytest.raises(UserError, match=r"no rows to replay.*tokenized_shards.replay"):
-        train(spec, join_workers(), Interruption(), lambda line: None)
+        train_here(spec)
 
 
 def test_budgets_count_replayed_rows_as_tokens_but_not_as_passes(make_spec: SpecMaker) -> None:

@@ -14,7 +14,7 @@ from recipes.checkpoint import Checkpointer
 from recipes.interruption import Interruption
 from recipes.parallel import join_workers
 from recipes.trainer import Interrupted, train
-from tests.recipes.conftest import SpecMaker, course
+from tests.recipes.conftest import SpecMaker, course, train_here
 
 
 class FailingFileSystem(MemoryFileSystem):
@@ -47,7 +47,7 @@ def checkpointer(url: str, lines: list[str]) -> Checkpointer:
 
 def test_a_run_goes_on_from_checkpoints_in_object_storage(make_spec: SpecMaker) -> None:
     plain = make_spec("plain", steps=8, checkpoint_every_steps=4)
-    train(plain, join_workers(), Interruption(), lambda line: None)
+    train_here(plain)
     remote = make_spec("remote", steps=8, checkpoint_every_steps=4).model_copy(
         update={"checkpoints_url": "memory://bucket/runs/remote"}
     )
@@ -60,7 +60,7 @@ def test_a_run_goes_on_from_checkpoints_in_object_storage(make_spec: SpecMaker) 
     with pytest.raises(Interrupted, match="step 1 of 8"):
         train(remote, join_workers(), interruption, stop_at_five)
     lines: list[str] = []
-    train(remote, join_workers(), Interruption(), lines.append)
+    train_here(remote, lines.append)
 
     assert any("Going on from the checkpoint of step 1" in line for line in lines)
     assert course(remote) == course(plain)
