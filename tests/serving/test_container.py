@@ -14,6 +14,8 @@ import httpx
 import psutil
 import pytest
 
+from serving.state import process_started
+
 START_SECONDS = 60
 ENGINE = (sys.executable, "-m", "serving", "--model", "{model}", "--port", "{port}")
 
@@ -57,11 +59,7 @@ def client(
     process.terminate()
     assert process.wait(30) == 0, log.read_text()
     assert len(engines) == 2
-    until(lambda: not any(map(runs, engines)))
-
-
-def runs(process: psutil.Process) -> bool:
-    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    until(lambda: all(process_started(engine.pid) is None for engine in engines))
 
 
 def until(condition: Callable[[], object]) -> None:
@@ -135,7 +133,7 @@ def test_container_ended_while_its_engine_loads_takes_the_engine_along(
     (engine,) = psutil.Process(process.pid).children()
     process.send_signal(ending)
     process.wait(30)
-    until(lambda: not runs(engine))
+    until(lambda: process_started(engine.pid) is None)
 
 
 def run_to_its_end(model: Path, log: Path, *engine: str) -> str:
