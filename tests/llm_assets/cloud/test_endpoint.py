@@ -57,8 +57,8 @@ class Cloud:
                 "base_model": {"folder": "/models/base"},
                 "endpoint": {
                     "rollout": {
-                        "steps": [0.3, 0.6],
-                        "step_seconds": 0.3,
+                        "steps": [0.5],
+                        "step_seconds": 0.1,
                         "min_requests": 3,
                         "max_slowdown": 6,
                     }
@@ -127,7 +127,7 @@ def cloud(google: LocalGoogle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         (SERVE_IMAGE, {}),
         (BROKEN_IMAGE, {"BROKEN": "1"}),
         (SLOW_IMAGE, {"ANSWER_SECONDS": "0.8"}),
-        (FAILING_IMAGE, {"FAIL_SHARE": "0.7"}),
+        (FAILING_IMAGE, {"FAIL_SHARE": "1"}),
     ):
         light = LocalImage(entrypoint=LIGHT, environment=behaviour)
         monkeypatch.setitem(google.images, image, light)
@@ -148,7 +148,7 @@ def test_versions_follow_each_other_and_go_back_without_a_failed_request(cloud: 
     assert {answer.json()["predictions"][0] for answer in answers} == {"0", "1"}
     assert cloud.shares() == {"version-0": 100}
     assert len(cloud.google.endpoints.processes()) == 1
-    assert "version 1 gets 30% of the traffic" in cloud.reports
+    assert "version 1 gets 50% of the traffic" in cloud.reports
     again = cloud.serve(0)
     assert (again.changed, again.reason) == (False, "already serving")
 
@@ -225,7 +225,7 @@ def test_missing_quota_says_what_to_ask_for_and_is_mended_by_asking_again(cloud:
 CRASHES = {
     "while it is deployed": ("DeployModel", 1),
     "after its first share": ("UpdateEndpoint", 1),
-    "after its last share": ("UpdateEndpoint", 3),
+    "after its last share": ("UpdateEndpoint", 2),
     "while the old one is removed": ("UndeployModel", 1),
 }
 

@@ -30,7 +30,7 @@ from tests.stand_ins.processes import REPOSITORY
 PARENT = f"projects/{PROJECT}/locations/{REGION}"
 PROGRAM = Path(__file__).parent / "programs" / "report.py"
 QUICK = Limits(
-    poll_seconds=0.5,
+    poll_seconds=0.1,
     drain_seconds=2.0,
     restarts=2,
     restart_delay_seconds=0.1,

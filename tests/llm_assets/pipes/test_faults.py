@@ -12,9 +12,10 @@ import grpc
 import pytest
 from dagster import DagsterInstance
 
+from artifacts.pipes_session import FLUSH_SECONDS
 from llm_assets.pipes import Limits, RetryPolicy
-from tests.llm_assets.pipes.runner import Runner, failure_text, log_text
-from tests.stand_ins.google import LocalGoogle
+from tests.llm_assets.pipes.runner import QUICK, Runner, failure_text, log_text
+from tests.stand_ins.google import BUCKET, LocalGoogle
 
 WAIT_SECONDS = 60.0
 
@@ -152,23 +153,26 @@ def test_exit_75_is_started_again_only_so_often(vertex_runner: Runner, tmp_path:
     assert len(vertex_runner.jobs()) == 3
 
 
-def after_start(google: LocalGoogle, number: int, action: Callable[[str], None]) -> None:
-    """Do something to the first Vertex job once its program has been started `number` times."""
+def preempt_once_heard(google: LocalGoogle, said: str) -> None:
+    """Take the machines of the first Vertex job away once its program's words have been read."""
+    from google.cloud import storage
 
-    def wait_and_act() -> None:
-        wait_until(lambda: bool(google.vertex.jobs()), "a job")
-        name = google.vertex.jobs()[0].name
-        wait_until(lambda: google.vertex.starts(name) >= number, "its start")
-        time.sleep(4.0)
-        action(name)
+    def is_written() -> bool:
+        blobs = storage.Client().list_blobs(BUCKET, prefix="messages/")
+        return any(said in blob.download_as_text() for blob in blobs)
 
-    threading.Thread(target=wait_and_act, daemon=True).start()
+    def wait_and_preempt() -> None:
+        wait_until(is_written, f"{said!r} in the messages")
+        time.sleep(5 * QUICK.poll_seconds)
+        google.vertex.preempt(google.vertex.jobs()[0].name)
+
+    threading.Thread(target=wait_and_preempt, daemon=True).start()
 
 
 def test_preempted_job_is_submitted_again(
     vertex_runner: Runner, google: LocalGoogle, tmp_path: Path
 ) -> None:
-    after_start(google, 1, google.vertex.preempt)
+    preempt_once_heard(google, "begun (start 1)")
     steps = ["--count", str(tmp_path / "starts"), "log:begun", "hang-until:2", "materialize"]
     result = vertex_runner.run(steps)
     assert result.success
@@ -179,13 +183,16 @@ def test_worker_restart_inside_a_job_loses_no_messages(
     vertex_runner: Runner, google: LocalGoogle, tmp_path: Path
 ) -> None:
     runner = vertex_runner.changed(scheduling={"restart_job_on_worker_restart": True})
-    after_start(google, 1, google.vertex.preempt)
-    steps = ["--count", str(tmp_path / "starts"), "log:a", "sleep:2.2", "log:b"]
+    preempt_once_heard(google, "b (start 1)")
+    # The two words come in different chunks.
+    apart = f"sleep:{2 * FLUSH_SECONDS}"
+    steps = ["--count", str(tmp_path / "starts"), "log:a", apart, "log:b"]
     instance = DagsterInstance.ephemeral()
     result = runner.run([*steps, "hang-until:2", "materialize"], instance)
     assert result.success
     log = log_text(instance, result)
-    assert "a (start 1)" in log and "a (start 2)" in log and "b (start 2)" in log
+    for said in ("a (start 1)", "b (start 1)", "a (start 2)", "b (start 2)"):
+        assert said in log
     assert result.asset_materializations_for_node("figures")[0].metadata["start"].value == 2
     assert len(runner.jobs()) == 1
 
@@ -198,13 +205,13 @@ def running_process(runner: Runner, steps: list[str]) -> subprocess.Popen[bytes]
 
 
 def test_killed_dagster_finds_its_job_again(runner: Runner) -> None:
-    process = running_process(runner, ["sleep:4", "log:hello", "materialize"])
+    process = running_process(runner, ["sleep:2", "log:hello", "materialize"])
     process.kill()
     process.wait()
     (job,) = runner.jobs()
     assert "RUNNING" in job.state.name
     instance = DagsterInstance.ephemeral()
-    result = runner.run(["sleep:4", "log:hello", "materialize"], instance)
+    result = runner.run(["sleep:2", "log:hello", "materialize"], instance)
     assert result.success
     assert len(runner.jobs()) == 1
     assert "hello" in log_text(instance, result)

@@ -22,7 +22,7 @@ from dagster_pipes import (
 )
 from google.cloud import storage
 
-from artifacts.pipes_session import open_session
+from artifacts.pipes_session import FLUSH_SECONDS, open_session
 
 HOURS = 3600.0
 
@@ -46,7 +46,7 @@ def _do(step: str, start: int, pipes: PipesContext) -> None:
     elif verb == "exit":
         sys.exit(int(value))
     elif verb == "die":
-        time.sleep(2.5)
+        time.sleep(2 * FLUSH_SECONDS)
         os._exit(int(value))
     elif verb == "raise":
         raise ValueError(value)
