@@ -50,8 +50,9 @@ def start(
 ) -> Endpoint:
     """Have a version served, whatever is served now, and wait until it is.
 
-    Where the endpoint runs already it is moved without an outage; otherwise it is started in a
-    session of its own, so that it stays when the caller ends.
+    Where the endpoint runs already it is moved without an outage, to another version as to other
+    settings; only another address or token starts it anew. Otherwise it is started in a session of
+    its own, so that it stays when the caller ends.
 
     Raises:
         RolloutFailed: the version that was served before still is.
@@ -66,8 +67,8 @@ def start(
     )
     with local_lease(state_folder / "start.lock", lambda who: report(f"waiting for {who}")):
         running = status(state_folder)
-        if running and _needs_new_front(state.read_desired(), desired):
-            report("settings of the endpoint changed: starting it anew")
+        if running and _needs_new_front(running.settings, settings):
+            report("the endpoint's address or token changed: starting it anew")
             stop(state_folder)
             running = None
         if running and _serves(running, desired):
@@ -85,26 +86,6 @@ def start(
             os.kill(running.pid, signal.SIGHUP)
             done = _wait(state, desired, began, report, None)
         return _endpoint(done, desired, changed=True, reason="serving now")
-
-
-def rollback(state_folder: Path, report: Report = lambda _: None) -> Endpoint:
-    """Go back to the version that served before the present one, without an outage.
-
-    Raises:
-        UserError: no version served before.
-        RolloutFailed: that version cannot be served any more; the present one still is.
-    """
-    before = StateFolder(state_folder).read_good("previous")
-    if before is None:
-        raise UserError(f"No version served before the present one, says {state_folder}.")
-    return start(
-        before.model_folder,
-        before.version,
-        before.fingerprint,
-        state_folder,
-        before.settings,
-        report,
-    )
 
 
 def status(state_folder: Path) -> Status | None:
@@ -197,17 +178,22 @@ def _is_about(outcome: object, desired: Desired) -> bool:
 
 
 def _serves(running: Status, desired: Desired) -> bool:
-    return running.phase == "serving" and any(
-        route.share == 1.0
-        and route.version == desired.version
-        and route.fingerprint == desired.fingerprint
-        for route in running.routes
+    return (
+        running.phase == "serving"
+        and running.settings == desired.settings
+        and any(
+            route.share == 1.0
+            and route.version == desired.version
+            and route.fingerprint == desired.fingerprint
+            for route in running.routes
+        )
     )
 
 
-def _needs_new_front(before: Desired | None, wanted: Desired) -> bool:
-    """Whether settings changed that the front reads only when it starts."""
-    return before is None or before.settings != wanted.settings
+def _needs_new_front(now: EndpointSettings, wanted: EndpointSettings) -> bool:
+    """Whether clients have to change too: for another address, or another token."""
+    fixed = {"host", "port", "token_variable"}
+    return now.model_dump(include=fixed) != wanted.model_dump(include=fixed)
 
 
 def _endpoint(found: Status, desired: Desired, changed: bool, reason: str) -> Endpoint:

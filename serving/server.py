@@ -37,6 +37,7 @@ class Server:
         self._state = state
         self._desired = desired
         self._router = Router()
+        self._gateway = Gateway(self._router, desired.settings, Metrics())
         before = state.read_status()
         self._after_crash = before is not None and before.phase not in ("stopped", "failed")
         self._outcome: Outcome | None = None
@@ -46,12 +47,10 @@ class Server:
 
     async def run(self, listener: socket.socket, token: str | None) -> int:
         """Serve until asked to stop; returns the exit code."""
-        settings = self._desired.settings
         self._address = listener.getsockname()[:2]
-        gateway = Gateway(self._router, settings, Metrics())
         server = uvicorn.Server(
             uvicorn.Config(
-                build_app(Front(gateway, token)),
+                build_app(Front(self._gateway, token)),
                 log_level="warning",
                 access_log=False,
                 lifespan="off",
@@ -83,7 +82,7 @@ class Server:
         Returns where the first version cannot be served at all; later failures leave the one before
         in its place.
         """
-        wanted, good = self._desired, self._state.read_good("serving")
+        wanted, good = self._desired, self._state.read_good()
         if self._after_crash and good and good != wanted:
             # The front before this one ended while it changed versions. What was good then comes
             # first, so that a wanted version that cannot serve costs no outage.
@@ -97,29 +96,39 @@ class Server:
                 await self._change(changed)
 
     async def _change(self, wanted: Desired) -> None:
-        log_path = self._state.folder / f"engine-{wanted.version}.log"
-        engine = EngineProcess(wanted, log_path, self._write_status)
-        self._phase = "rolling_out" if self._router.routes else "starting"
-        self._write_status()
-        try:
-            traffic = EngineTraffic(self._router, engine, wanted.settings)
-            patience = wanted.settings.request_timeout
-            await roll_out(traffic, wanted.settings.rollout, patience, self._report)
-        except RolledBack as error:
-            succeeded, reason = False, str(error)
-        else:
-            succeeded, reason = True, "serving"
+        """Serve what is wanted, by the engine that serves already where that is the right one."""
+        routes = self._router.routes
+        fits = any(r.share == 1.0 and wanted.fits_engine_of(r.engine.desired) for r in routes)
+        fault = None if fits else await self._roll_out(wanted)
+        if fault is None:
             self._desired = wanted
+            self._gateway.settings = wanted.settings
+            for route in routes:
+                route.engine.desired = wanted
             self._note_good(wanted)
         self._outcome = Outcome(
             version=wanted.version,
             fingerprint=wanted.fingerprint,
-            succeeded=succeeded,
-            reason=reason,
+            succeeded=fault is None,
+            reason=fault or "serving",
         )
-        self._phase = "serving" if self._router.routes else "failed"
-        log("rollout", version=wanted.version, succeeded=succeeded, reason=reason)
+        self._phase = "serving" if routes else "failed"
+        log("rollout", version=wanted.version, succeeded=fault is None, reason=fault or "serving")
         self._write_status()
+
+    async def _roll_out(self, wanted: Desired) -> str | None:
+        """Start an engine and give it the traffic; returns why the one before still has it."""
+        log_path = self._state.folder / f"engine-{wanted.version}.log"
+        engine = EngineProcess(wanted, log_path, self._write_status)
+        self._phase = "rolling_out" if self._router.routes else "starting"
+        self._write_status()
+        traffic = EngineTraffic(self._router, engine, wanted.settings)
+        patience = wanted.settings.request_timeout
+        try:
+            await roll_out(traffic, wanted.settings.rollout, patience, self._report)
+        except RolledBack as error:
+            return str(error)
+        return None
 
     def _note_good(self, wanted: Desired) -> None:
         try:
@@ -149,6 +158,7 @@ class Server:
             process_started=process_started(os.getpid()) or 0.0,
             host=self._address[0],
             port=self._address[1],
+            settings=self._gateway.settings,
             phase=self._phase,
             routes=routes,
             outcome=self._outcome,

@@ -1,9 +1,8 @@
 """The endpoint's state folder: what is wanted, and what is.
 
-`desired.json` is written by whoever wants a version served. The front alone writes `status.json`,
-`serving.json` (the version that took all traffic last) and `previous.json` (the one before). Each
-is replaced whole, so a reader never sees half of one, and a front that was killed finds what was
-wanted and what was good when it is started again.
+`desired.json` is written by whoever wants a version served. The front alone writes `status.json`
+and `serving.json` (what took all traffic last). Each is replaced whole, so that a reader never sees
+half of one, and a front that was killed finds what was wanted and what was good when it starts.
 """
 
 import os
@@ -19,7 +18,6 @@ from artifacts.atomic import write_atomically
 from serving.settings import EndpointSettings
 
 Phase = Literal["starting", "serving", "rolling_out", "failed", "stopped"]
-Good = Literal["serving", "previous"]
 State = TypeVar("State", bound=BaseModel)
 
 
@@ -32,6 +30,13 @@ class Desired(BaseModel):
     version: str
     fingerprint: str
     settings: EndpointSettings
+
+    def fits_engine_of(self, other: "Desired") -> bool:
+        """Whether an engine started for another serves this too: what differs is the front's."""
+        mine, its = (
+            (one.version, one.fingerprint, one.settings.cache_tokens) for one in (self, other)
+        )
+        return mine == its
 
 
 class RouteStatus(BaseModel):
@@ -72,6 +77,8 @@ class Status(BaseModel):
     """Of the front, in seconds since the epoch: a pid alone may be somebody else's by now."""
     host: str
     port: int
+    settings: EndpointSettings
+    """By which it works now."""
     phase: Phase
     routes: list[RouteStatus] = []
     outcome: Outcome | None = None
@@ -100,7 +107,7 @@ def process_started(pid: int) -> float | None:
 
 
 class StateFolder:
-    """Reads and writes the two files."""
+    """Reads and writes the three files."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -113,15 +120,12 @@ class StateFolder:
     def write_desired(self, desired: Desired) -> None:
         self._write("desired.json", desired)
 
-    def read_good(self, which: Good) -> Desired | None:
-        """The version that took all traffic last, or the one before; None where there is none."""
-        return self._read(f"{which}.json", Desired)
+    def read_good(self) -> Desired | None:
+        """What took all traffic last, or None where nothing ever did."""
+        return self._read("serving.json", Desired)
 
     def write_good(self, desired: Desired) -> None:
         """Note that a version has taken all traffic."""
-        before = self.read_good("serving")
-        if before and before != desired:
-            self._write("previous.json", before)
         self._write("serving.json", desired)
 
     def read_status(self) -> Status | None:

@@ -57,13 +57,17 @@ class Metrics:
             "# TYPE serving_requests_in_work gauge",
             f"serving_requests_in_work {self.in_work}",
         ]
-        for name, kind, place in (
-            ("serving_engine_ready", "gauge", 1),
-            ("serving_traffic_share", "gauge", 2),
-            ("serving_engine_restarts_total", "counter", 3),
+        # Two engines may serve one version while the second takes over: a label stands once.
+        versions = list(dict.fromkeys(engine[0] for engine in engines))
+        for name, kind, place, of_both in (
+            ("serving_engine_ready", "gauge", 1, max),
+            ("serving_traffic_share", "gauge", 2, sum),
+            ("serving_engine_restarts_total", "counter", 3, sum),
         ):
             lines.append(f"# TYPE {name} {kind}")
-            lines += [f'{name}{{version="{e[0]}"}} {float(e[place]):g}' for e in engines]
+            for version in versions:
+                value = of_both(float(engine[place]) for engine in engines if engine[0] == version)
+                lines.append(f'{name}{{version="{version}"}} {value:g}')
         return "\n".join(lines) + "\n"
 
     def _histogram(self, path: str) -> list[str]:

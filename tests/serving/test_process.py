@@ -7,6 +7,7 @@ import pytest
 
 from artifacts.errors import UserError
 from serving import process
+from serving.state import StateFolder, process_started
 from tests.serving.conftest import SETTINGS, Client, start
 
 
@@ -39,9 +40,21 @@ def test_address_beyond_loopback_needs_a_token(tmp_path: Path, tiny_model_folder
         start(tmp_path, tiny_model_folder, host="0.0.0.0")
 
 
-def test_stop_ends_only_a_process_that_is_ours(client: Client, tmp_path: Path) -> None:
-    from serving.state import StateFolder
+def test_another_token_starts_the_endpoint_anew(
+    tmp_path: Path, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_to_all = start(tmp_path, tiny_model_folder)
+    monkeypatch.setenv("ENDPOINT_TOKEN", "correct horse")
+    try:
+        guarded = start(tmp_path, tiny_model_folder, token_variable="ENDPOINT_TOKEN")
+        assert guarded.endpoint.pid != open_to_all.endpoint.pid
+        assert guarded.complete(max_tokens=1).status_code == 401
+        assert process_started(open_to_all.endpoint.pid) is None
+    finally:
+        process.stop(tmp_path)
 
+
+def test_stop_ends_only_a_process_that_is_ours(client: Client, tmp_path: Path) -> None:
     status = process.status(client.state_folder)
     assert status is not None
     StateFolder(tmp_path).write_status(status.model_copy(update={"process_started": 1.0}))

@@ -12,6 +12,7 @@ import pytest
 
 from artifacts.errors import UserError
 from serving import process
+from serving.process import Endpoint
 from serving.rollout import RolloutFailed
 from serving.settings import RolloutSettings
 from tests.serving.conftest import Client, start
@@ -79,17 +80,40 @@ def in_background(client: Client, model: Path, version: str) -> tuple[threading.
 
 
 def test_rollout_and_rollback_under_load_lose_no_request(
-    moving: Client, other_model_folder: Path
+    moving: Client, other_model_folder: Path, tiny_model_folder: Path
 ) -> None:
     with load(moving) as answers:
         move(moving, other_model_folder, "2")
         assert moving.complete(max_tokens=1).headers["x-model-version"] == "2"
-        process.rollback(moving.state_folder)
+        move(moving, tiny_model_folder, "1")
     assert {status for status, _ in answers} == {200}
     versions = Counter(version for _, version in answers)
     assert set(versions) == {"1", "2"}
     assert moving.complete(max_tokens=1).headers["x-model-version"] == "1"
     assert len(moving.engine_pids()) == 1
+
+
+def test_changed_settings_take_effect_under_load_and_lose_no_request(
+    moving: Client, tiny_model_folder: Path
+) -> None:
+    engines = moving.engine_pids()
+
+    def change(**changes: object) -> Endpoint:
+        folder = moving.state_folder
+        return start(folder, tiny_model_folder, "1", rollout=ROLLOUT, **changes).endpoint
+
+    with load(moving) as answers:
+        limited = change(max_new_tokens=20)
+        refused = moving.complete(max_tokens=30)
+        assert moving.engine_pids() == engines
+        other_engine = change(max_new_tokens=20, cache_tokens=2_048)
+        assert moving.engine_pids() != engines
+        unlimited = change()
+    assert refused.status_code == 400 and "at most 20" in refused.text
+    assert moving.complete(max_tokens=30).status_code == 200
+    assert {status for status, _ in answers} == {200}
+    assert {one.pid for one in (limited, other_engine, unlimited)} == {moving.endpoint.pid}
+    assert limited.changed and other_engine.changed and unlimited.changed
 
 
 def test_folder_without_a_model_leaves_the_version_before(moving: Client, tmp_path: Path) -> None:
@@ -145,5 +169,5 @@ def test_front_killed_in_a_rollout_comes_back_with_a_whole_version(
     status = process.status(moving.state_folder)
     assert status is not None
     assert [(route.version, route.share) for route in status.routes] == [("6", 1.0)]
-    process.rollback(moving.state_folder)
+    move(moving, tiny_model_folder, "1")
     assert again.complete(max_tokens=1).headers["x-model-version"] == "1"
