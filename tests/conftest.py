@@ -15,7 +15,7 @@ from artifacts.pipelines import Pipeline
 from artifacts.store import Store
 from tests.tiny import tiny_base_model, tiny_texts
 
-pytest_plugins = ["tests.stand_ins.fixtures"]
+pytest_plugins = ["tests.stand_ins.fixtures", "tests.distribution"]
 
 ROOT = Path(__file__).parent.parent
 

@@ -1,0 +1,51 @@
+"""Which worker runs which tests, and in which order."""
+
+from pathlib import Path
+
+import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
+
+ROOT = Path(__file__).parent.parent
+ONE_RUN = tuple(
+    f"tests/llm_assets/test_{name}.py"
+    for name in ("main_job", "interruption", "commands", "held_out")
+)
+"""They share what one run of the graph has made, so one worker runs them all."""
+LONGEST_FIRST = (
+    *ONE_RUN,
+    "tests/serving/test_rollout.py",
+    "tests/recipes/test_workers.py",
+    "tests/llm_assets/cloud/test_graph.py",
+    "tests/llm_assets/pipes/test_faults.py",
+    "tests/llm_assets/cloud/test_endpoint.py",
+    "tests/llm_assets/pipes/test_clients.py",
+    "tests/spark_jobs/test_clean.py",
+    "tests/serving/test_faults.py",
+    "tests/recipes/test_faults.py",
+    "tests/recipes/test_tensor_parallel.py",
+    "tests/recipes/test_resume.py",
+    "tests/recipes/test_evaluate_tasks.py",
+    "tests/recipes/launcher/test_launcher.py",
+    "tests/recipes/test_lone_trainer.py",
+    "tests/test_readme.py",
+)
+"""Begun in this order, before all others, so that no long file is left at the end."""
+
+
+class Distribution(LoadFileScheduling):
+    """Whole files to whichever worker is free, those of one run as one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file: str = super()._split_scope(nodeid)
+        return ONE_RUN[0] if file in ONE_RUN else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling:
+    return Distribution(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {ROOT / file: place for place, file in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
