@@ -93,9 +93,10 @@ class PackedRows:
 
 def write_shard(folder: Path, name: str, rows: PackedRows, documents: pa.Table) -> None:
     """Write one shard's four files into a local folder."""
-    rows.tokens.astype(rows.tokens.dtype.newbyteorder("<")).tofile(folder / f"{name}.tokens")
-    rows.segments.astype(SEGMENT).tofile(folder / f"{name}.segments")
-    rows.row_offsets.astype("<i8").tofile(folder / f"{name}.rows")
+    tokens = rows.tokens.astype(rows.tokens.dtype.newbyteorder("<"), copy=False)
+    tokens.tofile(folder / f"{name}.tokens")
+    rows.segments.astype(SEGMENT, copy=False).tofile(folder / f"{name}.segments")
+    rows.row_offsets.astype("<i8", copy=False).tofile(folder / f"{name}.rows")
     pq.write_table(documents.cast(DOCUMENT_SCHEMA), folder / f"{name}.documents.parquet")
 
 

@@ -31,7 +31,7 @@ CODE_VERSION = "5"
 
 EXAMPLE_CHARACTERS = 160
 
-_DECISIONS_NAME = "decisions.parquet"
+_DECISIONS_NAME = "decisions.arrow"
 
 
 class CleanSpec(BaseModel):

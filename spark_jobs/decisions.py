@@ -8,10 +8,9 @@ import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from spark_jobs.kept import copy_file, is_kept, name_kept
-from spark_jobs.parquet import open_writer, write_table
+from spark_jobs.parquet import ORIGIN_KEY, write_table
 from spark_jobs.prepare import read_prepared
 
 CODE_VERSION = "1"
@@ -32,20 +31,20 @@ CLEAN_SCHEMA = pa.schema(
 
 
 def write_decisions(url: str, documents: pa.Table, part_offsets: np.ndarray) -> None:
-    """Write which rows stay and their clusters, one row group a part.
+    """Write which rows stay and their clusters, one Arrow record batch a part.
 
     Args:
         documents: all parts' documents, with `cluster`, `pinned` and `reason` (null: stays).
         part_offsets: shape (parts + 1,), where each part's documents begin.
     """
     schema = pa.schema([("row", pa.int64()), ("cluster", pa.string()), ("pinned", pa.bool_())])
-    with open_writer(url, schema) as writer:
+    with fsspec.open(url, "wb") as file, pa.ipc.new_file(file, schema) as writer:
         for first, last in itertools.pairwise(part_offsets):
             part = documents.slice(first, last - first)
             rows = np.flatnonzero(np.asarray(pc.is_null(part["reason"])))
-            kept = part.select(["cluster", "pinned"]).take(pa.array(rows))
-            table = kept.add_column(0, "row", pa.array(rows, pa.int64())).cast(schema)
-            writer.write_table(table, row_group_size=max(1, len(rows)))
+            kept = part.select(["cluster", "pinned"]).take(pa.array(rows)).combine_chunks()
+            columns = [rows, *(kept[name].combine_chunks() for name in ("cluster", "pinned"))]
+            writer.write_batch(pa.record_batch(columns, schema))
 
 
 def write_part(
@@ -61,7 +60,7 @@ def write_part(
     """
     number, url = part
     with fsspec.open(decisions, "rb") as file:
-        stay = pq.ParquetFile(file).read_row_group(number)
+        stay = pa.ipc.open_file(file).get_batch(number)
     if not stay.num_rows:
         return {"kept": None}
     target = f"{output}/part-{number:05d}.parquet"
@@ -77,15 +76,16 @@ def write_part(
     return {"kept": kept}
 
 
-def _select(url: str, stay: pa.Table) -> pa.Table:
+def _select(url: str, stay: pa.RecordBatch) -> pa.Table:
     table = read_prepared(url, ["id", "text", "source", "bytes"]).take(stay["row"])
     table = table.append_column("cluster", stay["cluster"])
     table = table.append_column("pinned", stay["pinned"])
-    return table.select(CLEAN_SCHEMA.names).cast(CLEAN_SCHEMA)
+    origin = {ORIGIN_KEY: url.rpartition("/")[2]}
+    return table.select(CLEAN_SCHEMA.names).cast(CLEAN_SCHEMA).replace_schema_metadata(origin)
 
 
-def _digest(table: pa.Table) -> str:
+def _digest(batch: pa.RecordBatch) -> str:
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as stream:
-        stream.write_table(table.combine_chunks())
+    with pa.ipc.new_stream(sink, batch.schema) as stream:
+        stream.write_batch(batch)
     return hashlib.blake2b(sink.getvalue(), digest_size=16).hexdigest()

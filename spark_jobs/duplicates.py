@@ -126,10 +126,13 @@ def _window_pairs(buckets: list[Buckets], component: np.ndarray) -> Iterator[np.
 
 
 def _buckets(bands: np.ndarray) -> Iterator[Buckets]:
+    # A key's upper bits and the document's number in one integer sort several times as fast as
+    # keys sort their documents. Keys that differ in lower bits alone give a few more candidates.
+    bits = np.uint64(max(1, len(bands).bit_length()))
+    numbers = np.arange(len(bands), dtype=np.uint64)
     for band in range(bands.shape[1] if len(bands) else 0):
-        keys = bands[:, band]
-        order = np.argsort(keys, kind="stable")
-        keys = keys[order]
+        packed = np.sort((bands[:, band] >> bits << bits) | numbers)
+        keys, order = packed >> bits, (packed & ((np.uint64(1) << bits) - 1)).astype(np.int64)
         same = keys[1:] == keys[:-1]
         shared = np.concatenate([same, [False]]) | np.concatenate([[False], same])
         order, keys = order[shared], keys[shared]

@@ -1,11 +1,16 @@
 """What a run keeps for the next one, under names that follow from all that decides its content."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from artifacts.identity import hash_json
+from spark_jobs.parquet import write_table
 
 
 def name_kept(folder: str, ending: str, **decided_by: Any) -> str:
@@ -21,6 +26,48 @@ def is_kept(url: str) -> bool:
     """Whether it is there."""
     filesystem, path = fsspec.core.url_to_fs(url)
     return bool(filesystem.exists(path))
+
+
+def kept_rows(
+    url: str | None,
+    ids: pa.ChunkedArray,
+    make: Callable[[np.ndarray], pa.Table],
+    compression: str = "zstd",
+) -> pa.Table:
+    """A row for each document, of which those that `url` keeps are not made again.
+
+    Args:
+        url: None keeps nothing.
+        ids: of the documents, each once.
+        make: places in `ids` to the rows of these documents, in that order.
+
+    Returns:
+        What `make` gives, in the order of `ids`; at `url` with the column `id`.
+    """
+    every = np.arange(len(ids))
+    if url is None:
+        return make(every)
+
+    def make_with_ids(places: np.ndarray) -> pa.Table:
+        return make(places).append_column("id", ids.take(pa.array(places)))
+
+    is_new = not is_kept(url)
+    known = make_with_ids(every) if is_new else _read_table(url)
+    places = pc.index_in(ids, known["id"])
+    missing = np.flatnonzero(np.asarray(pc.is_null(places)))
+    if len(missing):
+        known = pa.concat_tables([known, make_with_ids(missing)])
+        places = pc.index_in(ids, known["id"])
+    is_in_order = np.array_equal(places, every)
+    table = known.slice(0, len(ids)) if is_in_order else known.take(places)
+    if is_new or len(missing):
+        write_table(url, table, compression)
+    return table.drop_columns("id")
+
+
+def _read_table(url: str) -> pa.Table:
+    with fsspec.open(url, "rb") as file:
+        return pq.ParquetFile(file, page_checksum_verification=True).read(use_threads=False)
 
 
 def copy_file(url: str, target: str) -> None:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from artifacts.errors import UserError
-from artifacts.shards import Split
 from spark_jobs.settings import TokenizedShardsSettings
 
 
@@ -23,13 +23,20 @@ class Mixing:
     """Source name to times seen; sources not named are seen once."""
     fraction: float
 
-    def copies(self, identifier: str, source: str, split: Split) -> int:
-        """How often a document is seen; the fraction is applied to the documents, then the weight.
+    def copies(self, documents: pa.Table, splits: np.ndarray) -> np.ndarray:
+        """How often each document is seen, by its `id`, its `source` and its split.
 
-        A larger fraction or weight keeps what a smaller one took.
+        The fraction is applied to the documents, then the weight. A larger fraction or weight keeps
+        what a smaller one took.
         """
-        if split != "train":
-            return 1
+        copies = np.ones(documents.num_rows, np.int64)
+        if self.fraction < 1 or self.weights:
+            for number in np.flatnonzero(splits == "train").tolist():
+                row = documents["id"][number].as_py(), documents["source"][number].as_py()
+                copies[number] = self._copies(*row)
+        return copies
+
+    def _copies(self, identifier: str, source: str) -> int:
         if self.fraction < 1 and _uniform("fraction", identifier) >= self.fraction:
             return 0
         whole, part = divmod(self.weights.get(source, 1.0), 1)
@@ -64,11 +71,6 @@ def plan_mixing(
     weights = {source: round(weight, 6) for source, weight in weights.items()}
     record = {"fraction": settings.fraction, "weights": dict(sorted(weights.items()))}
     return Mixing(weights, settings.fraction), record
-
-
-def repeat_rows(copies: list[int]) -> np.ndarray:
-    """Row numbers, each as often as it is seen."""
-    return np.repeat(np.arange(len(copies)), copies)
 
 
 def _uniform(purpose: str, identifier: str) -> float:

@@ -24,8 +24,8 @@ def concatenate(documents: DocumentTokens, sequence_length: int, padding_id: int
     """
     total = len(documents.tokens)
     rows = -(-total // sequence_length)
-    tokens = np.full(rows * sequence_length, padding_id, documents.tokens.dtype)
-    tokens[:total] = documents.tokens
+    tokens = np.empty(rows * sequence_length, documents.tokens.dtype)
+    tokens[:total], tokens[total:] = documents.tokens, padding_id
     cuts = np.union1d(documents.starts, np.arange(0, total, sequence_length))
     number = np.searchsorted(documents.starts, cuts, side="right") - 1
     segments = np.empty(len(cuts), SEGMENT)

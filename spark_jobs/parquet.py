@@ -11,6 +11,12 @@ import pyarrow.parquet as pq
 
 from artifacts.errors import UserError
 
+READERS = 4
+"""Threads of the driver that read parts; a bucket answers several requests at a time."""
+
+ORIGIN_KEY = b"origin"
+"""Of a Parquet file's metadata: what its rows were made of."""
+
 
 @dataclass(frozen=True)
 class Part:
@@ -19,6 +25,9 @@ class Part:
     url: str
     row_group: int
     rows: int
+    origin: str | None = None
+    """Names what the rows were made of, where the part says so: equal names, and equal ids in
+    them, mean equal texts."""
 
     def read(self, columns: list[str]) -> pa.Table:
         """The part's rows."""
@@ -73,8 +82,14 @@ def find_parts(url: str, columns: list[str], asset: str) -> list[Part]:
                 f"{file} of the `{asset}` has no column {missing[0]!r}; its columns are "
                 f"{', '.join(found)}."
             )
+        origin = (metadata.metadata or {}).get(ORIGIN_KEY)
         parts += [
-            Part(filesystem.unstrip_protocol(file), number, metadata.row_group(number).num_rows)
+            Part(
+                filesystem.unstrip_protocol(file),
+                number,
+                metadata.row_group(number).num_rows,
+                origin.decode() if origin else None,
+            )
             for number in range(metadata.num_row_groups)
         ]
     return parts

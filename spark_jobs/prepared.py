@@ -9,10 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from artifacts.errors import UserError
+from spark_jobs.parquet import READERS
 from spark_jobs.prepare import read_prepared
-
-READERS = 4
-"""Threads that read prepared parts; a bucket answers several requests at a time."""
 
 _COLUMNS = ["id", "source", "cluster", "characters", "bytes", "reason", "repaired"]
 

@@ -2,8 +2,6 @@
 
 import itertools
 import tempfile
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,16 +10,18 @@ from typing import Any
 import fsspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from fsspec.implementations.local import LocalFileSystem
 
 from artifacts.shards import DOCUMENT_SCHEMA, PackedRows, Split, token_dtype, write_shard
+from spark_jobs.exchange import Range, read_ranges
 from spark_jobs.mixing import Mixing
 from spark_jobs.packing import PACKINGS, DocumentTokens, count_cut_documents
+from spark_jobs.parquet import open_writer
 from spark_jobs.settings import DecontaminationSettings
 from spark_jobs.split import Splitter
-from spark_jobs.tasks import spare_overhead
 
-_DOCUMENTS = pa.schema(
+EXCHANGED_SCHEMA = pa.schema(
     [
         ("position", pa.int64()),
         ("id", pa.string()),
@@ -30,9 +30,17 @@ _DOCUMENTS = pa.schema(
         ("bytes", pa.int64()),
         ("tokens", pa.binary()),
         ("absent", pa.int64()),
+        ("text", pa.string()),
     ]
 )
-"""What passes from the first tasks to the last ones."""
+"""A document on its way to its shard; only held-out ones have their text."""
+
+HELD_OUT_FOLDER = "held_out"
+"""The held-out texts, a file for each held-out shard. They make the shards a pin by themselves: a
+later corpus finds in them what to keep held out."""
+_HELD_OUT_COLUMNS = ["id", "text", "source", "cluster", "bytes"]
+_HELD_OUT_PART_BYTES = 1024 * 1024
+"""Text in one row group of them, about."""
 
 
 @dataclass(frozen=True)
@@ -66,42 +74,24 @@ class Plan:
             for number in range(count)
         ]
 
-    def shard_number(self, split: Split, position: int) -> int:
-        """The shard that holds a position in [0, 2**63) of a split."""
-        return self._first_numbers[split] + (self.shards[split] * position >> 63)
-
-    @cached_property
-    def _first_numbers(self) -> dict[Split, int]:
-        ends = itertools.accumulate(self.shards.values(), initial=0)
-        return dict(zip(self.shards, ends, strict=False))
-
-
-def pack(documents: pa.Table) -> bytes:
-    """Documents as they pass from one task to another."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, _DOCUMENTS) as stream:
-        stream.write_table(documents.select(_DOCUMENTS.names).cast(_DOCUMENTS))
-    return sink.getvalue().to_pybytes()
+    def shard_numbers(self, documents: pa.Table) -> np.ndarray:
+        """The shard of each document, by its `split` and its `position` in [0, 2**63)."""
+        splits = pc.index_in(documents["split"], pa.array(self.shards)).to_numpy()
+        counts = np.array(list(self.shards.values()))
+        firsts = np.cumsum(counts) - counts
+        # The upper half of the product of a position and a count that fits 31 bits.
+        position = documents["position"].to_numpy()
+        high, low = position >> 32, position & 0xFFFFFFFF
+        within = (high * counts[splits] + (low * counts[splits] >> 32)) >> 31
+        return firsts[splits] + within
 
 
-def unpack(content: bytes) -> pa.Table:
-    """What `pack` has packed."""
-    return pa.ipc.open_stream(content).read_all()
-
-
-def shard_writer(plan: Plan) -> Callable[[Iterable[tuple[int, bytes]]], Iterator[dict[str, Any]]]:
-    """A task that writes one shard of documents in any order, and describes it."""
-
-    def write(pieces: Iterable[tuple[int, bytes]]) -> Iterator[dict[str, Any]]:
-        spare_overhead()
-        found = list(pieces)
-        if found:
-            split, name = plan.shard_names[found[0][0]]
-            documents = pa.concat_tables([unpack(content) for _, content in found])
-            ordered = documents.sort_by([("position", "ascending"), ("id", "ascending")])
-            yield _write_one(name, split, ordered, plan)
-
-    return write
+def write_shard_of(ranges: tuple[int, list[Range]], plan: Plan) -> dict[str, Any]:
+    """Write the shard of this number from documents in any order, and describe it."""
+    split, name = plan.shard_names[ranges[0]]
+    documents = read_ranges(ranges[1])
+    ordered = documents.sort_by([("position", "ascending"), ("id", "ascending")])
+    return _write_one(name, split, ordered, plan)
 
 
 def _write_one(name: str, split: Split, documents: pa.Table, plan: Plan) -> dict[str, Any]:
@@ -114,10 +104,10 @@ def _write_one(name: str, split: Split, documents: pa.Table, plan: Plan) -> dict
     _check_nothing_lost(name, rows, len(tokens))
     table = documents.append_column("length", pa.array(lengths, pa.int64()))
     table = table.select(["id", "cluster", "source", "bytes", "length"])
+    if split == "held_out":
+        _store_texts(plan.output, name.replace("held_out", "part"), documents)
     _store(plan.output, name, rows, table.rename_columns(DOCUMENT_SCHEMA.names))
-    by_source: Counter[str] = Counter()
-    for source, length in zip(documents["source"].to_pylist(), lengths.tolist(), strict=True):
-        by_source[source] += length
+    by_source = table.group_by("source").aggregate([("length", "sum")]).to_pylist()
     return {
         "name": name,
         "split": split,
@@ -125,9 +115,18 @@ def _write_one(name: str, split: Split, documents: pa.Table, plan: Plan) -> dict
         "tokens": len(tokens),
         "documents": documents.num_rows,
         "cut_documents": count_cut_documents(rows),
-        "absent": sum(documents["absent"].to_pylist()),
-        "tokens_by_source": dict(by_source),
+        "absent": pc.sum(documents["absent"]).as_py(),
+        "tokens_by_source": {row["source"]: row["length_sum"] for row in by_source},
     }
+
+
+def _store_texts(url: str, name: str, documents: pa.Table) -> None:
+    texts = documents.select(_HELD_OUT_COLUMNS)
+    before = np.cumsum(documents["bytes"].to_numpy()) - documents["bytes"].to_numpy()
+    starts = np.unique(before // _HELD_OUT_PART_BYTES, return_index=True)[1]
+    with open_writer(f"{url}/{HELD_OUT_FOLDER}/{name}.parquet", texts.schema) as writer:
+        for first, last in itertools.pairwise([*starts.tolist(), texts.num_rows]):
+            writer.write_table(texts.slice(first, last - first), row_group_size=last - first)
 
 
 def _flat_tokens(chunk: pa.Array, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:

@@ -14,10 +14,10 @@ Their near-copies in other sources share a cluster with them, of which one docum
 
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from artifacts.shards import Split
 from spark_jobs.settings import SplitSettings
 
 _DIGITS = 15
@@ -40,8 +40,8 @@ class Splitter:
     replay: frozenset[str] = frozenset()
     """Names of the sources that are replayed."""
 
-    def splits(self, documents: pa.Table | pa.RecordBatch) -> list[Split]:
-        """The split of each row, by its `cluster`, `pinned` and `source`."""
+    def splits(self, documents: pa.Table) -> np.ndarray:
+        """The split of each row, a string, by its `cluster`, `pinned` and `source`."""
         clusters, settings = documents["cluster"], self.settings
         held_out = pc.less(clusters, threshold(settings.held_out))
         validation = pc.less(clusters, threshold(settings.held_out + settings.validation))
@@ -51,5 +51,5 @@ class Splitter:
         if self.replay:
             replayed = pc.is_in(documents["source"], pa.array(sorted(self.replay)))
             found = pc.if_else(replayed, "replay", found)
-        splits: list[Split] = pc.if_else(documents["pinned"], "held_out", found).to_pylist()
-        return splits
+        splits = pc.if_else(documents["pinned"], "held_out", found)
+        return np.asarray(splits, "U10")

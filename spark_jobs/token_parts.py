@@ -1,75 +1,129 @@
-"""The first tasks of the tokenising job: a part's documents become tokens, each with its place."""
+"""The first tasks of the tokenising job: parts' documents become tokens, sent to their shards."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
 
-import fsspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
-from pyspark import Broadcast
+import pyarrow.compute as pc
 
 from artifacts.errors import UserError
-from artifacts.shards import Split
 from spark_jobs.decisions import CLEAN_SCHEMA
+from spark_jobs.exchange import ExchangeWriter
+from spark_jobs.kept import kept_rows, name_kept
 from spark_jobs.minhash import sum_words
-from spark_jobs.mixing import repeat_rows
 from spark_jobs.overlap import load_runs, overlaps
 from spark_jobs.parquet import Part, write_table
 from spark_jobs.session import ARROW_BATCH_ROWS
-from spark_jobs.shard_writer import Plan, pack
-from spark_jobs.tasks import spare_overhead
+from spark_jobs.shard_writer import EXCHANGED_SCHEMA, Plan
 from spark_jobs.text import fold
 from spark_jobs.tokenizer import DocumentTokenizer, Engine, TokenizerFiles
 
-CODE_VERSION = "1"
-"""Part of the name of kept tokens; raise it when tokenising gives another result."""
+CODE_VERSION = "2"
+"""Part of the name of kept parts; raise it when this module gives another result."""
 
-TOKEN_SCHEMA = pa.schema([("tokens", pa.binary()), ("absent", pa.int64())])
+TOKENISED_SCHEMA = pa.schema(
+    [("position", pa.int64()), ("tokens", pa.binary()), ("absent", pa.int64())]
+)
+"""What a document becomes: `position` shuffles it (`_position`), `tokens` are little-endian, start
+and end included, `absent` counts bytes that the vocabulary cannot express."""
 
 REMOVED_FOLDER = "overlaps_held_out"
-"""Lists the documents that were left out, with the share of each that is held-out text."""
+"""Lists the documents that were left out, with the share of each that is text that judges."""
 
 
-def tokeniser(
-    shared: "Broadcast[tuple[TokenizerFiles, list[tuple[Part, str | None]]]]",
+@dataclass(frozen=True)
+class _KeptPart:
+    """Where a part's tokens are kept, and how much its documents overlap with text that judges.
+
+    Both by document, since other documents of the part may be copies of other parts' next time.
+    """
+
+    tokens: str | None = None
+    overlaps: str | None = None
+
+
+def tokenise_parts(
+    parts: list[tuple[int, Part]],
+    files: TokenizerFiles,
     engine: Engine,
     plan: Plan,
-) -> Callable[[Iterable[int]], Iterator[tuple[int, bytes]]]:
-    """A task that turns the parts it is given by number into documents for the shards.
-
-    What it gives are pairs: the number of a shard in `plan.shard_names`, and documents of it, which
-    `spark_jobs.shard_writer.unpack` reads.
-
-    Args:
-        shared: the tokenizer, and each part with where its tokens are kept (None: nowhere).
-    """
-
-    def tokenise(numbers: Iterable[int]) -> Iterator[tuple[int, bytes]]:
-        spare_overhead()
-        files, parts = shared.value
-        tokenizer = _kept_tokenizer(files, engine)
-        for number in numbers:
-            part, kept = parts[number]
-            documents = part.read(CLEAN_SCHEMA.names)
-            tokens = _tokens_of(documents, tokenizer, plan, kept)
-            for column in tokens.schema.names:
-                documents = documents.append_column(column, tokens[column])
-            _keep_held_out(documents, number, plan)
-            yield from _by_shard(_choose(documents, number, plan), plan)
-
-    return tokenise
-
-
-def name_kept_tokens(cache: str, text_digest: str, files: TokenizerFiles, ends: str) -> str:
-    """Where the tokens of a part are kept: all that decides them is in the name.
+    exchange: str,
+    folder: str | None,
+) -> dict[str, Any]:
+    """Tokenise numbered parts and send their documents to their shards.
 
     Args:
-        text_digest: of the part's texts.
-        ends: names the start and end token.
+        exchange: folder for what passes to the shards.
+        folder: keeps tokens for the next run. Only of documents that are new are the texts read.
+
+    Returns:
+        `ranges`: a shard's number in `plan.shard_names` to where its documents are; `kept`: all
+        that was kept.
     """
-    content = f"{CODE_VERSION} {text_digest} {files.sha256} {files.vocab_size} {ends}"
-    return f"{cache}/{hashlib.blake2b(content.encode(), digest_size=16).hexdigest()}.parquet"
+    used = []
+    with ExchangeWriter(exchange) as writer:
+        for number, part in parts:
+            kept = _name_kept_part(folder, part, files, plan) if folder else _KeptPart()
+            used += [kept.tokens, kept.overlaps]
+            tokenizer = partial(_kept_tokenizer, files, engine)
+            documents = _documents_of(part, kept, number, tokenizer, plan)
+            shards = plan.shard_numbers(documents)
+            documents = documents.select(EXCHANGED_SCHEMA.names).cast(EXCHANGED_SCHEMA)
+            for shard in np.unique(shards).tolist():
+                writer.add(shard, documents.filter(pa.array(shards == shard)))
+    return {"ranges": dict(writer.ranges), "kept": list(filter(None, used))}
+
+
+def _name_kept_part(folder: str, part: Part, files: TokenizerFiles, plan: Plan) -> _KeptPart:
+    common = {
+        "code_version": CODE_VERSION,
+        "part": part.origin or part.digest(CLEAN_SCHEMA.names),
+    }
+    tokens = name_kept(
+        folder,
+        "parquet",
+        **common,
+        tokenizer=files.sha256,
+        vocab_size=plan.vocab_size,
+        ends=[plan.start_token_id, plan.end_token_id],
+    )
+    if plan.runs is None:
+        return _KeptPart(tokens)
+    words = plan.decontamination.run_words
+    runs = plan.runs.rpartition("/")[2]
+    return _KeptPart(tokens, name_kept(folder, "parquet", **common, runs=runs, words=words))
+
+
+def _documents_of(
+    part: Part,
+    kept: _KeptPart,
+    number: int,
+    tokenizer: Callable[[], DocumentTokenizer],
+    plan: Plan,
+) -> pa.Table:
+    """A part's documents for the shards, with `split` and `text` (of held-out ones)."""
+    documents = part.read(["id", "source", "cluster", "bytes", "pinned"])
+    texts = cache(lambda: part.read(["text"])["text"])
+
+    def tokenise(places: np.ndarray) -> pa.Table:
+        chosen = documents.select(["id"]).append_column("text", texts()).take(places)
+        return _tokenise(chosen, tokenizer(), plan)
+
+    def measure(places: np.ndarray) -> pa.Table:
+        return pa.table({"overlap": _overlap(texts().take(places).to_pylist(), plan)})
+
+    tokenised = kept_rows(kept.tokens, documents["id"], tokenise, "none")
+    for column in tokenised.schema.names:
+        documents = documents.append_column(column, tokenised[column])
+    overlap = kept_rows(kept.overlaps, documents["id"], measure)["overlap"].to_numpy()
+    splits = plan.splitter.splits(documents)
+    documents = documents.append_column("split", pa.array(splits, pa.string()))
+    documents = documents.append_column("text", _held_out_texts(texts, splits))
+    return _choose(documents, splits, overlap, number, plan)
 
 
 _tokenizers: dict[tuple[str, Engine], DocumentTokenizer] = {}
@@ -83,24 +137,12 @@ def _kept_tokenizer(files: TokenizerFiles, engine: Engine) -> DocumentTokenizer:
     return _tokenizers[key]
 
 
-def _tokens_of(
-    documents: pa.Table, tokenizer: DocumentTokenizer, plan: Plan, kept: str | None
-) -> pa.Table:
-    """`tokens` (little-endian, start and end included) and `absent` bytes of each document."""
-    if kept is None:
-        return _tokenise(documents, tokenizer, plan)
-    filesystem, path = fsspec.core.url_to_fs(kept)
-    if not filesystem.exists(path):
-        write_table(kept, _tokenise(documents, tokenizer, plan))
-    with filesystem.open(path, "rb") as file:
-        return pq.read_table(file)
-
-
 def _tokenise(documents: pa.Table, tokenizer: DocumentTokenizer, plan: Plan) -> pa.Table:
+    """`id` and `text` to `TOKENISED_SCHEMA`."""
     pieces = [
         _tokenise_batch(piece, tokenizer, plan) for piece in documents.to_batches(ARROW_BATCH_ROWS)
     ]
-    return pa.Table.from_batches(pieces, TOKEN_SCHEMA)
+    return pa.Table.from_batches(pieces, TOKENISED_SCHEMA)
 
 
 def _tokenise_batch(
@@ -119,80 +161,53 @@ def _tokenise_batch(
         batch.num_rows,
         [None, pa.py_buffer(bounds * plan.dtype.itemsize), pa.py_buffer(tokens)],
     )
+    positions = pa.array([_position(one, 0) for one in batch["id"].to_pylist()], pa.int64())
     absent = _count_bytes(batch["text"], tokenizer.absent_bytes)
-    return pa.RecordBatch.from_arrays([packed.cast(pa.binary()), absent], schema=TOKEN_SCHEMA)
+    columns = [positions, packed.cast(pa.binary()), absent]
+    return pa.RecordBatch.from_arrays(columns, schema=TOKENISED_SCHEMA)
 
 
-def _keep_held_out(documents: pa.Table, number: int, plan: Plan) -> None:
-    """Write the held-out texts beside the shards, as clean parts.
+def _overlap(texts: list[str], plan: Plan) -> np.ndarray:
+    """How much of each text also stands in text that judges, held-out text above all."""
+    if plan.runs is None:
+        return np.zeros(len(texts))
+    words = sum_words(list(map(fold, texts)))
+    return overlaps(words, plan.decontamination.run_words, load_runs(plan.runs))
 
-    They make the shards a pin by themselves: a later corpus finds in them what to keep held out.
+
+def _held_out_texts(texts: Callable[[], pa.ChunkedArray], splits: np.ndarray) -> pa.Array:
+    """The texts of held-out documents, which are written beside the shards; null for others."""
+    held_out = splits == "held_out"
+    if not held_out.any():
+        return pa.nulls(len(splits), pa.string())
+    return pc.if_else(pa.array(held_out), texts(), None)
+
+
+def _choose(
+    documents: pa.Table, splits: np.ndarray, overlap: np.ndarray, number: int, plan: Plan
+) -> pa.Table:
+    """The documents that are used, each as often as it is seen.
+
+    Those that overlap too much with text that judges are listed beside the shards instead.
     """
-    held_out = [split == "held_out" for split in plan.splitter.splits(documents)]
-    if any(held_out):
-        kept = documents.select(CLEAN_SCHEMA.names).filter(pa.array(held_out))
-        write_table(f"{plan.output}/held_out/part-{number:05d}.parquet", kept)
-
-
-def _choose(documents: pa.Table, number: int, plan: Plan) -> pa.Table:
-    """The documents that are used, each as often as it is seen, with `split` and `copy`.
-
-    Those that overlap too much with held-out text are listed beside the shards instead.
-    """
-    splits = plan.splitter.splits(documents)
-    overlap = _overlap_with_held_out(documents["text"], splits, plan)
     # Of text to replay there is plenty, so what judges need not be measured against any of it.
-    limit = np.where(np.array(splits) == "replay", 0, plan.decontamination.maximum_overlap)
-    removed = overlap > limit
-    documents = documents.drop_columns("text").append_column("split", pa.array(splits, pa.string()))
+    limit = np.where(splits == "replay", 0, plan.decontamination.maximum_overlap)
+    removed = (overlap > limit) & (splits != "held_out")
     if removed.any():
         listed = documents.select(["id", "source", "cluster", "bytes", "split"])
         listed = listed.append_column("overlap", pa.array(overlap)).filter(pa.array(removed))
         write_table(f"{plan.output}/{REMOVED_FOLDER}/part-{number:05d}.parquet", listed)
-    copies = [
-        0 if gone else plan.mixing.copies(*document)
-        for gone, *document in zip(
-            removed.tolist(),
-            documents["id"].to_pylist(),
-            documents["source"].to_pylist(),
-            splits,
-            strict=True,
-        )
-    ]
-    rows = repeat_rows(copies)
-    first = np.cumsum(copies) - copies
-    copy = pa.array(np.arange(len(rows)) - first[rows], pa.int64())
-    return documents.take(pa.array(rows, pa.int64())).append_column("copy", copy)
-
-
-def _overlap_with_held_out(texts: pa.ChunkedArray, splits: list[Split], plan: Plan) -> np.ndarray:
-    """How much of each text also stands in held-out text; 0 for held-out texts themselves."""
-    limits = plan.decontamination
-    if plan.runs is None:
-        return np.zeros(len(splits))
-    words = sum_words(list(map(fold, texts.to_pylist())))
-    shares = overlaps(words, limits.run_words, load_runs(plan.runs))
-    return np.where(np.array(splits) == "held_out", 0, shares)
-
-
-def _by_shard(documents: pa.Table, plan: Plan) -> Iterator[tuple[int, bytes]]:
-    """Give every document its position, and each shard its documents."""
-    positions = [
-        _position(identifier, copy)
-        for identifier, copy in zip(
-            documents["id"].to_pylist(), documents["copy"].to_pylist(), strict=True
-        )
-    ]
-    shards = np.array(
-        [
-            plan.shard_number(split, position)
-            for split, position in zip(documents["split"].to_pylist(), positions, strict=True)
-        ],
-        np.int64,
-    )
-    documents = documents.append_column("position", pa.array(positions, pa.int64()))
-    for shard in np.unique(shards).tolist():
-        yield shard, pack(documents.take(pa.array(np.flatnonzero(shards == shard))))
+    copies = np.where(removed, 0, plan.mixing.copies(documents, splits))
+    if np.all(copies == 1):
+        return documents
+    rows = np.repeat(np.arange(len(copies)), copies)
+    copy = np.arange(len(rows)) - (np.cumsum(copies) - copies)[rows]
+    documents = documents.take(pa.array(rows))
+    positions = documents["position"].to_numpy().copy()
+    for place in np.flatnonzero(copy).tolist():
+        positions[place] = _position(documents["id"][place].as_py(), int(copy[place]))
+    column = documents.schema.get_field_index("position")
+    return documents.set_column(column, "position", pa.array(positions))
 
 
 def _enclose(ids: np.ndarray, offsets: np.ndarray, plan: Plan) -> tuple[np.ndarray, np.ndarray]:

@@ -7,8 +7,9 @@ Run as a program: `python -m spark_jobs.tokenize --spec spec.json`.
 """
 
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import fsspec
@@ -22,15 +23,16 @@ from spark_jobs import entry
 from spark_jobs.card import write_card
 from spark_jobs.decisions import CLEAN_SCHEMA
 from spark_jobs.evaluation_texts import keep_evaluation_runs
+from spark_jobs.exchange import Range
+from spark_jobs.held_out_runs import keep_held_out_runs
 from spark_jobs.kept import remove_others
 from spark_jobs.mixing import plan_mixing
 from spark_jobs.parquet import Part, find_parts
-from spark_jobs.progress import progress
 from spark_jobs.settings import TokenizedShardsSettings
-from spark_jobs.shard_writer import Plan, shard_writer
-from spark_jobs.survey import Survey, TextPass, pass_over_texts, survey_parts
-from spark_jobs.tasks import count_tasks, user_errors
-from spark_jobs.token_parts import REMOVED_FOLDER, name_kept_tokens, tokeniser
+from spark_jobs.shard_writer import Plan, write_shard_of
+from spark_jobs.survey import Survey, survey_parts
+from spark_jobs.tasks import count_tasks, map_tasks
+from spark_jobs.token_parts import REMOVED_FOLDER, tokenise_parts
 from spark_jobs.tokenizer import (
     Engine,
     TokenizerFiles,
@@ -39,7 +41,7 @@ from spark_jobs.tokenizer import (
     measure_bytes_per_token,
 )
 
-CODE_VERSION = "3"
+CODE_VERSION = "4"
 
 BYTES_PER_TOKEN = 4
 """Rough length of a token in text, which only decides into how many shards a split is cut."""
@@ -83,6 +85,7 @@ def run(
     start, end = files.start_and_end(settings.start_token, settings.end_token)
     parts = find_parts(spec.clean_corpus, CLEAN_SCHEMA.names, "clean_corpus")
     scratch = f"{spec.output}.scratch"
+    folder = spec.cache or scratch
     survey = survey_parts(parts, settings)
     _refuse_unknown_replay(survey, settings)
     _refuse_missing_splits(survey, settings)
@@ -92,13 +95,12 @@ def run(
         survey.source_bytes,
         lambda: measure_bytes_per_token(files, engine, survey.sample),
     )
-    words = None
+    runs: list[str] = []
     if settings.decontamination.maximum_overlap < 1 or settings.replay:
+        judging = keep_evaluation_runs(spec.evaluation_texts, folder, settings.decontamination)
+        held_out = [part for part, holds in zip(parts, survey.holds_held_out, strict=True) if holds]
         words = settings.decontamination.run_words
-    found = TextPass([], None)
-    if words or spec.cache:
-        judging = keep_evaluation_runs(spec.evaluation_texts, scratch, settings.decontamination)
-        found = pass_over_texts(spark, parts, survey.splitter, words, scratch, report, judging)
+        runs = keep_held_out_runs(spark, held_out, survey.splitter, words, folder, report, judging)
     plan = Plan(
         output=spec.output,
         sequence_length=settings.sequence_length,
@@ -106,7 +108,7 @@ def run(
         vocab_size=files.vocab_size,
         start_token_id=start,
         end_token_id=end,
-        runs=found.runs,
+        runs=runs[0] if runs else None,
         decontamination=settings.decontamination,
         mixing=mixing,
         splitter=survey.splitter,
@@ -115,18 +117,18 @@ def run(
             for split, size in survey.bytes.items()
         },
     )
-    kept: list[str | None] = [None] * len(parts)
-    if spec.cache:
-        names = (name_kept_tokens(spec.cache, d, files, f"{start} {end}") for d in found.digests)
-        kept = list(names)
-    written = _write_shards(spark, files, engine, list(zip(parts, kept, strict=True)), plan, report)
+    exchange = f"{scratch}/exchange"
+    tokenise = partial(
+        tokenise_parts, files=files, engine=engine, plan=plan, exchange=exchange, folder=spec.cache
+    )
+    sent = _tokenise(spark, parts, tokenise, engine, report)
+    written = _write_shards(spark, sent, plan, report)
     stats = _stats(written, plan, files, engine, warnings)
     _refuse_too_little(stats, settings)
     removed = _count_removed(spec.output)
-    if found.runs:
-        _remove(scratch)
     if spec.cache:
-        remove_others(spec.cache, filter(None, kept))
+        remove_others(spec.cache, [*runs, *(url for record in sent for url in record["kept"])])
+    _remove(scratch)
     report(
         f"{sum(stats['tokens'].values()):,} tokens in {sum(stats['rows'].values()):,} rows "
         f"({stats['rows']['train']:,} to train on)"
@@ -141,30 +143,34 @@ def run(
     return stats
 
 
-def _write_shards(
+def _tokenise(
     spark: SparkSession,
-    files: TokenizerFiles,
+    parts: list[Part],
+    tokenise: Callable[[list[tuple[int, Part]]], dict[str, Any]],
     engine: Engine,
-    parts: list[tuple[Part, str | None]],
-    plan: Plan,
     report: Callable[[str], None],
 ) -> list[dict[str, Any]]:
-    """Tokenise all parts, bring each shard's documents together and write it.
+    """Tokenise all parts, many of them in a piece of work; the records of those."""
+    tasks = count_tasks(len(parts), spark.sparkContext.defaultParallelism)
+    numbered = list(enumerate(parts))
+    groups = [numbered[task::tasks] for task in range(tasks)]
+    return map_tasks(spark, f"tokenising with {engine}", groups, tokenise, report)
+
+
+def _write_shards(
+    spark: SparkSession, sent: list[dict[str, Any]], plan: Plan, report: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """Bring each shard's documents together and write it.
 
     Returns:
         What is known of each shard, in the order of their names.
     """
-    context = spark.sparkContext
-    shared = context.broadcast((files, parts))
-    tasks = count_tasks(len(parts), context.defaultParallelism)
-    tokenised = context.parallelize(range(len(parts)), tasks).mapPartitions(
-        tokeniser(shared, engine, plan)
-    )
-    # Every shard has a partition of its own.
-    by_shard = tokenised.partitionBy(len(plan.shard_names), lambda shard: shard)
-    with user_errors(), progress(context, f"tokenising with {engine}", report):
-        written = by_shard.mapPartitions(shard_writer(plan)).collect()
-    shared.destroy()
+    ranges: dict[int, list[Range]] = defaultdict(list)
+    for record in sent:
+        for shard, found in record["ranges"].items():
+            ranges[shard] += found
+    write = partial(write_shard_of, plan=plan)
+    written = map_tasks(spark, "writing shards", sorted(ranges.items()), write, report)
     return sorted(written, key=lambda shard: shard["name"])
 
 

@@ -14,7 +14,7 @@ from llm_assets.sources.document import SCHEMA, Document, to_table
 from llm_assets.sources.faults import EXAMPLES, Fault
 from llm_assets.sources.pieces import Batch, Pieces
 
-PART_BYTES = (512 * 1024, 4 * 1024 * 1024)
+PART_BYTES = (1024 * 1024, 8 * 1024 * 1024)
 """Least and most text in one row group, which is what one Spark task reads."""
 FILE_BYTES = 64 * 1024 * 1024
 """Text in one Parquet file."""

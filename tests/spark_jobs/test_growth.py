@@ -1,0 +1,135 @@
+"""A corpus that grows: what is kept decides how long it takes, never what is made."""
+
+import random
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyspark.sql import SparkSession
+
+from spark_jobs import clean, tokenize
+from spark_jobs.settings import CleanCorpusSettings, SplitSettings, TokenizedShardsSettings
+from tests.spark_jobs.test_duplicates import families
+
+CLEAN = CleanCorpusSettings(minimum_characters=40)
+SHARDS = TokenizedShardsSettings(
+    sequence_length=64, split=SplitSettings(validation=0.15, held_out=0.15), shard_bytes=16_384
+)
+
+Texts = list[list[tuple[str, str]]]
+"""The id and text of each document, source file by source file."""
+
+
+def make(
+    spark: SparkSession,
+    texts: Texts,
+    model: Path,
+    folder: Path,
+    cache: Path | None = None,
+    pin: Path | None = None,
+) -> dict[str, Any]:
+    """Make everything, and give its stats."""
+    write_raw(folder / "raw", texts)
+    cleaning = clean.CleanSpec(
+        raw_corpus=str(folder / "raw"),
+        output=str(folder / "clean"),
+        settings=CLEAN,
+        pinned_held_out=str(pin / "shards") if pin else None,
+        cache=str(cache / "clean") if cache else None,
+    )
+    tokenising = tokenize.TokenizeSpec(
+        clean_corpus=str(folder / "clean"),
+        base_model=str(model),
+        output=str(folder / "shards"),
+        settings=SHARDS,
+        cache=str(cache / "tokens") if cache else None,
+    )
+    cleaned = clean.run(spark, cleaning, lambda line: None)
+    return cleaned | {"shards": tokenize.run(spark, tokenising, lambda line: None)}
+
+
+def write_raw(folder: Path, texts: Texts) -> None:
+    folder.mkdir(parents=True)
+    for number, file in enumerate(texts):
+        ids, contents = zip(*file, strict=True)
+        table = pa.table({"id": ids, "text": contents, "source": ["manual"] * len(ids)})
+        pq.write_table(table, folder / f"part-{number:05d}.parquet")
+
+
+def files_below(folder: Path) -> dict[str, bytes]:
+    return {
+        file.relative_to(folder).as_posix(): file.read_bytes()
+        for file in folder.rglob("*")
+        if file.is_file()
+    }
+
+
+def source_files(generator: random.Random, documents: int, files: int) -> Texts:
+    """Families of near-copies and some exact copies, spread over files."""
+    texts = families(documents // 4, generator.randrange(10**6))
+    texts += generator.sample(texts, documents // 10)
+    generator.shuffle(texts)
+    numbered = [(f"d{number:04d}", text) for number, text in enumerate(texts)]
+    return [numbered[number::files] for number in range(files)]
+
+
+@settings(
+    max_examples=2, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(seed=st.integers(0, 10**6))
+def test_a_grown_corpus_is_that_of_a_run_from_nothing_under_the_same_pin(
+    seed: int, spark: SparkSession, model_folder: Path, tmp_path: Path
+) -> None:
+    generator = random.Random(seed)
+    home = tmp_path / uuid.uuid4().hex
+    texts = source_files(generator, documents=200, files=7)
+    first, cache = home / "first", home / "cache"
+    make(spark, texts[:5], model_folder, first, cache)
+    # One file more, then another more and one of the first gone.
+    make(spark, texts[:6], model_folder, home / "second", cache, pin=first)
+    kept = make(spark, texts[1:], model_folder, home / "kept", cache, pin=first)
+    fresh = make(spark, texts[1:], model_folder, home / "fresh", pin=first)
+
+    assert files_below(home / "kept" / "shards") == files_below(home / "fresh" / "shards")
+    assert files_below(home / "kept" / "clean") == files_below(home / "fresh" / "clean")
+    assert kept.pop("parts_prepared") == 1 < fresh.pop("parts_prepared")
+    assert kept == fresh
+
+
+def test_tokens_of_documents_that_stay_are_found_again_though_others_of_their_file_go(
+    spark: SparkSession, model_folder: Path, tmp_path: Path
+) -> None:
+    generator = random.Random(3)
+    texts = [
+        [(f"{file}/{n}", " ".join(f"w{generator.randrange(10**6)}" for _ in range(60)))
+         for n in range(40)]
+        for file in range(4)
+    ]  # fmt: skip
+    make(spark, texts, model_folder, tmp_path / "first", tmp_path / "cache")
+    pin = tmp_path / "first"
+    make(spark, texts, model_folder, tmp_path / "pinned", tmp_path / "cache", pin)
+    before = kept_tokens(tmp_path / "cache")
+    # A longer copy of one document of the first file takes its place there.
+    identifier, text = next(one for one in texts[0] if is_trained_on(pin, one[0]))
+    texts.append([("longer", f"{text} and more")])
+
+    make(spark, texts, model_folder, tmp_path / "grown", tmp_path / "cache", pin)
+
+    after = kept_tokens(tmp_path / "cache")
+    assert before.items() <= after.items()
+    assert not is_trained_on(tmp_path / "grown", identifier)
+    assert is_trained_on(tmp_path / "grown", "longer")
+
+
+def kept_tokens(cache: Path) -> dict[str, int]:
+    """Files that keep tokens or overlaps, with when they were written."""
+    return {file.name: file.stat().st_mtime_ns for file in (cache / "tokens").glob("*.parquet")}
+
+
+def is_trained_on(folder: Path, identifier: str) -> bool:
+    files = (folder / "shards").glob("train-*.documents.parquet")
+    return any(identifier in pq.read_table(file)["id"].to_pylist() for file in files)
