@@ -119,7 +119,6 @@ async def _guarded(front: Front, request: Request, handler: Handler) -> Response
     metrics, settings = front.gateway.metrics, front.gateway.settings
     started, status, version = monotonic(), 500, ""
     request.state.id = request.headers.get("x-request-id", "")[:64] or uuid.uuid4().hex
-    request.state.release = lambda: None
     try:
         _authorise(front, request)
         if metrics.in_work >= settings.max_waiting:
@@ -140,6 +139,7 @@ async def _guarded(front: Front, request: Request, handler: Handler) -> Response
         return response
     except ServingError as error:
         status = error.status
+        error.headers["X-Request-Id"] = request.state.id
         raise
     finally:
         seconds = monotonic() - started

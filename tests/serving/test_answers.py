@@ -60,6 +60,26 @@ def test_stream_adds_up_to_the_whole_answer(client: Client) -> None:
     assert pieces[-1]["finish_reason"] == "length"
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "The valve", "max_tokens": 2}),
+        ("/v1/completions", {"prompt": "The valve", "max_tokens": 2, "stream": True}),
+        ("/predict", {"instances": ["The valve"], "parameters": {"max_tokens": 2}}),
+    ],
+)
+def test_every_answer_names_its_model_and_request(client: Client, path: str, body: object) -> None:
+    headers = client.http.post(path, json=body, headers={"X-Request-Id": "mine"}).headers
+    assert headers["x-model-version"] == "1"
+    assert headers["x-model-fingerprint"] == "fingerprint-1"
+    assert headers["x-request-id"] == "mine"
+
+
+def test_refusal_names_its_request(client: Client) -> None:
+    refused = client.complete(temperature=-1)
+    assert refused.status_code == 400 and len(refused.headers["x-request-id"]) == 32
+
+
 def test_predict_answers_each_instance_in_order(client: Client) -> None:
     prompts = ["The valve", "A pump", "No motor"]
     alone = [client.complete(p, max_tokens=8).json()["choices"][0]["text"] for p in prompts]

@@ -118,6 +118,18 @@ def test_client_that_sends_slowly_is_cut_off(strict: Client) -> None:
     assert strict.complete(max_tokens=1).status_code == 200
 
 
+def test_client_that_does_not_read_holds_no_place(strict: Client) -> None:
+    body = json.dumps({"prompt": "The valve", "max_tokens": 150, "stream": True}).encode()
+    with socket.create_connection(("127.0.0.1", httpx.URL(strict.endpoint.url).port)) as silent:
+        silent.sendall(
+            f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n"
+            f"Content-Length: {len(body)}\r\n\r\n".encode()
+            + body
+        )
+        until(lambda: silent.recv(1, socket.MSG_PEEK))
+        until(lambda: metric(strict, "serving_requests_in_work") == 0)
+
+
 def test_client_that_leaves_mid_stream_gives_its_place_back(strict: Client) -> None:
     body = {"prompt": "The valve", "max_tokens": 150, "temperature": 1.0, "stream": True}
     with strict.http.stream("POST", "/v1/completions", json=body) as answer:
