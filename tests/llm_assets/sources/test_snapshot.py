@@ -156,7 +156,7 @@ def test_the_same_source_gives_the_same_bytes_wherever_it_lies(tmp_path: Path) -
     found = []
     for place in ("one", "two"):
         (tmp_path / place).mkdir()
-        for number in range(40):
+        for number in range(80):
             (tmp_path / place / f"{number}.txt").write_text(f"Document {number}. " * 9_000)
         settings = files_source(tmp_path / place)
         snapshot(settings, tmp_path / f"raw-{place}")
@@ -209,7 +209,7 @@ def test_two_sources_of_one_name_are_refused() -> None:
 
 def test_a_corpus_that_grew_in_one_place_has_the_same_parts_elsewhere(tmp_path: Path) -> None:
     (tmp_path / "text").mkdir()
-    for number in range(400):
+    for number in range(800):
         (tmp_path / "text" / f"{number:03d}.txt").write_text(f"Document {number}. " * 1_200)
 
     def parts(name: str) -> set[str]:
