@@ -156,7 +156,7 @@ def test_the_same_source_gives_the_same_bytes_wherever_it_lies(tmp_path: Path) -
     found = []
     for place in ("one", "two"):
         (tmp_path / place).mkdir()
-        for number in range(80):
+        for number in range(40):
             (tmp_path / place / f"{number}.txt").write_text(f"Document {number}. " * 9_000)
         settings = files_source(tmp_path / place)
         snapshot(settings, tmp_path / f"raw-{place}")
@@ -164,7 +164,8 @@ def test_the_same_source_gives_the_same_bytes_wherever_it_lies(tmp_path: Path) -
         found.append((settings.content(), source_fingerprints(settings), written))
 
     assert found[0] == found[1]
-    assert pq.ParquetFile(tmp_path / "raw-one" / "part-00000.parquet").num_row_groups > 3
+    files = (tmp_path / "raw-one").iterdir()
+    assert sum(pq.ParquetFile(file).num_row_groups for file in files) > 3
 
 
 def _corrupt_gzip() -> bytes:
