@@ -143,6 +143,12 @@ def read_model(folder: Path, model_class: Any) -> tuple[Any, Any]:
         # Damaged files surface as errors of safetensors, json, torch or transformers alike.
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(f"The model in {folder} cannot be read: {first}") from error
+    damaged = [name for name, weight in model.named_parameters() if not weight.isfinite().all()]
+    if damaged:
+        raise UserError(
+            f"The model in {folder} has weights that are not finite numbers ({damaged[0]}, "
+            f"{len(damaged)} in all): its training went wrong. Serve an earlier checkpoint."
+        )
     pack_linear_layers(model)
     return tokenizer, model.eval()
 

@@ -1,5 +1,6 @@
 """Moving between versions, and back, under load."""
 
+import shutil
 import threading
 import time
 from collections import Counter
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from safetensors.torch import load_file, save_file
 
 from artifacts.errors import UserError
 from serving import process
@@ -119,6 +121,18 @@ def test_changed_settings_take_effect_under_load_and_lose_no_request(
 def test_folder_without_a_model_leaves_the_version_before(moving: Client, tmp_path: Path) -> None:
     with pytest.raises(RolloutFailed, match=r"(?s)Version 3 is not served.*Version 1"):
         move(moving, tmp_path, "3")
+    assert moving.complete(max_tokens=1).headers["x-model-version"] == "1"
+
+
+def test_model_of_a_training_that_went_wrong_leaves_the_version_before(
+    moving: Client, tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    folder = shutil.copytree(tiny_model_folder, tmp_path / "model")
+    weights = load_file(folder / "model.safetensors")
+    weights["model.norm.weight"][3] = float("nan")
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(RolloutFailed, match=r"(?s)model\.norm\.weight.*Version 1 still is"):
+        move(moving, folder, "3")
     assert moving.complete(max_tokens=1).headers["x-model-version"] == "1"
 
 
