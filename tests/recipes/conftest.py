@@ -1,6 +1,7 @@
 """A tiny base model, its shards, and training runs in real processes."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -12,7 +13,7 @@ import pytest
 
 from artifacts.shards import ShardStats
 from recipes.settings import TrainingSettings
-from recipes.spec import TrainingResult, TrainingSpec, read_metrics
+from recipes.spec import TrainingResult, TrainingSpec, command, read_metrics
 from tests.tiny import tiny_base_model, tiny_shards
 
 REPOSITORY = Path(__file__).parents[2]
@@ -91,13 +92,13 @@ def train_here(
     return train(spec, join_workers(), Interruption(), report)
 
 
-def start(spec: TrainingSpec, launcher: list[str] | None = None) -> subprocess.Popen[str]:
-    """Start a training process on a spec; one plain process without a launcher."""
+def start(spec: TrainingSpec, program: list[str] | None = None) -> subprocess.Popen[str]:
+    """Start training on a spec; without a launcher's command line, one plain process."""
     path = Path(spec.run_folder).parent / f"{spec.run_id}.json"
     spec.write(path)
-    program = launcher or [sys.executable, "-m", "recipes.continued_pretraining", "--spec"]
+    plain = [sys.executable, "-m", "recipes.continued_pretraining", "--spec"]
     return subprocess.Popen(
-        [*program, str(path)],
+        [*(program or plain), str(path)],
         cwd=REPOSITORY,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -113,9 +114,34 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
     return process.returncode, output
 
 
-def run(spec: TrainingSpec, launcher: list[str] | None = None) -> tuple[int, str]:
+def run(spec: TrainingSpec, program: list[str] | None = None) -> tuple[int, str]:
     """Start a training process and wait for it."""
-    return finish(start(spec, launcher))
+    return finish(start(spec, program))
+
+
+def launcher(workers: int) -> list[str]:
+    """The command line of a run by some workers, without the spec's path."""
+    return command(Path("unused"), workers)[:-1]
+
+
+def worker_processes(process: subprocess.Popen[str]) -> list[int]:
+    """The training processes that a launcher has started."""
+    path = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    return [
+        pid
+        for pid in map(int, path.read_text().split())
+        if b"continued_pretraining" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
+
+
+def kill_at(spec: TrainingSpec, step: int, program: list[str] | None = None) -> None:
+    """Kill -9 a run once a step is done, its launcher too, so that nobody can save anything."""
+    process = start(spec, program)
+    wait_for_step(spec, process, step)
+    for pid in worker_processes(process):
+        os.kill(pid, signal.SIGKILL)
+    process.kill()
+    finish(process)
 
 
 def wait_for_step(spec: TrainingSpec, process: subprocess.Popen[str], step: int) -> None:

@@ -12,15 +12,15 @@ from artifacts.shards import ShardSet
 from recipes.guard import GradientGuard
 from recipes.order import global_rows
 from recipes.spec import TrainingSpec, read_metrics
-from tests.recipes.conftest import SpecMaker, course, finish, start, train_here, wait_for_step
-
-
-def stop_at(spec: TrainingSpec, step: int) -> None:
-    """Kill -9 a run once a step is done."""
-    process = start(spec)
-    wait_for_step(spec, process, step)
-    process.kill()
-    finish(process)
+from tests.recipes.conftest import (
+    SpecMaker,
+    course,
+    finish,
+    kill_at,
+    start,
+    train_here,
+    wait_for_step,
+)
 
 
 def test_a_kill_in_the_middle_of_a_save_costs_nothing_but_that_save(
@@ -28,7 +28,7 @@ def test_a_kill_in_the_middle_of_a_save_costs_nothing_but_that_save(
 ) -> None:
     spec = make_spec("saving", steps=30, checkpoint_every_steps=1, save_in_background="always")
     for step in (5, 17):
-        stop_at(spec, step)
+        kill_at(spec, step)
     train_here(spec)
     assert course(spec) == course(unbroken)
 
@@ -37,7 +37,7 @@ def test_a_flipped_byte_in_the_newest_checkpoint_is_named_and_the_one_before_tak
     make_spec: SpecMaker, unbroken: TrainingSpec
 ) -> None:
     spec = make_spec("flipped", steps=30, checkpoint_every_steps=6)
-    stop_at(spec, 14)
+    kill_at(spec, 14)
     data = Path(spec.run_folder) / "step-12" / "__0_0.distcp"
     content = bytearray(data.read_bytes())
     content[len(content) // 2] ^= 4
@@ -57,7 +57,7 @@ def test_a_full_disk_ends_the_run_with_its_checkpoints_whole(
     make_spec: SpecMaker, unbroken: TrainingSpec, background: str
 ) -> None:
     spec = make_spec("full", steps=30, checkpoint_every_steps=6, save_in_background=background)
-    stop_at(spec, 8)
+    kill_at(spec, 8)
     process = start(spec)
     wait_for_step(spec, process, 7)
     # No file may grow past 600 kB from now on, as on a disk that is nearly full.

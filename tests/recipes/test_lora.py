@@ -13,8 +13,8 @@ from artifacts.errors import UserError
 from recipes.lora import add_adapters
 from recipes.model import TrainableModel, TransformersNetwork
 from recipes.settings import LoraSettings
-from recipes.spec import TrainingSpec, command, read_metrics, read_result
-from tests.recipes.conftest import SpecMaker, run, train_here
+from recipes.spec import TrainingSpec, read_metrics, read_result
+from tests.recipes.conftest import SpecMaker, launcher, run, train_here
 
 LORA = {"rank": 4, "alpha": 8.0, "targets": ("q_proj", "v_proj", "down_proj")}
 
@@ -70,7 +70,7 @@ def test_the_merged_export_is_base_plus_adapter(adapted: TrainingSpec) -> None:
 @pytest.mark.soak
 def test_two_workers_train_the_same_adapters(make_spec: SpecMaker, adapted: TrainingSpec) -> None:
     spec = make_spec("shared", steps=20, learning_rate=1e-2, lora=LORA)
-    code, output = run(spec, command(Path("unused"), 2)[:-1])
+    code, output = run(spec, launcher(2))
     assert code == 0, output
     losses = [
         [line["loss"] for line in read_metrics(Path(one.run_folder))] for one in (spec, adapted)

@@ -5,11 +5,13 @@ from pathlib import Path
 
 from safetensors.torch import load_file
 
-from recipes.spec import INTERRUPTED_EXIT_CODE, TrainingSpec, command, read_metrics, read_result
+from recipes.spec import INTERRUPTED_EXIT_CODE, TrainingSpec, read_metrics, read_result
 from tests.recipes.conftest import (
     SpecMaker,
     course,
     finish,
+    kill_at,
+    launcher,
     run,
     start,
     train_here,
@@ -27,10 +29,7 @@ def test_killed_run_goes_on_with_the_very_same_losses(
 ) -> None:
     spec = make_spec("killed", steps=30, checkpoint_every_steps=6)
     for step in (9, 20):
-        process = start(spec)
-        wait_for_step(spec, process, step)
-        process.kill()
-        finish(process)
+        kill_at(spec, step)
 
     code, output = run(spec)
 
@@ -44,8 +43,7 @@ def test_sigterm_through_the_launcher_saves_and_asks_to_be_started_again(
     make_spec: SpecMaker, unbroken: TrainingSpec
 ) -> None:
     spec = make_spec("terminated", steps=30, checkpoint_every_steps=30)
-    program = command(Path("unused"), workers=1)[:-1]
-    process = start(spec, program)
+    process = start(spec, launcher(1))
     wait_for_step(spec, process, 5)
     process.send_signal(signal.SIGTERM)
 

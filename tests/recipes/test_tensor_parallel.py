@@ -17,12 +17,9 @@ from artifacts.errors import UserError
 from recipes.decoder import Decoder, DecoderShape
 from recipes.model import TrainableModel
 from recipes.settings import TrainingSettings
-from recipes.spec import TrainingSpec, command, read_metrics
+from recipes.spec import TrainingSpec, read_metrics
 from recipes.tensor_parallel import split_matrices
-from tests.recipes.conftest import SpecMaker, course, finish, run, start, wait_for_step
-from tests.recipes.test_workers import kill_all
-
-TWO_WORKERS = command(Path("unused"), 2)[:-1]
+from tests.recipes.conftest import SpecMaker, course, kill_at, launcher, run
 
 
 def weights_of(spec: TrainingSpec) -> dict[str, torch.Tensor]:
@@ -43,12 +40,9 @@ def test_split_matrices_take_the_same_course_and_go_on_whole_and_back(
     whole = spec.model_copy(
         update={"training": spec.training.model_copy(update={"tensor_parallel": 1})}
     )
-    for part, launcher, step in ((spec, TWO_WORKERS, 7), (whole, None, 16)):
-        process = start(part, launcher)
-        wait_for_step(part, process, step)
-        kill_all(process)
-        finish(process)
-    code, output = run(spec, TWO_WORKERS)
+    kill_at(spec, 7, launcher(2))
+    kill_at(whole, 16)
+    code, output = run(spec, launcher(2))
     assert code == 0, output
     assert "Going on from the checkpoint of step" in output
 
@@ -74,12 +68,8 @@ def test_it_goes_together_with_sharding_and_saving_in_the_background(
         tensor_parallel=2,
         save_in_background="always",
     )
-    four = command(Path("unused"), 4)[:-1]
-    process = start(spec, four)
-    wait_for_step(spec, process, 13)
-    kill_all(process)
-    finish(process)
-    code, output = run(spec, four)
+    kill_at(spec, 13, launcher(4))
+    code, output = run(spec, launcher(4))
     assert code == 0, output
     assert "Going on from the checkpoint of step" in output
     ours = [loss for loss, _, _ in course(spec)]
@@ -108,8 +98,8 @@ def test_head_norms_biases_and_an_output_matrix_of_its_own_are_split_too(
         architectures=["Qwen3ForCausalLM"],
     )
     (folder / "config.json").write_text(json.dumps(config.to_dict()))
-    for spec, launcher in ((alone, None), (split, TWO_WORKERS)):
-        code, output = run(spec.model_copy(update={"base_model_folder": str(folder)}), launcher)
+    for spec, program in ((alone, None), (split, launcher(2))):
+        code, output = run(spec.model_copy(update={"base_model_folder": str(folder)}), program)
         assert code == 0, output
     ours, theirs = course(split), course(alone)
     assert [loss for loss, _, _ in ours] == pytest.approx([x[0] for x in theirs], rel=1e-5)

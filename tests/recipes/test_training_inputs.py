@@ -10,9 +10,9 @@ from artifacts.errors import DamagedArtifact, UserError
 from artifacts.shards import ShardStats
 from recipes.interruption import Interruption
 from recipes.parallel import Workers, join_workers
-from recipes.spec import TrainingSpec, command, read_spec
+from recipes.spec import TrainingSpec, read_spec
 from recipes.trainer import train
-from tests.recipes.conftest import SpecMaker, run
+from tests.recipes.conftest import SpecMaker, launcher, run
 
 
 @pytest.fixture(scope="module")
@@ -74,8 +74,7 @@ def test_rows_longer_than_the_models_window_are_refused(
 def test_the_program_prints_a_users_fault_alone_and_once(make_spec: SpecMaker) -> None:
     spec = make_spec()
     shards = spec.shards.model_copy(update={"tokenizer_sha256": "0" * 64})
-    two_workers = command(Path("unused"), 2)[:-1]
-    code, output = run(spec.model_copy(update={"shards": shards}), two_workers)
+    code, output = run(spec.model_copy(update={"shards": shards}), launcher(2))
     assert code == 1
     assert output.splitlines()[-1].startswith("Training stopped: The shards in")
     assert output.count("Training stopped") == 1

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -12,21 +11,19 @@ import pytest
 
 from artifacts.shards import ShardSet
 from recipes.order import global_rows
-from recipes.spec import TrainingSpec, command, read_metrics
+from recipes.spec import TrainingSpec, read_metrics
 from tests.recipes.conftest import (
     SpecMaker,
     course,
     finish,
+    kill_at,
+    launcher,
     run,
     start,
     train_here,
     wait_for_step,
+    worker_processes,
 )
-
-
-def launcher(workers: int) -> list[str]:
-    """The command line of a run by some workers, without the spec's path."""
-    return command(Path("unused"), workers)[:-1]
 
 
 def rows_trained_on(spec: TrainingSpec) -> dict[int, list[int]]:
@@ -42,23 +39,6 @@ def rows_trained_on(spec: TrainingSpec) -> dict[int, list[int]]:
     }
 
 
-def worker_processes(launcher: subprocess.Popen[str]) -> list[int]:
-    """The training processes that a launcher has started."""
-    path = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children")
-    return [
-        pid
-        for pid in map(int, path.read_text().split())
-        if b"continued_pretraining" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    ]
-
-
-def kill_all(launcher: subprocess.Popen[str]) -> None:
-    """Kill -9 the workers and their launcher, so that nobody can save anything."""
-    for pid in worker_processes(launcher):
-        os.kill(pid, signal.SIGKILL)
-    launcher.kill()
-
-
 def test_two_one_two_workers_across_deaths_see_each_sample_once(
     make_spec: SpecMaker, unbroken: TrainingSpec
 ) -> None:
@@ -72,10 +52,7 @@ def test_two_one_two_workers_across_deaths_see_each_sample_once(
     assert code == 1, output
     assert "killed by signal 9. Start the same command again" in output
 
-    process = start(spec, launcher(1))
-    wait_for_step(spec, process, 16)
-    kill_all(process)
-    finish(process)
+    kill_at(spec, 16, launcher(1))
     code, output = run(spec, launcher(2))
     assert code == 0, output
     assert "Going on from the checkpoint of step" in output
@@ -107,10 +84,7 @@ def test_muon_takes_the_same_course_on_split_matrices(make_spec: SpecMaker) -> N
     muon = {"steps": 12, "optimizer": "muon", "learning_rate": 1e-2, "checkpoint_every_steps": 4}
     alone, split = make_spec("alone", **muon), make_spec("split", **muon)
     train_here(alone)
-    process = start(split, launcher(2))
-    wait_for_step(split, process, 5)
-    kill_all(process)
-    finish(process)
+    kill_at(split, 5, launcher(2))
     code, output = run(split, launcher(2))
     assert code == 0, output
     assert "Going on from the checkpoint of step" in output

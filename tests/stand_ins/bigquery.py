@@ -7,7 +7,6 @@ storage before any answer leaves, since Google reports an export as done when it
 import json
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from tests.stand_ins.http_server import Answer, forward, start_http_server
 from tests.stand_ins.mount import Mount
-from tests.stand_ins.processes import REPOSITORY
+from tests.stand_ins.processes import REPOSITORY, free_port
 
 if TYPE_CHECKING:
     from google.cloud.bigquery import Client
@@ -39,7 +38,7 @@ def running_bigquery(project: str, mount: Mount) -> Iterator["Client"]:
     emulator = environment / "bin" / "bqemulator"
     if not emulator.exists():
         raise FileNotFoundError(f"There is no {emulator}: run scripts/setup_bigquery.sh")
-    port, grpc_port = _free_port(), _free_port()
+    port, grpc_port = free_port(), free_port()
     home = Path(tempfile.mkdtemp(prefix="bigquery-"))
     _install_extensions(environment, home)
     process = subprocess.Popen(
@@ -91,12 +90,6 @@ def add_rows(client: "Client", table: str, texts: Mapping[str, str], ingested_at
     """Add texts, by id, as one batch."""
     rows = ", ".join(f"({json.dumps(i)}, {json.dumps(t)}, {ingested_at})" for i, t in texts.items())
     client.query(f"INSERT INTO `{table}` (id, text, ingested_at) VALUES {rows}").result()
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def _install_extensions(environment: Path, home: Path) -> None:

@@ -1,7 +1,6 @@
 """Vertex AI endpoints: real serving processes behind a traffic split."""
 
 import re
-import socket
 import threading
 import time
 import urllib.request
@@ -18,7 +17,7 @@ from tests.stand_ins.faults import RpcFailed, not_found
 from tests.stand_ins.grpc_server import Operations
 from tests.stand_ins.models import VertexModels, refuse
 from tests.stand_ins.prediction import PredictionServer
-from tests.stand_ins.processes import LocalImage, RealProcess
+from tests.stand_ins.processes import LocalImage, RealProcess, free_port
 
 ENDPOINT_ID = re.compile(r"[a-z][a-z0-9-]{0,61}[a-z0-9]|[1-9][0-9]{0,8}")
 DEPLOYED_ID = re.compile(r"[0-9]{1,10}")
@@ -206,9 +205,8 @@ class VertexEndpoints:
             raise RpcFailed(
                 grpc.StatusCode.NOT_FOUND, f"Failed to pull image {spec.image_uri}: not found."
             )
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            # A container has ports of its own; here all share one machine.
-            port = int(listener.getsockname()[1])
+        # A container has ports of its own; here all share one machine.
+        port = free_port()
         environment = {
             "AIP_MODE": "PREDICTION",
             "AIP_HTTP_PORT": str(port),

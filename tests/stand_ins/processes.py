@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,6 +12,12 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 INHERITED = ("PATH", "HOME", "TMPDIR", "LANG", "OMP_NUM_THREADS", "VIRTUAL_ENV")
+
+
+def free_port() -> int:
+    """A port of loopback that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """Vertex AI custom jobs: one real process a replica, with what Google puts into its environment."""
 
 import json
-import socket
 import threading
 import time
 from collections.abc import Mapping
@@ -17,7 +16,7 @@ from google.rpc import code_pb2, status_pb2
 from tests.stand_ins.faults import RpcFailed, not_found
 from tests.stand_ins.filters import matches_labels
 from tests.stand_ins.mount import Mount
-from tests.stand_ins.processes import LocalImage, RealProcess
+from tests.stand_ins.processes import LocalImage, RealProcess, free_port
 
 State = aiplatform_v1.JobState
 ENDED = (
@@ -44,11 +43,6 @@ def _now() -> timestamp_pb2.Timestamp:
     now = timestamp_pb2.Timestamp()
     now.GetCurrentTime()
     return now
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 class VertexJobs:
@@ -212,7 +206,7 @@ class VertexJobs:
             for number, pool in enumerate(pools)
             if pool.replica_count
         }
-        rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+        rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         with self._lock:
             if running.cancelled.is_set():
                 return
