@@ -139,6 +139,27 @@ def test_bad_request_is_refused_with_its_reason(
 
 
 @pytest.mark.parametrize(
+    ("path", "body", "names"),
+    [
+        ("/predict", {"instances": []}, "instances"),
+        ("/predict", {"instances": ["a"] * 33}, "instances"),
+        ("/predict", {"instances": ["a", ""]}, "empty"),
+        ("/predict", {"instances": ["a"], "parameters": {"max_tokens": 10_000}}, "at most 150"),
+        ("/predict", {"instances": ["a"], "parameters": {"speed": 2}}, "speed"),
+        ("/v1/chat/completions", {"messages": []}, "messages"),
+        ("/v1/chat/completions", {"messages": [{"role": "king", "content": "a"}]}, "role"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": 3}]}, "content"),
+    ],
+)
+def test_bad_instances_and_messages_are_refused_with_their_reason(
+    client: Client, path: str, body: object, names: str
+) -> None:
+    answer = client.http.post(path, json=body)
+    assert answer.status_code == 400
+    assert names in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
     "path", ["/load_model", "/reset", "/generate", "/v1/responses", "/docs", "/openapi.json"]
 )
 def test_no_other_route_is_reachable(client: Client, path: str) -> None:
