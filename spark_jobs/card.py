@@ -49,7 +49,7 @@ def _card(stats: dict[str, Any], settings: dict[str, Any]) -> str:
             "",
             f"- Mixing: {weights}; {settings['fraction']:.0%} of the training documents.",
             f"- Left out because they repeat held-out text: {removed:,} documents, listed in "
-            "`overlaps_held_out/`.",
+            "`overlaps_held_out.parquet`.",
             f"- Held-out documents pinned by an earlier set: {stats['pinned_held_out']:,}.",
             f"- Tokenizer SHA-256 {stats['tokenizer_sha256']}, vocabulary {stats['vocab_size']:,}, "
             f"start token {stats['start_token_id']}, end token {stats['end_token_id']}. "

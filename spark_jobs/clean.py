@@ -20,9 +20,9 @@ from spark_jobs import entry
 from spark_jobs.decisions import write_decisions, write_part
 from spark_jobs.evaluation_texts import keep_evaluation_runs
 from spark_jobs.judge import DUPLICATES_NAME, Judgement, judge
-from spark_jobs.kept import remove_others
+from spark_jobs.kept import list_kept, remove_others
 from spark_jobs.parquet import find_parts, find_pinned, write_table
-from spark_jobs.prepare import RAW_COLUMNS, prepare_part, read_prepared
+from spark_jobs.prepare import RAW_COLUMNS, name_prepared, prepare_part, read_prepared
 from spark_jobs.settings import CleanCorpusSettings
 from spark_jobs.similarity import name_similarities
 from spark_jobs.tasks import map_tasks
@@ -77,14 +77,20 @@ def run(
     pinned = find_pinned(spec.pinned_held_out)
     scratch = spec.cache or f"{spec.output}.scratch"
     runs = keep_evaluation_runs(spec.evaluation_texts, scratch, settings.decontamination)
-    prepared = map_tasks(
+    urls = [name_prepared(scratch, part, settings, runs) for part in parts + pinned]
+    there = list_kept(scratch)
+    missing = {
+        url: part
+        for part, url in zip(parts + pinned, urls, strict=True)
+        if url.rpartition("/")[2] not in there
+    }
+    map_tasks(
         spark,
         "normalising and signing",
-        parts + pinned,
-        partial(prepare_part, folder=scratch, settings=settings, runs=runs),
+        [(part, url) for url, part in missing.items()],
+        partial(prepare_part, settings=settings, runs=runs),
         report,
     )
-    urls = [record["url"] for record in prepared]
     similarities = name_similarities(scratch, settings)
     judgement = judge(urls, settings, report, len(pinned), similarities)
     stats = _stats(judgement, settings)
@@ -108,7 +114,7 @@ def run(
     return stats | {
         "pinned": int(np.sum(judgement.documents["pinned"].to_numpy())),
         "parts": len(parts),
-        "parts_prepared": sum(record["made"] for record in prepared),
+        "parts_prepared": len(missing),
     }
 
 

@@ -12,7 +12,7 @@ from artifacts.occurrences import Occurrence, find_occurrences
 from artifacts.shards import ShardStats
 from spark_jobs.judge import DUPLICATE_SCHEMA, DUPLICATES_NAME
 from spark_jobs.parquet import find_parts
-from spark_jobs.token_parts import REMOVED_FOLDER
+from spark_jobs.token_parts import REMOVED_NAME
 
 
 @dataclass(frozen=True)
@@ -106,8 +106,8 @@ def _cluster_of(clean_corpus: str, identifier: str) -> str:
 
 
 def _overlap(folder: Path, identifier: str) -> float | None:
-    for file in sorted((folder / REMOVED_FOLDER).glob("*.parquet")):
-        for row in pq.read_table(file, columns=["id", "overlap"]).to_pylist():
-            if row["id"] == identifier:
-                return float(row["overlap"])
-    return None
+    if not (folder / REMOVED_NAME).exists():
+        return None
+    removed = pq.read_table(folder / REMOVED_NAME, columns=["id", "overlap"])
+    row = pc.index(removed["id"], identifier).as_py()
+    return float(removed["overlap"][row].as_py()) if row >= 0 else None

@@ -1,17 +1,17 @@
 """The word runs of held-out texts, which no training text may repeat."""
 
-import hashlib
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
 from spark_jobs.kept import is_kept, name_kept
 from spark_jobs.overlap import join_runs, load_runs, save_runs, word_runs
 from spark_jobs.parquet import Part
 from spark_jobs.progress import Report
-from spark_jobs.split import Splitter
 from spark_jobs.tasks import map_tasks
 
 CODE_VERSION = "1"
@@ -20,8 +20,7 @@ CODE_VERSION = "1"
 
 def keep_held_out_runs(
     spark: SparkSession,
-    parts: list[Part],
-    splitter: Splitter,
+    held_out: list[tuple[Part, list[str]]],
     words: int,
     folder: str,
     report: Report,
@@ -30,7 +29,7 @@ def keep_held_out_runs(
     """Keep the runs of all texts that judge, under a name that follows from them.
 
     Args:
-        parts: those that hold held-out texts.
+        held_out: parts with the ids of their held-out documents.
         words: in a run.
         folder: where runs are kept.
         judging: runs of other texts that judge, to be kept with them.
@@ -38,25 +37,35 @@ def keep_held_out_runs(
     Returns:
         Where they are; then what they were made of, which makes the next run quicker.
     """
-    work = partial(_keep_runs, splitter=splitter, words=words, folder=folder)
-    records = map_tasks(spark, "reading held-out texts", parts, work, report)
-    pieces = sorted({record["runs"] for record in records} | ({judging} if judging else set()))
+    texts = [
+        HeldOutTexts(part, ids, _name_runs(folder, part=part.name(["text"]), ids=ids, words=words))
+        for part, ids in held_out
+        if ids
+    ]
+    missing = [one for one in texts if not is_kept(one.runs)]
+    map_tasks(spark, "reading held-out texts", missing, partial(_keep_runs, words=words), report)
+    pieces = sorted({one.runs for one in texts} | ({judging} if judging else set()))
     runs = _name_runs(folder, pieces=[piece.rpartition("/")[2] for piece in pieces])
     if not is_kept(runs):
         save_runs(runs, join_runs(map(load_runs, pieces)))
     return [runs, *pieces]
 
 
-def _keep_runs(part: Part, splitter: Splitter, words: int, folder: str) -> dict[str, Any]:
-    table = part.read(["cluster", "pinned", "source", "text"])
-    held_out = pa.array(splitter.splits(table) == "held_out")
-    texts = table["text"].filter(held_out).to_pylist()
-    content = "\0".join(texts).encode("utf-8", "surrogatepass")
-    digest = hashlib.blake2b(content, digest_size=16).hexdigest()
-    runs = _name_runs(folder, texts=digest, words=words)
-    if not is_kept(runs):
-        save_runs(runs, word_runs(texts, words))
-    return {"runs": runs}
+@dataclass(frozen=True)
+class HeldOutTexts:
+    """Held-out documents of a part."""
+
+    part: Part
+    ids: list[str]
+    runs: str
+    """Where their word runs are kept."""
+
+
+def _keep_runs(texts: HeldOutTexts, words: int) -> dict[str, Any]:
+    table = texts.part.read(["id", "text"])
+    chosen = table["text"].filter(pc.is_in(table["id"], pa.array(texts.ids)))
+    save_runs(texts.runs, word_runs(chosen.to_pylist(), words))
+    return {}
 
 
 def _name_runs(folder: str, **decided_by: Any) -> str:

@@ -28,6 +28,13 @@ def is_kept(url: str) -> bool:
     return bool(filesystem.exists(path))
 
 
+def list_kept(folder: str) -> set[str]:
+    """The names of all files in a folder."""
+    filesystem, path = fsspec.core.url_to_fs(folder)
+    filesystem.invalidate_cache()
+    return {file.rpartition("/")[2] for file in filesystem.find(path)}
+
+
 def kept_rows(
     url: str | None,
     ids: pa.ChunkedArray,

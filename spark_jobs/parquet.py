@@ -15,7 +15,7 @@ READERS = 4
 """Threads of the driver that read parts; a bucket answers several requests at a time."""
 
 ORIGIN_KEY = b"origin"
-"""Of a Parquet file's metadata: what its rows were made of."""
+"""Of a Parquet file's metadata: names its content, so that later stages know it without reading."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class Part:
     row_group: int
     rows: int
     origin: str | None = None
-    """Names what the rows were made of, where the part says so: equal names, and equal ids in
-    them, mean equal texts."""
+    """A name of the content, where the part says so. Parts of a raw corpus with equal origins are
+    equal; in those of a clean corpus, documents of equal ids are."""
 
     def read(self, columns: list[str]) -> pa.Table:
         """The part's rows."""
@@ -35,7 +35,11 @@ class Part:
             parquet = pq.ParquetFile(file, page_checksum_verification=True)
             return parquet.read_row_group(self.row_group, columns=columns)
 
-    def digest(self, columns: list[str]) -> str:
+    def name(self, columns: list[str]) -> str:
+        """Its origin, or for want of one a hash of these columns."""
+        return self.origin or self._digest(columns)
+
+    def _digest(self, columns: list[str]) -> str:
         """A hash of columns as they are stored, so that nothing has to be unpacked for it.
 
         Equal digests mean equal rows; equal rows that were written otherwise have another digest.
@@ -88,7 +92,7 @@ def find_parts(url: str, columns: list[str], asset: str) -> list[Part]:
                 filesystem.unstrip_protocol(file),
                 number,
                 metadata.row_group(number).num_rows,
-                origin.decode() if origin else None,
+                f"{origin.decode()}/{number}" if origin else None,
             )
             for number in range(metadata.num_row_groups)
         ]

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from spark_jobs.kept import is_kept, name_kept
+from spark_jobs.kept import name_kept
 from spark_jobs.minhash import Bands, band_keys, derive_bands, shingle, signatures, sum_words
 from spark_jobs.overlap import load_runs, overlaps
 from spark_jobs.parquet import Part, write_table
@@ -52,34 +52,37 @@ def bands_of(settings: CleanCorpusSettings) -> Bands | None:
     return derive_bands(settings.near_duplicates.threshold, settings.near_duplicates.permutations)
 
 
-def prepare_part(
-    part: Part, folder: str, settings: CleanCorpusSettings, runs: str | None
-) -> dict[str, Any]:
-    """Prepare one part unless `folder` holds it: `{"url": …, "made": bool}`.
-
-    Args:
-        runs: URL of the evaluation texts' word runs, named by their content (`spark_jobs.overlap`).
-    """
-    evaluation = runs.rpartition("/")[2] if runs else None
-    url = name_kept(
+def name_prepared(folder: str, part: Part, settings: CleanCorpusSettings, runs: str | None) -> str:
+    """Where the part's prepared rows are kept; the arguments are those of `prepare_part`."""
+    return name_kept(
         folder,
         "parquet",
         code_version=CODE_VERSION,
         settings=settings.preparation(),
-        evaluation=evaluation,
-        raw=part.digest(RAW_COLUMNS),
+        evaluation=runs.rpartition("/")[2] if runs else None,
+        raw=part.name(RAW_COLUMNS),
     )
-    if is_kept(url):
-        return {"url": url, "made": False}
+
+
+def prepare_part(
+    part: tuple[Part, str], settings: CleanCorpusSettings, runs: str | None
+) -> dict[str, Any]:
+    """Prepare one part.
+
+    Args:
+        part: and where its prepared rows are to be kept.
+        runs: URL of the evaluation texts' word runs, named by their content (`spark_jobs.overlap`).
+    """
+    raw, url = part
     bands = bands_of(settings)
     # Read again soon and by few: quick to pack and unpack counts for more than small.
     compression = dict.fromkeys(prepared_schema(bands).names, "lz4")
     for column in ("cluster", "bands", "signature"):
         if column in compression:
             compression[column] = "none"
-    prepared = _prepare(part.read(RAW_COLUMNS), settings, bands, runs)
+    prepared = _prepare(raw.read(RAW_COLUMNS), settings, bands, runs)
     write_table(url, prepared, compression)
-    return {"url": url, "made": True}
+    return {}
 
 
 def read_prepared(url: str, columns: list[str]) -> pa.Table:

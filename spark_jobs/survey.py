@@ -26,8 +26,8 @@ class Survey:
     sources: set[str]
     source_bytes: Counter[str]
     """Bytes of training text by source."""
-    holds_held_out: list[bool]
-    """Of each part, whether any of its documents is held out."""
+    held_out: list[list[str]]
+    """Of each part, the ids of the documents that are held out."""
     sample: list[str]
     """Texts, the same ones for the same corpus."""
     pinned: int
@@ -38,7 +38,7 @@ class Survey:
 def survey_parts(parts: list[Part], settings: TokenizedShardsSettings) -> Survey:
     """Read the corpus's small columns, and a few of its texts."""
     with ThreadPoolExecutor(READERS) as readers:
-        columns = ["cluster", "source", "bytes", "pinned"]
+        columns = ["id", "cluster", "source", "bytes", "pinned"]
         tables = list(readers.map(lambda part: part.read(columns), parts))
     table = pa.concat_tables(tables)
     pinned = pc.sum(table["pinned"]).as_py() or 0
@@ -54,17 +54,24 @@ def survey_parts(parts: list[Part], settings: TokenizedShardsSettings) -> Survey
         sizes[group["split"]] += group["bytes_sum"]
         if group["split"] == "train":
             source_bytes[group["source"]] += group["bytes_sum"]
-    ends = np.cumsum([part.num_rows for part in tables])
     return Survey(
         documents=documents,
         bytes=sizes,
         sources=set(table["source"].unique().to_pylist()),
         source_bytes=source_bytes,
-        holds_held_out=[bool(np.any(of == "held_out")) for of in np.split(splits, ends[:-1])],
+        held_out=_held_out_ids(tables, splits),
         sample=_sample(parts, [pc.min(t["cluster"]).as_py() for t in tables], settings),
         pinned=pinned,
         splitter=splitter,
     )
+
+
+def _held_out_ids(tables: list[pa.Table], splits: np.ndarray) -> list[list[str]]:
+    ends = np.cumsum([table.num_rows for table in tables])
+    return [
+        table["id"].take(pa.array(np.flatnonzero(of == "held_out"))).to_pylist()
+        for table, of in zip(tables, np.split(splits, ends[:-1]), strict=True)
+    ]
 
 
 def _sample(parts: list[Part], smallest: list[str], settings: TokenizedShardsSettings) -> list[str]:

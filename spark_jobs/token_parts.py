@@ -11,12 +11,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from artifacts.errors import UserError
-from spark_jobs.decisions import CLEAN_SCHEMA
 from spark_jobs.exchange import ExchangeWriter
 from spark_jobs.kept import kept_rows, name_kept
 from spark_jobs.minhash import sum_words
 from spark_jobs.overlap import load_runs, overlaps
-from spark_jobs.parquet import Part, write_table
+from spark_jobs.parquet import Part
 from spark_jobs.session import ARROW_BATCH_ROWS
 from spark_jobs.shard_writer import EXCHANGED_SCHEMA, Plan
 from spark_jobs.text import fold
@@ -31,8 +30,10 @@ TOKENISED_SCHEMA = pa.schema(
 """What a document becomes: `position` shuffles it (`_position`), `tokens` are little-endian, start
 and end included, `absent` counts bytes that the vocabulary cannot express."""
 
-REMOVED_FOLDER = "overlaps_held_out"
-"""Lists the documents that were left out, with the share of each that is text that judges."""
+REMOVED = -1
+"""In place of a shard's number: the list of documents that were left out."""
+REMOVED_NAME = "overlaps_held_out.parquet"
+"""That list beside the shards, with the share of each document that is text that judges."""
 
 
 @dataclass(frozen=True)
@@ -47,30 +48,33 @@ class _KeptPart:
 
 
 def tokenise_parts(
-    parts: list[tuple[int, Part]],
+    parts: list[Part],
     files: TokenizerFiles,
     engine: Engine,
     plan: Plan,
     exchange: str,
     folder: str | None,
 ) -> dict[str, Any]:
-    """Tokenise numbered parts and send their documents to their shards.
+    """Tokenise parts and send their documents to their shards.
 
     Args:
         exchange: folder for what passes to the shards.
         folder: keeps tokens for the next run. Only of documents that are new are the texts read.
 
     Returns:
-        `ranges`: a shard's number in `plan.shard_names` to where its documents are; `kept`: all
-        that was kept.
+        `ranges`: a shard's number in `plan.shard_names` to where its documents are, `REMOVED` to
+        where those are listed that overlap too much with text that judges; `kept`: all that was
+        kept.
     """
     used = []
     with ExchangeWriter(exchange) as writer:
-        for number, part in parts:
+        for part in parts:
             kept = _name_kept_part(folder, part, files, plan) if folder else _KeptPart()
             used += [kept.tokens, kept.overlaps]
             tokenizer = partial(_kept_tokenizer, files, engine)
-            documents = _documents_of(part, kept, number, tokenizer, plan)
+            documents, removed = _documents_of(part, kept, tokenizer, plan)
+            if removed.num_rows:
+                writer.add(REMOVED, removed)
             shards = plan.shard_numbers(documents)
             documents = documents.select(EXCHANGED_SCHEMA.names).cast(EXCHANGED_SCHEMA)
             for shard in np.unique(shards).tolist():
@@ -81,7 +85,7 @@ def tokenise_parts(
 def _name_kept_part(folder: str, part: Part, files: TokenizerFiles, plan: Plan) -> _KeptPart:
     common = {
         "code_version": CODE_VERSION,
-        "part": part.origin or part.digest(CLEAN_SCHEMA.names),
+        "part": part.name(["id", "text"]),
     }
     tokens = name_kept(
         folder,
@@ -101,11 +105,13 @@ def _name_kept_part(folder: str, part: Part, files: TokenizerFiles, plan: Plan) 
 def _documents_of(
     part: Part,
     kept: _KeptPart,
-    number: int,
     tokenizer: Callable[[], DocumentTokenizer],
     plan: Plan,
-) -> pa.Table:
-    """A part's documents for the shards, with `split` and `text` (of held-out ones)."""
+) -> tuple[pa.Table, pa.Table]:
+    """A part's documents for the shards, with `split` and `text` (of held-out ones).
+
+    And those that were removed (`_choose`).
+    """
     documents = part.read(["id", "source", "cluster", "bytes", "pinned"])
     texts = cache(lambda: part.read(["text"])["text"])
 
@@ -123,7 +129,7 @@ def _documents_of(
     splits = plan.splitter.splits(documents)
     documents = documents.append_column("split", pa.array(splits, pa.string()))
     documents = documents.append_column("text", _held_out_texts(texts, splits))
-    return _choose(documents, splits, overlap, number, plan)
+    return _choose(documents, splits, overlap, plan)
 
 
 _tokenizers: dict[tuple[str, Engine], DocumentTokenizer] = {}
@@ -184,22 +190,20 @@ def _held_out_texts(texts: Callable[[], pa.ChunkedArray], splits: np.ndarray) ->
 
 
 def _choose(
-    documents: pa.Table, splits: np.ndarray, overlap: np.ndarray, number: int, plan: Plan
-) -> pa.Table:
+    documents: pa.Table, splits: np.ndarray, overlap: np.ndarray, plan: Plan
+) -> tuple[pa.Table, pa.Table]:
     """The documents that are used, each as often as it is seen.
 
-    Those that overlap too much with text that judges are listed beside the shards instead.
+    And a list of those that are not, since they overlap too much with text that judges.
     """
     # Of text to replay there is plenty, so what judges need not be measured against any of it.
     limit = np.where(splits == "replay", 0, plan.decontamination.maximum_overlap)
     removed = (overlap > limit) & (splits != "held_out")
-    if removed.any():
-        listed = documents.select(["id", "source", "cluster", "bytes", "split"])
-        listed = listed.append_column("overlap", pa.array(overlap)).filter(pa.array(removed))
-        write_table(f"{plan.output}/{REMOVED_FOLDER}/part-{number:05d}.parquet", listed)
+    listed = documents.select(["id", "source", "cluster", "bytes", "split"])
+    listed = listed.append_column("overlap", pa.array(overlap)).filter(pa.array(removed))
     copies = np.where(removed, 0, plan.mixing.copies(documents, splits))
     if np.all(copies == 1):
-        return documents
+        return documents, listed
     rows = np.repeat(np.arange(len(copies)), copies)
     copy = np.arange(len(rows)) - (np.cumsum(copies) - copies)[rows]
     documents = documents.take(pa.array(rows))
@@ -207,7 +211,7 @@ def _choose(
     for place in np.flatnonzero(copy).tolist():
         positions[place] = _position(documents["id"][place].as_py(), int(copy[place]))
     column = documents.schema.get_field_index("position")
-    return documents.set_column(column, "position", pa.array(positions))
+    return documents.set_column(column, "position", pa.array(positions)), listed
 
 
 def _enclose(ids: np.ndarray, offsets: np.ndarray, plan: Plan) -> tuple[np.ndarray, np.ndarray]:

@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any
 
 import fsspec
-import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict
 from pyspark.sql import SparkSession
 
@@ -23,16 +22,16 @@ from spark_jobs import entry
 from spark_jobs.card import write_card
 from spark_jobs.decisions import CLEAN_SCHEMA
 from spark_jobs.evaluation_texts import keep_evaluation_runs
-from spark_jobs.exchange import Range
+from spark_jobs.exchange import Range, read_ranges
 from spark_jobs.held_out_runs import keep_held_out_runs
 from spark_jobs.kept import remove_others
 from spark_jobs.mixing import plan_mixing
-from spark_jobs.parquet import Part, find_parts
+from spark_jobs.parquet import Part, find_parts, write_table
 from spark_jobs.settings import TokenizedShardsSettings
 from spark_jobs.shard_writer import Plan, write_shard_of
 from spark_jobs.survey import Survey, survey_parts
 from spark_jobs.tasks import count_tasks, map_tasks
-from spark_jobs.token_parts import REMOVED_FOLDER, tokenise_parts
+from spark_jobs.token_parts import REMOVED, REMOVED_NAME, tokenise_parts
 from spark_jobs.tokenizer import (
     Engine,
     TokenizerFiles,
@@ -98,9 +97,9 @@ def run(
     runs: list[str] = []
     if settings.decontamination.maximum_overlap < 1 or settings.replay:
         judging = keep_evaluation_runs(spec.evaluation_texts, folder, settings.decontamination)
-        held_out = [part for part, holds in zip(parts, survey.holds_held_out, strict=True) if holds]
+        held_out = list(zip(parts, survey.held_out, strict=True))
         words = settings.decontamination.run_words
-        runs = keep_held_out_runs(spark, held_out, survey.splitter, words, folder, report, judging)
+        runs = keep_held_out_runs(spark, held_out, words, folder, report, judging)
     plan = Plan(
         output=spec.output,
         sequence_length=settings.sequence_length,
@@ -122,10 +121,11 @@ def run(
         tokenise_parts, files=files, engine=engine, plan=plan, exchange=exchange, folder=spec.cache
     )
     sent = _tokenise(spark, parts, tokenise, engine, report)
-    written = _write_shards(spark, sent, plan, report)
+    ranges = _by_shard(sent)
+    removed = _list_removed(spec.output, ranges.pop(REMOVED, []))
+    written = _write_shards(spark, ranges, plan, report)
     stats = _stats(written, plan, files, engine, warnings)
     _refuse_too_little(stats, settings)
-    removed = _count_removed(spec.output)
     if spec.cache:
         remove_others(spec.cache, [*runs, *(url for record in sent for url in record["kept"])])
     _remove(scratch)
@@ -146,42 +146,52 @@ def run(
 def _tokenise(
     spark: SparkSession,
     parts: list[Part],
-    tokenise: Callable[[list[tuple[int, Part]]], dict[str, Any]],
+    tokenise: Callable[[list[Part]], dict[str, Any]],
     engine: Engine,
     report: Callable[[str], None],
 ) -> list[dict[str, Any]]:
     """Tokenise all parts, many of them in a piece of work; the records of those."""
     tasks = count_tasks(len(parts), spark.sparkContext.defaultParallelism)
-    numbered = list(enumerate(parts))
-    groups = [numbered[task::tasks] for task in range(tasks)]
+    groups = [parts[task::tasks] for task in range(tasks)]
     return map_tasks(spark, f"tokenising with {engine}", groups, tokenise, report)
 
 
+def _by_shard(sent: list[dict[str, Any]]) -> dict[int, list[Range]]:
+    """Where the documents of each shard are, from what every piece of work has sent."""
+    ranges: dict[int, list[Range]] = defaultdict(list)
+    for record in sent:
+        for shard, found in record["ranges"].items():
+            ranges[shard] += found
+    return ranges
+
+
+def _list_removed(output: str, ranges: list[Range]) -> dict[str, int]:
+    """List the documents that overlap too much with text that judges beside the shards.
+
+    Returns:
+        The split that they were of, to how many.
+    """
+    if not ranges:
+        return {}
+    removed = read_ranges(ranges).sort_by("id")
+    write_table(f"{output}/{REMOVED_NAME}", removed)
+    return dict(Counter(removed["split"].to_pylist()))
+
+
 def _write_shards(
-    spark: SparkSession, sent: list[dict[str, Any]], plan: Plan, report: Callable[[str], None]
+    spark: SparkSession,
+    ranges: dict[int, list[Range]],
+    plan: Plan,
+    report: Callable[[str], None],
 ) -> list[dict[str, Any]]:
     """Bring each shard's documents together and write it.
 
     Returns:
         What is known of each shard, in the order of their names.
     """
-    ranges: dict[int, list[Range]] = defaultdict(list)
-    for record in sent:
-        for shard, found in record["ranges"].items():
-            ranges[shard] += found
     write = partial(write_shard_of, plan=plan)
     written = map_tasks(spark, "writing shards", sorted(ranges.items()), write, report)
     return sorted(written, key=lambda shard: shard["name"])
-
-
-def _count_removed(output: str) -> dict[str, int]:
-    """Documents left out for overlapping with held-out text, by the split they were of."""
-    filesystem, folder = fsspec.core.url_to_fs(f"{output}/{REMOVED_FOLDER}")
-    counts: Counter[str] = Counter()
-    for file in sorted(filesystem.glob(f"{folder}/*.parquet")):
-        with filesystem.open(file, "rb") as handle:
-            counts.update(pq.read_table(handle, columns=["split"])["split"].to_pylist())
-    return dict(counts)
 
 
 def _remove(folder: str) -> None:

@@ -7,8 +7,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from artifacts.identity import hash_json
 from llm_assets.sources.cutting import hash64
 from llm_assets.sources.piece_files import open_parquet
+from spark_jobs.parquet import ORIGIN_KEY
 
 
 def number_repeated_ids(files: list[Path]) -> int:
@@ -38,7 +40,8 @@ def _rewrite(file: Path, ids: list[str]) -> None:
     temporary = file.with_suffix(".tmp")
     parquet = pq.ParquetFile(file)
     first = 0
-    with open_parquet(temporary) as writer:
+    before = parquet.schema_arrow.metadata[ORIGIN_KEY].decode()
+    with open_parquet(temporary, hash_json({"origin": before, "ids": ids})) as writer:
         for number in range(parquet.num_row_groups):
             table = parquet.read_row_group(number)
             column = pa.array(ids[first : first + table.num_rows], pa.string())

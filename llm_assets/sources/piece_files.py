@@ -13,6 +13,7 @@ from llm_assets.sources.cutting import Cutter
 from llm_assets.sources.document import SCHEMA, Document, to_table
 from llm_assets.sources.faults import EXAMPLES, Fault
 from llm_assets.sources.pieces import Batch, Pieces
+from spark_jobs.parquet import ORIGIN_KEY
 
 PART_BYTES = (1024 * 1024, 8 * 1024 * 1024)
 """Least and most text in one row group, which is what one Spark task reads."""
@@ -120,7 +121,7 @@ class _PieceWriter:
     def _flush(self) -> None:
         if self._parquet is None:
             name = f"{self._key}-{len(self._record.files):05d}.parquet"
-            self._parquet = open_parquet(self._folder / name)
+            self._parquet = open_parquet(self._folder / name, origin=name)
             self._record.files.append(name)
         self._parquet.write_table(to_table(self._pending))
         self._file_bytes += self._pending_bytes
@@ -134,9 +135,10 @@ class _PieceWriter:
         self._parquet, self._file_bytes = None, 0
 
 
-def open_parquet(path: Path) -> pq.ParquetWriter:
-    """A writer of a snapshot's Parquet files."""
-    return pq.ParquetWriter(path, SCHEMA, compression="zstd", write_page_checksum=True)
+def open_parquet(path: Path, origin: str) -> pq.ParquetWriter:
+    """A writer of a snapshot's Parquet files; equal origins mean equal rows."""
+    schema = SCHEMA.with_metadata({ORIGIN_KEY: origin})
+    return pq.ParquetWriter(path, schema, compression="zstd", write_page_checksum=True)
 
 
 def _repaired(text: str) -> str:
