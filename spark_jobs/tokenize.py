@@ -9,6 +9,7 @@ Run as a program: `python -m spark_jobs.tokenize --spec spec.json`.
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -88,18 +89,16 @@ def run(
     survey = survey_parts(parts, settings)
     _refuse_unknown_replay(survey, settings)
     _refuse_missing_splits(survey, settings)
-    engine, warnings = choose_engine(files, settings.engine, survey.sample)
-    mixing, mixing_record = plan_mixing(
-        settings,
-        survey.source_bytes,
-        lambda: measure_bytes_per_token(files, engine, survey.sample),
-    )
-    runs: list[str] = []
-    if settings.decontamination.maximum_overlap < 1 or settings.replay:
-        judging = keep_evaluation_runs(spec.evaluation_texts, folder, settings.decontamination)
-        held_out = list(zip(parts, survey.held_out, strict=True))
-        words = settings.decontamination.run_words
-        runs = keep_held_out_runs(spark, held_out, words, folder, report, judging)
+    # The comparison with Hugging Face takes one core, while Spark's workers read held-out texts.
+    with ThreadPoolExecutor(1) as background:
+        choice = background.submit(choose_engine, files, settings.engine, survey.sample)
+        mixing, mixing_record = plan_mixing(
+            settings,
+            survey.source_bytes,
+            lambda: measure_bytes_per_token(files, choice.result()[0], survey.sample),
+        )
+        runs = _keep_judging_runs(spark, spec, parts, survey, folder, report)
+        engine, warnings = choice.result()
     plan = Plan(
         output=spec.output,
         sequence_length=settings.sequence_length,
@@ -141,6 +140,24 @@ def run(
     }
     write_card(spec.output, stats, settings.content())
     return stats
+
+
+def _keep_judging_runs(
+    spark: SparkSession,
+    spec: TokenizeSpec,
+    parts: list[Part],
+    survey: Survey,
+    folder: str,
+    report: Callable[[str], None],
+) -> list[str]:
+    """Keep the word runs of all texts that judge, as `keep_held_out_runs`; none if not wanted."""
+    settings = spec.settings
+    if settings.decontamination.maximum_overlap == 1 and not settings.replay:
+        return []
+    judging = keep_evaluation_runs(spec.evaluation_texts, folder, settings.decontamination)
+    held_out = list(zip(parts, survey.held_out, strict=True))
+    words = settings.decontamination.run_words
+    return keep_held_out_runs(spark, held_out, words, folder, report, judging)
 
 
 def _tokenise(
