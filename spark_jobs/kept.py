@@ -32,7 +32,10 @@ def list_kept(folder: str) -> set[str]:
     """The names of all files in a folder."""
     filesystem, path = fsspec.core.url_to_fs(folder)
     filesystem.invalidate_cache()
-    return {file.rpartition("/")[2] for file in filesystem.find(path)}
+    names = {file.rpartition("/")[2] for file in filesystem.find(path)}
+    # Tasks add files that this listing, were it remembered, would say are not there.
+    filesystem.invalidate_cache()
+    return names
 
 
 def kept_rows(
