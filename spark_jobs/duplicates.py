@@ -10,6 +10,7 @@ is the large-star and small-star algorithm (Kiveris and others, 2014) as Spark j
 """
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,7 +64,8 @@ def find_near_duplicates(bands: np.ndarray, compare: Compare, threshold: float) 
         threshold: least Jaccard similarity of near-duplicates.
     """
     count = len(bands)
-    buckets = list(_buckets(bands))
+    with ThreadPoolExecutor() as threads:
+        buckets = list(threads.map(_buckets, bands.T if count else []))
     stars = _unique(_star_pairs(buckets), count)
     first = _verify(stars, count, compare, threshold)
     component = components(first.edges, count)
@@ -125,19 +127,15 @@ def _window_pairs(buckets: list[Buckets], component: np.ndarray) -> Iterator[np.
         yield np.concatenate(found)
 
 
-def _buckets(bands: np.ndarray) -> Iterator[Buckets]:
-    # A key's upper bits and the document's number in one integer sort several times as fast as
-    # keys sort their documents. Keys that differ in lower bits alone give a few more candidates.
-    bits = np.uint64(max(1, len(bands).bit_length()))
-    numbers = np.arange(len(bands), dtype=np.uint64)
-    for band in range(bands.shape[1] if len(bands) else 0):
-        packed = np.sort((bands[:, band] >> bits << bits) | numbers)
-        keys, order = packed >> bits, (packed & ((np.uint64(1) << bits) - 1)).astype(np.int64)
-        same = keys[1:] == keys[:-1]
-        shared = np.concatenate([same, [False]]) | np.concatenate([[False], same])
-        order, keys = order[shared], keys[shared]
-        new = np.concatenate([[True], keys[1:] != keys[:-1]]) if len(keys) else np.empty(0, bool)
-        yield order, np.maximum.accumulate(np.where(new, np.arange(len(order)), 0))
+def _buckets(keys: np.ndarray) -> Buckets:
+    """The shared buckets of one band, whose keys are of shape (n,)."""
+    order = np.argsort(keys, kind="stable")
+    keys = keys[order]
+    same = keys[1:] == keys[:-1]
+    shared = np.concatenate([same, [False]]) | np.concatenate([[False], same])
+    order, keys = order[shared], keys[shared]
+    new = np.concatenate([[True], keys[1:] != keys[:-1]]) if len(keys) else np.empty(0, bool)
+    return order, np.maximum.accumulate(np.where(new, np.arange(len(order)), 0))
 
 
 def _unique(found: Iterator[np.ndarray], count: int) -> np.ndarray:
