@@ -48,7 +48,7 @@ def test_busy_service_is_asked_again(
 
 def test_busy_service_is_given_up_in_the_end(vertex_runner: Runner, google: LocalGoogle) -> None:
     google.server.faults.add("CreateCustomJob", grpc.StatusCode.UNAVAILABLE, times=1000)
-    runner = vertex_runner.changed(limits=Limits(retries=RetryPolicy(0.05, 0.1, 0.5)))
+    runner = vertex_runner.changed(limits=Limits(retries=RetryPolicy(0.05, 0.2, 1.5)))
     assert "503" in failure_text(runner.run(["materialize"]))
     assert 3 < google.server.faults.count("CreateCustomJob") < 20
 
