@@ -4,8 +4,8 @@ What was made before is kept, so only what is new, and what it changes, is made.
 pinned, as it is from a pipeline's second run on. The corpus grows three times, by a file each time;
 then the shards must equal those of a run from nothing under the same pin.
 
-Measured on the text that `benchmarks.scale_text` makes, of which every tenth document is a
-near-copy of others, and on the environment's docstrings, where what every run costs weighs more.
+Measured on text that `benchmarks.scale_text` makes, with as many copies as docstrings have, and on
+the environment's docstrings themselves, where what every run costs weighs more.
 BENCH_MEGABYTES (default 1000) chooses another size of the first.
 """
 
@@ -24,7 +24,7 @@ from pyspark.sql import SparkSession
 
 from benchmarks.corpora import FOLDER, package_docs
 from benchmarks.harness import Check, at_most, keep, seconds
-from benchmarks.scale_text import FILE_MEGABYTES, write_texts
+from benchmarks.scale_text import COPIES_OF_DOCSTRINGS, FILE_MEGABYTES, write_texts
 from benchmarks.tokenize_spark import tokenizer_folder
 from llm_assets.sources.settings import RawCorpusSettings
 from llm_assets.sources.snapshot import write_snapshot
@@ -54,7 +54,7 @@ def main() -> None:
     """Measure both texts and keep the result."""
     spark = local_session(driver_memory="4g")
     files = MEGABYTES // FILE_MEGABYTES
-    write_texts(HOME / "large", files + GROWTHS)
+    write_texts(HOME / "large", files + GROWTHS, COPIES_OF_DOCSTRINGS)
     large = measure(spark, f"{HOME}/large", ".jsonl.zst", files)
     write_docstrings(HOME / "docstrings", 100 + GROWTHS)
     docstrings = measure(spark, f"{HOME}/docstrings", ".jsonl", 100)

@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks.corpora import FOLDER
 from benchmarks.harness import Check, at_most, keep
 from benchmarks.memory import PeakMemory
-from benchmarks.scale_text import FILE_MEGABYTES, write_texts
+from benchmarks.scale_text import FILE_MEGABYTES, MANY_COPIES, write_texts
 
 HOME = FOLDER / "scale"
 TABLE = Path(__file__).with_name("scale_measured.csv")
@@ -34,7 +34,7 @@ DRIVER_LIMIT_GB = 4
 
 def main() -> None:
     """Measure every size and keep the table."""
-    write_texts(HOME / "text", max(SIZES) // FILE_MEGABYTES)
+    write_texts(HOME / "text", max(SIZES) // FILE_MEGABYTES, MANY_COPIES)
     sizes = {megabytes: _measure_apart(megabytes) for megabytes in SIZES}
     _write_table(sizes)
     largest, before = sizes[SIZES[-1]], sizes[SIZES[-2]]

@@ -25,9 +25,9 @@ from serving import process
 from serving.settings import EndpointSettings
 
 CLIENTS = 8
-REQUESTS = 2
+REQUESTS = 48
 TOKENS = 48
-ROUNDS = 4
+ROUNDS = 3
 SINGLE_REQUESTS = 60
 PROMPT = "The function numpy.linalg.norm number {} returns"
 
@@ -79,13 +79,17 @@ async def ask_engine(http: httpx.AsyncClient, number: int, tokens: int) -> int:
 
 
 async def throughput(http: httpx.AsyncClient, ask) -> float:  # type: ignore[no-untyped-def]
-    """Tokens a second of all clients, each with its requests one after the other."""
+    """Tokens a second of all clients, who share the requests.
 
-    async def client(number: int) -> int:
-        return sum([await ask(http, REQUESTS * number + turn, TOKENS) for turn in range(REQUESTS)])
+    A client takes the next when one ends, so there are eight at a time until the last few.
+    """
+    requests = iter(range(REQUESTS))
+
+    async def client() -> int:
+        return sum([await ask(http, number, TOKENS) for number in requests])
 
     started = time.perf_counter()
-    written = await asyncio.gather(*(client(number) for number in range(CLIENTS)))
+    written = await asyncio.gather(*(client() for _ in range(CLIENTS)))
     return sum(written) / (time.perf_counter() - started)
 
 
@@ -129,7 +133,7 @@ async def measure(url: str, front_pid: int, engine_port: int, model: Path) -> Me
             before = sum(process_of_front.cpu_times()[:2])
             measured.fronts.append(await throughput(front, ask_front))
             used = sum(process_of_front.cpu_times()[:2]) - before
-            measured.front_cpu.append(used / (CLIENTS * REQUESTS))
+            measured.front_cpu.append(used / REQUESTS)
             measured.engines.append(await throughput(engine, ask_engine))
             # The endpoint is idle meanwhile, and has no request to neglect.
             measured.alone.append(one_at_a_time(model))

@@ -141,8 +141,9 @@ def _buckets(keys: np.ndarray) -> Buckets:
 def _unique(found: Iterator[np.ndarray], count: int) -> np.ndarray:
     """Each pair once, in order, as one number: the smaller document's times `count`, and the
     larger's."""
-    codes = np.empty(0, np.int64)
+    codes = [np.empty(0, np.int64)]
     for pairs in found:
         low, high = pairs.min(axis=1, initial=count), pairs.max(axis=1, initial=0)
-        codes = np.union1d(codes, low * count + high)
-    return codes
+        codes.append(low * count + high)
+    ordered = np.sort(np.concatenate(codes))
+    return ordered[np.concatenate([[True], ordered[1:] != ordered[:-1]])[: len(ordered)]]

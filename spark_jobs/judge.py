@@ -169,9 +169,13 @@ def _fetch_shingles(
 
 def _survivors(documents: pa.Table, leaders: np.ndarray, component: np.ndarray) -> np.ndarray:
     """For each leader, the place among the leaders of its component's survivor."""
-    rank = np.empty(len(leaders), np.int64)
-    rank[_order(documents.take(leaders), _BY_WORTH)] = np.arange(len(leaders))
-    return _first_of(component, rank)
+    survivor = np.arange(len(leaders))
+    # Nearly all are alone in their component, and need not be compared.
+    several = np.flatnonzero(np.bincount(component)[component] > 1) if len(component) else survivor
+    rank = np.empty(len(several), np.int64)
+    rank[_order(documents.take(leaders[several]), _BY_WORTH)] = np.arange(len(several))
+    survivor[several] = several[_first_of(component[several], rank)]
+    return survivor
 
 
 def _first_of(component: np.ndarray, rank: np.ndarray) -> np.ndarray:
