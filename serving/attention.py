@@ -1,16 +1,19 @@
-"""Attention over a batch of requests packed into one row, one request after another.
+"""Attention over a batch of requests packed into one row, each with its own keys alone.
 
 transformers' own way on a CPU is one product of all queries with the keys of all requests, most of
-which a mask then throws away, after the keys were copied once for each query head. Here each
-request's queries meet its own keys alone.
+which a mask then throws away, after the keys were copied once for each query head. Here requests of
+about one length that all write their next token are one batched product, others go one by one.
 """
 
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-NAME = "request_by_request"
+NAME = "own_keys_alone"
+PADDED_AT_MOST = 2
+"""Times its keys that a batch may be padded to; past that, one by one is quicker."""
 UNSUPPORTED = ("softcap", "s_aux", "position_bias")
 """What some models ask of their attention and `scaled_dot_product_attention` cannot do."""
 
@@ -54,9 +57,47 @@ def attend(
     new = kwargs["cu_seq_lens_q"].diff().tolist()
     # The cache has put this layer's own lengths here.
     known = kwargs["cu_seq_lens_k"].diff().tolist()
+    is_even = len(known) * max(known) <= PADDED_AT_MOST * sum(known)
+    if is_even and all(count == 1 for count in new):
+        return _attend_next(query, key, value, tuple(known), scaling, sliding_window), None
     requests = zip(query.split(new, 2), key.split(known, 2), value.split(known, 2), strict=True)
     parts = [_attend_one(*one, scaling, sliding_window) for one in requests]
     return torch.cat(parts, dim=1), None
+
+
+def _attend_next(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    known: tuple[int, ...],
+    scaling: float | None,
+    sliding_window: int | None,
+) -> torch.Tensor:
+    """The one newest token of every request, shape (1, requests, heads, size)."""
+    (_, heads, _, size), key_heads = query.shape, key.shape[1]
+    places, mask = _padded(known, sliding_window)
+    # The query heads of one key head stand where the positions would: no key is copied for them.
+    rows = query[0].transpose(0, 1).reshape(len(known), key_heads, heads // key_heads, size)
+    keys, values = (states[0][:, places].transpose(0, 1) for states in (key, value))
+    attended = scaled_dot_product_attention(rows, keys, values, attn_mask=mask, scale=scaling)
+    return attended.reshape(1, len(known), heads, size)
+
+
+@lru_cache(maxsize=4)
+def _padded(
+    known: tuple[int, ...], sliding_window: int | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where each request's tokens are, shape (requests, longest), and which of them it sees.
+
+    All layers of a step ask the same.
+    """
+    counts = torch.tensor(known)[:, None]
+    numbers = torch.arange(max(known))[None]
+    places = torch.minimum(numbers, counts - 1) + (counts.cumsum(0) - counts)
+    mask = numbers < counts
+    if sliding_window is not None:
+        mask &= numbers >= counts - sliding_window
+    return places, mask[:, None, None]
 
 
 def _attend_one(
@@ -67,16 +108,9 @@ def _attend_one(
     sliding_window: int | None,
 ) -> torch.Tensor:
     """The newest tokens of one request over all of its tokens, shape (1, new, heads, size)."""
-    (_, heads, new, size), (_, key_heads, known, _) = query.shape, key.shape
-    cut = sliding_window is not None and known > sliding_window
-    if new == 1 and not cut:
-        # The query heads of one key head stand where the positions would: no key is copied.
-        rows = query.reshape(1, key_heads, heads // key_heads, size)
-        return scaled_dot_product_attention(rows, key, value, scale=scaling).reshape(
-            1, 1, heads, -1
-        )
+    new, known = query.shape[2], key.shape[2]
     mask = None
-    if cut or new < known:
+    if new < known or (sliding_window is not None and known > sliding_window):
         mask = torch.ones(new, known, dtype=torch.bool).tril(known - new)
         if sliding_window is not None:
             mask = mask.triu(known - new - sliding_window + 1)
