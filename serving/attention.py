@@ -78,7 +78,10 @@ def _attend_next(
     places, mask = _padded(known, sliding_window)
     # The query heads of one key head stand where the positions would: no key is copied for them.
     rows = query[0].transpose(0, 1).reshape(len(known), key_heads, heads // key_heads, size)
-    keys, values = (states[0][:, places].transpose(0, 1) for states in (key, value))
+    shape = (key_heads, *mask.shape[::3], size)
+    keys, values = (
+        states[0].index_select(1, places).view(shape).transpose(0, 1) for states in (key, value)
+    )
     attended = scaled_dot_product_attention(rows, keys, values, attn_mask=mask, scale=scaling)
     return attended.reshape(1, len(known), heads, size)
 
@@ -87,7 +90,7 @@ def _attend_next(
 def _padded(
     known: tuple[int, ...], sliding_window: int | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where each request's tokens are, shape (requests, longest), and which of them it sees.
+    """Where the requests' tokens are, shape (requests * longest,), and which of them each sees.
 
     All layers of a step ask the same.
     """
@@ -97,7 +100,7 @@ def _padded(
     mask = numbers < counts
     if sliding_window is not None:
         mask &= numbers >= counts - sliding_window
-    return places, mask[:, None, None]
+    return places.flatten(), mask[:, None, None]
 
 
 def _attend_one(

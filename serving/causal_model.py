@@ -28,8 +28,14 @@ class CausalModel(ServedModel):
         Raises:
             UserError: the folder holds no model that can be read.
         """
+        import torch
         from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
 
+        # The batch computes in a thread of its own. Had this one computed on several threads
+        # before, OpenMP would count more threads than processors and let none of them spin between
+        # two products, which costs a third of the speed.
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
         self.tokenizer, model = read_model(folder, AutoModelForCausalLM)
         self.context_tokens = min(model.config.max_position_embeddings, cache_tokens - BLOCK_TOKENS)
         self.end_tokens = end_tokens_of(model)
@@ -47,6 +53,7 @@ class CausalModel(ServedModel):
         sample_per_request(self.batch)
         attention.register()
         model.set_attn_implementation(attention.NAME)
+        torch.set_num_threads(threads)
         self.batch.start()
 
     @property
