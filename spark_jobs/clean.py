@@ -21,8 +21,8 @@ from spark_jobs.decisions import write_decisions, write_part
 from spark_jobs.evaluation_texts import keep_evaluation_runs
 from spark_jobs.judge import DUPLICATES_NAME, Judgement, judge
 from spark_jobs.kept import list_kept, remove_others
-from spark_jobs.parquet import find_parts, find_pinned, write_table
-from spark_jobs.prepare import RAW_COLUMNS, name_prepared, prepare_part, read_prepared
+from spark_jobs.parquet import find_parts, find_pinned, read_table, write_table
+from spark_jobs.prepare import RAW_COLUMNS, name_prepared, prepare_part
 from spark_jobs.settings import CleanCorpusSettings
 from spark_jobs.similarity import name_similarities
 from spark_jobs.tasks import map_tasks
@@ -186,7 +186,7 @@ def _examples(judgement: Judgement, urls: list[str], count: int) -> dict[str, li
 
 def _excerpt(number: int, judgement: Judgement, urls: list[str]) -> dict[str, str]:
     part = int(np.searchsorted(judgement.part_offsets, number, side="right")) - 1
-    texts = read_prepared(urls[part], ["text"])["text"]
+    texts = read_table(urls[part], ["text"])["text"]
     text = texts[number - int(judgement.part_offsets[part])].as_py()
     return {"id": judgement.documents["id"][number].as_py(), "text": text[:EXAMPLE_CHARACTERS]}
 

@@ -10,8 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_jobs.kept import copy_file, is_kept, name_kept
-from spark_jobs.parquet import ORIGIN_KEY, write_table
-from spark_jobs.prepare import read_prepared
+from spark_jobs.parquet import ORIGIN_KEY, read_table, write_table
 
 CODE_VERSION = "1"
 """Part of the name of kept text; raise it when this module writes it otherwise."""
@@ -77,7 +76,7 @@ def write_part(
 
 
 def _select(url: str, stay: pa.RecordBatch) -> pa.Table:
-    table = read_prepared(url, ["id", "text", "source", "bytes"]).take(stay["row"])
+    table = read_table(url, ["id", "text", "source", "bytes"]).take(stay["row"])
     table = table.append_column("cluster", stay["cluster"])
     table = table.append_column("pinned", stay["pinned"])
     origin = {ORIGIN_KEY: url.rpartition("/")[2]}

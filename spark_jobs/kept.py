@@ -7,10 +7,9 @@ import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from artifacts.identity import hash_json
-from spark_jobs.parquet import write_table
+from spark_jobs.parquet import read_table, write_table
 
 
 def name_kept(folder: str, ending: str, **decided_by: Any) -> str:
@@ -62,7 +61,7 @@ def kept_rows(
         return make(places).append_column("id", ids.take(pa.array(places)))
 
     is_new = not is_kept(url)
-    known = make_with_ids(every) if is_new else _read_table(url)
+    known = make_with_ids(every) if is_new else read_table(url)
     places = pc.index_in(ids, known["id"])
     missing = np.flatnonzero(np.asarray(pc.is_null(places)))
     if len(missing):
@@ -73,11 +72,6 @@ def kept_rows(
     if is_new or len(missing):
         write_table(url, table, compression)
     return table.drop_columns("id")
-
-
-def _read_table(url: str) -> pa.Table:
-    with fsspec.open(url, "rb") as file:
-        return pq.ParquetFile(file, page_checksum_verification=True).read(use_threads=False)
 
 
 def copy_file(url: str, target: str) -> None:

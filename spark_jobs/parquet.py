@@ -14,6 +14,10 @@ from artifacts.errors import UserError
 READERS = 4
 """Threads of the driver that read parts; a bucket answers several requests at a time."""
 
+HELD_OUT_FOLDER = "held_out"
+"""In a folder of shards, the held-out texts, a file for each held-out shard. They make the shards a
+pin by themselves: a later corpus finds in them what to keep held out."""
+
 ORIGIN_KEY = b"origin"
 """Of a Parquet file's metadata: names its content, so that later stages know it without reading."""
 
@@ -107,7 +111,13 @@ def find_pinned(shards: str | None) -> list[Part]:
     """
     if shards is None:
         return []
-    return find_parts(f"{shards}/held_out", ["id", "text", "source"], "tokenized_shards")
+    return find_parts(f"{shards}/{HELD_OUT_FOLDER}", ["id", "text", "source"], "tokenized_shards")
+
+
+def read_table(url: str, columns: list[str] | None = None) -> pa.Table:
+    """A whole Parquet file, its checksums compared."""
+    with fsspec.open(url, "rb") as file:
+        return pq.ParquetFile(file, page_checksum_verification=True).read(columns)
 
 
 def write_table(url: str, table: pa.Table, compression: str | dict[str, str] = "zstd") -> None:

@@ -6,10 +6,8 @@ name and found again when the corpus has grown elsewhere.
 
 from typing import Any
 
-import fsspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from spark_jobs.kept import name_kept
 from spark_jobs.minhash import Bands, band_keys, derive_bands, shingle, signatures, sum_words
@@ -83,12 +81,6 @@ def prepare_part(
     prepared = _prepare(raw.read(RAW_COLUMNS), settings, bands, runs)
     write_table(url, prepared, compression)
     return {}
-
-
-def read_prepared(url: str, columns: list[str]) -> pa.Table:
-    """Columns of a prepared part."""
-    with fsspec.open(url, "rb") as file:
-        return pq.ParquetFile(file, page_checksum_verification=True).read(columns)
 
 
 def _prepare(

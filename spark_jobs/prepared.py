@@ -9,8 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from artifacts.errors import UserError
-from spark_jobs.parquet import READERS
-from spark_jobs.prepare import read_prepared
+from spark_jobs.parquet import READERS, read_table
 
 _COLUMNS = ["id", "source", "cluster", "characters", "bytes", "reason", "repaired"]
 
@@ -22,7 +21,7 @@ class Prepared:
         """The last `pinned_parts` of the parts are pinned."""
         self.urls = urls
         with ThreadPoolExecutor(READERS) as readers:
-            tables = list(readers.map(lambda url: read_prepared(url, _COLUMNS), urls))
+            tables = list(readers.map(lambda url: read_table(url, _COLUMNS), urls))
         self.offsets = np.concatenate([[0], np.cumsum([table.num_rows for table in tables])])
         documents = pa.concat_tables(tables).combine_chunks()
         first_pinned = self.offsets[len(urls) - pinned_parts]
@@ -57,7 +56,7 @@ class Prepared:
 
         def read(one: tuple[int, np.ndarray]) -> tuple[np.ndarray, pa.Array]:
             part, places = one
-            values = read_prepared(self.urls[part], [column])[column].combine_chunks()
+            values = read_table(self.urls[part], [column])[column].combine_chunks()
             return places, values.take(pa.array(numbers[places] - self.offsets[part]))
 
         with ThreadPoolExecutor(READERS) as readers:

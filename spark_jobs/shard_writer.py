@@ -17,7 +17,7 @@ from artifacts.shards import DOCUMENT_SCHEMA, PackedRows, Split, token_dtype, wr
 from spark_jobs.exchange import Range, read_ranges
 from spark_jobs.mixing import Mixing
 from spark_jobs.packing import PACKINGS, DocumentTokens, count_cut_documents
-from spark_jobs.parquet import open_writer
+from spark_jobs.parquet import HELD_OUT_FOLDER, open_writer
 from spark_jobs.settings import DecontaminationSettings
 from spark_jobs.split import Splitter
 
@@ -35,9 +35,6 @@ EXCHANGED_SCHEMA = pa.schema(
 )
 """A document on its way to its shard; only held-out ones have their text."""
 
-HELD_OUT_FOLDER = "held_out"
-"""The held-out texts, a file for each held-out shard. They make the shards a pin by themselves: a
-later corpus finds in them what to keep held out."""
 _HELD_OUT_COLUMNS = ["id", "text", "source", "cluster", "bytes"]
 _HELD_OUT_PART_BYTES = 1024 * 1024
 """Text in one row group of them, about."""

@@ -2,15 +2,13 @@
 
 from collections.abc import Callable, Iterator
 
-import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from scipy.sparse import csr_matrix
 
 from spark_jobs.kept import is_kept, name_kept
-from spark_jobs.parquet import write_table
+from spark_jobs.parquet import read_table, write_table
 from spark_jobs.settings import CleanCorpusSettings
 
 CODE_VERSION = "1"
@@ -73,8 +71,7 @@ class KeptSimilarities:
         self._known: pa.Table | None = None
         self._seen: list[pa.Table] = []
         if is_kept(url):
-            with fsspec.open(url, "rb") as file:
-                self._known = pq.read_table(file)
+            self._known = read_table(url)
 
     def compare(self, pairs: np.ndarray) -> np.ndarray:
         """`Compare`, from what is known as far as it goes."""

@@ -18,12 +18,13 @@ def number_repeated_ids(files: list[Path]) -> int:
 
     A file that needs it is written anew. Returns how many ids were given a number.
     """
-    ids = pa.chunked_array([_read_ids(file) for file in files], pa.string())
-    if pc.count_distinct(ids).as_py() == len(ids):
+    ids = [_read_ids(file) for file in files]
+    together = pa.chunked_array(ids, pa.string())
+    if pc.count_distinct(together).as_py() == len(together):
         return 0
     unique = _UniqueIds()
-    for file in files:
-        before = _read_ids(file).to_pylist()
+    for file, of_file in zip(files, ids, strict=True):
+        before = of_file.to_pylist()
         after = [unique.make_unique(identifier) for identifier in before]
         if after != before:
             _rewrite(file, after)
