@@ -19,7 +19,7 @@ class CausalModel(ServedModel):
     """Requests join and leave the running batch at every token."""
 
     def __init__(self, folder: Path, cache_tokens: int) -> None:
-        """Load the model and start the batch.
+        """Load the model.
 
         Args:
             folder: a Hugging Face folder with safetensors.
@@ -28,14 +28,8 @@ class CausalModel(ServedModel):
         Raises:
             UserError: the folder holds no model that can be read.
         """
-        import torch
         from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
 
-        # The batch computes in a thread of its own. Had this one computed on several threads
-        # before, OpenMP would count more threads than processors and let none of them spin between
-        # two products, which costs a third of the speed.
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
         self.tokenizer, model = read_model(folder, AutoModelForCausalLM)
         self.context_tokens = min(model.config.max_position_embeddings, cache_tokens - BLOCK_TOKENS)
         self.end_tokens = end_tokens_of(model)
@@ -53,7 +47,8 @@ class CausalModel(ServedModel):
         sample_per_request(self.batch)
         attention.register()
         model.set_attn_implementation(attention.NAME)
-        torch.set_num_threads(threads)
+
+    def start(self) -> None:
         self.batch.start()
 
     @property

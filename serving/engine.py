@@ -17,6 +17,7 @@ from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any
 
+import torch
 import uvicorn
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse, StreamingResponse
@@ -32,10 +33,22 @@ BROKEN_EXIT_CODE = 70
 
 
 def load_model(folder: Path, cache_tokens: int) -> ServedModel:
-    """The model of a folder, of the kind that its config names; raises UserError."""
+    """Load the model of a folder, of the kind that its config names, and start it.
+
+    Raises:
+        UserError: the folder holds no model that can be read.
+    """
     config = json.loads((folder / "config.json").read_text())
     kind = SequenceToSequenceModel if config.get("is_encoder_decoder") else CausalModel
-    return kind(folder, cache_tokens)
+    # Answers are computed in a thread of the model's own. Had this one computed on several threads
+    # before, OpenMP would count more threads than processors and let none of them spin between two
+    # products, which costs a third of the speed.
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    model: ServedModel = kind(folder, cache_tokens)
+    torch.set_num_threads(threads)
+    model.start()
+    return model
 
 
 def build_app(model: ServedModel) -> FastAPI:

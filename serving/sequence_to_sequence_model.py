@@ -44,7 +44,7 @@ class SequenceToSequenceModel(ServedModel):
     """Requests that wait at the same time are answered as one batch."""
 
     def __init__(self, folder: Path, cache_tokens: int) -> None:
-        """Load the model and start the thread that answers.
+        """Load the model.
 
         Args:
             folder: a Hugging Face folder with safetensors.
@@ -65,6 +65,8 @@ class SequenceToSequenceModel(ServedModel):
         self._pad_token = config.pad_token_id or 0
         self._waiting: queue.Queue[_Job] = queue.Queue()
         self._thread = threading.Thread(target=self._answer, daemon=True)
+
+    def start(self) -> None:
         self._thread.start()
 
     @property

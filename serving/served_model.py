@@ -27,6 +27,10 @@ class ServedModel(ABC):
     """Most tokens of a prompt and its answer together."""
     end_tokens: list[int]
 
+    @abstractmethod
+    def start(self) -> None:
+        """Start the thread that writes; there are no answers before."""
+
     @property
     @abstractmethod
     def fault(self) -> str | None:
