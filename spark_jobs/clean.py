@@ -27,7 +27,7 @@ from spark_jobs.settings import CleanCorpusSettings
 from spark_jobs.similarity import name_similarities
 from spark_jobs.tasks import map_tasks
 
-CODE_VERSION = "5"
+CODE_VERSION = "6"
 
 EXAMPLE_CHARACTERS = 160
 

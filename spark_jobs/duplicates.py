@@ -17,8 +17,11 @@ import numpy as np
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 
+from artifacts.arrays import sorted_unique
 from spark_jobs.similarity import Compare
 
+BANDS_AT_ONCE = 4
+"""Each needs some 40 bytes a document besides the bands themselves."""
 BUCKET_WINDOW = 500
 """In a larger bucket, a document is compared with the bucket's first and its next so many."""
 
@@ -64,13 +67,14 @@ def find_near_duplicates(bands: np.ndarray, compare: Compare, threshold: float) 
         threshold: least Jaccard similarity of near-duplicates.
     """
     count = len(bands)
-    with ThreadPoolExecutor() as threads:
+    with ThreadPoolExecutor(BANDS_AT_ONCE) as threads:
         buckets = list(threads.map(_buckets, bands.T if count else []))
     stars = _unique(_star_pairs(buckets), count)
     first = _verify(stars, count, compare, threshold)
     component = components(first.edges, count)
     # Most pairs of a large bucket are connected by now; only the others can change a component.
-    rest = np.setdiff1d(_unique(_window_pairs(buckets, component), count), stars)
+    window = _unique(_window_pairs(buckets, component), count)
+    rest = np.setdiff1d(window, stars, assume_unique=True)
     second = _verify(rest, count, compare, threshold)
     edges = first.edges + second.edges
     return NearDuplicates(
@@ -129,13 +133,32 @@ def _window_pairs(buckets: list[Buckets], component: np.ndarray) -> Iterator[np.
 
 def _buckets(keys: np.ndarray) -> Buckets:
     """The shared buckets of one band, whose keys are of shape (n,)."""
-    order = np.argsort(keys, kind="stable")
-    keys = keys[order]
-    same = keys[1:] == keys[:-1]
-    shared = np.concatenate([same, [False]]) | np.concatenate([[False], same])
-    order, keys = order[shared], keys[shared]
-    new = np.concatenate([[True], keys[1:] != keys[:-1]]) if len(keys) else np.empty(0, bool)
-    return order, np.maximum.accumulate(np.where(new, np.arange(len(order)), 0))
+    likely = _likely_shared(keys)
+    keys = keys[likely]
+    ordered = np.argsort(keys, kind="stable")
+    order, keys = likely[ordered], keys[ordered]
+    is_new = np.ones(len(keys), bool)
+    is_new[1:] = keys[1:] != keys[:-1]
+    is_shared = ~is_new
+    is_shared[:-1] |= ~is_new[1:]
+    order, is_new = order[is_shared], is_new[is_shared]
+    return order, np.maximum.accumulate(np.where(is_new, np.arange(len(order)), 0))
+
+
+def _likely_shared(keys: np.ndarray) -> np.ndarray:
+    """The documents, in order, whose keys some others share, and a few others.
+
+    Most keys are alone, which a table of their lowest bits tells quicker than sorting them.
+    """
+    mask = np.uint64((1 << len(keys).bit_length() + 2) - 1)
+    slots = keys & mask
+    last_of = np.empty(int(mask) + 1, np.int32)
+    documents = np.arange(len(keys), dtype=np.int32)
+    last_of[slots] = documents
+    last = last_of[slots]
+    is_shared = last != documents
+    is_shared[last[is_shared]] = True
+    return np.flatnonzero(is_shared)
 
 
 def _unique(found: Iterator[np.ndarray], count: int) -> np.ndarray:
@@ -145,5 +168,4 @@ def _unique(found: Iterator[np.ndarray], count: int) -> np.ndarray:
     for pairs in found:
         low, high = pairs.min(axis=1, initial=count), pairs.max(axis=1, initial=0)
         codes.append(low * count + high)
-    ordered = np.sort(np.concatenate(codes))
-    return ordered[np.concatenate([[True], ordered[1:] != ordered[:-1]])[: len(ordered)]]
+    return sorted_unique(np.concatenate(codes))

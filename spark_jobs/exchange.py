@@ -35,7 +35,7 @@ class ExchangeWriter:
         filesystem, path = fsspec.core.url_to_fs(self._url)
         filesystem.makedirs(path.rpartition("/")[0], exist_ok=True)
         self._file = filesystem.open(path, "wb")
-        self._written = self._held_bytes = 0
+        self._held_bytes = 0
         self._held: dict[int, list[pa.Table]] = defaultdict(list)
         self.ranges: dict[int, list[Range]] = defaultdict(list)
         """Shard number to what was written for it; complete when the writer is closed."""
@@ -62,14 +62,11 @@ class ExchangeWriter:
 
     def _flush(self) -> None:
         for shard, tables in sorted(self._held.items()):
-            sink = pa.BufferOutputStream()
-            with pa.ipc.new_stream(sink, tables[0].schema) as stream:
+            start = self._file.tell()
+            with pa.ipc.new_stream(self._file, tables[0].schema) as stream:
                 for table in tables:
                     stream.write_table(table)
-            content = sink.getvalue()
-            self._file.write(content)
-            self.ranges[shard].append(Range(self._url, self._written, content.size))
-            self._written += content.size
+            self.ranges[shard].append(Range(self._url, start, self._file.tell() - start))
         self._held.clear()
         self._held_bytes = 0
 

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from artifacts.arrays import sorted_unique
 from spark_jobs.duplicates import NearDuplicates, find_near_duplicates
 from spark_jobs.minhash import shingle, sum_words
 from spark_jobs.prepare import bands_of
@@ -21,7 +22,7 @@ from spark_jobs.prepared import Prepared
 from spark_jobs.progress import Report
 from spark_jobs.settings import CleanCorpusSettings
 from spark_jobs.similarity import KeptSimilarities, comparison
-from spark_jobs.text import fold
+from spark_jobs.text import CLUSTER_BYTES, fold
 
 EXACT, NEAR, PIN = "exact_duplicate", "near_duplicate", "copy_of_held_out"
 
@@ -83,43 +84,40 @@ def judge(
     prepared.refuse_repeated_ids()
     documents = prepared.documents
     sound = np.flatnonzero(np.asarray(pc.is_null(documents["reason"])))
-    by_cluster = _order(
-        documents.take(sound),
-        [("cluster", "ascending"), *_BY_WORTH],
-    )
-    members = sound[by_cluster]
-    clusters = _fixed_strings(documents["cluster"].combine_chunks())
+    clusters = _fixed_strings(documents["cluster"])
+    members = sound[np.argsort(clusters[sound], kind="stable")]
     begins = np.concatenate([[True], clusters[members[1:]] != clusters[members[:-1]]])
     begins = begins[: len(members)]
     group = np.cumsum(begins) - 1
-    leaders = members[begins]
+    leader = _survivors(documents, members, group)
+    leaders = members[leader[begins]]
+    is_copy = leader != np.arange(len(members))
+    exact, exact_group = members[is_copy], group[is_copy]
     near = _near(prepared, leaders, clusters[leaders], settings, similarities)
     report(
-        f"{len(members) - len(leaders):,} exact copies; {near.candidates:,} candidate pairs, "
+        f"{len(exact):,} exact copies; {near.candidates:,} candidate pairs, "
         f"{near.verified:,} of them compared, {len(near.edges.left):,} near-copies"
     )
     survivor = _survivors(documents, leaders, near.component)
-    reason = np.full(len(clusters), None, object)
-    reason[:] = documents["reason"].to_pylist()
-    exact = members[~begins]
-    reason[exact] = EXACT
     near_copies = np.flatnonzero(survivor != np.arange(len(leaders)))
     near_copies = near_copies[~prepared.pinned[leaders[near_copies]]]
-    reason[leaders[near_copies]] = NEAR
     dropped = np.concatenate([exact, leaders[near_copies]])
-    kept_for = leaders[survivor[np.concatenate([group[~begins], near_copies])]]
-    reason[dropped[prepared.pinned[kept_for]]] = PIN
+    kept_for = leaders[survivor[np.concatenate([exact_group, near_copies])]]
+    reason = np.zeros(len(clusters), np.int64)
+    reason[exact], reason[leaders[near_copies]] = 1, 2
+    reason[dropped[prepared.pinned[kept_for]]] = 3
+    reasons = pa.array([None, EXACT, NEAR, PIN]).take(pa.array(reason))
     smallest = _first_of(near.component, np.arange(len(leaders)))
     clusters[members] = clusters[leaders[smallest[group]]]
     sizes = np.bincount(near.component[group]) if len(group) else np.empty(0, np.int64)
-    final = pa.array(clusters.astype(str), pa.string())
-    documents = documents.set_column(2, "cluster", final)
+    documents = documents.set_column(2, "cluster", _as_strings(clusters))
+    reasons = pc.coalesce(documents["reason"], reasons)
     return Judgement(
-        documents=documents.set_column(5, "reason", pa.array(reason, pa.string())),
+        documents=documents.set_column(5, "reason", reasons),
         part_offsets=prepared.offsets,
         duplicates=pa.concat_tables(
             [
-                _describe_exact(documents, exact, leaders, group[~begins], survivor),
+                _describe_exact(documents, exact, leaders, exact_group, survivor),
                 _describe_near(documents, near_copies, leaders, survivor, near),
             ]
         ).sort_by("id"),
@@ -143,7 +141,7 @@ def _near(
         keys = prepared.fetch_matrix(leaders, "bands", np.uint64)
     threshold = settings.near_duplicates.threshold
     compare = comparison(
-        lambda numbers: prepared.fetch_matrix(leaders[numbers], "signature", np.uint32),
+        lambda numbers: prepared.fetch_matrix(leaders[numbers], "signature", np.uint8),
         lambda numbers: _fetch_shingles(prepared, leaders[numbers], settings),
         threshold,
     )
@@ -163,17 +161,18 @@ def _fetch_shingles(
         shingles = shingle(words, settings.near_duplicates.shingle_words)
         for number, place in enumerate(places):
             first, last = shingles.offsets[number : number + 2]
-            sets[place] = np.unique(shingles.hashes[first:last])
+            sets[place] = sorted_unique(shingles.hashes[first:last])
     return sets
 
 
-def _survivors(documents: pa.Table, leaders: np.ndarray, component: np.ndarray) -> np.ndarray:
-    """For each leader, the place among the leaders of its component's survivor."""
-    survivor = np.arange(len(leaders))
+def _survivors(documents: pa.Table, numbers: np.ndarray, component: np.ndarray) -> np.ndarray:
+    """For each of some documents, the place among them of its component's survivor."""
+    survivor = np.arange(len(numbers))
     # Nearly all are alone in their component, and need not be compared.
     several = np.flatnonzero(np.bincount(component)[component] > 1) if len(component) else survivor
+    worth = documents.select([name for name, _ in _BY_WORTH]).take(numbers[several])
     rank = np.empty(len(several), np.int64)
-    rank[_order(documents.take(leaders[several]), _BY_WORTH)] = np.arange(len(several))
+    rank[np.asarray(pc.sort_indices(worth, sort_keys=_BY_WORTH))] = np.arange(len(several))
     survivor[several] = several[_first_of(component[several], rank)]
     return survivor
 
@@ -244,13 +243,14 @@ def _describe(
     )
 
 
-def _order(table: pa.Table, keys: list[tuple[str, str]]) -> np.ndarray:
-    return np.asarray(pc.sort_indices(table, sort_keys=keys)).astype(np.int64)
-
-
-def _fixed_strings(values: pa.StringArray) -> np.ndarray:
+def _fixed_strings(values: pa.ChunkedArray) -> np.ndarray:
     """Equally long ASCII strings as numpy bytes, which compare and sort without Python."""
-    if not len(values):
-        return np.empty(0, "S32")
-    width = len(values[0].as_py())
-    return np.frombuffer(values.buffers()[2], f"S{width}")[: len(values)].copy()
+    content = values.combine_chunks().cast(pa.binary(2 * CLUSTER_BYTES))
+    return np.frombuffer(content.buffers()[1], f"S{2 * CLUSTER_BYTES}")[: len(content)].copy()
+
+
+def _as_strings(values: np.ndarray) -> pa.StringArray:
+    """`_fixed_strings` back again."""
+    offsets = np.arange(len(values) + 1, dtype=np.int32) * values.itemsize
+    content = [pa.py_buffer(offsets), pa.py_buffer(values)]
+    return pa.StringArray.from_buffers(len(values), *content)

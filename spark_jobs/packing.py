@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from artifacts.arrays import sorted_unique
 from artifacts.shards import SEGMENT, PackedRows
 
 
@@ -26,7 +27,7 @@ def concatenate(documents: DocumentTokens, sequence_length: int, padding_id: int
     rows = -(-total // sequence_length)
     tokens = np.empty(rows * sequence_length, documents.tokens.dtype)
     tokens[:total], tokens[total:] = documents.tokens, padding_id
-    cuts = np.union1d(documents.starts, np.arange(0, total, sequence_length))
+    cuts = sorted_unique(np.concatenate([documents.starts, np.arange(0, total, sequence_length)]))
     number = np.searchsorted(documents.starts, cuts, side="right") - 1
     segments = np.empty(len(cuts), SEGMENT)
     segments["start"] = cuts % sequence_length
@@ -102,4 +103,4 @@ PACKINGS = {"concatenate": concatenate, "best_fit": best_fit}
 
 def count_cut_documents(rows: PackedRows) -> int:
     """How many documents lie in more than one segment."""
-    return len(np.unique(rows.segments["document"][rows.segments["offset"] > 0]))
+    return len(sorted_unique(rows.segments["document"][rows.segments["offset"] > 0]))

@@ -17,7 +17,7 @@ from spark_jobs.quality import personal_data_mask, quality_filter
 from spark_jobs.settings import CleanCorpusSettings
 from spark_jobs.text import cluster_hash, fold, normalise, repair_encoding
 
-CODE_VERSION = "2"
+CODE_VERSION = "3"
 """Part of the name of what is kept; raise it when this module gives another result."""
 
 RAW_COLUMNS = ["id", "text", "source"]
@@ -38,7 +38,7 @@ def prepared_schema(bands: Bands | None) -> pa.Schema:
     if bands:
         fields += [
             ("bands", pa.binary(8 * bands.bands)),
-            ("signature", pa.binary(4 * bands.permutations)),
+            ("signature", pa.binary(bands.permutations)),
         ]
     return pa.schema(fields)
 
@@ -112,7 +112,10 @@ def _prepare(
         shingles = shingle(words, settings.near_duplicates.shingle_words)
         signature = signatures(shingles, bands.permutations)
         columns["bands"] = _fixed_binary(band_keys(signature, bands))
-        columns["signature"] = _fixed_binary(signature)
+        # The lowest byte of each hash will do to rule a pair out (Li and König, "b-Bit Minwise
+        # Hashing", 2010): one of 256 others agrees by chance, so that a few pairs too many are
+        # compared, and none too few.
+        columns["signature"] = _fixed_binary(signature.astype(np.uint8))
     return pa.table(columns, prepared_schema(bands))
 
 

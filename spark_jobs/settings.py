@@ -128,7 +128,7 @@ class TokenizedShardsSettings(Settings):
     """Token put before each document; by default the family's own (see `spark_jobs.tokenizer`)."""
     end_token: str | None = None
     """Token put after each document; by default the family's own."""
-    shard_bytes: int = Field(default=128 * 1024 * 1024, ge=4096)
+    shard_bytes: int = Field(default=64 * 1024 * 1024, ge=4096, le=1024**3)
     """Size of a shard's tokens at full size; smaller corpora have one shard a split."""
     parity_sample: int = Field(default=200, ge=1)
     """Documents on which the fast tokenizer must agree with the Hugging Face one in every run."""

@@ -92,9 +92,7 @@ def write_shard_of(ranges: tuple[int, list[Range]], plan: Plan) -> dict[str, Any
 
 
 def _write_one(name: str, split: Split, documents: pa.Table, plan: Plan) -> dict[str, Any]:
-    packed_tokens = [_flat_tokens(chunk, plan.dtype) for chunk in documents["tokens"].chunks]
-    tokens = np.concatenate([flat for flat, _ in packed_tokens])
-    lengths = np.concatenate([length for _, length in packed_tokens])
+    tokens, lengths = _flat_tokens(documents["tokens"].combine_chunks(), plan.dtype)
     starts = np.cumsum(lengths) - lengths
     pack = PACKINGS[plan.packing]
     rows = pack(DocumentTokens(tokens, starts), plan.sequence_length, plan.end_token_id)

@@ -102,7 +102,10 @@ class KeptSimilarities:
 
 
 def _plausible(pairs: np.ndarray, fetch: FetchSignatures, threshold: float) -> np.ndarray:
-    """Shape (m,): whether the signatures leave it open that a pair reaches the threshold."""
+    """Shape (m,): whether the signatures leave it open that a pair reaches the threshold.
+
+    They hold what `spark_jobs.prepare` keeps of each hash.
+    """
     numbers, places = np.unique(pairs, return_inverse=True)
     places = places.reshape(pairs.shape)
     signatures = fetch(numbers)

@@ -4,6 +4,7 @@ import hashlib
 import itertools
 import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,8 +29,7 @@ COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 BOMB_BYTES = 64 * 1024 * 1024
 """Unpacked size below which no file is taken for a compression bomb."""
 BATCH_DOCUMENTS = 1_000
-HASH_BLOCK_BYTES = 4 * 1024 * 1024
-
+HASH_THREADS = 4
 
 Row = tuple[str, str] | Fault
 """A document's id and text, or its fault."""
@@ -101,9 +101,10 @@ def _match(url: str) -> list[SourceFile]:
 def fingerprint_files(source: Files) -> str:
     """A hash of every file's name and content; in the cloud, of the object's own checksum."""
     digest = hashlib.sha256()
-    for file in find_files(source):
+    files = find_files(source)
+    for file, content in zip(files, _content_hashes(files), strict=True):
         digest.update(file.name.encode())
-        digest.update(_content_hash(file).encode())
+        digest.update(content.encode())
     return digest.hexdigest()[:32]
 
 
@@ -114,6 +115,8 @@ def file_pieces(source: Files, report: Callable[[str], None]) -> Pieces:
     """
     files = find_files(source)
     groups = group((file.name, file.filesystem.size(file.path) or 0) for file in files)
+    hashes = _content_hashes(files)
+    keys = [hash_json({files[n].name: hashes[n] for n in numbers}) for numbers in groups]
     pieces = [[files[number] for number in numbers] for numbers in groups]
 
     def read(numbers: list[int]) -> Iterator[tuple[int, Batch]]:
@@ -127,7 +130,6 @@ def file_pieces(source: Files, report: Callable[[str], None]) -> Pieces:
                 done += 1
                 progress.advance(done)
 
-    keys = [hash_json({file.name: _content_hash(file) for file in piece}) for piece in pieces]
     return Pieces(keys, read)
 
 
@@ -261,13 +263,16 @@ def _batches(documents: Iterator[Document | Fault]) -> Iterator[Batch]:
         yield batch
 
 
+def _content_hashes(files: list[SourceFile]) -> list[str]:
+    """A hash of each file's content; in the cloud, the object's own checksum."""
+    with ThreadPoolExecutor(HASH_THREADS) as threads:
+        return list(threads.map(_content_hash, files))
+
+
 def _content_hash(file: SourceFile) -> str:
     if not isinstance(file.filesystem, LocalFileSystem):
         details = file.filesystem.info(file.path)
         stated = details.get("md5Hash") or details.get("crc32c") or details.get("etag")
         return str(stated or file.filesystem.ukey(file.path))
-    digest = hashlib.sha256()
-    with file.filesystem.open(file.path, "rb") as handle:
-        while block := handle.read(HASH_BLOCK_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
+    with open(file.path, "rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()

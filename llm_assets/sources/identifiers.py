@@ -4,7 +4,6 @@ import os
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from artifacts.identity import hash_json
@@ -20,7 +19,7 @@ def number_repeated_ids(files: list[Path]) -> int:
     """
     ids = [_read_ids(file) for file in files]
     together = pa.chunked_array(ids, pa.string())
-    if pc.count_distinct(together).as_py() == len(together):
+    if len(together.unique()) == len(together):
         return 0
     unique = _UniqueIds()
     for file, of_file in zip(files, ids, strict=True):

@@ -15,7 +15,7 @@ from llm_assets.sources.faults import EXAMPLES, Fault
 from llm_assets.sources.pieces import Batch, Pieces
 from spark_jobs.parquet import ORIGIN_KEY
 
-PART_BYTES = (1024 * 1024, 8 * 1024 * 1024)
+PART_BYTES = (2 * 1024 * 1024, 16 * 1024 * 1024)
 """Least and most text in one row group, which is what one Spark task reads."""
 FILE_BYTES = 64 * 1024 * 1024
 """Text in one Parquet file."""

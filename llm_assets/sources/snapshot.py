@@ -25,7 +25,7 @@ from llm_assets.sources.settings import (
     Source,
 )
 
-CODE_VERSION = "3"
+CODE_VERSION = "4"
 
 
 def source_fingerprints(settings: RawCorpusSettings) -> dict[str, str]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from artifacts.arrays import sorted_unique
 from artifacts.shard_files import ShardFiles
 from artifacts.shards import Shard, ShardStats
 from recipes.evaluation.documents import Document
@@ -29,7 +30,7 @@ def find_contamination(
         `mostly_trained_on` (documents with over half), and `examples` of those.
     """
     runs = [_runs(document.tokens, length) for document in documents]
-    wanted = np.unique(np.concatenate(runs)) if runs else np.empty(0, np.uint64)
+    wanted = sorted_unique(np.concatenate(runs)) if runs else np.empty(0, np.uint64)
     found = np.zeros(len(wanted), bool)
     for tokens in _training_tokens(folder, stats):
         seen = _runs(tokens, length)
