@@ -8,7 +8,7 @@ import gc
 import io
 import socket
 import sys
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 
 class PromptReader(io.RawIOBase):
@@ -25,7 +25,7 @@ class PromptReader(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: memoryview) -> int:
+    def readinto(self, buffer: Any, /) -> int:
         # The kernel takes it back after a while, so it is asked for every time.
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
         return self._file.readinto1(buffer)

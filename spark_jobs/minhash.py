@@ -77,13 +77,12 @@ def sum_words(folded: list[str]) -> WordSums:
     """
     joined = "\n".join([*folded, ""]).encode("utf-8", "surrogatepass")
     content = np.frombuffer(joined, np.uint8)
-    powers, inverses = _powers(1 << max(12, len(content).bit_length()))
     ends = np.flatnonzero((content == _SPACE) | (content == _NEWLINE))
     starts = np.concatenate([[0], ends[:-1] + 1])
-    sums = _prefix_sums(content, powers)
+    sums = _prefix_sums(content)
     last_words = np.flatnonzero(content[ends] != _SPACE)
     sizes = np.diff(last_words, prepend=-1)
-    return WordSums(sums[starts], sums[ends], inverses[starts], sizes)
+    return WordSums(sums[starts], sums[ends], _inverses_at(starts), sizes)
 
 
 def shingle(texts: WordSums, words: int) -> Shingles:
@@ -119,17 +118,27 @@ def band_keys(signature: np.ndarray, bands: Bands) -> np.ndarray:
     return key
 
 
-def _prefix_sums(content: np.ndarray, powers: np.ndarray) -> np.ndarray:
+def _prefix_sums(content: np.ndarray) -> np.ndarray:
     """Sums of byte times power before each position, modulo 2**64. Shape (len(content) + 1,)."""
     sums = np.zeros(len(content) + 1, np.uint64)
+    powers, _ = _powers()
     work = np.empty(_BLOCK + 1, np.uint64)
-    for first in range(0, len(content), _BLOCK):
+    for number, first in enumerate(range(0, len(content), _BLOCK)):
         last = min(first + _BLOCK, len(content))
         block = work[: last - first + 1]
+        np.multiply(powers[: last - first], _power(_BASE, number * _BLOCK), out=block[1:])
+        np.multiply(content[first:last], block[1:], out=block[1:])
         block[0] = sums[first]
-        np.multiply(content[first:last], powers[first:last], out=block[1:])
         np.cumsum(block, out=sums[first : last + 1])
     return sums
+
+
+def _inverses_at(places: np.ndarray) -> np.ndarray:
+    """The inverse of the power at each place."""
+    blocks = places.max(initial=0) // _BLOCK + 1
+    of_block = np.array([_power(_BASE_INVERSE, n * _BLOCK) for n in range(blocks)], np.uint64)
+    _, within = _powers()
+    return of_block[places // _BLOCK] * within[places % _BLOCK]
 
 
 def _mix(value: np.ndarray) -> np.ndarray:
@@ -139,15 +148,19 @@ def _mix(value: np.ndarray) -> np.ndarray:
     return value ^ (value >> np.uint64(31))
 
 
-@lru_cache(maxsize=2)
-def _powers(count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Powers of the polynomial's base and of its inverse, modulo 2**64."""
-    powers, inverses = np.empty((2, count), np.uint64)
+@lru_cache(maxsize=1)
+def _powers() -> tuple[np.ndarray, np.ndarray]:
+    """Powers of the polynomial's base and of its inverse within a block, modulo 2**64."""
+    powers, inverses = np.empty((2, _BLOCK), np.uint64)
     for values, base in ((powers, _BASE), (inverses, _BASE_INVERSE)):
         values[0] = 1
         values[1:] = base
         np.cumprod(values, out=values)
     return powers, inverses
+
+
+def _power(base: int, exponent: int) -> np.uint64:
+    return np.uint64(pow(base, exponent, 2**64))
 
 
 @lru_cache(maxsize=4)
