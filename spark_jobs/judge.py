@@ -86,8 +86,9 @@ def judge(
     sound = np.flatnonzero(np.asarray(pc.is_null(documents["reason"])))
     clusters = _fixed_strings(documents["cluster"])
     members = sound[np.argsort(clusters[sound], kind="stable")]
-    begins = np.concatenate([[True], clusters[members[1:]] != clusters[members[:-1]]])
-    begins = begins[: len(members)]
+    ordered = clusters[members]
+    begins = np.ones(len(members), bool)
+    begins[1:] = ordered[1:] != ordered[:-1]
     group = np.cumsum(begins) - 1
     leader = _survivors(documents, members, group)
     leaders = members[leader[begins]]
@@ -108,7 +109,8 @@ def judge(
     reason[dropped[prepared.pinned[kept_for]]] = 3
     reasons = pa.array([None, EXACT, NEAR, PIN]).take(pa.array(reason))
     smallest = _first_of(near.component, np.arange(len(leaders)))
-    clusters[members] = clusters[leaders[smallest[group]]]
+    joined = np.flatnonzero(smallest[group] != group)
+    clusters[members[joined]] = clusters[leaders[smallest[group[joined]]]]
     sizes = np.bincount(near.component[group]) if len(group) else np.empty(0, np.int64)
     documents = documents.set_column(2, "cluster", _as_strings(clusters))
     reasons = pc.coalesce(documents["reason"], reasons)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from spark_jobs import exchange
 from spark_jobs.exchange import ExchangeWriter, Range, read_ranges
+from tests.stand_ins.google import BUCKET, LocalGoogle
 
 Sent = list[list[tuple[int, list[str]]]]
 """For each writer, the shard and the rows of every table."""
@@ -55,3 +56,14 @@ def test_an_attempt_that_fails_leaves_the_next_one_alone(tmp_path: Path) -> None
 
     assert not first.ranges
     assert read_ranges(second.ranges[0]).equals(table)
+
+
+def test_rows_arrive_through_a_bucket(google: LocalGoogle) -> None:
+    tables = [pa.table({"row": [f"{number}" * 1_000] * 900}) for number in range(6)]
+
+    with ExchangeWriter(f"gs://{BUCKET}/exchange") as writer:
+        for number, table in enumerate(tables):
+            writer.add(number % 2, table)
+
+    for shard in range(2):
+        assert read_ranges(writer.ranges[shard]).equals(pa.concat_tables(tables[shard::2]))
