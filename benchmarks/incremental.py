@@ -71,8 +71,7 @@ def main() -> None:
 def measure(spark: SparkSession, text: str, ending: str, files: int) -> Measured:
     """Grow the text in `NNNN<ending>` from so many files on, a file at a time."""
     folder, cache = HOME / "made", HOME / "cache"
-    for leftover in (folder, cache, HOME / "nothing"):
-        shutil.rmtree(leftover, ignore_errors=True)
+    _remove(folder, cache, HOME / "nothing")
 
     def make(name: str, count: int, cache: Path, pin: Path | None = None) -> None:
         output = folder / name
@@ -100,14 +99,17 @@ def measure(spark: SparkSession, text: str, ending: str, files: int) -> Measured
     pin = folder / "first"
     make("first", files, cache)
     make("pinned", files, cache, pin)
+    _remove(folder / "first" / "raw", folder / "first" / "clean", folder / "pinned")
     grown = []
     for count in range(files + 1, files + GROWTHS + 1):
         grown.append(_timed(f"{text}, grown", partial(make, str(count), count, cache, pin)))
+        # Else the machine's memory fills with files that nobody reads again, and making room for
+        # new ones is measured, too.
+        _remove(folder / str(count) / "raw", folder / str(count) / "clean")
     nothing = partial(make, "full", files + GROWTHS, HOME / "nothing", pin)
     full = [_timed(f"{text}, from nothing", nothing)]
     same = _digest(folder / str(files + GROWTHS) / "shards") == _digest(folder / "full" / "shards")
-    for made in (folder, cache, HOME / "nothing"):
-        shutil.rmtree(made)
+    _remove(folder, cache, HOME / "nothing")
     return Measured(grown, full, same)
 
 
@@ -129,9 +131,16 @@ def write_docstrings(folder: Path, files: int) -> None:
 
 
 def _timed(what: str, work: Callable[[], None]) -> float:
+    # What was written before must not be on its way to the disk meanwhile.
+    os.sync()
     taken = seconds(work)
     print(f"{what}: {taken:.1f} s", flush=True)
     return taken
+
+
+def _remove(*folders: Path) -> None:
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _silent(line: str) -> None:

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from artifacts.errors import UserError
 from spark_jobs.settings import TokenizedShardsSettings
+from spark_jobs.split import in_split
 
 
 @dataclass(frozen=True)
@@ -23,15 +24,15 @@ class Mixing:
     """Source name to times seen; sources not named are seen once."""
     fraction: float
 
-    def copies(self, documents: pa.Table, splits: np.ndarray) -> np.ndarray:
-        """How often each document is seen, by its `id`, its `source` and its split.
+    def copies(self, documents: pa.Table) -> np.ndarray:
+        """How often each document is seen, by its `id`, its `source` and its `split`.
 
         The fraction is applied to the documents, then the weight. A larger fraction or weight keeps
         what a smaller one took.
         """
         copies = np.ones(documents.num_rows, np.int64)
         if self.fraction < 1 or self.weights:
-            for number in np.flatnonzero(splits == "train").tolist():
+            for number in np.flatnonzero(in_split(documents, "train")).tolist():
                 row = documents["id"][number].as_py(), documents["source"][number].as_py()
                 copies[number] = self._copies(*row)
         return copies

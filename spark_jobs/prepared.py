@@ -32,17 +32,19 @@ class Prepared:
 
     def refuse_repeated_ids(self) -> None:
         """Raise UserError where two documents have one id."""
-        counts = pc.value_counts(self.documents["id"].filter(pa.array(~self.pinned)))
+        ids = self.documents["id"].filter(pa.array(~self.pinned))
+        if len(ids.unique()) == len(ids):
+            return
+        counts = pc.value_counts(ids)
         repeated = counts.filter(pc.greater(counts.field("counts"), 1)).to_pylist()
-        if repeated:
-            named = ", ".join(
-                f"{item['values']!r} ({item['counts']} times)"
-                for item in sorted(repeated, key=lambda item: item["values"])[:3]
-            )
-            raise UserError(
-                f"The raw corpus holds the same id more than once: {named}. Every document needs "
-                "an id of its own: choose another `id_column`, or leave it out."
-            )
+        named = ", ".join(
+            f"{item['values']!r} ({item['counts']} times)"
+            for item in sorted(repeated, key=lambda item: item["values"])[:3]
+        )
+        raise UserError(
+            f"The raw corpus holds the same id more than once: {named}. Every document needs an id "
+            "of its own: choose another `id_column`, or leave it out."
+        )
 
     def fetch(self, numbers: np.ndarray, column: str) -> Iterator[tuple[np.ndarray, pa.Array]]:
         """`(places in numbers, values)` part by part, of any document numbers."""

@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from artifacts.shards import Split
 from spark_jobs.settings import SplitSettings
 
 _DIGITS = 15
@@ -40,8 +41,8 @@ class Splitter:
     replay: frozenset[str] = frozenset()
     """Names of the sources that are replayed."""
 
-    def splits(self, documents: pa.Table) -> np.ndarray:
-        """The split of each row, a string, by its `cluster`, `pinned` and `source`."""
+    def add_split(self, documents: pa.Table) -> pa.Table:
+        """The documents with their `split`, by their `cluster`, `pinned` and `source`."""
         clusters, settings = documents["cluster"], self.settings
         held_out = pc.less(clusters, threshold(settings.held_out))
         validation = pc.less(clusters, threshold(settings.held_out + settings.validation))
@@ -51,5 +52,10 @@ class Splitter:
         if self.replay:
             replayed = pc.is_in(documents["source"], pa.array(sorted(self.replay)))
             found = pc.if_else(replayed, "replay", found)
-        splits = pc.if_else(documents["pinned"], "held_out", found)
-        return np.asarray(splits, "U10")
+        split = pc.if_else(documents["pinned"], "held_out", found)
+        return documents.append_column("split", split)
+
+
+def in_split(documents: pa.Table, split: Split) -> np.ndarray:
+    """Shape (documents,): whether each is in this split."""
+    return np.asarray(pc.equal(documents["split"], split))

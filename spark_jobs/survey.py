@@ -3,6 +3,7 @@
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +12,7 @@ import pyarrow.compute as pc
 from artifacts.shards import Split
 from spark_jobs.parquet import READERS, Part
 from spark_jobs.settings import TokenizedShardsSettings
-from spark_jobs.split import Splitter
+from spark_jobs.split import Splitter, in_split
 
 SAMPLE_PARTS = 4
 SAMPLE_CHARACTERS = 1_000_000
@@ -43,12 +44,11 @@ def survey_parts(parts: list[Part], settings: TokenizedShardsSettings) -> Survey
     table = pa.concat_tables(tables)
     pinned = pc.sum(table["pinned"]).as_py() or 0
     splitter = Splitter(settings.split, pinned > 0, frozenset(settings.replay))
-    splits = splitter.splits(table)
+    table = splitter.add_split(table)
     documents: Counter[Split] = Counter()
     sizes: Counter[Split] = Counter()
     source_bytes: Counter[str] = Counter()
-    groups = table.append_column("split", pa.array(splits, pa.string()))
-    groups = groups.group_by(["split", "source"])
+    groups = table.group_by(["split", "source"])
     for group in groups.aggregate([("bytes", "sum"), ("bytes", "count")]).to_pylist():
         documents[group["split"]] += group["bytes_count"]
         sizes[group["split"]] += group["bytes_sum"]
@@ -59,19 +59,19 @@ def survey_parts(parts: list[Part], settings: TokenizedShardsSettings) -> Survey
         bytes=sizes,
         sources=set(table["source"].unique().to_pylist()),
         source_bytes=source_bytes,
-        held_out=_held_out_ids(tables, splits),
+        held_out=_held_out_ids(table, parts),
         sample=_sample(parts, [pc.min(t["cluster"]).as_py() for t in tables], settings),
         pinned=pinned,
         splitter=splitter,
     )
 
 
-def _held_out_ids(tables: list[pa.Table], splits: np.ndarray) -> list[list[str]]:
-    ends = np.cumsum([table.num_rows for table in tables])
-    return [
-        table["id"].take(pa.array(np.flatnonzero(of == "held_out"))).to_pylist()
-        for table, of in zip(tables, np.split(splits, ends[:-1]), strict=True)
-    ]
+def _held_out_ids(documents: pa.Table, parts: list[Part]) -> list[list[str]]:
+    """Of each part, the ids of its held-out documents."""
+    held_out = np.flatnonzero(in_split(documents, "held_out"))
+    ids = documents["id"].take(pa.array(held_out)).to_pylist()
+    ends = np.cumsum([0, *(part.rows for part in parts)])
+    return [ids[first:last] for first, last in pairwise(np.searchsorted(held_out, ends).tolist())]
 
 
 def _sample(parts: list[Part], smallest: list[str], settings: TokenizedShardsSettings) -> list[str]:

@@ -18,6 +18,7 @@ from spark_jobs.overlap import load_runs, overlaps
 from spark_jobs.parquet import Part
 from spark_jobs.session import ARROW_BATCH_ROWS
 from spark_jobs.shard_writer import EXCHANGED_SCHEMA, Plan
+from spark_jobs.split import in_split
 from spark_jobs.text import fold
 from spark_jobs.tokenizer import DocumentTokenizer, Engine, TokenizerFiles
 
@@ -126,10 +127,9 @@ def _documents_of(
     for column in tokenised.schema.names:
         documents = documents.append_column(column, tokenised[column])
     overlap = kept_rows(kept.overlaps, documents["id"], measure)["overlap"].to_numpy()
-    splits = plan.splitter.splits(documents)
-    documents = documents.append_column("split", pa.array(splits, pa.string()))
-    documents = documents.append_column("text", _held_out_texts(texts, splits))
-    return _choose(documents, splits, overlap, plan)
+    documents = plan.splitter.add_split(documents)
+    documents = documents.append_column("text", _held_out_texts(texts, documents))
+    return _choose(documents, overlap, plan)
 
 
 _tokenizers: dict[tuple[str, Engine], DocumentTokenizer] = {}
@@ -181,27 +181,26 @@ def _overlap(texts: list[str], plan: Plan) -> np.ndarray:
     return overlaps(words, plan.decontamination.run_words, load_runs(plan.runs))
 
 
-def _held_out_texts(texts: Callable[[], pa.ChunkedArray], splits: np.ndarray) -> pa.Array:
+def _held_out_texts(texts: Callable[[], pa.ChunkedArray], documents: pa.Table) -> pa.Array:
     """The texts of held-out documents, which are written beside the shards; null for others."""
-    held_out = splits == "held_out"
+    held_out = in_split(documents, "held_out")
     if not held_out.any():
-        return pa.nulls(len(splits), pa.string())
+        return pa.nulls(len(held_out), pa.string())
     return pc.if_else(pa.array(held_out), texts(), None)
 
 
-def _choose(
-    documents: pa.Table, splits: np.ndarray, overlap: np.ndarray, plan: Plan
-) -> tuple[pa.Table, pa.Table]:
+def _choose(documents: pa.Table, overlap: np.ndarray, plan: Plan) -> tuple[pa.Table, pa.Table]:
     """The documents that are used, each as often as it is seen.
 
     And a list of those that are not, since they overlap too much with text that judges.
     """
     # Of text to replay there is plenty, so what judges need not be measured against any of it.
-    limit = np.where(splits == "replay", 0, plan.decontamination.maximum_overlap)
-    removed = (overlap > limit) & (splits != "held_out")
+    is_replayed = in_split(documents, "replay")
+    limit = np.where(is_replayed, 0, plan.decontamination.maximum_overlap)
+    removed = (overlap > limit) & ~in_split(documents, "held_out")
     listed = documents.select(["id", "source", "cluster", "bytes", "split"])
     listed = listed.append_column("overlap", pa.array(overlap)).filter(pa.array(removed))
-    copies = np.where(removed, 0, plan.mixing.copies(documents, splits))
+    copies = np.where(removed, 0, plan.mixing.copies(documents))
     if np.all(copies == 1):
         return documents, listed
     rows = np.repeat(np.arange(len(copies)), copies)

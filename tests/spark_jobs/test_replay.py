@@ -115,6 +115,6 @@ def test_a_pinned_document_stays_held_out_when_its_source_is_replayed() -> None:
         }
     )
 
-    splits = Splitter(SETTINGS.split, True, frozenset({"general"})).splits(rows)
+    rows = Splitter(SETTINGS.split, True, frozenset({"general"})).add_split(rows)
 
-    assert splits.tolist() == ["replay", "held_out", "replay"]
+    assert rows["split"].to_pylist() == ["replay", "held_out", "replay"]
