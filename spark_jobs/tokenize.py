@@ -81,17 +81,16 @@ def run(
             replay is unknown or has nothing left, or all training text is shorter than one row.
     """
     settings = spec.settings
+    files = load_tokenizer(spec.base_model)
+    start, end = files.start_and_end(settings.start_token, settings.end_token)
     parts = find_parts(spec.clean_corpus, CLEAN_SCHEMA.names, "clean_corpus")
     scratch = f"{spec.output}.scratch"
     folder = spec.cache or scratch
+    survey = survey_parts(parts, settings)
+    _refuse_unknown_replay(survey, settings)
+    _refuse_missing_splits(survey, settings)
+    # The comparison with Hugging Face takes one core, while Spark's workers read held-out texts.
     with ThreadPoolExecutor(1) as background:
-        surveyed = background.submit(survey_parts, parts, settings)
-        files = load_tokenizer(spec.base_model)
-        start, end = files.start_and_end(settings.start_token, settings.end_token)
-        survey = surveyed.result()
-        _refuse_unknown_replay(survey, settings)
-        _refuse_missing_splits(survey, settings)
-        # The comparison with Hugging Face takes one core, while Spark's workers read texts.
         choice = background.submit(choose_engine, files, settings.engine, survey.sample)
         mixing, mixing_record = plan_mixing(
             settings,
