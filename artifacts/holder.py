@@ -15,7 +15,7 @@ def describe_holder() -> str:
         {
             "host": socket.gethostname(),
             "process": os.getpid(),
-            "started": _started(os.getpid()),
+            "started": process_started(os.getpid()),
             "processes_of": _process_table(),
         }
     )
@@ -35,13 +35,14 @@ def is_gone(description: str) -> bool:
         return False
     if table is None or table != _process_table():
         return False
-    return started is not None and _started(process) != started
+    return started is not None and process_started(process) != started
 
 
-def _started(process: int) -> str | None:
+def process_started(process: int) -> str | None:
     """When a process started, in the kernel's ticks; None where it does not run or can't be seen.
 
-    A process that ended and that its parent has not noticed counts as not running.
+    Ticks, since the time of day is set anew now and then. A process that ended and that its parent
+    has not noticed counts as not running.
     """
     try:
         fields = (PROCESSES / str(process) / "stat").read_text().rpartition(")")[2].split()

@@ -175,7 +175,9 @@ class EngineProcess:
         try:
             while not (await asyncio.wait([ended], timeout=HEALTH_SECONDS))[0]:
                 if not await self._answers():
-                    self._process.kill()
+                    # It may have ended by itself during the check.
+                    with suppress(ProcessLookupError):
+                        self._process.kill()
         finally:
             ended.cancel()
 

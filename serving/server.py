@@ -4,11 +4,13 @@ import asyncio
 import os
 import signal
 import socket
+import traceback
 from pathlib import Path
 
 import uvicorn
 
 from artifacts.errors import UserError
+from artifacts.holder import process_started
 from serving.address import bearer_token, listen
 from serving.engine_process import EngineProcess
 from serving.engine_traffic import EngineTraffic
@@ -23,7 +25,6 @@ from serving.state import (
     RouteStatus,
     StateFolder,
     Status,
-    process_started,
 )
 from serving.telemetry import Metrics, log
 
@@ -128,6 +129,10 @@ class Server:
             await roll_out(traffic, wanted.settings.rollout, patience, self._report)
         except RolledBack as error:
             return str(error)
+        except Exception as error:
+            # A fault in moving the traffic must not end what has it.
+            log("rollout_fault", version=wanted.version, traceback=traceback.format_exc())
+            return f"an unforeseen fault, which the log shows whole: {error!r}"
         return None
 
     def _note_good(self, wanted: Desired) -> None:
@@ -155,7 +160,7 @@ class Server:
         ]
         status = Status(
             pid=os.getpid(),
-            process_started=process_started(os.getpid()) or 0.0,
+            process_started=process_started(os.getpid()),
             host=self._address[0],
             port=self._address[1],
             settings=self._gateway.settings,

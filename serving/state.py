@@ -10,11 +10,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, TypeVar
 
-import psutil
 from fsspec.implementations.local import LocalFileSystem
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from artifacts.atomic import write_atomically
+from artifacts.holder import process_started
 from serving.settings import EndpointSettings
 
 Phase = Literal["starting", "serving", "rolling_out", "failed", "stopped"]
@@ -73,8 +73,8 @@ class Status(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     pid: int
-    process_started: float
-    """Of the front, in seconds since the epoch: a pid alone may be somebody else's by now."""
+    process_started: str | None
+    """Of the front (`artifacts.holder`): a pid alone may be somebody else's by now."""
     host: str
     port: int
     settings: EndpointSettings
@@ -92,18 +92,8 @@ class Status(BaseModel):
     @property
     def alive(self) -> bool:
         """Whether the front that wrote this still runs."""
-        return process_started(self.pid) == self.process_started
-
-
-def process_started(pid: int) -> float | None:
-    """When a process started, or None where there is none (or only a zombie)."""
-    try:
-        process = psutil.Process(pid)
-        if process.status() == psutil.STATUS_ZOMBIE:
-            return None
-        return process.create_time()
-    except psutil.NoSuchProcess:
-        return None
+        started = process_started(self.pid)
+        return started is not None and started == self.process_started
 
 
 class StateFolder:

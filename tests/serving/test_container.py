@@ -14,7 +14,7 @@ import httpx
 import psutil
 import pytest
 
-from serving.state import process_started
+from artifacts.holder import process_started
 
 START_SECONDS = 60
 ENGINE = (sys.executable, "-m", "serving", "--model", "{model}", "--port", "{port}")

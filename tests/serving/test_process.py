@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from artifacts.errors import UserError
+from artifacts.holder import process_started
 from serving import process
-from serving.state import StateFolder, process_started
+from serving.state import StateFolder
 from tests.serving.conftest import SETTINGS, Client, start
 
 
@@ -57,7 +58,7 @@ def test_another_token_starts_the_endpoint_anew(
 def test_stop_ends_only_a_process_that_is_ours(client: Client, tmp_path: Path) -> None:
     status = process.status(client.state_folder)
     assert status is not None
-    StateFolder(tmp_path).write_status(status.model_copy(update={"process_started": 1.0}))
+    StateFolder(tmp_path).write_status(status.model_copy(update={"process_started": "1"}))
     assert not process.stop(tmp_path)
     assert client.complete(max_tokens=1).status_code == 200
     assert SETTINGS.port == 0
