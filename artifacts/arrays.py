@@ -1,6 +1,13 @@
-"""What numpy has, but slowly."""
+"""What numpy has not, or only slowly."""
 
 import numpy as np
+
+
+def run_starts(ordered: np.ndarray) -> np.ndarray:
+    """Shape (n,): whether each value of an array of shape (n,) differs from the one before it."""
+    starts = np.ones(len(ordered), bool)
+    starts[1:] = ordered[1:] != ordered[:-1]
+    return starts
 
 
 def sorted_unique(values: np.ndarray) -> np.ndarray:
@@ -9,6 +16,4 @@ def sorted_unique(values: np.ndarray) -> np.ndarray:
     `numpy.unique` fills a hash table with integers since 2.3: ten times as slow for a million.
     """
     ordered = np.sort(values)
-    is_new = np.ones(len(ordered), bool)
-    is_new[1:] = ordered[1:] != ordered[:-1]
-    return ordered[is_new]
+    return ordered[run_starts(ordered)]

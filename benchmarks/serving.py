@@ -129,16 +129,22 @@ async def measure(url: str, front_pid: int, engine_port: int, model: Path) -> Me
         httpx.AsyncClient(base_url=f"http://127.0.0.1:{engine_port}", timeout=300) as engine,
     ):
         await throughput(front, ask_front)
-        for number in range(ROUNDS):
-            # In turn the first, since what comes after the peer may find another machine.
-            for is_front in (number % 2 == 0, number % 2 == 1):
-                if is_front:
-                    before = sum(process_of_front.cpu_times()[:2])
-                    measured.fronts.append(await throughput(front, ask_front))
-                    used = sum(process_of_front.cpu_times()[:2]) - before
-                    measured.front_cpu.append(used / REQUESTS)
-                else:
-                    measured.engines.append(await throughput(engine, ask_engine))
+
+        async def through_front() -> None:
+            before = sum(process_of_front.cpu_times()[:2])
+            measured.fronts.append(await throughput(front, ask_front))
+            used = sum(process_of_front.cpu_times()[:2]) - before
+            measured.front_cpu.append(used / REQUESTS)
+
+        async def directly() -> None:
+            measured.engines.append(await throughput(engine, ask_engine))
+
+        ways = [through_front, directly]
+        for _ in range(ROUNDS):
+            for way in ways:
+                await way()
+            # The other one begins next time: what comes after the peer may find another machine.
+            ways.reverse()
             # The endpoint is idle meanwhile, and has no request to neglect.
             measured.alone.append(one_at_a_time(model))
         measured.added = await added_seconds(front, engine)

@@ -17,7 +17,7 @@ import numpy as np
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 
-from artifacts.arrays import sorted_unique
+from artifacts.arrays import run_starts, sorted_unique
 from spark_jobs.similarity import Compare
 
 BANDS_AT_ONCE = 4
@@ -137,8 +137,7 @@ def _buckets(keys: np.ndarray) -> Buckets:
     keys = keys[likely]
     ordered = np.argsort(keys, kind="stable")
     order, keys = likely[ordered], keys[ordered]
-    is_new = np.ones(len(keys), bool)
-    is_new[1:] = keys[1:] != keys[:-1]
+    is_new = run_starts(keys)
     is_shared = ~is_new
     is_shared[:-1] |= ~is_new[1:]
     order, is_new = order[is_shared], is_new[is_shared]

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from artifacts.arrays import sorted_unique
+from artifacts.arrays import run_starts, sorted_unique
 from spark_jobs.duplicates import NearDuplicates, find_near_duplicates
 from spark_jobs.minhash import shingle, sum_words
 from spark_jobs.prepare import bands_of
@@ -86,9 +86,7 @@ def judge(
     sound = np.flatnonzero(np.asarray(pc.is_null(documents["reason"])))
     clusters = _fixed_strings(documents["cluster"])
     members = sound[np.argsort(clusters[sound], kind="stable")]
-    ordered = clusters[members]
-    begins = np.ones(len(members), bool)
-    begins[1:] = ordered[1:] != ordered[:-1]
+    begins = run_starts(clusters[members])
     group = np.cumsum(begins) - 1
     leader = _survivors(documents, members, group)
     leaders = members[leader[begins]]
@@ -182,9 +180,9 @@ def _survivors(documents: pa.Table, numbers: np.ndarray, component: np.ndarray) 
 def _first_of(component: np.ndarray, rank: np.ndarray) -> np.ndarray:
     """For each element, the element of lowest rank in its component."""
     order = np.lexsort((rank, component))
-    begins = np.concatenate([[True], component[order][1:] != component[order][:-1]])
+    first = order[run_starts(component[order])]
     best = np.empty(component.max(initial=-1) + 1, np.int64)
-    best[component[order][begins[: len(order)]]] = order[begins[: len(order)]]
+    best[component[first]] = first
     return best[component]
 
 

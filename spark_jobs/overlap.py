@@ -13,6 +13,7 @@ from functools import cached_property, lru_cache
 import fsspec
 import numpy as np
 
+from artifacts.arrays import run_starts
 from spark_jobs.minhash import Shingles, WordSums, shingle, sum_words
 from spark_jobs.text import fold
 
@@ -96,8 +97,7 @@ def _each_once(hashes: np.ndarray, owners: np.ndarray) -> tuple[np.ndarray, np.n
     """The different pairs, ordered by hash."""
     order = np.lexsort((owners, hashes))
     hashes, owners = hashes[order], owners[order]
-    new = np.ones(len(order), bool)
-    new[1:] = (hashes[1:] != hashes[:-1]) | (owners[1:] != owners[:-1])
+    new = run_starts(hashes) | run_starts(owners)
     return hashes[new], owners[new]
 
 

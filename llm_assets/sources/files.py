@@ -30,6 +30,7 @@ BOMB_BYTES = 64 * 1024 * 1024
 """Unpacked size below which no file is taken for a compression bomb."""
 BATCH_DOCUMENTS = 1_000
 HASH_THREADS = 4
+"""A bucket answers several requests at a time, and hashing lets other threads work."""
 
 Row = tuple[str, str] | Fault
 """A document's id and text, or its fault."""

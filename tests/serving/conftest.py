@@ -12,7 +12,7 @@ import pytest
 from serving import process
 from serving.process import Endpoint
 from serving.settings import EndpointSettings, RolloutSettings
-from tests.tiny import tiny_base_model
+from tests.tiny import tiny_base_model, tiny_sequence_to_sequence_model
 
 SETTINGS = EndpointSettings(
     port=0,
@@ -42,6 +42,16 @@ def other_model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A second tiny model, which writes something else."""
     folder = tmp_path_factory.mktemp("other") / "model"
     tiny_base_model(folder, seed=1)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def sequence_to_sequence_folder(
+    tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path
+) -> Path:
+    """A tiny encoder-decoder model with the tiny model's tokenizer."""
+    folder = tmp_path_factory.mktemp("t5") / "model"
+    tiny_sequence_to_sequence_model(folder, tiny_model_folder)
     return folder
 
 

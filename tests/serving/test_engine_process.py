@@ -13,6 +13,7 @@ from serving.state import Desired
 from tests.serving.conftest import SETTINGS
 
 KILLS = 2
+ANSWERS = EngineProcess._answers
 
 
 async def answers_late(engine: EngineProcess) -> bool:
@@ -21,9 +22,6 @@ async def answers_late(engine: EngineProcess) -> bool:
     while not healthy and engine._process and engine._process.returncode is None:
         await asyncio.sleep(0.01)
     return healthy
-
-
-ANSWERS = EngineProcess._answers
 
 
 def test_engine_killed_while_its_health_is_checked_is_started_again(

@@ -8,22 +8,16 @@ import pytest
 
 from serving import process
 from tests.serving.conftest import Client, start
-from tests.tiny import tiny_sequence_to_sequence_model
 
 PROMPTS = ["The valve", "A pump turns slowly every week.", "No motor fails", "Each gauge " * 6]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Path:
-    made = tmp_path_factory.mktemp("t5") / "model"
-    tiny_sequence_to_sequence_model(made, tiny_model_folder)
-    return made
-
-
-@pytest.fixture(scope="module")
-def summariser(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> Iterator[Client]:
+def summariser(
+    tmp_path_factory: pytest.TempPathFactory, sequence_to_sequence_folder: Path
+) -> Iterator[Client]:
     state = tmp_path_factory.mktemp("summariser")
-    yield start(state, folder)
+    yield start(state, sequence_to_sequence_folder)
     process.stop(state)
 
 
@@ -40,7 +34,9 @@ def by_transformers(folder: Path, prompt: str, tokens: int) -> str:
     return tokenizer.decode(written[0], skip_special_tokens=True).rstrip("\ufffd")
 
 
-def test_answers_of_one_batch_are_the_models_own(summariser: Client, folder: Path) -> None:
+def test_answers_of_one_batch_are_the_models_own(
+    summariser: Client, sequence_to_sequence_folder: Path
+) -> None:
     def ask(number: int) -> str:
         answer = summariser.complete(PROMPTS[number], max_tokens=6 + number, temperature=0)
         assert answer.status_code == 200, answer.text
@@ -49,7 +45,9 @@ def test_answers_of_one_batch_are_the_models_own(summariser: Client, folder: Pat
 
     with ThreadPoolExecutor(len(PROMPTS)) as pool:
         answers = list(pool.map(ask, range(len(PROMPTS))))
-    expected = [by_transformers(folder, text, 6 + n) for n, text in enumerate(PROMPTS)]
+    expected = [
+        by_transformers(sequence_to_sequence_folder, text, 6 + n) for n, text in enumerate(PROMPTS)
+    ]
     assert answers == expected
     assert len(set(answers)) > 1
 

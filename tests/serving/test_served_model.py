@@ -15,19 +15,9 @@ from transformers import GenerationMixin
 from serving.engine import load_model
 from serving.protocol import GenerateRequest
 from serving.served_model import ServedModel
-from tests.tiny import tiny_sequence_to_sequence_model
 
 TOKENS = 200
 STEP_SECONDS = 0.01
-
-
-@pytest.fixture(scope="module")
-def sequence_to_sequence_folder(
-    tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path
-) -> Path:
-    folder = tmp_path_factory.mktemp("t5") / "model"
-    tiny_sequence_to_sequence_model(folder, tiny_model_folder)
-    return folder
 
 
 @pytest.fixture
