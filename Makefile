@@ -43,8 +43,9 @@ test: $(READY) $(BIGQUERY_READY) ## Run the tests
 soak: $(READY) $(BIGQUERY_READY) ## Run the tests that take longer than a minute each
 	@. $(BIN)/activate && pytest -m soak
 
-lint: $(READY) ## Check style, format and types
-	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+lint: $(READY) ## Check style, security, format, types, imports and words
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports --no-logo \
+		&& $(BIN)/python scripts/check_vocabulary.py
 
 format: $(READY) ## Format the code
 	@$(BIN)/ruff check --fix . && $(BIN)/ruff format .

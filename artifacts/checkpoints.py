@@ -6,16 +6,17 @@ affair; this module knows names, sizes and checksums.
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import fsspec
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from artifacts.atomic import write_atomically
 from artifacts.errors import DamagedArtifact, UserError
-from artifacts.files import list_files, sha256_of
-from artifacts.identity import Identity, differences
-from artifacts.manifest import FileEntry
+from artifacts.storage import files
+from artifacts.storage.checksums import FileEntry, list_files
+from artifacts.store.identity import Identity, differences
+from artifacts.store.verify import find_faults
 
 MANIFEST_NAME = "manifest.json"
 STEP_FOLDER = re.compile(r"step-(\d+)$")
@@ -70,17 +71,17 @@ def commit(
 ) -> Checkpoint:
     """Make the files in a step's folder a checkpoint by writing its manifest."""
     url = step_url(run_url, step)
-    filesystem, path = fsspec.core.url_to_fs(url)
+    entries = list_files(url)
+    if files.is_local(url):
+        files.flush_folder(Path(url), [entry.path for entry in entries])
     manifest = CheckpointManifest(
         step=step,
         content=content,
         state=state,
         permanent=permanent,
-        files=list_files(filesystem, path),
+        files=entries,
     )
-    write_atomically(
-        filesystem, f"{path}/{MANIFEST_NAME}", manifest.model_dump_json(indent=2).encode()
-    )
+    files.write(f"{url}/{MANIFEST_NAME}", manifest.model_dump_json(indent=2).encode())
     return Checkpoint(url=url, manifest=manifest)
 
 
@@ -111,20 +112,21 @@ def find_newest(
 
 def verify(checkpoint: Checkpoint) -> None:
     """Compare sizes and checksums with the manifest; raises DamagedArtifact naming the file."""
-    filesystem, folder = fsspec.core.url_to_fs(checkpoint.url)
-    for entry in checkpoint.manifest.files:
-        path = f"{folder}/{entry.path}"
-        if not filesystem.exists(path):
-            raise DamagedArtifact(f"{checkpoint.url}/{entry.path} is absent.")
-        size = filesystem.size(path)
-        if size != entry.bytes:
-            raise DamagedArtifact(
-                f"{checkpoint.url}/{entry.path} has {size} bytes, not {entry.bytes}."
-            )
-        if sha256_of(filesystem, path) != entry.sha256:
-            raise DamagedArtifact(
-                f"{checkpoint.url}/{entry.path} has another checksum than its manifest."
-            )
+    for fault in find_faults(checkpoint.url, checkpoint.manifest.files):
+        raise DamagedArtifact(f"{checkpoint.url}/{fault}.")
+
+
+def find_damaged(run_url: str) -> list[tuple[int, str]]:
+    """Steps whose committed checkpoint is not what its manifest says, each with its fault."""
+    found = []
+    for step, url in _step_folders(run_url):
+        try:
+            checkpoint = _read(url)
+            if checkpoint:
+                verify(checkpoint)
+        except DamagedArtifact as damage:
+            found.append((step, str(damage).removesuffix(".")))
+    return found
 
 
 def rotate(run_url: str, keep: int) -> list[int]:

@@ -10,8 +10,37 @@ class UserError(Exception):
 
 
 class MissingArtifact(UserError):
-    """An input artifact does not exist yet."""
+    """An input artifact does not exist yet, or no longer."""
+
+
+class LeaseLost(UserError):
+    """Another maker has taken over; what this one made is not committed.
+
+    Raised where this machine was asleep or cut off for longer than the lease lasts. Asking again
+    finds what the other made.
+    """
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"{what} This machine was asleep, or cut off from the store, for too long, and nothing "
+            "of its work was entered. Run the same command again: what exists by then is used."
+        )
 
 
 class DamagedArtifact(UserError):
     """A file of an artifact has another size or checksum than its manifest says."""
+
+
+def make_command(asset: str) -> str:
+    """The shell line that makes an asset and whatever before it does not exist."""
+    return f'dagster asset materialize --select "*{asset}"'
+
+
+def mend_command(folder: str) -> str:
+    """The shell line that sets a damaged artifact aside and makes it again from its inputs.
+
+    Args:
+        folder: of the artifact, wherever its store is: `.../<kind>/<fingerprint>`.
+    """
+    kind, fingerprint = folder.rstrip("/").split("/")[-2:]
+    return f"llm-assets doctor --repair {kind}/{fingerprint} && {make_command(kind)}"

@@ -40,7 +40,7 @@ def _encrypt(values: np.ndarray, half_bits: int, keys: np.ndarray) -> np.ndarray
 
 
 def _mix(values: np.ndarray) -> np.ndarray:
-    """The finaliser of SplitMix64 (Steele, Lea and Flood, 2014)."""
+    """The finalizer of SplitMix64 (Steele, Lea and Flood, 2014)."""
     values = values * np.uint64(0x9E3779B97F4A7C15)
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -5,13 +5,16 @@ from collections.abc import Callable
 
 REPORT_SECONDS = 5.0
 
+Report = Callable[[str], None]
+"""Takes a line for whoever watches: Dagster's log, a terminal, a test."""
+
 
 class CountedProgress:
     """Turns counts into lines such as `scoring: 1,240 of 3,100 documents, about 12 s to go`."""
 
     def __init__(
         self,
-        report: Callable[[str], None],
+        report: Report,
         label: str,
         total: int,
         unit: str,
@@ -33,11 +36,11 @@ class CountedProgress:
         rest = (now - self._started) / done * (self._total - done) if done else None
         self._report(
             f"{self._label}: {done:,} of {self._total:,} {self._unit}"
-            + (f", about {duration(rest)} to go" if rest is not None else "")
+            + (f", about {format_duration(rest)} to go" if rest is not None else "")
         )
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Seconds as people say them: `12 s`, `3 min 5 s`, `2 h 10 min`."""
     whole = round(seconds)
     if whole < 60:

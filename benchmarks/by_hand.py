@@ -7,14 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-from artifacts.shards import ShardStats
+from artifacts.shards.shard_set import ShardStats
 from llm_assets.config import config_path, load_settings
-from llm_assets.sources.snapshot import write_snapshot
-from recipes.base_model import prepare
+from llm_assets.sources.snapshot.snapshot import write_snapshot
 from recipes.evaluation.settings import EvaluationSpec, ModelSource
+from recipes.model.base_model import prepare
 from recipes.spec import TrainingSpec, command
-from spark_jobs import clean, tokenize
-from spark_jobs.session import local_session
+from spark_jobs.clean import job as clean
+from spark_jobs.runtime.session import local_session
+from spark_jobs.tokenize import job as tokenize
 
 
 def main() -> None:
@@ -53,7 +54,9 @@ def main() -> None:
         training=settings.checkpoint,
     )
     training.write(folder / "training.json")
-    subprocess.run(command(folder / "training.json", settings.checkpoint.workers), check=True)
+    subprocess.run(
+        command(folder / "training.json", settings.checkpoint.placement.workers), check=True
+    )
     measuring = EvaluationSpec(
         base=ModelSource(path=base, fingerprint="base"),
         candidate=ModelSource(path=model, fingerprint="candidate"),

@@ -1,10 +1,10 @@
-"""How long training stands still while a checkpoint of SmolLM2-135M's size is saved.
+"""What a checkpoint of SmolLM2-135M's size costs training: standing still, and slower steps.
 
-Both save and then take the next training step (4 rows of 256 random tokens). Ours copies the state
-into buffers that it keeps while that step's gradients are computed, and saves from there; the peer
-is the same save done at once, as the Hugging Face Trainer and torchtune's recipes do theirs. The
-stall is the time in which training stands still; how much longer the step takes that goes on
-meanwhile is reported beside it.
+Both save and then take training steps (4 rows of 256 random tokens) until the checkpoint is
+written. Ours copies the state into buffers that it keeps while the next step's gradients are
+computed, and saves from there; the peer is the same save done at once, as the Hugging Face Trainer
+and torchtune's recipes do theirs. The cost is all the time beyond that of undisturbed steps, so
+work that the save takes from the steps beside it counts like a stall.
 """
 
 import tempfile
@@ -14,20 +14,22 @@ from statistics import median
 
 import torch
 
-from benchmarks.harness import Check, alternate, at_most, keep
+from benchmarks.harness import alternate, at_most, keep
 from benchmarks.sizes import SIZES
-from recipes.batch import Batch
-from recipes.checkpoint import Checkpointer
-from recipes.decoder import Decoder
-from recipes.model import TrainableModel
-from recipes.optimizer import Optimizers, build_optimizers
-from recipes.parallel import join_workers
-from recipes.settings import TrainingSettings
-from recipes.step import train_step
+from recipes.checkpointing.checkpoint import Checkpointer
+from recipes.data.batch import Batch
+from recipes.distributed.workers import join_workers
+from recipes.model.causal_model import TrainableModel
+from recipes.model.decoder import Decoder
+from recipes.optimization.optimizer import Optimizers, build_optimizers
+from recipes.sections import OptimizerSettings
+from recipes.training.step import train_step
 
 SHAPE = SIZES["135m"].shape
 ROWS, LENGTH = 4, 256
 ROUNDS = 4
+STEPS = 2
+"""Steps after a save, in which one in the background is written."""
 
 
 class Saving:
@@ -43,17 +45,19 @@ class Saving:
         self._model, self._optimizers = model, optimizers
         self._batch = random_batch()
         self._step = 0
-        self.step_seconds: list[float] = []
+        self.stalls: list[float] = []
 
-    def stall(self) -> float:
-        """Seconds that training stands still for a save; the rest is waited for afterwards."""
+    def save(self) -> float:
+        """Seconds of a save and the steps after it, until the checkpoint is written."""
         self._step += 1
         self._checkpointer.take_stall()
+        began = time.perf_counter()
         self._checkpointer.save(self._step, self._model, self._optimizers, {})
-        self.step()
-        stalled = self._checkpointer.take_stall()
+        for _ in range(STEPS):
+            self.step()
+        self.stalls.append(self._checkpointer.take_stall())
         self._checkpointer.wait()
-        return stalled
+        return time.perf_counter() - began
 
     def step(self) -> float:
         """Seconds of one training step."""
@@ -69,8 +73,7 @@ class Saving:
             workers=self._workers,
             before_update=self._checkpointer.wait_until_copied,
         )
-        self.step_seconds.append(time.perf_counter() - began)
-        return self.step_seconds[-1]
+        return time.perf_counter() - began
 
 
 def random_batch() -> Batch:
@@ -83,20 +86,20 @@ def random_batch() -> Batch:
 def main() -> None:
     """Measure, print and keep the result."""
     decoder = Decoder(SHAPE)
-    decoder.initialise()
+    decoder.initialize()
     model = TrainableModel(decoder)
-    optimizers = build_optimizers(model, TrainingSettings())
+    optimizers = build_optimizers(model, OptimizerSettings())
     with tempfile.TemporaryDirectory() as root:
         background = Saving(Path(root) / "background", True, model, optimizers)
         at_once = Saving(Path(root) / "at_once", False, model, optimizers)
         at_once.step()
-        first = background.stall()
-        at_once.stall()
-        undisturbed = median(at_once.step() for _ in range(ROUNDS))
-        background.step_seconds.clear()
-        ours, peer = alternate(background.stall, at_once.stall, ROUNDS)
-    shares = [a / b for a, b in zip(ours, peer, strict=True)]
-    slowed = median(background.step_seconds) - undisturbed
+        background.save()
+        first = background.stalls.pop()
+        at_once.save()
+        undisturbed = STEPS * median(at_once.step() for _ in range(ROUNDS))
+        ours, peer = alternate(
+            lambda: background.save() - undisturbed, lambda: at_once.save() - undisturbed, ROUNDS
+        )
     keep(
         "checkpoint_stall",
         ours=ours,
@@ -106,9 +109,8 @@ def main() -> None:
         better="lower",
         packages=["torch"],
         checks={
-            "share of the time of saving at once": at_most(median(shares), 0.05),
-            "the first, which makes the buffers": at_most(first, 2.0, "s"),
-            "the step meanwhile takes longer by": Check(slowed, "reported", True),
+            "of which training stands still for": at_most(median(background.stalls), 0.2, "s"),
+            "the first time, which makes the buffers": at_most(first, 2.0, "s"),
         },
     )
 

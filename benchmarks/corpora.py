@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from llm_assets.sources.settings import RawCorpusSettings
-from llm_assets.sources.snapshot import write_snapshot
+from llm_assets.sources.snapshot.snapshot import write_snapshot
 
 FOLDER = Path(".llm_assets/benchmarks")
 

@@ -15,8 +15,8 @@ import numpy as np
 from benchmarks.harness import at_least, at_most, keep
 from benchmarks.models import small_model
 from recipes.evaluation.documents import Document, general_texts
-from recipes.evaluation.quiz import QUIZ_TASK, make_questions, write_task
-from recipes.evaluation.settings import EvaluationSettings, QuizSettings, TaskSettings
+from recipes.evaluation.multiple_choice import MULTIPLE_CHOICE_TASK, make_questions, write_task
+from recipes.evaluation.settings import EvaluationSettings, MultipleChoiceSettings, TaskSettings
 from recipes.evaluation.tasks import TaskScores, run_tasks
 
 QUESTIONS = 40
@@ -25,7 +25,7 @@ PEER_BATCH = 8
 
 
 def documents(tokenizer: Any) -> list[Document]:
-    """The shipped text's documents, tokenised."""
+    """The shipped text's documents, tokenized."""
     return [
         Document(str(n), str(n), len(text.encode()), np.array(tokenizer.encode(text)))
         for n, text in enumerate(general_texts())
@@ -35,7 +35,7 @@ def documents(tokenizer: Any) -> list[Document]:
 def timed(lm: Any, folder: Path) -> tuple[float, list[TaskScores]]:
     """Questions a second, and the scores."""
     started = time.perf_counter()
-    scores = run_tasks(lm, [TaskSettings(name=QUIZ_TASK)], [folder])
+    scores = run_tasks(lm, [TaskSettings(name=MULTIPLE_CHOICE_TASK)], [folder])
     return len(scores[0].values) / (time.perf_counter() - started), scores
 
 
@@ -65,18 +65,18 @@ def main() -> None:
         folder = small_model(Path(scratch) / "model")
         tokenizer = models.load_tokenizer(folder)
         model = models.load_model(folder).to(torch.bfloat16)
-        quiz = QuizSettings(questions=QUESTIONS)
-        questions = make_questions(documents(tokenizer), tokenizer, quiz)
-        write_task(questions, Path(scratch) / "quiz")
+        multiple_choice = MultipleChoiceSettings(questions=QUESTIONS)
+        questions = make_questions(documents(tokenizer), tokenizer, multiple_choice)
+        write_task(questions, Path(scratch) / "multiple_choice")
         batch = EvaluationSettings().batch_tokens
         ours = SharedContextLM(model, tokenizer, batch)
         peer = HFLM(pretrained=model, tokenizer=tokenizer, backend="causal", batch_size=PEER_BATCH)
-        timed(ours, Path(scratch) / "quiz")
+        timed(ours, Path(scratch) / "multiple_choice")
         our_rates, peer_rates = [], []
         for _ in range(ROUNDS):
-            rate, our_scores = timed(ours, Path(scratch) / "quiz")
+            rate, our_scores = timed(ours, Path(scratch) / "multiple_choice")
             our_rates.append(rate)
-            rate, peer_scores = timed(peer, Path(scratch) / "quiz")
+            rate, peer_scores = timed(peer, Path(scratch) / "multiple_choice")
             peer_rates.append(rate)
         model.float()
         few = questions[:8]

@@ -91,31 +91,31 @@ def judge_removals() -> dict[str, Check]:
     corpus = package_docs(10)
     table = pa.concat_tables([pq.read_table(file) for file in sorted(corpus.glob("part-*"))])
     ids, texts = table["id"].to_pylist(), table["text"].to_pylist()
-    neighbours = true_neighbours(texts)
+    neighbors = true_neighbours(texts)
     removed = {}
     for way in ("ours", *PEERS.values()):
         run_way(way, corpus)
         kept = set(json.loads((OUTPUT / way / "kept.json").read_text()))
         removed[way] = [number for number, name in enumerate(ids) if name not in kept]
     false = {
-        way: sum(not neighbours[number] for number in numbers) for way, numbers in removed.items()
+        way: sum(not neighbors[number] for number in numbers) for way, numbers in removed.items()
     }
-    missed = {way: _missed(neighbours, set(numbers)) for way, numbers in removed.items()}
+    missed = {way: _missed(neighbors, set(numbers)) for way, numbers in removed.items()}
     for way, numbers in removed.items():
         print(
-            f"{way} removed {len(numbers)}, {false[way]} of them without a neighbour; "
-            f"{missed[way]} kept documents have a neighbour that was kept too"
+            f"{way} removed {len(numbers)}, {false[way]} of them without a neighbor; "
+            f"{missed[way]} kept documents have a neighbor that was kept too"
         )
     reported = {
         f"{what}, {name}": Check(counts[way], "reported", True)
         for what, counts in (
-            ("removed without a true neighbour", false),
+            ("removed without a true neighbor", false),
             ("near-copies left", missed),
         )
         for name, way in PEERS.items()
     }
     return {
-        "removed without a true neighbour": at_most(false["ours"], 0),
+        "removed without a true neighbor": at_most(false["ours"], 0),
         "near-copies left, against the best peer's": at_most(
             missed["ours"], min(missed[way] for way in PEERS.values())
         ),
@@ -123,14 +123,14 @@ def judge_removals() -> dict[str, Check]:
     }
 
 
-def _missed(neighbours: list[set[int]], removed: set[int]) -> int:
+def _missed(neighbors: list[set[int]], removed: set[int]) -> int:
     return sum(
-        number not in removed and bool(near - removed) for number, near in enumerate(neighbours)
+        number not in removed and bool(near - removed) for number, near in enumerate(neighbors)
     )
 
 
 def true_neighbours(texts: list[str]) -> list[set[int]]:
-    """For every text, those of a Jaccard similarity of at least 0.8 by its five-word runs."""
+    """For every text, those of a Jaccard similarity of at least 0.8 by its five-word n-grams."""
     from scipy.sparse import csr_matrix
 
     numbers: dict[tuple[str, ...], int] = {}

@@ -18,8 +18,8 @@ class WhiteSpaceWords:
 def ours(corpus: str, output: str) -> set[str]:
     import pyarrow.parquet as pq
 
-    from spark_jobs import clean
-    from spark_jobs.session import local_session
+    from spark_jobs.clean import job as clean
+    from spark_jobs.runtime.session import local_session
     from spark_jobs.settings import CleanCorpusSettings
 
     settings = CleanCorpusSettings(minimum_characters=1)
@@ -106,7 +106,7 @@ def mllib(corpus: str, output: str) -> set[str]:
     from pyspark.sql import SparkSession
 
     from benchmarks import minhash_lsh
-    from spark_jobs.session import local_conf, prepare_environment
+    from spark_jobs.runtime.session import local_conf, prepare_environment
 
     prepare_environment()
     conf = local_conf(driver_memory="10g") | {"spark.sql.files.maxPartitionBytes": "8m"}

@@ -20,16 +20,17 @@ from transformers import (
     set_seed,
 )
 
-from artifacts.shards import ShardSet
-from recipes.attention import allowed_positions
-from recipes.batch import IGNORED
-from recipes.budget import total_steps
-from recipes.data import read_batch
-from recipes.order import global_rows
-from recipes.precision import choose_precision
+from artifacts.program.entry import read_spec
+from artifacts.shards.shard_set import ShardSet
+from recipes.data.batch import IGNORED
+from recipes.data.order import DataOrder
+from recipes.data.packed_rows import read_batch
+from recipes.model.attention import allowed_positions
+from recipes.model.precision import choose_precision
+from recipes.optimization.schedule import learning_rate_factor
 from recipes.quiet import silence_libraries
-from recipes.schedule import learning_rate_factor
-from recipes.spec import METRICS_NAME, TrainingSpec, read_spec
+from recipes.spec import METRICS_NAME, TrainingSpec
+from recipes.training.budget import total_steps
 
 
 class Rows(Dataset[dict[str, torch.Tensor]]):
@@ -37,8 +38,8 @@ class Rows(Dataset[dict[str, torch.Tensor]]):
 
     def __init__(self, spec: TrainingSpec) -> None:
         self._shards = ShardSet(Path(spec.shards_folder), spec.shards, "train")
-        count = total_steps(spec.training, spec.shards) * spec.training.global_batch_size
-        self._rows = global_rows(0, count, len(self._shards), spec.training.seed)
+        count = total_steps(spec.training, spec.shards) * spec.training.budget.global_batch_size
+        self._rows = DataOrder.of(spec).rows(0, count)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -76,18 +77,19 @@ def train(spec: TrainingSpec, compiled: bool = False) -> list[dict[str, float]]:
     silence_libraries()
     set_seed(spec.training.seed)
     training, steps = spec.training, total_steps(spec.training, spec.shards)
+    optimizer, device_batch_size = training.optimizer, training.placement.device_batch_size
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     times = StepTimes()
     arguments = TrainingArguments(
         output_dir=spec.run_folder,
         max_steps=steps,
-        per_device_train_batch_size=training.device_batch_size,
-        gradient_accumulation_steps=training.global_batch_size // training.device_batch_size,
-        learning_rate=training.learning_rate,
-        weight_decay=training.weight_decay,
-        adam_beta1=training.betas[0],
-        adam_beta2=training.betas[1],
-        max_grad_norm=training.gradient_clip,
+        per_device_train_batch_size=device_batch_size,
+        gradient_accumulation_steps=training.budget.global_batch_size // device_batch_size,
+        learning_rate=optimizer.learning_rate,
+        weight_decay=optimizer.weight_decay,
+        adam_beta1=optimizer.betas[0],
+        adam_beta2=optimizer.betas[1],
+        max_grad_norm=optimizer.gradient_clip,
         optim="adamw_torch_fused",
         bf16=choose_precision(training.precision, device) == "bfloat16",
         train_sampling_strategy="sequential",
@@ -124,7 +126,7 @@ def main() -> None:
     parser.add_argument("--spec", type=Path, required=True)
     parser.add_argument("--compile", action="store_true")
     arguments = parser.parse_args()
-    spec = read_spec(arguments.spec)
+    spec = read_spec(str(arguments.spec), TrainingSpec)
     Path(spec.run_folder).mkdir(parents=True, exist_ok=True)
     lines = [json.dumps(record) + "\n" for record in train(spec, arguments.compile)]
     (Path(spec.run_folder) / METRICS_NAME).write_text("".join(lines))

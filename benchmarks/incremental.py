@@ -1,8 +1,8 @@
 """A corpus that grew by 1 %: from sources to shards, against a run from nothing on all of it.
 
-What was made before is kept, so only what is new, and what it changes, is made. The held-out set is
-pinned, as it is from a pipeline's second run on. The corpus grows three times, by a file each time;
-then the shards must equal those of a run from nothing under the same pin.
+What was made before is kept, so only what is new, and what it changes, is made. The splits of an
+earlier corpus hold on, as they do from a pipeline's second training on. The corpus grows three
+times, by a file each time; then the shards must equal those of a run from nothing after it.
 
 Measured on text that `benchmarks.scale_text` makes, with as many copies as docstrings have, and on
 the environment's docstrings themselves, where what every run costs weighs more.
@@ -27,10 +27,11 @@ from benchmarks.harness import Check, at_most, keep, seconds
 from benchmarks.scale_text import COPIES_OF_DOCSTRINGS, FILE_MEGABYTES, write_texts
 from benchmarks.tokenize_spark import tokenizer_folder
 from llm_assets.sources.settings import RawCorpusSettings
-from llm_assets.sources.snapshot import write_snapshot
-from spark_jobs import clean, tokenize
-from spark_jobs.session import local_session
+from llm_assets.sources.snapshot.snapshot import write_snapshot
+from spark_jobs.clean import job as clean
+from spark_jobs.runtime.session import local_session
 from spark_jobs.settings import CleanCorpusSettings, TokenizedShardsSettings
+from spark_jobs.tokenize import job as tokenize
 
 GROWTHS = 3
 MEGABYTES = int(os.environ.get("BENCH_MEGABYTES", "1000"))
@@ -73,40 +74,40 @@ def measure(spark: SparkSession, text: str, ending: str, files: int) -> Measured
     folder, cache = HOME / "made", HOME / "cache"
     _remove(folder, cache, HOME / "nothing")
 
-    def make(name: str, count: int, cache: Path, pin: Path | None = None) -> None:
+    def make(name: str, count: int, cache: Path, earlier: Path | None = None) -> None:
         output = folder / name
         path = f"{text}/{{0000..{count - 1:04d}}}{ending}"
         source = {"type": "files", "name": "docs", "path": path, "id_column": "id"}
         settings = RawCorpusSettings.model_validate({"sources": [source]})
-        write_snapshot(settings, output / "raw", _silent, cache / "raw")
+        write_snapshot(settings, output / "raw", _silent, str(cache))
         cleaning = clean.CleanSpec(
             raw_corpus=str(output / "raw"),
             output=str(output / "clean"),
             settings=CleanCorpusSettings(),
-            pinned_held_out=str(pin / "shards") if pin else None,
-            cache=str(cache / "clean"),
+            earlier=str(earlier / "clean") if earlier else None,
+            cache=str(cache),
         )
         clean.run(spark, cleaning, _silent)
-        tokenising = tokenize.TokenizeSpec(
+        tokenizing = tokenize.TokenizeSpec(
             clean_corpus=str(output / "clean"),
             base_model=str(tokenizer_folder()),
             output=str(output / "shards"),
             settings=TokenizedShardsSettings(),
-            cache=str(cache / "tokens"),
+            cache=str(cache),
         )
-        tokenize.run(spark, tokenising, _silent)
+        tokenize.run(spark, tokenizing, _silent)
 
-    pin = folder / "first"
+    earlier = folder / "first"
     make("first", files, cache)
-    make("pinned", files, cache, pin)
-    _remove(folder / "first" / "raw", folder / "first" / "clean", folder / "pinned")
+    make("same", files, cache, earlier)
+    _remove(folder / "first" / "raw", folder / "same")
     grown = []
     for count in range(files + 1, files + GROWTHS + 1):
-        grown.append(_timed(f"{text}, grown", partial(make, str(count), count, cache, pin)))
+        grown.append(_timed(f"{text}, grown", partial(make, str(count), count, cache, earlier)))
         # Else the machine's memory fills with files that nobody reads again, and making room for
         # new ones is measured, too.
         _remove(folder / str(count) / "raw", folder / str(count) / "clean")
-    nothing = partial(make, "full", files + GROWTHS, HOME / "nothing", pin)
+    nothing = partial(make, "full", files + GROWTHS, HOME / "nothing", earlier)
     full = [_timed(f"{text}, from nothing", nothing)]
     same = _digest(folder / str(files + GROWTHS) / "shards") == _digest(folder / "full" / "shards")
     _remove(folder, cache, HOME / "nothing")

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 
-from spark_jobs.text import fold
+from spark_jobs.text.normalize import fold
 
 
 def distinct_texts(documents: DataFrame) -> DataFrame:
@@ -32,8 +32,8 @@ def near_pairs(documents: DataFrame, distance: float = 0.2, tables: int = 10) ->
     """Pairs `a`, `b` of ids, each both ways."""
     words = documents.withColumn("words", F.split("simple", " ")).cache()
     shingled = NGram(n=5, inputCol="words", outputCol="shingles").transform(words)
-    vectoriser = CountVectorizer(inputCol="shingles", outputCol="features", binary=True)
-    features = vectoriser.fit(shingled).transform(shingled)
+    vectorizer = CountVectorizer(inputCol="shingles", outputCol="features", binary=True)
+    features = vectorizer.fit(shingled).transform(shingled)
     has_shingles = F.udf(lambda vector: bool(vector.numNonzeros() > 0), "boolean")
     features = features.where(has_shingles("features")).select("id", "features").cache()
     hashing = MinHashLSH(inputCol="features", outputCol="hashes", numHashTables=tables)

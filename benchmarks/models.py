@@ -3,14 +3,14 @@
 import os
 from pathlib import Path
 
-from recipes.base_model import prepare
+from recipes.model.base_model import prepare
 from recipes.settings import BaseModelSettings
 
 MODEL_VARIABLE = "BENCHMARK_MODEL"
 
 
 def small_model(folder: Path) -> Path:
-    """SmolLM2-135M as a Hugging Face folder: the one named by BENCHMARK_MODEL, else made anew."""
+    """SmolLM2-135M as a Hugging Face folder: the one named by BENCHMARK_MODEL, else made again."""
     given = os.environ.get(MODEL_VARIABLE)
     if given:
         return Path(given)

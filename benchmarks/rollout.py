@@ -19,7 +19,7 @@ import psutil
 
 from benchmarks.harness import at_least, at_most, keep
 from benchmarks.models import small_model
-from serving import process
+from serving import endpoint as process
 from serving.settings import EndpointSettings, RolloutSettings
 
 CLIENTS = 8

@@ -71,10 +71,11 @@ def measure(megabytes: int) -> dict[str, Any]:
     """Make every artifact of so much text; `{"seconds", "peak_gb", "stages"}`."""
     from benchmarks.tokenize_spark import tokenizer_folder
     from llm_assets.sources.settings import RawCorpusSettings
-    from llm_assets.sources.snapshot import write_snapshot
-    from spark_jobs import clean, tokenize
-    from spark_jobs.session import local_session
+    from llm_assets.sources.snapshot.snapshot import write_snapshot
+    from spark_jobs.clean import job as clean
+    from spark_jobs.runtime.session import local_session
     from spark_jobs.settings import CleanCorpusSettings, TokenizedShardsSettings
+    from spark_jobs.tokenize import job as tokenize
 
     model = tokenizer_folder()
     output = HOME / str(megabytes)
@@ -85,7 +86,7 @@ def measure(megabytes: int) -> dict[str, Any]:
     cleaning = clean.CleanSpec(
         raw_corpus=f"{output}/raw", output=f"{output}/clean", settings=CleanCorpusSettings()
     )
-    tokenising = tokenize.TokenizeSpec(
+    tokenizing = tokenize.TokenizeSpec(
         clean_corpus=f"{output}/clean",
         base_model=str(model),
         output=f"{output}/shards",
@@ -98,7 +99,7 @@ def measure(megabytes: int) -> dict[str, Any]:
     work: dict[str, Callable[[], dict[str, Any]]] = {
         "raw_corpus": lambda: write_snapshot(settings, output / "raw", lambda line: None),
         "clean_corpus": lambda: clean.run(session(), cleaning, print),
-        "tokenized_shards": lambda: tokenize.run(session(), tokenising, print),
+        "tokenized_shards": lambda: tokenize.run(session(), tokenizing, print),
     }
     stages = {name: _watch(make) for name, make in work.items()}
     shutil.rmtree(output)

@@ -21,7 +21,8 @@ import psutil
 
 from benchmarks.harness import at_least, at_most, keep
 from benchmarks.models import small_model
-from serving import process
+from serving import endpoint as process
+from serving.engine.process import SECRET_VARIABLE
 from serving.settings import EndpointSettings
 
 CLIENTS = 8
@@ -48,7 +49,7 @@ print(4 * int(sys.argv[3]) / (time.perf_counter() - started))
 
 
 def one_at_a_time(model: Path) -> float:
-    """Tokens a second of transformers' generate in a process of its own."""
+    """Tokens per second of transformers' generate in a process of its own."""
     command = [sys.executable, "-c", _ONE_AT_A_TIME, str(model), PROMPT, str(TOKENS)]
     environment = os.environ | {"HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
@@ -79,7 +80,7 @@ async def ask_engine(http: httpx.AsyncClient, number: int, tokens: int) -> int:
 
 
 async def throughput(http: httpx.AsyncClient, ask) -> float:  # type: ignore[no-untyped-def]
-    """Tokens a second of all clients, who share the requests.
+    """Tokens per second of all clients, who share the requests.
 
     A client takes the next when one ends, so there are eight at a time until the last few.
     """
@@ -110,23 +111,29 @@ class Measured:
     """What each round gave."""
 
     fronts: list[float] = field(default_factory=list)
-    """Tokens a second through the front."""
+    """Tokens per second through the front."""
     engines: list[float] = field(default_factory=list)
-    """Tokens a second of its engine, asked directly."""
+    """Tokens per second of its engine, asked directly."""
     alone: list[float] = field(default_factory=list)
-    """Tokens a second of the peer."""
+    """Tokens per second of the peer."""
     front_cpu: list[float] = field(default_factory=list)
     """Seconds of processor time that a request costs the front."""
     added: float = 0.0
     """Seconds that the front adds to an answer of one token."""
 
 
-async def measure(url: str, front_pid: int, engine_port: int, model: Path) -> Measured:
+async def measure(
+    url: str, front_pid: int, engine_pid: int, engine_port: int, model: Path
+) -> Measured:
     """Front, engine and peer in turn."""
     measured, process_of_front = Measured(), psutil.Process(front_pid)
+    secret = psutil.Process(engine_pid).environ()[SECRET_VARIABLE]
+    headers = {"Authorization": f"Bearer {secret}"}
     async with (
         httpx.AsyncClient(base_url=url, timeout=300) as front,
-        httpx.AsyncClient(base_url=f"http://127.0.0.1:{engine_port}", timeout=300) as engine,
+        httpx.AsyncClient(
+            base_url=f"http://127.0.0.1:{engine_port}", timeout=300, headers=headers
+        ) as engine,
     ):
         await throughput(front, ask_front)
 
@@ -160,9 +167,12 @@ def main() -> None:
         endpoint = process.start(model, "1", "benchmark", state, settings, print)
         try:
             status = process.status(state)
-            assert status is not None and status.routes[0].engine_port is not None
-            engine_port = status.routes[0].engine_port
-            measured = asyncio.run(measure(endpoint.url, endpoint.pid, engine_port, model))
+            assert status is not None
+            route = status.routes[0]
+            assert route.engine_pid is not None and route.engine_port is not None
+            measured = asyncio.run(
+                measure(endpoint.url, endpoint.pid, route.engine_pid, route.engine_port, model)
+            )
         finally:
             process.stop(state)
     ours, direct, alone = (

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from artifacts.shards import (
+from artifacts.shards.shard_set import (
     DOCUMENT_SCHEMA,
     SEGMENT,
     PackedRows,
@@ -26,8 +26,8 @@ from artifacts.shards import (
     write_shard,
 )
 from benchmarks.harness import alternate, at_least, at_most, keep
-from recipes.order import DataOrder
-from recipes.reader import Share, StepInput, TrainingData, load
+from recipes.data.order import DataOrder
+from recipes.data.reader import Share, StepInput, TrainingData, load
 
 LENGTH, BATCH = 2048, 32
 ROWS = 32_768
@@ -67,7 +67,7 @@ def write_rows(folder: Path, rows: int) -> ShardStats:
 
 
 def read_ours(shards: ShardSet) -> float:
-    """Tokens a second over one epoch in training order."""
+    """Tokens per second over one epoch in training order."""
     began = time.process_time()
     steps = _open_reader(shards)
     for _ in range(len(shards) // BATCH):
@@ -128,7 +128,7 @@ def main() -> None:
         better="higher",
         packages=["numpy", "torch", "torchdata", "datasets"],
         checks={
-            "tokens a second on one core": at_least(min(ours), 100e6, "tokens/s"),
+            "tokens per second on one core": at_least(min(ours), 100e6, "tokens/s"),
             "more until the first batch with 32 times the rows": at_most(
                 opening - opening_small, 0.002, "s"
             ),

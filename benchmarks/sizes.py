@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from recipes.decoder import DecoderShape
+from recipes.model.decoder import DecoderShape
 
 
 @dataclass(frozen=True)
@@ -17,9 +17,9 @@ class Size:
     vocabulary: int
     length: int
     rows: int
-    """Rows a step on the H200 and the H100."""
+    """Rows per step on the H200 and the H100."""
     aim: float
-    """Tokens a second to reach on one H200."""
+    """Tokens per second to reach on one H200."""
 
     @property
     def shape(self) -> DecoderShape:

@@ -89,7 +89,7 @@ def storage() -> Any:
 
 
 def upload_ours(folder: Path, name: str) -> None:
-    from artifacts.transfer import upload_folder
+    from artifacts.storage.transfer import upload_folder
 
     upload_folder(folder, f"gs://{BUCKET}/ours-{name}", f"gs://{BUCKET}/uploads")
 
@@ -123,7 +123,7 @@ def parallel_parts(google: Any) -> int:
     import fsspec
     import gcsfs
 
-    from artifacts.transfer import PART_BYTES
+    from artifacts.storage.transfer import PART_BYTES
 
     os.environ["STORAGE_EMULATOR_HOST"] = google.storage.url
     gcsfs.GCSFileSystem.clear_instance_cache()

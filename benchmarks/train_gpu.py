@@ -26,10 +26,10 @@ import torch
 from benchmarks.harness import Check, alternate, at_least, keep
 from benchmarks.sizes import SIZES, Size
 from benchmarks.torchtune_loop import train_with_torchtune
-from recipes.batch import IGNORED, Batch
-from recipes.decoder import Decoder
-from recipes.hardware import flops_per_token, peak_flops
-from recipes.loss import summed_cross_entropy
+from recipes.data.batch import IGNORED, Batch
+from recipes.model.decoder import Decoder
+from recipes.model.loss import summed_cross_entropy
+from recipes.training.hardware import flops_per_token, peak_flops
 
 DOCUMENT_TOKENS = 512
 WARM_UP_STEPS, STEPS = 8, 24
@@ -68,7 +68,7 @@ def measure_ours(size: Size) -> Measured:
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
     decoder = Decoder(size.shape)
-    decoder.initialise()
+    decoder.initialize()
     decoder.to(device())
     if device().type == "cuda":
         for layer in decoder.layers:
@@ -205,11 +205,11 @@ def compare(name: str) -> None:
     ours, peer = alternate(lambda: rate("ours"), lambda: rate("peer"), ROUNDS)
     checks = torchtune_check(name, median(ours)) | {
         "ratio to the Hugging Face Trainer": at_least(median(ours) / median(peer), 1.5, "x"),
-        "tokens a second": at_least(median(ours), SIZES[name].aim, "tokens/s"),
+        "tokens per second": at_least(median(ours), SIZES[name].aim, "tokens/s"),
     }
     mfu = runs["ours"][-1].mfu
     if mfu is not None and name == "1b":
-        checks["model FLOP/s utilisation"] = at_least(mfu, 0.45)
+        checks["model FLOP/s utilization"] = at_least(mfu, 0.45)
     keep(
         f"train_gpu_{name}",
         ours=ours,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from artifacts.shards import (
+from artifacts.shards.shard_set import (
     DOCUMENT_SCHEMA,
     SEGMENT,
     PackedRows,
@@ -20,7 +20,7 @@ from artifacts.shards import (
     token_dtype,
     write_shard,
 )
-from recipes.settings import TrainingSettings
+from recipes.settings import RecipeSettings
 from recipes.spec import TrainingSpec, read_metrics
 
 REPOSITORY = Path(__file__).parents[1]
@@ -66,6 +66,8 @@ def random_shards(
                 "source": ["random"] * rows,
                 "bytes": [sequence_length * 4] * rows,
                 "tokens": [sequence_length] * rows,
+                "text_hash": [f"{split}/{row}" for row in range(rows)],
+                "slice": [1] * rows,
             },
             DOCUMENT_SCHEMA,
         )
@@ -87,7 +89,7 @@ def random_shards(
 
 
 def make_spec(
-    name: str, folder: Path, shards: ShardStats, base_model: Path, training: TrainingSettings
+    name: str, folder: Path, shards: ShardStats, base_model: Path, training: RecipeSettings
 ) -> TrainingSpec:
     """A run of its own under `folder`, on `folder/shards`."""
     return TrainingSpec(

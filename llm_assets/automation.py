@@ -2,19 +2,25 @@
 
 from dagster import (
     AssetSelection,
+    OpExecutionContext,
     RunRequest,
     ScheduleDefinition,
     SensorDefinition,
     SkipReason,
     define_asset_job,
+    job,
+    op,
     sensor,
 )
 
 from artifacts.errors import UserError
-from artifacts.identity import hash_json
+from artifacts.store.identity import hash_json
+from llm_assets.assets.stage import user_faults
 from llm_assets.config import PipelineSettings
-from llm_assets.resources.pipeline import PipelineResource
-from llm_assets.sources.snapshot import source_fingerprints
+from llm_assets.maintenance.clean import clean
+from llm_assets.pipeline import PipelineResource
+from llm_assets.registry.resource import RegistryResource
+from llm_assets.sources.snapshot.snapshot import source_fingerprints
 
 SENSOR_INTERVAL_SECONDS = 300
 
@@ -28,6 +34,34 @@ def retraining_schedule(settings: PipelineSettings) -> ScheduleDefinition:
     )
 
 
+@op(pool="registry")
+def clean_store(
+    context: OpExecutionContext, pipeline: PipelineResource, registry: RegistryResource
+) -> None:
+    """Remove what the `retention` settings no longer keep; the log lists it first."""
+    with user_faults():
+        clean(
+            pipeline.record,
+            registry.open(pipeline),
+            pipeline.settings.retention,
+            delete=True,
+            report=context.log.info,
+        )
+
+
+@job
+def cleaning() -> None:
+    """Removes what the `retention` settings no longer keep, as `llm-assets clean --yes` does."""
+    clean_store()
+
+
+def cleaning_schedule(settings: PipelineSettings) -> ScheduleDefinition:
+    """Cleans the store at the settings' `retention.cron`; stopped until switched on."""
+    return ScheduleDefinition(
+        name="weekly_cleaning", job=cleaning, cron_schedule=settings.retention.cron
+    )
+
+
 def source_sensor() -> SensorDefinition:
     """Makes the whole graph when the source text is no longer that of the current raw corpus."""
 
@@ -38,7 +72,7 @@ def source_sensor() -> SensorDefinition:
     )
     def source_text_changed(pipeline: PipelineResource) -> RunRequest | SkipReason:
         try:
-            now = source_fingerprints(pipeline.settings.raw_corpus)
+            now = source_fingerprints(pipeline.settings.raw_corpus, pipeline.store.root)
             current = pipeline.record.find_current("raw_corpus")
         except UserError as error:
             return SkipReason(str(error))

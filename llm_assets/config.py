@@ -14,10 +14,17 @@ from pydantic import BaseModel, Field, ValidationError
 
 from artifacts.errors import UserError
 from artifacts.settings import Settings
+from artifacts.yaml_files import read_yaml
 from llm_assets.gate.settings import ModelVersionSettings
+from llm_assets.retention_settings import RetentionSettings
 from llm_assets.sources.settings import RawCorpusSettings
 from recipes.evaluation.settings import EvaluationSettings
-from recipes.settings import BaseModelSettings, TrainingSettings
+from recipes.settings import (
+    RECIPES,
+    BaseModelSettings,
+    ContinuedPretrainingSettings,
+    RecipeSettings,
+)
 from serving.settings import EndpointSettings
 from spark_jobs.settings import CleanCorpusSettings, TokenizedShardsSettings
 
@@ -74,10 +81,11 @@ class PipelineSettings(Settings):
     clean_corpus: CleanCorpusSettings = CleanCorpusSettings()
     tokenized_shards: TokenizedShardsSettings = TokenizedShardsSettings()
     base_model: BaseModelSettings
-    checkpoint: TrainingSettings = TrainingSettings()
+    checkpoint: RecipeSettings = ContinuedPretrainingSettings()
     eval_metrics: EvaluationSettings = EvaluationSettings()
     model_version: ModelVersionSettings = ModelVersionSettings()
     endpoint: EndpointSettings = EndpointSettings()
+    retention: RetentionSettings = RetentionSettings()
 
     spark: SparkSettings = SparkSettings()
     training: TrainingRunnerSettings = TrainingRunnerSettings()
@@ -85,7 +93,13 @@ class PipelineSettings(Settings):
 
 def config_path() -> Path:
     """The pipeline file in force: `LLM_ASSETS_CONFIG`, else the default one."""
-    return Path(os.environ.get(CONFIG_VARIABLE, DEFAULT_CONFIG))
+    named = os.environ.get(CONFIG_VARIABLE)
+    if named is not None and not named.strip():
+        raise UserError(
+            f"{CONFIG_VARIABLE} is set, but empty. Set it to a pipeline file, or for the default "
+            f"one, {DEFAULT_CONFIG}: unset {CONFIG_VARIABLE}"
+        )
+    return Path(named or DEFAULT_CONFIG)
 
 
 def load_settings(path: Path) -> PipelineSettings:
@@ -101,12 +115,14 @@ def read_settings_file(path: Path, model: type[Model], variable: str) -> Model:
             once, each with its key and, for an unknown key, the nearest valid name.
     """
     try:
-        content = yaml.safe_load(path.read_text())
+        content = read_yaml(path)
     except FileNotFoundError as error:
         raise UserError(
             f"There is no settings file {path}. Set {variable} to one of: "
             + (", ".join(str(p) for p in sorted(Path("config").glob("*.yaml"))) or "a YAML file")
         ) from error
+    except (IsADirectoryError, PermissionError) as error:
+        raise UserError(f"{path} cannot be read as a settings file: {error.strerror}.") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not valid YAML: {error}") from error
     if not isinstance(content, dict):
@@ -120,7 +136,8 @@ def read_settings_file(path: Path, model: type[Model], variable: str) -> Model:
 
 
 def _describe(fault: Any, model: type[BaseModel]) -> str:
-    location = [str(part) for part in fault["loc"]]
+    # A source's tag tells which of several is meant; there is one recipe.
+    location = [str(part) for part in fault["loc"] if part not in RECIPES]
     key = ".".join(location)
     if fault["type"] == "extra_forbidden":
         names = _field_names(model, fault["loc"][:-1])
@@ -138,8 +155,8 @@ def _field_names(model: Any, location: tuple[Any, ...]) -> list[str]:
         for candidate in models:
             if part in candidate.model_fields:
                 inner += models_in(candidate.model_fields[part].annotation)
-        # A list index changes nothing; a union's tag names the variant by its `type` field.
-        models = inner or [m for m in models if _type_tag(m) == part] or models
+        # A list index changes nothing; a union's tag names the variant by its `type` or `recipe`.
+        models = inner or [m for m in models if _tag(m) == part] or models
     return sorted({name for candidate in models for name in candidate.model_fields})
 
 
@@ -152,6 +169,6 @@ def models_in(annotation: Any) -> list[type[BaseModel]]:
     return []
 
 
-def _type_tag(model: type[BaseModel]) -> str | None:
-    field = model.model_fields.get("type")
+def _tag(model: type[BaseModel]) -> str | None:
+    field = model.model_fields.get("type") or model.model_fields.get("recipe")
     return get_args(field.annotation)[0] if field and get_args(field.annotation) else None

@@ -1,5 +1,7 @@
 """The one place where everything is put together."""
 
+import sys
+
 from dagster import (
     AssetsDefinition,
     AssetSpec,
@@ -9,10 +11,11 @@ from dagster import (
     load_assets_from_modules,
 )
 
+from artifacts.errors import UserError
 from llm_assets import automation, checks
 from llm_assets.assets import corpus, evaluation, model, serving
 from llm_assets.config import PipelineSettings, config_path, load_settings
-from llm_assets.resources.platform import build_resources
+from llm_assets.platform import build_resources
 
 
 def build_definitions(settings: PipelineSettings, path: str) -> Definitions:
@@ -30,11 +33,25 @@ def build_definitions(settings: PipelineSettings, path: str) -> Definitions:
     return Definitions(
         assets=assets,
         asset_checks=load_asset_checks_from_modules([checks], asset_key_prefix=settings.key_prefix),
-        schedules=[automation.retraining_schedule(settings)],
+        schedules=[
+            automation.retraining_schedule(settings),
+            automation.cleaning_schedule(settings),
+        ],
         sensors=[automation.source_sensor()],
         resources=build_resources(settings, path),
         executor=in_process_executor,
     )
 
 
-defs = build_definitions(load_settings(config_path()), str(config_path()))
+def _load() -> Definitions:
+    """The definitions of the pipeline file in force; of a wrong one, its faults alone are shown."""
+    try:
+        path = config_path()
+        return build_definitions(load_settings(path), str(path))
+    except UserError as error:
+        # Whoever loads this prints what is raised, with some ninety lines of how it came here.
+        sys.tracebacklimit = 0
+        raise UserError(str(error)) from None
+
+
+defs = _load()

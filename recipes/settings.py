@@ -1,13 +1,26 @@
 """Settings of the `base_model` and `checkpoint` stages; importing them loads no torch."""
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, TypeAdapter, model_validator
 
 from artifacts.settings import Settings
+from recipes.sections import (
+    BudgetSettings,
+    CheckpointingSettings,
+    ExecutionSettings,
+    ExportSettings,
+    LoggingSettings,
+    LoraSettings,
+    OptimizerSettings,
+    OrderSettings,
+    PlacementSettings,
+    ScheduleSettings,
+    ValidationSettings,
+)
 
 BASE_MODEL_CODE_VERSION = "1"
-CHECKPOINT_CODE_VERSION = "1"
+CHECKPOINT_CODE_VERSION = "2"
 
 
 class BaseModelSettings(Settings):
@@ -35,173 +48,121 @@ class BaseModelSettings(Settings):
         return self
 
 
-class ScheduleSettings(Settings):
-    """The learning rate over the run, as a share of `learning_rate`."""
-
-    shape: Literal["warmup_stable_decay", "cosine"] = "warmup_stable_decay"
-    """Hold and then decay linearly, or decay along a cosine from the end of the warm-up."""
-    warmup_steps: int = Field(default=3, ge=0)
-    """Steps of linear rise from zero; a tenth of a short run by default."""
-    decay_fraction: float = Field(default=0.3, ge=0, le=1)
-    """Share of all steps spent decaying, for `warmup_stable_decay`."""
-    final_fraction: float = Field(default=0.1, ge=0, le=1)
-    """Learning rate of the last step as a share of the peak."""
-
-
-LoraTarget = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-
-
-class LoraSettings(Settings):
-    """Low-rank adapters beside frozen weights (Hu et al., 2021), merged on export."""
-
-    rank: int = Field(default=16, ge=1)
-    """Inner size of an adapter."""
-    alpha: float = Field(default=32.0, gt=0)
-    """The adapter's output is scaled by alpha / rank."""
-    targets: tuple[LoraTarget, ...] = ("q_proj", "k_proj", "v_proj", "o_proj")
-    """Which matrices of each layer get one."""
-
-
 class TrainingSettings(Settings):
-    """How the checkpoint is trained, and where and how the work is done."""
+    """What every training recipe has, in sections.
 
-    recipe: Literal["continued_pretraining"] = "continued_pretraining"
-    """The training program in `recipes/`."""
-    steps: int | None = Field(default=None, ge=1)
-    """Optimizer steps of the whole run; 32 where neither steps, tokens nor epochs is given."""
-    tokens: int | None = Field(default=None, ge=1)
-    """Budget in tokens instead of steps, rounded up to whole steps."""
-    epochs: float | None = Field(default=None, gt=0)
-    """Budget in passes over the train split instead of steps, rounded up to whole steps."""
-    global_batch_size: int = Field(default=4, ge=1)
-    """Rows a step, over all workers and accumulation steps."""
-    initialise: Literal["base_model", "champion", "random"] = "base_model"
-    """Start from the base model's weights, from those of the model that serves (the learning rate
-    warms up anew), or from random ones in the base model's architecture."""
-    lora: LoraSettings | None = None
-    """Train low-rank adapters instead of all weights."""
-    optimizer: Literal["adamw", "muon"] = "adamw"
-    """Muon takes the matrices of the layers; AdamW always takes the rest."""
-    learning_rate: float = Field(default=1e-4, gt=0)
-    """Peak learning rate; mild, since the base model has learnt already."""
-    schedule: ScheduleSettings = ScheduleSettings()
-    """The learning rate's course."""
-    weight_decay: float = Field(default=0.1, ge=0)
-    """Decoupled weight decay on matrices; norms and biases have none."""
-    betas: tuple[float, float] = (0.9, 0.95)
-    """AdamW's decay rates of the first and second moment."""
-    gradient_clip: float = Field(default=1.0, gt=0)
-    """Largest gradient norm; larger gradients are scaled down to it."""
-    skip_gradient_above: float = Field(default=10.0, gt=1)
-    """A step whose gradient norm is this many times the recent median is skipped, as is NaN."""
-    stop_after_skips: int = Field(default=8, ge=1)
-    """Skipped steps in a row that end the run with an error."""
-    replay_share: float = Field(default=0, ge=0, lt=1)
-    """Share of the rows that are general text, replayed against forgetting, spread evenly; its
-    sources are named in `tokenized_shards.replay`. 0.05 to 0.25 are usual where text is at hand."""
+    The first sections decide what the checkpoint is and enter its fingerprint; `validation`,
+    `placement`, `checkpointing` and `logging` say how the work is done and do not.
+    """
+
     seed: int = Field(default=0, ge=0)
     """Decides the order of the data, and random weights where they are asked for."""
     precision: Literal["auto", "bfloat16", "float32"] = "auto"
-    """bfloat16 keeps float32 master weights; auto takes it where the hardware is fast at it."""
-    export: Literal["last", "best"] = "last"
-    """Which weights the artifact holds: the last step's, or the best by validation."""
-    export_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of the exported weights; float32 keeps the master weights exactly."""
+    """bfloat16 keeps float32 master weights; auto takes it where the hardware is fast at it. What
+    auto came to is part of the fingerprint."""
+    replay_share: float = Field(default=0, ge=0, lt=1)
+    """Share of the rows that are general text, replayed against forgetting, spread evenly;
+    `clean_corpus.split.sources` names it. 0.05 to 0.25 are usual where text is at hand."""
+    budget: BudgetSettings = BudgetSettings()
+    order: OrderSettings = OrderSettings()
+    optimizer: OptimizerSettings = OptimizerSettings()
+    schedule: ScheduleSettings = ScheduleSettings()
+    export: ExportSettings = ExportSettings()
+    validation: ValidationSettings = ValidationSettings()
+    placement: PlacementSettings = PlacementSettings()
+    checkpointing: CheckpointingSettings = CheckpointingSettings()
+    logging: LoggingSettings = LoggingSettings()
 
-    workers: int = Field(default=1, ge=1)
-    """Training processes on a machine. Where, not what: any number gives the same data order."""
-    replicas: int = Field(default=1, ge=1)
-    """Groups of workers that each hold the whole model; 1 shards it over all of them."""
-    tensor_parallel: int = Field(default=1, ge=1)
-    """Neighbouring workers that split every matrix between them, for layers too large for one; the
-    rest of the workers shard and replicate. It has to divide the model's heads."""
-    device_batch_size: int = Field(default=4, ge=1)
-    """Rows a forward pass on one worker; the rest of the global batch is accumulated."""
-    reader_processes: int = Field(default=0, ge=0)
-    """Processes a worker that read rows ahead; 0 reads in the training process, at some hundred
-    million tokens a second, which only the fastest storage and models call for more than."""
-    recompute_activations: bool = False
-    """Keep only each layer's input and compute the rest again backwards: less memory, more time."""
-    compile: Literal["auto", "always", "never"] = "auto"
-    """torch.compile of the layers; auto compiles on a GPU, where it pays within minutes."""
-    checkpoint_every_steps: int = Field(default=8, ge=1)
-    """Steps between checkpoints; what a failure can cost."""
-    checkpoint_every_minutes: float | None = Field(default=15.0, gt=0)
-    """Most minutes between checkpoints, where steps are long."""
-    permanent_every_steps: int | None = Field(default=None, ge=1)
-    """Checkpoints at multiples of this many steps stay while others rotate; absent: none."""
-    keep_checkpoints: int = Field(default=2, ge=1)
-    """Newest checkpoints kept while training, beside the permanent ones."""
-    save_in_background: Literal["auto", "always", "never"] = "auto"
-    """Train on while a checkpoint is copied in memory and written; auto does so on a GPU."""
-    validate_every_steps: int = Field(default=16, ge=1)
-    """Steps between validations, beside those before the first and after the last step."""
-    validation_rows: int = Field(default=32, ge=1)
-    """Most validation rows read each time, chosen once by hash."""
-    audit_rows: bool = False
-    """Write down every row that each worker trained on, as proof of the order of the data."""
-    profile_steps: tuple[int, ...] = ()
-    """Steps whose profile is written to `profile/` in the run folder, for chrome://tracing."""
-    weights_and_biases: str | None = None
-    """Weights & Biases project that also gets the metrics; absent: none does."""
+    @property
+    def starts_from(self) -> Literal["base_model", "champion", "random"]:
+        """Which weights training begins with."""
+        return "base_model"
 
-    @model_validator(mode="before")
-    @classmethod
-    def _default_budget(cls, values: Any) -> Any:
-        if isinstance(values, dict) and all(values.get(name) is None for name in BUDGETS):
-            return values | {"steps": DEFAULT_STEPS}
-        return values
+    @property
+    def adapters(self) -> LoraSettings | None:
+        """The adapters that are trained instead of all weights, if any."""
+        return None
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
-        given = [name for name in BUDGETS if getattr(self, name) is not None]
         faults = []
-        if len(given) != 1:
-            faults.append(f"give one of steps, tokens, epochs (found {' and '.join(given)})")
-        if self.lora and self.initialise == "random":
-            faults.append("lora needs the base model's weights, not random ones")
-        if self.lora and self.optimizer == "muon":
+        warmup, steps = self.schedule.warmup_steps, self.budget.steps
+        if steps and warmup and warmup > steps:
+            faults.append(f"schedule.warmup_steps ({warmup}) is longer than the {steps} steps")
+        if self.adapters and self.optimizer.name == "muon":
             faults.append("lora is trained with adamw")
-        if self.tensor_parallel > 1 and (self.lora or self.optimizer == "muon"):
-            faults.append("tensor_parallel goes with neither lora nor muon")
+        if self.placement.tensor_parallel > 1 and (self.adapters or self.optimizer.name == "muon"):
+            faults.append("placement.tensor_parallel goes with neither lora nor muon")
         if faults:
             raise ValueError("; ".join(faults))
         return self
 
     def content(self) -> dict[str, Any]:
         """The settings that decide what the checkpoint is, for its fingerprint."""
-        placement = set(PLACEMENT_FIELDS)
-        if self.export == "best":
+        execution = {
+            name
+            for name in type(self).model_fields
+            if isinstance(getattr(self, name), ExecutionSettings)
+        }
+        if self.export.weights == "best":
             # Which weights are the best depends on when they were compared, and on what.
-            placement -= {"validate_every_steps", "validation_rows"}
-        return self.model_dump(mode="json", exclude=placement)
+            execution.remove("validation")
+        return self.model_dump(mode="json", exclude=execution)
 
 
-def chosen(switch: Literal["auto", "always", "never"], automatic: bool) -> bool:
-    """What a three-way switch means where `auto` would give `automatic`."""
-    return automatic if switch == "auto" else switch == "always"
+class ContinuedPretrainingSettings(TrainingSettings):
+    """Goes on training a model that has learnt already, on the team's text."""
+
+    recipe: Literal["continued_pretraining"] = "continued_pretraining"
+    """Which recipe this is."""
+    initialize: Literal["base_model", "champion"] = "base_model"
+    """Start from the base model's weights, or from those of the model that serves; the learning
+    rate warms up again."""
+    lora: LoraSettings | None = None
+    """Train low-rank adapters instead of all weights."""
+
+    @property
+    def starts_from(self) -> Literal["base_model", "champion", "random"]:
+        return self.initialize
+
+    @property
+    def adapters(self) -> LoraSettings | None:
+        return self.lora
 
 
-BUDGETS = ("steps", "tokens", "epochs")
-DEFAULT_STEPS = 32
+class PretrainingSettings(TrainingSettings):
+    """Trains random weights in the base model's architecture, with its tokenizer."""
 
-PLACEMENT_FIELDS = (
-    "workers",
-    "replicas",
-    "tensor_parallel",
-    "device_batch_size",
-    "reader_processes",
-    "recompute_activations",
-    "compile",
-    "checkpoint_every_steps",
-    "checkpoint_every_minutes",
-    "permanent_every_steps",
-    "keep_checkpoints",
-    "save_in_background",
-    "validate_every_steps",
-    "validation_rows",
-    "audit_rows",
-    "profile_steps",
-    "weights_and_biases",
-)
-"""Settings of where and how: two runs that differ only in these make the same artifact."""
+    recipe: Literal["pretraining"]
+    """Which recipe this is."""
+
+    @property
+    def starts_from(self) -> Literal["base_model", "champion", "random"]:
+        return "random"
+
+
+def _recipe_of(values: Any) -> Any:
+    default = ContinuedPretrainingSettings.model_fields["recipe"].default
+    if isinstance(values, dict):
+        return values.get("recipe", default)
+    return getattr(values, "recipe", None)
+
+
+RecipeSettings = Annotated[
+    Annotated[ContinuedPretrainingSettings, Tag("continued_pretraining")]
+    | Annotated[PretrainingSettings, Tag("pretraining")],
+    Discriminator(
+        _recipe_of,
+        custom_error_type="unknown_recipe",
+        custom_error_message="recipe has to be continued_pretraining or pretraining",
+    ),
+]
+"""The settings of one training recipe; `recipe` says which."""
+
+RECIPES = ("continued_pretraining", "pretraining")
+_ADAPTER: TypeAdapter[RecipeSettings] = TypeAdapter(RecipeSettings)
+
+
+def training_settings(values: dict[str, Any]) -> RecipeSettings:
+    """Validate training settings of any recipe; raises pydantic's ValidationError."""
+    return _ADAPTER.validate_python(values)

@@ -6,14 +6,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from fsspec.implementations.local import LocalFileSystem
+from pydantic import BaseModel, ConfigDict
 
-from artifacts.errors import UserError
-from artifacts.shards import ShardStats
-from recipes.settings import TrainingSettings
-
-INTERRUPTED_EXIT_CODE = 75
-"""A checkpoint was saved; start the same command again (EX_TEMPFAIL)."""
+from artifacts.shards.shard_set import ShardStats
+from artifacts.storage.atomic import write_atomically
+from recipes.sections import Precision
+from recipes.settings import RecipeSettings
 
 SECONDS_TO_SAVE = 300
 """How long a worker that was asked to end may take over its checkpoint."""
@@ -41,7 +40,10 @@ class TrainingSpec(BaseModel):
     """Where checkpoints go: a folder or a URL such as `gs://…`; absent: into the run folder."""
     export_folder: str
     """The trained model as a Hugging Face folder; written when the run is complete."""
-    training: TrainingSettings
+    training: RecipeSettings
+    seen: str | None = None
+    """What the model that training starts from was trained on (`recipes.data.seen`), where it is
+    known."""
     inputs: dict[str, str] = {}
     """Input name to fingerprint, to refuse a run folder that was made from others."""
 
@@ -49,6 +51,11 @@ class TrainingSpec(BaseModel):
         """Write the spec as JSON."""
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(self.model_dump_json(indent=2))
+
+    def with_precision(self, precision: Precision) -> "TrainingSpec":
+        """The spec with `precision: auto` resolved."""
+        training = self.training.model_copy(update={"precision": precision})
+        return self.model_copy(update={"training": training})
 
     def content(self) -> dict[str, Any]:
         """What must not differ between two starts of one run."""
@@ -67,31 +74,29 @@ class TrainingResult(BaseModel):
     """Rows read, over all steps."""
     samples_replayed: int = 0
     """How many of them were general text, replayed against forgetting."""
+    coverage: float
+    """Share of the train split's tokens that the lineage has now seen."""
+    tokens_seen_before: int
+    """Of this run's tokens, those that the lineage had seen."""
     validation_bits_per_byte: dict[str, float]
     """`start`, `end` and `best` (of the steps validated after the first)."""
     best_step: int
     """The step of the best validation; its weights are in `best/` unless it is the last one."""
     tokens_per_second: float
-    """Median over the steps of the last start, padding excluded."""
-    final_loss: float
+    """Median over the last steps, padding excluded."""
+    final_loss: float | None
+    """Of the last step that was not skipped; None where all were."""
     skipped_steps: int
     precision: str
     workers: int
     parameters: int
     metrics_path: str
-    """`metrics.jsonl`: one JSON object a step."""
+    """`metrics.jsonl`: one JSON object per step."""
 
-
-def read_spec(path: Path) -> TrainingSpec:
-    """Read a spec; raises UserError naming the file and the first fault."""
-    try:
-        return TrainingSpec.model_validate_json(path.read_text())
-    except FileNotFoundError:
-        raise UserError(f"There is no training spec at {path}.") from None
-    except ValidationError as error:
-        fault = error.errors()[0]
-        key = ".".join(map(str, fault["loc"]))
-        raise UserError(f"{path}: `{key}`: {fault['msg']}.") from None
+    def write(self, run_folder: Path) -> None:
+        """Write `result.json`, which says that the run is finished."""
+        content = self.model_dump_json(indent=2).encode()
+        write_atomically(LocalFileSystem(), str(run_folder / RESULT_NAME), content)
 
 
 def read_result(run_folder: Path) -> TrainingResult | None:
@@ -110,16 +115,8 @@ def read_metrics(run_folder: Path) -> list[dict[str, Any]]:
 
 
 def command(spec_path: Path, workers: int) -> list[str]:
-    """The command line that trains; it ends with the process that starts it."""
-    return [
-        sys.executable,
-        "-m",
-        "recipes.launch",
-        "--standalone",
-        f"--shutdown-timeout={SECONDS_TO_SAVE}",
-        f"--nproc-per-node={workers}",
-        "-m",
-        "recipes.continued_pretraining",
-        "--spec",
-        os.fspath(spec_path),
-    ]
+    """The command line that trains with some workers on this machine; one needs no launcher."""
+    program = ["-m", "recipes.continued_pretraining", "--spec", os.fspath(spec_path)]
+    if workers == 1:
+        return [sys.executable, *program]
+    return [sys.executable, "-m", "recipes.launcher.local", f"--workers={workers}", "--", *program]

@@ -29,11 +29,8 @@ line = f"import sys; sys.path.insert(0, {os.getcwd()!r})\n"
 (Path(sysconfig.get_path("purelib")) / "00_llm_assets.pth").write_text(line)
 EOF
 
-# Spark starts a second sooner with its Java classes in one file; without it, it starts all the same.
-"$venv/bin/python" -m spark_jobs.java_archive >/dev/null 2>&1 &
 # All processors compile the modules, of which pip uses one; those meant for other Pythons fail.
 "$venv/bin/python" -m compileall -q -j 0 "$venv/lib" >/dev/null 2>&1 || true
-wait
 
 # By these two `dagster asset materialize` finds the definitions and the history.
 activate="$venv/bin/activate"

@@ -1,21 +1,19 @@
-"""Moves traffic from one version to another, and back when the new one disappoints.
+"""Moves traffic from one version to another, and back when the new one does badly.
 
 One piece of logic for every place that serves; what the place is like stands behind `Traffic`.
 """
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import median
 from time import monotonic
 from typing import Protocol
 
 from artifacts.errors import UserError
+from artifacts.progress import Report
 from serving.settings import RolloutSettings
 
 WATCH_SECONDS = 0.1
-
-Report = Callable[[str], None]
 
 
 class RolledBack(Exception):
@@ -26,8 +24,8 @@ class RolloutFailed(UserError):
     """The wanted version was taken back; the one before still serves."""
 
 
-class Disappointing(Exception):
-    """The new version did not start, did not write, or did badly on its share."""
+class CanaryFailed(Exception):
+    """The new version did not start, did not generate, or did badly on its share."""
 
 
 @dataclass
@@ -59,35 +57,35 @@ class Traffic(Protocol):
         ...
 
     async def start(self) -> bool:
-        """Bring the new version up without traffic, and let it write a little.
+        """Bring the new version up without traffic, and let it generate a little.
 
         Returns:
             Whether another version has traffic.
 
         Raises:
-            Disappointing, UserError: it did not start, or wrote nothing.
+            CanaryFailed, UserError: it did not start, or generated nothing.
         """
         ...
 
     async def set_share(self, share: float) -> None:
-        """Give the new version a share, 0 to 1, and the old ones the rest; count anew."""
+        """Give the new version a share, 0 to 1, and the old ones the rest; count from zero."""
         ...
 
-    async def look(self) -> tuple[Seen, Seen]:
-        """What was seen of the new version and of the old ones; raises Disappointing if it died."""
+    async def observe(self) -> tuple[Seen, Seen]:
+        """What was seen of the new version and of the old ones; raises CanaryFailed if it died."""
         ...
 
-    async def keep_new(self) -> None:
+    async def promote(self) -> None:
         """Remove the old versions once their last answers are given."""
         ...
 
-    async def keep_old(self) -> None:
+    async def roll_back(self) -> None:
         """Give the old versions everything back, and remove the new one."""
         ...
 
 
 async def roll_out(
-    traffic: Traffic, settings: RolloutSettings, patience: float, report: Report
+    traffic: Traffic, settings: RolloutSettings, request_seconds: float, report: Report
 ) -> None:
     """Start a version beside the one that serves, give it traffic in steps, and retire the old one.
 
@@ -95,7 +93,7 @@ async def roll_out(
     traffic is on versions that are whole.
 
     Args:
-        patience: seconds that one request may take.
+        request_seconds: seconds that one request may take.
 
     Raises:
         RolledBack: the new version could not be loaded, failed its probe, or made too many errors
@@ -105,48 +103,69 @@ async def roll_out(
         report(f"loading version {traffic.version}")
         beside = await traffic.start()
         for share in settings.steps if beside else ():
-            await _watch_step(traffic, share, settings, patience, report)
-    except (UserError, Disappointing, TimeoutError) as error:
-        await traffic.keep_old()
+            await _watch_step(traffic, share, settings, request_seconds, report)
+    except (UserError, CanaryFailed, TimeoutError) as error:
+        await traffic.roll_back()
         raise RolledBack(str(error)) from error
+    except Exception:
+        # Whatever went wrong here, the old version can serve.
+        await traffic.roll_back()
+        raise
     await traffic.set_share(1.0)
     report(f"version {traffic.version} has all the traffic")
-    await traffic.keep_new()
+    await traffic.promote()
 
 
 async def _watch_step(
-    traffic: Traffic, share: float, settings: RolloutSettings, patience: float, report: Report
+    traffic: Traffic,
+    share: float,
+    settings: RolloutSettings,
+    request_seconds: float,
+    report: Report,
 ) -> None:
-    """Give a version a share of the traffic and look at how it goes.
+    """Give a version a share of the traffic and watch how it goes.
 
-    The step lasts until enough requests were answered to judge by, if any came; at the longest, as
-    much longer as one request may take. A version that has answered none of them by then is out.
+    The step lasts until enough requests were answered to compare, if any came; at the longest, as
+    much longer as one request may take. A version that has failed at least as often as it answered
+    by then is out.
     """
     report(f"version {traffic.version} gets {share:.0%} of the traffic")
     await traffic.set_share(share)
     started = monotonic()
     while True:
         await asyncio.sleep(WATCH_SECONDS)
-        new, old = await traffic.look()
-        judge(new, old, settings)
+        new, old = await traffic.observe()
+        check(new, old, settings)
         seconds = monotonic() - started
         enough = all(
             side.answered >= settings.min_requests or not side.requests for side in (new, old)
         )
         if seconds >= settings.step_seconds and enough:
             return
-        if seconds > settings.step_seconds + patience:
-            if new.requests and not new.answered:
-                raise Disappointing(f"it answered none of {new.requests} requests")
+        if seconds > settings.step_seconds + request_seconds:
+            if new.requests and new.answered <= new.failed:
+                raise CanaryFailed(f"it answered {new.answered} of {new.requests} requests")
             return
 
 
-def judge(new: Seen, old: Seen, settings: RolloutSettings) -> None:
-    """Raise Disappointing where a version fails too often or is too slow beside the old ones."""
+def check(new: Seen, old: Seen, settings: RolloutSettings) -> None:
+    """Raise CanaryFailed where a version fails too often or is too slow beside the old ones.
+
+    Errors count from `min_requests` on, and only as far as they exceed the old versions' share:
+    what troubles both is not the new version's fault.
+    """
     requests = new.answered + new.failed
-    if requests and new.failed / requests > settings.max_errors:
-        raise Disappointing(f"{new.failed} of {requests} requests failed on it")
+    excess = _error_rate(new) - _error_rate(old)
+    if requests >= settings.min_requests and excess > settings.max_errors:
+        raise CanaryFailed(
+            f"{new.failed} of {requests} requests failed on it, and {old.failed} of "
+            f"{old.answered + old.failed} on the version before"
+        )
     if min(len(old.seconds), len(new.seconds)) >= settings.min_requests:
         slowdown = median(new.seconds) / median(old.seconds)
         if slowdown > settings.max_slowdown:
-            raise Disappointing(f"it is {slowdown:.1f} times as slow as the version before")
+            raise CanaryFailed(f"it is {slowdown:.1f} times as slow as the version before")
+
+
+def _error_rate(seen: Seen) -> float:
+    return seen.failed / max(seen.answered + seen.failed, 1)

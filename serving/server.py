@@ -10,14 +10,14 @@ from pathlib import Path
 import uvicorn
 
 from artifacts.errors import UserError
-from artifacts.holder import process_started
-from serving.address import bearer_token, listen
-from serving.engine_process import EngineProcess
-from serving.engine_traffic import EngineTraffic
-from serving.front import Front, build_app
-from serving.gateway import Gateway
+from artifacts.leases.holder import process_started
+from serving.api.address import bearer_token, listen
+from serving.api.admission import MAX_HEADER_BYTES, limited_protocol
+from serving.api.app import Front, build_app
+from serving.api.dispatcher import Gateway
+from serving.api.router import Router
+from serving.engine.process import EngineProcess
 from serving.rollout import RolledBack, roll_out
-from serving.router import Router
 from serving.state import (
     Desired,
     Outcome,
@@ -27,6 +27,7 @@ from serving.state import (
     Status,
 )
 from serving.telemetry import Metrics, log
+from serving.traffic import EngineTraffic
 
 SHUTDOWN_SECONDS = 10
 
@@ -55,6 +56,9 @@ class Server:
                 log_level="warning",
                 access_log=False,
                 lifespan="off",
+                http=limited_protocol(self._desired.settings),
+                ws="none",
+                h11_max_incomplete_event_size=MAX_HEADER_BYTES,
                 timeout_keep_alive=30,
                 timeout_graceful_shutdown=SHUTDOWN_SECONDS,
                 server_header=False,
@@ -124,9 +128,9 @@ class Server:
         self._phase = "rolling_out" if self._router.routes else "starting"
         self._write_status()
         traffic = EngineTraffic(self._router, engine, wanted.settings)
-        patience = wanted.settings.request_timeout
+        seconds = wanted.settings.request_timeout
         try:
-            await roll_out(traffic, wanted.settings.rollout, patience, self._report)
+            await roll_out(traffic, wanted.settings.rollout, seconds, self._report)
         except RolledBack as error:
             return str(error)
         except Exception as error:

@@ -15,11 +15,11 @@ class RolloutSettings(Settings):
     step_seconds: float = Field(default=2.0, ge=0)
     """How long each share is watched."""
     max_errors: float = Field(default=0.02, ge=0, le=1)
-    """Share of failed requests above which the old version gets everything back."""
+    """Share of failed requests, beyond the old version's, above which it gets everything back."""
     max_slowdown: float = Field(default=3.0, gt=1)
     """Median seconds for a token, as a multiple of the old version's, above which it does, too."""
     min_requests: int = Field(default=5, ge=1)
-    """Fewest requests in a step to compare the speed on."""
+    """Fewest requests in a step to compare errors and speed on."""
     probe: str = "The"
     """Prompt that a new version must continue before it gets any traffic."""
 
@@ -40,7 +40,15 @@ class EndpointSettings(Settings):
     max_body_bytes: int = Field(default=256 * 1024, ge=1_024)
     """Largest request body in bytes."""
     max_waiting: int = Field(default=64, ge=1)
-    """Requests in work at once; the next one is told 429 with Retry-After."""
+    """Requests in flight at once; the next one is told 429 with Retry-After."""
+    max_connections: int = Field(default=512, ge=1)
+    """Open connections; one more is told 503 and closed."""
+    header_timeout: float = Field(default=10.0, gt=0)
+    """Seconds of silence, or of an incomplete header, after which a connection is closed."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names beside loopback's by which clients may call an endpoint that listens on loopback."""
+    allowed_origins: tuple[str, ...] = ()
+    """Origins of web pages that may use the endpoint (CORS); none by default."""
     request_timeout: float = Field(default=120.0, gt=0)
     """Seconds after which an unfinished answer is given up."""
     body_timeout: float = Field(default=10.0, gt=0)
@@ -50,7 +58,7 @@ class EndpointSettings(Settings):
     start_timeout: float = Field(default=180.0, gt=0)
     """Seconds that an engine may take to load its model."""
     cache_tokens: int = Field(default=16_384, ge=512)
-    """Tokens of all requests in work whose keys and values an engine keeps; more wait."""
+    """Tokens of all requests in flight whose keys and values an engine keeps; more wait."""
     rollout: RolloutSettings = RolloutSettings()
     """How a new version takes over from the old one."""
     log_prompts: bool = False

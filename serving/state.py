@@ -13,8 +13,8 @@ from typing import Literal, TypeVar
 from fsspec.implementations.local import LocalFileSystem
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from artifacts.atomic import write_atomically
-from artifacts.holder import process_started
+from artifacts.leases.holder import process_started
+from artifacts.storage.atomic import write_atomically
 from serving.settings import EndpointSettings
 
 Phase = Literal["starting", "serving", "rolling_out", "failed", "stopped"]
@@ -27,6 +27,8 @@ class Desired(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
     model_folder: Path
+    name: str = "default"
+    """Of the model, whatever its version: what clients ask for."""
     version: str
     fingerprint: str
     settings: EndpointSettings
@@ -50,7 +52,7 @@ class RouteStatus(BaseModel):
     """Of the traffic, 0 to 1."""
     engine_pid: int | None
     engine_port: int | None
-    """On loopback, for the front alone."""
+    """On loopback, for the API server alone."""
     ready: bool
     restarts: int
 
@@ -74,7 +76,7 @@ class Status(BaseModel):
 
     pid: int
     process_started: str | None
-    """Of the front (`artifacts.holder`): a pid alone may be somebody else's by now."""
+    """Of the front (`artifacts.leases.holder`): a pid alone may be somebody else's by now."""
     host: str
     port: int
     settings: EndpointSettings

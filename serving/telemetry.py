@@ -12,10 +12,10 @@ BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
 
 class Metrics:
-    """Counts requests by route, status and version; tokens; durations; what is in work."""
+    """Counts requests by route, status and version; tokens; durations; what is in flight."""
 
     def __init__(self) -> None:
-        self.in_work = 0
+        self.in_flight = 0
         self._lock = threading.Lock()
         self._requests: dict[tuple[str, int, str], int] = defaultdict(int)
         self._tokens: dict[tuple[str, str], int] = defaultdict(int)
@@ -54,8 +54,8 @@ class Metrics:
             for path in sorted(self._durations):
                 lines += self._histogram(path)
         lines += [
-            "# TYPE serving_requests_in_work gauge",
-            f"serving_requests_in_work {self.in_work}",
+            "# TYPE serving_requests_in_flight gauge",
+            f"serving_requests_in_flight {self.in_flight}",
         ]
         # Two engines may serve one version while the second takes over: a label stands once.
         versions = list(dict.fromkeys(engine[0] for engine in engines))

@@ -8,11 +8,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from artifacts.errors import UserError
-from artifacts.occurrences import Occurrence, find_occurrences
-from artifacts.shards import ShardStats
-from spark_jobs.judge import DUPLICATE_SCHEMA, DUPLICATES_NAME
-from spark_jobs.parquet import find_parts
-from spark_jobs.token_parts import REMOVED_NAME
+from artifacts.shards.occurrences import Occurrence, find_occurrences
+from artifacts.shards.shard_set import ShardStats
+from spark_jobs.clean.duplicates import DUPLICATE_SCHEMA, DUPLICATES_NAME
+from spark_jobs.runtime.parquet import find_parts
+from spark_jobs.tokenize.documents import REMOVED_NAME
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Merged:
     id: str
     reason: str
     similarity: float
-    neighbour: str
+    neighbor: str
     """The document that it was found to be a copy of: the survivor, or another of the cluster."""
 
 
@@ -46,7 +46,7 @@ class DocumentStory:
         for copy in self.merged:
             lines.append(
                 f"  {copy.id} was dropped ({copy.reason}, similarity {copy.similarity:.2f} to "
-                f"{copy.neighbour})"
+                f"{copy.neighbor})"
             )
         for found in self.occurrences:
             rows = ", ".join(map(str, found.rows))
@@ -82,7 +82,7 @@ def explain_document(
     cluster = own[0]["cluster"] if own else _cluster_of(clean_corpus, identifier)
     members = duplicates.filter(pc.equal(duplicates["survivor"], survivor)).to_pylist()
     merged = [
-        Merged(row["id"], row["reason"], row["similarity"], row["neighbour"]) for row in members
+        Merged(row["id"], row["reason"], row["similarity"], row["neighbor"]) for row in members
     ]
     occurrences: list[Occurrence] = []
     overlap = None

@@ -26,11 +26,41 @@ QualityFilter = Literal["gopher_quality", "gopher_repetition", "c4", "fineweb"]
 class DecontaminationSettings(Settings):
     """How text that evaluation uses is kept out of training."""
 
-    run_words: int = Field(default=13, ge=5)
-    """Words in a run; 13 in a row hardly ever agree by chance."""
+    ngram_size: int = Field(default=13, ge=5)
+    """Words in an n-gram; 13 in a row hardly ever agree by chance."""
     maximum_overlap: float = Field(default=0.5, ge=0, le=1)
-    """Share of a document's runs that may stand in judging text, and of one judging text's in it;
+    """Share of a document's n-grams that may stand in evaluation text, or of one such text's in it;
     0.5, since below it is mostly set phrases and parameter lists."""
+
+
+class SplitSettings(Settings):
+    """How new text is divided. What was in a split before stays in it, whatever changes here."""
+
+    validation: float = Field(default=0.05, gt=0, lt=1)
+    """Share of the duplicate clusters that training may look at to choose; 5 % is some hundred
+    documents of a 10 MB text."""
+    held_out: float = Field(default=0.05, gt=0, lt=1)
+    """Share that only the gate looks at."""
+    seed: int = 0
+    """Draws which new duplicate clusters are held out."""
+    sources: dict[str, Literal["train", "validation", "held_out", "replay"]] = Field(
+        default_factory=dict
+    )
+    """Source name to the split of all its text, such as `held_out` for evaluation files of your
+    own, whose near-copies are kept out of training too. `replay` is general text, kept apart for
+    training to replay at `checkpoint.replay_share`; what evaluation text holds of it is left out,
+    to a run of words."""
+
+    @model_validator(mode="after")
+    def _leaves_training_text(self) -> "SplitSettings":
+        if self.validation + self.held_out >= 1:
+            raise ValueError("validation and held_out together leave nothing to train on")
+        return self
+
+    @property
+    def replayed(self) -> list[str]:
+        """The sources to replay."""
+        return [name for name, split in self.sources.items() if split == "replay"]
 
 
 class CleanCorpusSettings(Settings):
@@ -39,9 +69,9 @@ class CleanCorpusSettings(Settings):
     repair_encodings: bool = True
     """Undoes that text was read in a wrong encoding (`cafÃ©`), where lines show it, by ftfy."""
     unicode_form: Literal["NFC", "NFKC"] = "NFC"
-    """Unicode normalisation of the kept text; NFKC also replaces look-alikes such as ligatures."""
+    """Unicode normalization of the kept text; NFKC also replaces look-alikes such as ligatures."""
     minimum_characters: int = Field(default=100, ge=1)
-    """Shorter documents are dropped, in characters after normalising; stubs teach little."""
+    """Shorter documents are dropped, in characters after normalizing; stubs teach little."""
     maximum_characters: int = Field(default=10_000_000, ge=1)
     """Longer documents are dropped, in characters; past ten million it is mostly a data dump."""
     mask_personal_data: bool = False
@@ -52,8 +82,8 @@ class CleanCorpusSettings(Settings):
     """Search for near-copies."""
     decontamination: DecontaminationSettings = DecontaminationSettings()
     """Removal of documents that overlap with the evaluation texts."""
-    split_seed: int = 0
-    """Draws which duplicate clusters are held out; another number draws another held-out set."""
+    split: SplitSettings = SplitSettings()
+    """How new text is divided into training, validation and held-out text."""
     examples_per_reason: int = Field(default=3, ge=0)
     """How many dropped documents are shown for each reason."""
 
@@ -72,22 +102,7 @@ class CleanCorpusSettings(Settings):
 
     def preparation(self) -> dict[str, Any]:
         """What decides how one document is prepared, apart from all others."""
-        return self.model_dump(mode="json", exclude={"examples_per_reason": True})
-
-
-class SplitSettings(Settings):
-    """Shares of the duplicate clusters kept away from training."""
-
-    validation: float = Field(default=0.05, gt=0, lt=1)
-    """Share that training may look at to choose; 5 % is some hundred documents of a 10 MB text."""
-    held_out: float = Field(default=0.05, gt=0, lt=1)
-    """Share that only the gate looks at."""
-
-    @model_validator(mode="after")
-    def _leaves_training_text(self) -> "SplitSettings":
-        if self.validation + self.held_out >= 1:
-            raise ValueError("validation and held_out together leave nothing to train on")
-        return self
+        return self.model_dump(mode="json", exclude={"examples_per_reason", "split"})
 
 
 class SourceMix(Settings):
@@ -110,22 +125,17 @@ class TokenizedShardsSettings(Settings):
 
     sequence_length: int = Field(default=256, ge=16)
     """Tokens in a row, start and end tokens included; 256 keeps a step on two cores short."""
-    split: SplitSettings = SplitSettings()
-    """Shares of validation and held-out text."""
     packing: Literal["concatenate", "best_fit"] = "concatenate"
     """`concatenate` cuts documents at the row's end, without padding; `best_fit` keeps them whole
     where they fit, with a little padding."""
     mixing: dict[str, SourceMix] = Field(default_factory=dict)
     """Source name to how much of it is trained on; sources not named are taken once."""
-    replay: list[str] = Field(default_factory=list)
-    """Sources of general text whose rows are kept apart from all splits, for training to replay at
-    `checkpoint.replay_share`; what evaluation text holds of them is left out, to a run of words."""
     fraction: float = Field(default=1, gt=0, le=1)
     """Share of all training documents that is used, chosen by hash, for trying out on less."""
     decontamination: DecontaminationSettings = DecontaminationSettings()
     """Removal of training documents that overlap with held-out text."""
     start_token: str | None = None
-    """Token put before each document; by default the family's own (see `spark_jobs.tokenizer`)."""
+    """Token put before each document; by default the family's own (see `tokenize.tokenizer`)."""
     end_token: str | None = None
     """Token put after each document; by default the family's own."""
     shard_bytes: int = Field(default=64 * 1024 * 1024, ge=4096, le=1024**3)

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from artifacts.pipelines import Pipeline
-from artifacts.store import Store
+from artifacts.store.pipelines import Pipeline
+from artifacts.store.store import Store
 from tests.tiny import tiny_base_model, tiny_texts
 
 pytest_plugins = ["tests.stand_ins.fixtures", "tests.distribution"]
@@ -67,6 +67,18 @@ class Project:
         """Run `dagster asset materialize --select ...` as a user types it."""
         return self.run("dagster", "asset", "materialize", "--select", select)
 
+    def start(self, *command: str) -> subprocess.Popen[str]:
+        """Start a command as a user types it; its output goes to `output.txt` in the folder."""
+        with (self.folder / "output.txt").open("w") as output:
+            return subprocess.Popen(
+                command,
+                cwd=self.folder,
+                env=self.environment(),
+                stdout=output,
+                stderr=output,
+                text=True,
+            )
+
     def run(self, *command: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             command,
@@ -89,17 +101,17 @@ def make_project(folder: Path, base_model: Path, documents: int = 240) -> Projec
         "raw_corpus": {
             "sources": [{"type": "files", "name": "manual", "path": str(folder / "text")}]
         },
-        "clean_corpus": {"minimum_characters": 40},
-        "tokenized_shards": {
-            "sequence_length": 64,
+        "clean_corpus": {
+            "minimum_characters": 40,
             "split": {"validation": 0.1, "held_out": 0.25},
         },
+        "tokenized_shards": {"sequence_length": 64},
         "base_model": {"folder": str(base_model)},
         "checkpoint": {
-            "steps": 12,
-            "learning_rate": 0.01,
-            "checkpoint_every_steps": 4,
-            "validate_every_steps": 6,
+            "budget": {"steps": 12},
+            "optimizer": {"learning_rate": 0.01},
+            "validation": {"every_steps": 6},
+            "checkpointing": {"every_steps": 4},
         },
         # A model this small forgets its English at once, and nobody would mind.
         "model_version": {"gate": {"general_tolerance": 10.0}},

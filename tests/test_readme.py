@@ -12,7 +12,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from llm_assets.reference import benchmarks_page, settings_page
+from llm_assets.cli.reference import benchmarks_page, settings_page
+from tests.listening import listening_addresses, outside_loopback
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -76,6 +77,8 @@ def test_make_ui_serves_the_graph() -> None:
                 names = {node["assetKey"]["path"][-1] for node in nodes}
             time.sleep(0.5)
         assert {"raw_corpus", "checkpoint", "endpoint"} <= names
+        listened = listening_addresses(interface.pid)
+        assert listened and outside_loopback(listened) == set()
     finally:
         os.killpg(interface.pid, signal.SIGINT)
         try:

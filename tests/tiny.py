@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from artifacts.shards import (
+from artifacts.shards.shard_set import (
     DOCUMENT_SCHEMA,
     SEGMENT,
     SPLITS,
@@ -110,7 +110,7 @@ def tiny_shards(
     sequence_length: int = SEQUENCE_LENGTH,
     shards_per_split: int = 2,
 ) -> ShardStats:
-    """Tokenise, cut into rows and write shards: four fifths train, then validation and held-out."""
+    """Tokenize, cut into rows and write shards: four fifths train, then validation and held-out."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(base_model)
@@ -229,6 +229,8 @@ def _document_table(
             "source": ["manual"] * len(numbers),
             "bytes": [len(texts[number].encode()) for number in numbers],
             "tokens": [len(part) for part in tokens],
+            "text_hash": [f"text-{number}" for number in numbers],
+            "slice": [1] * len(numbers),
         },
         DOCUMENT_SCHEMA,
     )

@@ -1,5 +1,6 @@
 """From source text to packed token rows."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -7,70 +8,107 @@ from typing import Any
 from dagster import AssetExecutionContext, AssetKey, MaterializeResult
 
 import recipes.evaluation
-from artifacts.identity import Identity
-from artifacts.store import Draft
-from llm_assets import figures, held_out
+from artifacts.errors import UserError
+from artifacts.store.identity import Identity
+from artifacts.store.store import Artifact, Draft
+from llm_assets.assets import figures, held_out
 from llm_assets.assets.estimate import training_estimate
 from llm_assets.assets.stage import materialization, stage, table
-from llm_assets.resources.pipeline import PipelineResource
-from llm_assets.resources.spark import SparkRunner
-from llm_assets.resources.training import TrainingRunner
-from llm_assets.sources import snapshot
-from spark_jobs import clean, tokenize
+from llm_assets.pipeline import PipelineResource
+from llm_assets.runners.spark import SparkRunner
+from llm_assets.runners.training import TrainingRunner
+from llm_assets.sources.files.source_file import SourceChanged
+from llm_assets.sources.snapshot import snapshot
+from llm_assets.sources.unread import Unread
+from recipes.model.row_length import check_row_length
+from spark_jobs.clean import job as clean
+from spark_jobs.tokenize import job as tokenize
 
 GROUP = "corpus"
+READINGS = 3
+"""Times that a source which changes while it is read is begun again."""
 GENERAL_ENGLISH = Path(recipes.evaluation.__file__).with_name("general_english.txt")
 """The text that forgetting is measured on; what overlaps with it is not trained on."""
 
 
-@stage(group_name=GROUP, kinds={"python", "parquet"}, code_version=snapshot.CODE_VERSION)
+@stage(
+    group_name=GROUP,
+    kinds={"python", "parquet"},
+    code_version=snapshot.CODE_VERSION,
+    pool="sources",
+)
 def raw_corpus(context: AssetExecutionContext, pipeline: PipelineResource) -> MaterializeResult:
     """A pinned snapshot of the source text, as Parquet rows `(id, text, source, ...)`."""
+    for attempt in range(READINGS):
+        try:
+            return _raw_corpus(context, pipeline)
+        except SourceChanged as error:
+            if attempt == READINGS - 1:
+                raise UserError(
+                    f"Each of {READINGS} times, {error}. Materialize `raw_corpus` when nothing "
+                    "writes there, or point the source at a copy."
+                ) from error
+            context.log.info(f"{error}; reading it again")
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _raw_corpus(context: AssetExecutionContext, pipeline: PipelineResource) -> MaterializeResult:
     settings = pipeline.settings.raw_corpus
+    opened = snapshot.open_sources(settings, context.log.info, pipeline.store.root)
     identity = Identity(
         kind="raw_corpus",
         code_version=snapshot.CODE_VERSION,
         settings=settings.content(),
-        inputs=snapshot.source_fingerprints(settings),
+        inputs=snapshot.fingerprints_of(opened),
     )
 
     def build(draft: Draft) -> None:
-        cache = pipeline.store.machine_folder(f"{pipeline.settings.name}/raw_corpus")
-        draft.stats |= snapshot.write_snapshot(settings, draft.path, context.log.info, cache)
+        draft.stats |= snapshot.write_snapshot(
+            settings, draft.path, context.log.info, pipeline.store.machine_cache, opened
+        )
 
     artifact = pipeline.make(context, identity, build)
-    return materialization(artifact, _corpus_metadata(artifact.stats))
+    for line in _passed_over(artifact.stats):
+        context.log.warning(line)
+    return materialization(artifact, _corpus_metadata(artifact.stats) | _source_metadata(artifact))
 
 
-@stage(deps=[raw_corpus], group_name=GROUP, kinds={"spark"}, code_version=clean.CODE_VERSION)
+@stage(
+    deps=[raw_corpus],
+    group_name=GROUP,
+    kinds={"spark"},
+    code_version=clean.CODE_VERSION,
+    pool="spark",
+)
 def clean_corpus(
     context: AssetExecutionContext, pipeline: PipelineResource, spark: SparkRunner
 ) -> MaterializeResult:
-    """Normalised, filtered and deduplicated text; every document carries its duplicate cluster."""
+    """Normalized, filtered and deduplicated text; every document carries its duplicate cluster."""
     settings = pipeline.settings.clean_corpus
     store = pipeline.store
     raw = pipeline.record.current("raw_corpus", needed_by="clean_corpus")
     general_url, general_digest = held_out.share_text(store, GENERAL_ENGLISH)
-    unpinned = Identity(
+    wanted = Identity(
         kind="clean_corpus",
         code_version=clean.CODE_VERSION,
         settings=settings.content(),
         inputs={"raw_corpus": raw.fingerprint, "general_english": general_digest},
     )
-    pin = held_out.find_pin(pipeline.record, unpinned)
+    earlier = held_out.find_earlier(pipeline.record, wanted)
 
     def build(draft: Draft) -> None:
+        raw.verify()
         spec = clean.CleanSpec(
             raw_corpus=raw.url,
             output=draft.url,
             settings=settings,
-            pinned_held_out=pin.url if pin else None,
+            earlier=store.load("clean_corpus", earlier).url if earlier else None,
             evaluation_texts=[general_url],
-            cache=f"{store.root}/cache/{pipeline.settings.name}/clean_corpus",
+            cache=store.cache,
         )
         draft.stats |= spark.clean(context, spec)
 
-    artifact = pipeline.make(context, held_out.with_pin(unpinned, pin), build)
+    artifact = pipeline.make(context, held_out.with_earlier(wanted, earlier), build)
     return materialization(artifact, _clean_metadata(artifact.stats))
 
 
@@ -79,6 +117,7 @@ def clean_corpus(
     group_name=GROUP,
     kinds={"spark"},
     code_version=tokenize.CODE_VERSION,
+    pool="spark",
 )
 def tokenized_shards(
     context: AssetExecutionContext,
@@ -90,9 +129,12 @@ def tokenized_shards(
     settings = pipeline.settings.tokenized_shards
     clean_text = pipeline.record.current("clean_corpus", needed_by="tokenized_shards")
     base_model = pipeline.record.current("base_model", needed_by="tokenized_shards")
+    config = pipeline.store.read_bytes(f"base_model/{base_model.fingerprint}/config.json")
+    if config is not None:
+        check_row_length(settings.sequence_length, json.loads(config))
     inputs = {"clean_corpus": clean_text.fingerprint, "base_model": base_model.fingerprint}
     evaluation_texts = []
-    if settings.replay:
+    if pipeline.settings.clean_corpus.split.replayed:
         general_url, inputs["general_english"] = held_out.share_text(
             pipeline.store, GENERAL_ENGLISH
         )
@@ -105,13 +147,15 @@ def tokenized_shards(
     )
 
     def build(draft: Draft) -> None:
+        clean_text.verify()
+        base_model.verify()
         spec = tokenize.TokenizeSpec(
             clean_corpus=clean_text.url,
             base_model=base_model.url,
             output=draft.url,
             settings=settings,
             evaluation_texts=evaluation_texts,
-            cache=f"{pipeline.store.root}/cache/{pipeline.settings.name}/tokenized_shards",
+            cache=pipeline.store.cache,
         )
         draft.stats |= spark.tokenize(context, spec)
 
@@ -132,6 +176,28 @@ def _corpus_metadata(stats: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _passed_over(stats: Mapping[str, Any]) -> list[str]:
+    """What was found and is not in the corpus, in words; nothing where there is none."""
+    lines = [f"Set aside: {fault}" for fault in stats["faults"]]
+    if stats["unread"]:
+        lines.insert(0, f"Not read: {Unread(stats['unread'], stats['unread_examples'])}")
+    return lines
+
+
+def _source_metadata(artifact: Artifact) -> dict[str, Any]:
+    stats = artifact.stats
+    examples = stats["unread_examples"]
+    unread = [(kind, count, ", ".join(examples[kind])) for kind, count in stats["unread"].items()]
+    sources = [(name, one["documents"], one["bytes"]) for name, one in stats["sources"].items()]
+    return {
+        "not_read": sum(stats["unread"].values()),
+        "not_read_by_kind": table(["kind", "files", "such as"], unread),
+        "set_aside": table(["document", ""], [(fault, "") for fault in stats["faults"]]),
+        "repeated_ids": stats["repeated_ids"],
+        "sources": table(["source", "documents", "bytes"], sources),
+    }
+
+
 def _clean_metadata(stats: Mapping[str, Any]) -> dict[str, Any]:
     examples = [
         (reason, example["id"], " ".join(example["text"].split()))
@@ -141,7 +207,14 @@ def _clean_metadata(stats: Mapping[str, Any]) -> dict[str, Any]:
     sizes = {int(size): count for size, count in stats["cluster_sizes"].items()}
     lengths = {int(length): count for length, count in stats["length_histogram"].items()}
     return _corpus_metadata(stats) | {
-        "held_out_pinned": stats["pinned"],
+        "splits": table(["split", "documents"], stats["splits"].items()),
+        "arrived": table(
+            ["slice", "held out", "validation", "training"],
+            (
+                (number, *(found.get(split, 0) for split in ("held_out", "validation", "train")))
+                for number, found in stats["slices"].items()
+            ),
+        ),
         "dropped_examples": table(["reason", "document", "begins with"], examples),
         "cluster_sizes": figures.bars(
             "Duplicate clusters by size", "documents in the cluster", "clusters", sizes

@@ -1,10 +1,10 @@
 """What the training will take and cost, said before it starts."""
 
-from artifacts.shards import ShardStats
-from artifacts.store import Artifact
-from llm_assets.resources.training import TrainingRunner
-from recipes.budget import total_steps
+from artifacts.shards.shard_set import ShardStats
+from artifacts.store.store import Artifact
+from llm_assets.runners.training import TrainingRunner
 from recipes.settings import TrainingSettings
+from recipes.training.budget import total_steps
 
 
 def training_estimate(
@@ -12,5 +12,5 @@ def training_estimate(
 ) -> str | None:
     """Such as `checkpoint: about 2.3 h, 9.70 USD`; None where the runner costs nothing."""
     stats = ShardStats.model_validate(shards.stats)
-    rows = total_steps(settings, stats) * settings.global_batch_size
+    rows = total_steps(settings, stats) * settings.budget.global_batch_size
     return training.estimate(rows * stats.sequence_length, base.stats["parameters"])

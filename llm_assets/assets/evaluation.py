@@ -3,21 +3,21 @@
 import pyarrow.parquet as pq
 from dagster import AssetExecutionContext, MaterializeResult
 
-from artifacts.identity import Identity
-from artifacts.shards import ShardStats
-from artifacts.store import Artifact, Draft
+from artifacts.shards.shard_set import ShardStats
+from artifacts.store.identity import Identity
+from artifacts.store.store import Artifact, Draft
 from llm_assets.assets.evaluation_metadata import evaluation_metadata, verdict_metadata
 from llm_assets.assets.model import MODEL_FOLDER, base_model, checkpoint
 from llm_assets.assets.stage import materialization, stage
 from llm_assets.gate.judge import judge
 from llm_assets.gate.settings import CODE_VERSION as GATE_CODE_VERSION
 from llm_assets.gate.verdict import Verdict
-from llm_assets.registry.base import count_judgements
-from llm_assets.registry.incumbent import find_incumbent
-from llm_assets.registry.promotion import enter_base, enter_candidate
-from llm_assets.resources.pipeline import PipelineResource
-from llm_assets.resources.registry import RegistryResource
-from llm_assets.resources.training import TrainingRunner
+from llm_assets.pipeline import PipelineResource
+from llm_assets.registry.integrity import verify_model
+from llm_assets.registry.lineage import lineage, weights_fingerprint
+from llm_assets.registry.records import ModelEntry
+from llm_assets.registry.resource import RegistryResource
+from llm_assets.runners.training import TrainingRunner
 from recipes.evaluation.settings import CODE_VERSION, EvaluationSpec, ModelSource
 
 GROUP = "evaluation"
@@ -30,6 +30,7 @@ SCORES_NAME = "scores.parquet"
     group_name=GROUP,
     kinds={"pytorch"},
     code_version=CODE_VERSION,
+    pool="training",
 )
 def eval_metrics(
     context: AssetExecutionContext,
@@ -43,7 +44,9 @@ def eval_metrics(
     candidate = record.current("checkpoint", needed_by="eval_metrics")
     shards = record.current("tokenized_shards", needed_by="eval_metrics")
     base = record.current("base_model", needed_by="eval_metrics")
-    incumbent = find_incumbent(registry.open(pipeline), candidate.fingerprint, model_source(base))
+    models = registry.open(pipeline)
+    models.register_base(base_entry(base))
+    incumbent = models.state().incumbent_of(model_source(candidate).fingerprint)
     identity = Identity(
         kind="eval_metrics",
         code_version=CODE_VERSION,
@@ -52,21 +55,24 @@ def eval_metrics(
             "checkpoint": candidate.fingerprint,
             "tokenized_shards": shards.fingerprint,
             "base_model": base.fingerprint,
-            "incumbent": incumbent.fingerprint,
+            "incumbent": incumbent.model_fingerprint,
         },
     )
 
     def build(draft: Draft) -> None:
+        for artifact in (shards, base, candidate):
+            artifact.verify()
+        verify_model(record, incumbent.model_url)
         spec = EvaluationSpec(
             base=model_source(base),
             candidate=model_source(candidate),
-            incumbent=incumbent,
+            incumbent=ModelSource(path=incumbent.model_url, fingerprint=incumbent.weights),
             shards=shards.url,
             shard_stats=ShardStats.model_validate(shards.stats),
             shards_fingerprint=shards.fingerprint,
             output=draft.url,
-            cache=f"{pipeline.store.root}/evaluation_cache",
-            settings=settings,
+            cache=pipeline.store.cache,
+            settings=settings.drawn_for(model_source(candidate).fingerprint),
         )
         draft.stats |= training.evaluate(context, spec)
 
@@ -74,7 +80,13 @@ def eval_metrics(
     return materialization(artifact, evaluation_metadata(artifact.stats))
 
 
-@stage(deps=[eval_metrics], group_name=GROUP, kinds={"python"}, code_version=GATE_CODE_VERSION)
+@stage(
+    deps=[eval_metrics],
+    group_name=GROUP,
+    kinds={"python"},
+    code_version=GATE_CODE_VERSION,
+    pool="registry",
+)
 def model_version(
     context: AssetExecutionContext, pipeline: PipelineResource, registry: RegistryResource
 ) -> MaterializeResult:
@@ -82,27 +94,37 @@ def model_version(
     settings = pipeline.settings.model_version
     record = pipeline.record
     evaluation = record.current("eval_metrics", needed_by="model_version")
-    candidate = pipeline.store.load("checkpoint", evaluation.manifest.inputs["checkpoint"])
-    base = pipeline.store.load("base_model", evaluation.manifest.inputs["base_model"])
+    candidate, base = (
+        pipeline.store.load(kind, evaluation.manifest.inputs[kind], needed_by="model_version")
+        for kind in ("checkpoint", "base_model")
+    )
     models = registry.open(pipeline)
-    incumbent = find_incumbent(models, candidate.fingerprint, model_source(base))
+    models.register_base(base_entry(base))
+    source = model_source(candidate)
+    state = models.state()
+    incumbent = state.incumbent_of(source.fingerprint)
+    measured = evaluation.stats["evaluation_fingerprint"]
+    look = state.look_of(source.fingerprint, incumbent.weights, measured)
     identity = Identity(
         kind="model_version",
         code_version=GATE_CODE_VERSION,
-        settings=settings.content(),
-        inputs={"eval_metrics": evaluation.fingerprint, "incumbent": incumbent.fingerprint},
+        settings=settings.content() | {"look": look},
+        inputs={
+            "eval_metrics": evaluation.fingerprint,
+            "incumbent": incumbent.model_fingerprint,
+        },
     )
 
     def build(draft: Draft) -> None:
+        evaluation.verify()
+        candidate.verify()
         verdict = judge(
             pq.read_table(evaluation.path / SCORES_NAME),
             evaluation.stats,
             settings.gate,
-            candidate=candidate.fingerprint,
-            incumbent=incumbent.fingerprint,
-            judged_before=count_judgements(
-                models.versions(), evaluation.stats["evaluation_fingerprint"]
-            ),
+            candidate=source.fingerprint,
+            incumbent=incumbent.weights,
+            look=look,
         )
         (draft.path / VERDICT_NAME).write_text(verdict.model_dump_json(indent=2))
         draft.stats |= {
@@ -112,14 +134,33 @@ def model_version(
 
     artifact = pipeline.make(context, identity, build)
     verdict = Verdict.model_validate_json((artifact.path / VERDICT_NAME).read_text())
-    license_name = settings.license or base.stats["licence"]
-    enter_base(models, base, model_source(base), base.stats["licence"])
-    version = enter_candidate(models, evaluation, model_source(candidate), verdict, license_name)
+    entry = ModelEntry(
+        weights=source.fingerprint,
+        model_fingerprint=candidate.fingerprint,
+        model_url=source.path,
+        license=settings.license or base.stats["license"],
+        lineage=lineage(evaluation),
+        evaluation=evaluation.stats,
+    )
+    version = models.enter(entry, verdict)
     return materialization(artifact, verdict_metadata(version.version, verdict))
 
 
+def base_entry(base: Artifact) -> ModelEntry:
+    """The `base_model` artifact as the registry records it."""
+    return ModelEntry(
+        weights=model_source(base).fingerprint,
+        model_fingerprint=base.fingerprint,
+        model_url=base.url,
+        license=base.stats["license"],
+        lineage=lineage(base),
+    )
+
+
 def model_source(artifact: Artifact) -> ModelSource:
-    """Where the Hugging Face folder of a `checkpoint` or `base_model` artifact is."""
-    is_checkpoint = artifact.manifest.kind == "checkpoint"
-    folder = f"{artifact.url}/{MODEL_FOLDER}" if is_checkpoint else artifact.url
-    return ModelSource(path=folder, fingerprint=artifact.fingerprint)
+    """The Hugging Face folder of a `checkpoint` or `base_model`, known by its weights."""
+    folder = f"{MODEL_FOLDER}/" if artifact.manifest.kind == "checkpoint" else ""
+    return ModelSource(
+        path=f"{artifact.url}/{folder}".rstrip("/"),
+        fingerprint=weights_fingerprint(artifact, folder),
+    )

@@ -3,12 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
-from llm_assets import figures
+from llm_assets.assets import figures
 from llm_assets.assets.stage import table
 from llm_assets.gate.verdict import Verdict
 
 ROLES = ("base", "incumbent", "candidate")
 Figure = Mapping[str, float | None]
+UNMEASURED: Figure = {"value": None}
 
 
 def evaluation_metadata(stats: Mapping[str, Any]) -> dict[str, Any]:
@@ -20,10 +21,12 @@ def evaluation_metadata(stats: Mapping[str, Any]) -> dict[str, Any]:
     ]
     held_out, general = metrics["held_out_bits_per_byte"], metrics["general_bits_per_byte"]
     plotted = {
-        "held_out_bits_per_byte": held_out["candidate"]["value"],
-        "general_bits_per_byte": general["candidate"]["value"],
+        "held_out_bits_per_byte": held_out.get("candidate", UNMEASURED)["value"],
+        "general_bits_per_byte": general.get("candidate", UNMEASURED)["value"],
     }
-    before, after = (number(held_out[role]["value"]) for role in ("base", "candidate"))
+    before, after = (
+        number(held_out.get(role, UNMEASURED)["value"]) for role in ("base", "candidate")
+    )
     return {
         "summary": f"{before} -> {after} bits per byte on held-out text",
         "evaluation_fingerprint": stats["evaluation_fingerprint"],
@@ -49,7 +52,7 @@ def verdict_metadata(version: int, verdict: Verdict) -> dict[str, Any]:
         "version": version,
         "promoted": verdict.promoted,
         "reasons": verdict.summary,
-        "judged_before": verdict.judged_before,
+        "judgements_so_far": verdict.look,
         "comparisons": table(
             ["text", "against", "difference", "low", "high", "independent documents"], rows
         ),

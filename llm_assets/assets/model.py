@@ -6,24 +6,27 @@ from dagster import AssetExecutionContext, Config, MaterializeResult
 from pydantic import Field, ValidationError
 
 from artifacts.errors import UserError
-from artifacts.identity import Identity
-from artifacts.shards import ShardStats
-from artifacts.store import Artifact, Draft
-from llm_assets import figures
+from artifacts.shards.shard_set import ShardStats
+from artifacts.store.identity import Identity
+from artifacts.store.store import Artifact, Draft, layout
+from llm_assets.assets import figures
 from llm_assets.assets.corpus import tokenized_shards
 from llm_assets.assets.estimate import training_estimate
 from llm_assets.assets.stage import materialization, stage
-from llm_assets.registry.start import find_start, with_start
-from llm_assets.resources.pipeline import PipelineResource
-from llm_assets.resources.registry import RegistryResource
-from llm_assets.resources.training import TrainingRunner
-from recipes import base_model as base_model_recipe
+from llm_assets.pipeline import PipelineResource
+from llm_assets.registry.integrity import verify_model
+from llm_assets.registry.resource import RegistryResource
+from llm_assets.registry.start import find_seen, find_start, with_start
+from llm_assets.runners.training import TrainingRunner
+from recipes.data.seen import SEEN_NAME
 from recipes.evaluation.settings import ModelSource
+from recipes.model import base_model as base_model_recipe
+from recipes.sections import BUDGETS
 from recipes.settings import (
     BASE_MODEL_CODE_VERSION,
-    BUDGETS,
     CHECKPOINT_CODE_VERSION,
-    TrainingSettings,
+    RecipeSettings,
+    training_settings,
 )
 from recipes.spec import METRICS_NAME, TrainingSpec, read_metrics
 
@@ -39,16 +42,20 @@ class CheckpointOverrides(Config):
     learning_rate: float | None = Field(default=None, description="Peak learning rate.")
     seed: int | None = Field(default=None, description="Decides the order of the data.")
 
-    def apply(self, settings: TrainingSettings) -> TrainingSettings:
+    def apply(self, settings: RecipeSettings) -> RecipeSettings:
         """The settings with the given changes; raises UserError on a bad one.
 
         Steps given here take the place of whatever budget the pipeline file has.
         """
-        changes = {key: value for key, value in self.model_dump().items() if value is not None}
+        values = settings.model_dump()
         if self.steps is not None:
-            changes = dict.fromkeys(BUDGETS) | changes
+            values["budget"] |= dict.fromkeys(BUDGETS) | {"steps": self.steps}
+        if self.learning_rate is not None:
+            values["optimizer"]["learning_rate"] = self.learning_rate
+        if self.seed is not None:
+            values["seed"] = self.seed
         try:
-            return TrainingSettings.model_validate(settings.model_dump() | changes)
+            return training_settings(values)
         except ValidationError as error:
             faults = "; ".join(f"{fault['loc'][-1]}: {fault['msg']}" for fault in error.errors())
             raise UserError(f"The changes to `checkpoint` are wrong: {faults}") from None
@@ -78,6 +85,7 @@ def base_model(context: AssetExecutionContext, pipeline: PipelineResource) -> Ma
     group_name=GROUP,
     kinds={"pytorch"},
     code_version=CHECKPOINT_CODE_VERSION,
+    pool="training",
 )
 def checkpoint(
     context: AssetExecutionContext,
@@ -87,7 +95,7 @@ def checkpoint(
     registry: RegistryResource,
 ) -> MaterializeResult:
     """The trained model: resumable state under `runs/`, and an exported Hugging Face folder."""
-    settings = config.apply(pipeline.settings.checkpoint)
+    settings = training.resolve(config.apply(pipeline.settings.checkpoint))
     shards = pipeline.record.current("tokenized_shards", needed_by="checkpoint")
     base = pipeline.record.current("base_model", needed_by="checkpoint")
     identity = Identity(
@@ -97,28 +105,31 @@ def checkpoint(
         inputs={"tokenized_shards": shards.fingerprint, "base_model": base.fingerprint},
     )
     start = ModelSource(path=base.url, fingerprint=base.fingerprint)
-    if settings.initialise == "champion":
+    if settings.starts_from == "champion":
         start = find_start(pipeline.record, registry.open(pipeline), identity, start)
         identity = with_start(identity, start)
 
     def build(draft: Draft) -> None:
         run_id = identity.fingerprint
-        shards.verify(checksums=pipeline.store.is_local)
+        shards.verify()
+        verify_model(pipeline.record, start.path)
         spec = TrainingSpec(
             run_id=run_id,
             shards_folder=shards.url,
             shards=ShardStats.model_validate(shards.stats),
             base_model_folder=start.path,
-            run_folder=f"{pipeline.store.root}/runs/{run_id}",
+            run_folder=f"{pipeline.store.root}/{layout.run(run_id)}",
             export_folder=f"{draft.url}/{MODEL_FOLDER}",
             training=settings,
+            seen=find_seen(start),
             inputs=identity.inputs,
         )
         if estimate := training_estimate(training, settings, shards, base):
             context.log.info(f"Expected for {estimate}")
         draft.stats |= training.train(context, spec).model_dump()
-        metrics = pipeline.store.read_bytes(f"runs/{run_id}/{METRICS_NAME}")
-        (draft.path / METRICS_NAME).write_bytes(metrics or b"")
+        for name in (METRICS_NAME, SEEN_NAME):
+            content = pipeline.store.read_bytes(f"{layout.run(run_id)}/{name}")
+            (draft.path / name).write_bytes(content or b"")
 
     artifact = pipeline.make(context, identity, build)
     return materialization(artifact, _checkpoint_metadata(artifact))
@@ -130,7 +141,10 @@ def _checkpoint_metadata(artifact: Artifact) -> dict[str, Any]:
     before, after = (stats["validation_bits_per_byte"][end] for end in ("start", "end"))
     return {
         "summary": f"{stats['steps']} steps, {before:.4f} -> {after:.4f} bits per byte on "
-        "validation text",
+        f"validation text; this model and those before it were trained on {stats['coverage']:.1%} "
+        "of the training text",
+        "coverage": stats["coverage"],
+        "tokens_seen_before": stats["tokens_seen_before"],
         "steps": stats["steps"],
         "tokens_seen": stats["tokens_seen"],
         "final_loss": stats["final_loss"],
@@ -138,5 +152,5 @@ def _checkpoint_metadata(artifact: Artifact) -> dict[str, Any]:
         "validation_bits_per_byte": after,
         "validation_bits_per_byte_before": before,
         "loss_curve": figures.curve("Training loss", "step", "loss", {"loss": losses}),
-        "run_folder": f"runs/{artifact.fingerprint}",
+        "run_folder": layout.run(artifact.fingerprint),
     }

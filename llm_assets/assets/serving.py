@@ -2,33 +2,36 @@
 
 from dagster import AssetExecutionContext, DataVersion, MaterializeResult, MetadataValue
 
-from artifacts.errors import MissingArtifact
 from llm_assets.assets.evaluation import model_version
 from llm_assets.assets.stage import stage
-from llm_assets.resources.pipeline import PipelineResource
-from llm_assets.resources.registry import RegistryResource
-from llm_assets.resources.serving import ServingPlatform
+from llm_assets.endpoint.base import ServingPlatform
+from llm_assets.endpoint.follow import serve_wanted
+from llm_assets.pipeline import PipelineResource
+from llm_assets.registry.resource import RegistryResource
 
 GROUP = "serving"
 CODE_VERSION = "1"
 
 
-@stage(deps=[model_version], group_name=GROUP, kinds={"fastapi"}, code_version=CODE_VERSION)
+@stage(
+    deps=[model_version],
+    group_name=GROUP,
+    kinds={"fastapi"},
+    code_version=CODE_VERSION,
+    pool="registry",
+)
 def endpoint(
     context: AssetExecutionContext,
     pipeline: PipelineResource,
     registry: RegistryResource,
     serving: ServingPlatform,
 ) -> MaterializeResult:
-    """The registry's champion, answering requests; a rejected candidate leaves it as it was."""
+    """The wanted version, answering requests; a rejected candidate leaves it as it was."""
     judged = pipeline.record.current("model_version", needed_by="endpoint")
-    champion = registry.open(pipeline).find("champion")
-    if champion is None:
-        raise MissingArtifact(
-            "The registry names no champion to serve. Materialize the model again: "
-            'dagster asset materialize --select "model_version"'
-        )
-    served = serving.serve(pipeline.settings, champion, context.log.info)
+    models = registry.open(pipeline)
+    champion, served = serve_wanted(
+        models, serving, pipeline.settings, pipeline.record, context.log.info
+    )
     kept = "" if judged.stats["promoted"] else "; the candidate was rejected and does not serve"
     return MaterializeResult(
         data_version=DataVersion(champion.model_fingerprint),

@@ -1,6 +1,8 @@
 """What every asset of the graph has in common."""
 
 import functools
+import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -15,12 +17,16 @@ from dagster import (
     asset,
 )
 
-from artifacts.errors import UserError
-from artifacts.store import Artifact
+from artifacts.reasons import reason_of
+from artifacts.shown import shown_in_line
+from artifacts.store.store import Artifact
+
+_MARKDOWN = re.compile(r"[\\`*\[\]|!#~]|(?<!\w)_|_(?!\w)")
+"""Characters by which Markdown formats, links or ends a cell; not the `_` within a name."""
 
 
 def stage(**asset_arguments: Any) -> Callable[[Callable[..., Any]], AssetsDefinition]:
-    """`dagster.asset` whose user faults end the step with their message alone."""
+    """`dagster.asset` whose foreseeable faults end the step with their message alone."""
 
     def decorate(function: Callable[..., Any]) -> AssetsDefinition:
         @functools.wraps(function)
@@ -35,11 +41,20 @@ def stage(**asset_arguments: Any) -> Callable[[Callable[..., Any]], AssetsDefini
 
 @contextmanager
 def user_faults() -> Iterator[None]:
-    """Turn a user's mistake into a Dagster failure with a clear message, never retried."""
+    """Turn what has a known reason into a Dagster failure that says it, never retried.
+
+    Such a failure carries no stack trace: it would bury the message, which has what to do. What is
+    not known keeps its trace.
+    """
+    vars(sys).pop("tracebacklimit", None)
     try:
         yield
-    except UserError as error:
-        raise Failure(description=str(error), allow_retries=False) from None
+    except Exception as error:
+        reason = reason_of(error)
+        if reason is None:
+            raise
+        sys.tracebacklimit = 0
+        raise Failure(description=reason, allow_retries=False) from None
 
 
 def materialization(artifact: Artifact, metadata: Mapping[str, Any]) -> MaterializeResult:
@@ -60,4 +75,9 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> MarkdownMeta
 def _cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4f}"
-    return f"{value:,}" if isinstance(value, int) else str(value).replace("|", "\\|")
+    return f"{value:,}" if isinstance(value, int) else escape_markdown(str(value))
+
+
+def escape_markdown(text: str) -> str:
+    """Untrusted text as one line of Markdown that shows it and does nothing."""
+    return _MARKDOWN.sub(r"\\\g<0>", shown_in_line(text)).replace("<", "&lt;").replace(">", "&gt;")

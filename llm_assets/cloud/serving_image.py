@@ -3,7 +3,6 @@
 from typing import Any
 
 from llm_assets.cloud.settings import EndpointMachineSettings, GoogleCloudSettings
-from llm_assets.registry.base import ModelVersion
 
 PORT = 8080
 SHARED_MEMORY_MB = 16_384
@@ -14,14 +13,14 @@ VERSION_VARIABLE = "MODEL_VERSION"
 FINGERPRINT_VARIABLE = "MODEL_FINGERPRINT"
 
 
-def container_spec(settings: GoogleCloudSettings, version: ModelVersion) -> dict[str, Any]:
+def container_spec(settings: GoogleCloudSettings, version: int, fingerprint: str) -> dict[str, Any]:
     """A `ModelContainerSpec`; the container tells clients which version answered them.
 
     Several accelerators share one copy of the model, by an argument of vLLM.
     """
     named = {
-        VERSION_VARIABLE: str(version.version),
-        FINGERPRINT_VARIABLE: version.model_fingerprint,
+        VERSION_VARIABLE: str(version),
+        FINGERPRINT_VARIABLE: fingerprint,
     }
     spec: dict[str, Any] = {
         "image_uri": settings.images.serve,

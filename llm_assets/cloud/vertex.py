@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from artifacts.errors import UserError
+from artifacts.progress import Report
 from llm_assets.cloud.settings import GoogleCloudSettings
 from llm_assets.pipes.failures import Place, explain
 from llm_assets.pipes.retries import Backoff, RetryPolicy, call_with_retries
@@ -14,8 +15,6 @@ CALL_SECONDS = 60.0
 LONGEST_POLL_SECONDS = 10.0
 REPORT_SECONDS = 60.0
 RETRIES = RetryPolicy(give_up_after_seconds=180.0)
-
-Report = Callable[[str], None]
 Result = TypeVar("Result")
 
 

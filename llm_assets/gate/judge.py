@@ -8,12 +8,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from llm_assets.gate.settings import GateSettings
+from llm_assets.gate.bounds import estimate, spend
+from llm_assets.gate.settings import CODE_VERSION, GateSettings
 from llm_assets.gate.verdict import Comparison, Outcome, Reason, Verdict
-from recipes.evaluation.bootstrap import studentized_interval
 
 DOMAIN_TASK = "held_out"
 GENERAL_TASK = "general"
+NEWEST_TASK = "held_out_newest"
+GENERAL_LEVEL = 0.025
+CHANCE_SHARE = 0.95
+"""Of the bits of a draw at random, from which on a model counts as no better than that."""
 
 Metrics = Mapping[str, Mapping[str, Mapping[str, float | None]]]
 
@@ -25,34 +29,38 @@ def judge(
     *,
     candidate: str,
     incumbent: str | None,
-    judged_before: int = 0,
+    look: int,
 ) -> Verdict:
     """Decide whether the candidate may replace the incumbent.
 
-    It may when every figure is finite and was measured in this one evaluation, its bits per byte on
-    held-out text are lower than the incumbent's by the smallest effect with 97.5 % confidence
-    (upper bound of the paired 95 % interval), what it lost of general English against the base
-    model is within the tolerance with the same confidence, and no score is under its floor.
+    It may when every figure is finite and was measured in this one evaluation, it is better than
+    chance, its bits per byte on held-out text are lower than the incumbent's (the upper bound of
+    the paired difference, at the level of this look, is below zero) and lower by the smallest
+    effect as measured, what it lost of general English against the base model is within the
+    tolerance (upper bound at 2.5 %), and no score is under its floor.
 
     Args:
         scores: `scores.parquet` of the evaluation, one row a document.
         evaluation: `result.json` of the evaluation.
         settings: the thresholds.
-        candidate, incumbent: fingerprints of the models that this is about, so that figures of
+        candidate, incumbent: fingerprints of the weights that this is about, so that figures of
             others decide nothing; None where there is no incumbent.
-        judged_before: how many candidates the same held-out set has judged.
+        look: which judgement of the pipeline's life this is, from 1.
 
     Returns:
         The verdict with every reason that speaks against the candidate, or the one for it. Where
         there is no incumbent, the candidate is held against the base model.
     """
     verdict = Verdict(
+        weights=candidate,
+        against=incumbent,
         promoted=False,
         reasons=[],
         comparisons=[],
         thresholds=settings,
+        gate_code_version=CODE_VERSION,
+        look=look,
         evaluation_fingerprint=evaluation.get("evaluation_fingerprint"),
-        judged_before=judged_before,
     )
     faults = _other_evaluation(scores, evaluation, candidate, incumbent) or _unusable(
         scores, evaluation, settings
@@ -60,9 +68,12 @@ def judge(
     if faults:
         return verdict.model_copy(update={"reasons": faults})
     has_incumbent = incumbent is not None
-    domain = compare(scores, DOMAIN_TASK, "incumbent" if has_incumbent else "base", settings)
-    general = compare(scores, GENERAL_TASK, "base", settings)
+    reference = "incumbent" if has_incumbent else "base"
+    level = spend(settings.lifetime_error, look)
+    domain = compare(scores, DOMAIN_TASK, reference, level, settings.smallest_effect)
+    general = compare(scores, GENERAL_TASK, "base", GENERAL_LEVEL)
     against = [
+        *_judge_chance(scores, evaluation),
         *_judge_domain(domain, settings),
         *_judge_general(general, settings),
         *_judge_floors(evaluation["metrics"], settings),
@@ -71,32 +82,41 @@ def judge(
         update={
             "promoted": not against,
             "reasons": against or [_praise(domain, has_incumbent)],
-            "comparisons": [domain, general],
+            "comparisons": [domain, general, *_newest_slice(scores, reference, level)],
         }
     )
 
 
-def compare(scores: pa.Table, task: str, reference: str, settings: GateSettings) -> Comparison:
-    """The candidate's bits per byte minus the reference's, with its 95 % interval."""
+def compare(
+    scores: pa.Table, task: str, reference: str, level: float, smallest_effect: float | None = None
+) -> Comparison:
+    """The candidate's bits per byte minus the reference's, with its bounds at a level.
+
+    With a smallest effect it says also which gain would have been found.
+    """
     rows = scores.filter(pc.equal(scores["task"], task))
     bits = {role: _column(rows, f"bits_{role}") for role in ("candidate", reference)}
     clusters = np.asarray(rows["cluster"].to_pylist())
-    interval = studentized_interval(
-        bits["candidate"] - bits[reference],
-        _column(rows, "bytes"),
-        clusters,
-        resamples=settings.resamples,
-        seed=settings.seed,
-    )
+    found = estimate(bits["candidate"] - bits[reference], _column(rows, "bytes"), clusters, level)
+    bounded = math.isfinite(found.high)
     return Comparison(
         task=task,
         reference=reference,
-        difference=interval.value,
-        low=interval.low if math.isfinite(interval.low) else None,
-        high=interval.high if math.isfinite(interval.high) else None,
+        difference=found.difference,
+        level=level,
+        low=found.low if bounded else None,
+        high=found.high if bounded else None,
+        detectable=None if smallest_effect is None else found.detectable(smallest_effect),
         documents=len(rows),
-        clusters=len(np.unique(clusters)),
+        clusters=found.clusters,
     )
+
+
+def _newest_slice(scores: pa.Table, reference: str, level: float) -> list[Comparison]:
+    """What the held-out documents that arrived last say by themselves; shown, not decided on."""
+    if not pc.any(pc.equal(scores["task"], NEWEST_TASK)).as_py():
+        return []
+    return [compare(scores, NEWEST_TASK, reference, level)]
 
 
 def _other_evaluation(
@@ -126,6 +146,14 @@ def _unusable(
     scores: pa.Table, evaluation: Mapping[str, Any], settings: GateSettings
 ) -> list[Reason]:
     """Why nothing can be concluded from these figures; empty where something can."""
+    if fault := evaluation.get("faults", {}).get("candidate"):
+        return [
+            Reason(
+                outcome=Outcome.CANDIDATE_UNREADABLE,
+                text=f"The candidate could not be measured: {fault} Train it again, with other "
+                "settings where its training diverged.",
+            )
+        ]
     if fault := evaluation.get("faults", {}).get("incumbent"):
         return [
             Reason(
@@ -193,20 +221,37 @@ def _not_finite(rows: pa.Table, task: str, role: str) -> Reason:
     )
 
 
-def _judge_domain(found: Comparison, settings: GateSettings) -> list[Reason]:
-    if found.high is not None and found.high < -settings.smallest_effect:
+def _judge_chance(scores: pa.Table, evaluation: Mapping[str, Any]) -> list[Reason]:
+    """A model that predicts hardly better than a draw from the vocabulary has learnt nothing."""
+    rows = scores.filter(pc.equal(scores["task"], DOMAIN_TASK))
+    predicted = float((_column(rows, "tokens") - 1).sum())
+    chance = math.log2(evaluation["vocab_size"])
+    bits = float(_column(rows, "bits_candidate").sum()) / predicted
+    if bits < CHANCE_SHARE * chance:
         return []
-    same = found.difference == 0 and found.low == 0
     return [
         Reason(
-            outcome=Outcome.TIE if same else Outcome.NOT_BETTER,
-            text=f"Candidate and {found.reference} score the same on held-out text."
-            if same
-            else f"On held-out text the candidate's {_figures(found)} against the "
-            f"{found.reference}'s: the upper bound is not below -{settings.smallest_effect:g}, the "
-            "smallest effect that matters.",
+            outcome=Outcome.CHANCE,
+            text=f"The candidate needs {bits:.2f} bits for a token of held-out text, where a draw "
+            f"at random takes {chance:.2f}: it is no better than chance. Its training diverged, "
+            "or taught it nothing.",
         )
     ]
+
+
+def _judge_domain(found: Comparison, settings: GateSettings) -> list[Reason]:
+    is_better = found.high is not None and found.high < 0
+    if is_better and found.difference <= -settings.smallest_effect:
+        return []
+    if found.difference == 0 and found.low == 0:
+        text = f"Candidate and {found.reference} score the same on held-out text."
+        return [Reason(outcome=Outcome.TIE, text=text)]
+    missed = "the upper bound is not below zero"
+    if is_better:
+        missed = f"the smallest effect that matters is {settings.smallest_effect:g}"
+    text = f"On held-out text the candidate's {_figures(found)} against the {found.reference}'s: "
+    power = f"{missed}. A gain of {found.detectable:.4f} would have been found with 80 %."
+    return [Reason(outcome=Outcome.NOT_BETTER, text=text + power)]
 
 
 def _judge_general(found: Comparison, settings: GateSettings) -> list[Reason]:
@@ -244,9 +289,10 @@ def _praise(found: Comparison, has_incumbent: bool) -> Reason:
 
 
 def _figures(found: Comparison) -> str:
+    sure = 100 * (1 - 2 * found.level)
     bounds = [f"{b:+.4f}" if b is not None else "unbounded" for b in (found.low, found.high)]
     return (
-        f"bits per byte differ by {found.difference:+.4f} (95 % interval {bounds[0]} to "
+        f"bits per byte differ by {found.difference:+.4f} ({sure:.6g} % interval {bounds[0]} to "
         f"{bounds[1]}, {found.clusters} independent documents)"
     )
 

@@ -22,8 +22,8 @@ class Outcome(StrEnum):
     TOO_FEW_DOCUMENTS = "too_few_documents"
     OTHER_EVALUATION = "other_evaluation"
     INCUMBENT_UNREADABLE = "incumbent_unreadable"
-    APPROVED_BY_PERSON = "approved_by_person"
-    REJECTED_BY_PERSON = "rejected_by_person"
+    CANDIDATE_UNREADABLE = "candidate_unreadable"
+    CHANCE = "chance"
 
 
 class Reason(BaseModel):
@@ -44,50 +44,49 @@ class Comparison(BaseModel):
     reference: str
     """`incumbent` or `base`."""
     difference: float
+    level: float
+    """Probability with which each bound may miss the truth."""
     low: float | None
     high: float | None
-    """Bounds of the 95 % interval; None for no bound."""
+    """Bounds at this level; None for no bound."""
+    detectable: float | None = None
+    """The gain that would have been found with a probability of 80 %."""
     documents: int
     clusters: int
     """Independent documents: duplicate clusters."""
 
 
-class Decision(BaseModel):
-    """A person's word on a verdict."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    approved: bool
-    name: str = Field(min_length=1)
-    reason: str = Field(min_length=1)
-    at: datetime = Field(default_factory=lambda: datetime.now(UTC))
-
-
 class Verdict(BaseModel):
-    """The gate's judgement, as stored with the model version."""
+    """What the gate found about one model against one other, as it is recorded with the model."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    weights: str
+    """The candidate, by the fingerprint of its weights."""
+    against: str | None
+    """The incumbent's weights; None where there was no incumbent."""
     promoted: bool
     reasons: list[Reason]
     comparisons: list[Comparison]
     thresholds: GateSettings
+    gate_code_version: str
+    look: int
+    """Which judgement of the pipeline's life this was; each spends a part of `lifetime_error`."""
     evaluation_fingerprint: str | None
-    judged_before: int
-    """Candidates that this held-out set has judged before; a set used often is slowly fitted."""
-    decisions: list[Decision] = []
-    """What people decided afterwards, oldest first; the last one holds."""
+    at: datetime = Field(default_factory=lambda: datetime.now(UTC))
 
     @property
-    def accepted(self) -> bool:
-        """Whether the model may serve: the last person's word, else the gate's."""
-        return self.decisions[-1].approved if self.decisions else self.promoted
+    def question(self) -> tuple[object, ...]:
+        """What was asked: models, measurement, thresholds and code."""
+        return (
+            self.weights,
+            self.against,
+            self.evaluation_fingerprint,
+            self.thresholds.model_dump_json(),
+            self.gate_code_version,
+        )
 
     @property
     def summary(self) -> str:
         """One sentence for people."""
         return " ".join(reason.text for reason in self.reasons)
-
-    def decided(self, decision: Decision) -> "Verdict":
-        """The same verdict with a person's decision added."""
-        return self.model_copy(update={"decisions": [*self.decisions, decision]})

@@ -22,7 +22,7 @@ class PipesGCSLiveMessageReader(PipesMessageReader):
 
     The process writes them with `dagster_pipes.PipesGCSMessageWriter`. Unlike the shipped reader,
     this one starts from the first chunk for each run, so a run that adopts a job hears all of it.
-    It notices a process that was started anew and writes its chunks over the old ones. It raises
+    It notices a process that was started again and writes its chunks over the old ones. It raises
     when it may not read, and at the end it looks for chunks that come late.
 
     Args:
@@ -177,12 +177,12 @@ class PipesGCSLiveMessageReader(PipesMessageReader):
         return self._bucket().get_blob(f"{self.prefix}/{self._location}/{number}.json")
 
     def _notice_restart(self) -> None:
-        """A restarted process writes 1.json anew: read again from there."""
+        """A restarted process writes 1.json again: read again from there."""
         if 1 not in self._generations:
             return
         first = self._blob(1)
         if first is not None and first.generation != self._generations[1]:
-            self._warn("The job's process was started anew; reading its messages from the first")
+            self._warn("The job's process was started again; reading its messages from the first")
             self._next_chunk = 1
 
     def _read_chunk(self, number: int) -> str | None:

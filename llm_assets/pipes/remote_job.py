@@ -242,7 +242,7 @@ class RemoteRun:
         if self.reader.closed is None:
             raise self._failure(
                 f"{job.name} ended without its closing message, so it cannot be taken as done. "
-                "Asking again starts it anew.",
+                "Asking again starts it again.",
                 job,
             )
         if "exception" in self.reader.closed:

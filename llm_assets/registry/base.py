@@ -1,111 +1,218 @@
-"""What a registry of model versions offers, wherever it is kept."""
+"""The registry of one pipeline's model versions, wherever it is kept."""
 
-from datetime import UTC, datetime
-from typing import Any, Literal, Protocol
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ValidationError
 
 from artifacts.errors import UserError
-from llm_assets.gate.verdict import Decision, Verdict
+from llm_assets.gate.verdict import Verdict
+from llm_assets.registry.card import render_card
+from llm_assets.registry.records import (
+    Alias,
+    ModelEntry,
+    ModelVersion,
+    Move,
+    RegistryDamaged,
+    RegistryUnreachable,
+)
+from llm_assets.registry.state import RegistryState
 
-Alias = Literal["champion", "previous"]
+STATE_NAME = "registry.json"
+BACKUP_NAME = "registry.before.json"
+"""The state before the last change, for the day on which the state is lost."""
+ATTEMPTS = 20
 
-BASE_VERSION = 0
-"""The base model itself, which serves until a candidate is better."""
-
-
-class RegistryUnreachable(UserError):
-    """The registry cannot be asked, so nobody knows whether there is an incumbent."""
-
-
-class UnknownVersion(UserError):
-    """The registry has no such version."""
-
-
-class ModelEntry(BaseModel):
-    """What is registered: the model, where it comes from and what was found about it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
-
-    model_fingerprint: str
-    """Of the artifact that holds the model."""
-    model_url: str
-    """Its Hugging Face folder."""
-    license: str
-    """SPDX name, or `unknown`."""
-    lineage: dict[str, str]
-    """Asset to fingerprint of everything behind the model, down to the raw corpus."""
-    evaluation: dict[str, Any] = {}
-    """`stats` of the `eval_metrics` artifact."""
-    verdict: Verdict | None = None
-    """None for the base model, which nothing judged."""
+Result = TypeVar("Result")
+Content = tuple[bytes, int] | None
+"""A file's bytes and the generation that a conditional write has to name; None where absent."""
 
 
-class ModelVersion(ModelEntry):
-    """A registered model."""
-
-    version: int
-    """Counted from 1; 0 is the base model."""
-    created_at: datetime = Field(default_factory=lambda: datetime.now(UTC))
+class GenerationChanged(Exception):
+    """Somebody else changed the file since it was read."""
 
 
-class AliasMove(BaseModel):
-    """One step of an alias's history."""
+class Registry(ABC):
+    """Model versions of one pipeline: one state, changed by compare-and-set.
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    What may happen is said by `RegistryState`; a registry reads it, and replaces exactly what it
+    read. So of two changes at one time the second sees the first. `wanted` moves by a decision,
+    `champion` only when the endpoint confirms that the version serves.
 
-    alias: Alias
-    version: int
-    reason: str
-    at: datetime = Field(default_factory=lambda: datetime.now(UTC))
-
-
-class Registry(Protocol):
-    """Model versions of one pipeline.
-
-    Every method raises RegistryUnreachable where the registry cannot be asked.
+    Every method raises RegistryUnreachable where the registry cannot be asked, and RegistryDamaged
+    where its file is lost or cannot be read.
     """
 
-    def register(self, entry: ModelEntry) -> ModelVersion:
-        """Add a version; the same model with the same evaluation is the version it was before.
+    root: str
+    """The store's root, under which models lie."""
+    folder: str
+    """Where the registry's files are, as messages name it."""
 
-        Judged again by other thresholds, that version takes over the new verdict.
+    @abstractmethod
+    def _read(self, name: str) -> Content:
+        """A file of the registry."""
+
+    @abstractmethod
+    def _write(self, name: str, content: bytes, generation: int | None) -> None:
+        """Replace a file; with a generation only if it still has that one (0: is still absent).
+
+        Raises:
+            GenerationChanged: it has another.
         """
-        ...
 
-    def register_base(self, entry: ModelEntry) -> ModelVersion:
-        """Make the base model version 0, and the champion where there is none."""
-        ...
+    @abstractmethod
+    def _published(self) -> set[int]:
+        """Numbers of the versions that were published, by what lies beside the state."""
+
+    @abstractmethod
+    def _publish(self, state: RegistryState, touched: list[ModelVersion]) -> None:
+        """Show a state to others: cards, uploads, aliases. Done twice it is done once.
+
+        Args:
+            touched: the versions that the change was about.
+        """
+
+    def state(self) -> RegistryState:
+        """All that is recorded; models' addresses are where they lie now."""
+        state, _ = self._load()
+        located = [self._locate(version) for version in state.versions]
+        return state.model_copy(update={"versions": located})
 
     def versions(self) -> list[ModelVersion]:
         """All versions, oldest first."""
-        ...
+        return self.state().versions
 
     def get(self, version: int) -> ModelVersion:
         """One version; raises UnknownVersion."""
-        ...
+        return self.state().get(version)
 
     def find(self, alias: Alias) -> ModelVersion | None:
         """The version an alias points to, or None where it points nowhere."""
-        ...
+        return self.state().find(alias)
 
-    def promote(self, version: int, reason: str) -> None:
-        """Make a version the champion, and the champion before it `previous`."""
-        ...
-
-    def decide(self, version: int, decision: Decision) -> ModelVersion:
-        """Record a person's decision on a version."""
-        ...
-
-    def history(self) -> list[AliasMove]:
+    def history(self) -> list[Move]:
         """Every move of an alias, oldest first."""
-        ...
+        return self.state().history
+
+    def register_base(self, entry: ModelEntry) -> ModelVersion:
+        """See `RegistryState.register_base`."""
+        return self._locate(self._change(lambda state: state.register_base(self._relative(entry))))
+
+    def enter(self, entry: ModelEntry, verdict: Verdict) -> ModelVersion:
+        """See `RegistryState.enter`; raises IncumbentChanged."""
+        return self._locate(self._change(lambda state: state.enter(self._relative(entry), verdict)))
+
+    def approve(self, version: int, name: str, reason: str) -> ModelVersion:
+        """See `RegistryState.approve`."""
+        return self._locate(self._change(lambda state: state.approve(version, name, reason)))
+
+    def reject(self, version: int, name: str, reason: str) -> ModelVersion:
+        """See `RegistryState.reject`."""
+        return self._locate(self._change(lambda state: state.reject(version, name, reason)))
+
+    def roll_back(self, name: str, reason: str) -> ModelVersion:
+        """See `RegistryState.roll_back`."""
+        return self._locate(self._change(lambda state: state.roll_back(name, reason)))
+
+    def confirm(self, version: int) -> None:
+        """See `RegistryState.confirm`."""
+        self._change(lambda state: state.confirm(version))
+
+    def restore(self) -> RegistryState:
+        """Put the state before the last change in the place of one that is lost or damaged.
+
+        Version numbers that were published since are not given again.
+
+        Raises:
+            RegistryDamaged: there is no such state, or it is damaged too.
+            UserError: the state is neither lost nor damaged.
+        """
+        found = self._read(STATE_NAME)
+        with contextlib.suppress(RegistryDamaged):
+            self._load()
+            raise UserError(f"{self.folder}/{STATE_NAME} can be read: there is nothing to restore.")
+        backup = self._read(BACKUP_NAME)
+        if backup is None:
+            raise RegistryDamaged(
+                f"{self.folder}/{BACKUP_NAME} is absent, so nothing can be restored. Bring "
+                f"{self.folder} back from a backup of yours, or move it away to begin again with "
+                "the base model."
+            )
+        state = self._parse(BACKUP_NAME, backup[0])
+        state.next_version = max([state.next_version, *(n + 1 for n in self._published())])
+        state.generation += 1
+        self._write(STATE_NAME, _content(state), found[1] if found else 0)
+        self._publish(state, state.versions)
+        return state
+
+    def _change(self, transition: Callable[[RegistryState], Result]) -> Result:
+        for _ in range(ATTEMPTS):
+            state, generation = self._load()
+            before = state.model_copy(update={"versions": list(state.versions)})
+            result = transition(state)
+            if state != before:
+                state.generation += 1
+                try:
+                    self._save(before, state, generation)
+                except GenerationChanged:
+                    continue
+            self._publish(state, _touched(before, state, result))
+            return result
+        raise RegistryUnreachable(
+            f"{self.folder}/{STATE_NAME} was changed by others {ATTEMPTS} times in a row while "
+            "this change was being made. Nothing was changed: ask again."
+        )
+
+    def _save(self, before: RegistryState, state: RegistryState, generation: int) -> None:
+        if generation:
+            self._write(BACKUP_NAME, _content(before), None)
+        self._write(STATE_NAME, _content(state), generation)
+
+    def _load(self) -> tuple[RegistryState, int]:
+        found = self._read(STATE_NAME)
+        if found is not None:
+            return self._parse(STATE_NAME, found[0]), found[1]
+        if self._read(BACKUP_NAME) is None and not self._published():
+            return RegistryState(), 0
+        raise self._damage(STATE_NAME, "is lost, though versions were registered")
+
+    def _parse(self, name: str, content: bytes) -> RegistryState:
+        try:
+            return RegistryState.model_validate_json(content)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(str(part) for part in first["loc"]) or "the file"
+            raise self._damage(name, f"cannot be read ({place}: {first['msg']})") from error
+
+    def _damage(self, name: str, fault: str) -> RegistryDamaged:
+        return RegistryDamaged(
+            f"{self.folder}/{name} {fault}. Nobody knows which model is to serve, so nothing was "
+            "promoted; what serves goes on serving. Bring the file back from a backup, or run "
+            "`llm-assets restore-registry`, which goes back to before the last change."
+        )
+
+    def _relative(self, entry: ModelEntry) -> ModelEntry:
+        url = entry.model_url.removeprefix(f"{self.root}/")
+        return entry.model_copy(update={"model_url": url})
+
+    def _locate(self, version: ModelVersion) -> ModelVersion:
+        url = version.model_url
+        if "://" in url or url.startswith("/"):
+            return version
+        return version.model_copy(update={"model_url": f"{self.root}/{url}"})
 
 
-def count_judgements(versions: list[ModelVersion], evaluation_fingerprint: str) -> int:
-    """How many registered candidates this evaluation's held-out set has judged."""
-    return sum(
-        version.verdict is not None
-        and version.verdict.evaluation_fingerprint == evaluation_fingerprint
-        for version in versions
-    )
+def _content(state: RegistryState) -> bytes:
+    return state.model_dump_json(indent=2).encode()
+
+
+def _touched(before: RegistryState, state: RegistryState, result: object) -> list[ModelVersion]:
+    """The versions whose card a change rewrites, and the one that it returns."""
+    cards = {version.version: render_card(before, version) for version in before.versions}
+    return [
+        version
+        for version in state.versions
+        if version is result or render_card(state, version) != cards.get(version.version)
+    ]

@@ -1,31 +1,22 @@
 """The model card: one page about a version, for people."""
 
-from llm_assets.registry.base import BASE_VERSION, ModelVersion
+from llm_assets.registry.records import ModelVersion
+from llm_assets.registry.state import RegistryState
+
+CARD_NAME = "card.md"
 
 
-def render_card(version: ModelVersion) -> str:
-    """Markdown with the verdict, the figures, the lineage and the licence."""
-    title = "base model" if version.version == BASE_VERSION else f"version {version.version}"
+def render_card(state: RegistryState, version: ModelVersion) -> str:
+    """Markdown with verdicts, decisions, figures, lineage and license."""
     lines = [
-        f"# {title[0].upper()}{title[1:]}",
+        "# " + (f"Base model, version {version.version}" if version.is_base else _title(version)),
         "",
-        f"- Made: {version.created_at:%Y-%m-%d %H:%M} UTC",
-        f"- Model: `{version.model_url}` (fingerprint `{version.model_fingerprint}`)",
-        f"- Licence: {version.license}",
+        f"- Registered: {version.created_at:%Y-%m-%d %H:%M} UTC",
+        f"- Model: `{version.model_url}` (weights `{version.weights}`)",
+        f"- License: {version.license}",
         "",
+        *_story(state, version),
     ]
-    if version.verdict:
-        word = "accepted" if version.verdict.accepted else "rejected"
-        lines += ["## Verdict", "", f"**{word}**. {version.verdict.summary}", ""]
-        lines += [
-            f"- {'Approved' if said.approved else 'Rejected'} by {said.name} on "
-            f"{said.at:%Y-%m-%d}: {said.reason}"
-            for said in version.verdict.decisions
-        ]
-        lines += [
-            f"This evaluation had judged {version.verdict.judged_before} candidates before.",
-            "",
-        ]
     metrics = version.evaluation.get("metrics", {})
     if metrics:
         lines += [
@@ -42,6 +33,31 @@ def render_card(version: ModelVersion) -> str:
     lines += ["## Made from", ""]
     lines += [f"- {asset}: `{fingerprint}`" for asset, fingerprint in version.lineage.items()]
     return "\n".join(lines) + "\n"
+
+
+def tell_story(state: RegistryState, version: ModelVersion) -> list[str]:
+    """What was found and decided about a version's model, one line each, oldest first."""
+    found = [
+        (
+            verdict.at,
+            f"{'promoted' if verdict.promoted else 'rejected'} by the gate: {verdict.summary}",
+        )
+        for verdict in state.verdicts_of(version.weights)
+    ]
+    said = [
+        (one.at, f"{'approved' if one.approved else 'rejected'} by {one.name}: {one.reason}")
+        for one in state.decisions_of(version.weights)
+    ]
+    return [f"{at:%Y-%m-%d %H:%M} UTC {text}" for at, text in sorted(found + said)]
+
+
+def _story(state: RegistryState, version: ModelVersion) -> list[str]:
+    story = tell_story(state, version)
+    return ["## Verdicts and decisions", "", *(f"- {line}" for line in story), ""] if story else []
+
+
+def _title(version: ModelVersion) -> str:
+    return f"Version {version.version}"
 
 
 def _number(value: float | None) -> str:

@@ -7,31 +7,28 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from artifacts.errors import UserError
-from artifacts.occurrences import Occurrence, find_occurrences
-from artifacts.shards import ShardStats
-from artifacts.store import Artifact, Store
-from llm_assets.registry.base import ModelVersion
+from artifacts.shards.occurrences import Occurrence, find_occurrences
+from artifacts.shards.shard_set import ShardStats
+from artifacts.store.store import Artifact, Store
+from llm_assets.registry.card import tell_story
+from llm_assets.registry.records import ModelVersion
+from llm_assets.registry.retired import find_manifest
+from llm_assets.registry.state import RegistryState
 
 ORDER = ("checkpoint", "base_model", "tokenized_shards", "clean_corpus", "raw_corpus")
 
 
-def explain(store: Store, version: ModelVersion) -> str:
-    """Everything behind a version as text for people: verdict, figures, artifacts down to the text.
+def explain(store: Store, state: RegistryState, version: ModelVersion) -> str:
+    """Everything behind a version as text: verdicts, figures, artifacts down to the text.
 
-    An artifact that is no longer in the store is named by its fingerprint alone.
+    Of an artifact that retention removed, the manifest is still told; of one that was deleted by
+    hand, the fingerprint alone.
     """
     lines = [
-        f"version {version.version}, made {version.created_at:%Y-%m-%d %H:%M} UTC",
-        f"model: {version.model_url} (licence {version.license})",
+        f"version {version.version}, registered {version.created_at:%Y-%m-%d %H:%M} UTC",
+        f"model: {version.model_url} (license {version.license})",
+        *tell_story(state, version),
     ]
-    if version.verdict:
-        word = "accepted" if version.verdict.accepted else "rejected"
-        lines.append(f"verdict: {word}. {version.verdict.summary}")
-        lines += [
-            f"  {'approved' if said.approved else 'rejected'} by {said.name}, "
-            f"{said.at:%Y-%m-%d %H:%M} UTC: {said.reason}"
-            for said in version.verdict.decisions
-        ]
     for metric, by_role in version.evaluation.get("metrics", {}).items():
         figures = ", ".join(f"{role} {_figure(f)}" for role, f in by_role.items())
         lines.append(f"{metric}: {figures}")
@@ -69,16 +66,15 @@ def _documents_with(corpus: Artifact, wanted: str) -> Iterator[str]:
 
 
 def _describe(store: Store, name: str, fingerprint: str) -> list[str]:
-    artifact = store.load(name, fingerprint) if store.exists(name, fingerprint) else None
-    if artifact is None:
+    manifest = find_manifest(store, name, fingerprint)
+    if manifest is None:
         return [f"{name} {fingerprint} (no longer in {store.root})"]
-    manifest = artifact.manifest
     lines = [
         f"{name} {fingerprint}, made {manifest.created_at:%Y-%m-%d %H:%M} UTC by code version "
         f"{manifest.code_version}, revision {manifest.provenance.get('revision', 'unknown')}",
         f"  settings: {json.dumps(manifest.settings, sort_keys=True)}",
     ]
-    figures = {key: value for key, value in artifact.stats.items() if _is_small(value)}
+    figures = {key: value for key, value in manifest.stats.items() if _is_small(value)}
     if figures:
         lines.append(f"  {json.dumps(figures, sort_keys=True)}")
     return lines

@@ -1,6 +1,7 @@
-"""Everything behind an artifact."""
+"""What an artifact is and what is behind it, as the registry records it."""
 
-from artifacts.store import Artifact
+from artifacts.store.identity import hash_json
+from artifacts.store.store import Artifact
 
 
 def lineage(artifact: Artifact) -> dict[str, str]:
@@ -13,3 +14,17 @@ def lineage(artifact: Artifact) -> dict[str, str]:
         if artifact.store.exists(name, fingerprint):
             found |= lineage(artifact.store.load(name, fingerprint))
     return found
+
+
+def weights_fingerprint(artifact: Artifact, folder: str = "") -> str:
+    """A hash of the checksums of a model's files: two artifacts with one model have one hash.
+
+    Args:
+        folder: the model's folder in the artifact, with a slash at its end.
+    """
+    files = {
+        entry.path.removeprefix(folder): entry.sha256 or entry.crc32c
+        for entry in artifact.manifest.files
+        if entry.path.startswith(folder)
+    }
+    return hash_json(files)[:20]

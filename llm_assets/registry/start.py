@@ -1,8 +1,11 @@
 """Which weights a training that continues from the champion starts with."""
 
-from artifacts.identity import Identity
-from artifacts.pipelines import Pipeline
+import fsspec
+
+from artifacts.store.identity import Identity
+from artifacts.store.pipelines import Pipeline
 from llm_assets.registry.base import Registry
+from recipes.data.seen import SEEN_NAME
 from recipes.evaluation.settings import ModelSource
 
 START_INPUT = "start"
@@ -12,9 +15,9 @@ START_INPUT = "start"
 def find_start(
     record: Pipeline, registry: Registry, wanted: Identity, base: ModelSource
 ) -> ModelSource:
-    """The champion, or the base model before there is one.
+    """The wanted version, which is the base model before any candidate was better.
 
-    A checkpoint that exists already for the same text and settings keeps the start it had.
+    A checkpoint that was made already for the same text and settings keeps the start it had.
     Otherwise a promoted candidate, asked for again, would be trained once more on top of itself.
 
     Args:
@@ -29,17 +32,23 @@ def find_start(
         )
         for version in registry.versions()
     } | {base.fingerprint: base}
-    current = record.find_current(wanted.kind)
-    if current:
-        started_from = current.manifest.inputs.get(START_INPUT, "")
-        known = models.get(started_from)
-        if known and current.manifest.identity == with_start(wanted, known):
-            return known
-    champion = registry.find("champion")
-    return models[champion.model_fingerprint] if champion else base
+    # By fingerprint, so that a checkpoint that was deleted is made again from the start it had.
+    recorded = record.recorded(wanted.kind)
+    for model in models.values():
+        if with_start(wanted, model).fingerprint == recorded:
+            return model
+    decided = registry.find("wanted")
+    return models[decided.model_fingerprint] if decided else base
 
 
 def with_start(identity: Identity, start: ModelSource) -> Identity:
     """The identity with the starting model among its inputs."""
     inputs = identity.inputs | {START_INPUT: start.fingerprint}
     return identity.model_copy(update={"inputs": inputs})
+
+
+def find_seen(start: ModelSource) -> str | None:
+    """Where the record is of what a model was trained on; a base model has none."""
+    record = f"{start.path.rpartition('/')[0]}/{SEEN_NAME}"
+    filesystem, path = fsspec.core.url_to_fs(record)
+    return record if filesystem.exists(path) else None

@@ -12,29 +12,60 @@ import fsspec
 import pyarrow.parquet as pq
 
 from artifacts.errors import UserError
-from artifacts.identity import hash_json
+from artifacts.store.identity import hash_json
 from llm_assets.sources.bigquery_settings import BigQuery
+from llm_assets.sources.chunks import Batch, single_piece
 from llm_assets.sources.document import Document
-from llm_assets.sources.pieces import Batch, Pieces, single_piece
+from llm_assets.sources.opened import OpenedSource
 
 BATCH_DOCUMENTS = 1_000
 JOB_SECONDS = 3_600.0
 
 
 def fingerprint_bigquery(source: BigQuery) -> str:
-    """A hash that changes when the source's rows do: number of rows and highest watermark.
+    """A hash that changes when the source's rows do.
+
+    With a watermark these are the number of rows and the highest one; without, when each table
+    that is read was last modified, and its etag.
 
     Raises:
         UserError: the table, a column or a right is missing, or the query would cost too much.
     """
-    highest = f"CAST(MAX(`{source.watermark_column}`) AS STRING)"
-    column = highest if source.watermark_column else "CAST(NULL AS STRING)"
-    statement = f"SELECT COUNT(*) AS documents, {column} AS watermark FROM {source.origin}"
-    (row,) = _run(source, statement)
-    state = {"documents": row["documents"], "watermark": row["watermark"]}
+    state = _watermark(source) if source.watermark_column else _tables(source)
     origin = {"table": source.table, "query": source.query}
     columns = {"id": source.id_column, "text": source.text_column}
     return hash_json({"origin": origin, "columns": columns, "state": state})
+
+
+def _watermark(source: BigQuery) -> dict[str, Any]:
+    highest = f"CAST(MAX(`{source.watermark_column}`) AS STRING)"
+    statement = f"SELECT COUNT(*) AS documents, {highest} AS watermark FROM {source.origin}"
+    (row,) = _run(source, statement)
+    return {"documents": row["documents"], "watermark": row["watermark"]}
+
+
+def _tables(source: BigQuery) -> dict[str, Any]:
+    """Table to when it was modified and its etag; of a query, all tables that it reads."""
+    from google.api_core.exceptions import GoogleAPICallError
+    from google.cloud.bigquery import Client, QueryJobConfig
+
+    client = Client(project=source.project, location=source.location)
+    try:
+        names: list[Any] = [source.table]
+        if source.query:
+            plan = client.query(source.query, job_config=QueryJobConfig(dry_run=True))
+            names = list(plan.referenced_tables)
+        tables = [client.get_table(name) for name in names]
+    except GoogleAPICallError as error:
+        raise UserError(_explain(source, error)) from error
+    return {
+        str(table.reference): {
+            "etag": table.etag,
+            "modified": table.modified.isoformat() if table.modified else None,
+            "rows": table.num_rows,
+        }
+        for table in tables
+    }
 
 
 def export_folder(source: BigQuery, fingerprint: str) -> str:
@@ -42,7 +73,7 @@ def export_folder(source: BigQuery, fingerprint: str) -> str:
     return f"{source.export.rstrip('/')}/{source.name}-{fingerprint}"
 
 
-def bigquery_pieces(source: BigQuery, report: Callable[[str], None]) -> Pieces:
+def open_bigquery(source: BigQuery, report: Callable[[str], None]) -> OpenedSource:
     """The source's rows as they are now, as one piece.
 
     Reading exports them, unless this state of the source was exported before.
@@ -51,7 +82,8 @@ def bigquery_pieces(source: BigQuery, report: Callable[[str], None]) -> Pieces:
         UserError: as `fingerprint_bigquery`; from reading, that the export is empty.
     """
     fingerprint = fingerprint_bigquery(source)
-    return single_piece(fingerprint, partial(read_bigquery, source, fingerprint, report))
+    read = partial(read_bigquery, source, fingerprint, report)
+    return OpenedSource({source.name: fingerprint}, single_piece(fingerprint, read))
 
 
 def read_bigquery(

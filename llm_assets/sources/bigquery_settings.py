@@ -30,9 +30,9 @@ class BigQuery(Settings):
     """The column that holds the text."""
     watermark_column: str | None = Field(default=None, pattern=COLUMN)
     """A column that grows when rows are added or changed, such as `ingested_at`. With the number of
-    rows it tells whether the text changed; without it the number of rows alone does."""
-    export: str = Field(pattern=r"^gs://[a-z0-9][a-z0-9._-]{1,61}[a-z0-9](/\S*)?$")
-    """Folder in Cloud Storage for the exported Parquet files."""
+    rows it tells whether the text changed; without it, when the table was last modified does."""
+    export: str = Field(pattern=r"^gs://[a-z0-9][a-z0-9._-]{1,61}[a-z0-9](/[\w.=@+/-]*)?$")
+    """Folder in Cloud Storage for the exported Parquet files; letters, digits and `._=@+-`."""
     project: str
     """The project that runs and pays for the BigQuery jobs."""
     location: str = "US"

@@ -11,15 +11,16 @@ import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
 from artifacts.errors import UserError
-from artifacts.identity import hash_json
 from artifacts.progress import CountedProgress
+from artifacts.store.identity import hash_json
+from llm_assets.sources.chunks import Batch, Pieces, group
 from llm_assets.sources.document import Document
-from llm_assets.sources.pieces import Batch, Pieces, group
+from llm_assets.sources.files.source_file import SourceChanged
+from llm_assets.sources.opened import OpenedSource
 from llm_assets.sources.settings import PackageDocs
 
 FILES_PER_TASK = 48
@@ -88,18 +89,36 @@ def fingerprint_package(package: Package) -> str:
     return digest.hexdigest()[:32]
 
 
-def package_pieces(source: PackageDocs, report: Callable[[str], None]) -> Pieces:
-    """The packages in the order given, modules in name order; small packages share a piece."""
+def open_packages(source: PackageDocs, report: Callable[[str], None]) -> OpenedSource:
+    """The packages in the order given, modules in name order; small packages share a piece.
+
+    Raises:
+        UserError: a package is not installed as Python source.
+        SourceChanged: from reading, a package's files changed since they were hashed.
+    """
     packages = [find_package(name) for name in source.packages]
+    states = {package.name: _state(package) for package in packages}
+    hashes = {package.name: fingerprint_package(package) for package in packages}
     sizes = ((p.name, sum(f.stat().st_size for f in p.source_files())) for p in packages)
     pieces = [[packages[number] for number in numbers] for numbers in group(sizes)]
     # What is no valid Python is left out, which differs between versions of Python.
     version = platform.python_version()
-    keys = [
-        hash_json({"python": version, **{p.name: fingerprint_package(p) for p in piece}})
-        for piece in pieces
-    ]
-    return Pieces(keys, partial(_read, source, pieces, report))
+    keys = [hash_json({"python": version, **{p.name: hashes[p.name] for p in c}}) for c in pieces]
+
+    def read(numbers: list[int]) -> Iterator[tuple[int, Batch]]:
+        yield from _read(source, pieces, report, numbers)
+        for package in (package for number in numbers for package in pieces[number]):
+            if _state(package) != states[package.name]:
+                raise SourceChanged(f"the package {package.name} changed while it was read")
+
+    named = {f"{source.name}/{name}": one for name, one in hashes.items()}
+    return OpenedSource(named, Pieces(keys, read))
+
+
+def _state(package: Package) -> list[tuple[str, int, int]]:
+    """Another value whenever a source file was written since."""
+    files = ((file, file.stat()) for file in package.source_files())
+    return [(str(file), found.st_size, found.st_mtime_ns) for file, found in files]
 
 
 def _read(

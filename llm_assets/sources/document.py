@@ -15,6 +15,10 @@ class Document:
     package: str | None = None
     version: str | None = None
     license: str | None = None
+    path: str | None = None
+    """Of the file it comes from, relative to the source's folder."""
+    language: str | None = None
+    """The programming language of code."""
 
 
 SCHEMA = pa.schema(
@@ -25,6 +29,8 @@ SCHEMA = pa.schema(
         ("package", pa.string()),
         ("version", pa.string()),
         ("license", pa.string()),
+        ("path", pa.string()),
+        ("language", pa.string()),
     ]
 )
 

@@ -6,6 +6,11 @@ from dataclasses import dataclass
 from artifacts.errors import UserError
 
 EXAMPLES = 5
+"""First ones that are named, of each source and reason."""
+UNREAD = "unread: "
+"""Begins the reason of what is not read though it was found only in reading, in an archive."""
+SET_ASIDE = ("bad_file", "no_text_layer")
+"""Reasons that never count towards `maximum_faulty_share`: whole files, each named."""
 
 
 @dataclass(frozen=True)
@@ -23,10 +28,14 @@ def judge_faults(
 
     Args:
         sound: documents without fault.
-        counts: reason to faulty documents.
+        counts: reason to faulty documents; whole files set aside are passed over.
         examples: messages of the first ones.
     """
-    faulty = sum(counts.values())
+    faulty = sum(
+        count
+        for reason, count in counts.items()
+        if reason not in SET_ASIDE and not reason.startswith(UNREAD)
+    )
     if faulty > maximum_share * (faulty + sound):
         listed = "\n  ".join(examples)
         raise UserError(

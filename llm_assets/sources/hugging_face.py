@@ -2,14 +2,15 @@
 
 import hashlib
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from artifacts.errors import UserError
+from llm_assets.sources.chunks import Batch, single_piece
 from llm_assets.sources.document import Document
 from llm_assets.sources.faults import Fault
-from llm_assets.sources.pieces import Batch, Pieces, single_piece
+from llm_assets.sources.files.source_file import SourceChanged
+from llm_assets.sources.opened import OpenedSource
 from llm_assets.sources.settings import HuggingFaceDataset
 
 BATCH_DOCUMENTS = 1_000
@@ -36,9 +37,25 @@ def fingerprint_dataset(source: HuggingFaceDataset) -> str:
     return str(information.sha)
 
 
-def dataset_pieces(source: HuggingFaceDataset, report: Callable[[str], None]) -> Pieces:
-    """The dataset as one piece, in its own order."""
-    return single_piece(fingerprint_dataset(source), partial(_read, source, report))
+def open_dataset(source: HuggingFaceDataset, report: Callable[[str], None]) -> OpenedSource:
+    """The dataset as one piece, in its own order.
+
+    Raises:
+        UserError: it cannot be reached or read, or lacks a column.
+        SourceChanged: from reading, a local folder changed since it was hashed.
+    """
+    fingerprint = fingerprint_dataset(source)
+
+    def read() -> Iterator[Batch]:
+        if Path(source.dataset).is_dir():
+            yield from _read(source, report)
+            if fingerprint_dataset(source) != fingerprint:
+                raise SourceChanged(f"{source.dataset} changed while it was read")
+        else:
+            # A branch may have moved since: what is read is the revision of the fingerprint.
+            yield from _read(source.model_copy(update={"revision": fingerprint}), report)
+
+    return OpenedSource({source.name: fingerprint}, single_piece(fingerprint, read))
 
 
 def _read(source: HuggingFaceDataset, report: Callable[[str], None]) -> Iterator[Batch]:

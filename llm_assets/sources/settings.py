@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from artifacts.settings import Settings
 from llm_assets.sources.bigquery_settings import BigQuery
+from llm_assets.sources.formats import FORMATS, FormatName
 
 
 class PackageDocs(Settings):
@@ -22,7 +23,7 @@ class PackageDocs(Settings):
 
 
 class Files(Settings):
-    """Text files: `.txt`, `.md`, `.rst`, `.jsonl`, `.parquet`, each also as `.gz` or `.zst`."""
+    """Files of text, of many formats, each also compressed (`.gz`, `.zst`, `.bz2`, `.xz`)."""
 
     type: Literal["files"]
     """Which kind of source this is."""
@@ -37,6 +38,19 @@ class Files(Settings):
     """The column or JSON key that holds the document's id; without one, the file and row are it."""
     maximum_faulty_share: float = Field(default=0.01, ge=0, le=1)
     """Share of documents that may be unreadable; they are set aside and counted, more is fatal."""
+    formats: tuple[FormatName, ...] = tuple(name for name in FORMATS if name != "code")
+    """What is read: `text` (also Markdown, reStructuredText), `html`, `pdf`, `docx`, `notebook`,
+    `json` (one object a line, or a list of them), `csv` (also `.tsv`), `parquet`, `archive` (zip
+    and tar) and, if named here, `code`. Files of any other format are counted and named."""
+    on_bad_file: Literal["stop", "quarantine"] = "stop"
+    """What happens when a file as a whole cannot be read, being damaged, encrypted or not
+    permitted: the run stops, or the file is left out, named and counted."""
+    hidden: bool = False
+    """Whether files and folders whose names begin with a dot are read."""
+    follow_links: bool = False
+    """Whether links to files outside the folder are read; links to folders never are."""
+    maximum_document_megabytes: float = Field(default=64, gt=0, le=1024)
+    """Largest document, in megabytes of text; a larger one is set aside and counted."""
     maximum_expansion: float = Field(default=200, gt=1)
     """Times its compressed size that a file may unpack to; more is taken for a compression bomb."""
 

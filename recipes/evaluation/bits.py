@@ -28,7 +28,8 @@ class Window:
 def windows(documents: Sequence[Document], sequence_length: int) -> list[Window]:
     """Cut documents so that every token but the first is predicted exactly once.
 
-    A document that is longer than the sequence length starts anew, without context, in each window.
+    A document that is longer than the sequence length starts again in each window,
+    without context.
     """
     return [
         Window(number, start, min(sequence_length, len(document.tokens) - 1 - start))

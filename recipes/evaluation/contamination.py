@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from artifacts.arrays import sorted_unique
-from artifacts.shard_files import ShardFiles
-from artifacts.shards import Shard, ShardStats
+from artifacts.shards.shard_files import ShardFiles
+from artifacts.shards.shard_set import Shard, ShardStats
 from recipes.evaluation.documents import Document
 
 ROWS_AT_ONCE = 4_096

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from artifacts.errors import UserError
-from artifacts.shards import ShardSet, ShardStats, read_documents
+from artifacts.shards.shard_set import ShardSet, ShardStats, list_documents, read_tokens
 from recipes.evaluation.settings import EvaluationSettings
 
 GENERAL_TEXT = "general_english.txt"
@@ -26,7 +28,7 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True)
 class Document:
-    """One document, tokenised as for training."""
+    """One document, tokenized as for training."""
 
     id: str
     cluster: str
@@ -34,6 +36,9 @@ class Document:
     """Of the text in UTF-8, without the start and end tokens."""
     tokens: np.ndarray
     """int64, shape (tokens,), start and end token included."""
+    source: str = ""
+    slice: int = 1
+    """In which corpus of the lineage it came first: its arrival, counted from 1."""
 
 
 def held_out_documents(
@@ -42,32 +47,71 @@ def held_out_documents(
     """Documents of the held-out split, in the order of a hash of their cluster.
 
     Clusters come one after another until the settings' limits are reached, so a smaller limit takes
-    a subset of what a larger one takes.
+    a subset of what a larger one takes. Only what is taken is read.
 
     Raises:
         UserError: the split is empty.
     """
     shards = ShardSet(folder, stats, "held_out")
-    documents = [
+    limit, least = settings.held_out_tokens, settings.minimum_documents
+    return _read(shards, list_documents(shards), limit, least, tokenizer, settings)
+
+
+def newest_documents(
+    folder: Path, stats: ShardStats, tokenizer: Tokenizer, settings: EvaluationSettings
+) -> list[Document]:
+    """Held-out documents of the newest slice that has any; none while there is one slice only."""
+    shards = ShardSet(folder, stats, "held_out")
+    listed = list_documents(shards)
+    newest = pc.max(listed["slice"])
+    if pc.min(listed["slice"]) == newest:
+        return []
+    listed = listed.filter(pc.equal(listed["slice"], newest))
+    return _read(shards, listed, settings.newest_tokens, 1, tokenizer, settings)
+
+
+def _read(
+    shards: ShardSet,
+    listed: pa.Table,
+    limit: int | None,
+    at_least: int,
+    tokenizer: Tokenizer,
+    settings: EvaluationSettings,
+) -> list[Document]:
+    """The first of the listed documents, as `choose`, each cut to the settings' length."""
+    cut = settings.document_tokens
+    sizes = listed["tokens"].to_numpy()
+    chosen = listed.take(
+        choose(
+            listed["cluster"].to_pylist(),
+            listed["id"].to_pylist(),
+            sizes if cut is None else np.minimum(sizes, cut),
+            limit,
+            settings.seed,
+            at_least,
+        )
+    )
+    return [
         _shorten(
             Document(
-                id=str(record["id"]),
-                cluster=str(record["cluster"]),
-                bytes=int(str(record["bytes"])),
+                id=record["id"],
+                cluster=record["cluster"],
+                bytes=record["bytes"],
                 tokens=np.asarray(tokens, np.int64),
+                source=record["source"],
+                slice=record["slice"],
             ),
-            settings.document_tokens,
+            cut,
             tokenizer,
         )
-        for record, tokens in read_documents(shards)
+        for record, tokens in zip(chosen.to_pylist(), read_tokens(shards, chosen), strict=True)
     ]
-    return take(documents, settings.held_out_tokens, settings.seed, settings.minimum_documents)
 
 
 def general_documents(
     tokenizer: Tokenizer, stats: ShardStats, limit: int | None, seed: int
 ) -> list[Document]:
-    """The shipped general-English text (see general_english.md), tokenised like the shards."""
+    """The shipped general-English text (see general_english.md), tokenized like the shards."""
     start = [] if stats.start_token_id is None else [stats.start_token_id]
     documents = []
     for number, text in enumerate(general_texts()):
@@ -92,15 +136,33 @@ def general_texts() -> list[str]:
 def take(
     documents: Sequence[Document], limit: int | None, seed: int, at_least: int = 1
 ) -> list[Document]:
-    """The first documents, by a hash of their cluster, that together reach `limit` tokens.
+    """The first documents, as `choose`."""
+    clusters, ids = [d.cluster for d in documents], [d.id for d in documents]
+    sizes = np.array([len(document.tokens) for document in documents])
+    return [documents[n] for n in choose(clusters, ids, sizes, limit, seed, at_least).tolist()]
+
+
+def choose(
+    clusters: Sequence[str],
+    ids: Sequence[str],
+    sizes: np.ndarray,
+    limit: int | None,
+    seed: int,
+    at_least: int,
+) -> np.ndarray:
+    """Places of the first documents, by a hash of their cluster, that together reach the limit.
 
     At least those of `at_least` different clusters, where there are so many.
+
+    Args:
+        sizes: shape (documents,), in tokens, as is the limit; None takes all.
     """
-    ordered = sorted(documents, key=lambda d: (_order(seed, d.cluster), d.cluster, d.id))
+    keys = [(_order(seed, cluster), cluster, id) for cluster, id in zip(clusters, ids, strict=True)]
+    ordered = np.array(sorted(range(len(keys)), key=keys.__getitem__), np.int64)
     if limit is None:
         return ordered
-    ends = np.cumsum([len(document.tokens) for document in ordered])
-    _, first_of_cluster = np.unique([d.cluster for d in ordered], return_index=True)
+    ends = np.cumsum(sizes[ordered])
+    _, first_of_cluster = np.unique(np.asarray(clusters)[ordered], return_index=True)
     independent = np.sort(first_of_cluster)[:at_least]
     return ordered[: max(int(np.searchsorted(ends, limit)), int(independent[-1])) + 1]
 
@@ -120,7 +182,7 @@ def check_vocabulary(documents: Sequence[Document], vocab_size: int, model: str)
     if highest >= vocab_size:
         raise UserError(
             f"The held-out text holds token {highest}, but {model} has a vocabulary of "
-            f"{vocab_size}: it was tokenised for another model. Materialize `tokenized_shards` "
+            f"{vocab_size}: it was tokenized for another model. Materialize `tokenized_shards` "
             "with this base model."
         )
 

@@ -1,7 +1,7 @@
 """Measures every model of a spec on the same data and writes one result."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -10,9 +10,11 @@ import numpy as np
 import pyarrow.parquet as pq
 from fsspec.implementations.local import LocalFileSystem
 
-from artifacts.atomic import write_atomically
+from artifacts.cache import cache_key, read_cached, write_cached
 from artifacts.errors import UserError
-from artifacts.identity import hash_json
+from artifacts.progress import Report
+from artifacts.storage.atomic import write_atomically
+from artifacts.store.identity import hash_json
 from recipes.evaluation.contamination import find_contamination
 from recipes.evaluation.documents import (
     Document,
@@ -20,8 +22,9 @@ from recipes.evaluation.documents import (
     digest,
     general_documents,
     held_out_documents,
+    newest_documents,
 )
-from recipes.evaluation.quiz import QUIZ_TASK, make_questions, write_task
+from recipes.evaluation.multiple_choice import MULTIPLE_CHOICE_TASK, make_questions, write_task
 from recipes.evaluation.results import (
     FINGERPRINT_KEY,
     Data,
@@ -39,13 +42,13 @@ from recipes.evaluation.settings import (
 from recipes.evaluation.summaries import score_summaries
 from recipes.evaluation.tasks import TaskScores, digest_tasks, run_tasks
 
+NEWEST_TASK = "held_out_newest"
+"""The newest slice of held-out text by itself: what was learnt of the text that arrived last."""
 RESULT_NAME = "result.json"
 SCORES_NAME = "scores.parquet"
 SAMPLES_NAME = "samples.json"
 TASKS_NAME = "task_scores.parquet"
-QUIZ_FOLDER = "quiz"
-
-Report = Callable[[str], None]
+MULTIPLE_CHOICE_FOLDER = "multiple_choice"
 
 
 def evaluate(spec: EvaluationSpec, report: Report) -> dict[str, Any]:
@@ -53,12 +56,12 @@ def evaluate(spec: EvaluationSpec, report: Report) -> dict[str, Any]:
 
     Returns:
         The content of `result.json`, which is the artifact's `stats`: `metrics` (name to role to
-        value, low, high), `evaluation_fingerprint`, `documents`, `tokens`, `precision`, `models`,
-        `faults` (role to why that model could not be measured), `contamination` (what of the
-        held-out text was trained on, see `find_contamination`).
+        value, low, high), `evaluation_fingerprint`, `documents`, `tokens`, `precision`,
+        `vocab_size`, `models`, `faults` (role to why that model could not be measured),
+        `contamination` (what of the held-out text was trained on, see `find_contamination`).
 
     Raises:
-        UserError: the base or the candidate cannot be read, or the data is empty. An incumbent that
+        UserError: the base cannot be read, or the data is empty. A candidate or incumbent that
             cannot be read is a fault in the result, for the gate to judge.
     """
     from recipes.evaluation import models
@@ -74,7 +77,7 @@ def evaluate(spec: EvaluationSpec, report: Report) -> dict[str, Any]:
             try:
                 measured[source.fingerprint] = measure(source, role, data, spec, report)
             except UserError as error:
-                if role != "incumbent":
+                if role == "base":
                     raise
                 faults[role] = str(error)
                 continue
@@ -85,6 +88,7 @@ def evaluate(spec: EvaluationSpec, report: Report) -> dict[str, Any]:
         "documents": {task: len(documents) for task, documents in data.tasks.items()},
         "tokens": {task: sum(len(d.tokens) for d in ds) for task, ds in data.tasks.items()},
         "precision": models.precision(),
+        "vocab_size": spec.shard_stats.vocab_size,
         "models": {role: source.fingerprint for role, source in _sources(spec)},
         "faults": faults,
         "contamination": _contamination(data, spec, report),
@@ -108,11 +112,13 @@ def read_data(spec: EvaluationSpec) -> Data:
     held_out = held_out_documents(Path(spec.shards), spec.shard_stats, tokenizer, settings)
     general = general_documents(tokenizer, spec.shard_stats, settings.general_tokens, settings.seed)
     tasks = {"held_out": held_out, "general": general}
+    if newest := newest_documents(Path(spec.shards), spec.shard_stats, tokenizer, settings):
+        tasks[NEWEST_TASK] = newest
     task_folders = [Path(settings.task_folder)] if settings.task_folder else []
     lm_eval_tasks = settings.lm_eval_tasks
-    if settings.quiz.questions:
-        task_folders.append(_write_quiz(spec, tokenizer))
-        lm_eval_tasks.insert(0, TaskSettings(name=QUIZ_TASK))
+    if settings.multiple_choice.questions:
+        task_folders.append(_write_multiple_choice(spec, tokenizer))
+        lm_eval_tasks.insert(0, TaskSettings(name=MULTIPLE_CHOICE_TASK))
     identity = {
         "code_version": CODE_VERSION,
         "settings": settings.content(),
@@ -136,12 +142,12 @@ def _contamination(data: Data, spec: EvaluationSpec, report: Report) -> dict[str
     return found
 
 
-def _write_quiz(spec: EvaluationSpec, tokenizer: Any) -> Path:
+def _write_multiple_choice(spec: EvaluationSpec, tokenizer: Any) -> Path:
     """Make the multiple-choice set from the whole held-out split; returns its folder."""
     everything = spec.settings.model_copy(update={"held_out_tokens": None, "document_tokens": None})
     documents = held_out_documents(Path(spec.shards), spec.shard_stats, tokenizer, everything)
-    folder = Path(spec.output) / QUIZ_FOLDER
-    write_task(make_questions(documents, tokenizer, spec.settings.quiz), folder)
+    folder = Path(spec.output) / MULTIPLE_CHOICE_FOLDER
+    write_task(make_questions(documents, tokenizer, spec.settings.multiple_choice), folder)
     return folder
 
 
@@ -150,12 +156,13 @@ def measure(
 ) -> Scores:
     """One model's scores, from the cache where it was measured before on the same data."""
     from recipes.evaluation import models
-    from recipes.precision import mixed_precision
+    from recipes.model.precision import mixed_precision
 
-    cached = _cache_path(spec.cache, data, source, models.precision())
-    if cached and (scores := _read_cache(cached)):
+    key = scores_key(data, source)
+    known = read_cached(spec.cache, key) if spec.cache else None
+    if known is not None:
         report(f"{role}: measured before on the same data")
-        return scores
+        return _read_scores(known)
     report(f"{role}: loading {source.path}")
     model = models.load_model(Path(source.path))
     bits = {}
@@ -164,8 +171,8 @@ def measure(
             check_vocabulary(documents, model.config.vocab_size, source.path)
             bits[task] = _score_task(model, role, task, documents, spec, report)
     scores = Scores(bits, *_written(model, role, data, spec, report))
-    if cached:
-        _write_json(cached, asdict(scores))
+    if spec.cache:
+        write_cached(spec.cache, key, _to_json(asdict(scores)))
     return scores
 
 
@@ -229,23 +236,34 @@ def _describe_models(spec: EvaluationSpec) -> str:
     return " and ".join(reversed(distinct.values()))
 
 
-def _cache_path(folder: str | None, data: Data, source: ModelSource, precision: str) -> Path | None:
-    name = f"{source.fingerprint}-{precision}.json"
-    return Path(folder) / data.fingerprint / name if folder else None
+def scores_key(data: Data, source: ModelSource) -> str:
+    """The cache's key of a model's scores: what is measured, by what and on which device."""
+    import torch
+
+    from recipes.evaluation import models
+
+    device = models.device()
+    is_cuda = device.type == "cuda"
+    return cache_key(
+        "recipes.evaluation.measure",
+        ["lm-eval", "numpy", "rouge-score", "tokenizers", "torch", "transformers"],
+        evaluation=data.fingerprint,
+        model=source.fingerprint,
+        precision=models.precision(),
+        device=torch.cuda.get_device_name(device) if is_cuda else device.type,
+    )
 
 
-def _read_cache(path: Path) -> Scores | None:
-    if not path.exists():
-        return None
-    content = json.loads(path.read_text())
-    bits = {task: np.array(values, float) for task, values in content["bits"].items()}
-    tasks = [TaskScores(**one | {"values": np.array(one["values"])}) for one in content["tasks"]]
-    return Scores(bits, content["samples"], tasks)
+def _read_scores(content: bytes) -> Scores:
+    found = json.loads(content)
+    bits = {task: np.array(values, float) for task, values in found["bits"].items()}
+    tasks = [TaskScores(**one | {"values": np.array(one["values"])}) for one in found["tasks"]]
+    return Scores(bits, found["samples"], tasks)
+
+
+def _to_json(content: Any) -> bytes:
+    return json.dumps(content, indent=1, default=np.ndarray.tolist).encode()
 
 
 def _write_json(path: Path, content: Any) -> None:
-    write_atomically(
-        LocalFileSystem(),
-        str(path),
-        json.dumps(content, indent=1, default=np.ndarray.tolist).encode(),
-    )
+    write_atomically(LocalFileSystem(), str(path), _to_json(content))

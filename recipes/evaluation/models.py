@@ -9,7 +9,7 @@ import torch
 from artifacts.errors import UserError
 from recipes.evaluation.documents import Document
 from recipes.evaluation.settings import GenerationSettings
-from recipes.precision import Precision, choose_precision
+from recipes.model.precision import Precision, choose_precision
 
 
 def device() -> torch.device:

@@ -30,7 +30,7 @@ class Data:
     task_folders: list[Path]
     """Where the files of lm-eval's tasks are."""
     lm_eval_tasks: list[TaskSettings]
-    """The quiz first, then what the settings name."""
+    """The multiple-choice set first, then what the settings name."""
     fingerprint: str
     """Of data, code and settings, not of the models: figures with one fingerprint compare."""
 
@@ -94,7 +94,9 @@ def _figures(
 
 
 def score_table(data: Data, scores: dict[str, Scores]) -> pa.Table:
-    """One row a document: task, document, cluster, bytes, tokens, and bits under each model.
+    """One row a document: what is known of it, and bits under each model.
+
+    Columns are task, document, cluster, source, slice, bytes, tokens and `bits_<role>`.
 
     A model that was not measured has nulls; one that answered NaN has NaN.
     """
@@ -103,6 +105,8 @@ def score_table(data: Data, scores: dict[str, Scores]) -> pa.Table:
         "task": pa.array([task for task, _ in rows]),
         "document": pa.array([document.id for _, document in rows]),
         "cluster": pa.array([document.cluster for _, document in rows]),
+        "source": pa.array([document.source for _, document in rows]),
+        "slice": pa.array([document.slice for _, document in rows]),
         "bytes": pa.array([document.bytes for _, document in rows]),
         "tokens": pa.array([len(document.tokens) for _, document in rows]),
     }

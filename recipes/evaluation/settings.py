@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from artifacts.identity import FINGERPRINT_LENGTH
 from artifacts.settings import Settings
-from artifacts.shards import ShardStats
+from artifacts.shards.shard_set import ShardStats
+from artifacts.store.identity import FINGERPRINT_LENGTH
 
-CODE_VERSION = "1"
+CODE_VERSION = "2"
 
 Folder = Annotated[str, BeforeValidator(os.fspath)]
 """A local folder; `gs://` in a spec that the container's launcher turns into mounted paths."""
@@ -58,7 +58,7 @@ class TaskSettings(Settings):
         return self
 
 
-class QuizSettings(Settings):
+class MultipleChoiceSettings(Settings):
     """A multiple-choice set made from held-out text: which of several texts goes on?"""
 
     questions: int = Field(default=0, ge=0)
@@ -105,12 +105,15 @@ class EvaluationSettings(Settings):
     minimum_documents: int = Field(default=36, ge=1)
     """Independent documents (duplicate clusters) taken even where they hold more than
     `held_out_tokens`; the gate needs 30."""
+    newest_tokens: int | None = Field(default=2_500, ge=1)
+    """Most held-out tokens that are measured of the newest slice by itself, once there are two, as
+    `held_out_newest_bits_per_byte`; absent means all."""
     general_tokens: int | None = Field(default=2_500, ge=1)
     """Most tokens of the shipped general-English text to measure; absent: all 10,000."""
     generation: GenerationSettings = GenerationSettings()
     """Completions side by side."""
-    quiz: QuizSettings = QuizSettings()
-    """Multiple choice from held-out text, reported as `domain_quiz_acc` and `_acc_norm`."""
+    multiple_choice: MultipleChoiceSettings = MultipleChoiceSettings()
+    """Questions from held-out text: `domain_multiple_choice_acc` and `_acc_norm`."""
     tasks: tuple[TaskSettings, ...] = ()
     """Tasks of lm-eval, reported as `<task>_<metric>`; those on the hub need a connection."""
     summaries: SummarySettings | None = None
@@ -122,7 +125,8 @@ class EvaluationSettings(Settings):
     bootstrap_resamples: int = Field(default=2_000, ge=200)
     """Resamples behind each metric's 95 % interval."""
     seed: int = 0
-    """Decides which documents are taken and how the intervals resample."""
+    """Decides, with the candidate's weights, which documents are taken and how the intervals
+    resample."""
     batch_tokens: int = Field(default=2_048, ge=1)
     """Most tokens in one forward pass, by what the memory holds; where, not what."""
 
@@ -130,6 +134,14 @@ class EvaluationSettings(Settings):
     def lm_eval_tasks(self) -> list[TaskSettings]:
         """The tasks to run, a group as its parts."""
         return [part for task in self.tasks for part in _parts(task)]
+
+    def drawn_for(self, model: str) -> "EvaluationSettings":
+        """The settings with a seed of a candidate's own, which draws its documents.
+
+        So what the scores of some candidates tell says little about the documents of the next.
+        """
+        digest = hashlib.sha256(f"{self.seed}\0{model}".encode()).hexdigest()
+        return self.model_copy(update={"seed": int(digest[:8], 16)})
 
     def content(self) -> dict[str, Any]:
         """What decides the result, for the fingerprint: files count by what they hold."""
@@ -187,6 +199,6 @@ class EvaluationSpec(Settings):
     output: Folder
     """Folder to write `result.json`, `scores.parquet` and `samples.json` into."""
     cache: Folder | None = None
-    """Folder of scores measured before, by evaluation and model fingerprint; None keeps none."""
+    """Folder of what earlier runs have measured (`artifacts.cache`); None keeps nothing."""
     settings: EvaluationSettings = EvaluationSettings()
     """What to measure."""

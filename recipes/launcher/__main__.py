@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 
 from artifacts.errors import UserError
-from recipes.launcher import engines, ssh
+from recipes.launcher import commands, ssh
 from recipes.launcher.cluster import Cluster, read_cluster
 from recipes.launcher.folders import localize_spec, make_folders, output_folders
 from recipes.launcher.relay import relayed_messages, without_session
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="recipes.launcher", description=__doc__)
     parser.add_argument(
-        "--engine", choices=["torchrun", "deepspeed", "command"], default="torchrun"
+        "--launcher", choices=["torchrun", "deepspeed", "command"], default="torchrun"
     )
     parser.add_argument("--processes", default="auto", help="a node: a number, or one a GPU")
     parser.add_argument("--ssh", action="store_true", help="DeepSpeed starts the nodes by ssh")
@@ -75,12 +75,14 @@ def _launch(options: argparse.Namespace, cluster: Cluster, folder: Path) -> int:
 def _command(
     options: argparse.Namespace, cluster: Cluster, folder: Path, program: list[str]
 ) -> list[str]:
-    if options.engine == "command":
+    if options.launcher == "command":
         return program
-    processes = engines.count_processes(options.processes)
-    if options.engine == "torchrun":
-        return engines.torchrun_command(cluster, processes, program)
-    if options.ssh and not cluster.is_single:
+    processes = commands.count_processes(options.processes)
+    if cluster.is_single:
+        return commands.local_command(processes, program)
+    if options.launcher == "torchrun":
+        return commands.torchrun_command(cluster, processes, program)
+    if options.ssh:
         shared = _shared_folder()
         home = Path.home() / ".ssh"
         if not cluster.is_master:
@@ -88,7 +90,7 @@ def _command(
         ssh.publish_key(shared, home)
         ssh.write_client_config(cluster, home)
     hostfile = folder / "hostfile"
-    return engines.deepspeed_command(cluster, processes, hostfile, program, options.ssh)
+    return commands.deepspeed_command(cluster, processes, hostfile, program, options.ssh)
 
 
 def _shared_folder() -> Path:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from artifacts.pipes_session import CONTEXT_VARIABLE, MESSAGES_VARIABLE, BucketChannel
+from artifacts.program.pipes import CONTEXT_VARIABLE, MESSAGES_VARIABLE, BucketChannel
 
 POLL_SECONDS = 0.2
 

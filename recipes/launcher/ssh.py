@@ -11,7 +11,7 @@ from pathlib import Path
 
 from artifacts.errors import UserError
 from recipes.launcher.cluster import Cluster
-from recipes.launcher.engines import SSH_PORT
+from recipes.launcher.commands import SSH_PORT
 
 KEY_WAIT_SECONDS = 600.0
 POLL_SECONDS = 2.0

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from artifacts.store import CACHE_VARIABLE, Store
+from artifacts.store.store import CACHE_VARIABLE, Store
 from tests.stand_ins.google import BUCKET, LocalGoogle
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from artifacts.identity import Identity, differences, hash_json
+from artifacts.store.identity import Identity, differences, hash_json
 
 json_values = st.recursive(
     st.none()

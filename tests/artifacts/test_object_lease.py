@@ -8,7 +8,7 @@ import fsspec
 import pytest
 
 from artifacts.errors import UserError
-from artifacts.object_lease import object_lease
+from artifacts.leases.object_lease import object_lease
 
 LIFETIME = 1.2
 

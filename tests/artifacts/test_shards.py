@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from artifacts.errors import DamagedArtifact, UserError
-from artifacts.shards import (
+from artifacts.shards.shard_set import (
     DOCUMENT_SCHEMA,
     SEGMENT,
     PackedRows,
@@ -41,6 +41,8 @@ def write_two_shards(folder: Path) -> ShardStats:
                 "source": ["s"] * len(lengths),
                 "bytes": lengths,
                 "tokens": lengths,
+                "text_hash": ["t"] * len(lengths),
+                "slice": [1] * len(lengths),
             },
             DOCUMENT_SCHEMA,
         )
@@ -85,7 +87,7 @@ def test_rows_and_documents_are_read_back_over_all_shards(tmp_path: Path) -> Non
 
 
 def test_a_split_without_rows_names_the_setting(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no held_out rows.*tokenized_shards.split.held_out"):
+    with pytest.raises(UserError, match=r"no held_out rows.*clean_corpus.split.held_out"):
         ShardSet(tmp_path, write_two_shards(tmp_path), "held_out")
 
 
@@ -119,7 +121,7 @@ def test_rows_of_several_shards_and_splits_are_read_in_the_order_asked_for(tmp_p
     assert rows.row_offsets.tolist() == [0, 1, 2, 4, 5]
     assert rows.segments["document"].tolist() == [0, 0, 0, 1, 0]
     assert shards.locate(2) == (stats.shards[1], 0) and shards.locate(1) == (stats.shards[0], 1)
-    with pytest.raises(UserError, match=r"hold no rows to replay.*tokenized_shards.replay"):
+    with pytest.raises(UserError, match=r"hold no rows to replay.*clean_corpus.split.sources"):
         ShardSet(tmp_path, write_two_shards(tmp_path), "train", "replay")
 
 

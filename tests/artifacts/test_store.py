@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from artifacts.errors import DamagedArtifact, MissingArtifact, UserError
-from artifacts.identity import Identity
-from artifacts.pipelines import Pipeline
-from artifacts.store import Draft, Store
+from artifacts.store.identity import Identity
+from artifacts.store.pipelines import Pipeline
+from artifacts.store.store import Draft, Store
 
 
 def identity(steps: int = 1) -> Identity:
@@ -190,3 +190,51 @@ def test_the_pipeline_record_keeps_what_was_before(store: Store) -> None:
 def test_a_missing_input_names_the_command_that_makes_it(store: Store) -> None:
     with pytest.raises(MissingArtifact, match=r'--select "\*checkpoint"'):
         Pipeline(store, "docs").current("tokenized_shards", needed_by="checkpoint")
+
+
+def test_files_and_folders_are_on_the_disk_before_the_manifest_is(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed: list[str] = []
+    real = os.fsync
+
+    def note(descriptor: int) -> None:
+        flushed.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note)
+    artifact, _ = store.make(identity(), write_hello)
+
+    manifest = next(n for n, name in enumerate(flushed) if "manifest.json" in name)
+    assert {"a.txt", "part"} <= set(flushed[:manifest])
+    assert "corpus" in flushed[manifest:], "the folder that the artifact is named in"
+    assert artifact.path.parent.name == "corpus"
+
+
+def test_a_store_is_its_owners_alone(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        Store(str(tmp_path / "new")).make(identity(), write_hello)
+        (tmp_path / "shared").mkdir(mode=0o755)
+        Store(str(tmp_path / "shared")).make(identity(), write_hello)
+    finally:
+        os.umask(before)
+    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "shared").stat().st_mode & 0o777 == 0o755, "as its owner set it"
+
+
+def test_a_program_that_outlives_its_maker_cannot_reach_what_was_committed(store: Store) -> None:
+    paths: list[Path] = []
+
+    def die(draft: Draft) -> None:
+        write_hello(draft)
+        paths.append(draft.path)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        store.make(identity(), die)
+    artifact, _ = store.make(identity(), write_hello)
+    with pytest.raises(FileNotFoundError):
+        (paths[0] / "part" / "a.txt").write_text("from the orphan")
+    artifact.verify()
+    assert not list((Path(store.root) / "drafts").iterdir())

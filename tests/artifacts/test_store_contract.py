@@ -4,10 +4,10 @@ import fsspec
 import pytest
 
 from artifacts.errors import DamagedArtifact, MissingArtifact
-from artifacts.identity import Identity
-from artifacts.manifest import MANIFEST_NAME
-from artifacts.pipelines import Pipeline
-from artifacts.store import Draft, Store
+from artifacts.store.identity import Identity
+from artifacts.store.layout import MANIFEST_NAME
+from artifacts.store.pipelines import Pipeline
+from artifacts.store.store import Draft, Store
 
 IDENTITY = Identity(kind="clean_corpus", code_version="1", settings={"a": 1})
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from artifacts import transfer
 from artifacts.errors import DamagedArtifact
-from artifacts.transfer import download_folder, upload_folder
+from artifacts.storage import transfer
+from artifacts.storage.transfer import download_folder, upload_folder
 from tests.stand_ins.google import LocalGoogle
 
 PART = 256 * 1024

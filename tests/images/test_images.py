@@ -79,7 +79,7 @@ def test_own_server_is_in_its_image_with_what_it_imports() -> None:
         rest.split()[0] for name, rest in instructions("serve_transformers") if name == "COPY"
     }
     assert {"artifacts", "serving"} <= copied
-    code = "\n".join(path.read_text() for path in (ROOT / "serving").glob("*.py"))
+    code = "\n".join(path.read_text() for path in (ROOT / "serving").rglob("*.py"))
     for module in set(re.findall(r"^\s*(?:from|import) (\w+)", code, re.M)):
         third_party = module not in sys.stdlib_module_names | {"serving", "artifacts", "starlette"}
         assert not third_party or module in requirements, module
@@ -89,7 +89,7 @@ def test_program_of_the_serve_image_needs_only_what_is_in_it() -> None:
     copied = {rest.split()[0] for name, rest in instructions("serve") if name == "COPY"}
     assert {"artifacts", "serving"} <= copied
     code = (
-        "import sys, serving.container\n"
+        "import sys, serving.vertex.container\n"
         "third = {name.split('.')[0] for name in sys.modules} - sys.stdlib_module_names\n"
         "print(sorted(third & {'torch', 'transformers', 'psutil', 'fsspec', 'yaml'}))"
     )

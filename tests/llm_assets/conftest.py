@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Project, make_project
+from tests.listening import run_watched
 
 SHARDS = ("raw_corpus", "clean_corpus", "base_model", "tokenized_shards")
 EVALUATION = (*SHARDS, "checkpoint", "eval_metrics")
@@ -15,9 +16,11 @@ EVALUATION = (*SHARDS, "checkpoint", "eval_metrics")
 def made(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Iterator[Project]:
     """A project after `llm-assets run`, its endpoint serving; tests leave it as it is."""
     project = make_project(tmp_path_factory.mktemp("made") / "project", tiny_model_folder)
-    ended = project.run("llm-assets", "run")
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    (project.folder / "screen.txt").write_text(ended.stdout)
+    process = project.start("llm-assets", "run")
+    listened = run_watched(process)
+    screen = (project.folder / "output.txt").rename(project.folder / "screen.txt")
+    assert process.returncode == 0, screen.read_text()
+    (project.folder / "listened.txt").write_text("\n".join(sorted(listened)))
     yield project
     project.run("llm-assets", "stop")
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from dagster import DagsterInstance, RunRequest, SkipReason, build_sensor_context
 
-from artifacts.identity import Identity
+from artifacts.store.identity import Identity
 from llm_assets.config import load_settings
 from llm_assets.definitions import build_definitions
-from llm_assets.sources.snapshot import source_fingerprints
+from llm_assets.sources.snapshot.snapshot import source_fingerprints
 from tests.conftest import Project
 
 

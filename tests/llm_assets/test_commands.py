@@ -34,7 +34,7 @@ def test_a_version_is_explained_down_to_the_source_text(served: Project) -> None
     for asset in ("eval_metrics", "checkpoint", "tokenized_shards", "clean_corpus", "raw_corpus"):
         fingerprint = served.record.current(asset, needed_by="test").fingerprint
         assert f"{asset} {fingerprint}" in text
-    assert "accepted." in text and "revision" in text and '"learning_rate": 0.01' in text
+    assert "promoted by the gate" in text and "revision" in text and '"learning_rate": 0.01' in text
 
 
 def test_a_piece_of_text_is_traced_to_the_rows_that_hold_it(served: Project) -> None:
@@ -53,19 +53,43 @@ def test_a_document_tells_its_story(served: Project) -> None:
 
 
 def test_rollback_serves_the_version_before_and_stays_on_the_next_run(served: Project) -> None:
-    assert "Version 0 serves" in ask(served, "rollback", "--reason", "users complain")
-    assert "0 (champion)" in ask(served, "versions")
-    assert "1 (previous)" in ask(served, "versions")
+    before = ask(served, "versions")
+    assert "1 (wanted, champion)" in before and "0 (previous)" in before
+    assert "Version 0 serves" in ask(served, "rollback", "--name", "Bo", "--reason", "complaints")
+    told = ask(served, "versions")
+    assert "0 (wanted, champion)" in told and "serves: version 0" in told
+    assert "wanted: version 0, by Bo (rolled back: complaints)" in told
 
     assert "version 0 at" in ask(served, "run")
 
     approved = ask(served, "approve", "1", "--name", "Ada", "--reason", "they were wrong")
     assert "Version 1 serves" in approved
     explained = ask(served, "explain", "1")
-    assert "approved by Ada" in explained and "they were wrong" in explained
+    assert "approved by Ada: they were wrong" in explained
 
     rejected = ask(served, "reject", "1", "--name", "Ada", "--reason", "they were right")
     assert "Version 0 serves" in rejected
+
+
+def test_other_settings_never_bring_a_rejected_model_back(served: Project) -> None:
+    ask(served, "reject", "1", "--name", "Ada", "--reason", "it swears")
+    served.configure(eval_metrics={"seed": 5}, model_version={"gate": {"smallest_effect": 0.001}})
+    assert "version 0 at" in ask(served, "run")
+    told = ask(served, "explain", "1")
+    assert told.count("by the gate") == 2 and "rejected by Ada: it swears" in told
+    assert "2" not in [line.split(":")[0] for line in ask(served, "versions").splitlines()]
+
+
+def test_a_lost_registry_is_restored_by_the_command_that_the_message_names(
+    served: Project,
+) -> None:
+    state = next((served.folder / "store" / "registry").glob("*/registry.json"))
+    state.write_text(state.read_text()[:100])
+    ended = served.run("llm-assets", "versions")
+    assert ended.returncode == 1 and "llm-assets restore-registry" in ended.stderr
+    assert str(state) in ended.stderr and "Traceback" not in ended.stderr
+    assert "as it was before its last change" in ask(served, "restore-registry")
+    assert "1" in ask(served, "versions")
 
 
 @pytest.mark.parametrize(

@@ -34,16 +34,19 @@ def test_the_shipped_pipeline_files_are_valid() -> None:
 
 def test_everything_but_sources_and_base_model_has_a_default(tmp_path: Path) -> None:
     settings = load_settings(write(tmp_path, MINIMAL))
-    assert settings.platform == "local" and settings.checkpoint.steps > 0
+    assert settings.platform == "local" and settings.checkpoint.budget.steps == 32
 
 
 @pytest.mark.parametrize(
     ("addition", "message"),
     [
         ("stroe: elsewhere", "stroe: unknown key; did you mean `store`?"),
-        ("checkpoint: {learing_rate: 1}", "checkpoint.learing_rate.*did you mean `learning_rate`"),
+        (
+            "checkpoint: {optimizer: {learing_rate: 1}}",
+            "optimizer.learing_rate.*did you mean `learning_rate`",
+        ),
         ("checkpoint: {schedule: {warmup: 1}}", "schedule.warmup.*did you mean `warmup_steps`"),
-        ("checkpoint: {steps: many}", "checkpoint.steps: .*got 'many'"),
+        ("checkpoint: {budget: {steps: many}}", "checkpoint.budget.steps: .*got 'many'"),
         ("platform: moon", "platform: .*'local' or 'google_cloud'"),
     ],
 )
@@ -60,8 +63,10 @@ def test_a_wrong_key_inside_a_source_names_that_sources_keys(tmp_path: Path) -> 
 
 def test_all_faults_are_reported_at_once(tmp_path: Path) -> None:
     with pytest.raises(UserError) as error:
-        load_settings(write(tmp_path, MINIMAL + "stroe: x\nplatfrom: y\ncheckpoint: {steps: 0}"))
-    assert all(key in str(error.value) for key in ("stroe", "platfrom", "checkpoint.steps"))
+        load_settings(
+            write(tmp_path, MINIMAL + "stroe: x\nplatfrom: y\ncheckpoint: {budget: {steps: 0}}")
+        )
+    assert all(key in str(error.value) for key in ("stroe", "platfrom", "budget.steps"))
 
 
 @pytest.mark.parametrize("text", ["- a list", "a: [unclosed", "\xff\xfe"])
@@ -76,9 +81,11 @@ def test_an_absent_file_names_those_that_exist(tmp_path: Path) -> None:
 
 
 def test_steps_from_the_launchpad_replace_any_budget(tmp_path: Path) -> None:
-    settings = load_settings(write(tmp_path, MINIMAL + "checkpoint: {tokens: 100000}")).checkpoint
+    settings = load_settings(
+        write(tmp_path, MINIMAL + "checkpoint: {budget: {tokens: 100000}}")
+    ).checkpoint
     changed = CheckpointOverrides(steps=7).apply(settings)
-    assert (changed.steps, changed.tokens) == (7, None)
-    assert CheckpointOverrides(seed=3).apply(settings).tokens == 100_000
+    assert (changed.budget.steps, changed.budget.tokens) == (7, None)
+    assert CheckpointOverrides(seed=3).apply(settings).budget.tokens == 100_000
     with pytest.raises(UserError, match="steps"):
         CheckpointOverrides(steps=0).apply(settings)

@@ -1,8 +1,8 @@
-"""A held-out set that has judged stays the judge."""
+"""Splits are handed from one trained corpus to the next."""
 
-from artifacts.identity import Identity
-from artifacts.shards import ShardSet, ShardStats
-from llm_assets.held_out import PIN_INPUT
+from artifacts.shards.shard_set import ShardSet, ShardStats
+from artifacts.store.identity import Identity
+from llm_assets.assets.held_out import EARLIER_INPUT
 from tests.conftest import Project
 
 
@@ -12,10 +12,10 @@ def held_out_ids(project: Project) -> set[str]:
     return {name for shard in rows.shards for name in shard.documents()["id"].to_pylist()}
 
 
-def judge_once(project: Project) -> None:
-    """Enter an evaluation that used the current shards."""
+def train_once(project: Project) -> None:
+    """Enter a checkpoint that was trained on the current shards."""
     shards = project.record.current("tokenized_shards", needed_by="test").fingerprint
-    identity = Identity(kind="eval_metrics", code_version="1", inputs={"tokenized_shards": shards})
+    identity = Identity(kind="checkpoint", code_version="1", inputs={"tokenized_shards": shards})
     artifact, _ = project.record.store.make(identity, lambda draft: None)
     project.record.advance(artifact)
 
@@ -25,13 +25,13 @@ def make_shards(project: Project) -> None:
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
-def test_a_grown_corpus_holds_out_the_same_documents(with_shards: Project) -> None:
+def test_a_grown_corpus_keeps_what_was_held_out_and_adds_to_it(with_shards: Project) -> None:
     project = with_shards
     make_shards(project)
-    judge_once(project)
-    first, judged = held_out_ids(project), project.record.current("tokenized_shards", "test")
+    train_once(project)
+    first, trained = held_out_ids(project), project.record.current("clean_corpus", "test")
     make_shards(project)
-    assert project.record.current("tokenized_shards", "test").fingerprint == judged.fingerprint
+    assert project.record.current("clean_corpus", "test").fingerprint == trained.fingerprint
 
     copied = sorted(first)[0]
     copy = (project.folder / "text" / copied).read_text()
@@ -41,18 +41,25 @@ def test_a_grown_corpus_holds_out_the_same_documents(with_shards: Project) -> No
         name.write_text(f"Chapter {number}. " + " ".join(f"word{n * number}" for n in range(30)))
     make_shards(project)
 
-    assert held_out_ids(project) == first
+    assert first < held_out_ids(project)
+    assert all(name.startswith("new-") for name in held_out_ids(project) - first)
     clean = project.record.current("clean_corpus", "test")
-    assert clean.manifest.inputs[PIN_INPUT] == judged.fingerprint
-    assert clean.stats["documents"] == 280
+    assert clean.manifest.inputs[EARLIER_INPUT] == trained.fingerprint
+    assert clean.stats["documents"] == 280 and clean.stats["slice"] == 2
 
 
-def test_another_split_seed_draws_a_new_held_out_set(with_shards: Project) -> None:
+def test_other_shares_decide_over_old_text_only_before_it_was_trained_on(
+    with_shards: Project,
+) -> None:
     project = with_shards
     make_shards(project)
-    judge_once(project)
     first = held_out_ids(project)
-    project.configure(clean_corpus={"split_seed": 1})
+    project.configure(clean_corpus={"split": {"validation": 0.1, "held_out": 0.5}})
     make_shards(project)
-    assert held_out_ids(project) != first
-    assert PIN_INPUT not in project.record.current("clean_corpus", "test").manifest.inputs
+    assert len(held_out_ids(project)) > 1.5 * len(first)
+
+    train_once(project)
+    second = held_out_ids(project)
+    project.configure(clean_corpus={"split": {"validation": 0.1, "held_out": 0.2, "seed": 1}})
+    make_shards(project)
+    assert held_out_ids(project) == second

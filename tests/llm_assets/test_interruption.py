@@ -15,12 +15,13 @@ from tests.conftest import Project, make_project
 from tests.llm_assets.conftest import SHARDS
 
 STEPS = 40
+SETTINGS = {"budget": {"steps": STEPS}, "checkpointing": {"every_steps": 5}}
 
 
 @pytest.fixture
 def prepared(with_shards: Project) -> Project:
     """A project whose shards are made and whose training takes long enough to be killed."""
-    with_shards.configure(checkpoint={"steps": STEPS, "checkpoint_every_steps": 5})
+    with_shards.configure(checkpoint=SETTINGS)
     return with_shards
 
 
@@ -52,7 +53,7 @@ def training_workers(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
         child
         for child in psutil.Process(process.pid).children(recursive=True)
         if "recipes.continued_pretraining" in child.cmdline()
-        and "recipes.launch" not in child.cmdline()
+        and "recipes.launcher.local" not in child.cmdline()
     ]
 
 
@@ -80,7 +81,7 @@ def test_killed_training_goes_on_with_the_losses_of_an_unbroken_run(
 
     unbroken = make_project(tmp_path / "unbroken", tiny_model_folder)
     unbroken.adopt(made, *SHARDS)
-    unbroken.configure(checkpoint={"steps": STEPS, "checkpoint_every_steps": 5})
+    unbroken.configure(checkpoint=SETTINGS)
     assert unbroken.materialize("*checkpoint").returncode == 0
     assert len(losses(prepared)) == STEPS
     assert losses(prepared) == losses(unbroken)

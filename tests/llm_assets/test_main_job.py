@@ -8,6 +8,7 @@ import sys
 
 from recipes.spec import read_metrics
 from tests.conftest import Project
+from tests.listening import outside_loopback
 
 ASSETS = [
     "raw_corpus",
@@ -54,6 +55,11 @@ def test_the_orchestrators_log_is_in_a_file_and_not_on_the_terminal(made: Projec
     assert "RUN_SUCCESS" not in screen(made)
 
 
+def test_no_stage_listens_beyond_this_machine(made: Project) -> None:
+    listened = set((made.folder / "listened.txt").read_text().split())
+    assert listened and outside_loopback(listened) == set()
+
+
 def test_a_second_run_finds_everything_made(made: Project) -> None:
     before = made.record.history()
     again = made.run("llm-assets", "run")
@@ -86,9 +92,9 @@ def test_a_run_from_the_launchpad_may_override_steps_learning_rate_and_seed(made
     assert ended.returncode == 0, ended.stderr
     now = made.record.current("checkpoint", needed_by="test")
     assert now.stats["steps"] == 3
-    assert now.manifest.settings["learning_rate"] == 0.002
+    assert now.manifest.settings["optimizer"]["learning_rate"] == 0.002
     assert now.manifest.settings["seed"] == 5
-    assert "settings.steps: 12 -> 3" in ended.stdout + ended.stderr
+    assert "settings.budget.steps: 12 -> 3" in ended.stdout + ended.stderr
 
     made.record.advance(before)
 
@@ -108,7 +114,7 @@ def test_a_flipped_byte_in_a_shard_is_found_before_training(made: Project) -> No
     assert f"{tokens.name} has another checksum" in ended.stdout + ended.stderr
 
 
-def test_a_port_in_use_is_named_and_the_model_is_not_lost(made: Project) -> None:
+def test_a_port_in_use_is_named_before_any_work_and_the_model_is_not_lost(made: Project) -> None:
     made.run("llm-assets", "stop")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -117,8 +123,8 @@ def test_a_port_in_use_is_named_and_the_model_is_not_lost(made: Project) -> None
         made.configure(endpoint={"port": port})
         ended = made.run("llm-assets", "run")
     assert ended.returncode == 1
-    assert str(port) in ended.stdout and "endpoint.port" in ended.stdout
-    assert "Traceback" not in ended.stdout
+    assert str(port) in ended.stderr and "endpoint.port" in ended.stderr
+    assert "Traceback" not in ended.stdout + ended.stderr
 
     made.configure(endpoint={"port": 0})
     again = made.run("llm-assets", "run")

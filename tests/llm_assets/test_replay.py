@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from artifacts.shards import ShardSet, ShardStats, read_documents
+from artifacts.shards.shard_set import ShardSet, ShardStats, read_documents
 from llm_assets.assets.corpus import GENERAL_ENGLISH
 from tests.conftest import Project
 
@@ -28,7 +28,7 @@ def test_replayed_text_goes_into_training_and_leaves_out_what_forgetting_is_meas
     }
     project.configure(
         raw_corpus={"sources": [manual, general]},
-        tokenized_shards={"replay": ["general"]},
+        clean_corpus={"split": {"sources": {"general": "replay"}}},
         checkpoint={"replay_share": 0.25},
     )
 

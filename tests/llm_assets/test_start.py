@@ -9,7 +9,7 @@ from tests.conftest import Project
 def test_new_text_continues_from_the_champion_and_nothing_trains_on_itself(
     project: Project,
 ) -> None:
-    project.configure(checkpoint={"initialise": "champion", "steps": 8})
+    project.configure(checkpoint={"initialize": "champion", "budget": {"steps": 8}})
     assert project.run("llm-assets", "run").returncode == 0
     base = project.record.current("base_model", "test").fingerprint
     first = project.record.current("checkpoint", "test")

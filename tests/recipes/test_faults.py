@@ -2,15 +2,18 @@
 
 import json
 import resource
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from artifacts.shards import ShardSet
-from recipes.guard import GradientGuard
-from recipes.order import global_rows
+from artifacts.errors import UserError
+from artifacts.shards.shard_set import ShardSet
+from recipes.checkpointing.train_state import TrainState
+from recipes.data.order import DataOrder
+from recipes.optimization.gradient_guard import GradientGuard
 from recipes.spec import TrainingSpec, read_metrics
 from tests.recipes.conftest import (
     SpecMaker,
@@ -26,7 +29,7 @@ from tests.recipes.conftest import (
 def test_a_kill_in_the_middle_of_a_save_costs_nothing_but_that_save(
     make_spec: SpecMaker, unbroken: TrainingSpec
 ) -> None:
-    spec = make_spec("saving", steps=30, checkpoint_every_steps=1, save_in_background="always")
+    spec = make_spec("saving", steps=30, checkpointing={"every_steps": 1}, in_background="always")
     for step in (5, 17):
         kill_at(spec, step)
     train_here(spec)
@@ -36,7 +39,7 @@ def test_a_kill_in_the_middle_of_a_save_costs_nothing_but_that_save(
 def test_a_flipped_byte_in_the_newest_checkpoint_is_named_and_the_one_before_taken(
     make_spec: SpecMaker, unbroken: TrainingSpec
 ) -> None:
-    spec = make_spec("flipped", steps=30, checkpoint_every_steps=6)
+    spec = make_spec("flipped", steps=30, checkpointing={"every_steps": 6})
     kill_at(spec, 14)
     data = Path(spec.run_folder) / "step-12" / "__0_0.distcp"
     content = bytearray(data.read_bytes())
@@ -56,7 +59,7 @@ def test_a_flipped_byte_in_the_newest_checkpoint_is_named_and_the_one_before_tak
 def test_a_full_disk_ends_the_run_with_its_checkpoints_whole(
     make_spec: SpecMaker, unbroken: TrainingSpec, background: str
 ) -> None:
-    spec = make_spec("full", steps=30, checkpoint_every_steps=6, save_in_background=background)
+    spec = make_spec("full", steps=30, checkpointing={"every_steps": 6}, in_background=background)
     kill_at(spec, 8)
     process = start(spec)
     wait_for_step(spec, process, 7)
@@ -94,8 +97,9 @@ def _rare_token(spec: TrainingSpec) -> int:
     train = ShardSet(Path(spec.shards_folder), spec.shards, "train")
     validation = ShardSet(Path(spec.shards_folder), spec.shards, "validation")
     validated = {int(token) for tokens, _ in validation for token in tokens}
+    order = DataOrder.of(spec)
     batches = [
-        {int(token) for row in global_rows(4 * step, 4, len(train), 0) for token in train[row][0]}
+        {int(token) for row in order.rows(4 * step, 4) for token in train[row][0]}
         for step in range(30)
     ]
     counts = {
@@ -125,5 +129,41 @@ def test_too_many_skipped_steps_in_a_row_end_the_run() -> None:
     assert guard.largest_norm(10.0) == pytest.approx(10.95)
     assert "far above the recent" in guard.skip(21, 50.0, stop_after=3)
     guard.skip(22, float("nan"), stop_after=3)
-    with pytest.raises(Exception, match="3 steps in a row"):
+    with pytest.raises(UserError, match=r"at step 23: since step 21 every step had"):
         guard.skip(23, float("nan"), stop_after=3)
+
+
+def test_a_model_that_computes_no_number_is_refused_and_nothing_is_saved(
+    make_spec: SpecMaker, tmp_path: Path
+) -> None:
+    spec = make_spec("nothing", steps=4)
+    folder = Path(shutil.copytree(spec.base_model_folder, tmp_path / "model"))
+    weights = load_file(folder / "model.safetensors")
+    weights["model.norm.weight"][:] = torch.nan
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UserError, match="starting model's loss on the validation text"):
+        train_here(spec.model_copy(update={"base_model_folder": str(folder)}))
+    assert not list(Path(spec.run_folder).glob("step-*"))
+
+
+def test_what_is_saved_can_be_loaded_and_a_divergence_is_dated() -> None:
+    state = TrainState()
+    state.add_validation(0, 2.5)
+    state.add_validation(8, 2.25)
+    with pytest.raises(UserError, match=r"stopped at step 16: .* since some step after 8\."):
+        state.add_validation(16, float("nan"))
+    assert TrainState.model_validate_json(state.model_dump_json()) == state
+
+
+def test_a_run_that_lost_its_metrics_ends_all_the_same(
+    make_spec: SpecMaker, unbroken: TrainingSpec
+) -> None:
+    spec = make_spec("lost", steps=30, checkpointing={"every_steps": 6})
+    kill_at(spec, 27)
+    for path in Path(spec.run_folder).glob("step-*"):
+        if path.name != "step-24":
+            shutil.rmtree(path)
+    (Path(spec.run_folder) / "metrics.jsonl").unlink()
+    result = train_here(spec)
+    assert result.final_loss == course(unbroken)[-1][0]
+    assert result.tokens_per_second > 0

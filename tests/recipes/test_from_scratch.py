@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 from transformers import GPT2Config, LlamaConfig, PretrainedConfig
 
-from recipes.settings import TrainingSettings
 from recipes.spec import TrainingSpec, read_metrics, read_result
-from tests.recipes.conftest import train_here
+from tests.recipes.conftest import settings_of, train_here
 from tests.tiny import tiny_base_model, tiny_shards
 
 VOCAB_SIZE = 512
@@ -57,8 +56,8 @@ def make_run(folder: Path, texts: list[str], kind: str, **training: Any) -> Trai
         base_model_folder=str(model),
         run_folder=str(folder / "runs" / kind),
         export_folder=str(folder / "export"),
-        training=TrainingSettings.model_validate(
-            {"initialise": "random", "precision": "float32", "global_batch_size": 8} | training
+        training=settings_of(
+            recipe="pretraining", precision="float32", global_batch_size=8, **training
         ),
     )
 
@@ -73,8 +72,8 @@ def test_a_real_text_is_learnt_from_nothing(
         kind,
         steps=80,
         learning_rate=4e-3,
-        checkpoint_every_steps=80,
-        validate_every_steps=80,
+        checkpointing={"every_steps": 80},
+        validation={"every_steps": 80},
         device_batch_size=8,
     )
     train_here(spec)

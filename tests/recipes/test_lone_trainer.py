@@ -11,12 +11,14 @@ from pathlib import Path
 import pytest
 
 from artifacts.errors import UserError
+from artifacts.program.lifetime import PARENT_VARIABLE
 from recipes.spec import TrainingSpec, command, read_metrics
 from tests.recipes.conftest import (
     PATIENCE_SECONDS,
     REPOSITORY,
     SpecMaker,
     finish,
+    settings_of,
     start,
     train_here,
     wait_for_step,
@@ -43,12 +45,15 @@ def test_a_second_trainer_waits_and_then_finds_the_run_complete(make_spec: SpecM
 def start_through_a_parent(spec: TrainingSpec) -> subprocess.Popen[bytes]:
     path = Path(spec.run_folder).parent / "spec.json"
     spec.write(path)
-    code = f"import subprocess, time; subprocess.Popen({command(path, 1)!r}); time.sleep(600)"
+    code = (
+        f"import os, subprocess, time; os.environ['{PARENT_VARIABLE}'] = str(os.getpid()); "
+        f"subprocess.Popen({command(path, 1)!r}); time.sleep(600)"
+    )
     return subprocess.Popen([sys.executable, "-c", code], cwd=REPOSITORY)
 
 
 def test_killing_the_parent_makes_the_training_save_and_end(make_spec: SpecMaker) -> None:
-    spec = make_spec(steps=3000, checkpoint_every_steps=3000)
+    spec = make_spec(steps=3000, checkpointing={"every_steps": 3000})
     parent = start_through_a_parent(spec)
     history = []
     deadline = time.monotonic() + PATIENCE_SECONDS
@@ -73,10 +78,10 @@ def test_killing_the_parent_makes_the_training_save_and_end(make_spec: SpecMaker
 def test_changed_settings_are_refused_saying_which(make_spec: SpecMaker) -> None:
     spec = make_spec(steps=4)
     train_here(spec)
-    changed = spec.training.model_copy(update={"learning_rate": 0.5, "seed": 7})
+    changed = settings_of(steps=4, learning_rate=0.5, precision="float32", seed=7)
     shutil.rmtree(spec.export_folder)
 
     with pytest.raises(
-        UserError, match=r"settings.learning_rate: 0.003 -> 0.5; settings.seed: 0 -> 7"
+        UserError, match=r"settings.optimizer.learning_rate: 0.003 -> 0.5; settings.seed: 0 -> 7"
     ):
         train_here(spec.model_copy(update={"training": changed}))

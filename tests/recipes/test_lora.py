@@ -10,9 +10,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from artifacts.errors import UserError
-from recipes.lora import add_adapters
-from recipes.model import TrainableModel, TransformersNetwork
-from recipes.settings import LoraSettings
+from recipes.model.causal_model import TrainableModel, TransformersNetwork
+from recipes.model.lora import add_adapters
+from recipes.sections import LoraSettings
 from recipes.spec import TrainingSpec, read_metrics, read_result
 from tests.recipes.conftest import SpecMaker, launcher, run, train_here
 

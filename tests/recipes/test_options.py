@@ -11,18 +11,21 @@ import yaml
 from pydantic import ValidationError
 from safetensors.torch import load_file
 
-from artifacts.shards import ShardStats
-from recipes.budget import total_steps
-from recipes.saving import SavingPlan
-from recipes.schedule import learning_rate_factor
-from recipes.settings import (
-    PLACEMENT_FIELDS,
-    BaseModelSettings,
-    ScheduleSettings,
-    TrainingSettings,
-)
+from artifacts.shards.shard_set import ShardStats
+from recipes.checkpointing.schedule import SavingPlan
+from recipes.optimization.schedule import learning_rate_factor
+from recipes.sections import CheckpointingSettings, ExecutionSettings, ScheduleSettings
+from recipes.settings import BaseModelSettings, training_settings
 from recipes.spec import TrainingSpec, read_metrics
-from tests.recipes.conftest import PATIENCE_SECONDS, REPOSITORY, SpecMaker, course, train_here
+from recipes.training.budget import total_steps
+from tests.recipes.conftest import (
+    PATIENCE_SECONDS,
+    REPOSITORY,
+    SpecMaker,
+    course,
+    settings_of,
+    train_here,
+)
 
 
 def losses(spec: TrainingSpec) -> list[float]:
@@ -57,36 +60,63 @@ def test_a_run_shorter_than_its_warm_up_has_a_learning_rate(shape: str, steps: i
 def test_budgets_are_turned_into_whole_steps(shards: ShardStats) -> None:
     rows = sum(shard.rows for shard in shards.shards if shard.split == "train")
     tokens = sum(shard.tokens for shard in shards.shards if shard.split == "train")
-    assert total_steps(TrainingSettings(), shards) == 32
-    assert total_steps(TrainingSettings(epochs=2), shards) == math.ceil(2 * rows / 4)
-    assert total_steps(TrainingSettings(tokens=tokens), shards) == math.ceil(rows / 4)
+    assert total_steps(settings_of(), shards) == 32
+    assert total_steps(settings_of(epochs=2), shards) == math.ceil(2 * rows / 4)
+    assert total_steps(settings_of(tokens=tokens), shards) == math.ceil(rows / 4)
 
 
 def test_settings_that_contradict_each_other_are_refused_together() -> None:
     with pytest.raises(ValidationError) as refusal:
-        TrainingSettings.model_validate(
-            {"steps": 4, "epochs": 1.0, "lora": {"rank": 2}, "optimizer": "muon"}
-        )
-    assert "give one of steps, tokens, epochs (found steps and epochs)" in str(refusal.value)
+        settings_of(lora={"rank": 2}, name="muon", warmup_steps=9, steps=4)
+    assert "schedule.warmup_steps (9) is longer than the 4 steps" in str(refusal.value)
     assert "lora is trained with adamw" in str(refusal.value)
+    with pytest.raises(ValidationError, match=r"give one of .* \(found steps and epochs\)"):
+        settings_of(steps=4, epochs=1.0)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("learning_rate", math.inf),
+        ("learning_rate", math.nan),
+        ("learning_rate", 5.0),
+        ("betas", (0.9, 1.0)),
+        ("betas", (2.0, 0.95)),
+        ("weight_decay", 1e6),
+        ("gradient_clip", math.inf),
+        ("epochs", math.inf),
+    ],
+)
+def test_values_that_make_no_sense_are_refused(key: str, value: object) -> None:
+    with pytest.raises(ValidationError, match=key):
+        settings_of(**{key: value})
 
 
 def test_where_the_work_is_done_stays_out_of_the_content() -> None:
-    content = TrainingSettings().content()
-    assert not content.keys() & set(PLACEMENT_FIELDS)
-    moved = TrainingSettings(workers=8, device_batch_size=1, compile="always", keep_checkpoints=9)
+    content = settings_of().content()
+    sections = ("validation", "placement", "checkpointing", "logging")
+    assert not content.keys() & set(sections)
+    assert all(isinstance(getattr(settings_of(), name), ExecutionSettings) for name in sections)
+    moved = settings_of(workers=8, device_batch_size=1, compile="always", keep=9, audit_rows=True)
     assert moved.content() == content
-    assert TrainingSettings(seed=1).content() != content
-    best = TrainingSettings(export="best", validate_every_steps=4)
-    assert best.content() != TrainingSettings(export="best", validate_every_steps=8).content()
+    assert settings_of(seed=1).content() != content
+    best, oftener = (settings_of(weights="best", validation={"every_steps": n}) for n in (8, 4))
+    assert best.content() != oftener.content()
+
+
+def test_pretraining_is_a_recipe_of_its_own() -> None:
+    assert settings_of(recipe="pretraining").starts_from == "random"
+    assert settings_of().content() != settings_of(recipe="pretraining").content()
+    with pytest.raises(ValidationError, match="lora"):
+        settings_of(recipe="pretraining", lora={})
+    with pytest.raises(ValidationError, match="continued_pretraining"):
+        settings_of(recipe="distillation")
 
 
 def test_checkpoints_are_due_by_steps_by_minutes_and_permanently() -> None:
     now = 0.0
     plan = SavingPlan(
-        TrainingSettings(
-            checkpoint_every_steps=10, checkpoint_every_minutes=5, permanent_every_steps=25
-        ),
+        CheckpointingSettings(every_steps=10, every_minutes=5, permanent_every_steps=25),
         clock=lambda: now,
     )
     assert [step for step in range(1, 51) if plan.is_due(step)] == [10, 20, 25, 30, 40, 50]
@@ -100,21 +130,26 @@ def test_checkpoints_are_due_by_steps_by_minutes_and_permanently() -> None:
 
 
 def test_permanent_checkpoints_outlive_the_run(make_spec: SpecMaker) -> None:
-    spec = make_spec(steps=12, checkpoint_every_steps=2, permanent_every_steps=5)
+    spec = make_spec(steps=12, checkpointing={"every_steps": 2}, permanent_every_steps=5)
     train_here(spec)
     kept = sorted(path.name for path in Path(spec.run_folder).glob("step-*"))
     assert kept == ["step-10", "step-12", "step-5"]
 
 
 def test_muon_learns(make_spec: SpecMaker) -> None:
-    result = train_here(make_spec(steps=15, optimizer="muon", learning_rate=1e-2))
+    result = train_here(make_spec(steps=15, optimizer={"name": "muon"}, learning_rate=1e-2))
     bits = result.validation_bits_per_byte
     assert bits["end"] < 0.7 * bits["start"]
 
 
 def test_the_best_weights_are_exported_where_asked(make_spec: SpecMaker) -> None:
     # A learning rate that first helps and then ruins the model.
-    ruinous = {"steps": 16, "learning_rate": 0.5, "validate_every_steps": 2, "export": "best"}
+    ruinous = {
+        "steps": 16,
+        "learning_rate": 0.5,
+        "validation": {"every_steps": 2},
+        "weights": "best",
+    }
     schedule = {"warmup_steps": 16, "decay_fraction": 0.0}
     spec = make_spec("best", **ruinous, schedule=schedule)
     result = train_here(spec)
@@ -127,16 +162,16 @@ def test_the_best_weights_are_exported_where_asked(make_spec: SpecMaker) -> None
 
 def test_recomputing_activations_and_accumulating_change_nothing(make_spec: SpecMaker) -> None:
     plain = make_spec("plain", steps=6)
-    frugal = make_spec("frugal", steps=6, device_batch_size=1, recompute_activations=True)
+    frugal = make_spec("frugal", steps=6, device_batch_size=1, activation_checkpointing=True)
     train_here(plain)
     train_here(frugal)
     assert losses(frugal) == pytest.approx(losses(plain), rel=1e-5)
 
 
 def test_saving_in_the_background_changes_nothing(make_spec: SpecMaker) -> None:
-    plain = make_spec("plain", steps=8, checkpoint_every_steps=2)
+    plain = make_spec("plain", steps=8, checkpointing={"every_steps": 2})
     background = make_spec(
-        "background", steps=8, checkpoint_every_steps=2, save_in_background="always"
+        "background", steps=8, checkpointing={"every_steps": 2}, in_background="always"
     )
     train_here(plain)
     train_here(background)
@@ -165,7 +200,7 @@ def test_metrics_hold_what_the_figures_need(make_spec: SpecMaker) -> None:
 def test_a_save_at_once_is_a_stall_and_one_in_the_background_hardly(make_spec: SpecMaker) -> None:
     stalls = {}
     for way in ("never", "always"):
-        spec = make_spec(way, steps=4, checkpoint_every_steps=2, save_in_background=way)
+        spec = make_spec(way, steps=4, checkpointing={"every_steps": 2}, in_background=way)
         train_here(spec)
         history = read_metrics(Path(spec.run_folder))
         stalls[way] = [line["checkpoint_stall_seconds"] for line in history]
@@ -201,7 +236,7 @@ def test_compiled_layers_take_the_same_course(make_spec: SpecMaker) -> None:
 @pytest.mark.parametrize("name", ["gpt2_124m_from_scratch", "llama_3_2_1b_continued"])
 def test_the_shipped_settings_of_large_runs_are_valid(name: str) -> None:
     content = yaml.safe_load((REPOSITORY / "config" / f"{name}.yaml").read_text())
-    training = TrainingSettings.model_validate(content["checkpoint"])
+    training = training_settings(content["checkpoint"])
     assert BaseModelSettings.model_validate(content["base_model"]).hub
     assert training.precision == "bfloat16"
-    assert training.compile == "always"
+    assert training.placement.compile == "always"

@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recipes.data import worker_share
-from recipes.order import DataOrder, global_rows
+from recipes.data.order import DataOrder, global_rows
+from recipes.data.packed_rows import worker_share
 
 
 @settings(deadline=None)

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from artifacts.errors import UserError
-from artifacts.shards import ShardSet, ShardStats
-from recipes.order import DataOrder
-from recipes.reader import Share, StepInput, TrainingData, load
+from artifacts.shards.shard_set import ShardSet, ShardStats
+from recipes.data.order import DataOrder
+from recipes.data.reader import BatchSplit, StepInput, TrainingData, load
 
 BATCH = 4
 SEED = 7
@@ -19,10 +19,10 @@ def train(shards_folder: Path, shards: ShardStats) -> ShardSet:
 
 
 def data(
-    train: ShardSet, share: Share | None = None, samples_seen: int = 0, seed: int = SEED
+    train: ShardSet, share: BatchSplit | None = None, samples_seen: int = 0, seed: int = SEED
 ) -> TrainingData:
     order = DataOrder(seed, len(train))
-    return TrainingData(train, order, share or Share(BATCH, BATCH), "manual", samples_seen)
+    return TrainingData(train, order, share or BatchSplit(BATCH, BATCH), "manual", samples_seen)
 
 
 def rows_of(steps: list[StepInput]) -> list[int]:
@@ -53,7 +53,7 @@ def test_reader_processes_and_stops_change_no_row_and_no_token(
 def test_a_run_goes_on_from_its_samples_under_other_workers_and_processes(train: ShardSet) -> None:
     seen: list[int] = []
     for workers, processes, steps in ((1, 0, 5), (2, 2, 9), (4, 0, 3), (1, 1, 8)):
-        shares = [Share(BATCH, 2, rank, workers) for rank in range(workers)]
+        shares = [BatchSplit(BATCH, 2, rank, workers) for rank in range(workers)]
         readers = [iter(load(data(train, share, len(seen)), processes)) for share in shares]
         for _ in range(steps):
             parts = [next(reader) for reader in readers]

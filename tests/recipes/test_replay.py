@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 
 from artifacts.errors import UserError
-from recipes.budget import total_steps
-from recipes.order import DataOrder
-from recipes.settings import TrainingSettings
+from recipes.data.order import DataOrder
 from recipes.spec import TrainingSpec, read_metrics, read_result
-from tests.recipes.conftest import SpecMaker, finish, start, train_here, wait_for_step
+from recipes.training.budget import total_steps
+from tests.recipes.conftest import SpecMaker, finish, settings_of, start, train_here, wait_for_step
 
 STEPS = 30
 
@@ -18,7 +17,7 @@ STEPS = 30
 def with_replay(make_spec: SpecMaker, name: str, share: float) -> TrainingSpec:
     """A run whose second train shard is general text to replay."""
     settings = {"replay_share": share, "steps": STEPS, "audit_rows": True}
-    spec = make_spec(name, checkpoint_every_steps=5, **settings)
+    spec = make_spec(name, checkpointing={"every_steps": 5}, **settings)
     shards = spec.shards.model_copy(deep=True)
     next(shard for shard in shards.shards if shard.name == "train-00001").split = "replay"
     return spec.model_copy(update={"shards": shards})
@@ -38,7 +37,7 @@ def test_the_share_is_kept_and_counted_through_an_interruption(make_spec: SpecMa
     assert finish(process)[0] == 75
     train_here(spec)
 
-    order = DataOrder.of(spec.training, spec.shards)
+    order = DataOrder.of(spec)
     seen = rows_by_step(spec)
     rows = [row for step in sorted(seen) for row in seen[step]]
     assert rows == order.rows(0, STEPS * 4).tolist()
@@ -51,7 +50,7 @@ def test_the_share_is_kept_and_counted_through_an_interruption(make_spec: SpecMa
 def test_a_share_of_text_that_is_not_there_is_refused(make_spec: SpecMaker) -> None:
     spec = make_spec("no_replay", replay_share=0.2)
 
-    with pytest.raises(UserError, match=r"no rows to replay.*tokenized_shards.replay"):
+    with pytest.raises(UserError, match=r"no rows to replay.*clean_corpus.split.sources"):
         train_here(spec)
 
 
@@ -64,8 +63,8 @@ def test_budgets_count_replayed_rows_as_tokens_but_not_as_passes(make_spec: Spec
     }
     (train_shard,), (replay_shard,) = sizes["train"], sizes["replay"]
 
-    epoch = TrainingSettings(epochs=1, replay_share=0.5, global_batch_size=2)
+    epoch = settings_of(epochs=1, replay_share=0.5, global_batch_size=2)
     assert total_steps(epoch, shards) == train_shard.rows
     tokens = train_shard.tokens / train_shard.rows + replay_shard.tokens / replay_shard.rows
-    budget = TrainingSettings(tokens=1_000, replay_share=0.5, global_batch_size=2)
+    budget = settings_of(tokens=1_000, replay_share=0.5, global_batch_size=2)
     assert total_steps(budget, shards) == -(-1_000 // tokens)

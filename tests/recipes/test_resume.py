@@ -1,11 +1,20 @@
 """A training run survives whatever ends it."""
 
+import json
+import os
+import shutil
 import signal
 from pathlib import Path
 
+import pytest
+import torch
 from safetensors.torch import load_file
 
-from recipes.spec import INTERRUPTED_EXIT_CODE, TrainingSpec, read_metrics, read_result
+from artifacts.program.entry import INTERRUPTED
+from artifacts.program.lifetime import Interruption
+from recipes.distributed.workers import join_workers
+from recipes.spec import TrainingSpec, read_metrics, read_result
+from recipes.training.trainer import Interrupted, train
 from tests.recipes.conftest import (
     SpecMaker,
     course,
@@ -17,6 +26,7 @@ from tests.recipes.conftest import (
     train_here,
     wait_for_step,
 )
+from tests.recipes.model.architectures import architectures, tiny_config, write_tiny
 
 
 def weights_of(spec: TrainingSpec) -> dict[str, list[float]]:
@@ -27,7 +37,7 @@ def weights_of(spec: TrainingSpec) -> dict[str, list[float]]:
 def test_killed_run_goes_on_with_the_very_same_losses(
     make_spec: SpecMaker, unbroken: TrainingSpec
 ) -> None:
-    spec = make_spec("killed", steps=30, checkpoint_every_steps=6)
+    spec = make_spec("killed", steps=30, checkpointing={"every_steps": 6})
     for step in (9, 20):
         kill_at(spec, step)
 
@@ -42,20 +52,49 @@ def test_killed_run_goes_on_with_the_very_same_losses(
 def test_sigterm_through_the_launcher_saves_and_asks_to_be_started_again(
     make_spec: SpecMaker, unbroken: TrainingSpec
 ) -> None:
-    spec = make_spec("terminated", steps=30, checkpoint_every_steps=30)
+    spec = make_spec("terminated", steps=30, checkpointing={"every_steps": 30})
     process = start(spec, launcher(1))
     wait_for_step(spec, process, 5)
     process.send_signal(signal.SIGTERM)
 
     code, output = finish(process)
 
-    assert code == INTERRUPTED_EXIT_CODE, output
+    assert code == INTERRUPTED, output
     assert "SIGTERM received: saved at step" in output
     stopped_at = read_metrics(Path(spec.run_folder))[-1]["step"]
     lines: list[str] = []
     train_here(spec, lines.append)
     assert any(f"Going on from the checkpoint of step {stopped_at}" in line for line in lines)
     assert course(spec) == course(unbroken)
+
+
+@pytest.mark.parametrize("kind", ["phi", "big_bird"])
+def test_a_model_of_transformers_goes_on_exactly(
+    make_spec: SpecMaker, base_model: Path, tmp_path: Path, kind: str
+) -> None:
+    """Phi's head has a bias; BigBird has a pooler, for which no optimizer state exists."""
+    folder = Path(shutil.copytree(base_model, tmp_path / "model"))
+    vocabulary = json.loads((base_model / "config.json").read_text())["vocab_size"]
+    write_tiny(tiny_config(architectures()[kind], vocab_size=vocabulary), folder)
+    whole, stopped = (
+        make_spec(name, steps=6, validation={"every_steps": 2}).model_copy(
+            update={"base_model_folder": str(folder)}
+        )
+        for name in ("whole", "stopped")
+    )
+    train_here(whole)
+
+    def terminate_at_step_2(line: str) -> None:
+        if line.startswith("step 2 of 6 · validation"):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    torch.set_num_threads(1)
+    with pytest.raises(Interrupted):
+        train(stopped, join_workers(), Interruption(), terminate_at_step_2)
+    train_here(stopped)
+
+    assert course(stopped) == course(whole)
+    assert weights_of(stopped) == weights_of(whole)
 
 
 def test_a_complete_run_says_so_and_changes_nothing(unbroken: TrainingSpec) -> None:

@@ -10,10 +10,11 @@ from torch import nn
 
 from artifacts import checkpoints
 from artifacts.errors import UserError
-from recipes.checkpoint import Checkpointer
-from recipes.interruption import Interruption
-from recipes.parallel import join_workers
-from recipes.trainer import Interrupted, train
+from artifacts.program.entry import Interrupted
+from artifacts.program.lifetime import Interruption
+from recipes.checkpointing.checkpoint import Checkpointer
+from recipes.distributed.workers import join_workers
+from recipes.training.trainer import train
 from tests.recipes.conftest import SpecMaker, course, train_here
 
 
@@ -42,13 +43,13 @@ def model() -> nn.Module:
 
 
 def checkpointer(url: str, lines: list[str]) -> Checkpointer:
-    return Checkpointer(url, {}, 2, False, join_workers(), lines.append, patience=(0.01, 0.01))
+    return Checkpointer(url, {}, 2, False, join_workers(), lines.append, retry_seconds=(0.01, 0.01))
 
 
 def test_a_run_goes_on_from_checkpoints_in_object_storage(make_spec: SpecMaker) -> None:
-    plain = make_spec("plain", steps=8, checkpoint_every_steps=4)
+    plain = make_spec("plain", steps=8, checkpointing={"every_steps": 4})
     train_here(plain)
-    remote = make_spec("remote", steps=8, checkpoint_every_steps=4).model_copy(
+    remote = make_spec("remote", steps=8, checkpointing={"every_steps": 4}).model_copy(
         update={"checkpoints_url": "memory://bucket/runs/remote"}
     )
     interruption = Interruption()

@@ -14,12 +14,12 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoConfig, Qwen3Config
 
 from artifacts.errors import UserError
-from recipes.decoder import Decoder, DecoderShape
-from recipes.model import TrainableModel
-from recipes.settings import TrainingSettings
+from recipes.distributed.tensor_parallel import split_matrices
+from recipes.model.causal_model import TrainableModel
+from recipes.model.decoder import Decoder, DecoderShape
+from recipes.sections import PlacementSettings
 from recipes.spec import TrainingSpec, read_metrics
-from recipes.tensor_parallel import split_matrices
-from tests.recipes.conftest import SpecMaker, course, kill_at, launcher, run
+from tests.recipes.conftest import SpecMaker, course, kill_at, launcher, run, settings_of
 
 
 def weights_of(spec: TrainingSpec) -> dict[str, torch.Tensor]:
@@ -32,13 +32,13 @@ def test_split_matrices_take_the_same_course_and_go_on_whole_and_back(
     spec = make_spec(
         "split",
         steps=30,
-        checkpoint_every_steps=6,
+        checkpointing={"every_steps": 6},
         tensor_parallel=2,
         device_batch_size=2,
-        recompute_activations=True,
+        activation_checkpointing=True,
     )
     whole = spec.model_copy(
-        update={"training": spec.training.model_copy(update={"tensor_parallel": 1})}
+        update={"training": spec.training.model_copy(update={"placement": PlacementSettings()})}
     )
     kill_at(spec, 7, launcher(2))
     kill_at(whole, 16)
@@ -64,9 +64,9 @@ def test_it_goes_together_with_sharding_and_saving_in_the_background(
     spec = make_spec(
         "mixed",
         steps=30,
-        checkpoint_every_steps=6,
+        checkpointing={"every_steps": 6},
         tensor_parallel=2,
-        save_in_background="always",
+        in_background="always",
     )
     kill_at(spec, 13, launcher(4))
     code, output = run(spec, launcher(4))
@@ -80,7 +80,7 @@ def test_it_goes_together_with_sharding_and_saving_in_the_background(
 def test_head_norms_biases_and_an_output_matrix_of_its_own_are_split_too(
     make_spec: SpecMaker, tmp_path: Path
 ) -> None:
-    steps = {"steps": 6, "initialise": "random", "precision": "float32"}
+    steps = {"steps": 6, "recipe": "pretraining", "precision": "float32"}
     alone, split = make_spec("alone", **steps), make_spec("split", **steps, tensor_parallel=2)
     folder = tmp_path / "model"
     folder.mkdir()
@@ -119,6 +119,6 @@ def test_heads_that_cannot_be_divided_are_refused(base_model: Path) -> None:
 
 
 def test_adapters_and_muon_are_refused_beside_it() -> None:
-    for other in ({"lora": {}}, {"optimizer": "muon"}):
+    for other in ({"lora": {}}, {"optimizer": {"name": "muon"}}):
         with pytest.raises(ValidationError, match="goes with neither lora nor muon"):
-            TrainingSettings.model_validate({"tensor_parallel": 2} | other)
+            settings_of(tensor_parallel=2, **other)

@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 
 from artifacts.errors import DamagedArtifact, UserError
-from artifacts.shards import ShardStats
-from recipes.interruption import Interruption
-from recipes.parallel import Workers, join_workers
-from recipes.spec import TrainingSpec, read_spec
-from recipes.trainer import train
+from artifacts.program.entry import read_spec
+from artifacts.program.lifetime import Interruption
+from artifacts.shards.shard_set import ShardStats
+from recipes.distributed.workers import Workers, join_workers
+from recipes.model.row_length import check_row_length
+from recipes.spec import TrainingSpec
+from recipes.training.trainer import train
 from tests.recipes.conftest import SpecMaker, launcher, run
 
 
@@ -45,6 +47,36 @@ def test_a_missing_shard_is_named(make_spec: SpecMaker, alone: Workers, tmp_path
     assert "train-00001.tokens is absent" in refuse(moved, alone, DamagedArtifact)
 
 
+def test_a_token_outside_the_vocabulary_is_found_before_the_first_step(
+    make_spec: SpecMaker, alone: Workers, tmp_path: Path
+) -> None:
+    spec = make_spec()
+    folder = Path(shutil.copytree(spec.shards_folder, tmp_path / "shards"))
+    tokens = folder / "train-00001.tokens"
+    tokens.write_bytes(tokens.read_bytes()[:-2] + b"\xff\xff")
+    moved = spec.model_copy(update={"shards_folder": str(folder)})
+    message = refuse(moved, alone, DamagedArtifact)
+    assert "The shard train-00001" in message and "token 65535" in message
+    assert not (Path(spec.run_folder) / "metrics.jsonl").exists()
+
+
+def test_a_budget_of_less_than_a_step_is_refused(make_spec: SpecMaker, alone: Workers) -> None:
+    message = refuse(make_spec(tokens=1), alone)
+    assert "`checkpoint.budget.tokens` is 1, less than the" in message
+
+
+def test_a_warm_up_longer_than_the_run_is_refused(make_spec: SpecMaker, alone: Workers) -> None:
+    message = refuse(make_spec(tokens=3_000, warmup_steps=500), alone)
+    assert "`checkpoint.schedule.warmup_steps` is 500, but the run has" in message
+
+
+@pytest.mark.parametrize("key", ["max_position_embeddings", "n_positions", "n_ctx"])
+def test_every_familys_name_for_positions_is_known(key: str) -> None:
+    check_row_length(128, {key: 128})
+    with pytest.raises(UserError, match="longer than the 128 positions"):
+        check_row_length(129, {"text_config": {key: 128}})
+
+
 def test_a_batch_that_workers_cannot_share_is_refused(make_spec: SpecMaker, alone: Workers) -> None:
     three = Workers(rank=0, count=3, device=alone.device)
     message = refuse(make_spec(global_batch_size=4), three)
@@ -76,8 +108,8 @@ def test_the_program_prints_a_users_fault_alone_and_once(make_spec: SpecMaker) -
     shards = spec.shards.model_copy(update={"tokenizer_sha256": "0" * 64})
     code, output = run(spec.model_copy(update={"shards": shards}), launcher(2))
     assert code == 1
-    assert output.splitlines()[-1].startswith("Training stopped: The shards in")
-    assert output.count("Training stopped") == 1
+    assert output.splitlines()[-1].startswith("The shards in")
+    assert output.count("The shards in") == 1
     assert "Traceback" not in output
 
 
@@ -85,5 +117,5 @@ def test_a_spec_with_a_wrong_key_is_named(tmp_path: Path, make_spec: SpecMaker) 
     path = tmp_path / "spec.json"
     make_spec().write(path)
     path.write_text(path.read_text().replace('"learning_rate"', '"learning_rat"'))
-    with pytest.raises(UserError, match=r"spec.json: `training.learning_rat`"):
-        read_spec(path)
+    with pytest.raises(UserError, match=r"`training.continued_pretraining.optimizer.learning_rat`"):
+        read_spec(str(path), TrainingSpec)

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from artifacts.shards import ShardSet
-from recipes.order import global_rows
+from recipes.data.order import DataOrder
 from recipes.spec import TrainingSpec, read_metrics
 from tests.recipes.conftest import (
     SpecMaker,
@@ -42,7 +41,7 @@ def rows_trained_on(spec: TrainingSpec) -> dict[int, list[int]]:
 def test_two_one_two_workers_across_deaths_see_each_sample_once(
     make_spec: SpecMaker, unbroken: TrainingSpec
 ) -> None:
-    spec = make_spec("changing", steps=30, checkpoint_every_steps=6, audit_rows=True)
+    spec = make_spec("changing", steps=30, checkpointing={"every_steps": 6}, audit_rows=True)
     process = start(spec, launcher(2))
     wait_for_step(spec, process, 7)
     workers = worker_processes(process)
@@ -60,8 +59,7 @@ def test_two_one_two_workers_across_deaths_see_each_sample_once(
     rows = rows_trained_on(spec)
     seen = [row for step in sorted(rows) for row in rows[step]]
     assert sorted(rows) == list(range(1, 31))
-    count = len(ShardSet(Path(spec.shards_folder), spec.shards, "train"))
-    assert seen == global_rows(0, 30 * 4, count, seed=0).tolist()
+    assert seen == DataOrder.of(spec).rows(0, 30 * 4).tolist()
     assert len(set(seen)) == len(seen) == 120
     assert rows == rows_trained_on(unbroken)
     ours, theirs = course(spec), course(unbroken)
@@ -72,7 +70,7 @@ def test_two_one_two_workers_across_deaths_see_each_sample_once(
 def test_replicas_accumulation_and_recomputation_take_the_same_course(
     make_spec: SpecMaker, unbroken: TrainingSpec
 ) -> None:
-    placement = {"replicas": 2, "device_batch_size": 1, "recompute_activations": True}
+    placement = {"replicas": 2, "device_batch_size": 1, "activation_checkpointing": True}
     spec = make_spec("placed", steps=30, **placement)
     code, output = run(spec, launcher(2))
     assert code == 0, output
@@ -81,7 +79,12 @@ def test_replicas_accumulation_and_recomputation_take_the_same_course(
 
 
 def test_muon_takes_the_same_course_on_split_matrices(make_spec: SpecMaker) -> None:
-    muon = {"steps": 12, "optimizer": "muon", "learning_rate": 1e-2, "checkpoint_every_steps": 4}
+    muon = {
+        "steps": 12,
+        "optimizer": {"name": "muon"},
+        "learning_rate": 1e-2,
+        "checkpointing": {"every_steps": 4},
+    }
     alone, split = make_spec("alone", **muon), make_spec("split", **muon)
     train_here(alone)
     kill_at(split, 5, launcher(2))

@@ -9,8 +9,8 @@ import httpx
 import psutil
 import pytest
 
-from serving import process
-from serving.process import Endpoint
+from serving import endpoint as process
+from serving.endpoint import Endpoint
 from serving.settings import EndpointSettings, RolloutSettings
 from tests.tiny import tiny_base_model, tiny_sequence_to_sequence_model
 

@@ -132,7 +132,9 @@ def test_text_ends_before_a_stop_string(client: Client) -> None:
 def test_bad_request_is_refused_with_its_reason(
     client: Client, body: bytes, status: int, names: str
 ) -> None:
-    answer = client.http.post("/v1/completions", content=body)
+    answer = client.http.post(
+        "/v1/completions", content=body, headers={"Content-Type": "application/json"}
+    )
     assert answer.status_code == status
     assert names in answer.json()["error"]["message"]
     assert client.complete(max_tokens=1).status_code == 200

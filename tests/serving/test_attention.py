@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from serving import attention
+from serving.engine import attention
 
 LENGTHS = (1, 5, 90, 40, 17, 64)
 NEW_TOKENS = 40

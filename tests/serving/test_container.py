@@ -14,7 +14,7 @@ import httpx
 import psutil
 import pytest
 
-from artifacts.holder import process_started
+from artifacts.leases.holder import process_started
 
 START_SECONDS = 60
 ENGINE = (sys.executable, "-m", "serving", "--model", "{model}", "--port", "{port}")
@@ -32,7 +32,7 @@ def container(model: Path, port: int, log: Path, *engine: str) -> subprocess.Pop
     }
     with log.open("wb") as output:
         return subprocess.Popen(
-            [sys.executable, "-m", "serving.container", "--", *(engine or ENGINE)],
+            [sys.executable, "-m", "serving.vertex.container", "--", *(engine or ENGINE)],
             env=environment,
             stdout=output,
             stderr=output,
@@ -149,7 +149,16 @@ def test_container_that_cannot_serve_ends_and_says_why(
     assert "is not a whole model folder" in run_to_its_end(tmp_path, log)
     ends = (sys.executable, "-c", "import sys; sys.exit(3)")
     assert "ended with exit code 3" in run_to_its_end(tiny_model_folder, log, *ends)
-    missing = ["env", "-u", "AIP_STORAGE_URI", sys.executable, "-m", "serving.container", "--", "x"]
+    missing = [
+        "env",
+        "-u",
+        "AIP_STORAGE_URI",
+        sys.executable,
+        "-m",
+        "serving.vertex.container",
+        "--",
+        "x",
+    ]
     done = subprocess.run(missing, capture_output=True, text=True)
     assert done.returncode == 1 and "AIP_STORAGE_URI" in done.stderr
     assert "Traceback" not in done.stderr

@@ -6,10 +6,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from serving import engine_process
-from serving.engine_process import EngineProcess
-from serving.engine_traffic import probe
+from serving.engine import process as engine_process
+from serving.engine.process import EngineProcess
 from serving.state import Desired
+from serving.traffic import probe
 from tests.serving.conftest import SETTINGS
 
 KILLS = 2

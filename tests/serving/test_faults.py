@@ -12,7 +12,7 @@ import httpx
 import psutil
 import pytest
 
-from serving import process
+from serving import endpoint as process
 from tests.serving.conftest import Client, start
 
 TOKEN = "correct horse"
@@ -110,7 +110,8 @@ def test_model_without_chat_template_says_so(client: Client) -> None:
 def test_client_that_sends_slowly_is_cut_off(strict: Client) -> None:
     with socket.create_connection(("127.0.0.1", httpx.URL(strict.endpoint.url).port)) as slow:
         slow.sendall(
-            f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n"
+            f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {TOKEN}\r\n"
+            "Content-Type: application/json\r\n"
             "Content-Length: 50\r\n\r\n{".encode()
         )
         slow.settimeout(10)
@@ -122,19 +123,20 @@ def test_client_that_does_not_read_holds_no_place(strict: Client) -> None:
     body = json.dumps({"prompt": "The valve", "max_tokens": 150, "stream": True}).encode()
     with socket.create_connection(("127.0.0.1", httpx.URL(strict.endpoint.url).port)) as silent:
         silent.sendall(
-            f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n"
+            f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {TOKEN}\r\n"
+            "Content-Type: application/json\r\n"
             f"Content-Length: {len(body)}\r\n\r\n".encode()
             + body
         )
         until(lambda: silent.recv(1, socket.MSG_PEEK))
-        until(lambda: metric(strict, "serving_requests_in_work") == 0)
+        until(lambda: metric(strict, "serving_requests_in_flight") == 0)
 
 
 def test_client_that_leaves_mid_stream_gives_its_place_back(strict: Client) -> None:
     body = {"prompt": "The valve", "max_tokens": 150, "temperature": 1.0, "stream": True}
     with strict.http.stream("POST", "/v1/completions", json=body) as answer:
         next(answer.iter_lines())
-    until(lambda: metric(strict, "serving_requests_in_work") == 0)
+    until(lambda: metric(strict, "serving_requests_in_flight") == 0)
 
 
 def test_answer_that_takes_too_long_is_504_and_a_hung_engine_is_replaced(strict: Client) -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from serving.packed_linear import PackedLinear, pack_linear_layers
+from serving.engine.packed_linear import PackedLinear, pack_linear_layers
 
 pytestmark = pytest.mark.skipif(
     not torch.ops.mkldnn._is_mkldnn_bf16_supported(),

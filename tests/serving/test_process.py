@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from artifacts.errors import UserError
-from artifacts.holder import process_started
-from serving import process
+from artifacts.leases.holder import process_started
+from serving import endpoint as process
 from serving.state import StateFolder
 from tests.serving.conftest import SETTINGS, Client, start
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from serving.sampling import choose_tokens
+from serving.engine.sampling import choose_tokens
 
 DRAWS = 20_000
 

@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from serving import process
+from serving import endpoint as process
 from tests.serving.conftest import Client, start
 
 PROMPTS = ["The valve", "A pump turns slowly every week.", "No motor fails", "Each gauge " * 6]
 
 
 @pytest.fixture(scope="module")
-def summariser(
+def summarizer(
     tmp_path_factory: pytest.TempPathFactory, sequence_to_sequence_folder: Path
 ) -> Iterator[Client]:
-    state = tmp_path_factory.mktemp("summariser")
+    state = tmp_path_factory.mktemp("summarizer")
     yield start(state, sequence_to_sequence_folder)
     process.stop(state)
 
@@ -35,10 +35,10 @@ def by_transformers(folder: Path, prompt: str, tokens: int) -> str:
 
 
 def test_answers_of_one_batch_are_the_models_own(
-    summariser: Client, sequence_to_sequence_folder: Path
+    summarizer: Client, sequence_to_sequence_folder: Path
 ) -> None:
     def ask(number: int) -> str:
-        answer = summariser.complete(PROMPTS[number], max_tokens=6 + number, temperature=0)
+        answer = summarizer.complete(PROMPTS[number], max_tokens=6 + number, temperature=0)
         assert answer.status_code == 200, answer.text
         assert answer.json()["usage"]["completion_tokens"] <= 6 + number
         return answer.json()["choices"][0]["text"]
@@ -52,16 +52,16 @@ def test_answers_of_one_batch_are_the_models_own(
     assert len(set(answers)) > 1
 
 
-def test_answer_is_streamed_and_sampled_as_asked(summariser: Client) -> None:
+def test_answer_is_streamed_and_sampled_as_asked(summarizer: Client) -> None:
     fields = {"prompt": "The valve", "max_tokens": 12, "stream": True, "temperature": 1.0}
-    with summariser.http.stream("POST", "/v1/completions", json=fields) as answer:
+    with summarizer.http.stream("POST", "/v1/completions", json=fields) as answer:
         lines = [line for line in answer.iter_lines() if line]
     assert lines[-1] == "data: [DONE]" and len(lines) > 4
 
 
-def test_vertex_route_and_too_long_prompts(summariser: Client) -> None:
+def test_vertex_route_and_too_long_prompts(summarizer: Client) -> None:
     instances = [{"prompt": text, "max_tokens": 4} for text in PROMPTS[:2]]
-    answer = summariser.http.post("/predict", json={"instances": instances})
+    answer = summarizer.http.post("/predict", json={"instances": instances})
     assert answer.status_code == 200 and len(answer.json()["predictions"]) == 2
-    refused = summariser.complete("valve " * 400, max_tokens=4)
+    refused = summarizer.complete("valve " * 400, max_tokens=4)
     assert refused.status_code == 400 and "prompt" in refused.text

@@ -12,9 +12,9 @@ import torch
 from torch.nn.modules.module import register_module_forward_hook
 from transformers import GenerationMixin
 
-from serving.engine import load_model
-from serving.protocol import GenerateRequest
-from serving.served_model import ServedModel
+from serving.engine.program import load_model
+from serving.engine.protocol import GenerateRequest
+from serving.engine.served_model import ServedModel
 
 TOKENS = 200
 STEP_SECONDS = 0.01

@@ -10,18 +10,17 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_jobs.session import local_session
+from spark_jobs.runtime.session import local_session
 from tests.tiny import tiny_texts
 
 ABSENT = b"\x04\x06\xf1"
 """Bytes that the test tokenizer cannot express, as SmolLM2's cannot."""
 
 
-@pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
-    session = local_session(driver_memory="1g", partitions=2)
-    yield session
-    session.stop()
+@pytest.fixture(scope="module")
+def spark() -> SparkSession:
+    """The process's session; one of its own where a test before ran a stage, which ends it."""
+    return local_session(driver_memory="1g", partitions=2)
 
 
 @pytest.fixture(scope="session")
@@ -29,7 +28,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A byte-level tokenizer without entries for `ABSENT`, chat tokens included."""
     from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
 
-    from spark_jobs.tokenizer import byte_letters
+    from spark_jobs.tokenize.tokenizer import byte_letters
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -1,14 +1,37 @@
-"""The split of a single duplicate cluster."""
+"""The split of a single duplicate cluster, and clean corpora written by hand."""
 
 import pyarrow as pa
 
-from artifacts.shards import Split
+from artifacts.shards.shard_set import Split
+from spark_jobs.clean.splits import NAMES, by_hash
 from spark_jobs.settings import SplitSettings
-from spark_jobs.split import Splitter
+from spark_jobs.text.normalize import text_hash
 
 
 def split_of(cluster: str, settings: SplitSettings) -> Split:
-    """What the job decides for a document of this cluster that nothing else is known of."""
-    row = pa.table({"cluster": [cluster], "pinned": [False], "source": ["any"]})
-    (split,) = Splitter(settings, pinned=False).add_split(row)["split"].to_pylist()
-    return split
+    """What is decided for a new cluster that nothing else is known of."""
+    found = NAMES[int(by_hash(pa.array([cluster]), settings)[0])]
+    assert found
+    return found
+
+
+def clean_table(
+    ids: list[str], texts: list[str], sources: list[str], settings: SplitSettings
+) -> pa.Table:
+    """A clean corpus of texts that are no copies; general text is replayed."""
+    hashes = list(map(text_hash, texts))
+    return pa.table(
+        {
+            "id": ids,
+            "text": texts,
+            "source": sources,
+            "cluster": hashes,
+            "bytes": [len(text.encode()) for text in texts],
+            "text_hash": hashes,
+            "split": [
+                "replay" if source == "general" else split_of(one, settings)
+                for one, source in zip(hashes, sources, strict=True)
+            ],
+            "slice": pa.array([1] * len(texts), pa.int64()),
+        }
+    )

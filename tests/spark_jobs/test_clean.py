@@ -10,9 +10,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from artifacts.errors import UserError
-from spark_jobs import clean
+from spark_jobs.clean import job as clean
 from spark_jobs.settings import CleanCorpusSettings
-from spark_jobs.text import cluster_hash, fold
+from spark_jobs.text.normalize import fold, text_hash
 from tests.spark_jobs.conftest import Corpus, spark_settings
 from tests.tiny import tiny_texts
 
@@ -129,7 +129,7 @@ def test_a_near_copy_is_dropped_with_its_reason_and_cluster(
     assert stats["dropped"] == {"exact_duplicate": 1, "near_duplicate": 1}
     assert stats["cluster_sizes"] == {"1": 1, "3": 1}
     listed = pq.read_table(tmp_path / "clean" / clean.DUPLICATES_NAME).to_pylist()
-    assert [(row["id"], row["survivor"], row["reason"], row["neighbour"]) for row in listed] == [
+    assert [(row["id"], row["survivor"], row["reason"], row["neighbor"]) for row in listed] == [
         ("a", "b", "near_duplicate", "b"),
         ("c", "b", "exact_duplicate", "a"),
     ]
@@ -146,7 +146,7 @@ def test_a_cluster_takes_its_smallest_members_place_in_the_split(
     run(spark, raw_corpus([(str(n), text) for n, text in enumerate(texts)]), tmp_path / "clean")
 
     (survivor,) = documents(tmp_path / "clean").values()
-    assert survivor["cluster"] == min(cluster_hash(fold(text), 0) for text in texts)
+    assert survivor["cluster"] == min(text_hash(fold(text)) for text in texts)
 
 
 def test_what_was_prepared_before_is_not_prepared_again(

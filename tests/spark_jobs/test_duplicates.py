@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_jobs.duplicates import NearDuplicates, find_near_duplicates
-from spark_jobs.minhash import band_keys, derive_bands, shingle, signatures, sum_words
-from spark_jobs.similarity import comparison
+from spark_jobs.clean.near_duplicates import NearDuplicates, find_near_duplicates
+from spark_jobs.clean.signatures import band_keys, derive_bands, signatures
+from spark_jobs.clean.verify import comparison
+from spark_jobs.text.shingles import shingle, sum_words
 
 THRESHOLD = 0.8
 
@@ -92,7 +93,7 @@ def test_clusters_do_not_depend_on_the_order(generator: random.Random) -> None:
 
 
 def test_texts_with_one_shingle_set_are_duplicates() -> None:
-    # The same five-word runs, a different number of times: no exact copies, one shingle set.
+    # The same five-word n-grams, a different number of times: no exact copies, one shingle set.
     once, twice = "a b c d e a b c d e", "a b c d e a b c d e a b c d e"
 
     assert len(set(cluster([once, twice])[0].component.tolist())) == 1
@@ -136,7 +137,7 @@ def test_the_components_step_holds_at_100_million_edges_on_one_machine() -> None
 import resource
 resource.setrlimit(resource.RLIMIT_AS, (10 * 10**9, 10 * 10**9))
 import numpy as np
-from spark_jobs.duplicates import Edges, components
+from spark_jobs.clean.near_duplicates import Edges, components
 count = 100_000_000
 left = np.random.default_rng(0).integers(0, count, count)
 edges = Edges(left, np.minimum(left + 1, count - 1), np.broadcast_to(1.0, count))

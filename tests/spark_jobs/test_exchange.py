@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from spark_jobs import exchange
-from spark_jobs.exchange import ExchangeWriter, Range, read_ranges
+from spark_jobs.tokenize import shuffle as exchange
+from spark_jobs.tokenize.shuffle import ExchangeWriter, Range, read_ranges
 from tests.stand_ins.google import BUCKET, LocalGoogle
 
 Sent = list[list[tuple[int, list[str]]]]

@@ -6,10 +6,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from artifacts.errors import UserError
-from artifacts.shards import ShardSet, ShardStats
+from artifacts.shards.shard_set import ShardSet, ShardStats
 from spark_jobs.explain import explain_document
 from tests.spark_jobs.conftest import Corpus
-from tests.spark_jobs.test_pin import make, text
+from tests.spark_jobs.test_lineage import make, text
 
 
 def test_a_document_is_traced_through_its_cluster_to_its_rows(

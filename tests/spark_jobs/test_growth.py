@@ -11,14 +11,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
-from spark_jobs import clean, tokenize
+from spark_jobs.clean import job as clean
 from spark_jobs.settings import CleanCorpusSettings, SplitSettings, TokenizedShardsSettings
+from spark_jobs.tokenize import job as tokenize
 from tests.spark_jobs.test_duplicates import families
 
-CLEAN = CleanCorpusSettings(minimum_characters=40)
-SHARDS = TokenizedShardsSettings(
-    sequence_length=64, split=SplitSettings(validation=0.15, held_out=0.15), shard_bytes=16_384
+CLEAN = CleanCorpusSettings(
+    minimum_characters=40, split=SplitSettings(validation=0.15, held_out=0.15)
 )
+SHARDS = TokenizedShardsSettings(sequence_length=64, shard_bytes=16_384)
 
 Texts = list[list[tuple[str, str]]]
 """The id and text of each document, source file by source file."""
@@ -30,7 +31,7 @@ def make(
     model: Path,
     folder: Path,
     cache: Path | None = None,
-    pin: Path | None = None,
+    earlier: Path | None = None,
 ) -> dict[str, Any]:
     """Make everything, and give its stats."""
     write_raw(folder / "raw", texts)
@@ -38,10 +39,10 @@ def make(
         raw_corpus=str(folder / "raw"),
         output=str(folder / "clean"),
         settings=CLEAN,
-        pinned_held_out=str(pin / "shards") if pin else None,
+        earlier=str(earlier / "clean") if earlier else None,
         cache=str(cache / "clean") if cache else None,
     )
-    tokenising = tokenize.TokenizeSpec(
+    tokenizing = tokenize.TokenizeSpec(
         clean_corpus=str(folder / "clean"),
         base_model=str(model),
         output=str(folder / "shards"),
@@ -49,7 +50,7 @@ def make(
         cache=str(cache / "tokens") if cache else None,
     )
     cleaned = clean.run(spark, cleaning, lambda line: None)
-    return cleaned | {"shards": tokenize.run(spark, tokenising, lambda line: None)}
+    return cleaned | {"shards": tokenize.run(spark, tokenizing, lambda line: None)}
 
 
 def write_raw(folder: Path, texts: Texts) -> None:
@@ -81,7 +82,7 @@ def source_files(generator: random.Random, documents: int, files: int) -> Texts:
     max_examples=2, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(seed=st.integers(0, 10**6))
-def test_a_grown_corpus_is_that_of_a_run_from_nothing_under_the_same_pin(
+def test_a_grown_corpus_is_that_of_a_run_from_nothing_after_the_same_one(
     seed: int, spark: SparkSession, model_folder: Path, tmp_path: Path
 ) -> None:
     generator = random.Random(seed)
@@ -90,9 +91,9 @@ def test_a_grown_corpus_is_that_of_a_run_from_nothing_under_the_same_pin(
     first, cache = home / "first", home / "cache"
     make(spark, texts[:5], model_folder, first, cache)
     # One file more, then another more and one of the first gone.
-    make(spark, texts[:6], model_folder, home / "second", cache, pin=first)
-    kept = make(spark, texts[1:], model_folder, home / "kept", cache, pin=first)
-    fresh = make(spark, texts[1:], model_folder, home / "fresh", pin=first)
+    make(spark, texts[:6], model_folder, home / "second", cache, earlier=first)
+    kept = make(spark, texts[1:], model_folder, home / "kept", cache, earlier=first)
+    fresh = make(spark, texts[1:], model_folder, home / "fresh", earlier=first)
 
     assert files_below(home / "kept" / "shards") == files_below(home / "fresh" / "shards")
     assert files_below(home / "kept" / "clean") == files_below(home / "fresh" / "clean")
@@ -110,24 +111,24 @@ def test_tokens_of_documents_that_stay_are_found_again_though_others_of_their_fi
         for file in range(4)
     ]  # fmt: skip
     make(spark, texts, model_folder, tmp_path / "first", tmp_path / "cache")
-    pin = tmp_path / "first"
-    make(spark, texts, model_folder, tmp_path / "pinned", tmp_path / "cache", pin)
-    before = kept_tokens(tmp_path / "cache")
+    first = tmp_path / "first"
+    make(spark, texts, model_folder, tmp_path / "same", tmp_path / "cache", first)
+    before = cached_tokens(tmp_path / "cache")
     # A longer copy of one document of the first file takes its place there.
-    identifier, text = next(one for one in texts[0] if is_trained_on(pin, one[0]))
+    identifier, text = next(one for one in texts[0] if is_trained_on(first, one[0]))
     texts.append([("longer", f"{text} and more")])
 
-    make(spark, texts, model_folder, tmp_path / "grown", tmp_path / "cache", pin)
+    make(spark, texts, model_folder, tmp_path / "grown", tmp_path / "cache", first)
 
-    after = kept_tokens(tmp_path / "cache")
+    after = cached_tokens(tmp_path / "cache")
     assert before.items() <= after.items()
     assert not is_trained_on(tmp_path / "grown", identifier)
     assert is_trained_on(tmp_path / "grown", "longer")
 
 
-def kept_tokens(cache: Path) -> dict[str, int]:
-    """Files that keep tokens or overlaps, with when they were written."""
-    return {file.name: file.stat().st_mtime_ns for file in (cache / "tokens").glob("*.parquet")}
+def cached_tokens(cache: Path) -> dict[str, bytes]:
+    """Entries with tokens or n-grams."""
+    return {file.name: file.read_bytes() for file in (cache / "tokens").iterdir()}
 
 
 def is_trained_on(folder: Path, identifier: str) -> bool:

@@ -7,10 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jobs.minhash import sum_words
-from spark_jobs.overlap import Runs, join_runs, load_runs, overlaps, save_runs, word_runs
+from spark_jobs.decontaminate.overlap import (
+    NGrams,
+    join_ngrams,
+    load_ngrams,
+    ngrams_of,
+    overlaps,
+    save_ngrams,
+    text_ngrams,
+)
+from spark_jobs.text.shingles import sum_words
 
-RUN = 3
+SIZE = 3
 texts = st.lists(
     st.lists(st.sampled_from(list("abcde")), min_size=1, max_size=12).map(" ".join),
     min_size=1,
@@ -18,20 +26,20 @@ texts = st.lists(
 )
 
 
-def overlap(documents: list[str], runs: Runs) -> list[float]:
-    return overlaps(sum_words(documents), RUN, runs).tolist()
+def overlap(documents: list[str], references: NGrams) -> list[float]:
+    return overlaps(ngrams_of(sum_words(documents), SIZE), references).tolist()
 
 
 def defined(document: str, references: list[str]) -> float:
-    def runs_of(text: str) -> list[tuple[str, ...]]:
+    def ngrams_in(text: str) -> list[tuple[str, ...]]:
         words = text.split()
-        return [tuple(words[n : n + RUN]) for n in range(len(words) - RUN + 1)]
+        return [tuple(words[n : n + SIZE]) for n in range(len(words) - SIZE + 1)]
 
-    own = runs_of(document)
-    sets = [set(runs_of(reference)) for reference in references if runs_of(reference)]
+    own = ngrams_in(document)
+    sets = [set(ngrams_in(reference)) for reference in references if ngrams_in(reference)]
     if not own or not sets:
         return 0
-    share = sum(run in set().union(*sets) for run in own) / len(own)
+    share = sum(one in set().union(*sets) for one in own) / len(own)
     return max(share, *(len(one & set(own)) / len(one) for one in sets))
 
 
@@ -39,15 +47,15 @@ def defined(document: str, references: list[str]) -> float:
 def test_the_overlap_is_the_larger_of_both_shares(
     documents: list[str], references: list[str]
 ) -> None:
-    found = overlap(documents, word_runs(references, RUN))
+    found = overlap(documents, text_ngrams(references, SIZE))
 
     assert found == pytest.approx([defined(document, references) for document in documents])
 
 
 @given(texts, st.integers(0, 6))
-def test_runs_of_groups_of_texts_are_those_of_all(references: list[str], cut: int) -> None:
-    whole = word_runs(references, RUN)
-    joined = join_runs([word_runs(references[:cut], RUN), word_runs(references[cut:], RUN)])
+def test_ngrams_of_groups_of_texts_are_those_of_all(references: list[str], cut: int) -> None:
+    whole = text_ngrams(references, SIZE)
+    joined = join_ngrams([text_ngrams(references[:cut], SIZE), text_ngrams(references[cut:], SIZE)])
 
     assert np.array_equal(np.sort(joined.hashes), np.sort(whole.hashes))
     assert overlap(references, joined) == overlap(references, whole)
@@ -57,7 +65,7 @@ def test_a_long_document_that_holds_a_short_reference_overlaps_fully() -> None:
     short = "one two three four five six"
     long = " ".join(f"w{n}" for n in range(500)) + f" {short} " + "end " * 100
 
-    assert overlap([long], word_runs([short], RUN)) == [1]
+    assert overlap([long], text_ngrams([short], SIZE)) == [1]
 
 
 def test_a_set_phrase_of_many_references_stands_for_none_of_them() -> None:
@@ -65,14 +73,13 @@ def test_a_set_phrase_of_many_references_stands_for_none_of_them() -> None:
     references = [f"{phrase} " + " ".join(f"{n}x{m}" for m in range(3)) for n in range(101)]
     long = " ".join(f"w{n}" for n in range(100)) + " " + phrase
 
-    assert overlap([long], word_runs(references[:100], RUN))[0] == pytest.approx(3 / 6)
-    assert overlap([long], word_runs(references, RUN))[0] == pytest.approx(3 / 103)
+    assert overlap([long], text_ngrams(references[:100], SIZE))[0] == pytest.approx(3 / 6)
+    assert overlap([long], text_ngrams(references, SIZE))[0] == pytest.approx(3 / 103)
 
 
-def test_runs_are_kept_as_they_are(tmp_path: Path) -> None:
-    runs = word_runs(["a b c d", "b c d e"], RUN)
-    save_runs(str(tmp_path / "folder/runs.npz"), runs)
-    kept = load_runs(str(tmp_path / "folder/runs.npz"))
+def test_ngrams_are_read_as_they_were_written(tmp_path: Path) -> None:
+    ngrams = text_ngrams(["a b c d", "b c d e"], SIZE)
+    found = load_ngrams(save_ngrams(str(tmp_path / "folder"), ngrams))
 
     for name in ("hashes", "texts", "sizes"):
-        assert np.array_equal(getattr(kept, name), getattr(runs, name))
+        assert np.array_equal(getattr(found, name), getattr(ngrams, name))

@@ -12,7 +12,7 @@ from tests.tiny import tiny_texts
 
 def start(job: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"PYTHONPATH": os.getcwd()}
-    command = [sys.executable, "-m", f"spark_jobs.{job}", *arguments]
+    command = [sys.executable, "-m", f"spark_jobs.{job}.job", *arguments]
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
 
 

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_jobs import clean
-from spark_jobs.quality import quality_filter
+from spark_jobs.clean import job as clean
+from spark_jobs.clean.quality import quality_filter
+from spark_jobs.clean.statistics import EXAMPLE_CHARACTERS
 from spark_jobs.settings import CleanCorpusSettings, QualityFilter
 from tests.spark_jobs.conftest import Corpus
 
@@ -57,5 +58,5 @@ def test_what_each_rule_dropped_is_counted_with_examples(
     assert stats["dropped"] == {"c4:curly_bracket": 1, "fineweb:line_punct_ratio": 2}
     assert stats["dropped_bytes"]["c4:curly_bracket"] == len(code.encode())
     assert stats["dropped_examples"]["fineweb:line_punct_ratio"] == [
-        {"id": "menu1", "text": menu[: clean.EXAMPLE_CHARACTERS]}
+        {"id": "menu1", "text": menu[:EXAMPLE_CHARACTERS]}
     ]

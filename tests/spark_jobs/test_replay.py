@@ -2,23 +2,20 @@
 
 from pathlib import Path
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
 from artifacts.errors import UserError
-from artifacts.shards import SPLITS, ShardSet, ShardStats, read_documents
-from spark_jobs import tokenize
+from artifacts.shards.shard_set import SPLITS, ShardSet, ShardStats, read_documents
 from spark_jobs.settings import SplitSettings, TokenizedShardsSettings
-from spark_jobs.split import Splitter
-from spark_jobs.text import cluster_hash
-from tests.spark_jobs.splits import split_of
+from spark_jobs.text.normalize import text_hash
+from spark_jobs.tokenize import job as tokenize
+from tests.spark_jobs.splits import clean_table, split_of
 from tests.tiny import tiny_texts
 
-SETTINGS = TokenizedShardsSettings(
-    sequence_length=64, split=SplitSettings(validation=0.15, held_out=0.15), replay=["general"]
-)
+SPLIT = SplitSettings(validation=0.15, held_out=0.15)
+SETTINGS = TokenizedShardsSettings(sequence_length=64)
 JUDGING = " ".join(f"judging{number}" for number in range(40))
 """What evaluation measures forgetting on."""
 
@@ -37,16 +34,8 @@ def run(
     texts = [*tiny_texts(150), *general_texts]
     sources = ["manual"] * 150 + ["general"] * len(general_texts)
     (folder / "clean").mkdir()
-    table = pa.table(
-        {
-            "id": [f"{source}/{number}" for number, source in enumerate(sources)],
-            "text": texts,
-            "source": sources,
-            "cluster": [cluster_hash(text, 0) for text in texts],
-            "bytes": [len(text.encode()) for text in texts],
-            "pinned": pa.array([False] * len(texts), pa.bool_()),
-        }
-    )
+    ids = [f"{source}/{number}" for number, source in enumerate(sources)]
+    table = clean_table(ids, texts, sources, SPLIT)
     pq.write_table(table, folder / "clean" / "part-00000.parquet")
     (folder / "judging.txt").write_text(JUDGING)
     spec = tokenize.TokenizeSpec(
@@ -73,7 +62,7 @@ def test_replayed_sources_are_in_no_other_split_and_hold_nothing_that_judges(
     held_out_manual = next(
         text
         for text in tiny_texts(150)
-        if split_of(cluster_hash(text, 0), SETTINGS.split) == "held_out" and text.count(" ") > 40
+        if split_of(text_hash(text), SPLIT) == "held_out" and text.count(" ") > 40
     )
     repeating = f"{general(102)} {' '.join(held_out_manual.split()[5:30])}"
 
@@ -81,7 +70,7 @@ def test_replayed_sources_are_in_no_other_split_and_hold_nothing_that_judges(
 
     replayed = {f"general/{150 + number}" for number in range(30)}
     assert documents(tmp_path, stats, "replay") == replayed
-    assert any(split_of(cluster_hash(text, 0), SETTINGS.split) == "held_out" for text in sound)
+    assert any(split_of(text_hash(text), SPLIT) == "held_out" for text in sound)
     for split in SPLITS:
         found = documents(tmp_path, stats, split)
         assert found and all(name.startswith("manual/") for name in found)
@@ -93,28 +82,5 @@ def test_replayed_sources_are_in_no_other_split_and_hold_nothing_that_judges(
 def test_replayed_text_that_all_judges_is_refused(
     spark: SparkSession, model_folder: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(UserError, match=r"Every document of general.*nothing is left to replay"):
+    with pytest.raises(UserError, match=r"Every document to replay.*nothing is left to replay"):
         run(spark, model_folder, tmp_path, [f"{general(0)} {JUDGING}"])
-
-
-def test_an_unknown_source_to_replay_is_named(
-    spark: SparkSession, model_folder: Path, tmp_path: Path
-) -> None:
-    settings = SETTINGS.model_copy(update={"replay": ["generall"]})
-
-    with pytest.raises(UserError, match=r"`tokenized_shards.replay`.*'generall'.*general, manual"):
-        run(spark, model_folder, tmp_path, [general(0)], settings)
-
-
-def test_a_pinned_document_stays_held_out_when_its_source_is_replayed() -> None:
-    rows = pa.table(
-        {
-            "cluster": ["0" * 32, "f" * 32, "f" * 32],
-            "pinned": [False, True, False],
-            "source": ["general"] * 3,
-        }
-    )
-
-    rows = Splitter(SETTINGS.split, True, frozenset({"general"})).add_split(rows)
-
-    assert rows["split"].to_pylist() == ["replay", "held_out", "replay"]

@@ -4,7 +4,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from artifacts.errors import UserError
-from spark_jobs.tasks import map_tasks
+from spark_jobs.runtime.tasks import map_tasks
 
 
 def test_records_come_back_in_the_order_of_the_items(spark: SparkSession) -> None:

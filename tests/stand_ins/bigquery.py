@@ -6,6 +6,7 @@ storage before any answer leaves, since Google reports an export as done when it
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -27,6 +28,7 @@ ENVIRONMENT_VARIABLE = "BIGQUERY_ENVIRONMENT"
 HOST_VARIABLE = "BIGQUERY_EMULATOR_HOST"
 """By this Google's own client finds the emulator."""
 START_SECONDS = 60.0
+CHANGES_ROWS = re.compile(rb"\b(INSERT|UPDATE|DELETE|MERGE|CREATE)\b")
 
 
 @contextmanager
@@ -58,10 +60,14 @@ def running_bigquery(project: str, mount: Mount) -> Iterator["Client"]:
         stderr=subprocess.DEVNULL,
     )
 
+    changes = 0
+
     def answer(method: str, path: str, headers: dict[str, str], body: bytes) -> Answer:
+        nonlocal changes
+        changes += method == "POST" and bool(CHANGES_ROWS.search(body))
         given = forward(port, method, path, headers, body)
         mount.push()
-        return given
+        return _with_last_change(given, changes) if "/tables/" in path else given
 
     relay = start_http_server(answer)
     try:
@@ -76,8 +82,22 @@ def running_bigquery(project: str, mount: Mount) -> Iterator["Client"]:
         shutil.rmtree(home, ignore_errors=True)
 
 
+def _with_last_change(given: Answer, changes: int) -> Answer:
+    """A table's description with another etag after each change, as Google gives it."""
+    status, headers, body = given
+    try:
+        table = json.loads(body)
+    except ValueError:
+        return given
+    if "tableReference" not in table:
+        return given
+    content = json.dumps(table | {"etag": f"change-{changes}"}).encode()
+    kept = [one for one in headers if one[0].lower() not in ("content-length", "content-encoding")]
+    return status, kept, content
+
+
 def fill_table(client: "Client", table: str, texts: Mapping[str, str]) -> None:
-    """Make a table `(id, text, ingested_at)` anew and put texts, by id, into it."""
+    """Make a table `(id, text, ingested_at)` again and put texts, by id, into it."""
     from google.cloud.bigquery import Dataset
 
     client.create_dataset(Dataset(table.rsplit(".", 1)[0]), exists_ok=True)

@@ -10,6 +10,6 @@ ENGINE = (sys.executable, "-m", "serving", "--model", "{model}", "--port", "{por
 def serve_image() -> LocalImage:
     """An image whose containers listen on loopback alone."""
     return LocalImage(
-        entrypoint=(sys.executable, "-m", "serving.container", "--", *ENGINE),
+        entrypoint=(sys.executable, "-m", "serving.vertex.container", "--", *ENGINE),
         environment={"HOST": "127.0.0.1", "OMP_NUM_THREADS": "1"},
     )

@@ -50,6 +50,7 @@ class StorageServer:
         """Rights on buckets that the caller lacks."""
         self._faults: list[StorageFault] = []
         self._lock = threading.Lock()
+        self._rewriting = threading.Lock()
         self._port = FakeGCSServer().port
         self._relay = start_http_server(self._answer)
         self._process = self._start_server()
@@ -135,6 +136,8 @@ class StorageServer:
             answer = _failing(fault.status)
         elif "/iam/testPermissions?" in raw_path:
             answer = self._test_permissions(raw_path)
+        elif "/rewriteTo/" in raw_path:
+            answer = self._rewrite(method, raw_path, headers, body)
         else:
             answer = forward(self._port, method, raw_path, headers, body)
         status = answer[0] if answer else 0
@@ -155,6 +158,29 @@ class StorageServer:
                     fault.times -= 1
                     return fault
         return None
+
+    def _rewrite(
+        self, method: str, raw_path: str, headers: dict[str, str], body: bytes
+    ) -> Answer | None:
+        """Copy within storage; fake-gcs-server forgets this call's preconditions."""
+        location, _, query = raw_path.partition("?")
+        source, _, target = location.partition("/rewriteTo/")
+        asked = {key: values[0] for key, values in urllib.parse.parse_qs(query).items()}
+        with self._rewriting:
+            found = {
+                "ifSourceGenerationMatch": self._generation(source),
+                "ifGenerationMatch": self._generation(f"/storage/v1/{target}"),
+            }
+            if any(key in asked and asked[key] != found[key] for key in found):
+                return json_answer(412, {"error": {"code": 412, "message": "conditionNotMet"}})
+            return forward(self._port, method, raw_path, headers, body)
+
+    def _generation(self, path: str) -> str:
+        try:
+            with urllib.request.urlopen(f"{self.direct_url}{path}") as reply:
+                return str(json.load(reply)["generation"])
+        except urllib.error.HTTPError:
+            return "0"
 
     def _test_permissions(self, path: str) -> Answer:
         """The one call that fake-gcs-server lacks."""

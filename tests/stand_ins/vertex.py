@@ -101,7 +101,7 @@ class VertexJobs:
         return {key: process.pid for key, process in self._jobs[name].replicas.items()}
 
     def preempt(self, name: str, grace_seconds: float = 0.0) -> None:
-        """Take the machines away: the job starts anew where it asked for that, else it fails."""
+        """Take the machines away: the job starts again where it asked for that, else it fails."""
         running = self._jobs[name]
         # Those of now: once the restart is asked for, new ones take their places.
         replicas = list(running.replicas.values())

@@ -16,22 +16,22 @@ from click.testing import CliRunner
 from dagster import materialize
 from google.cloud.aiplatform_v1 import PredictionServiceClient
 
-from artifacts.identity import Identity
-from artifacts.pipelines import Pipeline
-from artifacts.store import CACHE_VARIABLE, Store
+from artifacts.store.identity import Identity
+from artifacts.store.manifest import MANIFEST_NAME, Manifest, dump_manifest
+from artifacts.store.pipelines import Pipeline
+from artifacts.store.store import CACHE_VARIABLE, Store
 from llm_assets.assets.serving import endpoint
-from llm_assets.cli import commands
+from llm_assets.cli.main import commands
 from llm_assets.cloud.config import CLOUD_CONFIG_VARIABLE
-from llm_assets.cloud.registry import VertexModelRegistry
-from llm_assets.cloud.serving import VertexServingPlatform
 from llm_assets.cloud.settings import GoogleCloudSettings
 from llm_assets.cloud.vertex import Vertex
 from llm_assets.config import CONFIG_VARIABLE, PipelineSettings
-from llm_assets.registry.decisions import roll_back
-from llm_assets.resources.platform import build_resources
-from llm_assets.resources.serving import Served
+from llm_assets.endpoint.base import Served
+from llm_assets.endpoint.vertex import VertexServingPlatform
+from llm_assets.platform import build_resources
+from llm_assets.registry.vertex import VertexModelRegistry
 from serving.rollout import RolloutFailed
-from tests.llm_assets.registry.conftest import entry
+from tests.llm_assets.registry.conftest import base_entry, judge
 from tests.stand_ins.google import BUCKET, SERVE_IMAGE, LocalGoogle
 from tests.stand_ins.processes import LocalImage
 from tests.stand_ins.project import cloud_settings
@@ -80,7 +80,16 @@ class Cloud:
 
     def register(self, model: str, image: str = SERVE_IMAGE) -> int:
         self.use_image(image)
-        return self.registry.register(entry(model)).version
+        self.registry.register_base(base_entry())
+        return judge(self.registry, model).version
+
+    def store_models(self, *models: str) -> None:
+        """Put manifests where the registry says that models are, for who looks before serving."""
+        for model in models:
+            identity = Identity(kind="models", code_version="1")
+            manifest = Manifest(**identity.model_dump(), fingerprint=model, files=[], stats={})
+            place = f"models/{model}/{MANIFEST_NAME}"
+            Store(f"gs://{BUCKET}").write_bytes(place, dump_manifest(manifest))
 
     def serve(self, version: int) -> Served:
         platform = VertexServingPlatform(cloud_config_path=str(self.path))
@@ -123,26 +132,27 @@ class Cloud:
 
 @pytest.fixture
 def cloud(google: LocalGoogle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cloud:
-    for image, behaviour in (
+    for image, behavior in (
         (SERVE_IMAGE, {}),
         (BROKEN_IMAGE, {"BROKEN": "1"}),
         (SLOW_IMAGE, {"ANSWER_SECONDS": "0.8"}),
         (FAILING_IMAGE, {"FAIL_SHARE": "1"}),
     ):
-        light = LocalImage(entrypoint=LIGHT, environment=behaviour)
+        light = LocalImage(entrypoint=LIGHT, environment=behavior)
         monkeypatch.setitem(google.images, image, light)
     return Cloud(google, tmp_path)
 
 
 def test_versions_follow_each_other_and_go_back_without_a_failed_request(cloud: Cloud) -> None:
-    cloud.registry.register_base(entry("base", promoted=None))
+    cloud.registry.register_base(base_entry())
     url = cloud.serve(0).url
     assert cloud.ask(url).json()["predictions"] == ["0"]
     with cloud.load(url) as answers:
-        cloud.registry.promote(cloud.register("a"), "better")
+        cloud.register("a")
         served = cloud.serve(1)
         assert served.changed and cloud.shares() == {"version-1": 100}
-        before = roll_back(cloud.registry, "users complain")
+        cloud.registry.confirm(1)
+        before = cloud.registry.roll_back("Ada", "users complain")
         assert cloud.serve(before.version).changed
     assert {answer.status_code for answer in answers} == {200}
     assert {answer.json()["predictions"][0] for answer in answers} == {"0", "1"}
@@ -263,15 +273,15 @@ def test_crash_leaves_a_whole_version_and_the_next_run_goes_on(cloud: Cloud, whe
 PROGRAM = """
 import sys, yaml
 from pathlib import Path
-from artifacts.identity import Identity
-from artifacts.pipelines import Pipeline
-from artifacts.store import CACHE_VARIABLE, Store
+from artifacts.store.identity import Identity
+from artifacts.store.pipelines import Pipeline
+from artifacts.store.store import CACHE_VARIABLE, Store
 from llm_assets.assets.serving import endpoint
-from llm_assets.cli import commands
+from llm_assets.cli.main import commands
 from llm_assets.cloud.config import CLOUD_CONFIG_VARIABLE
 from llm_assets.cloud.config import load_cloud_settings
-from llm_assets.cloud.registry import VertexModelRegistry
-from llm_assets.cloud.serving import VertexServingPlatform
+from llm_assets.registry.vertex import VertexModelRegistry
+from llm_assets.endpoint.vertex import VertexServingPlatform
 from llm_assets.cloud.vertex import Vertex
 from llm_assets.config import PipelineSettings
 
@@ -301,7 +311,8 @@ def wait_for(condition: Callable[[], bool]) -> None:
 def test_asset_serves_the_champion_on_the_cloud(
     cloud: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cloud.registry.promote(cloud.register("a"), "better")
+    cloud.register("a")
+    cloud.store_models("a")
     store = Store(cloud.pipeline.store)
     identity = Identity(kind="model_version", code_version="1")
     judged, _ = store.make(identity, lambda draft: draft.stats.update(promoted=True))
@@ -321,8 +332,9 @@ def test_asset_serves_the_champion_on_the_cloud(
 def test_commands_move_registry_and_endpoint_together(
     cloud: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cloud.registry.register_base(entry("base", promoted=None))
+    cloud.registry.register_base(base_entry())
     cloud.register("a")
+    cloud.store_models("base", "a")
     config = tmp_path / "manual.yaml"
     config.write_text(cloud.pipeline.model_dump_json(exclude_defaults=True))
     monkeypatch.setenv(CONFIG_VARIABLE, str(config))
@@ -336,7 +348,8 @@ def test_commands_move_registry_and_endpoint_together(
         assert f"Version {version} serves at http" in done.output
         assert cloud.shares() == {f"version-{version}": 100}
     done = CliRunner().invoke(commands, ["versions"], catch_exceptions=False)
-    assert "0 (champion)" in done.output and "1 (previous)" in done.output
+    assert "0 (wanted, champion)" in done.output and "rejected by Ada: it swears" in done.output
+    assert "serves: version 0" in done.output
     assert "ended" in CliRunner().invoke(commands, ["stop"], catch_exceptions=False).output
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from artifacts.pipelines import Pipeline
-from artifacts.store import CACHE_VARIABLE, Store
+from artifacts.store.pipelines import Pipeline
+from artifacts.store.store import CACHE_VARIABLE, Store
 from llm_assets.cloud.config import CLOUD_CONFIG_VARIABLE
 from tests.conftest import Project, make_project
 from tests.stand_ins.bigquery import fill_table, running_bigquery
@@ -82,7 +82,9 @@ def program_logs(google: LocalGoogle) -> str:
 def test_from_a_table_to_a_model_with_two_replicas_and_a_preemption(
     google: LocalGoogle, cloud_project: Project
 ) -> None:
-    cloud_project.configure(checkpoint={"steps": 60, "checkpoint_every_steps": 10})
+    cloud_project.configure(
+        checkpoint={"budget": {"steps": 60}, "checkpointing": {"every_steps": 10}}
+    )
     preempted: list[str] = []
     watcher = threading.Thread(
         target=preempt_after_a_checkpoint, args=(google, preempted), daemon=True

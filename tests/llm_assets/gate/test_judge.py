@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from llm_assets.gate.judge import judge
 from llm_assets.gate.settings import GateSettings
-from llm_assets.gate.verdict import Decision, Outcome, Verdict
+from llm_assets.gate.verdict import Outcome, Verdict
 
-GATE = GateSettings(smallest_effect=0.005, general_tolerance=0.02, resamples=1_000)
+GATE = GateSettings(smallest_effect=0.005, general_tolerance=0.02)
 BASE, CANDIDATE, INCUMBENT = "base", "candidate", "incumbent"
 
 
@@ -41,9 +41,12 @@ class Evaluation:
             for name in ("held_out_bits_per_byte", "general_bits_per_byte")
         }
 
-    def judge(self, gate: GateSettings = GATE, incumbent: str | None = INCUMBENT) -> Verdict:
+    def judge(
+        self, gate: GateSettings = GATE, incumbent: str | None = INCUMBENT, look: int = 1
+    ) -> Verdict:
         columns = {"task": self.task, "cluster": self.cluster, "document": self.cluster}
-        columns |= {"bytes": self.bytes} | {f"bits_{r}": b for r, b in self.bits.items()}
+        columns |= {"bytes": self.bytes, "tokens": self.bytes // 4 + 1}
+        columns |= {f"bits_{r}": b for r, b in self.bits.items()}
         table = pa.table(columns).replace_schema_metadata(
             {"evaluation_fingerprint": self.fingerprints[0]}
         )
@@ -52,10 +55,9 @@ class Evaluation:
             "models": self.models,
             "faults": self.faults,
             "evaluation_fingerprint": self.fingerprints[1],
+            "vocab_size": 49_152,
         }
-        return judge(
-            table, evaluation, gate, candidate=CANDIDATE, incumbent=incumbent, judged_before=3
-        )
+        return judge(table, evaluation, gate, candidate=CANDIDATE, incumbent=incumbent, look=look)
 
 
 def outcomes(verdict: Verdict) -> set[Outcome]:
@@ -69,15 +71,15 @@ def test_better_candidate_is_promoted_with_its_figures() -> None:
     domain = verdict.comparisons[0]
     assert domain.difference == pytest.approx(-0.05, abs=0.005)
     assert domain.low is not None and domain.high is not None
-    assert domain.low < domain.difference < domain.high < -GATE.smallest_effect
-    assert verdict.judged_before == 3
+    assert domain.low < domain.difference < domain.high < 0
+    assert (verdict.weights, verdict.against) == (CANDIDATE, INCUMBENT)
 
 
 @pytest.mark.parametrize(
     ("change", "outcome"),
     [
         ({"gain": -0.05}, Outcome.NOT_BETTER),
-        ({"gain": 0.005}, Outcome.NOT_BETTER),
+        ({"gain": 0.0}, Outcome.NOT_BETTER),
         ({"lost": 0.1}, Outcome.GENERAL_REGRESSION),
         ({"documents": 29}, Outcome.TOO_FEW_DOCUMENTS),
     ],
@@ -154,9 +156,15 @@ def test_no_incumbent_and_unreadable_incumbent_are_two_things() -> None:
 
 def test_score_under_its_floor_is_rejected() -> None:
     evaluation = Evaluation()
-    evaluation.metrics["quiz_accuracy"] = {role: {"value": 0.4} for role in evaluation.models}
-    assert evaluation.judge(GATE.model_copy(update={"floors": {"quiz_accuracy": 0.3}})).promoted
-    verdict = evaluation.judge(GATE.model_copy(update={"floors": {"quiz_accuracy": 0.5}}))
+    evaluation.metrics["multiple_choice_accuracy"] = {
+        role: {"value": 0.4} for role in evaluation.models
+    }
+    assert evaluation.judge(
+        GATE.model_copy(update={"floors": {"multiple_choice_accuracy": 0.3}})
+    ).promoted
+    verdict = evaluation.judge(
+        GATE.model_copy(update={"floors": {"multiple_choice_accuracy": 0.5}})
+    )
     assert outcomes(verdict) == {Outcome.BELOW_FLOOR}
 
 
@@ -166,11 +174,54 @@ def test_near_copies_count_as_one_document() -> None:
     assert outcomes(evaluation.judge()) == {Outcome.TOO_FEW_DOCUMENTS}
 
 
-def test_persons_word_holds_over_the_gates() -> None:
+def test_a_gain_that_is_sure_but_too_small_is_not_worth_a_rollout() -> None:
+    gate = GATE.model_copy(update={"smallest_effect": 0.06})
+    verdict = Evaluation(gain=0.05).judge(gate)
+    assert outcomes(verdict) == {Outcome.NOT_BETTER}
+    assert "smallest effect that matters is 0.06" in verdict.summary
+
+
+def test_the_more_was_judged_the_surer_the_gate_has_to_be() -> None:
+    """A gain that convinces at first does not when hundreds were tried before."""
+    evaluation = Evaluation(gain=0.006)
+    assert evaluation.judge().promoted
+    assert outcomes(evaluation.judge(look=500)) == {Outcome.NOT_BETTER}
+
+
+def test_a_rejection_says_which_gain_would_have_been_found() -> None:
     verdict = Evaluation(gain=0.0).judge()
-    approved = verdict.decided(Decision(approved=True, name="Ada", reason="needed for the demo"))
-    assert approved.accepted and not approved.promoted
-    assert approved.decided(Decision(approved=False, name="Bo", reason="no")).accepted is False
+    detectable = verdict.comparisons[0].detectable
+    assert detectable is not None and 0.005 < detectable < 0.02
+    assert f"A gain of {detectable:.4f} would have been found with 80 %" in verdict.summary
+    assert Evaluation(gain=detectable * 1.5).judge().promoted
+
+
+def test_a_model_no_better_than_chance_is_never_promoted() -> None:
+    """Both are hardly better than a draw from the vocabulary; the candidate a little more."""
+    evaluation = Evaluation()
+    uniform = (evaluation.bytes // 4) * math.log2(49_152)
+    evaluation.bits = {"base": uniform, "incumbent": uniform, "candidate": uniform * 0.99}
+    assert outcomes(evaluation.judge()) == {Outcome.CHANCE}
+
+
+def test_a_candidate_that_cannot_be_read_gets_a_verdict() -> None:
+    evaluation = Evaluation()
+    del evaluation.bits["candidate"]
+    evaluation.faults = {"candidate": "The model in /m cannot be read."}
+    verdict = evaluation.judge()
+    assert outcomes(verdict) == {Outcome.CANDIDATE_UNREADABLE}
+    assert "The model in /m cannot be read." in verdict.summary
+
+
+def test_what_arrived_last_is_shown_by_itself_and_the_pooled_figure_decides() -> None:
+    evaluation = Evaluation()
+    evaluation.task[45:60] = ["held_out_newest"] * 15
+    evaluation.bits["candidate"][45:60] = evaluation.bits["incumbent"][45:60] + 5
+    verdict = evaluation.judge()
+    newest = verdict.comparisons[2]
+    assert newest.task == "held_out_newest" and newest.clusters == 15
+    assert newest.difference > 0 > verdict.comparisons[0].difference
+    assert verdict.promoted
 
 
 @settings(max_examples=25, deadline=None)

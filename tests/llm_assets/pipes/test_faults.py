@@ -12,7 +12,7 @@ import grpc
 import pytest
 from dagster import DagsterInstance
 
-from artifacts.pipes_session import FLUSH_SECONDS
+from artifacts.program.pipes import FLUSH_SECONDS
 from llm_assets.pipes import Limits, RetryPolicy
 from tests.llm_assets.pipes.runner import QUICK, Runner, failure_text, log_text
 from tests.stand_ins.google import BUCKET, LocalGoogle

@@ -4,33 +4,25 @@ from collections.abc import Callable
 
 import pytest
 
-from artifacts.store import Store
-from llm_assets.cloud.registry import VertexModelRegistry
+from artifacts.store.store import Store
 from llm_assets.cloud.settings import GoogleCloudSettings
 from llm_assets.cloud.vertex import Vertex
-from llm_assets.gate.settings import GateSettings
+from llm_assets.gate.settings import CODE_VERSION, GateSettings
 from llm_assets.gate.verdict import Outcome, Reason, Verdict
-from llm_assets.registry.base import ModelEntry, Registry
+from llm_assets.registry.base import Registry
 from llm_assets.registry.local import LocalRegistry
+from llm_assets.registry.records import ModelEntry, ModelVersion
+from llm_assets.registry.vertex import VertexModelRegistry
 from tests.stand_ins.google import BUCKET, LocalGoogle
 from tests.stand_ins.project import cloud_settings
 
 
-def entry(model: str, promoted: bool | None = True, figure: float = 1.0) -> ModelEntry:
-    """A model with its evaluation and verdict; `promoted` None is one that nothing judged."""
-    verdict = None
-    if promoted is not None:
-        verdict = Verdict(
-            promoted=promoted,
-            reasons=[Reason(outcome=Outcome.BETTER, text="It was judged.")],
-            comparisons=[],
-            thresholds=GateSettings(),
-            evaluation_fingerprint="evaluation",
-            judged_before=0,
-        )
+def entry(model: str, figure: float = 1.0) -> ModelEntry:
+    """A model, known by the name of its weights, with an evaluation."""
     figures = {role: {"value": figure, "low": 0.5, "high": 1.5} for role in ("base", "candidate")}
     return ModelEntry(
-        model_fingerprint=model,
+        weights=model,
+        model_fingerprint=f"artifact-of-{model}",
         model_url=f"gs://{BUCKET}/models/{model}",
         license="Apache-2.0",
         lineage={"checkpoint": model, "raw_corpus": "text"},
@@ -39,8 +31,40 @@ def entry(model: str, promoted: bool | None = True, figure: float = 1.0) -> Mode
             "models": {"candidate": model},
             "metrics": {"held_out_bits_per_byte": figures},
         },
-        verdict=verdict,
     )
+
+
+def base_entry(model: str = "base") -> ModelEntry:
+    """A base model, which nothing measured."""
+    return entry(model).model_copy(update={"evaluation": {}})
+
+
+def verdict(
+    model: str,
+    against: str,
+    promoted: bool = True,
+    thresholds: GateSettings | None = None,
+    evaluation: str = "evaluation",
+) -> Verdict:
+    """What the gate found about one model against another."""
+    outcome = Outcome.BETTER if promoted else Outcome.NOT_BETTER
+    return Verdict(
+        weights=model,
+        against=against,
+        promoted=promoted,
+        reasons=[Reason(outcome=outcome, text=f"Measured against {against}.")],
+        comparisons=[],
+        thresholds=thresholds or GateSettings(),
+        gate_code_version=CODE_VERSION,
+        evaluation_fingerprint=evaluation,
+        look=1,
+    )
+
+
+def judge(registry: Registry, model: str, promoted: bool = True, **asked: str) -> ModelVersion:
+    """Enter a model with a verdict against whatever it has to beat now."""
+    against = registry.state().incumbent_of(model).weights
+    return registry.enter(entry(model), verdict(model, against, promoted, **asked))
 
 
 @pytest.fixture
@@ -52,7 +76,7 @@ def vertex_settings(google: LocalGoogle) -> GoogleCloudSettings:
 def vertex_registry(
     vertex_settings: GoogleCloudSettings, tmp_path_factory: pytest.TempPathFactory
 ) -> VertexModelRegistry:
-    """A registry of Vertex AI, its documents in the bucket."""
+    """A registry of Vertex AI, its state in the bucket."""
     store = Store(f"gs://{BUCKET}/{tmp_path_factory.mktemp('registry').name}")
     return VertexModelRegistry(store, "manual", Vertex(vertex_settings))
 
@@ -72,4 +96,7 @@ def open_registry(
 
 @pytest.fixture
 def registry(open_registry: Callable[[], Registry]) -> Registry:
-    return open_registry()
+    """A registry with the base model."""
+    registry = open_registry()
+    registry.register_base(base_entry())
+    return registry

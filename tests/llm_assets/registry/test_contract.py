@@ -6,92 +6,232 @@ import pytest
 
 from artifacts.errors import UserError
 from llm_assets.gate.settings import GateSettings
-from llm_assets.gate.verdict import Decision
-from llm_assets.registry.base import Registry, UnknownVersion
-from llm_assets.registry.decisions import approve, reject, roll_back
-from tests.llm_assets.registry.conftest import entry
+from llm_assets.registry.base import BACKUP_NAME, STATE_NAME, Registry
+from llm_assets.registry.records import Alias, IncumbentChanged, RegistryDamaged, UnknownVersion
+from tests.llm_assets.registry.conftest import base_entry, entry, judge, verdict
 
 
-def champion(registry: Registry) -> int:
-    found = registry.find("champion")
-    assert found is not None
-    return found.version
+def number(registry: Registry, alias: Alias) -> int | None:
+    found = registry.find(alias)
+    return None if found is None else found.version
 
 
-def test_base_model_is_version_0_and_the_first_champion(registry: Registry) -> None:
-    assert registry.find("champion") is None and registry.versions() == []
-    registry.register_base(entry("base", promoted=None))
-    assert champion(registry) == 0
-    registry.register_base(entry("base", promoted=None))
-    assert len(registry.versions()) == 1
-    registry.register_base(entry("newer-base", promoted=None))
-    (base,) = registry.versions()
-    assert base.model_fingerprint == "newer-base" and champion(registry) == 0
+def serve(registry: Registry) -> None:
+    """What the endpoint does: serve what is wanted, and say so."""
+    wanted = registry.find("wanted")
+    assert wanted is not None
+    registry.confirm(wanted.version)
 
 
-def test_versions_are_numbered_and_a_known_one_is_found_again(
+def test_base_model_is_version_0_and_wanted_until_a_candidate_is_better(
     open_registry: Callable[[], Registry],
 ) -> None:
     registry = open_registry()
-    first, second = registry.register(entry("a")), registry.register(entry("b"))
-    assert (first.version, second.version) == (1, 2)
-    assert open_registry().register(entry("a")).version == 1
-    assert [version.version for version in open_registry().versions()] == [1, 2]
-    assert registry.get(2).lineage["raw_corpus"] == "text"
+    assert registry.versions() == [] and registry.find("wanted") is None
+    for _ in range(2):
+        registry.register_base(base_entry())
+    (base,) = open_registry().versions()
+    assert base.version == 0 and base.is_base and number(registry, "wanted") == 0
+
+
+def test_another_base_model_is_another_version(registry: Registry) -> None:
+    registry.register_base(base_entry("newer"))
+    assert [found.weights for found in registry.versions()] == ["base", "newer"]
+    assert number(registry, "wanted") == 1
+    judge(registry, "a")
+    registry.register_base(base_entry("newest"))
+    assert number(registry, "wanted") == 2
+
+
+def test_a_model_keeps_its_number_whatever_measured_it_and_wherever_it_lies(
+    open_registry: Callable[[], Registry], registry: Registry
+) -> None:
+    assert judge(registry, "a").version == 1
+    assert judge(registry, "b", promoted=False).version == 2
+    elsewhere = entry("a", figure=0.5).model_copy(update={"model_fingerprint": "made again"})
+    again = open_registry().enter(elsewhere, verdict("a", "base", evaluation="newer"))
+    assert again.version == 1 and again.model_fingerprint == "made again"
+    assert [found.version for found in open_registry().versions()] == [0, 1, 2]
     with pytest.raises(UnknownVersion, match="no version 7"):
         registry.get(7)
 
 
-def test_promotion_moves_champion_and_previous_and_keeps_the_history(
-    open_registry: Callable[[], Registry],
+def test_alias_champion_moves_only_when_the_version_serves(registry: Registry) -> None:
+    serve(registry)
+    judge(registry, "a")
+    assert (number(registry, "wanted"), number(registry, "champion")) == (1, 0)
+    serve(registry)
+    assert (number(registry, "champion"), number(registry, "previous")) == (1, 0)
+    moves = [(move.alias, move.version, move.by) for move in registry.history()]
+    assert moves[-2:] == [("wanted", 1, "the gate"), ("champion", 1, "the endpoint")]
+
+
+def test_a_candidate_is_judged_against_the_champion_of_the_moment(registry: Registry) -> None:
+    """Once rejected against the base, a model does not pass it by to replace a better one."""
+    judge(registry, "weak", promoted=False)
+    judge(registry, "strong")
+    assert registry.state().incumbent_of("weak").weights == "strong"
+    with pytest.raises(IncumbentChanged, match="version 2 is wanted"):
+        registry.enter(entry("weak"), verdict("weak", "base", evaluation="looser"))
+    assert number(registry, "wanted") == 2
+
+
+def test_the_wanted_model_asked_for_again_is_held_against_the_one_it_replaced(
+    registry: Registry,
 ) -> None:
-    registry = open_registry()
-    registry.register_base(entry("base", promoted=None))
+    judge(registry, "a")
+    judge(registry, "b")
+    assert registry.state().incumbent_of("b").weights == "a"
+    before = registry.state()
+    judge(registry, "b")
+    assert registry.state() == before
+
+
+def test_other_thresholds_evaluations_and_code_give_a_verdict_beside_the_old_one(
+    registry: Registry,
+) -> None:
+    judge(registry, "a", promoted=False)
+    judge(registry, "a", promoted=False)
+    judge(registry, "a", promoted=False, evaluation="another")
+    other = verdict("a", "base", promoted=False, thresholds=GateSettings(general_tolerance=0.5))
+    registry.enter(entry("a"), other)
+    registry.enter(entry("a"), other.model_copy(update={"gate_code_version": "next"}))
+    assert len(registry.state().verdicts_of("a")) == 4
+    registry.enter(entry("a"), verdict("a", "base", thresholds=GateSettings(smallest_effect=0.001)))
+    assert number(registry, "wanted") == 1, "a candidate is not stuck with its first verdict"
+
+
+def test_looks_are_counted_over_the_whole_life_and_asking_again_is_no_new_one(
+    registry: Registry,
+) -> None:
+    judge(registry, "a", promoted=False)
+    judge(registry, "b")
+    judge(registry, "a", promoted=False, evaluation="another")
+    state = registry.state()
+    assert state.look_of("a", "base", "evaluation") == 1
+    assert state.look_of("a", "b", "another") == 3
+    assert state.look_of("c", "b", "evaluation") == 4
+
+
+def test_what_a_person_rejected_comes_back_only_by_a_person(registry: Registry) -> None:
+    judge(registry, "a")
+    serve(registry)
+    registry.reject(1, "Bo", "it swears")
+    assert number(registry, "wanted") == 0
+    judge(registry, "a", evaluation="another")
+    assert number(registry, "wanted") == 0
+    registry.approve(1, "Ada", "it no longer does")
+    assert number(registry, "wanted") == 1
+    assert [said.approved for said in registry.state().decisions_of("a")] == [False, True]
+
+
+def test_rejecting_one_after_the_other_never_brings_one_back(registry: Registry) -> None:
     for name in "ab":
-        registry.promote(registry.register(entry(name)).version, "better")
-    previous = registry.find("previous")
-    assert champion(registry) == 2 and previous is not None and previous.version == 1
-    moves = [(move.alias, move.version) for move in open_registry().history()]
-    assert moves == [
-        ("champion", 0),
-        ("previous", 0),
-        ("champion", 1),
-        ("previous", 1),
-        ("champion", 2),
-    ]
-    registry.promote(2, "again")
-    assert len(registry.history()) == 5
+        judge(registry, name)
+        serve(registry)
+    for version in (2, 1):
+        registry.reject(version, "Bo", "it swears")
+        serve(registry)
+    assert number(registry, "champion") == 0
 
 
-def test_other_thresholds_give_a_new_verdict_and_keep_decisions(registry: Registry) -> None:
-    registry.register(entry("a", promoted=False))
-    registry.decide(1, Decision(approved=True, name="Ada", reason="the floor was too high"))
-    stricter = entry("a", promoted=True)
-    assert stricter.verdict is not None
-    thresholds = GateSettings(general_tolerance=0.5)
-    verdict = stricter.verdict.model_copy(update={"thresholds": thresholds})
-    again = registry.register(stricter.model_copy(update={"verdict": verdict}))
-    assert again.version == 1 and again.verdict is not None
-    assert again.verdict.thresholds == thresholds
-    assert [said.name for said in again.verdict.decisions] == ["Ada"]
-    assert registry.get(1) == again
-
-
-def test_people_approve_reject_and_go_back(registry: Registry) -> None:
-    registry.register_base(entry("base", promoted=None))
+def test_rollback_goes_back_step_by_step_past_what_was_rejected_and_never_forward(
+    registry: Registry,
+) -> None:
+    for name in "abc":
+        judge(registry, name)
+        serve(registry)
+    registry.reject(2, "Bo", "it swears")
+    assert registry.roll_back("Ada", "errors").version == 1
+    assert registry.roll_back("Ada", "errors").version == 1, "does not serve yet: tried again"
+    serve(registry)
+    assert registry.roll_back("Ada", "errors").version == 0
+    serve(registry)
     with pytest.raises(UserError, match="no version to go back to"):
-        roll_back(registry, "errors")
+        registry.roll_back("Ada", "errors")
+    judge(registry, "c", evaluation="another")
+    assert number(registry, "wanted") == 0, "what was left by a person stays left"
+
+
+def test_a_rollback_leaves_what_serves_not_what_waits(registry: Registry) -> None:
     for name in "ab":
-        registry.register(entry(name, promoted=False))
-    approve(registry, 1, "Ada", "reads well")
-    approve(registry, 2, "Ada", "reads better")
-    verdict = registry.get(2).verdict
-    assert verdict is not None and verdict.accepted
-    reject(registry, 2, "Bo", "it swears")
-    assert champion(registry) == 1
-    assert "rejected by Bo" in registry.history()[-1].reason
-    assert roll_back(registry, "errors").version == 2
+        judge(registry, name)
+        serve(registry)
+    judge(registry, "c")
+    assert registry.roll_back("Ada", "version 2 fails").version == 1
+
+
+def test_people_give_name_and_reason_and_leave_the_base_alone(registry: Registry) -> None:
+    judge(registry, "a", promoted=False)
+    for decide in (registry.approve, registry.reject):
+        with pytest.raises(UserError, match="name and a reason"):
+            decide(1, "", "why")
+        with pytest.raises(UnknownVersion, match="base model"):
+            decide(0, "Ada", "old")
     with pytest.raises(UserError, match="name and a reason"):
-        approve(registry, 1, "", "why")
-    with pytest.raises(UnknownVersion, match="base model"):
-        registry.decide(0, Decision(approved=False, name="Ada", reason="old"))
+        registry.roll_back("Ada", " ")
+    assert registry.state().decisions == []
+
+
+def test_of_two_changes_at_one_time_the_second_sees_the_first(
+    open_registry: Callable[[], Registry], registry: Registry
+) -> None:
+    """Between a registry's reading and its writing, somebody else changes the file."""
+    stale, other = open_registry(), open_registry()
+    load, called = stale._load, []
+
+    def load_and_be_overtaken() -> object:
+        found = load()
+        if not called:
+            called.append(True)
+            judge(other, "b")
+        return found
+
+    stale._load = load_and_be_overtaken  # type: ignore[method-assign,assignment]
+    with pytest.raises(IncumbentChanged):
+        stale.enter(entry("a"), verdict("a", "base"))
+    assert number(registry, "wanted") == 1
+    assert [found.weights for found in registry.versions()] == ["base", "b"]
+
+
+@pytest.mark.parametrize("damage", ["lost", "cut", "wrong fields"])
+def test_a_lost_or_damaged_state_is_named_and_its_way_out_works(
+    open_registry: Callable[[], Registry], registry: Registry, damage: str
+) -> None:
+    judge(registry, "a")
+    judge(registry, "b")
+    break_state(registry, damage)
+    for use in (registry.state, lambda: registry.register_base(base_entry())):
+        with pytest.raises(RegistryDamaged, match=f"{STATE_NAME} .*restore-registry"):
+            use()
+    restored = open_registry().restore()
+    assert [found.weights for found in restored.versions] == ["base", "a"]
+    assert judge(registry, "c").version == 3, "number 2 was given before"
+    with pytest.raises(UserError, match="nothing to restore"):
+        registry.restore()
+
+
+def break_state(registry: Registry, damage: str) -> None:
+    content = registry._read(STATE_NAME)
+    assert content is not None
+    if damage == "lost":
+        remove(registry, STATE_NAME)
+        return
+    broken = content[0][:-40] if damage == "cut" else b'{"versions": 3}'
+    registry._write(STATE_NAME, broken, None)
+
+
+def remove(registry: Registry, name: str) -> None:
+    import fsspec
+
+    filesystem, path = fsspec.core.url_to_fs(f"{registry.folder}/{name}")
+    filesystem.rm(path)
+    filesystem.invalidate_cache()
+
+
+def test_where_nothing_is_left_to_restore_the_message_says_so(registry: Registry) -> None:
+    judge(registry, "a")
+    remove(registry, STATE_NAME)
+    remove(registry, BACKUP_NAME)
+    with pytest.raises(RegistryDamaged, match="begin again with the base model"):
+        registry.restore()

@@ -6,11 +6,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from artifacts.identity import Identity
-from artifacts.store import Draft, Store
+from artifacts.store.identity import Identity
+from artifacts.store.store import Draft, Store
 from llm_assets.registry.explain import explain, find_text
 from llm_assets.registry.local import LocalRegistry
-from tests.llm_assets.registry.conftest import entry
+from tests.llm_assets.registry.conftest import base_entry, entry, verdict
 from tests.tiny import tiny_shards, tiny_texts
 
 
@@ -43,10 +43,11 @@ def test_explanation_goes_down_to_the_text_and_its_rows(store: Store, tmp_path: 
         "raw_corpus": "gone",
     }
     registry = LocalRegistry(tmp_path, "manual")
-    candidate = entry("c", promoted=False).model_copy(update={"lineage": lineage})
-    version = registry.register(candidate)
-    text = explain(store, version)
-    assert "rejected. It was judged." in text
+    registry.register_base(base_entry())
+    candidate = entry("c").model_copy(update={"lineage": lineage})
+    version = registry.enter(candidate, verdict("c", "base", promoted=False))
+    text = explain(store, registry.state(), version)
+    assert "rejected by the gate: Measured against base." in text
     assert f"clean_corpus {lineage['clean_corpus']}" in text and "code version 7" in text
     assert '"seed": 3' in text
     assert "raw_corpus gone (no longer in" in text

@@ -1,47 +1,59 @@
 """The registry in a folder: its files, and what can go wrong with them."""
 
-import os
+import shutil
 from pathlib import Path
 
 import pytest
 
-from llm_assets.gate.verdict import Decision
-from llm_assets.registry.base import RegistryUnreachable
 from llm_assets.registry.local import LocalRegistry
-from tests.llm_assets.registry.conftest import entry
+from llm_assets.registry.records import RegistryUnreachable
+from tests.llm_assets.registry.conftest import base_entry, entry, judge, verdict
 
 
 @pytest.fixture
 def registry(tmp_path: Path) -> LocalRegistry:
-    return LocalRegistry(tmp_path, "manual")
+    registry = LocalRegistry(tmp_path / "store", "manual")
+    registry.register_base(base_entry())
+    return registry
 
 
-def test_decision_of_a_person_is_recorded_and_on_the_card(registry: LocalRegistry) -> None:
-    registry.register(entry("a", promoted=False))
-    registry.decide(1, Decision(approved=True, name="Ada", reason="the floor was too high"))
-    found = registry.get(1)
-    assert found.verdict is not None and found.verdict.accepted
-    card = (registry.folder / "versions" / "1" / "card.md").read_text()
-    assert "Approved by Ada" in card and "the floor was too high" in card
+def card(registry: LocalRegistry, version: int) -> str:
+    return (Path(registry.folder) / "versions" / str(version) / "card.md").read_text()
 
 
-def test_damaged_registry_is_unreachable_not_empty(registry: LocalRegistry) -> None:
-    registry.register(entry("a"))
-    (registry.folder / "aliases.json").write_text('{"half":')
-    with pytest.raises(RegistryUnreachable, match="nothing was promoted"):
-        registry.find("champion")
+def test_card_tells_verdicts_and_decisions_in_order(registry: LocalRegistry) -> None:
+    judge(registry, "a", promoted=False)
+    registry.approve(1, "Ada", "the floor was too high")
+    told = card(registry, 1)
+    assert told.index("rejected by the gate: Measured against base.") < told.index(
+        "approved by Ada: the floor was too high"
+    )
+    assert "# Base model, version 0" in card(registry, 0)
+
+
+def test_a_lost_version_folder_gives_no_number_away_and_is_written_again(
+    registry: LocalRegistry,
+) -> None:
+    judge(registry, "a")
+    shutil.rmtree(Path(registry.folder) / "versions" / "1")
+    assert judge(registry, "b").version == 2
+    assert "Version 1" in card(registry, 1)
 
 
 def test_registry_whose_folder_is_a_file_is_unreachable(tmp_path: Path) -> None:
     (tmp_path / "registry").write_text("not a folder")
-    with pytest.raises(RegistryUnreachable):
-        LocalRegistry(tmp_path, "manual").register(entry("a"))
+    with pytest.raises(RegistryUnreachable, match="nothing was promoted"):
+        LocalRegistry(tmp_path, "manual").register_base(base_entry())
 
 
-def test_leftover_of_a_killed_writer_is_no_version(registry: LocalRegistry) -> None:
-    folder = registry.folder / "versions" / "1"
-    folder.mkdir(parents=True)
-    (folder / "card.md").write_text("half")
-    assert registry.versions() == []
-    assert registry.register(entry("a")).version == 1
-    assert os.path.exists(folder / "version.json")
+def test_a_store_that_moved_serves_its_models_from_where_they_are_now(
+    registry: LocalRegistry, tmp_path: Path
+) -> None:
+    inside = entry("a").model_copy(update={"model_url": f"{registry.root}/checkpoint/a/model"})
+    registry.enter(inside, verdict("a", "base"))
+    assert registry.get(1).model_url == str(tmp_path / "store/checkpoint/a/model")
+    shutil.copytree(tmp_path / "store", tmp_path / "moved")
+    moved = LocalRegistry(tmp_path / "moved", "manual")
+    wanted = moved.find("wanted")
+    assert wanted is not None
+    assert wanted.model_url == str(tmp_path / "moved/checkpoint/a/model")

@@ -36,6 +36,8 @@ def settings(**changes: object) -> BigQuery:
         ({"table": None, "query": "DELETE FROM a.b"}, "SELECT"),
         ({"table": None, "query": "SELECT 1; DROP TABLE a.b"}, "SELECT"),
         ({"export": "/local/folder"}, "export"),
+        ({"export": "gs://bucket/x', format = 'CSV"}, "export"),
+        ({"export": "gs://bucket/x\\"}, "export"),
         ({"maximum_gigabytes_billed": 0}, "maximum_gigabytes_billed"),
     ],
 )
@@ -77,3 +79,15 @@ def test_rows_are_exported_once_and_change_is_noticed(client: "Client") -> None:
 def test_missing_table_is_told_with_its_setting(client: "Client") -> None:
     with pytest.raises(UserError, match="location: US"):
         fingerprint_bigquery(settings(table=f"{PROJECT}.corpus.nothing"))
+
+
+def test_a_row_edited_in_place_is_noticed_without_a_watermark(client: "Client") -> None:
+    fill_table(client, TABLE, {"a": "first"})
+    before = fingerprint_bigquery(settings())
+    assert fingerprint_bigquery(settings()) == before
+
+    client.query(f"UPDATE `{TABLE}` SET text = 'edited' WHERE id = 'a'").result()
+
+    assert fingerprint_bigquery(settings()) != before
+    query = settings(table=None, query=f"SELECT id, text FROM `{TABLE}`")
+    assert fingerprint_bigquery(query) == fingerprint_bigquery(query)

@@ -2,7 +2,9 @@
 
 import gzip
 import json
+import re
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from pydantic import ValidationError
 from artifacts.errors import UserError
 from llm_assets.sources.docstrings import docstrings_of
 from llm_assets.sources.settings import RawCorpusSettings
-from llm_assets.sources.snapshot import source_fingerprints, write_snapshot
+from llm_assets.sources.snapshot.snapshot import source_fingerprints, write_snapshot
 
 
 def files_source(path: Path, **settings: object) -> RawCorpusSettings:
@@ -108,6 +110,18 @@ def test_installed_packages_carry_version_and_license(tmp_path: Path) -> None:
     assert len({row["id"] for row in rows}) == len(rows) == stats["documents"]
 
 
+def test_the_readme_traces_a_text_and_a_document_that_the_default_corpus_holds() -> None:
+    import numpy.linalg._linalg as module
+
+    readme = (Path(__file__).parents[3] / "README.md").read_text()
+    (text,) = re.findall(r'llm-assets explain 1 --text "([^"]+)"', readme)
+    (document,) = re.findall(r"llm-assets document (\S+)", readme)
+
+    found = dict(docstrings_of(Path(module.__file__).read_bytes()))
+    name = document.removeprefix("numpy/numpy.linalg._linalg:")
+    assert text in " ".join(found[name].split())
+
+
 def test_a_missing_package_is_named() -> None:
     settings = RawCorpusSettings.model_validate(
         {"sources": [{"type": "package_docs", "packages": ["no_such_package_here"]}]}
@@ -181,9 +195,10 @@ def _corrupt_gzip() -> bytes:
         ("a.jsonl", b'{"body": "x"}', r"a.jsonl, line 1: no text under the key 'text'.*body"),
         ("a.jsonl.gz", _corrupt_gzip(), r"a.jsonl.gz is damaged: its gzip"),
         ("a.txt.gz", b"not gzip at all", r"a.txt.gz is damaged: its gzip"),
-        ("a.parquet", b"not parquet", r"a.parquet is not a readable Parquet file"),
+        ("a.parquet", b"not parquet", r"a.parquet is damaged: its parquet cannot be read"),
         ("a.txt", b"  \n", r"raw corpus is empty.*1 were empty"),
-        ("a.pdf", b"%PDF", r"none of the 1 files.*\.jsonl"),
+        ("a.pdf", b"%PDF", r"a.pdf cannot be read as pdf"),
+        ("a.odt", b"PK", r"no file at .*text is of a format that is read.*1 \.odt \(a.odt\)"),
     ],
 )
 def test_bad_files_are_named_with_what_to_do(
@@ -246,32 +261,53 @@ def test_only_what_is_new_is_read_again_and_the_result_is_that_of_a_run_from_not
     settings = files_source(tmp_path / "text", id_column="id")
     cache = tmp_path / "cache"
     _write_files(tmp_path / "text", range(12))
-    write_snapshot(settings, tmp_path / "before", lambda line: None, cache)
-    before = {file.name: file.stat().st_mtime_ns for file in cache.iterdir()}
+    write_snapshot(settings, tmp_path / "before", lambda line: None, str(cache))
+    before = {file.name for file in cache.iterdir()}
     _write_files(tmp_path / "text", range(12, 13))
 
-    grown = write_snapshot(settings, tmp_path / "grown", lambda line: None, cache)
+    grown = write_snapshot(settings, tmp_path / "grown", lambda line: None, str(cache))
     full = write_snapshot(settings, tmp_path / "full", lambda line: None)
 
-    after = {file.name: file.stat().st_mtime_ns for file in cache.iterdir()}
-    assert 0 < len(after.items() - before.items()) < len(after) / 2
+    after = {file.name for file in cache.iterdir()}
+    assert before < after and len(after - before) < len(after) / 2
     assert grown == full and full["repeated_ids"] > 0
     assert _bytes_of(tmp_path / "grown") == _bytes_of(tmp_path / "full")
 
 
-def test_a_piece_whose_record_was_not_written_is_read_again(tmp_path: Path) -> None:
+def test_what_is_cut_changed_or_gone_in_the_cache_is_read_again(tmp_path: Path) -> None:
     settings = files_source(tmp_path / "text", id_column="id")
     cache = tmp_path / "cache"
-    _write_files(tmp_path / "text", range(3))
-    write_snapshot(settings, tmp_path / "whole", lambda line: None, cache)
-    (record, *_) = cache.glob("*.json")
-    record.unlink()
-    for half_written in cache.glob(f"{record.stem}-*"):
-        half_written.write_bytes(b"PAR1")
+    _write_files(tmp_path / "text", range(12))
+    write_snapshot(settings, tmp_path / "whole", lambda line: None, str(cache))
+    entries = sorted(cache.iterdir())
+    assert len(entries) > 2
 
-    write_snapshot(settings, tmp_path / "again", lambda line: None, cache)
+    for number, file in enumerate(entries):
+        content = file.read_bytes()
+        changed = bytes([*content[:-9], content[-9] ^ 1, *content[-8:]])
+        file.write_bytes([content[: len(content) // 2], changed][number % 2])
+    entries[0].unlink()
+    write_snapshot(settings, tmp_path / "again", lambda line: None, str(cache))
 
     assert _bytes_of(tmp_path / "again") == _bytes_of(tmp_path / "whole")
+
+
+def test_runs_on_other_text_at_once_do_not_meet(tmp_path: Path) -> None:
+    sources = {}
+    for number in range(4):
+        _write_files(tmp_path / f"text{number}", range(number + 1))
+        sources[number] = files_source(tmp_path / f"text{number}", id_column="id")
+        write_snapshot(sources[number], tmp_path / f"alone{number}", lambda line: None)
+
+    def run(number: int) -> dict[str, bytes]:
+        for turn in range(3):
+            folder = tmp_path / f"together{number}-{turn}"
+            write_snapshot(sources[number], folder, lambda line: None, str(tmp_path / "cache"))
+        return _bytes_of(folder)
+
+    with ThreadPoolExecutor(4) as runs:
+        together = list(runs.map(run, sources))
+    assert together == [_bytes_of(tmp_path / f"alone{number}") for number in sources]
 
 
 def _bytes_of(folder: Path) -> dict[str, bytes]:

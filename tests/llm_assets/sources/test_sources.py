@@ -3,6 +3,7 @@
 import gzip
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -10,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from artifacts.errors import UserError
-from llm_assets.sources.braces import expand_braces
+from llm_assets.sources.files.braces import expand_braces
 from llm_assets.sources.settings import RawCorpusSettings
-from llm_assets.sources.snapshot import source_fingerprints
+from llm_assets.sources.snapshot.snapshot import source_fingerprints
 from tests.llm_assets.sources.test_snapshot import files_source, snapshot
 
 
@@ -77,7 +78,7 @@ def test_faulty_documents_are_set_aside_counted_and_named(tmp_path: Path) -> Non
 def test_a_compression_bomb_is_refused_before_memory_is_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("llm_assets.sources.files.BOMB_BYTES", 1_000_000)
+    monkeypatch.setattr("llm_assets.sources.files.content.BOMB_BYTES", 1_000_000)
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b"0" * 20_000_000))
 
     with pytest.raises(UserError, match=r"a.jsonl.gz unpacks to more than.*maximum_expansion"):
@@ -120,3 +121,27 @@ def test_a_local_hugging_face_dataset_is_read(tmp_path: Path, layout: str) -> No
     wrong = RawCorpusSettings.model_validate({"sources": [source | {"text_column": "text"}]})
     with pytest.raises(UserError, match=r"no column 'text'; its columns are body, key"):
         snapshot(wrong, tmp_path / "wrong")
+
+
+def test_a_dataset_of_the_hub_is_read_at_the_revision_of_its_fingerprint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import datasets
+    import huggingface_hub
+
+    asked: list[str | None] = []
+
+    def load(*names: object, revision: str | None, **options: object) -> datasets.Dataset:
+        asked.append(revision)
+        return datasets.Dataset.from_dict({"text": ["The valve opens."]})
+
+    state = SimpleNamespace(sha="c0ffee")
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", lambda *a, **k: state)
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    source = {"type": "hugging_face", "name": "web", "dataset": "team/web", "revision": "main"}
+    settings = RawCorpusSettings.model_validate({"sources": [source]})
+
+    assert source_fingerprints(settings) == {"web": "c0ffee"}
+    snapshot(settings, tmp_path / "raw")
+
+    assert asked == ["c0ffee"]

@@ -7,7 +7,7 @@ import pytest
 
 from artifacts.errors import UserError
 from recipes.launcher.cluster import read_cluster
-from recipes.launcher.engines import deepspeed_command, torchrun_command
+from recipes.launcher.commands import deepspeed_command, torchrun_command
 from recipes.launcher.folders import mounted, output_folders
 
 
@@ -42,8 +42,28 @@ def test_unreadable_cluster_spec_is_refused_with_its_text(text: str) -> None:
 
 
 def test_replica_of_another_pool_is_refused() -> None:
-    with pytest.raises(UserError, match="workerpool2"):
+    with pytest.raises(UserError, match=r"workerpool2.*Remove the other worker pools"):
         read_cluster(cluster_spec("workerpool2", 0))
+
+
+@pytest.mark.parametrize("index", [-1, 2])
+def test_a_replica_that_its_pool_does_not_list_is_refused(index: int) -> None:
+    with pytest.raises(UserError, match=rf"number {index} of `workerpool1`, where it lists 2"):
+        read_cluster(cluster_spec("workerpool1", index))
+
+
+@pytest.mark.parametrize("hosts", ["localhost", [1, 2], {"a": 1}, [""]])
+def test_hosts_that_are_no_list_of_names_are_refused(hosts: object) -> None:
+    task = {"type": "workerpool0", "index": 0}
+    text = json.dumps({"cluster": {"workerpool0": hosts}, "task": task})
+    with pytest.raises(UserError, match=r"CLUSTER_SPEC cannot be read.*a list of host names"):
+        read_cluster({"CLUSTER_SPEC": text})
+
+
+@pytest.mark.parametrize("port", ["abc", "0", "-5", "70000"])
+def test_a_master_port_that_is_none_is_refused(port: str) -> None:
+    with pytest.raises(UserError, match="MASTER_PORT has to be a port from 1 to 65535"):
+        read_cluster({"MASTER_PORT": port})
 
 
 def test_torchrun_gets_the_nodes_place() -> None:

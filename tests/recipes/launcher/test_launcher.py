@@ -83,13 +83,13 @@ def launch(*arguments: str, **environment: str) -> subprocess.Popen[str]:
 
 @pytest.mark.parametrize(("code", "expected"), [("exit(7)", 7), ("import os; os.kill(0, 0)", 0)])
 def test_users_own_command_keeps_its_exit_code(code: str, expected: int) -> None:
-    process = launch("--engine", "command", "--", sys.executable, "-c", code)
+    process = launch("--launcher", "command", "--", sys.executable, "-c", code)
     assert process.wait(timeout=30) == expected
 
 
 def test_program_killed_by_a_signal_is_a_failure() -> None:
     code = "import os; os.kill(os.getpid(), 9)"
-    process = launch("--engine", "command", "--", sys.executable, "-c", code)
+    process = launch("--launcher", "command", "--", sys.executable, "-c", code)
     assert process.wait(timeout=30) == 137
 
 
@@ -100,7 +100,7 @@ def test_termination_is_passed_on_so_that_a_program_can_save() -> None:
         "print('ready', flush=True)\n"
         "time.sleep(60)"
     )
-    process = launch("--engine", "command", "--", sys.executable, "-c", code)
+    process = launch("--launcher", "command", "--", sys.executable, "-c", code)
     assert process.stdout is not None
     while process.stdout.readline().strip() != "ready":
         pass
@@ -122,7 +122,7 @@ def test_idle_node_waits_and_ends_by_itself() -> None:
     [
         ([], "Name the program"),
         (["--processes", "none", "--", "x"], "--processes"),
-        (["--engine", "command", "--", "/no/such/program"], "no program"),
+        (["--launcher", "command", "--", "/no/such/program"], "no program"),
         (["--spec", "/no/such/spec.json", "--", "x"], "no spec"),
     ],
 )
@@ -134,6 +134,6 @@ def test_wrong_settings_end_with_one_clear_line(arguments: list[str], message: s
 
 
 def test_deepspeed_starts_without_ssh_on_every_node(google: LocalGoogle) -> None:
-    arguments = ["--engine", "deepspeed", "--processes", "1", "--", SUM_RANKS, "0"]
+    arguments = ["--launcher", "deepspeed", "--processes", "1", "--", SUM_RANKS, "0"]
     job = submit(google, arguments, replicas=2)
     assert job.state is JobState.JOB_STATE_SUCCEEDED, google.vertex.logs(job.name)

@@ -27,7 +27,7 @@ def run(google: LocalGoogle, *arguments: str) -> tuple[ExecuteInProcessResult, s
         JobServiceClient(client_options={"api_endpoint": google.endpoint}),
         limits=Limits(poll_seconds=0.5),
     )
-    command = [sys.executable, "-m", "recipes.launcher", "--engine", "command", "--"]
+    command = [sys.executable, "-m", "recipes.launcher", "--launcher", "command", "--"]
     pool: dict[str, Any] = {
         "replica_count": 1,
         "machine_spec": {"machine_type": "n1-standard-4"},

@@ -22,7 +22,7 @@ from dagster_pipes import (
 )
 from google.cloud import storage
 
-from artifacts.pipes_session import FLUSH_SECONDS, open_session
+from artifacts.program.pipes import FLUSH_SECONDS, open_session
 
 HOURS = 3600.0
 

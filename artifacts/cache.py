@@ -1,0 +1,106 @@
+"""What later runs need not make again: bytes under a hash of all that decides them.
+
+A cache decides speed, never a result. An entry is one file, the SHA-256 of its content and then the
+content. It is read whole and compared, so one that is cut, changed or gone is made again. It is
+written under a name of its own and renamed, so several makers at once do no harm. A reader holds
+the bytes, so it misses nothing that is removed meanwhile. Reading renews an entry's time: what was
+used longest ago goes first, when the caches have to be cut (`llm_assets.maintenance.retention`).
+"""
+
+import hashlib
+import os
+import platform
+import time
+import unicodedata
+from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+from artifacts.source_code import source_hash
+from artifacts.storage.atomic import write_atomically
+from artifacts.store.identity import hash_json
+
+_DIGEST_BYTES = 32
+_RENEWAL_SECONDS = 24 * 60 * 60
+
+
+def cache_key(module: str, libraries: Sequence[str] = (), **decided_by: Any) -> str:
+    """The name of an entry: another one wherever something differs that may decide the content.
+
+    Args:
+        module: of this project, that makes the content; its source and that of all modules of this
+            project that it imports are part of the key, and so is the version of Python.
+        libraries: packages that take part; their versions are part of the key.
+        decided_by: all else that decides the content, as values that JSON can hold.
+    """
+    return hash_json(
+        {
+            "module": module,
+            "source": source_hash(module),
+            "python": platform.python_version(),
+            "unicode": unicodedata.unidata_version,
+            "libraries": {name: _version(name) for name in libraries},
+            "decided_by": decided_by,
+        }
+    )
+
+
+def cached(folder: str | None, key: str, make: Callable[[], bytes]) -> bytes:
+    """What `folder` holds under the key, or what `make` gives, which is then kept there.
+
+    Args:
+        folder: local or in an object store; None keeps nothing.
+        key: of `cache_key`.
+    """
+    if folder is None:
+        return make()
+    content = read_cached(folder, key)
+    if content is None:
+        content = make()
+        write_cached(folder, key, content)
+    return content
+
+
+def read_cached(folder: str, key: str) -> bytes | None:
+    """The content of an entry, or None where it is absent or damaged."""
+    filesystem, path = fsspec.core.url_to_fs(f"{folder}/{key}")
+    try:
+        entry = bytes(filesystem.cat_file(path))
+    except FileNotFoundError:
+        return None
+    digest, content = entry[:_DIGEST_BYTES], entry[_DIGEST_BYTES:]
+    if hashlib.sha256(content).digest() != digest:
+        return None
+    _renew(filesystem, path, entry)
+    return content
+
+
+def write_cached(folder: str, key: str, content: bytes) -> None:
+    """Keep an entry, in place of an earlier one of this key."""
+    filesystem, path = fsspec.core.url_to_fs(f"{folder}/{key}")
+    try:
+        entry = hashlib.sha256(content).digest() + content
+        write_atomically(filesystem, path, entry, sync=False)
+    except FileNotFoundError:
+        pass  # It was removed while it was written.
+
+
+def _renew(filesystem: Any, path: str, entry: bytes) -> None:
+    """Note that an entry was used: an object store knows only when it was written."""
+    try:
+        if isinstance(filesystem, LocalFileSystem):
+            os.utime(path)
+        elif time.time() - filesystem.modified(path).timestamp() > _RENEWAL_SECONDS:
+            filesystem.pipe_file(path, entry)
+    except FileNotFoundError:
+        pass  # It was removed meanwhile.
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

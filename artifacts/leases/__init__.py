@@ -1,0 +1,1 @@
+"""Keeping two makers of one thing apart."""

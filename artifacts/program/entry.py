@@ -1,0 +1,125 @@
+"""The one way into every program of this project: a JSON spec in, reports and an exit code out."""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from artifacts.errors import UserError
+from artifacts.program.lifetime import end_with_parent
+from artifacts.program.pipes import move_pipes_arguments, open_session, started_by_dagster
+from artifacts.progress import Report
+from artifacts.storage import files
+
+if TYPE_CHECKING:
+    from dagster_pipes import PipesContext
+
+DONE = 0
+USER_ERROR = 1
+"""A fault of the input; one message on standard error says which."""
+INTERRUPTED = 75
+"""State was saved; start the same command again (EX_TEMPFAIL)."""
+
+ERROR_MESSAGE = "error"
+"""Key of the Pipes message with the reason for USER_ERROR, which needs no room on a disk."""
+STATS_MESSAGE = "stats"
+"""Key of the Pipes message with what a program returned."""
+
+Spec = TypeVar("Spec", bound=BaseModel)
+
+
+class Interrupted(Exception):
+    """The program was asked to end and has saved its state; the message says where it stands."""
+
+
+def run_program(
+    spec_type: type[Spec],
+    run: Callable[[Spec, Report], dict[str, Any] | None],
+    arguments: list[str] | None = None,
+) -> int:
+    """Run a program on the spec that `--spec` names; the exit code is one of this module's three.
+
+    Lines that it reports go to Dagster where Dagster started it, to standard error otherwise. What
+    it returns goes to `--stats` if given, to Dagster or to standard output otherwise. Of the
+    workers of a group (`RANK`), the first alone speaks. The program ends with its parent where the
+    parent asks for that (`artifacts.program.lifetime`).
+    """
+    end_with_parent()
+    # Threads that wait by spinning take the processor from whoever else runs on a laptop; asleep
+    # they cost about nothing. Read when torch is first imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    move_pipes_arguments()
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--spec", required=True, help="JSON file, local or gs://")
+    parser.add_argument("--stats", help="where to write the stats as JSON, local or gs://")
+    options = parser.parse_args(arguments)
+    speaks = os.environ.get("RANK", "0") == "0"
+    try:
+        with _reporting(speaks) as (report, session):
+            stats = run(read_spec(options.spec, spec_type), report)
+            if stats is not None:
+                _hand_over(stats, options.stats, session)
+    except Interrupted:
+        return INTERRUPTED
+    except UserError as error:
+        if speaks:
+            print(error, file=sys.stderr)
+        return USER_ERROR
+    return DONE
+
+
+def read_spec(url: str, spec_type: type[Spec]) -> Spec:
+    """Read a program's input; raises UserError naming the file and its first fault."""
+    try:
+        return spec_type.model_validate_json(files.read(url))
+    except FileNotFoundError:
+        raise UserError(f"There is no spec {url}. Give the path of a JSON file.") from None
+    except ValidationError as error:
+        # A mistyped key is an unknown one and a missing one; the unknown one says more.
+        faults = sorted(error.errors(), key=lambda fault: fault["type"] != "extra_forbidden")
+        key = ".".join(str(part) for part in faults[0]["loc"])
+        raise UserError(
+            f"{url} is not a {spec_type.__name__}: `{key}`: {faults[0]['msg']}."
+        ) from None
+
+
+@contextmanager
+def _reporting(speaks: bool) -> "Iterator[tuple[Report, PipesContext | None]]":
+    """Where lines go, and the Pipes session if there is one."""
+    if not speaks:
+        yield lambda line: None, None
+    elif not started_by_dagster():
+        yield lambda line: print(line, file=sys.stderr, flush=True), None
+    else:
+        with _session() as session:
+            yield session.log.info, session
+
+
+@contextmanager
+def _session() -> "Iterator[PipesContext]":
+    """The Pipes session; an interruption closes it well, a fault tells its reason first."""
+    interrupted: Interrupted | None = None
+    with open_session() as session:
+        try:
+            yield session
+        except Interrupted as caught:
+            interrupted = caught
+        except UserError as error:
+            session.report_custom_message({ERROR_MESSAGE: str(error)})
+            raise
+    if interrupted:
+        raise interrupted
+
+
+def _hand_over(stats: dict[str, Any], target: str | None, session: "PipesContext | None") -> None:
+    if session:
+        session.report_custom_message({STATS_MESSAGE: stats})
+    if target:
+        files.write(target, json.dumps(stats).encode())
+    elif not session:
+        print(json.dumps(stats, indent=2))

@@ -1,0 +1,1 @@
+"""Packed token rows on disk, and where documents lie in them."""

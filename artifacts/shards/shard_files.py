@@ -1,0 +1,84 @@
+"""Where the files of shards are: in a local folder, or in an object store behind a local cache."""
+
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+from artifacts.errors import DamagedArtifact, make_command, mend_command
+from artifacts.leases.lease import local_lease
+
+
+class ShardFiles:
+    """The files of one shards folder, each given as a local path."""
+
+    def __init__(self, url: str | Path, cache: Path | None = None) -> None:
+        """Look at the folder, reading no file.
+
+        Args:
+            url: a local folder, or a URL such as `gs://bucket/prefix`.
+            cache: folder that keeps copies of what is in an object store; by default in the
+                system's folder for temporary files. Processes of one machine share it.
+        """
+        self.url = str(url)
+        filesystem, self._folder = fsspec.core.url_to_fs(self.url)
+        self._remote = None if isinstance(filesystem, LocalFileSystem) else filesystem
+        name = hashlib.sha256(self.url.encode()).hexdigest()[:16]
+        self._cache = (cache or Path(tempfile.gettempdir()) / "llm-assets-shards") / name
+        self._sizes = _list_sizes(self.url, filesystem, self._folder)
+
+    def check(self, name: str, expected: int | None = None) -> None:
+        """Compare what the folder lists with what a manifest says.
+
+        Args:
+            expected: the file's size in bytes; None where only its presence is known.
+
+        Raises:
+            DamagedArtifact: the file is absent, or of another size.
+        """
+        found = self._sizes.get(name)
+        if found is None:
+            raise DamagedArtifact(
+                f"{self.url}/{name} is absent, though its manifest lists it. Set the shards aside "
+                f"and make them again with: {mend_command(self.url)}"
+            )
+        if expected is not None and found != expected:
+            raise DamagedArtifact(
+                f"{self.url}/{name} has {found} bytes where its manifest means {expected}. Set the "
+                f"shards aside and make them again with: {mend_command(self.url)}"
+            )
+
+    def fetch(self, name: str) -> Path:
+        """A local path of the file; what is in an object store is copied on first use, whole.
+
+        Raises:
+            DamagedArtifact: the file is absent.
+        """
+        self.check(name)
+        if self._remote is None:
+            return Path(self._folder, name)
+        local = self._cache / name
+        with local_lease(self._cache / f"{name}.lock"):
+            if not local.exists() or local.stat().st_size != self._sizes[name]:
+                partial = local.with_name(f".{name}.partial")
+                self._remote.get_file(f"{self._folder}/{name}", str(partial))
+                os.replace(partial, local)
+        return local
+
+
+def _list_sizes(url: str, filesystem: fsspec.AbstractFileSystem, folder: str) -> dict[str, int]:
+    """File name to bytes, by one listing."""
+    try:
+        found = filesystem.ls(folder, detail=True)
+    except FileNotFoundError:
+        raise DamagedArtifact(
+            f"{url} is absent. Make it with: {make_command('tokenized_shards')}"
+        ) from None
+    return {
+        entry["name"].rpartition("/")[2]: entry["size"]
+        for entry in found
+        if entry["type"] == "file"
+    }

@@ -1,0 +1,309 @@
+"""Packed token rows on disk.
+
+A shard is four files that share a name `<split>-<number>`:
+
+- `.tokens`: little-endian u16 or u32 token ids, rows of `sequence_length` one after another.
+- `.segments`: one record per stretch of a document inside a row (`SEGMENT`): where it starts in the
+  row, how many tokens, which document of the shard, and which of its tokens comes first. What no
+  segment covers is padding.
+- `.rows`: little-endian i64, `rows + 1` offsets into the segments, so that a row's segments are
+  found without reading the others'.
+- `.documents.parquet`: the shard's documents in order: `id`, `cluster`, `source`, `bytes` (of the
+  cleaned text in UTF-8), `tokens` (start and end token included), `text_hash` (equal texts have
+  equal ones, in all shards ever made) and `slice` (in which corpus of the lineage it came first).
+
+The numbers that a reader needs beforehand are in the artifact manifest's `stats` (`ShardStats`).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pydantic import BaseModel, ConfigDict
+
+from artifacts.errors import UserError
+from artifacts.shards.shard_files import ShardFiles
+
+Split = Literal["train", "validation", "held_out", "replay"]
+SPLITS: tuple[Split, ...] = ("train", "validation", "held_out")
+"""Every corpus is cut into these."""
+ALL_SPLITS: tuple[Split, ...] = (*SPLITS, "replay")
+"""`replay` is there where the settings assign sources to it: general text that is mixed into
+training against forgetting, and never judged by."""
+
+SEGMENT = np.dtype([("start", "<i4"), ("length", "<i4"), ("document", "<i4"), ("offset", "<i4")])
+
+DOCUMENT_SCHEMA = pa.schema(
+    [
+        ("id", pa.string()),
+        ("cluster", pa.string()),
+        ("source", pa.string()),
+        ("bytes", pa.int64()),
+        ("tokens", pa.int64()),
+        ("text_hash", pa.string()),
+        ("slice", pa.int64()),
+    ]
+)
+
+
+def in_split(documents: pa.Table, split: Split) -> np.ndarray:
+    """Shape (documents,): whether each is in this split."""
+    return np.asarray(pc.equal(documents["split"], split))
+
+
+class ShardEntry(BaseModel):
+    """One shard, as the manifest lists it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str
+    split: Split
+    rows: int
+    tokens: int
+    """Tokens of documents, padding excluded."""
+    documents: int
+
+
+class ShardStats(BaseModel):
+    """The part of a `tokenized_shards` manifest's `stats` that a reader needs."""
+
+    model_config = ConfigDict(extra="allow")
+
+    sequence_length: int
+    dtype: Literal["uint16", "uint32"]
+    vocab_size: int
+    tokenizer_sha256: str
+    start_token_id: int | None
+    end_token_id: int
+    shards: list[ShardEntry]
+
+
+def token_dtype(vocab_size: int) -> Literal["uint16", "uint32"]:
+    """The narrowest token type that holds every id of a vocabulary."""
+    return "uint16" if vocab_size <= 2**16 else "uint32"
+
+
+@dataclass(frozen=True)
+class PackedRows:
+    """Rows in memory, ready to be written as one shard."""
+
+    tokens: np.ndarray
+    """Shape (rows, sequence_length)."""
+    segments: np.ndarray
+    """`SEGMENT` records in row order."""
+    row_offsets: np.ndarray
+    """Shape (rows + 1,)."""
+
+
+def join_rows(packed: Sequence[PackedRows]) -> PackedRows:
+    """Rows one after another; there is at least one group of them."""
+    before = np.cumsum([0, *(len(rows.segments) for rows in packed)])
+    offsets = [rows.row_offsets[:-1] + first for rows, first in zip(packed, before, strict=False)]
+    return PackedRows(
+        np.concatenate([rows.tokens for rows in packed]),
+        np.concatenate([rows.segments for rows in packed]),
+        np.append(np.concatenate(offsets), before[-1]),
+    )
+
+
+def write_shard(folder: Path, name: str, rows: PackedRows, documents: pa.Table) -> None:
+    """Write one shard's four files into a local folder."""
+    tokens = rows.tokens.astype(rows.tokens.dtype.newbyteorder("<"), copy=False)
+    tokens.tofile(folder / f"{name}.tokens")
+    rows.segments.astype(SEGMENT, copy=False).tofile(folder / f"{name}.segments")
+    rows.row_offsets.astype("<i8", copy=False).tofile(folder / f"{name}.rows")
+    pq.write_table(documents.cast(DOCUMENT_SCHEMA), folder / f"{name}.documents.parquet")
+
+
+class Shard:
+    """One shard's rows, memory-mapped: opening it costs the same at any size."""
+
+    def __init__(self, files: ShardFiles, entry: ShardEntry, stats: ShardStats) -> None:
+        self.entry = entry
+        self._files = files
+        dtype = np.dtype(stats.dtype).newbyteorder("<")
+        tokens = _map(files, f"{entry.name}.tokens", dtype, entry.rows * stats.sequence_length)
+        self.tokens = tokens.reshape(entry.rows, stats.sequence_length)
+        self.row_offsets = _map(files, f"{entry.name}.rows", np.dtype("<i8"), entry.rows + 1)
+        self.segments = _map(files, f"{entry.name}.segments", SEGMENT, int(self.row_offsets[-1]))
+
+    def documents(self) -> pa.Table:
+        """The shard's documents, in the order that segments count them."""
+        return pq.read_table(self._files.fetch(f"{self.entry.name}.documents.parquet"))
+
+
+class ShardSet(Sequence[tuple[np.ndarray, np.ndarray]]):
+    """All rows of one split, or of several one after another, addressed by one global index.
+
+    Opening it takes one listing of the folder; a shard is opened when one of its rows is read.
+    """
+
+    def __init__(
+        self, folder: str | Path, stats: ShardStats, *splits: Split, cache: Path | None = None
+    ) -> None:
+        """Find the splits' shards.
+
+        Args:
+            folder: local, or the URL of a folder in an object store.
+            cache: see `artifacts.shards.shard_files`.
+
+        Raises:
+            UserError: a split has no rows.
+            DamagedArtifact: a file is absent or of the wrong size.
+        """
+        self.stats = stats
+        self._files = ShardFiles(folder, cache)
+        self.entries: list[ShardEntry] = []
+        for split in splits:
+            entries = [entry for entry in stats.shards if entry.split == split and entry.rows]
+            if not entries:
+                raise UserError(_describe_empty(folder, split))
+            self.entries += sorted(entries, key=lambda entry: entry.name)
+        row_bytes = stats.sequence_length * np.dtype(stats.dtype).itemsize
+        for entry in self.entries:
+            self._files.check(f"{entry.name}.tokens", entry.rows * row_bytes)
+            self._files.check(f"{entry.name}.rows", 8 * (entry.rows + 1))
+            self._files.check(f"{entry.name}.segments")
+        self._ends = np.cumsum([entry.rows for entry in self.entries])
+        self._opened: dict[int, Shard] = {}
+
+    @property
+    def shards(self) -> Iterator[Shard]:
+        """Every shard, in the order of the rows."""
+        return map(self._open, range(len(self.entries)))
+
+    @property
+    def ends(self) -> np.ndarray:
+        """Shape (shards,): the first row past each shard."""
+        return self._ends
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[override]
+        """`(tokens of shape (sequence_length,), SEGMENT records)` of one row."""
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        row = self.read(np.array([index]))
+        return row.tokens[0], row.segments
+
+    def locate(self, index: int) -> tuple[ShardEntry, int]:
+        """The shard that a row is in, and the row's number there."""
+        number = int(np.searchsorted(self._ends, index, side="right"))
+        entry = self.entries[number]
+        return entry, index - int(self._ends[number]) + entry.rows
+
+    def read(self, rows: np.ndarray) -> PackedRows:
+        """Copies of some rows, in the order asked for."""
+        numbers = np.searchsorted(self._ends, rows, side="right")
+        touched = np.unique(numbers)
+        if len(touched) == 1:
+            return self._read_of(int(touched[0]), rows)
+        tokens = np.empty((len(rows), self.stats.sequence_length), self.stats.dtype)
+        counts = np.empty(len(rows), np.int64)
+        parts = []
+        for number in touched.tolist():
+            places = np.flatnonzero(numbers == number)
+            part = self._read_of(number, rows[places])
+            tokens[places], counts[places] = part.tokens, np.diff(part.row_offsets)
+            parts.append((places, part.segments))
+        offsets = _ends_of(counts)
+        segments = np.empty(offsets[-1], SEGMENT)
+        for places, of_part in parts:
+            segments[_spans(offsets[places], counts[places])] = of_part
+        return PackedRows(tokens, segments, offsets)
+
+    def _read_of(self, number: int, rows: np.ndarray) -> PackedRows:
+        """Rows that are all in one shard."""
+        shard = self._open(number)
+        local = rows - (int(self._ends[number]) - shard.entry.rows)
+        first = shard.row_offsets[local]
+        counts = shard.row_offsets[local + 1] - first
+        return PackedRows(
+            shard.tokens[local], shard.segments[_spans(first, counts)], _ends_of(counts)
+        )
+
+    def _open(self, number: int) -> Shard:
+        if number not in self._opened:
+            self._opened[number] = Shard(self._files, self.entries[number], self.stats)
+        return self._opened[number]
+
+
+def list_documents(shards: ShardSet) -> pa.Table:
+    """The documents of all shards, with `shard` and `number`: where `read_tokens` finds them."""
+    tables = []
+    for place, shard in enumerate(shards.shards):
+        table = shard.documents()
+        table = table.append_column("shard", pa.array([place] * len(table), pa.int64()))
+        tables.append(table.append_column("number", pa.array(range(len(table)), pa.int64())))
+    return pa.concat_tables(tables)
+
+
+def read_tokens(shards: ShardSet, documents: pa.Table) -> list[np.ndarray]:
+    """The tokens of some documents that `list_documents` listed, in their order.
+
+    Of the shards' rows, only those are read that hold one.
+    """
+    found: list[np.ndarray] = [np.empty(0)] * len(documents)
+    wanted = documents["shard"].to_numpy()
+    for place, shard in enumerate(shards.shards):
+        rows = np.flatnonzero(wanted == place)
+        numbers = documents["number"].to_numpy()[rows]
+        for row, tokens in zip(rows.tolist(), _put_together(shard, numbers), strict=True):
+            found[row] = tokens
+    return found
+
+
+def read_documents(shards: ShardSet) -> Iterator[tuple[dict[str, object], np.ndarray]]:
+    """Every document of a split put together again: `(its table row, its tokens)`."""
+    for shard in shards.shards:
+        records = shard.documents().to_pylist()
+        yield from zip(records, _put_together(shard, np.arange(len(records))), strict=True)
+
+
+def _put_together(shard: Shard, numbers: np.ndarray) -> list[np.ndarray]:
+    """The tokens of documents of a shard, in the order of their numbers in it."""
+    held = np.flatnonzero(np.isin(shard.segments["document"], numbers))
+    held = held[np.lexsort((shard.segments["offset"][held], shard.segments["document"][held]))]
+    row_of = np.searchsorted(shard.row_offsets, held, side="right") - 1
+    parts: dict[int, list[np.ndarray]] = {int(number): [] for number in numbers}
+    for position, row in zip(held.tolist(), row_of.tolist(), strict=True):
+        start, length, document, _ = shard.segments[position]
+        parts[int(document)].append(shard.tokens[row, start : start + length])
+    return [np.concatenate(parts[int(number)]) for number in numbers]
+
+
+def _describe_empty(folder: str | Path, split: Split) -> str:
+    if split == "replay":
+        return (
+            f"The shards in {folder} hold no rows to replay. Assign a source of general text to "
+            "`replay` in `clean_corpus.split.sources`, or set `checkpoint.replay_share` to 0."
+        )
+    share = "" if split == "train" else f", or a larger `clean_corpus.split.{split}`"
+    return f"The shards in {folder} hold no {split} rows. Give the corpus more text{share}."
+
+
+def _ends_of(counts: np.ndarray) -> np.ndarray:
+    """Offsets of stretches that lie one after another: shape (stretches + 1,)."""
+    offsets = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=offsets[1:])
+    return offsets
+
+
+def _spans(first: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """The indices `first[n] … first[n] + counts[n] - 1` of every stretch, one after another."""
+    offsets = _ends_of(counts)
+    return np.arange(offsets[-1]) + np.repeat(first - offsets[:-1], counts)
+
+
+def _map(files: ShardFiles, name: str, dtype: np.dtype, count: int) -> np.ndarray:
+    files.check(name, count * dtype.itemsize)
+    if count == 0:
+        return np.empty(0, dtype)
+    # A plain view: numpy's memmap class does work of its own at every access.
+    return np.asarray(np.memmap(files.fetch(name), dtype=dtype, mode="r", shape=(count,)))

@@ -1,0 +1,1 @@
+"""Files and folders, local or in Cloud Storage."""

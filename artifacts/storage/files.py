@@ -1,0 +1,201 @@
+"""The few things that are done with files, on a local disk and in an object store alike.
+
+A file or folder is named by a local path or a URL such as `gs://bucket/path`. Whatever else the
+project reads or writes by name goes through here, so that one place knows about caches of listings,
+flushing and whole writes.
+"""
+
+import errno
+import os
+import shutil
+import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from artifacts.errors import UserError
+
+HASH_BLOCK_BYTES = 4 * 1024 * 1024
+
+
+def is_local(url: str | Path) -> bool:
+    """Whether a name means a file of this machine."""
+    return isinstance(url, Path) or "://" not in url or url.startswith("file://")
+
+
+def read(url: str | Path) -> bytes:
+    """A file's content; raises FileNotFoundError where there is none."""
+    if is_local(url):
+        return _path(url).read_bytes()
+    filesystem, path = _resolve(url)
+    return bytes(filesystem.cat_file(path))
+
+
+def find(url: str | Path) -> bytes | None:
+    """A file's content, or None where there is none."""
+    try:
+        return read(url)
+    except FileNotFoundError:
+        return None
+
+
+def write(url: str | Path, content: bytes, sync: bool = True) -> None:
+    """Replace a file in one step: a reader sees the old bytes or the new ones, never a part.
+
+    Object stores write whole objects by nature. On a local disk the bytes go to a temporary file
+    first, which is flushed and renamed, and then the folder is flushed, so that a written file is
+    there after a loss of power too. Folders that lack are made.
+
+    Args:
+        sync: flush; not needed where a reader compares a checksum.
+
+    Raises:
+        UserError: the disk is full. What was there before is untouched.
+    """
+    if not is_local(url):
+        filesystem, path = _resolve(url)
+        filesystem.pipe_file(path, content)
+        filesystem.invalidate_cache()
+        return
+    target = _path(url)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
+    with _full_disk_named(target):
+        try:
+            with temporary.open("wb") as file:
+                file.write(content)
+                file.flush()
+                if sync:
+                    os.fsync(file.fileno())
+            os.replace(temporary, target)
+            if sync:
+                flush(target.parent)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+def open_file(url: str | Path, mode: str = "rb", **options: Any) -> IO[Any]:
+    """A file opened for reading or writing, for libraries that want a file object."""
+    import fsspec
+
+    opened: IO[Any] = fsspec.open(str(url), mode, **options).open()
+    return opened
+
+
+def exists(url: str | Path) -> bool:
+    """Whether there is a file or folder of this name."""
+    if is_local(url):
+        return _path(url).exists()
+    filesystem, path = _resolve(url)
+    filesystem.invalidate_cache()
+    return bool(filesystem.exists(path))
+
+
+def size(url: str | Path) -> int:
+    """A file's bytes; raises FileNotFoundError where there is none."""
+    if is_local(url):
+        return _path(url).stat().st_size
+    filesystem, path = _resolve(url)
+    return int(filesystem.size(path))
+
+
+def list_sizes(url: str | Path) -> dict[str, int]:
+    """Every file below a folder: path relative to it → bytes, in order; empty where there is none.
+
+    In an object store this is one listing.
+    """
+    filesystem, folder = _resolve(url)
+    filesystem.invalidate_cache()
+    folder = folder.rstrip("/")
+    found: dict[str, Any] = filesystem.find(folder, detail=True)
+    return {path[len(folder) + 1 :]: int(found[path]["size"]) for path in sorted(found)}
+
+
+def list_names(url: str | Path) -> list[str]:
+    """The names of a folder's files and folders, in order; none where there is no folder."""
+    filesystem, folder = _resolve(url)
+    filesystem.invalidate_cache()
+    try:
+        found = filesystem.ls(folder, detail=False)
+    except FileNotFoundError:
+        return []
+    return sorted(str(path).rstrip("/").rpartition("/")[2] for path in found)
+
+
+def make_folder(url: str | Path) -> None:
+    """Make a folder and those above it, where they lack; an object store needs none."""
+    filesystem, path = _resolve(url)
+    filesystem.makedirs(path, exist_ok=True)
+
+
+def copy(url: str | Path, target: str | Path) -> None:
+    """Copy a file within one store."""
+    filesystem, path = _resolve(url)
+    filesystem.copy(path, _resolve(target)[1])
+
+
+def remove(url: str | Path) -> None:
+    """Remove a file, or a folder with all that is in it; nothing happens where there is none."""
+    if is_local(url):
+        path = _path(url)
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+        return
+    filesystem, name = _resolve(url)
+    filesystem.invalidate_cache()
+    if filesystem.exists(name):
+        filesystem.rm(name, recursive=True)
+
+
+def flush(path: Path) -> None:
+    """Bring a local file's content, or a folder's list of names, to the disk itself."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def flush_folder(folder: Path, names: Iterable[str]) -> None:
+    """Bring some files of a local folder to the disk, and every folder between.
+
+    Raises:
+        UserError: the disk is full.
+    """
+    folders = {folder}
+    with _full_disk_named(folder):
+        for name in names:
+            path = folder / name
+            flush(path)
+            folders.update(parent for parent in path.parents if parent.is_relative_to(folder))
+        for each in sorted(folders, reverse=True):
+            flush(each)
+
+
+@contextmanager
+def _full_disk_named(target: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise UserError(
+                f"No space left on the disk while writing {target}. Nothing existing was changed: "
+                "free some space and run the same command again."
+            ) from error
+        raise
+
+
+def _path(url: str | Path) -> Path:
+    return Path(str(url).removeprefix("file://"))
+
+
+def _resolve(url: str | Path) -> tuple[Any, str]:
+    """The file system that knows a name, and the name as it writes it."""
+    import fsspec
+
+    filesystem, path = fsspec.core.url_to_fs(str(url))
+    return filesystem, path

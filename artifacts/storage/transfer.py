@@ -1,0 +1,238 @@
+"""Folders to and from Cloud Storage: large files in parallel parts, resumed, with checksums.
+
+A large file goes up as parts named by its content (`uploads/<sha256>/<number>`), which storage then
+joins. So an interrupted upload, asked for again, sends only the parts that are not there yet, by
+whatever process and for whatever artifact.
+"""
+
+import base64
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import fsspec
+
+from artifacts.errors import DamagedArtifact
+from artifacts.progress import Report
+from artifacts.storage.checksums import FileEntry
+from artifacts.storage.files import HASH_BLOCK_BYTES
+
+PART_BYTES = 16 * 1024 * 1024
+PARALLEL_PARTS = 4
+"""With the part size, the bound on memory: 64 MiB."""
+SMALL_AT_ONCE = 64
+"""Small files in flight."""
+MOST_COMPONENTS = 32
+"""Objects that Cloud Storage joins in one call."""
+
+
+@dataclass(frozen=True)
+class LocalFile:
+    """A file to upload and what it contains."""
+
+    path: Path
+    entry: FileEntry
+
+
+def describe_folder(folder: Path) -> list[LocalFile]:
+    """Every file below a folder with its size and checksums, each read once."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    with ThreadPoolExecutor(PARALLEL_PARTS) as pool:
+        return list(pool.map(lambda path: _describe(path, folder), paths))
+
+
+def upload_folder(
+    folder: Path,
+    url: str,
+    uploads_url: str,
+    report: Report = lambda line: None,
+    before_write: Callable[[], None] = lambda: None,
+) -> list[FileEntry]:
+    """Copy a local folder to `gs://bucket/path`, files that are there already left out.
+
+    Args:
+        folder: the local folder.
+        url: the target.
+        uploads_url: folder in the same bucket for the parts of large files.
+        report: gets a line for each large file.
+        before_write: called before each write; what it raises ends the upload.
+
+    Returns:
+        The files with sizes and checksums, as a manifest lists them.
+
+    Raises:
+        DamagedArtifact: what arrived has another checksum than what was sent.
+    """
+    filesystem, target = fsspec.core.url_to_fs(url)
+    present = _remote_checksums(filesystem, target)
+    before_write()
+    with ThreadPoolExecutor(1) as pool:
+        # Small files that are not there at all go up while everything is being read for checksums.
+        paths = [path for path in folder.rglob("*") if path.is_file()]
+        new = [p for p in paths if p.relative_to(folder).as_posix() not in present]
+        small_new = [path for path in new if path.stat().st_size <= PART_BYTES]
+        sending = pool.submit(_send_small, filesystem, small_new, folder, target)
+        files = describe_folder(folder)
+        sending.result()
+    sent = set(small_new)
+    missing = [
+        f for f in files if f.path not in sent and present.get(f.entry.path) != f.entry.crc32c
+    ]
+    small_changed = [file.path for file in missing if file.entry.bytes <= PART_BYTES]
+    before_write()
+    _send_small(filesystem, small_changed, folder, target)
+    for file in missing:
+        if file.entry.bytes > PART_BYTES:
+            before_write()
+            report(f"Uploading {file.entry.path}, {file.entry.bytes / 1e6:,.0f} MB")
+            _upload_parts(filesystem, file, f"{target}/{file.entry.path}", uploads_url)
+    _check_arrived(filesystem, target, files)
+    return [file.entry for file in files]
+
+
+def download_folder(
+    url: str, entries: list[FileEntry], folder: Path, report: Report = lambda line: None
+) -> None:
+    """Fetch an artifact's files into a local folder, large ones in parallel ranges.
+
+    Raises:
+        DamagedArtifact: a file arrived with another checksum than its entry.
+    """
+    filesystem, source = fsspec.core.url_to_fs(url)
+    small = [entry for entry in entries if entry.bytes <= PART_BYTES]
+    for entry in entries:
+        (folder / entry.path).parent.mkdir(parents=True, exist_ok=True)
+    if small:
+        filesystem.get(
+            [f"{source}/{entry.path}" for entry in small],
+            [str(folder / entry.path) for entry in small],
+            batch_size=SMALL_AT_ONCE,
+        )
+    for entry in entries:
+        if entry.bytes > PART_BYTES:
+            report(f"Downloading {entry.path}, {entry.bytes / 1e6:,.0f} MB")
+            _download_ranges(filesystem, f"{source}/{entry.path}", entry, folder / entry.path)
+    for entry in entries:
+        found = _describe(folder / entry.path, folder).entry
+        if entry.crc32c not in (None, found.crc32c) or entry.sha256 not in (None, found.sha256):
+            raise DamagedArtifact(f"{url}/{entry.path} arrived damaged. Ask again.")
+
+
+def remote_entries(url: str) -> list[FileEntry]:
+    """The files of a folder in Cloud Storage with the checksums that storage itself keeps."""
+    filesystem, folder = fsspec.core.url_to_fs(url)
+    filesystem.invalidate_cache()
+    found: dict[str, dict[str, Any]] = filesystem.find(folder, detail=True)
+    return [
+        FileEntry(path=name[len(folder) + 1 :], bytes=int(item["size"]), crc32c=item["crc32c"])
+        for name, item in sorted(found.items())
+    ]
+
+
+def crc32c_of(blocks: Iterator[bytes]) -> str:
+    """The checksum as Cloud Storage writes it: base64 of the big-endian CRC-32C."""
+    import google_crc32c
+
+    checksum = google_crc32c.Checksum()
+    for block in blocks:
+        checksum.update(block)
+    return base64.b64encode(checksum.digest()).decode()
+
+
+def _describe(path: Path, folder: Path) -> LocalFile:
+    import google_crc32c
+
+    sha256, crc32c = hashlib.sha256(), google_crc32c.Checksum()
+    size = 0
+    with path.open("rb") as file:
+        while block := file.read(HASH_BLOCK_BYTES):
+            sha256.update(block)
+            crc32c.update(block)
+            size += len(block)
+    entry = FileEntry(
+        path=path.relative_to(folder).as_posix(),
+        bytes=size,
+        sha256=sha256.hexdigest(),
+        crc32c=base64.b64encode(crc32c.digest()).decode(),
+    )
+    return LocalFile(path, entry)
+
+
+def _send_small(filesystem: Any, paths: list[Path], folder: Path, target: str) -> None:
+    if paths:
+        names = [f"{target}/{path.relative_to(folder).as_posix()}" for path in paths]
+        filesystem.put([str(path) for path in paths], names, batch_size=SMALL_AT_ONCE)
+
+
+def _batches(items: list[Any], size: int) -> Iterator[list[Any]]:
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
+
+
+def _remote_checksums(filesystem: Any, folder: str) -> dict[str, str]:
+    filesystem.invalidate_cache()
+    found = filesystem.find(folder, detail=True)
+    return {name[len(folder) + 1 :]: item["crc32c"] for name, item in found.items()}
+
+
+def _upload_parts(filesystem: Any, file: LocalFile, target: str, uploads_url: str) -> None:
+    uploads = filesystem._strip_protocol(uploads_url)
+    folder = f"{uploads}/{file.entry.sha256}-{PART_BYTES}"
+    present = _remote_checksums(filesystem, folder)
+    count = -(-file.entry.bytes // PART_BYTES)
+    names = [f"{number:06d}" for number in range(count)]
+    with file.path.open("rb") as source:
+        batch: dict[str, bytes] = {}
+        for number, name in enumerate(names):
+            source.seek(number * PART_BYTES)
+            part = source.read(PART_BYTES)
+            if present.get(name) == crc32c_of(iter([part])):
+                continue
+            batch[f"{folder}/{name}"] = part
+            if len(batch) == PARALLEL_PARTS:
+                filesystem.pipe(batch)
+                batch = {}
+        if batch:
+            filesystem.pipe(batch)
+    _join(filesystem, [f"{folder}/{name}" for name in names], target)
+    filesystem.invalidate_cache()
+    filesystem.rm(filesystem.find(folder))
+
+
+def _join(filesystem: Any, parts: list[str], target: str) -> None:
+    """Compose any number of parts, 32 at a time; intermediate objects lie beside the parts."""
+    level = 0
+    while len(parts) > MOST_COMPONENTS:
+        folder = os.path.dirname(parts[0])
+        joined = []
+        for number, group in enumerate(_batches(parts, MOST_COMPONENTS)):
+            name = f"{folder}/joined-{level}-{number:06d}"
+            filesystem.merge(name, group)
+            joined.append(name)
+        parts, level = joined, level + 1
+    filesystem.merge(target, parts)
+
+
+def _check_arrived(filesystem: Any, folder: str, files: list[LocalFile]) -> None:
+    present = _remote_checksums(filesystem, folder)
+    for file in files:
+        if present.get(file.entry.path) != file.entry.crc32c:
+            raise DamagedArtifact(
+                f"{folder}/{file.entry.path} did not arrive whole (its checksum in storage is "
+                f"{present.get(file.entry.path, 'absent')}). Ask again: what arrived is kept."
+            )
+
+
+def _download_ranges(filesystem: Any, source: str, entry: FileEntry, target: Path) -> None:
+    starts = list(range(0, entry.bytes, PART_BYTES))
+    with target.open("wb") as file:
+        for group in _batches(starts, PARALLEL_PARTS):
+            ends = [min(start + PART_BYTES, entry.bytes) for start in group]
+            for part in filesystem.cat_ranges([source] * len(group), group, ends):
+                if isinstance(part, Exception):
+                    raise part
+                file.write(part)

@@ -1,0 +1,1 @@
+"""The store: artifacts under fingerprints, their manifests, and which are current."""

@@ -1,0 +1,133 @@
+"""An artifact in the making: where its files are written, and how they become an artifact.
+
+On a local disk every maker writes into a folder of its own, `drafts/<kind>-<fingerprint>-<epoch>`,
+which one rename makes the artifact, manifest inside. Who takes over from a maker that seems dead
+first renames its folder away. So a maker that lost its lease, or a program that outlived its maker,
+has nothing left to commit and no path into what others committed.
+
+Cloud Storage has no rename. There files go to the artifact's own folder, and the manifest is
+written in one step that storage refuses unless the lease is still the maker's.
+"""
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from artifacts.errors import LeaseLost
+from artifacts.leases.lease import Lease
+from artifacts.storage import files
+from artifacts.storage.checksums import FileEntry, list_files
+from artifacts.storage.transfer import remote_entries, upload_folder
+from artifacts.store import layout
+from artifacts.store.identity import Identity
+from artifacts.store.manifest import Manifest
+from artifacts.store.provenance import provenance
+
+UPLOADING_NAME = "uploading.json"
+"""In the folder of an artifact whose files are just going up: their names."""
+TAKEN = (errno.EEXIST, errno.ENOTEMPTY)
+
+
+@dataclass
+class Draft:
+    """Write files under `url` or `path`, fill `stats`, and return."""
+
+    identity: Identity
+    root: str
+    """Of the store."""
+    path: Path
+    """A local folder to write into; from there files go up to a store in the cloud."""
+    url: str
+    """The folder that programs elsewhere write into; a plain path, `path`, for a local store."""
+    stats: dict[str, Any] = field(default_factory=dict)
+    provenance: dict[str, Any] = field(default_factory=dict)
+
+    def manifest(self, entries: list[FileEntry]) -> Manifest:
+        """What makes this draft, with these files, an artifact."""
+        return Manifest(
+            **self.identity.model_dump(),
+            fingerprint=self.identity.fingerprint,
+            files=entries,
+            stats=self.stats,
+            provenance=provenance() | self.provenance,
+        )
+
+
+def open_draft(root: str, identity: Identity, machine_folder: Path) -> Draft:
+    """A fresh draft; what earlier makers of the same artifact left on this machine goes.
+
+    The caller holds the artifact's lease. In the cloud, what a job wrote into the artifact's folder
+    stays: it may be running, about to be found again. Whoever starts a new job clears the folder.
+
+    Args:
+        machine_folder: a folder of this machine; the store's root where that is local.
+    """
+    making = machine_folder / layout.DRAFTS_FOLDER
+    name = layout.artifact_lease(identity.kind, identity.fingerprint)
+    making.mkdir(parents=True, exist_ok=True)
+    for left in [*making.glob(f"{name}-*"), *making.glob("removed-*")]:
+        _discard(left, making)
+    path = making / f"{name}-{uuid.uuid4().hex[:12]}"
+    path.mkdir()
+    folder = layout.artifact(identity.kind, identity.fingerprint)
+    if files.is_local(root):
+        if not files.exists(f"{root}/{folder}/{layout.MANIFEST_NAME}"):
+            _discard(Path(root, folder), making)
+        return Draft(identity, root, path, os.fspath(path))
+    draft = Draft(identity, root, path, f"{root}/{folder}")
+    for left_name in json.loads(files.find(f"{draft.url}/{UPLOADING_NAME}") or b"[]"):
+        files.remove(f"{draft.url}/{left_name}")
+    return draft
+
+
+def commit(draft: Draft, lease: Lease, dump: Callable[[Manifest], bytes]) -> Manifest:
+    """Make a draft's files an artifact, whole and on the disk itself, or raise LeaseLost."""
+    lease.check()
+    if files.is_local(draft.root):
+        return _commit_local(draft, lease, dump)
+    names = [p.relative_to(draft.path).as_posix() for p in draft.path.rglob("*") if p.is_file()]
+    files.write(f"{draft.url}/{UPLOADING_NAME}", json.dumps(names).encode())
+    uploads = f"{draft.root}/{layout.UPLOADS_FOLDER}"
+    staged = upload_folder(draft.path, draft.url, uploads, before_write=lease.check)
+    sent = {UPLOADING_NAME, *(entry.path for entry in staged)}
+    manifest = draft.manifest(
+        staged + [entry for entry in remote_entries(draft.url) if entry.path not in sent]
+    )
+    lease.commit(f"{draft.url}/{layout.MANIFEST_NAME}", dump(manifest))
+    files.remove(f"{draft.url}/{UPLOADING_NAME}")
+    shutil.rmtree(draft.path)
+    return manifest
+
+
+def _commit_local(draft: Draft, lease: Lease, dump: Callable[[Manifest], bytes]) -> Manifest:
+    target = Path(draft.root, layout.artifact(draft.identity.kind, draft.identity.fingerprint))
+    entries = list_files(draft.url)
+    files.flush_folder(draft.path, [entry.path for entry in entries])
+    manifest = draft.manifest(entries)
+    files.write(draft.path / layout.MANIFEST_NAME, dump(manifest))
+    target.parent.mkdir(exist_ok=True)
+    lease.check()
+    try:
+        os.rename(draft.path, target)
+    except OSError as error:
+        if error.errno in TAKEN or isinstance(error, FileNotFoundError):
+            raise LeaseLost(f"{target} is being made, or was made, by another maker.") from error
+        raise
+    files.flush(target.parent)
+    files.flush(target.parent.parent)
+    return manifest
+
+
+def _discard(folder: Path, making: Path) -> None:
+    """Remove a folder whose maker may still be there, so that it notices at once."""
+    removed = making / f"removed-{uuid.uuid4().hex[:12]}"
+    with contextlib.suppress(FileNotFoundError):
+        os.rename(folder, removed)
+    shutil.rmtree(removed, ignore_errors=True)

@@ -1,0 +1,59 @@
+"""What lies where below a store's root; every name in a store is made here.
+
+All names are relative to the root, so that a store can be moved, or restored from a backup
+elsewhere. Kinds of artifacts (`raw_corpus`, `checkpoint`, …) are folders beside those named here.
+"""
+
+MANIFEST_NAME = "manifest.json"
+
+DRAFTS_FOLDER = "drafts"
+"""What makers on this machine write until it is whole; what no lease protects may be removed."""
+MAKING_FOLDER = "making"
+"""Of identities that are being made; one whose lease nobody holds was left by a dead maker."""
+LEASES_FOLDER = "leases"
+PIPELINES_FOLDER = "pipelines"
+RUNS_FOLDER = "runs"
+REGISTRY_FOLDER = "registry"
+ENDPOINT_FOLDER = "endpoint"
+CACHE_FOLDER = "cache"
+UPLOADS_FOLDER = "uploads"
+
+
+def artifact(kind: str, fingerprint: str) -> str:
+    """The folder of an artifact."""
+    return f"{kind}/{fingerprint}"
+
+
+def manifest(kind: str, fingerprint: str) -> str:
+    """The file that makes an artifact exist."""
+    return f"{artifact(kind, fingerprint)}/{MANIFEST_NAME}"
+
+
+def lease(name: str) -> str:
+    """The lock of a lease."""
+    return f"{LEASES_FOLDER}/{name}.lock"
+
+
+def artifact_lease(kind: str, fingerprint: str) -> str:
+    """The name of the lease that the maker of an artifact holds."""
+    return f"{kind}-{fingerprint}"
+
+
+def pipeline_record(pipeline: str) -> str:
+    """The record of a pipeline's current artifacts."""
+    return f"{PIPELINES_FOLDER}/{pipeline}.json"
+
+
+def run(run_id: str) -> str:
+    """The folder of a training run: checkpoints, metrics, logs."""
+    return f"{RUNS_FOLDER}/{run_id}"
+
+
+def registry(pipeline: str) -> str:
+    """The folder of a pipeline's model versions."""
+    return f"{REGISTRY_FOLDER}/{pipeline}"
+
+
+def endpoint(pipeline: str) -> str:
+    """The folder with the state and logs of a pipeline's endpoint."""
+    return f"{ENDPOINT_FOLDER}/{pipeline}"

@@ -1,0 +1,135 @@
+"""`pipelines/<name>.json`: which artifact of each asset is current, and which were before.
+
+Folders named by fingerprints tell a person nothing; this record does, and downstream stages read
+their inputs through it.
+"""
+
+from collections.abc import Container
+from datetime import UTC, datetime
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from artifacts.errors import DamagedArtifact, MissingArtifact, make_command
+from artifacts.store.identity import Identity, differences
+from artifacts.store.store import Artifact, Store, layout
+
+
+class Entry(BaseModel):
+    """One artifact an asset has pointed to."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    fingerprint: str
+    since: datetime
+
+
+class AssetHistory(BaseModel):
+    """The current artifact of one asset and its predecessors, newest first."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    current: Entry
+    previous: list[Entry] = Field(default_factory=list)
+
+
+class PipelineHistory(BaseModel):
+    """The content of `pipelines/<name>.json`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    assets: dict[str, AssetHistory] = Field(default_factory=dict)
+
+
+class Pipeline:
+    """The named pipeline's view of a store."""
+
+    def __init__(self, store: Store, name: str) -> None:
+        self.store = store
+        self.name = name
+        self._path = layout.pipeline_record(name)
+
+    def history(self) -> PipelineHistory:
+        """Everything recorded so far; empty for a pipeline that has made nothing."""
+        return self._parse(self.store.read_bytes(self._path))
+
+    def _parse(self, content: bytes | None) -> PipelineHistory:
+        if content is None:
+            return PipelineHistory()
+        try:
+            return PipelineHistory.model_validate_json(content)
+        except ValidationError as error:
+            raise DamagedArtifact(
+                f"{self.store.root}/{self._path} cannot be read ({error.errors()[0]['msg']}). Set "
+                "it aside, and have it written again, with: llm-assets doctor --repair; "
+                "llm-assets run"
+            ) from None
+
+    def find_current(self, asset: str) -> Artifact | None:
+        """The asset's current artifact, or None where it was never made or is no longer there."""
+        fingerprint = self.recorded(asset)
+        return self.store.find_named(asset, fingerprint) if fingerprint else None
+
+    def recorded(self, asset: str) -> str | None:
+        """The fingerprint on record as the asset's current one, be it still there or not."""
+        return next(iter(self.known(asset)), None)
+
+    def known(self, asset: str) -> list[str]:
+        """Fingerprints of the asset's artifacts on record, the current one first."""
+        history = self.history().assets.get(asset)
+        entries = [history.current, *history.previous] if history else []
+        return [entry.fingerprint for entry in entries]
+
+    def current(self, asset: str, needed_by: str) -> Artifact:
+        """The asset's current artifact; raises MissingArtifact with the command that makes it."""
+        artifact = self.find_current(asset)
+        if artifact is None:
+            gone = self.recorded(asset)
+            state = f"is no longer there ({gone} was)" if gone else "has not been made yet"
+            raise MissingArtifact(
+                f"`{needed_by}` needs `{asset}`, which {state} in {self.store.root}. "
+                f"Make it and all before it with: {make_command(needed_by)}"
+            )
+        return artifact
+
+    def advance(self, artifact: Artifact) -> None:
+        """Make an artifact the current one of its asset; the one before is kept in the record."""
+        asset = artifact.manifest.kind
+
+        def enter(content: bytes | None) -> bytes | None:
+            history = self._parse(content)
+            before = history.assets.get(asset)
+            if before and before.current.fingerprint == artifact.fingerprint:
+                return None
+            previous = [before.current, *before.previous] if before else []
+            entry = Entry(fingerprint=artifact.fingerprint, since=datetime.now(UTC))
+            history.assets[asset] = AssetHistory(current=entry, previous=previous)
+            return history.model_dump_json(indent=2).encode()
+
+        self.store.update(self._path, enter)
+
+    def forget(self, names: Container[tuple[str, str]]) -> None:
+        """Take artifacts, by kind and fingerprint, out of what was current before."""
+
+        def drop(content: bytes | None) -> bytes | None:
+            history = self._parse(content)
+            for asset, entries in history.assets.items():
+                entries.previous = [
+                    entry for entry in entries.previous if (asset, entry.fingerprint) not in names
+                ]
+            return history.model_dump_json(indent=2).encode()
+
+        self.store.update(self._path, drop)
+
+    def explain_change(self, identity: Identity) -> list[str]:
+        """What differs between an identity about to be made and the current artifact's."""
+        current = self.find_current(identity.kind)
+        if current:
+            return differences(current.manifest.identity, identity)
+        gone = self.recorded(identity.kind)
+        return [f"its absence: {identity.kind} {gone} was there before"] if gone else []
+
+
+def read_histories(store: Store) -> dict[str, PipelineHistory]:
+    """The records of every pipeline that uses a store, by name."""
+    names = [name.removesuffix(".json") for name in store.list_folder(layout.PIPELINES_FOLDER)]
+    return {name: Pipeline(store, name).history() for name in names}

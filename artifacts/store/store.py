@@ -1,0 +1,294 @@
+"""The store: one root folder, local or `gs://`, that holds every artifact.
+
+An artifact is a folder `<kind>/<fingerprint>/` whose `manifest.json` is written last. Without its
+manifest an artifact does not exist.
+"""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+from artifacts.errors import MissingArtifact, UserError, make_command
+from artifacts.leases.lease import Lease, is_held, local_lease
+from artifacts.leases.object_lease import object_is_held, object_lease
+from artifacts.storage import conditional, files
+from artifacts.storage.checksums import list_files
+from artifacts.storage.transfer import download_folder, remote_entries
+from artifacts.store import layout
+from artifacts.store.draft import Draft, commit, open_draft
+from artifacts.store.identity import Identity
+from artifacts.store.layout import MANIFEST_NAME
+from artifacts.store.manifest import Manifest, dump_manifest, parse_manifest
+from artifacts.store.verify import verify_manifest
+
+CACHE_VARIABLE = "LLM_ASSETS_CACHE"
+"""Where files of a store in the cloud are kept on this machine; `~/.cache/llm_assets` if absent."""
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """An artifact that exists."""
+
+    store: "Store"
+    manifest: Manifest
+
+    @property
+    def fingerprint(self) -> str:
+        return self.manifest.fingerprint
+
+    @property
+    def stats(self) -> dict[str, Any]:
+        return self.manifest.stats
+
+    @property
+    def url(self) -> str:
+        """The folder that holds the files; a plain path for a local store."""
+        return self.manifest.location or self.store.folder_url(
+            self.manifest.kind, self.manifest.fingerprint
+        )
+
+    @property
+    def path(self) -> Path:
+        """A local folder with the files; from a store in the cloud they are fetched once."""
+        return self.store.local_copy(self)
+
+    def verify(self, checksums: bool = True) -> None:
+        """Compare every file with the manifest.
+
+        Raises:
+            DamagedArtifact: a file is absent, or its size or checksum differs.
+        """
+        verify_manifest(self.manifest, self.url, checksums=checksums)
+
+
+class Store:
+    """Reads and writes artifacts under one root."""
+
+    def __init__(self, root: str) -> None:
+        self.filesystem, path = fsspec.core.url_to_fs(root)
+        self.is_local = isinstance(self.filesystem, LocalFileSystem)
+        self.root = os.path.abspath(path) if self.is_local else f"{root.rstrip('/')}"
+
+    def folder_url(self, kind: str, fingerprint: str) -> str:
+        """Where an artifact's files are, whether or not it exists."""
+        return f"{self.root}/{layout.artifact(kind, fingerprint)}"
+
+    def local_path(self, url: str) -> Path:
+        """A folder of this store as a local path; raises UserError where it is not local."""
+        if "://" in url:
+            raise UserError(f"{url} is not on this machine: this step needs a local store.")
+        return Path(url)
+
+    @property
+    def cache(self) -> str:
+        """The folder of what later runs need not make again (`artifacts.cache`)."""
+        return f"{self.root}/{layout.CACHE_FOLDER}"
+
+    @property
+    def machine_cache(self) -> str:
+        """The same for what is made on this machine alone; on its own disk."""
+        return self.cache if self.is_local else str(self._machine_root())
+
+    def local_copy(self, artifact: Artifact) -> Path:
+        """The folder of an artifact's files on this machine, fetched where it is in the cloud."""
+        if "://" not in artifact.url:
+            return Path(artifact.url)
+        folder = cache_folder() / "artifacts" / artifact.url.removeprefix("gs://")
+        if not (folder / MANIFEST_NAME).exists():
+            download_folder(artifact.url, artifact.manifest.files, folder)
+            (folder / MANIFEST_NAME).write_bytes(dump_manifest(artifact.manifest))
+        return folder
+
+    def find(self, identity: Identity) -> Artifact | None:
+        """The artifact of this identity, or None where it does not exist."""
+        return self._read(identity.kind, identity.fingerprint)
+
+    def exists(self, kind: str, fingerprint: str) -> bool:
+        """Whether there is an artifact of this name."""
+        self.filesystem.invalidate_cache()
+        return bool(self.filesystem.exists(f"{self.folder_url(kind, fingerprint)}/{MANIFEST_NAME}"))
+
+    def find_named(self, kind: str, fingerprint: str) -> Artifact | None:
+        """The artifact of this name, or None where it does not exist."""
+        return self._read(kind, fingerprint)
+
+    def load(self, kind: str, fingerprint: str, needed_by: str | None = None) -> Artifact:
+        """Read an artifact by name; raises MissingArtifact where it does not exist."""
+        artifact = self._read(kind, fingerprint)
+        if artifact is None:
+            raise MissingArtifact(
+                f"The store {self.root} has no {kind} {fingerprint} (no "
+                f"{layout.manifest(kind, fingerprint)}). Make it with: "
+                f"{make_command(needed_by or kind)}"
+            )
+        return artifact
+
+    def make(
+        self,
+        identity: Identity,
+        build: Callable[[Draft], None],
+        on_wait: Callable[[str], None] | None = None,
+    ) -> tuple[Artifact, bool]:
+        """Make an artifact unless it exists: `(artifact, made)`.
+
+        `build` writes files under `draft.url` or `draft.path` and fills `draft.stats`; the manifest
+        is written after it returns. Two makers of the same artifact wait for each other, and the
+        second finds it made (`artifacts.store.draft` has how they are kept apart).
+
+        Raises:
+            LeaseLost: another has taken over, since this machine slept or was cut off.
+        """
+        existing = self.find(identity)
+        if existing:
+            return existing, False
+        name = layout.artifact_lease(identity.kind, identity.fingerprint)
+        with self.lease(name, on_wait) as lease:
+            existing = self.find(identity)
+            if existing:
+                return existing, False
+            draft = open_draft(self.root, identity, self._machine_root())
+            try:
+                with self._noted(identity):
+                    build(draft)
+            except Exception:
+                # Where another has taken over, that is why building failed.
+                lease.check()
+                raise
+            return Artifact(self, commit(draft, lease, dump_manifest)), True
+
+    def in_the_making(self) -> list[Identity]:
+        """What is being made just now, by whomever: its inputs are in use."""
+        found = []
+        for name in self.list_folder(layout.MAKING_FOLDER):
+            content = self.read_bytes(f"{layout.MAKING_FOLDER}/{name}")
+            if content and self.is_leased(name.removesuffix(".json")):
+                found.append(Identity.model_validate_json(content))
+        return found
+
+    def is_leased(self, name: str) -> bool:
+        """Whether somebody holds the store's lease of this name."""
+        path = f"{self.root}/{layout.lease(name)}"
+        return is_held(Path(path)) if self.is_local else object_is_held(path)
+
+    @contextlib.contextmanager
+    def _noted(self, identity: Identity) -> Iterator[None]:
+        """Keep on record, while the block runs, what is being made."""
+        place = f"{layout.MAKING_FOLDER}/{identity.kind}-{identity.fingerprint}.json"
+        self.write_bytes(place, identity.model_dump_json().encode())
+        try:
+            yield
+        finally:
+            files.remove(f"{self.root}/{place}")
+
+    def adopt(
+        self, identity: Identity, location: str, stats: dict[str, Any], provenance: dict[str, Any]
+    ) -> Artifact:
+        """Enter what was made elsewhere: a manifest that points there, nothing copied."""
+        is_remote = location.startswith("gs://")
+        entries = remote_entries(location) if is_remote else list_files(location)
+        if not entries:
+            raise UserError(f"{location} holds no files to adopt as {identity.kind}.")
+        manifest = Manifest(
+            **identity.model_dump(),
+            fingerprint=identity.fingerprint,
+            files=entries,
+            stats=stats,
+            provenance=provenance,
+            location=location,
+        )
+        self._write_manifest(manifest)
+        return Artifact(self, manifest)
+
+    @contextlib.contextmanager
+    def lease(self, name: str, on_wait: Callable[[str], None] | None = None) -> Iterator[Lease]:
+        """Hold the store's lease of this name while the block runs."""
+        path = f"{self.root}/{layout.lease(name)}"
+        if self.is_local:
+            make_private(Path(self.root))
+            with local_lease(Path(path), on_wait) as lease:
+                yield lease
+        else:
+            with object_lease(path, on_wait) as held:
+                yield held
+
+    def list_folder(self, path: str) -> list[str]:
+        """The names in a folder relative to the root; empty where there is none."""
+        return files.list_names(f"{self.root}/{path}")
+
+    def read_bytes(self, path: str) -> bytes | None:
+        """A small file at a path relative to the root, or None where there is none."""
+        return files.find(f"{self.root}/{path}")
+
+    def write_bytes(self, path: str, content: bytes) -> None:
+        """Write a small file at a path relative to the root, whole or not at all."""
+        if self.is_local:
+            make_private(Path(self.root))
+        files.write(f"{self.root}/{path}", content)
+
+    def update(self, path: str, change: Callable[[bytes | None], bytes | None]) -> None:
+        """Change a small file as one step, so that of two who change it at once both are heard.
+
+        Args:
+            path: relative to the root.
+            change: gets the content, None where there is none, and gives the new one, None where
+                nothing is to change. In the cloud it may be asked again.
+        """
+        if self.is_local:
+            with self.lease(path.replace("/", "-")):
+                content = change(self.read_bytes(path))
+                if content is not None:
+                    self.write_bytes(path, content)
+            return
+        blob = conditional.blob_of(f"{self.root}/{path}")
+        while True:
+            before, generation = conditional.read(blob)
+            content = change(before)
+            if content is None or conditional.write(blob, content, generation) is not None:
+                return
+
+    def _machine_root(self) -> Path:
+        """A folder of this machine that is this store's own; a local store's root."""
+        if self.is_local:
+            make_private(Path(self.root))
+            return Path(self.root)
+        return make_private(cache_folder()) / "work" / self.root.removeprefix("gs://")
+
+    def _read(self, kind: str, fingerprint: str) -> Artifact | None:
+        content = self.read_bytes(layout.manifest(kind, fingerprint))
+        if content is None:
+            return None
+        return Artifact(self, parse_manifest(content, self.folder_url(kind, fingerprint)))
+
+    def _write_manifest(self, manifest: Manifest) -> None:
+        path = layout.manifest(manifest.kind, manifest.fingerprint)
+        content = dump_manifest(manifest)
+        if self.is_local:
+            self.write_bytes(path, content)
+            return
+        # Storage itself refuses a second manifest, should a lease ever have been lost.
+        with contextlib.suppress(FileExistsError):
+            self.filesystem.pipe_file(f"{self.root}/{path}", content, mode="create")
+
+
+def clear_folder(url: str) -> None:
+    """Remove everything in a folder of a store, if there is anything."""
+    files.remove(url)
+
+
+def make_private(folder: Path) -> Path:
+    """Make a folder that its owner alone may enter; one that exists stays as its owner set it."""
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
+def cache_folder() -> Path:
+    """Where this machine keeps what belongs to stores in the cloud."""
+    return Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "llm_assets")

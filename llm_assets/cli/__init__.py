@@ -1,0 +1,1 @@
+"""The `llm-assets` command."""

@@ -1,0 +1,278 @@
+"""The `llm-assets` command."""
+
+import getpass
+import importlib.metadata
+import json
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from artifacts.errors import UserError
+from artifacts.reasons import reason_of
+from artifacts.shown import shown, shown_in_line
+from llm_assets.config import CONFIG_VARIABLE
+
+version_argument = click.argument("version", type=int)
+name_option = click.option("--name", default=getpass.getuser, help="Who decides; you by default.")
+reason_option = click.option("--reason", required=True, help="Why, for those who come after.")
+
+
+POSITIVE = click.FloatRange(min=0, min_open=True)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+
+
+@click.group()
+@click.version_option(importlib.metadata.version("llm-assets"), prog_name="llm-assets")
+@click.option("--config", type=click.Path(path_type=Path), help="The pipeline file.")
+def commands(config: Path | None) -> None:
+    """Keep a language model current on your own text.
+
+    \b
+    Examples:
+      llm-assets init /data/manuals               write a pipeline file for a folder
+      llm-assets --config config/manuals.yaml run make everything and serve the result
+      llm-assets status                           what serves, and why
+    """
+    if config is not None:
+        os.environ[CONFIG_VARIABLE] = str(config)
+
+
+@commands.command()
+@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--name", help="The pipeline's name; the folder's by default.")
+@click.option("--output", type=click.Path(path_type=Path), help="Where to write the file.")
+def init(folder: Path, name: str | None, output: Path | None) -> None:
+    """Write a pipeline file with sensible values for a folder of text.
+
+    \b
+    Example:
+      llm-assets init /data/manuals --name manuals
+    """
+    from llm_assets.cli.init import write_pipeline
+
+    started = write_pipeline(folder, name, output)
+    for note in started.notes:
+        click.echo(f"  {shown(note)}")
+    click.echo(f"Wrote {started.path}. Now: llm-assets --config {started.path} run")
+
+
+@commands.command()
+@json_option
+def status(as_json: bool) -> None:
+    """Show what serves, what is wanted, what was decided and what runs."""
+    from llm_assets.cli.session import open_session
+    from llm_assets.cli.status import screen, status_of
+
+    found = status_of(open_session())
+    click.echo(json.dumps(found, indent=2) if as_json else shown("\n".join(screen(found))))
+
+
+@commands.command()
+def run() -> None:
+    """Materialize the whole graph and show what came out."""
+    from llm_assets.cli.run import run_pipeline
+
+    sys.exit(run_pipeline(verbose=os.environ.get("V", "0") not in ("", "0")))
+
+
+@commands.command()
+def stop() -> None:
+    """End the endpoint."""
+    from llm_assets.cli.session import open_session
+
+    session = open_session()
+    ended = session.serving.stop(session.settings)
+    click.echo("The endpoint has ended." if ended else "No endpoint was running.")
+
+
+@commands.command()
+@json_option
+def versions(as_json: bool) -> None:
+    """List the model versions: what is wanted, what serves, who decided and why."""
+    from llm_assets.cli.promotion import list_versions, versions_as_json
+    from llm_assets.cli.session import open_session
+
+    session = open_session()
+    if as_json:
+        click.echo(json.dumps(versions_as_json(session), indent=2))
+        return
+    for line in list_versions(session):
+        click.echo(shown(line))
+
+
+@commands.command()
+def restore_registry() -> None:
+    """Put the registry's state before its last change in the place of a lost or damaged one."""
+    from llm_assets.cli.session import open_session
+
+    state = open_session().registry.restore()
+    click.echo(f"The registry is as it was before its last change, {len(state.versions)} versions.")
+    click.echo("`llm-assets versions` lists them; materialize the graph to enter the newest again.")
+
+
+@commands.command()
+@version_argument
+@click.option("--text", help="Say also which documents and training rows hold this text.")
+def explain(version: int, text: str | None) -> None:
+    """Say which text, which code and which checkpoint stand behind a version."""
+    from llm_assets.cli.session import open_session
+    from llm_assets.registry import explain as provenance
+
+    session = open_session()
+    state = session.registry.state()
+    found = state.get(version)
+    click.echo(shown(provenance.explain(session.pipeline.store, state, found)))
+    if text:
+        occurrences = provenance.find_text(session.pipeline.store, found, text)
+        for place in occurrences:
+            rows = ", ".join(str(row) for row in place.rows)
+            click.echo(
+                f"{shown_in_line(place.document)}: {place.split}, shard {place.shard}, rows {rows}"
+            )
+        if not occurrences:
+            click.echo("No document of the clean corpus holds this text.")
+
+
+@commands.command()
+@click.argument("identifier")
+def document(identifier: str) -> None:
+    """Say what a document was merged with and why, and which rows hold it."""
+    from artifacts.shards.shard_set import ShardStats
+    from llm_assets.cli.session import open_session
+    from spark_jobs.explain import explain_document
+
+    record = open_session().pipeline.record
+    clean = record.current("clean_corpus", needed_by="document")
+    shards = record.find_current("tokenized_shards")
+    stats = ShardStats.model_validate(shards.stats) if shards else None
+    folder = str(shards.path) if shards else None
+    click.echo(shown(str(explain_document(clean.url, folder, stats, identifier))))
+
+
+@commands.command()
+@version_argument
+@name_option
+@reason_option
+def approve(version: int, name: str, reason: str) -> None:
+    """Have a version served on your word."""
+    from llm_assets.cli import promotion
+    from llm_assets.cli.session import open_session
+
+    promotion.approve(open_session(), version, name, reason, click.echo)
+
+
+@commands.command()
+@version_argument
+@name_option
+@reason_option
+def reject(version: int, name: str, reason: str) -> None:
+    """Say that a version shall not serve; where it does, the one before takes over."""
+    from llm_assets.cli import promotion
+    from llm_assets.cli.session import open_session
+
+    promotion.reject(open_session(), version, name, reason, click.echo)
+
+
+@commands.command()
+@name_option
+@reason_option
+def rollback(name: str, reason: str) -> None:
+    """Serve the version before the one that serves, without an outage."""
+    from llm_assets.cli import promotion
+    from llm_assets.cli.session import open_session
+
+    promotion.roll_back(open_session(), name, reason, click.echo)
+
+
+@commands.command()
+def check() -> None:
+    """Test what a run needs: sources, port and disk; on Google Cloud, the project.
+
+    There, rights, APIs, quota, images and the bucket are tested.
+    """
+    from llm_assets.config import config_path, load_settings
+
+    settings = load_settings(config_path())
+    if settings.platform == "local":
+        from llm_assets.preflight import preflight
+
+        for note in preflight(settings):
+            click.echo(shown(note))
+        click.echo("Everything a run needs is there.")
+        return
+    from llm_assets.cloud.check import check as check_project
+    from llm_assets.cloud.config import cloud_config_path, load_cloud_settings
+
+    findings = check_project(load_cloud_settings())
+    for finding in findings:
+        click.echo(f"{'ok     ' if finding.ok else 'PROBLEM'} {finding.key}: {finding.text}")
+    problems = sum(not finding.ok for finding in findings)
+    if problems:
+        raise UserError(f"{problems} of {len(findings)} tests failed; see {cloud_config_path()}.")
+    click.echo("Everything a run needs is there.")
+
+
+@commands.command()
+@click.option("--corpus-gb", type=POSITIVE, default=1.0, help="Text to clean, in gigabytes.")
+@click.option("--tokens", type=POSITIVE, default=1e9, help="Tokens to train on, repeats counted.")
+@click.option("--parameters", type=POSITIVE, default=1.24e9, help="Parameters of the model.")
+def estimate(corpus_gb: float, tokens: float, parameters: float) -> None:
+    """Estimate time and cost of a run on Google Cloud."""
+    from llm_assets.cloud.config import load_cloud_settings
+    from llm_assets.cloud.estimate import PRICES_AS_OF
+    from llm_assets.cloud.estimate import estimate as estimate_stages
+
+    settings = load_cloud_settings()
+    stages = estimate_stages(settings, int(corpus_gb * 1e9), int(tokens), int(parameters))
+    for stage in stages:
+        click.echo(stage.line())
+    click.echo(f"Prices: {PRICES_AS_OF}")
+
+
+@commands.command()
+@click.option("--yes", is_flag=True, help="Remove what is listed.")
+def clean(yes: bool) -> None:
+    """List what the `retention` settings no longer keep in the store, and remove it with --yes."""
+    from llm_assets.cli.session import open_session
+    from llm_assets.maintenance.clean import clean as clean_store
+
+    session = open_session()
+    settings = session.settings.retention
+    clean_store(session.pipeline.record, session.registry, settings, yes, click.echo)
+    if not yes:
+        click.echo("Nothing was removed. Remove it with: llm-assets clean --yes")
+
+
+@commands.command()
+@click.argument("artifacts", nargs=-1)
+@click.option("--repair", is_flag=True, help="Mend what can be mended, after the listing.")
+def doctor(artifacts: tuple[str, ...], repair: bool) -> None:
+    """Check the whole store, or the ARTIFACTS named as kind/fingerprint, byte by byte."""
+    from llm_assets.cli.doctor import examine
+    from llm_assets.cli.session import open_session
+
+    if not examine(open_session(), artifacts, repair, click.echo):
+        sys.exit(1)
+
+
+@commands.command()
+def docs() -> None:
+    """Write docs/settings.md and docs/benchmarks.md from the code and the results."""
+    from llm_assets.cli.reference import write_reference
+
+    for path in write_reference(Path("docs")):
+        click.echo(f"wrote {path}")
+
+
+def main() -> None:
+    """Entry point: whatever has a known reason is one message, without a traceback."""
+    try:
+        commands()
+    except Exception as error:
+        reason = reason_of(error)
+        if reason is None:
+            raise
+        click.echo(f"Error: {shown(reason)}", err=True)
+        sys.exit(1)

@@ -1,0 +1,73 @@
+"""A person's word about versions, and the endpoint following it."""
+
+from typing import Any
+
+from artifacts.progress import Report
+from llm_assets.cli.session import Session
+from llm_assets.endpoint.follow import serve_wanted
+from llm_assets.registry.card import tell_story
+
+
+def approve(session: Session, version: int, name: str, reason: str, report: Report) -> None:
+    """Have a version served on a person's word."""
+    session.registry.approve(version, name, reason)
+    follow(session, report)
+
+
+def reject(session: Session, version: int, name: str, reason: str, report: Report) -> None:
+    """Refuse a version; where it is wanted, the one before it is served."""
+    session.registry.reject(version, name, reason)
+    follow(session, report)
+
+
+def roll_back(session: Session, name: str, reason: str, report: Report) -> None:
+    """Serve the version before the one that serves, without an outage."""
+    session.registry.roll_back(name, reason)
+    follow(session, report)
+
+
+def follow(session: Session, report: Report) -> None:
+    """Have the wanted version served, by a person's word."""
+    version, served = serve_wanted(
+        session.registry,
+        session.serving,
+        session.settings,
+        session.pipeline.record,
+        report,
+        by_person=True,
+    )
+    report(f"Version {version.version} serves at {served.url}.")
+
+
+def list_versions(session: Session) -> list[str]:
+    """One line a version, and one that says what is wanted and what serves."""
+    state = session.registry.state()
+    wanted, champion = state.find("wanted"), state.find("champion")
+    if wanted is None:
+        return ["Nothing is registered yet."]
+    lines = []
+    for version in state.versions:
+        aliases = state.aliases_of(version.version)
+        label = f"{version.version} ({', '.join(aliases)})" if aliases else str(version.version)
+        story = tell_story(state, version)
+        lines.append(f"{label}: {story[-1] if story else 'the base model'}")
+    move = [move for move in state.history if move.alias == "wanted"][-1]
+    lines.append(f"wanted: version {wanted.version}, by {move.by} ({move.reason})")
+    serves = f"version {champion.version}" if champion else "nothing yet"
+    pending = "" if champion == wanted else "; materialize `endpoint` to move the traffic"
+    lines.append(f"serves: {serves}{pending}")
+    return lines
+
+
+def versions_as_json(session: Session) -> list[dict[str, Any]]:
+    """The versions with their aliases, and the verdicts and decisions on their models."""
+    state = session.registry.state()
+    return [
+        version.model_dump(mode="json")
+        | {
+            "aliases": state.aliases_of(version.version),
+            "verdicts": [v.model_dump(mode="json") for v in state.verdicts_of(version.weights)],
+            "decisions": [d.model_dump(mode="json") for d in state.decisions_of(version.weights)],
+        }
+        for version in state.versions
+    ]

@@ -1,0 +1,177 @@
+"""Writes the reference pages from the code: every setting, and every benchmark's result."""
+
+import inspect
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from artifacts.settings import Settings
+from llm_assets.cloud.settings import GoogleCloudSettings
+from llm_assets.config import CONFIG_VARIABLE, DEFAULT_CONFIG, PipelineSettings, models_in
+
+SETTINGS_INTRODUCTION = f"""# Settings
+
+A pipeline is one YAML file in `config/`. The file in force is named by the environment variable
+`{CONFIG_VARIABLE}`; without it, it is `{DEFAULT_CONFIG}`.
+
+Its keys are the assets of the graph, in the order that data flows: `raw_corpus` says where the text
+comes from, `clean_corpus` what is kept of it, `tokenized_shards` how it becomes rows of tokens,
+`base_model` what training begins with, `checkpoint` how the model is trained, `eval_metrics` what
+it is measured on, `model_version` when it is promoted, and `endpoint` how it serves. Only the
+sources and the base model have to be given; every other key has a default that suits a laptop.
+`spark` and `training` say where the work is done.
+
+What an artifact is depends on its own settings and on those before it, so a change makes that asset
+again and all that follow. Settings of where and how the work is done change nothing that is made;
+sections that hold only those say so.
+
+An unknown key is refused with the nearest valid name, and all faults of a file are listed at once.
+This page is written from the code by `make docs`.
+"""
+
+CLOUD_INTRODUCTION = """# Google Cloud
+
+Every key of `config/google_cloud.yaml`, which pipelines with `platform: google_cloud` share.
+"""
+
+BENCHMARKS_INTRODUCTION = """# Benchmarks
+
+Each is one program in `benchmarks/` that measures this project and a named peer alternately in one
+run: `make bench NAME=<name>`. A ratio above 1 is better for this project. This page is written from
+`benchmarks/results/` by `make docs`.
+"""
+
+
+def write_reference(folder: Path) -> list[Path]:
+    """Write `settings.md` and `benchmarks.md` into a folder; returns their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    pages = {"settings.md": settings_page(), "benchmarks.md": benchmarks_page()}
+    for name, text in pages.items():
+        (folder / name).write_text(text)
+    return [folder / name for name in pages]
+
+
+def settings_page() -> str:
+    """The settings reference as Markdown: a table for every group of keys."""
+    parts = [
+        SETTINGS_INTRODUCTION,
+        *_tables("", PipelineSettings, "Pipeline"),
+        CLOUD_INTRODUCTION,
+        *_tables("", GoogleCloudSettings, "Cloud project"),
+    ]
+    return "\n".join(parts)
+
+
+def benchmarks_page(folder: Path = Path("benchmarks")) -> str:
+    """The benchmark results as Markdown."""
+    results = [json.loads(path.read_text()) for path in sorted(folder.glob("results/*.json"))]
+    return BENCHMARKS_INTRODUCTION + "\n" + "\n".join(_result(result) for result in results)
+
+
+def _tables(prefix: str, model: type[BaseModel], title: str = "") -> Iterator[str]:
+    """A heading, an introduction and a table for a group of keys, then for those inside it."""
+    yield f"## {title or prefix.rstrip('.')}\n\n{_introduction(model)}\n"
+    yield from _table(prefix, model.model_fields)
+    yield from _nested(prefix, model.model_fields)
+
+
+def _nested(prefix: str, fields: Mapping[str, FieldInfo]) -> Iterator[str]:
+    for name, field in fields.items():
+        variants = models_in(field.annotation)
+        if len(variants) == 1:
+            yield from _tables(f"{prefix}{name}.", variants[0])
+        elif variants:
+            path = f"{prefix}{name}[]." if get_origin(field.annotation) is list else prefix + name
+            yield from _variants(path.removesuffix(".") + ".", variants)
+
+
+def _variants(path: str, variants: Sequence[type[BaseModel]]) -> Iterator[str]:
+    """What the variants of a union share once, then what each has for itself."""
+    base: Any = variants[0].__base__
+    shared: Mapping[str, FieldInfo] = {}
+    if base and base is not Settings and all(variant.__base__ is base for variant in variants):
+        shared = base.model_fields
+        yield f"## {path.rstrip('.')}\n\n{_introduction(base)}\n"
+        yield from _table(path, shared)
+    for variant in variants:
+        own = {name: field for name, field in variant.model_fields.items() if name not in shared}
+        yield f"## {path.rstrip('.[]')} ({_tag_of(variant)})\n\n{_introduction(variant)}\n"
+        yield from _table(path, own)
+        yield from _nested(path, own)
+    yield from _nested(path, shared)
+
+
+def _table(prefix: str, fields: Mapping[str, FieldInfo]) -> Iterator[str]:
+    rows = [
+        f"| `{prefix}{name}` | {_type(field)} | {_default(field)} | {_text(field)} |"
+        for name, field in fields.items()
+    ]
+    yield "| key | type | default | meaning |\n|---|---|---|---|\n" + "\n".join(rows) + "\n"
+
+
+def _tag_of(model: type[BaseModel]) -> str:
+    """How a variant is asked for, such as `type: files`."""
+    for name in ("type", "recipe"):
+        if name in model.model_fields:
+            return f"{name}: {get_args(model.model_fields[name].annotation)[0]}"
+    return model.__name__
+
+
+def _type(field: FieldInfo) -> str:
+    if models_in(field.annotation):
+        return "see below"
+    annotation = field.annotation
+    text = annotation.__name__ if isinstance(annotation, type) else str(annotation)
+    return "`" + text.replace("typing.", "").replace("|", "or") + "`"
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    default: Any = field.get_default(call_default_factory=True)
+    if isinstance(default, BaseModel):
+        return ""
+    return "" if default is None else f"`{json.dumps(default)}`"
+
+
+def _text(field: FieldInfo) -> str:
+    nested = models_in(field.annotation)
+    text = field.description or (_first_paragraph(nested[0]) if len(nested) == 1 else "")
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def _introduction(model: type[BaseModel]) -> str:
+    """The docstring's paragraphs, each on one line."""
+    paragraphs = inspect.getdoc(model) or ""
+    return "\n\n".join(" ".join(part.split()) for part in paragraphs.split("\n\n"))
+
+
+def _first_paragraph(model: type[BaseModel]) -> str:
+    return " ".join((model.__doc__ or "").split("\n\n")[0].split())
+
+
+def _result(result: dict[str, Any]) -> str:
+    lines = [
+        f"## {result['name']}",
+        "",
+        "| | ours | " + result["peer_name"] + " | ratio |",
+        "|---|---|---|---|",
+        f"| {result['unit']} | {result['ours']:,.4g} | {result['peer']:,.4g} "
+        f"| **{result['ratio']:.2f}** |",
+        "",
+    ]
+    if result["checks"]:
+        lines += ["| limit | measured | bound | held |", "|---|---|---|---|"]
+        lines += [
+            f"| {name} | {check['value']:,.4g} | {check['limit']} | "
+            f"{'yes' if check['held'] else '**no**'} |"
+            for name, check in result["checks"].items()
+        ]
+        lines.append("")
+    versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
+    lines += [f"`{result['command']}` on {result['machine']}; {versions}.", ""]
+    return "\n".join(lines)

@@ -1,0 +1,109 @@
+"""`llm-assets run`: the whole graph in one command."""
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import TextIO
+
+from dagster import DagsterInstance, Definitions, ExecuteInProcessResult
+from rich.console import Console
+from rich.markup import escape
+
+from artifacts.errors import UserError
+from llm_assets.cli.progress import Progress
+from llm_assets.cli.summary import print_summary
+from llm_assets.config import config_path, load_settings
+from llm_assets.preflight import preflight
+
+LOG_FOLDER = Path(".llm_assets/logs")
+
+
+def run_pipeline(verbose: bool) -> int:
+    """Make every asset and print the summary; returns the exit code.
+
+    Dagster's own log goes to a file, or to the terminal with `verbose`.
+    """
+    path = config_path()
+    settings = load_settings(path)
+    _use_this_folders_history()
+    log_path = LOG_FOLDER / f"run-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}.log"
+    started = time.monotonic()
+    with _terminal(log_path, verbose) as terminal:
+        console = Console(file=terminal)
+        console.print(f"[bold]{settings.name}[/]  {settings.description}", highlight=False)
+        if not verbose:
+            console.print(f"log: {log_path}\n", style="dim", highlight=False)
+        for note in preflight(settings):
+            console.print(f"[yellow]![/] {escape(note)}", soft_wrap=True, highlight=False)
+        from llm_assets.definitions import defs
+
+        progress = Progress(console, _assets_in_order(defs))
+        with progress:
+            result = _execute(defs, progress)
+        if result is None or progress.interrupted:
+            console.print("\nInterrupted. Nothing is lost: the same command goes on from here.")
+            return 130
+        if not result.success:
+            console.print(f"\n[red]The run failed.[/] The whole log: {log_path}", highlight=False)
+            return 1
+        endpoint = result.asset_materializations_for_node("endpoint")[0].metadata
+        told = {name: entry.value for name, entry in endpoint.items()}
+        print_summary(console, settings, told, time.monotonic() - started)
+    return 0
+
+
+def _execute(defs: Definitions, progress: Progress) -> ExecuteInProcessResult | None:
+    from dagster import DagsterExecutionInterruptedError
+    from dagster._core.utils import make_new_run_id
+
+    run_id = make_new_run_id()
+    with DagsterInstance.get() as instance:
+        instance.add_event_listener(run_id, progress.handle)
+        try:
+            return defs.resolve_implicit_global_asset_job_def().execute_in_process(
+                instance=instance, run_id=run_id, raise_on_error=False
+            )
+        except (KeyboardInterrupt, DagsterExecutionInterruptedError):
+            return None
+
+
+def _assets_in_order(defs: Definitions) -> list[str]:
+    graph = defs.resolve_asset_graph()
+    return [key.to_python_identifier() for key in graph.toposorted_asset_keys]
+
+
+def _use_this_folders_history() -> None:
+    if not Path("dagster.yaml").exists():
+        raise UserError("There is no dagster.yaml here. Run this in the project's folder.")
+    os.environ.setdefault("DAGSTER_HOME", os.getcwd())
+
+
+@contextmanager
+def _terminal(log_path: Path, verbose: bool) -> Iterator[TextIO]:
+    """The terminal to write on, while everybody else's output goes to the log file.
+
+    File descriptors are replaced, not `sys.stdout`, so that Spark's Java and other children are
+    quiet too.
+    """
+    if verbose:
+        yield sys.stdout
+        return
+    log_path.parent.mkdir(parents=True, exist_ok=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    kept = os.dup(1), os.dup(2)
+    with log_path.open("w") as log, os.fdopen(os.dup(1), "w") as terminal:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+        try:
+            yield terminal
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            for number, descriptor in enumerate(kept, start=1):
+                os.dup2(descriptor, number)
+                os.close(descriptor)

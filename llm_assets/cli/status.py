@@ -1,0 +1,110 @@
+"""`llm-assets status`: what serves, what is wanted, what was decided, what runs, on one screen."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from llm_assets.cli.session import Session
+from llm_assets.endpoint.base import endpoint_folder
+from llm_assets.registry.state import RegistryState
+
+ASSETS = ("raw_corpus", "clean_corpus", "tokenized_shards", "base_model", "checkpoint")
+
+
+def status_of(session: Session) -> dict[str, Any]:
+    """The pipeline's state, as JSON values.
+
+    Keys: `pipeline`, `champion` and `wanted` (version numbers, None before there are any),
+    `served` (None where nothing answers), `last_verdict`, `running` and `artifacts` (asset to
+    fingerprint and date).
+    """
+    state = session.registry.state()
+    champion, wanted = state.find("champion"), state.find("wanted")
+    history = session.pipeline.record.history().assets
+    return {
+        "pipeline": session.settings.name,
+        "champion": champion.version if champion else None,
+        "wanted": wanted.version if wanted else None,
+        "served": _served(session),
+        "last_verdict": _last_verdict(state),
+        "running": _running(),
+        "artifacts": {
+            asset: {
+                "fingerprint": history[asset].current.fingerprint,
+                "since": history[asset].current.since.isoformat(timespec="seconds"),
+            }
+            for asset in ASSETS
+            if asset in history
+        },
+    }
+
+
+def screen(status: dict[str, Any]) -> list[str]:
+    """The same in words, a line each."""
+    served, verdict = status["served"], status["last_verdict"]
+    lines = [
+        f"pipeline      {status['pipeline']}",
+        f"champion      {_version(status['champion'])}",
+        f"wanted        {_version(status['wanted'])}",
+        f"served        {_describe(served)}",
+        "last verdict  "
+        + (f"version {verdict['version']}: {verdict['summary']}" if verdict else "none"),
+        f"running       {', '.join(status['running']) or 'nothing'}",
+    ]
+    if served and status["wanted"] is not None and str(status["wanted"]) not in served["versions"]:
+        lines.append(
+            "The wanted version is not what serves. To have it served: "
+            'dagster asset materialize --select "endpoint"'
+        )
+    made = status["artifacts"]
+    lines += [f"{asset:<17} {one['since']}  {one['fingerprint']}" for asset, one in made.items()]
+    return lines
+
+
+def _served(session: Session) -> dict[str, Any] | None:
+    if session.settings.platform != "local":
+        return None
+    from serving import endpoint as process
+
+    found = process.status(endpoint_folder(session.settings))
+    if found is None:
+        return None
+    shares = {route.version: route.share for route in found.routes if route.share > 0}
+    return {"url": found.url, "phase": found.phase, "versions": shares}
+
+
+def _last_verdict(state: RegistryState) -> dict[str, Any] | None:
+    if not state.verdicts:
+        return None
+    verdict = state.verdicts[-1]
+    version = state.find_model(verdict.weights)
+    return {
+        "version": version.version if version else None,
+        "summary": verdict.summary,
+        "at": verdict.at.isoformat(timespec="seconds"),
+    }
+
+
+def _running() -> list[str]:
+    from dagster import DagsterInstance, DagsterRunStatus, RunsFilter
+
+    if "DAGSTER_HOME" not in os.environ and not Path("dagster.yaml").exists():
+        return []
+    os.environ.setdefault("DAGSTER_HOME", os.getcwd())
+    active = [DagsterRunStatus.QUEUED, DagsterRunStatus.STARTING, DagsterRunStatus.STARTED]
+    with DagsterInstance.get() as instance:
+        runs = instance.get_runs(RunsFilter(statuses=active))
+    return [f"run {run.run_id[:8]} ({run.status.value.lower()})" for run in runs]
+
+
+def _version(number: int | None) -> str:
+    return "none" if number is None else f"version {number}"
+
+
+def _describe(served: dict[str, Any] | None) -> str:
+    if served is None:
+        return "nothing answers"
+    shares = ", ".join(
+        f"version {name} ({share:.0%})" for name, share in served["versions"].items()
+    )
+    return f"{shares or 'no version yet'} at {served['url']}, {served['phase'].replace('_', ' ')}"

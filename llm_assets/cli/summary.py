@@ -1,0 +1,189 @@
+"""The one screen at the end of a run."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from shlex import quote
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from artifacts.progress import format_duration
+from artifacts.shards.shard_set import SPLITS
+from artifacts.shown import shown
+from artifacts.store.pipelines import Pipeline
+from artifacts.store.store import Artifact, Store
+from llm_assets.assets.evaluation_metadata import UNMEASURED, number
+from llm_assets.config import PipelineSettings
+from llm_assets.sources.unread import Unread
+from recipes.spec import read_metrics
+
+SPARKS = "▁▂▃▄▅▆▇█"
+SAMPLES_NAME = "samples.json"
+
+
+def print_summary(
+    console: Console, settings: PipelineSettings, endpoint: Mapping[str, Any], seconds: float
+) -> None:
+    """Print what the run made.
+
+    Args:
+        console: where to.
+        settings: the pipeline's, whose store's current artifacts are told.
+        endpoint: the metadata of the endpoint's materialization.
+        seconds: what the run took.
+    """
+    record = Pipeline(Store(settings.store), settings.name)
+    current = {
+        name: record.current(name, needed_by="endpoint")
+        for name in (
+            "raw_corpus",
+            "clean_corpus",
+            "tokenized_shards",
+            "checkpoint",
+            "eval_metrics",
+            "model_version",
+        )
+    }
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for label, text in [
+        *_corpus_lines(current["raw_corpus"], current["clean_corpus"], current["tokenized_shards"]),
+        *_training_lines(current["checkpoint"], current["tokenized_shards"]),
+        *_evaluation_lines(current["eval_metrics"]),
+        *_verdict_lines(current["model_version"]),
+        ("endpoint", f"{endpoint['url']} serves version {endpoint['version']}"),
+    ]:
+        table.add_row(label, text)
+    console.print()
+    console.print(table, highlight=False)
+    _print_request(console, endpoint, current["eval_metrics"])
+    _print_samples(console, current["eval_metrics"])
+    console.print(
+        f"\nDone in {format_duration(seconds)}. See it all as a graph: [bold]make ui[/]. "
+        "End the endpoint: [bold]make stop[/].",
+        highlight=False,
+    )
+
+
+def sparkline(values: Sequence[float], width: int = 40) -> str:
+    """A curve of block characters, at most `width` of them; gaps where a value is not finite."""
+    step = max(1, math.ceil(len(values) / width))
+    chunks = [values[start : start + step] for start in range(0, len(values), step)]
+    means = [sum(chunk) / len(chunk) for chunk in chunks]
+    finite = [value for value in means if math.isfinite(value)]
+    if not finite:
+        return ""
+    low, span = min(finite), (max(finite) - min(finite)) or 1.0
+    return "".join(
+        SPARKS[round((value - low) / span * (len(SPARKS) - 1))] if math.isfinite(value) else " "
+        for value in means
+    )
+
+
+def _corpus_lines(raw: Artifact, clean: Artifact, shards: Artifact) -> list[tuple[str, str]]:
+    dropped = clean.stats["dropped"]
+    reasons = [f"{count:,} {reason.replace('_', ' ')}" for reason, count in dropped.items()]
+    tokens = sum(shards.stats["tokens"].values())
+    train, validation, held_out = (shards.stats["documents"][split] for split in SPLITS)
+    return [
+        ("documents read", f"{raw.stats['documents']:,} ({raw.stats['bytes'] / 1e6:.1f} MB)"),
+        *_passed_over(raw),
+        ("removed", f"{sum(dropped.values()):,}" + (": " + ", ".join(reasons) if reasons else "")),
+        (
+            "tokens",
+            f"{tokens:,} in {train:,} documents to train on, {validation:,} to validate, "
+            f"{held_out:,} held out",
+        ),
+    ]
+
+
+def _passed_over(raw: Artifact) -> list[tuple[str, str]]:
+    """What was found and is not in the corpus; nothing where there is none."""
+    lines = []
+    if unread := raw.stats["unread"]:
+        lines.append(("not read", escape(str(Unread(unread, raw.stats["unread_examples"])))))
+    if dropped := raw.stats["dropped"]:
+        counts = (f"{count:,} {reason.replace('_', ' ')}" for reason, count in dropped.items())
+        reasons = ", ".join(counts)
+        first = f"; {raw.stats['faults'][0]}" if raw.stats["faults"] else ""
+        lines.append(("set aside", escape(shown(reasons + first))))
+    if repeated := raw.stats["repeated_ids"]:
+        lines.append(("repeated ids", f"{repeated:,}, each given a number"))
+    return lines
+
+
+def _training_lines(checkpoint: Artifact, shards: Artifact) -> list[tuple[str, str]]:
+    losses = [record["loss"] for record in read_metrics(checkpoint.path)]
+    stats = checkpoint.stats
+    share = stats["tokens_seen"] / max(1, shards.stats["tokens"]["train"])
+    return [
+        (
+            "training loss",
+            f"{losses[0]:.3f} {sparkline(losses)} {losses[-1]:.3f}   "
+            f"{stats['steps']} steps, {stats['tokens_per_second']:.0f} tokens/s",
+        ),
+        ("coverage", f"{share:.1%} of the text to train on was read (`checkpoint.budget.steps`)"),
+    ]
+
+
+def _evaluation_lines(evaluation: Artifact) -> list[tuple[str, str]]:
+    metrics = evaluation.stats["metrics"]
+    lines = []
+    for label, name in (
+        ("held-out text", "held_out_bits_per_byte"),
+        ("general text", "general_bits_per_byte"),
+    ):
+        base, candidate = (
+            metrics[name].get(role, UNMEASURED)["value"] for role in ("base", "candidate")
+        )
+        change = f" ({(candidate - base) / base:+.1%})" if base and candidate else ""
+        lines.append((label, f"{number(base)} -> {number(candidate)} bits per byte{change}"))
+    return lines
+
+
+def _verdict_lines(version: Artifact) -> list[tuple[str, str]]:
+    promoted = version.stats["promoted"]
+    verdict = "[green]promoted[/]" if promoted else "[yellow]rejected, the incumbent stays[/]"
+    return [("verdict", f"{verdict}. {escape(' '.join(version.stats['reasons']))}")]
+
+
+def _print_request(console: Console, endpoint: Mapping[str, Any], evaluation: Artifact) -> None:
+    """A line to paste into a shell, unbroken at any width."""
+    samples = _samples(evaluation).get("candidate")
+    prompt = " ".join(samples[0]["prompt"].split())[:60] if samples else "This function returns"
+    body = json.dumps({"instances": [{"prompt": prompt, "max_tokens": 32}]}, ensure_ascii=False)
+    headers = [endpoint["authorization"], "'Content-Type: application/json'"]
+    options = " ".join(f"-H {header}" for header in headers if header)
+    line = f"curl -s {endpoint['predict_url']} {options} -d {quote(body)}"
+    console.print()
+    console.print(escape(line), soft_wrap=True, highlight=False)
+
+
+def _print_samples(console: Console, evaluation: Artifact) -> None:
+    samples = _samples(evaluation)
+    if not samples.get("base") or not samples.get("candidate"):
+        return
+    base, candidate = samples["base"][0], samples["candidate"][0]
+    prompt = escape(shown(_short(base["prompt"], 90)))
+    table = Table(title=f"after «{prompt}»", title_justify="left", box=None)
+    table.add_column("base model says", ratio=1, overflow="fold", style="dim")
+    table.add_column("new model says", ratio=1, overflow="fold")
+    table.add_row(*(escape(shown(one["completion"].strip())) for one in (base, candidate)))
+    console.print()
+    console.print(table, highlight=False)
+
+
+def _samples(evaluation: Artifact) -> dict[str, list[dict[str, str]]]:
+    samples: dict[str, list[dict[str, str]]] = json.loads(
+        (evaluation.path / SAMPLES_NAME).read_text()
+    )
+    return samples
+
+
+def _short(text: str, length: int) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= length else "… " + line[-length:]

@@ -1,1 +1,0 @@
-"""What the `llm-assets` command does beside running the graph."""

@@ -1,0 +1,1 @@
+"""Where the champion answers: on this machine or on Vertex AI."""

@@ -1,0 +1,81 @@
+"""The endpoint follows the registry: what is wanted is served, and what serves is confirmed."""
+
+import sys
+from collections.abc import Callable
+
+from artifacts.errors import MissingArtifact, UserError
+from artifacts.store.pipelines import Pipeline
+from llm_assets.config import PipelineSettings
+from llm_assets.endpoint.base import Served, ServingPlatform
+from llm_assets.registry.base import Registry
+from llm_assets.registry.integrity import verify_model
+from llm_assets.registry.records import ModelVersion
+from serving.rollout import RolloutFailed
+
+Report = Callable[[str], None]
+
+
+def serve_wanted(
+    registry: Registry,
+    serving: ServingPlatform,
+    settings: PipelineSettings,
+    record: Pipeline,
+    report: Report,
+    by_person: bool = False,
+) -> tuple[ModelVersion, Served]:
+    """Have the wanted version served; the champion is whichever serves in the end.
+
+    Where nothing serves and the wanted version cannot be started, the version before it is served
+    instead, and the report says so.
+
+    Args:
+        record: the pipeline's, whose artifacts are compared with their manifests before they serve.
+        by_person: a person decided, so that the speed check only warns and never holds it back.
+
+    Raises:
+        MissingArtifact: nothing is registered, or the wanted model was deleted.
+        DamagedArtifact: the wanted model's files have changed.
+        RolloutFailed: the version that served before still does.
+        UserError: nothing can be served.
+    """
+    state = registry.state()
+    wanted, champion = state.find("wanted"), state.find("champion")
+    if wanted is None:
+        raise MissingArtifact(
+            "The registry has no version to serve. Materialize the model again: "
+            'dagster asset materialize --select "model_version"'
+        )
+    chosen = settings
+    if by_person:
+        report("a person decided: the new version gets the traffic however slow it is")
+        chosen = _whatever_its_speed(settings)
+    verify_model(record, wanted.model_url)
+    version = wanted
+    try:
+        served = serving.serve(chosen, wanted, report)
+    except RolloutFailed as error:
+        raise RolloutFailed(
+            f"{error}\nVersion {wanted.version} stays wanted: materialize `endpoint` to try again, "
+            f"`llm-assets approve {wanted.version}` to have it however slow it is, or `llm-assets "
+            f"reject {wanted.version}` to give it up."
+        ) from error
+    except UserError as error:
+        before = champion if champion != wanted else state.find("previous")
+        if before is None or before == wanted:
+            raise
+        report(f"WARNING: version {wanted.version} cannot be served: {error}")
+        try:
+            verify_model(record, before.model_url)
+            served = serving.serve(settings, before, report)
+        except UserError:
+            raise error from None
+        version = before
+        report(f"WARNING: version {version.version} serves in place of version {wanted.version}")
+    registry.confirm(version.version)
+    return version, served
+
+
+def _whatever_its_speed(settings: PipelineSettings) -> PipelineSettings:
+    rollout = settings.endpoint.rollout.model_copy(update={"max_slowdown": sys.float_info.max})
+    endpoint = settings.endpoint.model_copy(update={"rollout": rollout})
+    return settings.model_copy(update={"endpoint": endpoint})

@@ -1,0 +1,1 @@
+"""What keeps a store sound and small: retention, and the doctor."""

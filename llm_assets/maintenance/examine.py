@@ -1,0 +1,185 @@
+"""What the doctor looks at beside artifacts: records, trainings, caches, registry and endpoint."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from artifacts import checkpoints
+from artifacts.errors import DamagedArtifact, UserError, make_command
+from artifacts.store.pipelines import Pipeline, PipelineHistory
+from artifacts.store.store import Store, layout
+from llm_assets.maintenance.clean import find_versions
+from llm_assets.maintenance.doctor import SET_ASIDE, Finding, set_aside
+from llm_assets.maintenance.inventory import RUNS_FOLDER, Inventory
+from llm_assets.maintenance.retention import Version
+from llm_assets.registry.base import Registry
+from llm_assets.registry.retired import RETIRED_FOLDER, find_manifest
+from recipes.spec import METRICS_NAME, RESULT_NAME, read_metrics, read_result
+from serving import endpoint as process
+
+MODELS = ("checkpoint", "base_model")
+"""Artifacts that hold a model."""
+ASSETS = ("raw_corpus", "clean_corpus", "tokenized_shards", "eval_metrics", *MODELS)
+"""What versions stand on."""
+
+
+def check_record(record: Pipeline, registry: Registry) -> Iterator[Finding]:
+    """Whether the record of current artifacts can be read and points to what there is or was."""
+    store = record.store
+    place = layout.pipeline_record(record.name)
+    try:
+        history = record.history()
+    except DamagedArtifact:
+        remedy = f"moved to {SET_ASIDE}/{place}; written again from what the versions stand on"
+        yield Finding(
+            place, "cannot be read", remedy, lambda: _restore_record(record, registry, place)
+        )
+        return
+    yield from _absent_current(store, place, history)
+    dead = {
+        (asset, entry.fingerprint)
+        for asset, entries in history.assets.items()
+        for entry in entries.previous
+        if not _is_known(store, asset, entry.fingerprint)
+    }
+    if dead:
+        names = ", ".join(sorted("/".join(name) for name in dead))
+        fault = f"it names what is no longer there: {names}"
+        yield Finding(place, fault, "taken out of the record", lambda: record.forget(dead))
+
+
+def check_runs(store: Store, inventory: Inventory) -> Iterator[Finding]:
+    """Checkpoints of trainings byte by byte, and whether their figures can be read."""
+    again = "the training goes on from what is whole"
+    for run in sorted(name for kind, name in inventory.folders if kind == RUNS_FOLDER):
+        place = f"{RUNS_FOLDER}/{run}"
+        for step, fault in checkpoints.find_damaged(f"{store.root}/{place}"):
+            yield _aside(store, f"{place}/step-{step}", fault, again)
+        if not store.is_local:
+            continue
+        folder = store.local_path(f"{store.root}/{place}")
+        for name, read in ((RESULT_NAME, read_result), (METRICS_NAME, read_metrics)):
+            try:
+                read(folder)
+            except ValueError:
+                yield _aside(store, f"{place}/{name}", "cannot be read", again)
+
+
+def check_caches(store: Store, inventory: Inventory) -> Iterator[Finding]:
+    """Cached tables with the checksums of their pages; a damaged one is removed by mending."""
+    for cached in inventory.cached:
+        if not cached.path.endswith(".parquet"):
+            continue
+        path = f"{store.root}/{cached.path}"
+        try:
+            with store.filesystem.open(path, "rb") as file:
+                table = pq.ParquetFile(file, page_checksum_verification=True)
+                for number in range(table.num_row_groups):
+                    table.read_row_group(number)
+        except (pa.ArrowException, OSError) as error:
+            yield Finding(
+                cached.path,
+                f"cannot be read ({str(error).splitlines()[0]})",
+                "removed; a cache is filled again by the next run",
+                lambda path=path: store.filesystem.rm_file(path),  # type: ignore[misc]
+            )
+
+
+def check_registry(store: Store, registry: Registry, pipeline: str) -> Iterator[Finding]:
+    """Whether the registry can be read, its versions explained, and what has an alias is there."""
+    place = f"registry/{pipeline}"
+    try:
+        versions = find_versions(registry)
+    except UserError as error:
+        fault = str(error).splitlines()[0]
+        yield Finding(place, fault, "llm-assets restore-registry, or bring it back from a backup")
+        return
+    current = _recorded(Pipeline(store, pipeline))
+    behind: dict[tuple[str, str], list[Version]] = defaultdict(list)
+    for version in versions:
+        for item in version.lineage.items():
+            behind[item].append(version)
+    for (kind, fingerprint), standing in behind.items():
+        name = f"{kind}/{fingerprint}"
+        aliases = {alias for version in standing for alias in version.aliases}
+        numbers = ", ".join(str(version.number) for version in standing)
+        if kind in MODELS and aliases and not store.exists(kind, fingerprint):
+            fault = f"{name}, behind {' and '.join(sorted(aliases))}, is no longer there"
+            yield Finding(place, fault, f"made again while it is current: {make_command(kind)}")
+        elif fingerprint not in current and not _is_known(store, kind, fingerprint):
+            fault = f"{name}, which versions {numbers} stand on, is gone with its manifest"
+            yield Finding(place, fault, "they are explained without it", is_fault=False)
+
+
+def check_endpoint(registry: Registry, state_folder: Path) -> Iterator[Finding]:
+    """Whether the local endpoint, where it runs, serves the champion."""
+    serves = process.status(state_folder)
+    try:
+        champion = registry.find("champion")
+    except UserError:
+        return  # What `check_registry` says of a registry that cannot be read is enough.
+    if serves and champion and str(champion.version) not in {r.version for r in serves.routes}:
+        served = ", ".join(route.version for route in serves.routes) or "nothing"
+        yield Finding(
+            f"endpoint/{state_folder.name}",
+            f"version {champion.version} is the champion, but the endpoint serves {served}",
+            f"serve it: {make_command('endpoint')}",
+        )
+
+
+def check_retired(store: Store) -> Iterator[Finding]:
+    """The manifests that stayed of what retention removed."""
+    for kind in sorted(store.list_folder(RETIRED_FOLDER)):
+        for fingerprint in sorted(store.list_folder(f"{RETIRED_FOLDER}/{kind}")):
+            try:
+                find_manifest(store, kind, fingerprint)
+            except DamagedArtifact:
+                place = f"{RETIRED_FOLDER}/{kind}/{fingerprint}"
+                yield _aside(store, place, "cannot be read", "a version explains itself less")
+
+
+def _restore_record(record: Pipeline, registry: Registry, place: str) -> None:
+    """Enter what the registered versions stand on, the newest version last.
+
+    Without it the next corpus would not know the splits that models were trained on.
+    """
+    versions = sorted(find_versions(registry), key=lambda version: version.number)
+    set_aside(record.store, place)
+    for version in versions:
+        for kind, fingerprint in version.lineage.items():
+            if record.store.exists(kind, fingerprint):
+                record.advance(record.store.load(kind, fingerprint))
+
+
+def _recorded(record: Pipeline) -> set[str | None]:
+    try:
+        return set(map(record.recorded, ASSETS))
+    except DamagedArtifact:
+        return set()
+
+
+def _absent_current(store: Store, place: str, history: PipelineHistory) -> Iterator[Finding]:
+    for asset, entries in history.assets.items():
+        fingerprint = entries.current.fingerprint
+        if not store.exists(asset, fingerprint):
+            yield Finding(
+                place,
+                f"{asset} {fingerprint} is current and no longer there",
+                f"make it again: {make_command(asset)}",
+                is_fault=False,
+            )
+
+
+def _is_known(store: Store, kind: str, fingerprint: str) -> bool:
+    try:
+        return find_manifest(store, kind, fingerprint) is not None
+    except DamagedArtifact:
+        return True
+
+
+def _aside(store: Store, place: str, fault: str, then: str) -> Finding:
+    remedy = f"moved to {SET_ASIDE}/{place}; {then}"
+    return Finding(place, fault, remedy, lambda: set_aside(store, place))

@@ -1,0 +1,215 @@
+"""Which stored things may go, by the rules of the settings, and their removal.
+
+Anything can be made again, so a mistake here costs time, never a result. Still nothing goes that is
+current, has an alias, is being read by running work, or stands behind one of those.
+"""
+
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from artifacts.store.layout import MANIFEST_NAME
+from artifacts.store.manifest import Manifest
+from artifacts.store.pipelines import PipelineHistory, read_histories
+from artifacts.store.store import Store
+from llm_assets.maintenance.inventory import CACHES, RUNS_FOLDER, Inventory, take_inventory
+from llm_assets.maintenance.reachability import Name, reach
+from llm_assets.registry.retired import retire
+from llm_assets.retention_settings import RetentionSettings
+
+DAY_SECONDS = 86_400.0
+STATE_FOLDERS = ("step-", "best")
+"""Beginnings of the names of a run's folders that hold what a training goes on from."""
+TEMPORARY = ("damaged", "uploads", "drafts")
+"""Folders of what was set aside, of uploads that were broken off, and of what makers write into
+(`<kind>-<fingerprint>-...`) until it is whole."""
+
+
+@dataclass(frozen=True)
+class Version:
+    """A registered version as far as retention looks at it."""
+
+    number: int
+    aliases: tuple[str, ...]
+    lineage: Mapping[str, str]
+    """Asset to fingerprint of everything behind it, its weights included."""
+
+
+@dataclass(frozen=True)
+class Removal:
+    """Something that may go."""
+
+    place: str
+    """Path relative to the store's root."""
+    reason: str
+    bytes: int
+    artifact: Name | None = None
+    explains: bool = False
+    """Whether a registered version needs its manifest."""
+
+    @property
+    def is_cached(self) -> bool:
+        """Whether it is a file of a cache."""
+        return self.place.split("/")[0] in CACHES
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What retention decides by, read from a store."""
+
+    inventory: Inventory
+    manifests: dict[Name, Manifest]
+    histories: dict[str, PipelineHistory]
+    """Of every pipeline that uses the store, by name."""
+    running: dict[Name, Mapping[str, str]] = field(default_factory=dict)
+    """What is being made just now, with its inputs."""
+
+
+def read_contents(store: Store) -> Contents:
+    """Walk over a store and read its manifests and records.
+
+    Raises:
+        DamagedArtifact: one of them cannot be read, so nobody knows what it needs.
+    """
+    inventory = take_inventory(store)
+    found = {name: store.find_named(*name) for name in inventory.artifacts()}
+    return Contents(
+        inventory=inventory,
+        manifests={name: artifact.manifest for name, artifact in found.items() if artifact},
+        histories=read_histories(store),
+        running={(i.kind, i.fingerprint): i.inputs for i in store.in_the_making()},
+    )
+
+
+def plan_removals(
+    contents: Contents,
+    pipeline: str,
+    versions: Sequence[Version],
+    settings: RetentionSettings,
+    now: float,
+) -> list[Removal]:
+    """Everything that no rule keeps, artifacts first.
+
+    Args:
+        pipeline: whose versions are given; what another one ever made stays.
+        now: in seconds since 1970.
+    """
+    oldest = now - settings.days * DAY_SECONDS
+    roots = dict(_roots(contents, pipeline, versions, settings, oldest))
+    inputs = {name: manifest.inputs for name, manifest in contents.manifests.items()}
+    needed = reach(inputs | contents.running, roots)
+    explained = {item for version in versions for item in version.lineage.items()}
+    return [
+        *_artifacts(contents, needed, explained),
+        *_runs(contents, needed, settings, oldest),
+        *_leftovers(contents, oldest),
+        *_cached(contents, settings),
+    ]
+
+
+def remove(store: Store, removals: Sequence[Removal]) -> None:
+    """Remove what was planned; an artifact's manifest first, so that no half of one exists."""
+    for removal in removals:
+        path = f"{store.root}/{removal.place}"
+        if removal.artifact is None:
+            if store.filesystem.exists(path):
+                store.filesystem.rm(path, recursive=True)
+            continue
+        with store.lease("-".join(removal.artifact)):
+            artifact = store.find_named(*removal.artifact)
+            if artifact and removal.explains:
+                retire(store, artifact.manifest)
+            if artifact:
+                store.filesystem.rm_file(f"{path}/{MANIFEST_NAME}")
+            if store.filesystem.exists(path):
+                store.filesystem.rm(path, recursive=True)
+
+
+def _roots(
+    contents: Contents,
+    pipeline: str,
+    versions: Sequence[Version],
+    settings: RetentionSettings,
+    oldest: float,
+) -> Iterator[tuple[Name, str]]:
+    """What is needed in any case; the last reason given for an artifact holds."""
+    for name, manifest in contents.manifests.items():
+        if manifest.created_at.timestamp() >= oldest:
+            yield name, f"younger than {settings.days:g} days"
+    newest = sorted(version.number for version in versions)[-settings.versions :]
+    for version in versions:
+        lasting = list(version.aliases)
+        if version.number in settings.keep:
+            lasting.append("kept by the settings")
+        if settings.versions and version.number in newest:
+            lasting.append(f"of the newest {settings.versions}")
+        for item in version.lineage.items() if lasting else ():
+            yield item, f"behind version {version.number} ({', '.join(lasting)})"
+    for owner, history in contents.histories.items():
+        for asset, entries in history.assets.items():
+            known = [entries.current] if owner == pipeline else [entries.current, *entries.previous]
+            for entry in known:
+                yield (asset, entry.fingerprint), f"on record of {owner}"
+    for name in contents.running:
+        yield name, "being made"
+
+
+def _artifacts(
+    contents: Contents, needed: Container[Name], explained: Container[Name]
+) -> Iterator[Removal]:
+    for name, manifest in contents.manifests.items():
+        if name in needed:
+            continue
+        reason = f"made {manifest.created_at:%Y-%m-%d}, and nothing that stays needs it"
+        if name in explained:
+            reason += "; its manifest stays, for the versions it explains"
+        size = contents.inventory.folders[name].bytes
+        yield Removal("/".join(name), reason, size, name, name in explained)
+
+
+def _runs(
+    contents: Contents, needed: Container[Name], settings: RetentionSettings, oldest: float
+) -> Iterator[Removal]:
+    """Trainings: a finished one keeps what people look at, and its state only if asked for."""
+    folders = contents.inventory.folders
+    for run in sorted(name for kind, name in folders if kind == RUNS_FOLDER):
+        name = ("checkpoint", run)
+        place = f"{RUNS_FOLDER}/{run}"
+        parts = {key: folder for key, folder in folders.items() if key[0] == place}
+        whole = [folders[(RUNS_FOLDER, run)], *parts.values()]
+        if name in contents.running:
+            continue
+        if name in contents.manifests and name in needed:
+            if settings.optimizer_state:
+                continue
+            for (_, part), folder in sorted(parts.items()):
+                if part.startswith(STATE_FOLDERS):
+                    yield Removal(f"{place}/{part}", "its model is exported", folder.bytes)
+        elif name in contents.manifests or max(part.changed for part in whole) < oldest:
+            finished = name in contents.manifests
+            reason = "its checkpoint goes" if finished else "an unfinished training, left alone"
+            yield Removal(place, reason, sum(part.bytes for part in whole))
+
+
+def _leftovers(contents: Contents, oldest: float) -> Iterator[Removal]:
+    """What was begun or set aside, and not touched for long."""
+    made = contents.manifests
+    drafts = tuple(f"{kind}-{fingerprint}-" for kind, fingerprint in contents.running)
+    for (kind, name), folder in sorted(contents.inventory.folders.items()):
+        if folder.changed >= oldest or (kind, name) in contents.running or name.startswith(drafts):
+            continue
+        if kind in TEMPORARY:
+            yield Removal(f"{kind}/{name}", "set aside or broken off", folder.bytes)
+        elif contents.inventory.may_be_artifact(kind, name) and (kind, name) not in made:
+            yield Removal(f"{kind}/{name}", "never finished", folder.bytes)
+
+
+def _cached(contents: Contents, settings: RetentionSettings) -> Iterator[Removal]:
+    """The files used longest ago, until the caches are small enough; none under running work."""
+    left = sum(file.bytes for file in contents.inventory.cached) - settings.cache_gb * 1e9
+    if contents.running:
+        return
+    for file in sorted(contents.inventory.cached, key=lambda file: file.used):
+        if left <= 0:
+            return
+        left -= file.bytes
+        yield Removal(file.path, "of the caches, it was used longest ago", file.bytes)

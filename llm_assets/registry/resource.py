@@ -1,0 +1,25 @@
+"""Where model versions are registered."""
+
+from abc import ABC, abstractmethod
+
+from dagster import ConfigurableResource
+
+from llm_assets.pipeline import PipelineResource
+from llm_assets.registry.base import Registry
+from llm_assets.registry.local import LocalRegistry
+
+
+class RegistryResource(ConfigurableResource, ABC):
+    """Opens the registry of a pipeline."""
+
+    @abstractmethod
+    def open(self, pipeline: PipelineResource) -> Registry:
+        """The registry that holds this pipeline's model versions."""
+
+
+class LocalRegistryResource(RegistryResource):
+    """A folder in the store."""
+
+    def open(self, pipeline: PipelineResource) -> Registry:
+        store = pipeline.store
+        return LocalRegistry(store.local_path(store.root), pipeline.settings.name)

@@ -1,0 +1,238 @@
+"""The state of a registry and the only ways in which it changes; docs/promotion.md has the picture.
+
+Verdicts and decisions belong to models, which are known by their weights. Lists only grow.
+"""
+
+from typing import get_args
+
+from pydantic import BaseModel, ConfigDict
+
+from artifacts.errors import UserError
+from llm_assets.gate.verdict import Verdict
+from llm_assets.registry.records import (
+    GATE,
+    Alias,
+    Decision,
+    IncumbentChanged,
+    ModelEntry,
+    ModelVersion,
+    Move,
+    UnknownVersion,
+)
+
+
+class RegistryState(BaseModel):
+    """Everything that a registry knows of one pipeline's models."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    generation: int = 0
+    """Changes so far; a writer replaces exactly the generation that it read."""
+    next_version: int = 0
+    versions: list[ModelVersion] = []
+    verdicts: list[Verdict] = []
+    decisions: list[Decision] = []
+    succession: list[int] = []
+    """Versions that a rollback goes back through, oldest first; the last one is wanted."""
+    champion: int | None = None
+    """The version that serves, as the endpoint last confirmed."""
+    history: list[Move] = []
+
+    def get(self, version: int) -> ModelVersion:
+        """One version; raises UnknownVersion."""
+        for known in self.versions:
+            if known.version == version:
+                return known
+        raise UnknownVersion(f"There is no version {version}: `llm-assets versions` lists them.")
+
+    def find_model(self, weights: str) -> ModelVersion | None:
+        """The version that these weights are registered as."""
+        return next((known for known in self.versions if known.weights == weights), None)
+
+    def find(self, alias: Alias) -> ModelVersion | None:
+        """The version an alias points to, or None where it points nowhere."""
+        places = {
+            "wanted": self.succession[-1] if self.succession else None,
+            "champion": self.champion,
+            "previous": self._version_before(self._place_to_leave()),
+        }
+        number = places[alias]
+        return None if number is None else self.get(number)
+
+    def aliases_of(self, version: int) -> list[Alias]:
+        """The aliases that point to a version."""
+        found = {alias: self.find(alias) for alias in get_args(Alias)}
+        return [alias for alias, at in found.items() if at and at.version == version]
+
+    def verdicts_of(self, weights: str) -> list[Verdict]:
+        """What the gate found about a model, oldest first."""
+        return [verdict for verdict in self.verdicts if verdict.weights == weights]
+
+    def decisions_of(self, weights: str) -> list[Decision]:
+        """What people decided about a model, oldest first; the last one holds."""
+        return [said for said in self.decisions if said.weights == weights]
+
+    def is_rejected(self, weights: str) -> bool:
+        """Whether a person's last word on a model is no."""
+        return any(not said.approved for said in self.decisions_of(weights)[-1:])
+
+    def was_wanted(self, version: int) -> bool:
+        """Whether a version ever took the wanted place."""
+        return any(move.alias == "wanted" and move.version == version for move in self.history)
+
+    def incumbent_of(self, weights: str) -> ModelVersion:
+        """The model that a candidate is held against: the wanted one.
+
+        The wanted model itself keeps the one that it replaced; otherwise a promoted candidate,
+        asked for again, would be measured against itself.
+        """
+        wanted = self.find("wanted")
+        if wanted is None:
+            raise UnknownVersion("The registry has no model yet, not even the base model.")
+        if wanted.weights != weights:
+            return wanted
+        judged = self.verdicts_of(weights)
+        decisive = [verdict for verdict in judged if verdict.promoted] or judged
+        replaced = self.find_model(decisive[-1].against or "") if decisive else None
+        return replaced or next(known for known in self.versions if known.is_base)
+
+    def look_of(self, weights: str, against: str, evaluation: str | None) -> int:
+        """Which judgement of the pipeline's life a comparison is: its own number, or the next."""
+        asked = dict.fromkeys(
+            (found.weights, found.against, found.evaluation_fingerprint) for found in self.verdicts
+        )
+        this = (weights, against, evaluation)
+        return list(asked).index(this) + 1 if this in asked else len(asked) + 1
+
+    def register(self, entry: ModelEntry, is_base: bool = False) -> ModelVersion:
+        """Add a model; known weights keep their number and take over where they lie now."""
+        known = self.find_model(entry.weights)
+        if known is not None:
+            found = known.model_copy(update=dict(entry))
+            self.versions[self.versions.index(known)] = found
+            return found
+        found = ModelVersion(version=self.next_version, is_base=is_base, **dict(entry))
+        self.next_version += 1
+        self.versions.append(found)
+        return found
+
+    def register_base(self, entry: ModelEntry) -> ModelVersion:
+        """Add the base model; it is wanted until a candidate is better."""
+        found = self.register(entry, is_base=True)
+        wanted = self.find("wanted")
+        if (wanted is None or wanted.is_base) and not self.was_wanted(found.version):
+            self._want(found.version, GATE, "the base model, until one is better")
+        return found
+
+    def enter(self, entry: ModelEntry, verdict: Verdict) -> ModelVersion:
+        """Register a candidate with its verdict, and promote it where it may be.
+
+        It may where the verdict says so, no person rejected it, it never was wanted before (so a
+        rollback stays), and the model that it was judged against still is the wanted one.
+
+        Raises:
+            IncumbentChanged: the last of these does not hold; nothing was changed.
+        """
+        if entry.weights != verdict.weights:
+            raise ValueError(f"the verdict is on {verdict.weights}, not on {entry.weights}")
+        found = self.register(entry)
+        if all(known.question != verdict.question for known in self.verdicts):
+            self.verdicts = [*self.verdicts, verdict]
+        if not verdict.promoted or self.is_rejected(entry.weights) or found.is_base:
+            return found
+        if self.was_wanted(found.version):
+            return found
+        wanted = self.find("wanted")
+        if wanted is None or wanted.weights != verdict.against:
+            now = f"version {wanted.version}" if wanted else "no version"
+            raise IncumbentChanged(
+                f"The candidate was judged against the model {verdict.against}, but by now {now} "
+                "is wanted. Nothing was promoted. Judge it against that one: "
+                'dagster asset materialize --select "eval_metrics,model_version"'
+            )
+        self._want(found.version, GATE, verdict.summary)
+        return found
+
+    def approve(self, version: int, name: str, reason: str) -> ModelVersion:
+        """A person wants a version, whatever the gate said; both are on record."""
+        found = self._decide(version, True, name, reason)
+        self._want(version, name, f"approved: {reason}")
+        return found
+
+    def reject(self, version: int, name: str, reason: str) -> ModelVersion:
+        """A person refuses a model; where it is wanted, the one before is wanted again."""
+        found = self._decide(version, False, name, reason)
+        was_wanted = self.succession[-1:] == [version]
+        self.succession = [number for number in self.succession if number != version]
+        if was_wanted:
+            self._note("wanted", self.succession[-1], name, f"version {version} rejected: {reason}")
+        return found
+
+    def roll_back(self, name: str, reason: str) -> ModelVersion:
+        """Want the version that served before the one that serves now.
+
+        Where that is wanted already and does not serve yet, it stays wanted: asking again is
+        trying again. Every other time goes further back, never forward.
+
+        Raises:
+            UserError: there is none before.
+        """
+        _check_words(name, reason)
+        leave = self._place_to_leave()
+        target = self._version_before(leave)
+        if target is None:
+            raise UserError(
+                "There is no version to go back to: what serves is the base model. "
+                "`llm-assets approve VERSION` brings any other version back."
+            )
+        if self.succession[-1] != target:
+            self.succession = self.succession[: self.succession.index(target) + 1]
+            self._note("wanted", target, name, f"rolled back: {reason}")
+        return self.get(target)
+
+    def confirm(self, version: int) -> None:
+        """Note that the endpoint serves a version: only now it is the champion."""
+        self.get(version)
+        if self.champion != version:
+            self.champion = version
+            self._note("champion", version, "the endpoint", "it serves")
+
+    def _want(self, version: int, by: str, reason: str) -> None:
+        self.succession = [number for number in self.succession if number != version] + [version]
+        self._note("wanted", version, by, reason)
+
+    def _decide(self, version: int, approved: bool, name: str, reason: str) -> ModelVersion:
+        _check_words(name, reason)
+        found = self.get(version)
+        if found.is_base:
+            raise UnknownVersion(
+                f"Version {version} is the base model, which nothing judged: `llm-assets rollback` "
+                "goes back to it."
+            )
+        said = Decision(
+            weights=found.weights, approved=approved, name=name.strip(), reason=reason.strip()
+        )
+        self.decisions = [*self.decisions, said]
+        return found
+
+    def _note(self, alias: Alias, version: int, by: str, reason: str) -> None:
+        self.history = [*self.history, Move(alias=alias, version=version, by=by, reason=reason)]
+
+    def _place_to_leave(self) -> int:
+        """Where in the succession the version stands that a rollback leaves.
+
+        It is the one that serves; past the end where a rollback from it is under way already.
+        """
+        if self.champion is None:
+            return len(self.succession) - 1
+        if self.champion in self.succession:
+            return self.succession.index(self.champion)
+        return len(self.succession)
+
+    def _version_before(self, place: int) -> int | None:
+        return self.succession[place - 1] if place > 0 and self.succession else None
+
+
+def _check_words(name: str, reason: str) -> None:
+    if not name.strip() or not reason.strip():
+        raise UserError("A decision needs a name and a reason: both are recorded with the version.")

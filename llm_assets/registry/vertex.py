@@ -1,0 +1,282 @@
+"""The model registry of Google Cloud: the state in the store, versions and aliases in Vertex AI.
+
+The state is one object of the bucket, replaced by its generation. A version of this project is an
+upload to the Vertex AI model named after the pipeline, with a label that says its number; the
+newest upload with a number holds. Aliases and labels there show what the state says.
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, get_args
+
+from artifacts.store.identity import hash_json
+from artifacts.store.store import Store
+from llm_assets.cloud.config import load_cloud_settings
+from llm_assets.cloud.serving_image import container_spec
+from llm_assets.cloud.vertex import Vertex, VertexRefused
+from llm_assets.pipeline import PipelineResource
+from llm_assets.pipes.names import as_labels
+from llm_assets.registry.base import Content, GenerationChanged, Registry
+from llm_assets.registry.card import CARD_NAME, render_card
+from llm_assets.registry.records import Alias, ModelVersion, RegistryUnreachable
+from llm_assets.registry.resource import RegistryResource
+from llm_assets.registry.state import RegistryState
+
+NUMBER_LABEL = "number"
+STORE_LABEL = "store"
+MODEL_LABEL = "model"
+IMAGE_LABEL = "image"
+VERDICT_LABEL = "verdict"
+DEFAULT_ALIAS = "default"
+METRICS_SCHEMA = (
+    "gs://google-cloud-aiplatform/schema/modelevaluation/general_text_generation_metrics_1.0.0.yaml"
+)
+UPLOAD_SECONDS = 1800.0
+
+
+class VertexModelRegistry(Registry):
+    """Keeps the versions of one pipeline as one model of Vertex AI, its state in the store."""
+
+    def __init__(self, store: Store, pipeline: str, vertex: Vertex) -> None:
+        self.root = store.root
+        self.folder = f"{store.root}/registry/{pipeline}"
+        self._store = store
+        self._vertex = vertex
+        self._model_id = pipeline
+        self._name = f"{vertex.parent}/models/{pipeline}"
+
+    def resource_name(self, version: int) -> str:
+        """The upload that holds a version, as Vertex AI names it, made where it is missing.
+
+        Raises:
+            UnknownVersion: there is no such version.
+        """
+        return self._upload_name(self._ensure_upload(self.get(version), self._uploads()))
+
+    def _read(self, name: str) -> Content:
+        with self._reachable():
+            blob = self._blob(name)
+            found = blob.bucket.get_blob(blob.name)
+            if found is None:
+                return None
+            generation = int(found.generation)
+            return found.download_as_bytes(if_generation_match=generation), generation
+
+    def _write(self, name: str, content: bytes, generation: int | None) -> None:
+        from google.api_core.exceptions import NotFound, PreconditionFailed
+
+        condition = {} if generation is None else {"if_generation_match": generation}
+        with self._reachable():
+            try:
+                self._blob(name).upload_from_string(content, **condition)
+            except (PreconditionFailed, NotFound) as error:
+                raise GenerationChanged from error
+
+    def _published(self) -> set[int]:
+        return set(self._uploads())
+
+    def _publish(self, state: RegistryState, touched: list[ModelVersion]) -> None:
+        uploads = self._uploads()
+        missing = [version for version in state.versions if version.version not in uploads]
+        for version in {v.version: v for v in [*missing, *touched]}.values():
+            located = self._locate(version)
+            with self._reachable():
+                self._store.write_bytes(
+                    f"registry/{self._model_id}/versions/{version.version}/{CARD_NAME}",
+                    render_card(state, located).encode(),
+                )
+            upload = self._ensure_upload(located, uploads)
+            uploads[version.version] = upload
+            labels = self._labels(version) | self._standing(state, version)
+            if dict(upload.labels) != labels:
+                self._update_labels(self._upload_name(upload), version.version, labels)
+            self._attach_evaluation(self._upload_name(upload), version)
+        self._move_aliases(state, uploads)
+
+    def _move_aliases(self, state: RegistryState, uploads: dict[int, Any]) -> None:
+        for alias in get_args(Alias):
+            version = state.find(alias)
+            if version is None:
+                continue
+            upload = uploads[version.version]
+            # Where no version is named, Vertex AI takes the default, which goes with the champion.
+            wanted = [alias, DEFAULT_ALIAS] if alias == "champion" else [alias]
+            if not set(wanted) <= set(upload.version_aliases):
+                self._merge(self._upload_name(upload), wanted)
+
+    def _ensure_upload(self, version: ModelVersion, uploads: dict[int, Any]) -> Any:
+        """The upload of this model and serving image, which Vertex AI shows to nobody."""
+        upload, wanted = uploads.get(version.version), self._labels(version)
+        if upload and all(upload.labels.get(k) == wanted[k] for k in (MODEL_LABEL, IMAGE_LABEL)):
+            return upload
+        name = self._upload(version, is_first=not uploads)
+        if upload is not None and upload.version_aliases:
+            self._merge(name, list(upload.version_aliases))
+        return self._uploads()[version.version]
+
+    def _upload(self, version: ModelVersion, is_first: bool) -> str:
+        """Upload a version; returns its resource name."""
+        from google.cloud import aiplatform_v1
+
+        model = aiplatform_v1.Model(
+            display_name=self._model_id,
+            description=f"The versions of {self.folder}",
+            version_description=f"{self.folder}/versions/{version.version}",
+            artifact_uri=version.model_url,
+            container_spec=container_spec(
+                self._vertex.settings, version.version, version.model_fingerprint
+            ),
+            labels=self._labels(version),
+        )
+        place = {"model_id": self._model_id} if is_first else {"parent_model": self._name}
+        request = aiplatform_v1.UploadModelRequest(parent=self._vertex.parent, model=model, **place)
+        with self._reachable():
+            uploaded = self._vertex.change(
+                f"the upload of version {version.version}",
+                self._vertex.models.upload_model,
+                UPLOAD_SECONDS,
+                request=request,
+            )
+        return f"{self._name}@{uploaded.model_version_id}"
+
+    def _merge(self, name: str, aliases: list[str]) -> None:
+        with self._reachable():
+            self._vertex.call(
+                f"the move of {', '.join(aliases)}",
+                self._vertex.models.merge_version_aliases,
+                name=name,
+                version_aliases=aliases,
+            )
+
+    def _update_labels(self, name: str, version: int, labels: dict[str, str]) -> None:
+        from google.cloud import aiplatform_v1
+        from google.protobuf.field_mask_pb2 import FieldMask
+
+        model = aiplatform_v1.Model(name=name, labels=labels)
+        with self._reachable():
+            self._vertex.call(
+                f"new labels of version {version}",
+                self._vertex.models.update_model,
+                model=model,
+                update_mask=FieldMask(paths=["labels"]),
+            )
+
+    def _attach_evaluation(self, name: str, version: ModelVersion) -> None:
+        from google.cloud import aiplatform_v1
+
+        models, doing = self._vertex.models, f"the evaluation of version {version.version}"
+        figures = finite(version.evaluation.get("metrics", {}))
+        if not figures:
+            return
+        with self._reachable():
+            if self._vertex.list_all(doing, models.list_model_evaluations, parent=name):
+                return
+            evaluation = aiplatform_v1.ModelEvaluation(
+                display_name=f"version {version.version}",
+                metrics_schema_uri=METRICS_SCHEMA,
+                metrics={
+                    name: by_role["candidate"]["value"]
+                    for name, by_role in figures.items()
+                    if by_role.get("candidate", {}).get("value") is not None
+                },
+                metadata={
+                    "evaluation_fingerprint": version.evaluation.get("evaluation_fingerprint"),
+                    "figures": figures,
+                },
+            )
+            self._vertex.call(
+                doing, models.import_model_evaluation, parent=name, model_evaluation=evaluation
+            )
+
+    def _uploads(self) -> dict[int, Any]:
+        """Number to the newest upload that has it; raises RegistryUnreachable."""
+        from google.api_core.exceptions import NotFound
+
+        with self._reachable():
+            try:
+                found = self._vertex.list_all(
+                    "the list of versions",
+                    self._vertex.models.list_model_versions,
+                    name=self._name,
+                )
+            except NotFound:
+                return {}
+        for upload in found:
+            if upload.labels.get(STORE_LABEL) != self._store_label:
+                raise RegistryUnreachable(
+                    f"The model {self._name} belongs to another store ({upload.version_description}"
+                    f"), not to {self._store.root}. Give this pipeline another `name`, or use that "
+                    "store."
+                )
+        by_age = sorted(found, key=lambda upload: int(upload.version_id))
+        return {self._number(upload): upload for upload in by_age}
+
+    def _labels(self, version: ModelVersion) -> dict[str, str]:
+        labels = {
+            NUMBER_LABEL: str(version.version),
+            STORE_LABEL: self._store_label,
+            MODEL_LABEL: version.weights,
+            IMAGE_LABEL: hash_json({"image": self._vertex.settings.images.serve})[:16],
+            "license": version.license,
+        }
+        return as_labels(labels)
+
+    def _standing(self, state: RegistryState, version: ModelVersion) -> dict[str, str]:
+        """The last word on a model as a label: a person's, else the gate's."""
+        words = [said.approved for said in state.decisions_of(version.weights)]
+        words = words or [verdict.promoted for verdict in state.verdicts_of(version.weights)]
+        return {VERDICT_LABEL: "accepted" if words[-1] else "rejected"} if words else {}
+
+    def _blob(self, name: str) -> Any:
+        from google.cloud.storage import Client
+
+        bucket, _, path = f"{self.folder}/{name}".removeprefix("gs://").partition("/")
+        return Client().bucket(bucket).blob(path)
+
+    @property
+    def _store_label(self) -> str:
+        return hash_json({"root": self._store.root})[:16]
+
+    def _number(self, model: Any) -> int:
+        return int(model.labels[NUMBER_LABEL])
+
+    def _upload_name(self, upload: Any) -> str:
+        return f"{self._name}@{upload.version_id}"
+
+    @contextmanager
+    def _reachable(self) -> Iterator[None]:
+        """Turn what keeps the registry from being asked into an error that says so."""
+        from google.api_core.exceptions import GoogleAPICallError
+        from google.auth.exceptions import GoogleAuthError
+
+        try:
+            yield
+        except (VertexRefused, OSError, GoogleAPICallError, GoogleAuthError) as error:
+            raise RegistryUnreachable(
+                f"The model registry {self._name} cannot be asked: {error}\nWithout it nobody "
+                "knows which model serves, so nothing was promoted."
+            ) from error
+
+
+def finite(value: Any) -> Any:
+    """A JSON value with None for every number that is not finite, which Google takes none of."""
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+class VertexModelRegistryResource(RegistryResource):
+    """The Vertex AI Model Registry of the cloud project."""
+
+    cloud_config_path: str
+    """The cloud project's file."""
+
+    def open(self, pipeline: PipelineResource) -> Registry:
+        settings = load_cloud_settings(Path(self.cloud_config_path))
+        return VertexModelRegistry(pipeline.store, pipeline.settings.name, Vertex(settings))

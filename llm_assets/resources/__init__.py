@@ -1,1 +1,0 @@
-"""One module an axis: an interface, a local implementation, a Google Cloud one."""

@@ -1,0 +1,1 @@
+"""Where programs run: as child processes here, or on Google Cloud."""

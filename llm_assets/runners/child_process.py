@@ -1,0 +1,114 @@
+"""Runs a program in a child process whose logs and figures stream into the Dagster run."""
+
+import os
+import resource
+import signal
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from dagster import (
+    AssetExecutionContext,
+    PipesTempFileContextInjector,
+    PipesTempFileMessageReader,
+    open_pipes_session,
+)
+
+from artifacts.errors import UserError
+from artifacts.program.entry import ERROR_MESSAGE, INTERRUPTED
+from artifacts.program.lifetime import PARENT_VARIABLE
+from artifacts.reasons import GIB, free_space, memory_limit
+from artifacts.shown import shown
+
+TERMINATION_SECONDS = 60
+LOG_TAIL_LINES = 25
+
+
+def run_child(
+    context: AssetExecutionContext, command: Sequence[str], log_path: Path, restarts: int = 0
+) -> None:
+    """Run a command to its end; start it again up to `restarts` times while it exits with 75.
+
+    Its standard output and error go to `log_path`; what it reports through Dagster Pipes goes into
+    the run. When the run is cancelled for whatever reason, the child is asked to stop (SIGTERM),
+    given a minute to save its state, and then ended.
+
+    Raises:
+        UserError: the child failed, or ended without its closing message. The message has the
+            reason that the program gave, or else the end of its log.
+    """
+    for attempt in range(restarts + 1):
+        code, closed, reason = _run_once(context, command, log_path)
+        if code == INTERRUPTED and attempt < restarts:
+            context.log.info(f"Interrupted with its state saved; starting again ({attempt + 1})")
+            continue
+        break
+    if reason:
+        raise UserError(f"{reason}\n(From `{' '.join(command[:6])} ...`; its log: {log_path})")
+    if code != 0:
+        raise UserError(
+            f"`{' '.join(command[:6])} ...` {_end(code)}. The end of its log ({log_path}):\n"
+            f"{_tail(log_path)}"
+        )
+    if not closed:
+        raise UserError(
+            f"`{' '.join(command[:6])} ...` exited without its closing message, so it cannot be "
+            f"taken as done. Its log: {log_path}"
+        )
+
+
+def _run_once(
+    context: AssetExecutionContext, command: Sequence[str], log_path: Path
+) -> tuple[int, bool, str | None]:
+    log_path.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        log_path.open("ab") as log,
+        open_pipes_session(
+            context=context,
+            context_injector=PipesTempFileContextInjector(),
+            message_reader=PipesTempFileMessageReader(),
+        ) as session,
+    ):
+        environment = os.environ | session.get_bootstrap_env_vars()
+        environment[PARENT_VARIABLE] = str(os.getpid())
+        child = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+        try:
+            code = child.wait()
+        except BaseException:
+            _terminate(child)
+            raise
+    reasons = [m[ERROR_MESSAGE] for m in session.get_custom_messages() if ERROR_MESSAGE in m]
+    return code, session.message_handler.received_closed_message, next(iter(reasons), None)
+
+
+def _end(code: int) -> str:
+    """How a program ended, in words, and what to do where memory is likely to have run out."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    if -code != signal.SIGKILL:
+        return f"was ended by {signal.Signals(-code).name}"
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+    return (
+        "was killed from outside (SIGKILL), most likely because memory ran out: the largest "
+        f"process had {peak / GIB:,.1f} GiB of the {memory_limit() / GIB:,.1f} GiB allowed here. "
+        "For less need of it, lower `checkpoint.placement.device_batch_size` or "
+        "`tokenized_shards.sequence_length`, or set "
+        "`checkpoint.placement.activation_checkpointing`; training goes on from its newest "
+        "checkpoint"
+    )
+
+
+def _terminate(child: subprocess.Popen[bytes]) -> None:
+    child.send_signal(signal.SIGTERM)
+    try:
+        child.wait(timeout=TERMINATION_SECONDS)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
+
+
+def _tail(path: Path) -> str:
+    lines = shown(path.read_text(errors="replace")).splitlines()
+    if not lines:
+        return f"(it is empty; {free_space(str(path))})"
+    return "\n".join(lines[-LOG_TAIL_LINES:])

@@ -1,0 +1,191 @@
+"""The runners of Google Cloud: Spark on Dataproc Serverless, PyTorch on Vertex AI."""
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from dagster import AssetExecutionContext
+from pydantic import BaseModel
+
+from artifacts.store.identity import hash_json
+from artifacts.store.store import clear_folder
+from llm_assets.cloud.config import load_cloud_settings
+from llm_assets.cloud.estimate import estimate_training
+from llm_assets.cloud.jobs import custom_job, spark_batch
+from llm_assets.cloud.settings import GoogleCloudSettings, MachineSettings
+from llm_assets.pipes import (
+    Limits,
+    PipesDataprocServerlessClient,
+    PipesGCSLiveMessageReader,
+    PipesVertexCustomJobClient,
+)
+from llm_assets.runners.spark import SparkRunner
+from llm_assets.runners.training import TrainingRunner
+from recipes.evaluation.settings import EvaluationSpec
+from recipes.sections import Precision
+from recipes.spec import RESULT_NAME, TrainingResult, TrainingSpec
+from spark_jobs.clean import job as clean
+from spark_jobs.tokenize import job as tokenize
+
+HOUR = 3600
+MESSAGES_FOLDER = "pipes"
+WITHOUT_BFLOAT16 = ("_V100", "_T4", "_P100", "_P4", "_K80")
+"""Accelerators of which no unit multiplies bfloat16."""
+MAIN_PROGRAM = 'import runpy\n\nrunpy.run_module("spark_jobs.{job}.job", run_name="__main__")\n'
+
+
+class DataprocSparkRunner(SparkRunner):
+    """Runs the two Spark jobs as Dataproc Serverless batches."""
+
+    cloud_config_path: str
+    """The cloud project's file."""
+
+    def clean(self, context: AssetExecutionContext, spec: clean.CleanSpec) -> dict[str, Any]:
+        return self._run(context, "clean", spec, spec.output)
+
+    def tokenize(
+        self, context: AssetExecutionContext, spec: tokenize.TokenizeSpec
+    ) -> dict[str, Any]:
+        return self._run(context, "tokenize", spec, spec.output)
+
+    def _run(
+        self, context: AssetExecutionContext, job: str, spec: BaseModel, output: str
+    ) -> dict[str, Any]:
+        settings = load_cloud_settings(Path(self.cloud_config_path))
+        fingerprint, folder = _stage_spec(settings, job, spec)
+        main = f"{folder}/main.py"
+        _write(main, MAIN_PROGRAM.format(job=job))
+        client = PipesDataprocServerlessClient(
+            message_reader=_reader(settings), client=_dataproc(settings), limits=_limits(settings)
+        )
+        invocation = client.run(
+            context=context,
+            parent=settings.parent,
+            batch=spark_batch(settings, main, ["--spec", f"{folder}/spec.json"]),
+            fingerprint=fingerprint,
+            accept_succeeded=partial(_has_files, output),
+            before_submit=partial(clear_folder, output),
+        )
+        (stats,) = [m["stats"] for m in invocation.get_custom_messages() if "stats" in m][-1:]
+        return dict(stats)
+
+
+class VertexTrainingRunner(TrainingRunner):
+    """Runs training and evaluation as Vertex AI custom jobs."""
+
+    cloud_config_path: str
+    """The cloud project's file."""
+
+    def train(self, context: AssetExecutionContext, spec: TrainingSpec) -> TrainingResult:
+        result = f"{spec.run_folder}/{RESULT_NAME}"
+        self._run(
+            context, "recipes.continued_pretraining", spec, result, spec.export_folder, "training"
+        )
+        return TrainingResult.model_validate_json(_read(result))
+
+    def evaluate(self, context: AssetExecutionContext, spec: EvaluationSpec) -> dict[str, Any]:
+        output = str(spec.output)
+        result = f"{output}/{RESULT_NAME}"
+        self._run(context, "recipes.evaluate", spec, result, output, "evaluation")
+        content: dict[str, Any] = json.loads(_read(result))
+        return content
+
+    def precision(self) -> Precision:
+        accelerator = self._settings().training.accelerator_type
+        is_fast = accelerator is not None and not accelerator.endswith(WITHOUT_BFLOAT16)
+        return "bfloat16" if is_fast else "float32"
+
+    def estimate(self, tokens: int, parameters: int) -> str | None:
+        return estimate_training(self._settings(), tokens, parameters).line()
+
+    def _settings(self) -> GoogleCloudSettings:
+        return load_cloud_settings(Path(self.cloud_config_path))
+
+    def _run(
+        self,
+        context: AssetExecutionContext,
+        module: str,
+        spec: BaseModel,
+        result: str,
+        output: str,
+        machines_of: str,
+    ) -> None:
+        settings = self._settings()
+        machines: MachineSettings = getattr(settings, machines_of)
+        fingerprint, folder = _stage_spec(settings, module.rsplit(".", 1)[1], spec)
+        launcher = ["--processes", str(max(1, machines.accelerator_count))]
+        launcher += ["--spec", f"{folder}/spec.json"]
+        if machines_of == "evaluation":
+            launcher += ["--launcher", "command", "--", "python", "-m", module]
+        else:
+            launcher += ["--launcher", "torchrun", "--", "-m", module]
+        client = PipesVertexCustomJobClient(
+            message_reader=_reader(settings), client=_vertex(settings), limits=_limits(settings)
+        )
+        client.run(
+            context=context,
+            parent=settings.parent,
+            custom_job=custom_job(settings, machines, launcher, f"{folder}/output"),
+            fingerprint=fingerprint,
+            accept_succeeded=partial(_exists, result),
+            before_submit=partial(clear_folder, output),
+        )
+
+
+def _stage_spec(settings: GoogleCloudSettings, job: str, spec: BaseModel) -> tuple[str, str]:
+    """Write the spec where the job reads it: `(its fingerprint, the job's folder)`."""
+    fingerprint = hash_json({"job": job, "spec": spec.model_dump(mode="json")})
+    folder = f"gs://{settings.bucket}/jobs/{job}-{fingerprint}"
+    _write(f"{folder}/spec.json", spec.model_dump_json(indent=2))
+    return fingerprint, folder
+
+
+def _reader(settings: GoogleCloudSettings) -> PipesGCSLiveMessageReader:
+    return PipesGCSLiveMessageReader(bucket=settings.bucket, prefix=MESSAGES_FOLDER)
+
+
+def _limits(settings: GoogleCloudSettings) -> Limits:
+    return Limits(pending_seconds=settings.pending_hours * HOUR, restarts=settings.restarts)
+
+
+def _options(settings: GoogleCloudSettings, host: str) -> dict[str, str]:
+    return {"api_endpoint": settings.api_endpoint or f"{settings.region}-{host}"}
+
+
+def _dataproc(settings: GoogleCloudSettings) -> Any:
+    from google.cloud.dataproc_v1 import BatchControllerClient
+
+    options = _options(settings, "dataproc.googleapis.com:443")
+    return BatchControllerClient(client_options=options)
+
+
+def _vertex(settings: GoogleCloudSettings) -> Any:
+    from google.cloud.aiplatform_v1 import JobServiceClient
+
+    return JobServiceClient(client_options=_options(settings, "aiplatform.googleapis.com"))
+
+
+def _with_storage(function: Callable[[Any, str], Any], url: str) -> Any:
+    import fsspec
+
+    filesystem, path = fsspec.core.url_to_fs(url)
+    filesystem.invalidate_cache()
+    return function(filesystem, path)
+
+
+def _write(url: str, text: str) -> None:
+    _with_storage(lambda fs, path: fs.pipe_file(path, text.encode()), url)
+
+
+def _read(url: str) -> bytes:
+    return bytes(_with_storage(lambda fs, path: fs.cat_file(path), url))
+
+
+def _exists(url: str) -> bool:
+    return bool(_with_storage(lambda fs, path: fs.exists(path), url))
+
+
+def _has_files(url: str) -> bool:
+    return bool(_with_storage(lambda fs, path: fs.find(path), url))

@@ -1,0 +1,46 @@
+"""Where the Spark stages run."""
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+from dagster import AssetExecutionContext, ConfigurableResource
+from dagster_pyspark import LazyPySparkResource
+
+from spark_jobs.clean import job as clean
+from spark_jobs.runtime.session import end_local_session, prepare_environment
+from spark_jobs.tokenize import job as tokenize
+
+
+class SparkRunner(ConfigurableResource, ABC):
+    """Runs the two Spark jobs somewhere."""
+
+    @abstractmethod
+    def clean(self, context: AssetExecutionContext, spec: clean.CleanSpec) -> dict[str, Any]:
+        """Run `spark_jobs.clean.job` and return its stats."""
+
+    @abstractmethod
+    def tokenize(
+        self, context: AssetExecutionContext, spec: tokenize.TokenizeSpec
+    ) -> dict[str, Any]:
+        """Run `spark_jobs.tokenize.job` and return its stats."""
+
+
+class LocalSparkRunner(SparkRunner):
+    """Runs them in this process, in one Spark session that starts when first needed."""
+
+    pyspark: LazyPySparkResource
+
+    def clean(self, context: AssetExecutionContext, spec: clean.CleanSpec) -> dict[str, Any]:
+        return clean.run(self._session(), spec, context.log.info)
+
+    def tokenize(
+        self, context: AssetExecutionContext, spec: tokenize.TokenizeSpec
+    ) -> dict[str, Any]:
+        stats = tokenize.run(self._session(), spec, context.log.info)
+        # The last Spark stage: what follows, training above all, needs the memory.
+        end_local_session()
+        return stats
+
+    def _session(self) -> Any:
+        prepare_environment()
+        return self.pyspark.spark_session

@@ -1,0 +1,1 @@
+"""Documents from files: found, fingerprinted and read, whatever their format."""

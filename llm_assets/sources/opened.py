@@ -1,0 +1,17 @@
+"""A source as it is at one moment."""
+
+from dataclasses import dataclass, field
+
+from llm_assets.sources.chunks import Pieces
+from llm_assets.sources.unread import Unread
+
+
+@dataclass(frozen=True)
+class OpenedSource:
+    """What a source holds now, and the way to read just that."""
+
+    fingerprints: dict[str, str]
+    """The source's name (for packages: `source/package`) to a hash of its content."""
+    pieces: Pieces
+    unread: Unread = field(default_factory=Unread)
+    """What was found beside it."""

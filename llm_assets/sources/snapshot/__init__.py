@@ -1,0 +1,1 @@
+"""The pinned snapshot of source text."""

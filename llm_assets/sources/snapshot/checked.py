@@ -1,0 +1,35 @@
+"""Sets documents aside whose ids later stages, terminals and pages could not bear."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from artifacts.shown import has_control_characters, shown_in_line
+from llm_assets.sources.chunks import Batch, Pieces
+from llm_assets.sources.document import Document
+from llm_assets.sources.faults import Fault
+
+MOST_ID_BYTES = 1_024
+
+
+def checked(pieces: Pieces) -> Pieces:
+    """The same pieces, with a fault in place of every document without a proper id."""
+
+    def read(numbers: list[int]) -> Iterator[tuple[int, Batch]]:
+        for number, batch in pieces.read(numbers):
+            yield number, [one if isinstance(one, Fault) else _checked(one) for one in batch]
+
+    return replace(pieces, read=read)
+
+
+def _checked(document: Document) -> Document | Fault:
+    identifier = document.id
+    if has_control_characters(identifier):
+        fault = "holds control characters or half a surrogate pair"
+    elif not identifier.strip():
+        fault = "is empty"
+    elif len(identifier.encode()) > MOST_ID_BYTES:
+        fault = f"has more than {MOST_ID_BYTES:,} bytes"
+    else:
+        return document
+    place = shown_in_line(document.path or document.source)
+    return Fault("bad_id", f"{place}: the id '{shown_in_line(identifier[:80])}' {fault}.")

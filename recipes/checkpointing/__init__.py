@@ -1,0 +1,1 @@
+"""Training state on disk, and the model exported."""

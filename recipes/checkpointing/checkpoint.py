@@ -1,0 +1,255 @@
+"""The training state on disk: weights and optimizer through PyTorch DCP, the manifest last."""
+
+import errno
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint import (
+    CheckpointException,
+    FileSystemReader,
+    FileSystemWriter,
+    StorageReader,
+    StorageWriter,
+)
+from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+
+from artifacts import checkpoints
+from artifacts.errors import UserError
+from recipes.checkpointing.staging import StagingBuffers, side_stream
+from recipes.distributed.workers import Workers
+from recipes.optimization.optimizer import Optimizers
+
+# Frozen weights are the base model's, which the run's inputs pin.
+TRAINED_ONLY = StateDictOptions(ignore_frozen_params=True)
+PARTIAL = StateDictOptions(strict=False)
+
+SECONDS_BETWEEN_ATTEMPTS = (1.0, 5.0, 20.0, 60.0)
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class Checkpointer:
+    """Saves and restores one run's model and optimizer."""
+
+    def __init__(
+        self,
+        run_url: str,
+        content: dict[str, Any],
+        keep: int,
+        in_background: bool,
+        workers: Workers,
+        report: Callable[[str], None],
+        retry_seconds: Sequence[float] = SECONDS_BETWEEN_ATTEMPTS,
+    ) -> None:
+        self._run_url, self._content, self._keep = run_url, content, keep
+        self._workers, self._report = workers, report
+        self._retry_seconds = retry_seconds
+        self._buffers = StagingBuffers() if in_background else None
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._pending: Future[None] | None = None
+        self._copied: Future[dict[str, Any]] | None = None
+        self._stalled = 0.0
+        self._tensors: dict[str, Any] | None = None
+        # Saving in the background must not mix its messages with those of the training steps.
+        self._group = dist.new_group(backend="gloo") if workers.count > 1 else None
+
+    def save(
+        self,
+        step: int,
+        model: nn.Module,
+        optimizers: Optimizers,
+        state: dict[str, Any],
+        permanent: bool = False,
+    ) -> None:
+        """Write and commit the checkpoint of a step; older ones rotate out afterwards.
+
+        In the background, it returns at once: the state is copied while the next step's gradients
+        are computed, and has to stay as it is until `wait_until_copied` returns. A fault shows at
+        the next call.
+
+        Raises:
+            UserError: the disk is full; the checkpoints before are untouched.
+        """
+        with self._standing_still():
+            self._save(step, model, optimizers, state, permanent)
+
+    def wait_until_copied(self) -> None:
+        """Return once the model and the optimizer may be changed again."""
+        copied, self._copied = self._copied, None
+        if copied:
+            with self._standing_still():
+                copied.result()
+
+    def wait(self) -> None:
+        """Return once nothing is being saved; raises what a save in the background met."""
+        with self._standing_still():
+            self._wait()
+
+    def take_stall(self) -> float:
+        """Seconds that training has stood still for checkpoints since this was last asked."""
+        stalled, self._stalled = self._stalled, 0.0
+        return stalled
+
+    @contextmanager
+    def _standing_still(self) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._stalled += time.perf_counter() - began
+
+    def _wait(self) -> None:
+        pending, self._pending, self._copied = self._pending, None, None
+        if pending:
+            pending.result()
+        self._workers.barrier()
+
+    def _save(
+        self,
+        step: int,
+        model: nn.Module,
+        optimizers: Optimizers,
+        state: dict[str, Any],
+        permanent: bool,
+    ) -> None:
+        self._wait()
+        if self._workers.is_rank_zero:
+            checkpoints.clear_step(self._run_url, step)
+        self._workers.barrier()
+        if self._tensors is None:
+            # Steps change these tensors in place, so they are looked up once.
+            self._tensors = _tensors(model, optimizers)
+        if self._buffers is None:
+            self._write(step, self._tensors, state, permanent)
+        else:
+            copied = self._thread.submit(self._buffers.copy, self._tensors, side_stream())
+            self._copied = copied
+            self._pending = self._thread.submit(
+                lambda: self._write(step, copied.result(), state, permanent)
+            )
+
+    def keep_only_newest(self) -> None:
+        """Drop all but the last checkpoint of a finished run, and the permanent ones."""
+        checkpoints.rotate(self._run_url, 1)
+
+    def restore(
+        self, model: nn.Module, optimizers: Optimizers
+    ) -> tuple[int, dict[str, Any]] | None:
+        """Load the newest valid checkpoint: `(step, state)`, or None where there is none.
+
+        Raises:
+            UserError: the run was made with other settings or inputs.
+        """
+        found = checkpoints.find_newest(self._run_url, self._content, self._report)
+        if found is None:
+            return None
+        tensors = _tensors(model, optimizers)
+        with _alone_is_meant():
+            dcp.load(tensors, storage_reader=_reader(found.url))
+            set_model_state_dict(model, tensors["model"], options=PARTIAL)
+            set_optimizer_state_dict(model, optimizers, tensors["optimizer"])
+        return found.manifest.step, found.manifest.state
+
+    def _write(
+        self, step: int, tensors: dict[str, Any], state: dict[str, Any], permanent: bool
+    ) -> None:
+        with _naming_a_full_disk(self._run_url, step):
+            self._patiently(step, lambda: self._write_files(step, tensors))
+        if self._workers.is_rank_zero:
+            with _naming_a_full_disk(self._run_url, step):
+                self._patiently(step, lambda: self._commit(step, state, permanent))
+
+    def _write_files(self, step: int, tensors: dict[str, Any]) -> None:
+        writer = _writer(checkpoints.step_url(self._run_url, step))
+        with _alone_is_meant():
+            dcp.save(tensors, storage_writer=writer, process_group=self._group)
+
+    def _commit(self, step: int, state: dict[str, Any], permanent: bool) -> None:
+        checkpoints.commit(self._run_url, step, self._content, state, permanent)
+        checkpoints.rotate(self._run_url, self._keep)
+
+    def _patiently(self, step: int, work: Callable[[], None]) -> None:
+        """Do it again after a while where storage fails; workers fail and wait together."""
+        for seconds in (*self._retry_seconds, None):
+            try:
+                return work()
+            except (OSError, CheckpointException) as error:
+                if _is_full_disk(error):
+                    raise
+                fault = f"Saving the checkpoint of step {step} to {self._run_url} failed"
+                if seconds is None:
+                    raise UserError(
+                        f"{fault} {len(self._retry_seconds) + 1} times ({_first_line(error)}). The "
+                        "checkpoints before are whole: start the same command again when storage "
+                        "answers."
+                    ) from error
+                self._report(f"{fault} ({_first_line(error)}); trying again in {seconds:g} s")
+                time.sleep(seconds)
+
+
+def _tensors(model: nn.Module, optimizers: Optimizers) -> dict[str, Any]:
+    return {
+        "model": get_model_state_dict(model, options=TRAINED_ONLY),
+        "optimizer": get_optimizer_state_dict(model, optimizers),
+    }
+
+
+def _writer(url: str) -> StorageWriter:
+    return FsspecWriter(url) if "://" in url else FileSystemWriter(url)
+
+
+def _reader(url: str) -> StorageReader:
+    return FsspecReader(url) if "://" in url else FileSystemReader(url)
+
+
+@contextmanager
+def _alone_is_meant() -> Iterator[None]:
+    """DCP remarks on every call that one process alone is saving."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r"torch\.distributed")
+        yield
+
+
+@contextmanager
+def _naming_a_full_disk(run_url: str, step: int) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, RuntimeError, CheckpointException) as error:
+        if not _is_full_disk(error):
+            raise
+        raise UserError(
+            f"No space left on the disk for the checkpoint of step {step} in {run_url}. The "
+            "checkpoints before are whole: free some space and start the same command again."
+        ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    """What storage said, without DCP's wrapping."""
+    if isinstance(error, CheckpointException) and error.failures:
+        error = next(iter(error.failures.values()))[0]
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _is_full_disk(error: BaseException | None) -> bool:
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in FULL_DISK:
+            return True
+        if isinstance(error, CheckpointException):
+            return any(_is_full_disk(cause) for cause, _ in error.failures.values())
+        if "No space left" in str(error) or "iostream error" in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

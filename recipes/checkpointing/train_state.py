@@ -1,0 +1,99 @@
+"""Where training stands: the small state in a checkpoint, and what is said at the end."""
+
+import math
+from pathlib import Path
+from statistics import median
+
+from pydantic import BaseModel
+
+from artifacts.errors import UserError
+from recipes.optimization.gradient_guard import GradientGuard
+from recipes.sections import Precision
+from recipes.spec import METRICS_NAME, TrainingResult
+
+RECENT_STEPS = 64
+
+
+class TrainState(BaseModel):
+    """The small state that a checkpoint keeps beside the tensors; every number in it is finite."""
+
+    samples_seen: int = 0
+    tokens_seen: int = 0
+    guard: GradientGuard = GradientGuard()
+    validation_bits_per_byte: dict[int, float] = {}
+    """Step to result; step 0 is the base model."""
+    last_loss: float | None = None
+    """Of the last step that was not skipped."""
+    recent_tokens_per_second: list[float] = []
+    """Of the last steps, oldest first."""
+
+    def add_step(self, loss: float, tokens_per_second: float) -> None:
+        """Remember what a step that was not skipped came to."""
+        self.last_loss = loss
+        recent = [*self.recent_tokens_per_second, tokens_per_second]
+        self.recent_tokens_per_second = recent[-RECENT_STEPS:]
+
+    def add_validation(self, step: int, bits_per_byte: float) -> None:
+        """Remember a validation.
+
+        Raises:
+            UserError: it is not a number, so training cannot go on.
+        """
+        if not math.isfinite(bits_per_byte):
+            raise UserError(self._not_a_number(step))
+        self.validation_bits_per_byte[step] = bits_per_byte
+
+    def _not_a_number(self, step: int) -> str:
+        if not self.validation_bits_per_byte:
+            return (
+                "The starting model's loss on the validation text is not a number. Its weights are "
+                "damaged, or too large for `checkpoint.precision`: try float32, or another "
+                "`base_model`."
+            )
+        last = max(self.validation_bits_per_byte)
+        return (
+            f"Training stopped at step {step}: the loss on the validation text is no number since "
+            f"some step after {last}. Every checkpoint that was saved can be loaded. Lower "
+            "`checkpoint.optimizer.learning_rate`, or set `checkpoint.precision: float32`."
+        )
+
+    @property
+    def best_step(self) -> int:
+        """The step with the best validation since training began."""
+        trained = {step: bits for step, bits in self.validation_bits_per_byte.items() if step}
+        return min(trained, key=lambda step: (trained[step], step))
+
+    def result(
+        self,
+        step: int,
+        run_folder: Path,
+        samples_replayed: int,
+        coverage: float,
+        tokens_seen_before: int,
+        precision: Precision,
+        workers: int,
+        parameters: int,
+    ) -> TrainingResult:
+        """What `result.json` says after the last step."""
+        validation, best = self.validation_bits_per_byte, self.best_step
+        return TrainingResult(
+            steps=step,
+            tokens_seen=self.tokens_seen,
+            samples_seen=self.samples_seen,
+            samples_replayed=samples_replayed,
+            coverage=coverage,
+            tokens_seen_before=tokens_seen_before,
+            validation_bits_per_byte={
+                "start": validation[0],
+                "end": validation[step],
+                "best": validation[best],
+            },
+            best_step=best,
+            tokens_per_second=median(self.recent_tokens_per_second or [0.0]),
+            final_loss=self.last_loss,
+            skipped_steps=self.guard.skipped,
+            precision=precision,
+            workers=workers,
+            parameters=parameters,
+            metrics_path=str(run_folder / METRICS_NAME),
+        )

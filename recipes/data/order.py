@@ -1,0 +1,158 @@
+"""Which rows are trained on, and when: a pure function of (plan, sample index)."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+
+from artifacts.permutation import permute
+from artifacts.shards.shard_set import ShardSet, Split
+from recipes.data.seen import Seen, look_up
+from recipes.settings import OrderSettings
+from recipes.spec import TrainingSpec
+
+REPLAY_SEED = 0x5DEECE66D
+"""Parts the order of replayed rows from that of the others."""
+SEEN_SEED = 0x2545F4914F6CDD1D
+"""Parts the order of rows that are seen again from that of the others."""
+
+
+def global_rows(first_sample: int, count: int, rows: int, seed: int) -> np.ndarray:
+    """Row numbers of the samples `first_sample … first_sample + count - 1` of an endless order.
+
+    Every epoch is another permutation of all rows; a batch may span two epochs.
+    """
+    samples = np.arange(first_sample, first_sample + count)
+    epochs, positions = np.divmod(samples, rows)
+    chosen = np.empty(count, np.int64)
+    for epoch in np.unique(epochs):
+        of_epoch = epochs == epoch
+        chosen[of_epoch] = permute(positions[of_epoch], rows, key=seed * 1_000_003 + int(epoch))
+    return chosen
+
+
+def order_seed(seed: int, inputs: Mapping[str, str]) -> int:
+    """The seed of a run's order: another text or another start is another order.
+
+    So that the runs of two weeks do not take the same rows by accident.
+    """
+    if not inputs:
+        return seed
+    named = "\0".join(f"{name}={inputs[name]}" for name in sorted(inputs))
+    digest = hashlib.blake2b(f"{seed}\0{named}".encode(), digest_size=7).digest()
+    return int.from_bytes(digest, "little")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a run that continues from a model takes the train rows."""
+
+    fresh: tuple[np.ndarray, ...]
+    """Rows of which the lineage has seen nothing, those of the first array first."""
+    seen: np.ndarray
+    """The other rows."""
+    seen_share: float
+    """Share of the samples that are taken from them."""
+
+    @classmethod
+    def of(cls, shards: ShardSet, seen: Seen, settings: OrderSettings) -> "Plan":
+        """The plan for the train rows, by what the lineage has seen."""
+        rows = look_up(shards, seen)
+        is_fresh = rows.seen == 0
+        slices = rows.slices if settings.new_first else np.zeros_like(rows.slices)
+        newest_first = np.unique(slices[is_fresh])[::-1]
+        fresh = tuple(np.flatnonzero(is_fresh & (slices == number)) for number in newest_first)
+        known = np.flatnonzero(~is_fresh)
+        return cls(fresh, known, settings.seen_share if len(known) else 0)
+
+
+@dataclass(frozen=True)
+class DataOrder:
+    """The endless order of a run's samples.
+
+    Replayed ones are spread evenly among the others, and rows that are seen again among those.
+    """
+
+    seed: int
+    train_rows: int
+    replay_rows: int = 0
+    replay_share: float = 0.0
+    """Share of the samples that are replayed; exact to 1 in 10,000."""
+    plan: Plan | None = None
+    """Where the lineage has seen some of the rows."""
+
+    @classmethod
+    def of(cls, spec: TrainingSpec) -> "DataOrder":
+        """The order that a run's settings, its shards and what its start has seen mean."""
+        training = spec.training
+        train, replay = (
+            sum(shard.rows for shard in spec.shards.shards if shard.split == split)
+            for split in ("train", "replay")
+        )
+        plan = None
+        if spec.seen:
+            shards = ShardSet(spec.shards_folder, spec.shards, "train")
+            plan = Plan.of(shards, Seen.read(spec.seen), training.order)
+        seed = order_seed(training.seed, spec.inputs)
+        return cls(seed, train, replay, training.replay_share, plan)
+
+    @property
+    def splits(self) -> tuple[Split, ...]:
+        """The splits that the row numbers go through."""
+        return ("train", "replay") if self.replay_share else ("train",)
+
+    def rows(self, first_sample: int, count: int) -> np.ndarray:
+        """Row numbers of `count` samples, int64; replayed rows are numbered after all train rows.
+
+        Of any run of samples in a row, as many are replayed as the share says, within one.
+        """
+        is_replayed, first_replayed = _spread(first_sample, count, self.replay_share)
+        replayed = int(is_replayed.sum())
+        chosen = np.empty(count, np.int64)
+        chosen[~is_replayed] = self._train(first_sample - first_replayed, count - replayed)
+        if replayed:
+            chosen[is_replayed] = self.train_rows + global_rows(
+                first_replayed, replayed, self.replay_rows, self.seed + REPLAY_SEED
+            )
+        return chosen
+
+    def replayed(self, samples: int) -> int:
+        """How many of the run's first samples are replayed."""
+        return _spread(samples, 0, self.replay_share)[1]
+
+    def _train(self, first: int, count: int) -> np.ndarray:
+        """Train rows of a stretch of the samples that are not replayed."""
+        if self.plan is None:
+            return global_rows(first, count, self.train_rows, self.seed)
+        is_seen, first_seen = _spread(first, count, self.plan.seen_share)
+        seen = int(is_seen.sum())
+        chosen = np.empty(count, np.int64)
+        chosen[~is_seen] = self._fresh(self.plan, first - first_seen + np.arange(count - seen))
+        if seen:
+            places = global_rows(first_seen, seen, len(self.plan.seen), self.seed + SEEN_SEED)
+            chosen[is_seen] = self.plan.seen[places]
+        return chosen
+
+    def _fresh(self, plan: Plan, samples: np.ndarray) -> np.ndarray:
+        """Rows not seen before, each once; when there are no more, all rows epoch by epoch."""
+        chosen = np.empty(len(samples), np.int64)
+        first = 0
+        for number, rows in enumerate(plan.fresh):
+            within = (samples >= first) & (samples < first + len(rows))
+            key = (self.seed + SEEN_SEED) * 1_000_003 - number
+            chosen[within] = rows[permute(samples[within] - first, len(rows), key)]
+            first += len(rows)
+        after = np.flatnonzero(samples >= first)
+        if len(after):
+            beyond = int(samples[after[0]]) - first
+            chosen[after] = global_rows(beyond, len(after), self.train_rows, self.seed)
+        return chosen
+
+
+def _spread(first: int, count: int, share: float) -> tuple[np.ndarray, int]:
+    """Which of the samples from `first` on are of the share, and how many before them are."""
+    exact = Fraction(share).limit_denominator(10_000)
+    before = np.arange(first, first + count + 1) * exact.numerator // exact.denominator
+    return np.diff(before) > 0, int(before[0])

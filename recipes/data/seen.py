@@ -1,0 +1,164 @@
+"""What a lineage of models was trained on: stretches of documents, and how often each was seen.
+
+A document is known by the hash of its text, a stretch by its tokens' places in it, so the record
+holds however later shards are cut and packed. It goes with every checkpoint, as `seen.parquet`.
+"""
+
+import hashlib
+from dataclasses import dataclass
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from artifacts.arrays import run_starts
+from artifacts.shards.shard_set import Shard, ShardSet
+
+SEEN_NAME = "seen.parquet"
+_PLACES = np.int64(2**32)
+"""More than any document has tokens: parts the coordinates of one document from the next one's."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Stretches that do not overlap, ordered by document and start; arrays of one length."""
+
+    texts: np.ndarray
+    """uint64: a hash of the document's text."""
+    starts: np.ndarray
+    ends: np.ndarray
+    """int64: first token, and the first one past the last."""
+    times: np.ndarray
+    """int64: how often it was trained on."""
+
+    @classmethod
+    def none(cls) -> "Seen":
+        """The record of a model that nothing is known of."""
+        return cls(np.empty(0, np.uint64), *(np.empty(0, np.int64) for _ in range(3)))
+
+    @classmethod
+    def read(cls, url: str) -> "Seen":
+        """A record that was written."""
+        with fsspec.open(url, "rb") as file:
+            table = pq.read_table(file)
+        return cls(*(column.to_numpy() for column in table.columns))
+
+    def write(self, path: str) -> None:
+        """Write the record as Parquet."""
+        columns = {"text": self.texts, "start": self.starts, "end": self.ends, "times": self.times}
+        pq.write_table(pa.table(columns), path, compression="zstd")
+
+    def tokens(self, texts: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
+        """How many tokens of each given stretch were seen: int64, of the stretches' shape."""
+        if not len(self.texts):
+            return np.zeros(len(texts), np.int64)
+        known = np.unique(self.texts)
+        places = np.minimum(np.searchsorted(known, texts), len(known) - 1)
+        firsts = np.searchsorted(known, self.texts) * _PLACES + self.starts
+        lengths = self.ends - self.starts
+        before = np.cumsum(lengths) - lengths
+
+        def seen_below(tokens: np.ndarray) -> np.ndarray:
+            at = places * _PLACES + tokens
+            stretch = np.maximum(np.searchsorted(firsts, at, side="right") - 1, 0)
+            return before[stretch] + np.clip(at - firsts[stretch], 0, lengths[stretch])
+
+        return np.where(known[places] == texts, seen_below(ends) - seen_below(starts), 0)
+
+    def plus(self, texts: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> "Seen":
+        """The record after each of these stretches was seen once more; they may overlap."""
+        ones = np.ones(len(texts), np.int64)
+        of = np.concatenate([self.texts, texts, self.texts, texts])
+        at = np.concatenate([self.starts, starts, self.ends, ends])
+        change = np.concatenate([self.times, ones, -self.times, -ones])
+        order = np.lexsort((at, of))
+        of, at, times = of[order], at[order], np.cumsum(change[order])
+        # Between two neighboring bounds the count stays the same; past a document's last it is 0.
+        stays = np.flatnonzero((times[:-1] > 0) & (at[1:] > at[:-1]))
+        of, first, last, times = of[stays], at[stays], at[stays + 1], times[stays]
+        begins = run_starts(of) | run_starts(times)
+        begins[1:] |= first[1:] != last[:-1]
+        ends_at = np.append(begins[1:], True)[: len(begins)]
+        return Seen(of[begins], first[begins], last[ends_at], times[begins])
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What is known of the rows of a split; arrays of the shape (rows,)."""
+
+    tokens: np.ndarray
+    """Padding excluded."""
+    seen: np.ndarray
+    """How many of them the lineage has seen."""
+    slices: np.ndarray
+    """When its documents came, the latest of them."""
+
+
+def look_up(shards: ShardSet, seen: Seen) -> Rows:
+    """How much of each row was seen."""
+    found = [_of_shard(shard, seen) for shard in shards.shards]
+    return Rows(*(np.concatenate(columns) for columns in zip(*found, strict=True)))
+
+
+def _of_shard(shard: Shard, seen: Seen) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    count = shard.entry.rows
+    stretches = _stretches(shard, np.arange(count))
+    rows = np.repeat(np.arange(count), np.diff(shard.row_offsets))
+    known = seen.tokens(*stretches)
+    slices = np.zeros(count, np.int64)
+    of_documents = shard.documents()["slice"].to_numpy()
+    np.maximum.at(slices, rows, of_documents[shard.segments["document"]])
+    tokens = np.bincount(rows, stretches[2] - stretches[1], count)
+    return tokens.astype(np.int64), np.bincount(rows, known, count).astype(np.int64), slices
+
+
+def add_rows(seen: Seen, shards: ShardSet, rows: np.ndarray) -> Seen:
+    """The record after these rows were trained on, each as often as it is named."""
+    numbers, first = np.searchsorted(shards.ends, rows, side="right"), 0
+    for place, shard in enumerate(shards.shards):
+        seen = seen.plus(*_stretches(shard, rows[numbers == place] - first))
+        first += shard.entry.rows
+    return seen
+
+
+def _stretches(shard: Shard, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """`(texts, starts, ends)` of all segments of some rows, in their order."""
+    first = np.asarray(shard.row_offsets[rows])
+    counts = np.asarray(shard.row_offsets[rows + 1]) - first
+    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    segments = shard.segments[np.repeat(first, counts) + within]
+    texts = _text_numbers(shard.documents()["text_hash"].to_pylist())
+    starts = segments["offset"].astype(np.int64)
+    return texts[segments["document"]], starts, starts + segments["length"]
+
+
+def _text_numbers(hashes: list[str]) -> np.ndarray:
+    digests = (hashlib.blake2b(one.encode(), digest_size=8).digest() for one in hashes)
+    return np.frombuffer(b"".join(digests), np.uint64)
+
+
+def record_seen(
+    shards: ShardSet, before: str | None, rows: np.ndarray, path: str | None
+) -> tuple[float, int]:
+    """Add a run's rows to what its lineage has seen.
+
+    Args:
+        shards: the train split.
+        before: URL of the record of the model that training started from, where there is one.
+        rows: the run's row numbers; those past the train split are replayed ones, which no record
+            holds.
+        path: where the new record is written; None on all workers but one.
+
+    Returns:
+        The share of the split's tokens that the lineage has now seen, and how many of the run's own
+        tokens it had seen before.
+    """
+    record = Seen.read(before) if before else Seen.none()
+    rows = rows[rows < len(shards)]
+    known = look_up(shards, record)
+    after = add_rows(record, shards, rows)
+    if path is not None:
+        after.write(path)
+    coverage = float(look_up(shards, after).seen.sum() / known.tokens.sum())
+    return coverage, int(known.seen[rows].sum())

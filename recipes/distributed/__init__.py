@@ -1,0 +1,1 @@
+"""Several workers that train one model."""

@@ -1,0 +1,72 @@
+"""This process among the workers of a run."""
+
+import os
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+
+@dataclass(frozen=True)
+class Workers:
+    """Rank and number of workers; with one worker no process group exists."""
+
+    rank: int
+    count: int
+    device: torch.device
+    tensor_parallel: int = 1
+    """Neighboring workers that compute the same rows, each with a part of every matrix."""
+
+    @property
+    def is_rank_zero(self) -> bool:
+        """True on the one worker that writes logs and manifests."""
+        return self.rank == 0
+
+    @property
+    def dp_rank(self) -> int:
+        """Which part of the global batch this worker computes, alone or with its neighbors."""
+        return self.rank // self.tensor_parallel
+
+    @property
+    def dp_size(self) -> int:
+        """Into how many parts the global batch is divided."""
+        return self.count // self.tensor_parallel
+
+    @property
+    def is_tp_rank_zero(self) -> bool:
+        """True on one of the workers that compute the same rows."""
+        return self.rank % self.tensor_parallel == 0
+
+    def sum(self, *values: float) -> list[float]:
+        """Sums of each value over all parts of the global batch."""
+        if self.count == 1:
+            return list(values)
+        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
+        dist.all_reduce(tensor)
+        return (tensor / self.tensor_parallel).tolist()
+
+    def barrier(self) -> None:
+        """Wait for all workers."""
+        if self.count > 1:
+            dist.barrier()
+
+
+def join_workers() -> Workers:
+    """Enter the group that the launcher describes in the environment; alone without one."""
+    count = int(os.environ.get("WORLD_SIZE", "1"))
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    if torch.cuda.is_available():
+        device = torch.device("cuda", local_rank)
+        torch.cuda.set_device(device)
+    else:
+        device = torch.device("cpu")
+    if count > 1:
+        # Checkpoints are saved from host memory, hence a CPU backend beside nccl.
+        dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+    return Workers(int(os.environ.get("RANK", "0")), count, device)
+
+
+def leave_workers() -> None:
+    """Leave the process group, if there is one."""
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,0 +1,76 @@
+"""The command line that starts the program on this node, by launcher."""
+
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from artifacts.errors import UserError
+from recipes.launcher.cluster import Cluster
+
+SSH_PORT = 2222
+
+
+def count_processes(asked: str) -> int:
+    """`auto` is one process an accelerator, or one without any; else the number itself."""
+    if asked != "auto":
+        if not asked.isdecimal() or int(asked) < 1:
+            raise UserError(f"--processes has to be `auto` or a number from 1, not {asked!r}.")
+        return int(asked)
+    import torch
+
+    return max(1, torch.cuda.device_count() if torch.cuda.is_available() else 1)
+
+
+def local_command(processes: int, program: Sequence[str]) -> list[str]:
+    """A process per rank on this machine, meeting on loopback; DeepSpeed's programs too."""
+    return [
+        *(sys.executable, "-m", "recipes.launcher.local", f"--workers={processes}"),
+        *("--", *program),
+    ]
+
+
+def torchrun_command(cluster: Cluster, processes: int, program: Sequence[str]) -> list[str]:
+    """torchrun on every one of several machines."""
+    return [
+        sys.executable,
+        "-m",
+        "recipes.launcher.torchrun",
+        f"--nproc-per-node={processes}",
+        f"--nnodes={len(cluster.hosts)}",
+        f"--node-rank={cluster.rank}",
+        f"--master-addr={cluster.master_address}",
+        f"--master-port={cluster.master_port}",
+        *program,
+    ]
+
+
+def write_hostfile(cluster: Cluster, slots: int, path: Path) -> Path:
+    """DeepSpeed's list of machines: `host slots=N`, by rank."""
+    path.write_text("".join(f"{host} slots={slots}\n" for host in cluster.hosts))
+    return path
+
+
+def deepspeed_command(
+    cluster: Cluster, processes: int, hostfile: Path, program: Sequence[str], ssh: bool
+) -> list[str]:
+    """DeepSpeed's launcher on several machines: on each by itself, or over ssh from the master."""
+    command = [_find_deepspeed(), f"--master_addr={cluster.master_address}"]
+    command += [f"--master_port={cluster.master_port}", "--no_local_rank"]
+    write_hostfile(cluster, processes, hostfile)
+    command.append(f"--hostfile={hostfile}")
+    if ssh:
+        command += [f"--ssh_port={SSH_PORT}", f"--num_nodes={len(cluster.hosts)}"]
+    else:
+        command += ["--no_ssh", f"--node_rank={cluster.rank}"]
+    if program and program[0] == "-m":
+        return [*command, "--module", *program[1:]]
+    return command + list(program)
+
+
+def _find_deepspeed() -> str:
+    beside = Path(sys.executable).with_name("deepspeed")
+    found = str(beside) if beside.exists() else shutil.which("deepspeed")
+    if found is None:
+        raise UserError("--launcher deepspeed needs the package deepspeed, which is not installed.")
+    return found

@@ -1,0 +1,1 @@
+"""Models: loading, computing, losses, adapters."""

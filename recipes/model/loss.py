@@ -1,0 +1,102 @@
+"""Cross-entropy of the next token, without holding all logits in float32."""
+
+import functools
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.autograd.function import once_differentiable
+
+from recipes.data.batch import IGNORED
+
+TOKENS_IN_FLIGHT = {"cpu": 1024, "cuda": 8192}
+"""Tokens whose logits exist at once, in the type of the matrix product."""
+TOKENS_IN_FLOAT32 = {"cpu": 64, "cuda": 8192}
+"""Tokens whose logits exist at once in float32; few enough for a processor's cache."""
+
+
+def summed_cross_entropy(
+    hidden: torch.Tensor, head_weight: torch.Tensor, targets: torch.Tensor
+) -> torch.Tensor:
+    """The loss in nats, summed over all positions that have a target.
+
+    Args:
+        hidden: shape (rows, sequence_length, hidden_size).
+        head_weight: shape (vocabulary, hidden_size).
+        targets: shape (rows, sequence_length), `IGNORED` where there is nothing to predict.
+    """
+    device = hidden.device.type
+    mixed = torch.is_autocast_enabled(device)
+    dtype = torch.get_autocast_dtype(device) if mixed else hidden.dtype
+    loss: torch.Tensor = _LinearCrossEntropy.apply(
+        hidden.flatten(0, 1), head_weight, targets.flatten(), dtype, torch.is_grad_enabled()
+    )
+    return loss
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    """Output matrix and cross-entropy in one, the gradients made in the forward pass.
+
+    Logits become their own gradient in place, so neither are they kept nor computed again (the
+    idea of Hsu et al., "Liger Kernel", 2024).
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: torch.Tensor,
+        head_weight: torch.Tensor,
+        targets: torch.Tensor,
+        dtype: torch.dtype,
+        differentiate: bool,
+    ) -> torch.Tensor:
+        weight = head_weight.to(dtype)
+        loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
+        hidden_gradient = torch.empty_like(hidden) if differentiate else None
+        weight_gradient: torch.Tensor | None = None
+        size = TOKENS_IN_FLIGHT[hidden.device.type]
+        to_gradient = _compiled_to_gradient() if hidden.is_cuda else _to_gradient
+        for start in range(0, len(targets), size):
+            part = slice(start, start + size)
+            inputs = hidden[part].to(dtype)
+            logits = F.linear(inputs, weight)
+            loss += to_gradient(logits, targets[part], differentiate)
+            if hidden_gradient is not None:
+                hidden_gradient[part] = logits @ weight
+            if differentiate and ctx.needs_input_grad[1]:
+                product = (logits.T @ inputs).to(head_weight.dtype)
+                weight_gradient = product if weight_gradient is None else weight_gradient + product
+        ctx.save_for_backward(hidden_gradient, weight_gradient)
+        return loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, scale: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        hidden_gradient, weight_gradient = ctx.saved_tensors
+        if weight_gradient is not None:
+            weight_gradient = weight_gradient * scale
+        return hidden_gradient * scale, weight_gradient, None, None, None
+
+
+@functools.cache
+def _compiled_to_gradient() -> Any:
+    """On a GPU one fused kernel instead of a dozen passes over the logits."""
+    return torch.compile(_to_gradient, dynamic=False)
+
+
+def _to_gradient(logits: torch.Tensor, targets: torch.Tensor, replace: bool) -> torch.Tensor:
+    """The summed loss of some logits, which their gradient replaces on request."""
+    counted = targets != IGNORED
+    places = targets.clamp_min(0)[:, None]
+    loss = torch.zeros((), dtype=torch.float32, device=logits.device)
+    size = TOKENS_IN_FLOAT32[logits.device.type]
+    for start in range(0, len(targets), size):
+        part = slice(start, start + size)
+        log_probabilities = torch.log_softmax(logits[part].float(), dim=1)
+        chosen = log_probabilities.gather(1, places[part])[:, 0]
+        loss -= (chosen * counted[part]).sum()
+        if replace:
+            gradient = log_probabilities.exp_()
+            gradient.scatter_add_(1, places[part], gradient.new_full((len(chosen), 1), -1.0))
+            logits[part] = gradient.mul_(counted[part, None])
+    return loss

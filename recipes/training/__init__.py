@@ -1,0 +1,1 @@
+"""The training run: steps, optimizer, validation, metrics."""

@@ -1,0 +1,125 @@
+"""What a run tells while it goes: log lines, `metrics.jsonl`, TensorBoard events."""
+
+import json
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from fsspec.implementations.local import LocalFileSystem
+
+from artifacts.errors import UserError
+from artifacts.progress import Report, format_duration
+from artifacts.storage.atomic import write_atomically
+from recipes.distributed.workers import Workers
+from recipes.spec import METRICS_NAME, TENSORBOARD_NAME, read_metrics
+
+SECONDS_BETWEEN_LINES = 5.0
+STEPS_FOR_ESTIMATE = 8
+
+
+class Telemetry:
+    """Writes the first worker's account of the run."""
+
+    def __init__(
+        self,
+        run_folder: Path,
+        first_step: int,
+        steps: int,
+        report: Report,
+        weights_and_biases: str | None = None,
+    ) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._report = report
+        self._steps = steps
+        self._seconds: list[float] = []
+        self._last_line = 0.0
+        # A run that went on from a checkpoint makes the steps after it once more.
+        kept = [line for line in read_metrics(run_folder) if line["step"] < first_step]
+        path = run_folder / METRICS_NAME
+        content = "".join(json.dumps(line) + "\n" for line in kept)
+        write_atomically(LocalFileSystem(), str(path), content.encode())
+        self._metrics = path.open("a")
+        self._events = SummaryWriter(
+            str(run_folder / TENSORBOARD_NAME), purge_step=first_step, flush_secs=10
+        )
+        self._remote = _join_weights_and_biases(weights_and_biases, run_folder)
+
+    def step(self, step: int, seconds: float, values: dict[str, Any]) -> None:
+        """Record one step and print a line now and then.
+
+        Args:
+            step: 1-based.
+            seconds: the step's wall time.
+            values: figures under stable names; `loss` and `tokens_per_second` among them.
+        """
+        self._seconds.append(seconds)
+        self._write_line({"step": step, "seconds": round(seconds, 4)} | values)
+        for name, value in values.items():
+            if isinstance(value, int | float):
+                self._events.add_scalar(f"train/{name}", value, step)
+        if self._remote:
+            self._remote.log(values, step=step)
+        now = time.monotonic()
+        if step == self._steps or now - self._last_line >= SECONDS_BETWEEN_LINES:
+            self._last_line = now
+            self._report(self._progress_line(step, values))
+
+    def validation(self, step: int, bits_per_byte: float) -> None:
+        """Record a validation result."""
+        self._events.add_scalar("validation/bits_per_byte", bits_per_byte, step)
+        if self._remote:
+            self._remote.log({"validation_bits_per_byte": bits_per_byte}, step=step)
+        self._report(f"step {step} of {self._steps} · validation {bits_per_byte:.4f} bits per byte")
+
+    def close(self) -> None:
+        """Flush everything."""
+        self._metrics.close()
+        self._events.close()
+        if self._remote:
+            self._remote.finish()
+
+    def _progress_line(self, step: int, values: dict[str, Any]) -> str:
+        left = (self._steps - step) * median(self._seconds[-STEPS_FOR_ESTIMATE:])
+        ending = f"about {format_duration(left)} to go" if step < self._steps else "last step"
+        return (
+            f"step {step} of {self._steps} · loss {values['loss']:.3f} · "
+            f"{values['tokens_per_second']:,.0f} tokens/s · {ending}"
+        )
+
+    def _write_line(self, line: dict[str, Any]) -> None:
+        self._metrics.write(json.dumps(line) + "\n")
+        self._metrics.flush()
+
+
+def _join_weights_and_biases(project: str | None, run_folder: Path) -> Any:
+    """A Weights & Biases run that goes on under the same id, or None where it is switched off."""
+    if project is None:
+        return None
+    try:
+        import wandb
+    except ModuleNotFoundError:
+        raise UserError(
+            "`checkpoint.logging.weights_and_biases` is set, but the package wandb is not "
+            "installed. Install it with: python -m pip install wandb"
+        ) from None
+    return wandb.init(
+        project=project, id=run_folder.name, name=run_folder.name, dir=run_folder, resume="allow"
+    )
+
+
+class RowAudit:
+    """Every row that one worker trained on, in `rows-<worker>.jsonl`.
+
+    Steps done once more after a kill are there again, further down.
+    """
+
+    def __init__(self, run_folder: Path, workers: Workers) -> None:
+        self._file = (run_folder / f"rows-{workers.dp_rank}.jsonl").open("a")
+        self._workers = workers.dp_size
+
+    def write(self, step: int, rows: list[int]) -> None:
+        """Note the rows of one step."""
+        self._file.write(json.dumps({"step": step, "workers": self._workers, "rows": rows}) + "\n")
+        self._file.flush()

@@ -1,0 +1,300 @@
+"""The training run: prepare, resume, step, validate, save, export."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from artifacts.program.entry import Interrupted
+from artifacts.program.lifetime import Interruption
+from artifacts.shards.shard_set import ShardSet
+from recipes.checkpointing.checkpoint import Checkpointer
+from recipes.checkpointing.export import copy_model, export_model
+from recipes.checkpointing.schedule import SavingPlan
+from recipes.checkpointing.train_state import TrainState
+from recipes.data.order import DataOrder
+from recipes.data.reader import BatchSplit, StepInput, TrainingData, load
+from recipes.data.seen import SEEN_NAME, record_seen
+from recipes.distributed.workers import Workers
+from recipes.model.precision import choose_precision
+from recipes.optimization.optimizer import build_optimizers
+from recipes.optimization.schedule import learning_rate_factor
+from recipes.sections import chosen
+from recipes.spec import (
+    BEST_NAME,
+    PROFILE_NAME,
+    TrainingResult,
+    TrainingSpec,
+    read_result,
+)
+from recipes.training.budget import total_steps
+from recipes.training.hardware import device_readings, model_utilization
+from recipes.training.input_checks import check_inputs, check_tokens
+from recipes.training.metrics import RowAudit, Telemetry
+from recipes.training.model_setup import build_model
+from recipes.training.step import StepOutcome, train_step
+from recipes.training.validation import Validation
+
+
+def train(
+    spec: TrainingSpec, workers: Workers, interruption: Interruption, report: Callable[[str], None]
+) -> TrainingResult:
+    """Bring a run to its end, from wherever it stands.
+
+    Raises:
+        UserError: the inputs do not fit together, or the run folder belongs to other settings.
+        Interrupted: a signal came; everything is saved.
+    """
+    finished = read_result(Path(spec.run_folder))
+    if finished and (Path(spec.export_folder) / "config.json").exists():
+        report(f"The run {spec.run_id} is complete already: {finished.steps} steps.")
+        return finished
+    trainer = Trainer(spec, workers, interruption, report)
+    try:
+        return trainer.finish()
+    finally:
+        trainer.close()
+
+
+class Trainer:
+    """One start of a training run."""
+
+    def __init__(
+        self,
+        spec: TrainingSpec,
+        workers: Workers,
+        interruption: Interruption,
+        report: Callable[[str], None],
+    ) -> None:
+        check_inputs(spec, workers)
+        # Resolved once, so that no later start computes in another precision unnoticed.
+        self._precision = choose_precision(spec.training.precision, workers.device)
+        spec = spec.with_precision(self._precision)
+        workers = replace(workers, tensor_parallel=spec.training.placement.tensor_parallel)
+        self._spec, self._training, self._workers = spec, spec.training, workers
+        self._interruption, self._report = interruption, report
+        self._run_folder = Path(spec.run_folder)
+        self._run_folder.mkdir(parents=True, exist_ok=True)
+        self._steps = total_steps(spec.training, spec.shards)
+        report(f"Loading {spec.base_model_folder}")
+        self._model = build_model(spec, workers, self._precision)
+        self._optimizers = build_optimizers(self._model, self._training.optimizer)
+        self._checkpointer = Checkpointer(
+            spec.checkpoints_url or spec.run_folder,
+            spec.content(),
+            self._training.checkpointing.keep,
+            chosen(self._training.checkpointing.in_background, workers.device.type == "cuda"),
+            workers,
+            report,
+        )
+        self._saving = SavingPlan(self._training.checkpointing)
+        self._order = DataOrder.of(spec)
+        self._shards = ShardSet(spec.shards_folder, spec.shards, *self._order.splits)
+        validation = ShardSet(spec.shards_folder, spec.shards, "validation")
+        check_tokens((self._shards, validation), spec.shards_folder, workers)
+        self._validation = Validation(
+            validation,
+            self._training.validation.rows,
+            self._training.placement.device_batch_size,
+            workers,
+        )
+        audits = self._training.logging.audit_rows and workers.is_tp_rank_zero
+        self._audit = RowAudit(self._run_folder, workers) if audits else None
+        self._step, self._state = self._resume()
+        self._steps_to_read = self._open_reader()
+        self._telemetry = (
+            Telemetry(
+                self._run_folder,
+                self._step + 1,
+                self._steps,
+                report,
+                spec.training.logging.weights_and_biases,
+            )
+            if workers.is_rank_zero
+            else None
+        )
+
+    def finish(self) -> TrainingResult:
+        """Train to the last step, export the model and write `result.json`."""
+        if 0 not in self._state.validation_bits_per_byte:
+            self._validate()
+        while self._step < self._steps:
+            self._train_one_step()
+            last = self._step == self._steps
+            if last or self._step % self._training.validation.every_steps == 0:
+                self._validate()
+            stop, save = self._agree(self._interruption.requested, self._saving.is_due(self._step))
+            if last or stop or save:
+                self._save()
+            if stop and not last:
+                self._checkpointer.wait()
+                raise Interrupted(f"step {self._step} of {self._steps}")
+        return self._complete()
+
+    def close(self) -> None:
+        """Flush the metrics."""
+        if self._telemetry:
+            self._telemetry.close()
+
+    def _resume(self) -> tuple[int, TrainState]:
+        restored = self._checkpointer.restore(self._model, self._optimizers)
+        parameters = sum(p.numel() for p in self._model.parameters())
+        setting = (
+            f"{parameters / 1e6:,.0f} M parameters, {self._precision}, {len(self._shards):,} rows "
+            f"of {self._spec.shards.sequence_length} tokens, {self._workers.count} worker(s)"
+        )
+        if restored is None:
+            self._report(f"Training for {self._steps} steps: {setting}")
+            return 0, TrainState()
+        step, state = restored
+        self._report(f"Going on from the checkpoint of step {step}: {setting}")
+        return step, TrainState.model_validate(state)
+
+    def _train_one_step(self) -> None:
+        if self._step + 1 not in self._training.logging.profile_steps:
+            return self._train_next_step()
+        with torch.profiler.profile() as profile:
+            self._train_next_step()
+        folder = self._run_folder / PROFILE_NAME
+        folder.mkdir(exist_ok=True)
+        profile.export_chrome_trace(str(folder / f"step-{self._step}-{self._workers.rank}.json"))
+
+    def _train_next_step(self) -> None:
+        began = time.perf_counter()
+        step_input = next(self._steps_to_read)
+        waited = time.perf_counter() - began
+        self._step += 1
+        if self._audit:
+            self._audit.write(self._step, step_input.rows.tolist())
+        learning_rate = self._training.optimizer.learning_rate * learning_rate_factor(
+            self._training.schedule, self._step, self._steps
+        )
+        outcome = train_step(
+            self._model,
+            self._optimizers,
+            step_input.batches,
+            learning_rate,
+            self._training.optimizer.gradient_clip,
+            self._state.guard.largest_norm(self._training.optimizer.skip_gradient_above),
+            self._precision,
+            self._workers,
+            self._checkpointer.wait_until_copied,
+        )
+        self._state.samples_seen += self._training.budget.global_batch_size
+        self._state.tokens_seen += outcome.targets
+        if outcome.skipped:
+            limit = self._training.optimizer.stop_after_skips
+            self._report(self._state.guard.skip(self._step, outcome.gradient_norm, limit))
+        else:
+            self._state.guard.accept(outcome.gradient_norm)
+        seconds = time.perf_counter() - began
+        if not outcome.skipped:
+            self._state.add_step(outcome.loss, outcome.tokens / seconds)
+        self._tell(outcome, learning_rate, seconds, waited)
+
+    def _open_reader(self) -> Iterator[StepInput]:
+        """This worker's part of every step from here on."""
+        training, workers = self._training, self._workers
+        share = BatchSplit(
+            training.budget.global_batch_size,
+            training.placement.device_batch_size,
+            workers.dp_rank,
+            workers.dp_size,
+        )
+        manifest = self._spec.inputs.get("tokenized_shards", "")
+        data = TrainingData(self._shards, self._order, share, manifest, self._state.samples_seen)
+        return iter(load(data, training.placement.reader_processes))
+
+    def _tell(
+        self, outcome: StepOutcome, learning_rate: float, seconds: float, waited: float
+    ) -> None:
+        if self._telemetry is None:
+            return
+        self._telemetry.step(
+            self._step,
+            seconds,
+            {
+                "loss": outcome.loss,
+                "learning_rate": learning_rate,
+                "gradient_norm": outcome.gradient_norm,
+                "tokens_per_second": outcome.tokens / seconds,
+                "targets": outcome.targets,
+                "data_wait_share": waited / seconds,
+                "loop_overhead_share": 1 - outcome.compute_seconds / seconds,
+                "checkpoint_stall_seconds": self._checkpointer.take_stall(),
+                "skipped": outcome.skipped,
+                "samples_seen": self._state.samples_seen,
+                "samples_replayed": self._order.replayed(self._state.samples_seen),
+            }
+            | model_utilization(
+                self._model.flops_per_token(self._spec.shards.sequence_length),
+                outcome.tokens / seconds / self._workers.count,
+                self._workers.device,
+            )
+            | device_readings(self._workers.device),
+        )
+
+    def _validate(self) -> None:
+        result = self._validation.bits_per_byte(self._model, self._precision)
+        self._state.add_validation(self._step, result)
+        if self._telemetry:
+            self._telemetry.validation(self._step, result)
+        if 0 < self._step < self._steps and self._state.best_step == self._step:
+            self._export(self._run_folder / BEST_NAME)
+
+    def _agree(self, *wishes: bool) -> list[bool]:
+        """What any worker wishes, all do."""
+        return [count > 0 for count in self._workers.sum(*wishes)]
+
+    def _save(self) -> None:
+        self._checkpointer.save(
+            self._step,
+            self._model,
+            self._optimizers,
+            self._state.model_dump(mode="json"),
+            self._saving.is_permanent(self._step),
+        )
+        self._saving.saved()
+
+    def _complete(self) -> TrainingResult:
+        self._checkpointer.wait()
+        folder = Path(self._spec.export_folder)
+        self._report(f"Writing the trained model to {folder}")
+        if self._training.export.weights == "best" and self._state.best_step < self._steps:
+            if self._workers.is_rank_zero:
+                copy_model(self._run_folder / BEST_NAME, folder)
+        else:
+            self._export(folder)
+        coverage, seen_before = record_seen(
+            ShardSet(self._spec.shards_folder, self._spec.shards, "train"),
+            self._spec.seen,
+            self._order.rows(0, self._state.samples_seen),
+            str(self._run_folder / SEEN_NAME) if self._workers.is_rank_zero else None,
+        )
+        result = self._state.result(
+            self._step,
+            self._run_folder,
+            samples_replayed=self._order.replayed(self._state.samples_seen),
+            coverage=coverage,
+            tokens_seen_before=seen_before,
+            precision=self._precision,
+            workers=self._workers.count,
+            parameters=sum(p.numel() for p in self._model.parameters()),
+        )
+        if self._workers.is_rank_zero:
+            self._checkpointer.keep_only_newest()
+            result.write(self._run_folder)
+        self._workers.barrier()
+        return result
+
+    def _export(self, folder: Path) -> None:
+        export_model(
+            self._model,
+            Path(self._spec.base_model_folder),
+            folder,
+            getattr(torch, self._training.export.dtype),
+            self._workers,
+            self._training.adapters,
+        )

@@ -1,0 +1,192 @@
+"""Takes a request to an engine and its answer back, whatever happens to the engine meanwhile."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from time import monotonic
+
+from serving.api.errors import ServingError, invalid, timed_out, unavailable
+from serving.api.router import Route, Router
+from serving.engine.process import EngineLost, Refused
+from serving.engine.protocol import Chunk, GenerateRequest
+from serving.settings import EndpointSettings
+from serving.telemetry import Metrics
+
+ATTEMPTS = 4
+"""So often one request may lose its engine: it may be the request that kills it."""
+STALL_SECONDS = 5.0
+"""Without another word of an answer that has begun, after which a client that leaves counts as the
+engine's failure."""
+NOTICE_SECONDS = 0.5
+"""Until the end of an engine is noticed and it no longer counts as ready."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A complete answer and who gave it."""
+
+    text: str
+    end: Chunk
+    version: str
+    fingerprint: str
+
+
+class Stream:
+    """An answer that arrives piece by piece; it has begun when this exists."""
+
+    def __init__(self, route: Route, first: Chunk, rest: AsyncGenerator[Chunk, None]) -> None:
+        self.version = route.engine.desired.version
+        self.fingerprint = route.engine.desired.fingerprint
+        self._first = first
+        self._rest = rest
+
+    async def chunks(self) -> AsyncGenerator[Chunk, None]:
+        """All pieces; the last one has a finish reason, or an error."""
+        yield self._first
+        async for chunk in self._rest:
+            yield chunk
+
+
+class Gateway:
+    """Routes requests, tries again when an engine dies, and gives up in time."""
+
+    def __init__(self, router: Router, settings: EndpointSettings, metrics: Metrics) -> None:
+        self.router = router
+        self.settings = settings
+        self.metrics = metrics
+
+    async def answer_all(self, requests: Sequence[GenerateRequest]) -> list[Answer]:
+        """Whole answers by one version, in the order of the requests; raises ServingError."""
+        for _ in range(ATTEMPTS):
+            try:
+                await self.router.wait_ready(self.settings.request_timeout)
+                route = self.router.choose()
+            except EngineLost as error:
+                raise unavailable(f"No engine could answer: {error}.") from error
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._try_answer(one, route)) for one in requests]
+            results = [task.result() for task in tasks]
+            for result in results:
+                if isinstance(result, ServingError):
+                    raise result
+            answers = [result for result in results if isinstance(result, Answer)]
+            if len({answer.version for answer in answers}) == 1:
+                return answers
+        raise unavailable("The version changed while the batch was answered, again and again.")
+
+    async def _try_answer(
+        self, request: GenerateRequest, preferred: Route
+    ) -> Answer | ServingError:
+        try:
+            return await self._answer(request, preferred)
+        except ServingError as error:
+            return error
+
+    async def _answer(self, request: GenerateRequest, preferred: Route) -> Answer:
+        stream = await self.stream(request.model_copy(update={"stream": False}), preferred)
+        text, end = "", Chunk()
+        async with aclosing(stream.chunks()) as chunks:
+            async for chunk in chunks:
+                text, end = text + chunk.text, chunk
+        if end.error == "timeout":
+            raise timed_out(self.settings.request_timeout)
+        if end.error is not None:
+            raise unavailable(f"The model's engine was lost: {end.error}.")
+        return Answer(text, end, stream.version, stream.fingerprint)
+
+    async def stream(self, request: GenerateRequest, preferred: Route | None = None) -> Stream:
+        """Begin an answer; raises ServingError where none can begin."""
+        deadline = monotonic() + self.settings.request_timeout
+        lost = ""
+        for _ in range(ATTEMPTS):
+            try:
+                async with asyncio.timeout(deadline - monotonic()):
+                    await self.router.wait_ready(deadline - monotonic())
+                pieces = self._pieces(request, deadline, preferred)
+                route, first = await anext(pieces)
+                return Stream(route, first, _second(pieces))
+            except Refused as error:
+                raise invalid(str(error), error.refusal.field) from error
+            except TimeoutError:
+                raise timed_out(self.settings.request_timeout) from None
+            except EngineLost as error:
+                lost = str(error)
+                await asyncio.sleep(NOTICE_SECONDS)
+        raise unavailable(f"No engine could answer: {lost}.")
+
+    async def _pieces(
+        self, request: GenerateRequest, deadline: float, preferred: Route | None
+    ) -> AsyncGenerator[tuple[Route, Chunk], None]:
+        """The pieces of an answer; goes on where it stopped when its engine is started again.
+
+        Errors before the first piece are raised; later ones are the last piece.
+        """
+        started = monotonic()
+        with self.router.take(preferred) as route:
+            text, tokens, heard = "", 0, started
+            succeeded: bool | None = False
+            try:
+                for _ in range(ATTEMPTS):
+                    part = request.model_copy(
+                        update={"written": text, "max_tokens": request.max_tokens - tokens}
+                    )
+                    try:
+                        async with aclosing(self._timed(route, part, deadline)) as chunks:
+                            async for chunk in chunks:
+                                text, heard = text + chunk.text, monotonic()
+                                whole = tokens + chunk.completion_tokens
+                                yield route, chunk.model_copy(update={"completion_tokens": whole})
+                                last = chunk
+                        succeeded = True
+                        self.metrics.tokens(route.engine.desired.version, last.prompt_tokens, whole)
+                        return
+                    except EngineLost as error:
+                        if not text:
+                            raise
+                        tokens = whole
+                        await asyncio.sleep(NOTICE_SECONDS)
+                        if not await _ready_again(route, deadline):
+                            yield route, Chunk(error=str(error))
+                            return
+                    except TimeoutError:
+                        if not text:
+                            raise
+                        yield route, Chunk(error="timeout")
+                        return
+                yield route, Chunk(error="the engine was lost again and again")
+            except (Refused, GeneratorExit, asyncio.CancelledError):
+                # Neither a request that cannot be served nor a client that left says anything about
+                # the engine, unless the client left because nothing came any more.
+                allowed = STALL_SECONDS if text else self.settings.engine_timeout
+                hung = monotonic() - heard > allowed
+                succeeded = False if hung else None
+                raise
+            finally:
+                route.record(succeeded, tokens or len(text) // 4, monotonic() - started)
+
+    async def _timed(
+        self, route: Route, request: GenerateRequest, deadline: float
+    ) -> AsyncGenerator[Chunk, None]:
+        async with aclosing(route.engine.generate(request)) as chunks:
+            while True:
+                async with asyncio.timeout(deadline - monotonic()):
+                    try:
+                        chunk = await anext(chunks)
+                    except StopAsyncIteration:
+                        return
+                yield chunk
+
+
+async def _ready_again(route: Route, deadline: float) -> bool:
+    try:
+        await asyncio.wait_for(route.engine.ready.wait(), max(deadline - monotonic(), 0))
+    except TimeoutError:
+        return False
+    return True
+
+
+async def _second(pieces: AsyncGenerator[tuple[Route, Chunk], None]) -> AsyncGenerator[Chunk, None]:
+    async with aclosing(pieces) as inner:
+        async for _, chunk in inner:
+            yield chunk

@@ -1,0 +1,68 @@
+"""Errors as HTTP answers, in the shape that OpenAI clients read."""
+
+from typing import Any
+
+from fastapi.responses import JSONResponse
+
+RETRY_SECONDS = 2
+TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    429: "rate_limit_error",
+}
+"""As OpenAI names them; any other status below 500 is an invalid request."""
+
+
+class ServingError(Exception):
+    """An answer other than 200."""
+
+    def __init__(
+        self, status: int, message: str, code: str, field: str | None = None, retry: bool = False
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.body: dict[str, Any] = {
+            "error": {
+                "message": message,
+                "type": TYPES.get(status, "invalid_request_error")
+                if status < 500
+                else "server_error",
+                "param": field,
+                "code": code,
+            }
+        }
+        self.headers = {"Retry-After": str(RETRY_SECONDS)} if retry else {}
+        if status == 401:
+            self.headers["WWW-Authenticate"] = "Bearer"
+
+    def response(self) -> JSONResponse:
+        """The HTTP answer."""
+        return JSONResponse(self.body, status_code=self.status, headers=self.headers)
+
+
+def invalid(message: str, field: str | None) -> ServingError:
+    """400: the request is wrong."""
+    return ServingError(400, message, "invalid_request", field)
+
+
+def unavailable(message: str) -> ServingError:
+    """503: nothing can answer now; try again."""
+    return ServingError(503, message, "unavailable", retry=True)
+
+
+def overloaded() -> ServingError:
+    """429: too much is in flight; try again."""
+    return ServingError(
+        429, "Too many requests are in flight. Try again soon.", "overloaded", retry=True
+    )
+
+
+def timed_out(seconds: float) -> ServingError:
+    """504: the answer took too long."""
+    return ServingError(504, f"No complete answer after {seconds:g} s.", "timeout")
+
+
+def client_gone() -> ServingError:
+    """499, as nginx has it: for the log, since nobody is left to read it."""
+    return ServingError(499, "The client closed the connection.", "client_gone")

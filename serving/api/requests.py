@@ -1,0 +1,208 @@
+"""The public request shapes: OpenAI completions and chat, and Vertex predict."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from serving.api.errors import invalid
+from serving.engine.protocol import GenerateRequest, Message
+from serving.settings import EndpointSettings
+
+MAX_INSTANCES = 32
+MAX_STOPS = 4
+
+StopString = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class Sampling(BaseModel):
+    """What every request may say about how to generate."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    max_tokens: int = Field(default=64, ge=1)
+    temperature: float = Field(default=0.0, ge=0, le=2, allow_inf_nan=False)
+    """0 always takes the most likely token."""
+    top_p: float = Field(default=1.0, gt=0, le=1, allow_inf_nan=False)
+    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)] = []
+
+    def generate_request(
+        self,
+        settings: EndpointSettings,
+        prompt: str | None = None,
+        messages: list[Message] | None = None,
+    ) -> GenerateRequest:
+        """The engine's request; raises ServingError 400 where a limit is passed."""
+        if self.max_tokens > settings.max_new_tokens:
+            raise invalid(
+                f"max_tokens is {self.max_tokens}; this endpoint generates at most "
+                f"{settings.max_new_tokens}.",
+                "max_tokens",
+            )
+        if prompt is not None and not prompt:
+            raise invalid("The prompt is empty.", "prompt")
+        return GenerateRequest(
+            prompt=prompt,
+            messages=messages,
+            max_tokens=self.max_tokens,
+            max_prompt_tokens=settings.max_prompt_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            stop=[self.stop] if isinstance(self.stop, str) else self.stop,
+        )
+
+
+class StreamOptions(BaseModel):
+    """What a stream tells beside the text."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    include_usage: bool = False
+    """Whether a last piece counts the tokens."""
+
+
+class OpenAIRequest(Sampling):
+    """What both of OpenAI's routes take.
+
+    Clients send many fields at the value that changes nothing. That value is accepted, any other
+    refused: a field that has no effect is never taken in silence.
+    """
+
+    model: str | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+    """Taken and ignored."""
+    n: Literal[1] = 1
+    best_of: Literal[1] = 1
+    frequency_penalty: Annotated[float, Field(ge=0, le=0)] = 0
+    presence_penalty: Annotated[float, Field(ge=0, le=0)] = 0
+    logit_bias: Annotated[dict[str, float], Field(max_length=0)] = {}
+    seed: int | None = None
+    """Without effect at temperature 0, and refused at another."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, given: Any) -> Any:
+        """OpenAI's clients send null for what was not said."""
+        if not isinstance(given, dict):
+            return given
+        return {key: value for key, value in given.items() if value is not None}
+
+    @model_validator(mode="after")
+    def _check_seed(self) -> Self:
+        if self.seed is not None and self.temperature > 0:
+            raise ValueError("seed is supported at temperature 0 alone")
+        return self
+
+
+class CompletionRequest(OpenAIRequest):
+    """`POST /v1/completions`."""
+
+    prompt: str | Annotated[list[str], Field(min_length=1, max_length=MAX_INSTANCES)]
+    echo: Literal[False] = False
+    logprobs: Literal[0] | None = None
+    suffix: Literal[""] = ""
+
+    @model_validator(mode="after")
+    def _check_stream(self) -> Self:
+        if self.stream and isinstance(self.prompt, list) and len(self.prompt) > 1:
+            raise ValueError("a stream answers one prompt")
+        return self
+
+    def generate_requests(self, settings: EndpointSettings) -> list[GenerateRequest]:
+        """One engine request per prompt; raises ServingError 400 where a limit is passed."""
+        prompts = [self.prompt] if isinstance(self.prompt, str) else self.prompt
+        return [self.generate_request(settings, prompt=prompt) for prompt in prompts]
+
+
+class TextPart(BaseModel):
+    """A part of a message, where it is not just a text."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(BaseModel):
+    """One turn as OpenAI's clients send it."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | Annotated[list[TextPart], Field(min_length=1)]
+    name: str | None = None
+    """Taken and ignored."""
+
+    def as_text(self) -> Message:
+        """The turn as chat templates know it."""
+        parts = self.content
+        text = parts if isinstance(parts, str) else "".join(part.text for part in parts)
+        return Message(role="system" if self.role == "developer" else self.role, content=text)
+
+
+class ResponseFormat(BaseModel):
+    """The form of an answer: text."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    type: Literal["text"] = "text"
+
+
+class ChatRequest(OpenAIRequest):
+    """`POST /v1/chat/completions`."""
+
+    messages: list[ChatMessage] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    """The newer name of `max_tokens`."""
+    logprobs: Literal[False] = False
+    response_format: ResponseFormat | None = None
+    tools: Annotated[list[Any], Field(max_length=0)] = []
+    tool_choice: Literal["none", "auto"] = "none"
+
+    def generate_chat(self, settings: EndpointSettings) -> GenerateRequest:
+        """The engine's request; raises ServingError 400 where a limit is passed."""
+        tokens = self.max_completion_tokens or self.max_tokens
+        sampling = self.model_copy(update={"max_tokens": tokens})
+        messages = [message.as_text() for message in self.messages]
+        return sampling.generate_request(settings, messages=messages)
+
+
+class Instance(Sampling):
+    """One of the instances of `POST /predict`, where it is not just a text."""
+
+    prompt: str
+
+
+class PredictRequest(BaseModel):
+    """`POST /predict`, as Vertex AI sends it."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    instances: list[str | Instance] = Field(min_length=1, max_length=MAX_INSTANCES)
+    parameters: dict[str, Any] = {}
+    """Sampling for the instances that are just a text."""
+
+    @model_validator(mode="after")
+    def _check_parameters(self) -> Self:
+        Sampling.model_validate(self.parameters)
+        return self
+
+    def generate_requests(self, settings: EndpointSettings) -> list[GenerateRequest]:
+        """One engine request an instance."""
+        common = Sampling.model_validate(self.parameters)
+        return [
+            common.generate_request(settings, prompt=instance)
+            if isinstance(instance, str)
+            else instance.generate_request(settings, prompt=instance.prompt)
+            for instance in self.instances
+        ]
+
+
+def describe(error: ValidationError) -> tuple[str, str]:
+    """A validation error as one sentence and the first faulty field."""
+    faults = [
+        (".".join(str(part) for part in fault["loc"]) or "body", fault["msg"])
+        for fault in error.errors()
+    ]
+    return "; ".join(f"{field}: {text}" for field, text in faults[:5]) + ".", faults[0][0]

@@ -1,0 +1,106 @@
+"""Which engine answers the next request."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import monotonic
+
+from serving.engine.process import EngineLost, EngineProcess
+
+
+class Route:
+    """One version with its share of the traffic and what was seen of it."""
+
+    def __init__(self, engine: EngineProcess, share: float) -> None:
+        self.engine = engine
+        self.share = share
+        self.in_flight = 0
+        self.credit = 0.0
+        self.succeeded = 0
+        self.failed = 0
+        self.token_seconds: list[float] = []
+        """Seconds a token of each answer since the last `forget`."""
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the engine is there and answers its health check."""
+        return self.engine.ready.is_set() and not self.engine.silent
+
+    def record(self, succeeded: bool | None, tokens: int, seconds: float) -> None:
+        """Note how a request went; None where that says nothing about the engine."""
+        if succeeded is None:
+            return
+        self.succeeded += succeeded
+        self.failed += not succeeded
+        if succeeded and tokens:
+            self.token_seconds.append(seconds / tokens)
+            del self.token_seconds[:-1000]
+
+    def forget(self) -> None:
+        """Count from zero."""
+        self.succeeded = self.failed = 0
+        self.token_seconds.clear()
+
+
+class Router:
+    """Spreads requests over the routes by their shares, evenly (smooth weighted round-robin)."""
+
+    def __init__(self) -> None:
+        self.routes: list[Route] = []
+
+    @property
+    def healthy(self) -> bool:
+        """Whether any route with traffic can answer now."""
+        return any(route.share > 0 and route.healthy for route in self.routes)
+
+    async def wait_ready(self, seconds: float) -> None:
+        """Wait for an engine that can answer; raises EngineLost when none is in time."""
+        waits = [asyncio.create_task(r.engine.ready.wait()) for r in self.routes if r.share > 0]
+        if not waits:
+            raise EngineLost("no version is being served")
+        try:
+            done, _ = await asyncio.wait(
+                waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            for wait in waits:
+                wait.cancel()
+        if not done:
+            raise EngineLost("no engine became ready in time")
+
+    def choose(self) -> Route:
+        """The route of the next request; raises EngineLost if there is none.
+
+        An engine that is not ready is passed over, so its share goes to the others.
+        """
+        able = [route for route in self.routes if route.share > 0 and route.engine.ready.is_set()]
+        if not able:
+            raise EngineLost("no engine is ready")
+        for route in able:
+            route.credit += route.share
+        chosen = max(able, key=lambda route: route.credit)
+        chosen.credit -= sum(route.share for route in able)
+        return chosen
+
+    @contextmanager
+    def take(self, preferred: Route | None = None) -> Iterator[Route]:
+        """A route, counted as in flight: the preferred one while it can answer.
+
+        Raises:
+            EngineLost: there is none.
+        """
+        usable = preferred in self.routes and preferred and preferred.engine.ready.is_set()
+        chosen = preferred if preferred and usable else self.choose()
+        chosen.in_flight += 1
+        try:
+            yield chosen
+        finally:
+            chosen.in_flight -= 1
+
+    async def drain(self, route: Route, seconds: float) -> None:
+        """Take a route out and wait until its last answer is given, or the time is over."""
+        route.share = 0.0
+        end = monotonic() + seconds
+        while route.in_flight and monotonic() < end:
+            await asyncio.sleep(0.05)
+        self.routes.remove(route)

@@ -1,0 +1,217 @@
+"""Starts the endpoint so that it outlives whoever started it, moves it to a version, stops it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from artifacts.errors import UserError
+from artifacts.leases.lease import local_lease
+from artifacts.progress import Report
+from serving.api.address import bearer_token, listen
+from serving.rollout import RolloutFailed
+from serving.settings import EndpointSettings
+from serving.state import Desired, StateFolder, Status
+
+POLL_SECONDS = 0.2
+REPORT_SECONDS = 5.0
+STOP_SECONDS = 20.0
+LOG_TAIL_LINES = 15
+
+
+class Endpoint(BaseModel):
+    """A running endpoint."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    url: str
+    pid: int
+    version: str
+    fingerprint: str
+    changed: bool
+    """Whether this call changed what is served."""
+    reason: str
+    """In words: already serving, serving now, or why the wanted version is not."""
+
+
+def start(
+    model_folder: Path,
+    version: str,
+    fingerprint: str,
+    state_folder: Path,
+    settings: EndpointSettings,
+    report: Report = lambda _: None,
+    name: str = "default",
+) -> Endpoint:
+    """Have a version served, whatever is served now, and wait until it is.
+
+    Where the endpoint runs already it is moved without an outage, to another version as to other
+    settings; only another address, token or limit of connections starts it again. Otherwise it is
+    started in a session of its own, so that it stays when the caller ends.
+
+    Raises:
+        RolloutFailed: the version that was served before still is.
+        UserError: the port is taken, the model cannot be loaded, a token is missing.
+    """
+    state = StateFolder(state_folder)
+    desired = Desired(
+        model_folder=model_folder.absolute(),
+        name=name,
+        version=version,
+        fingerprint=fingerprint,
+        settings=settings,
+    )
+    with local_lease(state_folder / "start.lock", lambda who: report(f"waiting for {who}")):
+        running = status(state_folder)
+        if running and _needs_new_front(running.settings, settings):
+            report(
+                "the endpoint's address, token or limits of connections changed: starting it again"
+            )
+            stop(state_folder)
+            running = None
+        if running and _serves(running, desired):
+            state.write_desired(desired)
+            return _endpoint(running, desired, changed=False, reason="already serving")
+        began = time.time()
+        if running is None:
+            bearer_token(settings)
+            listen(settings.host, settings.port).close()
+            state.write_desired(desired)
+            child = _spawn(state)
+            done = _wait(state, desired, began, report, child)
+        else:
+            state.write_desired(desired)
+            os.kill(running.pid, signal.SIGHUP)
+            done = _wait(state, desired, began, report, None)
+        return _endpoint(done, desired, changed=True, reason="serving now")
+
+
+def status(state_folder: Path) -> Status | None:
+    """What the endpoint is doing, or None where none runs."""
+    found = StateFolder(state_folder).read_status()
+    return found if found and found.alive else None
+
+
+def stop(state_folder: Path) -> bool:
+    """End the endpoint, its engines with it; returns whether one was running."""
+    running = status(state_folder)
+    if running is None:
+        return False
+    os.kill(running.pid, signal.SIGTERM)
+    end = time.monotonic() + STOP_SECONDS
+    while running.alive and time.monotonic() < end:
+        time.sleep(POLL_SECONDS)
+    if running.alive:
+        # Its engines end with it: their standard input closes.
+        os.kill(running.pid, signal.SIGKILL)
+    return True
+
+
+def _spawn(state: StateFolder) -> subprocess.Popen[bytes]:
+    state.folder.mkdir(parents=True, exist_ok=True)
+    with state.log_path.open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "serving", "--state", str(state.folder)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+
+
+def _wait(
+    state: StateFolder,
+    desired: Desired,
+    began: float,
+    report: Report,
+    child: subprocess.Popen[bytes] | None,
+) -> Status:
+    """Wait for the outcome of a change; raises RolloutFailed or UserError."""
+    settings = desired.settings
+    steps = len(settings.rollout.steps)
+    # Two engines may have to be loaded, each step may last as long as a request, then one drains.
+    allowed = 2 * settings.start_timeout + (steps + 2) * settings.request_timeout
+    allowed += steps * settings.rollout.step_seconds
+    started = reported = time.monotonic()
+    while True:
+        if child and child.poll() is not None:
+            raise UserError(
+                f"The endpoint ended with exit code {child.returncode} before it served version "
+                f"{desired.version}. The end of its log ({state.log_path}):\n{_tail(state)}"
+            )
+        found = state.read_status()
+        if found and found.alive:
+            outcome = found.outcome
+            if outcome and outcome.at.timestamp() >= began and _is_about(outcome, desired):
+                if outcome.succeeded:
+                    return found
+                if child and not found.routes:
+                    child.wait(STOP_SECONDS)
+                raise RolloutFailed(
+                    f"Version {desired.version} is not served: {outcome.reason}. "
+                    + (f"Version {found.routes[0].version} still is." if found.routes else "")
+                )
+        elif child is None:
+            raise UserError(f"The endpoint ended while it was changing. Its log: {state.log_path}")
+        if time.monotonic() - started > allowed:
+            raise UserError(
+                f"Version {desired.version} was not served after {allowed:.0f} s, for no known "
+                f"reason. The endpoint's log: {state.log_path}"
+            )
+        if time.monotonic() - reported > REPORT_SECONDS:
+            reported = time.monotonic()
+            phase = found.phase.replace("_", " ") if found else "starting"
+            report(
+                f"endpoint {phase}, version {desired.version}: {reported - started:.0f} s "
+                f"(at most {desired.settings.start_timeout:.0f} s)"
+            )
+        time.sleep(POLL_SECONDS)
+
+
+def _is_about(outcome: object, desired: Desired) -> bool:
+    return (
+        getattr(outcome, "version", None) == desired.version
+        and getattr(outcome, "fingerprint", None) == desired.fingerprint
+    )
+
+
+def _serves(running: Status, desired: Desired) -> bool:
+    return (
+        running.phase == "serving"
+        and running.settings == desired.settings
+        and any(
+            route.share == 1.0
+            and route.version == desired.version
+            and route.fingerprint == desired.fingerprint
+            for route in running.routes
+        )
+    )
+
+
+def _needs_new_front(now: EndpointSettings, wanted: EndpointSettings) -> bool:
+    """Whether what is set when the server begins to listen has changed."""
+    fixed = {
+        *("host", "port", "token_variable"),
+        *("max_connections", "header_timeout", "allowed_origins"),
+    }
+    return now.model_dump(include=fixed) != wanted.model_dump(include=fixed)
+
+
+def _endpoint(found: Status, desired: Desired, changed: bool, reason: str) -> Endpoint:
+    return Endpoint(
+        url=found.url,
+        pid=found.pid,
+        version=desired.version,
+        fingerprint=desired.fingerprint,
+        changed=changed,
+        reason=reason,
+    )
+
+
+def _tail(state: StateFolder) -> str:
+    lines = state.log_path.read_text(errors="replace").splitlines()
+    return "\n".join(lines[-LOG_TAIL_LINES:])

@@ -1,0 +1,1 @@
+"""The inference engine: one loaded model in a process of its own."""

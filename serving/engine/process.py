@@ -1,0 +1,233 @@
+"""Starts an engine as a child, talks to it, and starts it again when it dies."""
+
+import asyncio
+import errno
+import json
+import os
+import secrets
+import sys
+from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+
+from artifacts.errors import UserError
+from serving.engine.model_folder import check_model_folder
+from serving.engine.protocol import Chunk, GenerateRequest, Refusal
+from serving.state import Desired
+from serving.telemetry import log
+
+RESTART_SECONDS = (0.0, 1.0, 5.0, 15.0)
+"""Pauses before the first, second … restart; the last one repeats."""
+HEALTH_SECONDS = 1.0
+SILENT_SECONDS = 3.0
+"""Without an answer to the health check, after which an engine no longer counts as healthy."""
+SECRET_VARIABLE = "ENGINE_SECRET"  # noqa: S105
+FULL_TABLES = (errno.EMFILE, errno.ENFILE)
+STOP_SECONDS = 5.0
+LOG_TAIL_LINES = 12
+ENGINE_ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    # Waiting threads spin for a moment, then sleep. Sleeping at once costs a third of the speed on
+    # a quiet machine; spinning on costs nearly all of it beside other work, such as a training run.
+    "GOMP_SPINCOUNT": "10000",
+}
+
+
+class EngineLost(Exception):
+    """The engine died or broke before its answer was complete."""
+
+
+class Refused(Exception):
+    """The engine cannot serve this request at all."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.message)
+        self.refusal = refusal
+
+
+class EngineProcess:
+    """One version's engine: at most one child process at a time."""
+
+    def __init__(self, desired: Desired, log_path: Path, on_change: Callable[[], None]) -> None:
+        """Nothing is started yet.
+
+        Args:
+            desired: the model to load.
+            log_path: the child's error output is appended to it.
+            on_change: called when the engine becomes ready or is lost.
+        """
+        self.desired = desired
+        self.ready = asyncio.Event()
+        self.silent = False
+        """Whether the health check has waited for an answer for a while."""
+        self.restarts = 0
+        self.pid: int | None = None
+        self.port: int | None = None
+        self._log_path = log_path
+        self._on_change = on_change
+        self._process: asyncio.subprocess.Process | None = None
+        self._client: httpx.AsyncClient | None = None
+        self._keeper: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Load the model and wait until it answers; from then on keep it alive.
+
+        Raises:
+            UserError: it ended, or was not ready in time; the end of its log is in the message.
+        """
+        check_model_folder(self.desired.model_folder)
+        try:
+            await asyncio.wait_for(self._spawn(), self.desired.settings.start_timeout)
+        except TimeoutError:
+            await self._kill()
+            raise UserError(
+                f"The engine of version {self.desired.version} was not ready after "
+                f"{self.desired.settings.start_timeout:.0f} s (`endpoint.start_timeout`). Its log: "
+                f"{self._log_path}"
+            ) from None
+        self._keeper = asyncio.create_task(self._keep_alive())
+
+    async def stop(self) -> None:
+        """End the child."""
+        if self._keeper:
+            self._keeper.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._keeper
+        await self._kill()
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
+        """Yield the answer as it is written.
+
+        Raises:
+            Refused: the request can never be served by this model.
+            EngineLost: the engine ended before the answer did.
+        """
+        if self._client is None or not self.ready.is_set():
+            raise EngineLost("the engine is not ready")
+        try:
+            async with self._client.stream(
+                "POST", "/generate", content=request.model_dump_json()
+            ) as response:
+                if response.status_code == 400:
+                    raise Refused(Refusal.model_validate_json(await response.aread()))
+                if response.status_code != 200:
+                    raise EngineLost(f"the engine answered {response.status_code}")
+                async for line in response.aiter_lines():
+                    chunk = Chunk.model_validate_json(line)
+                    if chunk.error is not None:
+                        raise EngineLost(chunk.error)
+                    yield chunk
+                    if chunk.finish_reason is not None:
+                        return
+        except httpx.TransportError as error:
+            raise EngineLost(f"the engine is gone ({type(error).__name__})") from error
+        raise EngineLost("the answer ended early")
+
+    async def _spawn(self) -> None:
+        self._log_path.parent.mkdir(parents=True, exist_ok=True)
+        secret = secrets.token_urlsafe(32)
+        with self._log_path.open("ab") as log_file:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                *("-m", "serving.engine.program"),
+                *("--model", str(self.desired.model_folder)),
+                *("--cache-tokens", str(self.desired.settings.cache_tokens)),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log_file,
+                # Ctrl-C in the front's terminal must not reach the engine before the front does.
+                start_new_session=True,
+                env=os.environ | ENGINE_ENVIRONMENT | {SECRET_VARIABLE: secret},
+            )
+        self.pid = self._process.pid
+        assert self._process.stdout is not None
+        while line := await self._process.stdout.readline():
+            with suppress(ValueError, TypeError, KeyError):
+                self.port = int(json.loads(line)["port"])
+                break
+        else:
+            await self._process.wait()
+            raise UserError(
+                f"The engine of version {self.desired.version} ended with exit code "
+                f"{self._process.returncode} while it loaded {self.desired.model_folder}:\n"
+                f"{self._log_tail()}"
+            )
+        self._client = httpx.AsyncClient(
+            base_url=f"http://127.0.0.1:{self.port}",
+            headers={"Content-Type": "application/json", "Authorization": f"Bearer {secret}"},
+            timeout=httpx.Timeout(None, connect=5.0),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+            trust_env=False,
+        )
+        self.ready.set()
+        self._on_change()
+
+    async def _keep_alive(self) -> None:
+        while True:
+            await self._until_broken()
+            self.ready.clear()
+            self._on_change()
+            assert self._process is not None
+            log("engine_ended", version=self.desired.version, status=self._process.returncode)
+            pause = RESTART_SECONDS[min(self.restarts, len(RESTART_SECONDS) - 1)]
+            self.restarts += 1
+            await asyncio.sleep(pause)
+            try:
+                await asyncio.wait_for(self._spawn(), self.desired.settings.start_timeout)
+                log("engine_restarted", version=self.desired.version, restarts=self.restarts)
+            except (UserError, TimeoutError, OSError) as error:
+                log("engine_not_restarted", version=self.desired.version, reason=str(error))
+                await self._kill()
+
+    async def _until_broken(self) -> None:
+        """Wait until the child ends, or end it when it no longer answers."""
+        assert self._process is not None
+        ended = asyncio.create_task(self._process.wait())
+        check = None
+        try:
+            while not (await asyncio.wait([ended], timeout=HEALTH_SECONDS))[0]:
+                check = asyncio.create_task(self._answers())
+                self.silent = not (await asyncio.wait([check], timeout=SILENT_SECONDS))[0]
+                if not await check:
+                    # It may have ended by itself during the check.
+                    with suppress(ProcessLookupError):
+                        self._process.kill()
+                self.silent = False
+        finally:
+            self.silent = False
+            ended.cancel()
+            if check is not None:
+                check.cancel()
+
+    async def _answers(self) -> bool:
+        assert self._client is not None
+        try:
+            answer = await self._client.get("/health", timeout=self.desired.settings.engine_timeout)
+        except httpx.HTTPError as error:
+            # Too many open files here say nothing about the engine.
+            cause = error.__context__
+            while cause is not None and getattr(cause, "errno", None) not in FULL_TABLES:
+                cause = cause.__context__
+            return cause is not None
+        return answer.status_code == 200
+
+    async def _kill(self) -> None:
+        self.ready.clear()
+        if self._client:
+            await self._client.aclose()
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        process.terminate()
+        try:
+            await asyncio.wait_for(process.wait(), STOP_SECONDS)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+    def _log_tail(self) -> str:
+        lines = self._log_path.read_text(errors="replace").splitlines()
+        return "\n".join(lines[-LOG_TAIL_LINES:])

@@ -1,0 +1,130 @@
+"""The engine: one loaded model behind two routes, for its front alone.
+
+Started by the front as `python -m serving.engine.program --model FOLDER`. It listens on a free
+loopback port, which it prints as its first line of output once the model is loaded, and ends when
+its standard input closes: an engine never outlives its front.
+"""
+
+import argparse
+import asyncio
+import hmac
+import json
+import os
+import socket
+import sys
+import threading
+from collections.abc import AsyncIterator
+from contextlib import aclosing, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+import uvicorn
+from fastapi import Depends, FastAPI, HTTPException, Request
+from fastapi.responses import JSONResponse, StreamingResponse
+
+from artifacts.errors import UserError
+from serving.engine.causal_model import CausalModel
+from serving.engine.process import SECRET_VARIABLE
+from serving.engine.protocol import GenerateRequest, Refusal
+from serving.engine.sequence_to_sequence_model import SequenceToSequenceModel
+from serving.engine.served_model import ServedModel
+
+WATCH_SECONDS = 0.5
+BROKEN_EXIT_CODE = 70
+
+
+def load_model(folder: Path, cache_tokens: int) -> ServedModel:
+    """Load the model of a folder, of the kind that its config names, and start it.
+
+    Raises:
+        UserError: the folder holds no model that can be read.
+    """
+    config = json.loads((folder / "config.json").read_text())
+    kind = SequenceToSequenceModel if config.get("is_encoder_decoder") else CausalModel
+    # Answers are computed in a thread of the model's own. Had this one computed on several threads
+    # before, OpenMP would count more threads than processors and let none of them spin between two
+    # products, which costs a third of the speed.
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    model: ServedModel = kind(folder, cache_tokens)
+    torch.set_num_threads(threads)
+    model.start()
+    return model
+
+
+def _authorize(request: Request) -> None:
+    given = request.headers.get("authorization", "").encode()
+    if not hmac.compare_digest(given, f"Bearer {os.environ[SECRET_VARIABLE]}".encode()):
+        raise HTTPException(401)
+
+
+def build_app(model: ServedModel) -> FastAPI:
+    """The engine's two routes."""
+    app = FastAPI(openapi_url=None, dependencies=[Depends(_authorize)])
+
+    @app.get("/health")
+    async def health() -> JSONResponse:
+        fault = model.fault
+        return JSONResponse({"fault": fault}, status_code=503 if fault else 200)
+
+    @app.post("/generate")
+    async def generate(request: GenerateRequest) -> Any:
+        tokens = await asyncio.to_thread(model.encode, request)
+        if isinstance(tokens, Refusal):
+            return JSONResponse(tokens.model_dump(), status_code=400)
+
+        async def lines() -> AsyncIterator[str]:
+            async with aclosing(model.generate(request, tokens)) as chunks:
+                async for chunk in chunks:
+                    yield chunk.model_dump_json(exclude_defaults=True) + "\n"
+
+        return StreamingResponse(lines(), media_type="application/x-ndjson")
+
+    return app
+
+
+def _end_with_front() -> None:
+    """Wait until standard input closes, then end at once."""
+    with suppress(OSError, ValueError):
+        while os.read(sys.stdin.fileno(), 4096):
+            pass
+    os._exit(0)
+
+
+async def _serve(model: ServedModel, listener: socket.socket) -> None:
+    server = uvicorn.Server(
+        uvicorn.Config(build_app(model), log_level="warning", access_log=False, lifespan="off")
+    )
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    print(json.dumps({"port": listener.getsockname()[1]}), flush=True)
+    while not serving.done():
+        if fault := model.fault:
+            print(f"The engine is broken: {fault}", file=sys.stderr, flush=True)
+            os._exit(BROKEN_EXIT_CODE)
+        await asyncio.wait([serving], timeout=WATCH_SECONDS)
+    os._exit(0)
+
+
+def main() -> int:
+    """Load, listen, serve until the front goes away."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--cache-tokens", type=int, required=True)
+    arguments = parser.parse_args()
+    threading.Thread(target=_end_with_front, daemon=True).start()
+    try:
+        model = load_model(arguments.model, arguments.cache_tokens)
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return 1
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        # Before the port is announced, so that whoever hears of it can connect.
+        listener.listen()
+        asyncio.run(_serve(model, listener))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

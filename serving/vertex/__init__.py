@@ -1,0 +1,1 @@
+"""The program of the serving container on Vertex AI."""

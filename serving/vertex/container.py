@@ -1,0 +1,187 @@
+"""The program of the `serve` image: a model on the port and routes that Vertex AI asks for.
+
+    python -m serving.vertex.container -- vllm serve {model} --host 127.0.0.1 --port {port}
+
+After `--` stands the command of an engine with OpenAI's routes. The model is fetched, checked and
+loaded; it must continue a probe before the container counts as healthy. So Vertex AI never gives
+traffic to a version that cannot write.
+"""
+
+import asyncio
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import uvicorn
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from artifacts.errors import UserError
+from serving.api.errors import ServingError
+from serving.engine.model_folder import check_model_folder
+from serving.engine.protocol import GenerateRequest
+from serving.telemetry import log
+from serving.vertex.routes import Backend, build_app, complete
+
+HEALTH_SECONDS = 0.5
+STOP_SECONDS = 10.0
+PR_SET_PDEATHSIG = 1
+"""From Linux' `sys/prctl.h`."""
+LIBC = ctypes.CDLL(None)
+PROBE = GenerateRequest(prompt="The", max_tokens=8, max_prompt_tokens=8, temperature=0.0, top_p=1.0)
+
+
+class ContainerEnvironment(BaseModel):
+    """What Vertex AI says to a container, and what the registry put beside it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    storage_uri: str = Field(alias="AIP_STORAGE_URI", min_length=1)
+    port: int = Field(default=8080, alias="AIP_HTTP_PORT")
+    health_route: str = Field(default="/health", alias="AIP_HEALTH_ROUTE")
+    predict_route: str = Field(default="/predict", alias="AIP_PREDICT_ROUTE")
+    # Inside its container, where Vertex AI alone reaches it and asks for this address.
+    host: str = Field(default="0.0.0.0", alias="HOST")  # noqa: S104
+    version: str = Field(default="unregistered", alias="MODEL_VERSION")
+    fingerprint: str = Field(default="unregistered", alias="MODEL_FINGERPRINT")
+
+
+def serve(environment: ContainerEnvironment, command: Sequence[str]) -> int:
+    """Serve until a signal, or until the engine ends; returns the exit code.
+
+    Raises:
+        UserError: the model cannot be fetched, is not whole, or does not write.
+    """
+    with tempfile.TemporaryDirectory(prefix="model-") as scratch:
+        model = fetch(environment.storage_uri, Path(scratch))
+        check_model_folder(model)
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            port = int(listener.getsockname()[1])
+        filled = [part.format(model=model, port=port) for part in command]
+        log("engine_starts", command=filled)
+        with subprocess.Popen(
+            filled, stdin=subprocess.DEVNULL, preexec_fn=_end_with_parent
+        ) as engine:
+            try:
+                return asyncio.run(_serve(environment, engine, f"http://127.0.0.1:{port}"))
+            finally:
+                _end(engine)
+
+
+def _end_with_parent() -> None:
+    """Have the kernel end this process when its parent is gone, by whatever way (Linux alone)."""
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def fetch(uri: str, folder: Path) -> Path:
+    """The model as a local folder: copied from a bucket, or where it lies already."""
+    import fsspec
+
+    filesystem, path = fsspec.core.url_to_fs(uri)
+    if "file" in filesystem.protocol:
+        return Path(path)
+    started = time.monotonic()
+    try:
+        filesystem.get(f"{path.rstrip('/')}/", f"{folder}/", recursive=True)
+    except FileNotFoundError as error:
+        raise UserError(f"There is no model at {uri} (AIP_STORAGE_URI).") from error
+    log("model_fetched", uri=uri, seconds=round(time.monotonic() - started, 1))
+    return folder
+
+
+async def _serve(
+    environment: ContainerEnvironment, engine: subprocess.Popen[bytes], url: str
+) -> int:
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    timeout = httpx.Timeout(None, connect=5.0)
+    async with httpx.AsyncClient(
+        base_url=url, timeout=timeout, limits=limits, trust_env=False
+    ) as client:
+        await _wait_ready(client, engine)
+        await _probe(client)
+        backend = Backend(client, environment.version, environment.fingerprint)
+        app = build_app(backend, environment.health_route, environment.predict_route)
+        server = uvicorn.Server(
+            uvicorn.Config(
+                app,
+                host=environment.host,
+                port=environment.port,
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+            )
+        )
+        watching = asyncio.create_task(_stop_with(engine, server))
+        log("ready", version=environment.version, port=environment.port)
+        await server.serve()
+        watching.cancel()
+    return engine.poll() or 0
+
+
+async def _wait_ready(client: httpx.AsyncClient, engine: subprocess.Popen[bytes]) -> None:
+    while engine.poll() is None:
+        try:
+            if (await client.get("/health", timeout=5.0)).status_code == 200:
+                return
+        except httpx.HTTPError:
+            pass
+        await asyncio.sleep(HEALTH_SECONDS)
+    raise UserError(f"The engine ended with exit code {engine.returncode} while it loaded.")
+
+
+async def _probe(client: httpx.AsyncClient) -> None:
+    try:
+        text = await complete(client, PROBE)
+    except ServingError as error:
+        raise UserError(f"The model does not continue the probe: {error}") from error
+    if not text:
+        raise UserError("The model wrote nothing after the probe.")
+
+
+async def _stop_with(engine: subprocess.Popen[bytes], server: uvicorn.Server) -> None:
+    """End the server when the engine has ended: Vertex AI then starts the container again."""
+    while engine.poll() is None:
+        await asyncio.sleep(HEALTH_SECONDS)
+    log("engine_ended", status=engine.returncode)
+    server.should_exit = True
+
+
+def _end(engine: subprocess.Popen[bytes]) -> None:
+    if engine.poll() is not None:
+        return
+    engine.terminate()
+    try:
+        engine.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        engine.kill()
+
+
+def main(arguments: Sequence[str], environment: dict[str, Any]) -> int:
+    """Entry point; what a user can mend is one message."""
+    try:
+        if arguments[:1] != ["--"] or len(arguments) < 2:
+            raise UserError("Give the engine's command after `--`, with {model} and {port} in it.")
+        try:
+            wanted = ContainerEnvironment.model_validate(environment)
+        except ValidationError as error:
+            names = ", ".join(str(fault["loc"][0]) for fault in error.errors())
+            raise UserError(f"Vertex AI sets {names}; here it is missing or wrong.") from error
+        # uvicorn ends its serving on this signal and then raises it again; by default that would
+        # end the process with the engine still running.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        return serve(wanted, arguments[1:])
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:], dict(os.environ)))

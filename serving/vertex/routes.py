@@ -1,0 +1,155 @@
+"""What a Vertex AI container answers: predict and OpenAI's routes, before an OpenAI-like engine."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from pydantic import ValidationError
+
+from serving.api.errors import ServingError, invalid, unavailable
+from serving.api.requests import PredictRequest, describe
+from serving.engine.protocol import GenerateRequest
+from serving.settings import EndpointSettings
+
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
+LIMITS = EndpointSettings(max_new_tokens=1_000_000, max_prompt_tokens=1_000_000)
+"""None of its own: the engine refuses what its model does not take."""
+LARGEST_BODY = 10 * 1024 * 1024
+"""Bytes; what Vertex AI takes at most."""
+
+
+@dataclass(frozen=True)
+class Backend:
+    """The engine behind the routes, and the model's name for those who ask."""
+
+    engine: httpx.AsyncClient
+    version: str
+    fingerprint: str
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What every answer says about the model."""
+        return {"X-Model-Version": self.version, "X-Model-Fingerprint": self.fingerprint}
+
+
+def build_app(backend: Backend, health_route: str, predict_route: str) -> FastAPI:
+    """The routes; nothing else of the engine can be reached.
+
+    Vertex AI passes on requests to the predict route alone. So that one takes its own shape
+    (`instances`), and OpenAI's bodies as `rawPredict` and `streamRawPredict` send them.
+    """
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+
+    @app.exception_handler(ServingError)
+    async def serving_error(request: Request, error: ServingError) -> Response:
+        return error.response()
+
+    @app.get(health_route)
+    async def health() -> Response:
+        try:
+            answer = await backend.engine.get("/health", timeout=5.0)
+            healthy = answer.status_code == 200
+        except httpx.HTTPError:
+            healthy = False
+        return Response(status_code=200 if healthy else 503)
+
+    @app.post(predict_route)
+    async def predict(request: Request) -> Response:
+        body = await _read(request)
+        if "messages" in body:
+            return await _pass_on(backend, CHAT, body)
+        if "prompt" in body:
+            return await _pass_on(backend, COMPLETIONS, body)
+        return await _predict(backend, body)
+
+    @app.post(COMPLETIONS)
+    async def completions(request: Request) -> Response:
+        return await _pass_on(backend, COMPLETIONS, await _read(request))
+
+    @app.post(CHAT)
+    async def chat(request: Request) -> Response:
+        return await _pass_on(backend, CHAT, await _read(request))
+
+    return app
+
+
+async def complete(engine: httpx.AsyncClient, wanted: GenerateRequest) -> str:
+    """One continuation; raises ServingError."""
+    fields = {"prompt", "max_tokens", "temperature", "top_p", "stop"}
+    try:
+        answer = await engine.post(COMPLETIONS, json=wanted.model_dump(include=fields))
+    except httpx.HTTPError as error:
+        raise unavailable(f"The model's engine did not answer ({type(error).__name__}).") from error
+    if answer.status_code != 200:
+        raise _refusal(answer.status_code, answer.content)
+    return str(answer.json()["choices"][0]["text"])
+
+
+async def _predict(backend: Backend, body: dict[str, Any]) -> Response:
+    try:
+        # Vertex AI leaves out what is empty, and sends null for absent parameters.
+        given = {key: value for key, value in body.items() if value is not None}
+        wanted = PredictRequest.model_validate(given).generate_requests(LIMITS)
+    except ValidationError as error:
+        raise invalid(*describe(error)) from error
+    texts = await asyncio.gather(*(complete(backend.engine, one) for one in wanted))
+    return JSONResponse({"predictions": texts}, headers=backend.headers)
+
+
+async def _pass_on(backend: Backend, route: str, body: dict[str, Any]) -> Response:
+    """Send a request to the engine and its answer back, piece by piece."""
+    request = backend.engine.build_request("POST", route, json=body)
+    try:
+        answer = await backend.engine.send(request, stream=True)
+    except httpx.HTTPError as error:
+        raise unavailable(f"The model's engine did not answer ({type(error).__name__}).") from error
+
+    async def pieces() -> AsyncIterator[bytes]:
+        try:
+            async for piece in answer.aiter_bytes():
+                yield piece
+        finally:
+            await answer.aclose()
+
+    kind = answer.headers.get("content-type", "application/json")
+    return StreamingResponse(pieces(), answer.status_code, backend.headers, kind)
+
+
+async def _read(request: Request) -> dict[str, Any]:
+    content = bytearray()
+    async for piece in request.stream():
+        content += piece
+        if len(content) > LARGEST_BODY:
+            text = f"The body is larger than {LARGEST_BODY:,} bytes."
+            raise ServingError(413, text, "body_too_large")
+    try:
+        body = json.loads(content, parse_float=_number)
+    except (ValueError, RecursionError) as error:
+        raise invalid(f"The body is not JSON: {error}.", None) from error
+    if not isinstance(body, dict):
+        raise invalid("The body is not a JSON object.", None)
+    return body
+
+
+def _number(text: str) -> float:
+    """Vertex AI writes every number with a point, since a protobuf value knows no whole numbers."""
+    value = float(text)
+    return int(value) if value.is_integer() else value
+
+
+def _refusal(status: int, content: bytes) -> ServingError:
+    """An engine's error in this server's shape; its faults are not the client's."""
+    try:
+        error = json.loads(content).get("error", {})
+        message = str(error.get("message", ""))
+    except (ValueError, AttributeError):
+        message = ""
+    if 400 <= status < 500:
+        return ServingError(status, message or f"The engine answered {status}.", "refused")
+    return unavailable(f"The model's engine answered {status}. {message}".strip())

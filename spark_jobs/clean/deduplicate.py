@@ -1,0 +1,252 @@
+"""Decides which of the prepared documents stay: one survivor of each duplicate cluster.
+
+The survivor is the longest document, of several the one with the smallest id; a cluster's id is the
+smallest of its members'. Neither depends on how the text is partitioned.
+
+Texts of earlier corpora that have left the sources are clustered with the others, so that a
+cluster stays in its split; `clean.splits` says which that is, and who may survive in it.
+
+Three steps, each on columns of whole arrays: `group_exact` finds the documents of equal text, one
+of which represents them; `find_near` clusters the representatives; `decide_survivors` says of every
+document whether it stays.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from artifacts.arrays import run_starts
+from spark_jobs.clean.duplicates import EXACT, NEAR, list_duplicates
+from spark_jobs.clean.history import History
+from spark_jobs.clean.near_duplicates import NearDuplicates, find_near_duplicates
+from spark_jobs.clean.prepare import bands_of
+from spark_jobs.clean.prepared import Prepared
+from spark_jobs.clean.splits import (
+    NAMES,
+    VALIDATION,
+    Fates,
+    Texts,
+    by_hash,
+    by_source,
+    decide,
+    final_splits,
+    remember,
+)
+from spark_jobs.clean.verify import comparison
+from spark_jobs.settings import CleanCorpusSettings, SplitSettings
+from spark_jobs.text.normalize import HASH_BYTES
+
+GUARDED, SPOILT, PAST = "copy_of_held_out", "trained_on_before", "left_the_sources"
+_REASONS = pa.array([None, EXACT, NEAR, GUARDED, SPOILT, PAST])
+
+_SURVIVAL_ORDER = [
+    ("preferred", "descending"),
+    ("characters", "descending"),
+    ("id", "ascending"),
+]
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """What became of every prepared document, in the order of the parts."""
+
+    documents: pa.Table
+    """Those of `Prepared`, with `cluster`, `reason` (null: stays), `split` and `slice`."""
+    duplicates: pa.Table
+    """Rows of `clean.duplicates.DUPLICATE_SCHEMA`."""
+    cluster_sizes: np.ndarray
+    """Documents in each cluster, survivor included."""
+
+    @cached_property
+    def stays(self) -> np.ndarray:
+        """Shape (documents,): whether each stays."""
+        return np.asarray(pc.is_null(self.documents["reason"]))
+
+
+@dataclass(frozen=True)
+class PastTexts:
+    """The texts of earlier corpora that are no longer in the sources."""
+
+    history: History | None = None
+    places: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    """Where the record has them."""
+
+
+def group_exact(documents: pa.Table, split: SplitSettings) -> Texts:
+    """Group documents of equal text, those with a fault left out.
+
+    One whose source is set apart for judging represents its group, one that has left never does.
+
+    Args:
+        documents: `text_hash`, `source`, `characters`, `id`, `fault` and `past`.
+    """
+    hashes = _fixed_strings(documents["text_hash"])
+    sound = np.flatnonzero(np.asarray(pc.is_null(documents["fault"])))
+    members = sound[np.argsort(hashes[sound], kind="stable")]
+    begins = run_starts(hashes[members])
+    group = np.cumsum(begins) - 1
+    forced = by_source(documents["source"], split)
+    preferred = np.where(
+        documents["past"].to_numpy(), -1, np.where(forced >= VALIDATION, forced, 0)
+    )
+    survivor = _survivors(documents, members, group, preferred[members])
+    return Texts(members, group, members[survivor[begins]])
+
+
+def find_near(
+    prepared: Prepared,
+    texts: Texts,
+    settings: CleanCorpusSettings,
+    fetch_shingles: Callable[[np.ndarray], list[np.ndarray]],
+) -> NearDuplicates:
+    """Cluster the near-copies among different texts, numbered as in `texts.representatives`.
+
+    Args:
+        fetch_shingles: document numbers to shingle sets (`clean.verify.fetch_shingles`).
+    """
+    documents, bands = texts.representatives, bands_of(settings)
+    keys = np.empty((len(documents), 0), np.uint64)
+    if bands and len(documents):
+        keys = prepared.fetch_matrix(documents, "bands", np.uint64)
+    threshold = settings.near_duplicates.threshold
+    compare = comparison(
+        lambda numbers: prepared.fetch_matrix(documents[numbers], "signature", np.uint8),
+        lambda numbers: fetch_shingles(documents[numbers]),
+        threshold,
+    )
+    return find_near_duplicates(keys, compare, threshold)
+
+
+def decide_survivors(
+    documents: pa.Table, texts: Texts, near: NearDuplicates, past: PastTexts, split: SplitSettings
+) -> Decisions:
+    """Give every document its cluster, the reason why it goes or its split.
+
+    Args:
+        documents: the small columns, one row a document; nothing else of the corpus is needed.
+        texts: of `group_exact`, `near`: of `find_near`.
+    """
+    chosen = _choose(documents, texts, near, past, split)
+    reason = pa.array(_REASONS.take(pa.array(_reasons(documents, texts, chosen))))
+    columns = {
+        "cluster": _as_strings(_clusters(documents, texts, chosen)),
+        "reason": pc.coalesce(reason, documents["fault"]),
+        "split": pa.array(NAMES).take(_of_documents(documents, texts, chosen.split)),
+        "slice": _of_documents(documents, texts, chosen.slice),
+    }
+    for name, values in columns.items():
+        documents = documents.append_column(name, values)
+    present = ~documents["past"].to_numpy()[texts.members]
+    sizes = np.bincount(near.component[texts.group], present)
+    duplicates = list_duplicates(documents, texts, chosen.survivor, near)
+    return Decisions(documents, duplicates, sizes[sizes > 0].astype(np.int64))
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """What was decided of each different text; all arrays have the shape (texts,)."""
+
+    fates: Fates
+    named_by: np.ndarray
+    """The text whose hash names the cluster: the first, since texts are in the order of hashes."""
+    survivor: np.ndarray
+    """The text that stays in its place; itself where it stays."""
+    stays: np.ndarray
+    split: np.ndarray
+    """Places in `NAMES`; 0 for a text that goes."""
+    slice: np.ndarray
+    """0 for a text that goes."""
+
+
+def _choose(
+    documents: pa.Table, texts: Texts, near: NearDuplicates, past: PastTexts, split: SplitSettings
+) -> _Chosen:
+    representatives = texts.representatives
+    numbers = np.arange(len(representatives))
+    named_by = _first_of(near.component, numbers)
+    known = remember(documents, past.places, past.history).of_texts(texts)
+    forced = by_source(documents["source"], split)[representatives]
+    present = ~documents["past"].to_numpy()[representatives]
+    names = documents["text_hash"].take(pa.array(representatives[named_by])).combine_chunks()
+    fates = decide(near.component, present, known, forced, by_hash(names, split))
+    eligible = fates.eligible.astype(np.int64)
+    best = _survivors(documents, representatives, near.component, eligible)
+    stays = fates.stays | (fates.eligible & (best == numbers))
+    return _Chosen(
+        fates,
+        named_by,
+        np.where(stays, numbers, best),
+        stays,
+        np.where(stays, final_splits(fates, known, forced), 0),
+        np.where(stays, known.slices, 0),
+    )
+
+
+def _reasons(documents: pa.Table, texts: Texts, chosen: _Chosen) -> np.ndarray:
+    """Places in `_REASONS`: shape (documents,)."""
+    reasons = np.zeros(documents.num_rows, np.int64)
+    of_cluster = np.where(chosen.fates.guarded, 3, np.where(chosen.fates.spoilt, 4, 0))
+    reasons[texts.members] = np.where(of_cluster, of_cluster, 1)[texts.group]
+    of_representative = np.where(of_cluster, of_cluster, 2)
+    reasons[texts.representatives] = np.where(chosen.stays, 0, of_representative)
+    reasons[documents["past"].to_numpy()] = 5
+    return reasons
+
+
+def _clusters(documents: pa.Table, texts: Texts, chosen: _Chosen) -> np.ndarray:
+    """The cluster's id of every document, as numpy bytes; its own hash where it has a fault."""
+    clusters = _fixed_strings(documents["text_hash"])
+    names = clusters[texts.representatives[chosen.named_by]]
+    clusters[texts.members] = names[texts.group]
+    return clusters
+
+
+def _of_documents(documents: pa.Table, texts: Texts, of_texts: np.ndarray) -> pa.Array:
+    """Numbers of texts as those of their representatives; 0 for all other documents."""
+    values = np.zeros(documents.num_rows, np.int64)
+    values[texts.representatives] = of_texts
+    return pa.array(values)
+
+
+def _survivors(
+    documents: pa.Table, numbers: np.ndarray, component: np.ndarray, preferred: np.ndarray
+) -> np.ndarray:
+    """For each of some documents, the place among them of its component's survivor.
+
+    The most preferred one is the survivor, of several the longest.
+    """
+    survivor = np.arange(len(numbers))
+    # Nearly all are alone in their component, and need not be compared.
+    several = np.flatnonzero(np.bincount(component)[component] > 1) if len(component) else survivor
+    columns = documents.select([name for name, _ in _SURVIVAL_ORDER[1:]]).take(numbers[several])
+    columns = columns.append_column("preferred", pa.array(preferred[several]))
+    rank = np.empty(len(several), np.int64)
+    rank[np.asarray(pc.sort_indices(columns, sort_keys=_SURVIVAL_ORDER))] = np.arange(len(several))
+    survivor[several] = several[_first_of(component[several], rank)]
+    return survivor
+
+
+def _first_of(component: np.ndarray, rank: np.ndarray) -> np.ndarray:
+    """For each element, the element of lowest rank in its component."""
+    order = np.lexsort((rank, component))
+    first = order[run_starts(component[order])]
+    best = np.empty(component.max(initial=-1) + 1, np.int64)
+    best[component[first]] = first
+    return best[component]
+
+
+def _fixed_strings(values: pa.ChunkedArray) -> np.ndarray:
+    """Equally long ASCII strings as numpy bytes, which compare and sort without Python."""
+    content = values.combine_chunks().cast(pa.binary(2 * HASH_BYTES))
+    return np.frombuffer(content.buffers()[1], f"S{2 * HASH_BYTES}")[: len(content)].copy()
+
+
+def _as_strings(values: np.ndarray) -> pa.StringArray:
+    """`_fixed_strings` back again."""
+    offsets = np.arange(len(values) + 1, dtype=np.int32) * values.itemsize
+    content = [pa.py_buffer(offsets), pa.py_buffer(values)]
+    return pa.StringArray.from_buffers(len(values), *content)

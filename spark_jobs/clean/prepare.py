@@ -1,0 +1,199 @@
+"""The first pass over raw text: normalize, filter each document by itself, sign it.
+
+What it makes of a part depends on the part's rows and the settings alone, so it is cached and found
+again when the corpus has grown elsewhere: reading it takes a tenth of making it.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from artifacts.cache import cache_key, cached
+from artifacts.progress import Report
+from artifacts.storage.atomic import write_atomically
+from spark_jobs.clean.quality import personal_data_mask, quality_filter
+from spark_jobs.clean.signatures import Bands, band_keys, derive_bands, signatures
+from spark_jobs.decontaminate.overlap import load_ngrams, ngrams_of, overlaps
+from spark_jobs.runtime.parquet import Part, to_parquet
+from spark_jobs.runtime.tasks import map_tasks
+from spark_jobs.settings import CleanCorpusSettings
+from spark_jobs.text.normalize import fold, normalize, repair_encoding, text_hash
+from spark_jobs.text.shingles import shingle, sum_words
+
+RAW_COLUMNS = ["id", "text", "source"]
+
+
+def prepared_schema(bands: Bands | None) -> pa.Schema:
+    """Columns of a prepared part.
+
+    `text_hash` is equal for exact copies, `fault` says why a document is dropped, whatever the
+    others are. Without near-duplicate search, `bands` and `signature` are left out.
+    """
+    fields = [
+        ("id", pa.string()),
+        ("text", pa.string()),
+        ("source", pa.string()),
+        ("text_hash", pa.string()),
+        ("characters", pa.int64()),
+        ("bytes", pa.int64()),
+        ("fault", pa.string()),
+        ("repaired", pa.bool_()),
+    ]
+    if bands:
+        fields += [
+            ("bands", pa.binary(8 * bands.bands)),
+            ("signature", pa.binary(bands.permutations)),
+        ]
+    return pa.schema(fields)
+
+
+def bands_of(settings: CleanCorpusSettings) -> Bands | None:
+    """How signatures are cut, or None where near-duplicates are not looked for."""
+    if not settings.near_duplicates.enabled:
+        return None
+    return derive_bands(settings.near_duplicates.threshold, settings.near_duplicates.permutations)
+
+
+@dataclass(frozen=True)
+class PreparedPart:
+    """A part's prepared rows."""
+
+    url: str
+    origin: str
+    """A hash of the rows."""
+    is_new: bool
+    """Whether they were made by this run."""
+
+
+def prepare_parts(
+    spark: SparkSession,
+    parts: list[Part],
+    folder: str,
+    settings: CleanCorpusSettings,
+    ngrams: str | None,
+    cache: str | None,
+    report: Report,
+) -> list[PreparedPart]:
+    """Prepare parts of a corpus, each by a task.
+
+    Args:
+        folder: where the prepared rows go, as Parquet files of `prepared_schema`.
+        ngrams: URL of the evaluation texts' n-grams, named by their content (`overlap`).
+        cache: folder of what earlier runs have prepared.
+    """
+    key = preparation_key(settings, ngrams)
+    work = partial(prepare_part, settings=settings, ngrams=ngrams, key=key, cache=cache)
+    items = [(part, f"{folder}/{number:05d}.parquet") for number, part in enumerate(parts)]
+    records = map_tasks(spark, "normalizing and signing", items, work, report)
+    return [PreparedPart(**record) for record in records]
+
+
+def preparation_key(settings: CleanCorpusSettings, ngrams: str | None) -> str:
+    """The cache's key of prepared rows, but for the part's content."""
+    return cache_key(
+        __name__,
+        ["datatrove", "ftfy", "numpy", "pyarrow", "spacy"],
+        settings=settings.preparation(),
+        evaluation=ngrams.rpartition("/")[2] if ngrams else None,
+    )
+
+
+def prepare_part(
+    part: tuple[Part, str],
+    settings: CleanCorpusSettings,
+    ngrams: str | None,
+    key: str,
+    cache: str | None,
+) -> dict[str, Any]:
+    """Prepare one part: the fields of `PreparedPart`.
+
+    Args:
+        part: and where its prepared rows go.
+        key: of `preparation_key`.
+    """
+    raw, url = part
+    made = []
+
+    def make() -> bytes:
+        made.append(url)
+        bands = bands_of(settings)
+        # Read again soon and by few: quick to pack and unpack counts for more than small.
+        compression = dict.fromkeys(prepared_schema(bands).names, "lz4")
+        for column in ("text_hash", "bands", "signature"):
+            if column in compression:
+                compression[column] = "none"
+        return to_parquet(_prepare(raw.read(RAW_COLUMNS), settings, bands, ngrams), compression)
+
+    content = cached(cache, f"{key}-{raw.digest(RAW_COLUMNS)}", make)
+    filesystem, path = fsspec.core.url_to_fs(url)
+    write_atomically(filesystem, path, content, sync=False)
+    return {"url": url, "origin": hashlib.sha256(content).hexdigest(), "is_new": bool(made)}
+
+
+def _prepare(
+    raw: pa.Table, settings: CleanCorpusSettings, bands: Bands | None, ngrams: str | None
+) -> pa.Table:
+    texts, repaired = _normalized([text or "" for text in raw["text"].to_pylist()], settings)
+    faults = [_length_fault(text, settings) for text in texts]
+    for name in settings.quality_filters:
+        check = quality_filter(name)
+        faults = [f or check(text) for f, text in zip(faults, texts, strict=True)]
+    folded = ["" if fault else fold(text) for text, fault in zip(texts, faults, strict=True)]
+    words = sum_words(folded)
+    if ngrams:
+        limits = settings.decontamination
+        overlap = overlaps(ngrams_of(words, limits.ngram_size), load_ngrams(ngrams))
+        for number in np.flatnonzero(overlap > limits.maximum_overlap):
+            faults[number] = "overlaps_evaluation"
+    columns = {
+        "id": raw["id"],
+        "text": texts,
+        "source": raw["source"],
+        "text_hash": list(map(text_hash, folded)),
+        "characters": [len(text) for text in texts],
+        "bytes": [len(text.encode()) for text in texts],
+        "fault": faults,
+        "repaired": repaired,
+    }
+    if bands:
+        shingles = shingle(words, settings.near_duplicates.shingle_words)
+        signature = signatures(shingles, bands.permutations)
+        columns["bands"] = _fixed_binary(band_keys(signature, bands))
+        # The lowest byte of each hash will do to rule a pair out (Li and König, "b-Bit Minwise
+        # Hashing", 2010): one of 256 others agrees by chance, so that a few pairs too many are
+        # compared, and none too few.
+        columns["signature"] = _fixed_binary(signature.astype(np.uint8))
+    return pa.table(columns, prepared_schema(bands))
+
+
+def _normalized(raw: list[str], settings: CleanCorpusSettings) -> tuple[list[str], list[bool]]:
+    """The texts repaired, normalized and masked, and which were in need of repair."""
+    texts = list(map(repair_encoding, raw)) if settings.repair_encodings else raw
+    repaired = [text is not original for text, original in zip(texts, raw, strict=True)]
+    texts = [normalize(text, settings.unicode_form) for text in texts]
+    if settings.mask_personal_data:
+        texts = list(map(personal_data_mask(), texts))
+    return texts, repaired
+
+
+def _fixed_binary(rows: np.ndarray) -> pa.Array:
+    """A matrix as one fixed-size binary value a row."""
+    content = np.ascontiguousarray(rows)
+    width = content.dtype.itemsize * content.shape[1]
+    return pa.Array.from_buffers(pa.binary(width), len(content), [None, pa.py_buffer(content)])
+
+
+def _length_fault(text: str, settings: CleanCorpusSettings) -> str | None:
+    if not text:
+        return "empty"
+    if len(text) < settings.minimum_characters:
+        return "too_short"
+    if len(text) > settings.maximum_characters:
+        return "too_long"
+    return None

@@ -1,0 +1,1 @@
+"""Keeping evaluation text and held-out text out of training."""

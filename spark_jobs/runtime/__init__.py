@@ -1,0 +1,1 @@
+"""How a job runs on Spark: session, tasks, cache, Parquet."""

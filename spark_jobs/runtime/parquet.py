@@ -1,0 +1,120 @@
+"""The parts of a corpus folder: Parquet files, read and written by tasks through fsspec."""
+
+import hashlib
+from dataclasses import dataclass
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from artifacts.errors import UserError, make_command
+from artifacts.storage.atomic import write_atomically
+
+READERS = 4
+"""Threads of the driver that read parts; a bucket answers several requests at a time."""
+
+ORIGIN_KEY = b"origin"
+"""Of a clean part's Parquet metadata (`Part.origin`)."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One row group: what one task reads."""
+
+    url: str
+    row_group: int
+    rows: int
+    origin: str | None = None
+    """Names what the part's documents were chosen from: where origins are equal, documents of equal
+    ids are, too. Parts of a clean corpus have one."""
+
+    def read(self, columns: list[str]) -> pa.Table:
+        """The part's rows."""
+        with fsspec.open(self.url, "rb") as file:
+            parquet = pq.ParquetFile(file, page_checksum_verification=True)
+            return parquet.read_row_group(self.row_group, columns=columns)
+
+    def digest(self, columns: list[str]) -> str:
+        """A hash of columns as they are stored, so that nothing has to be unpacked for it.
+
+        Equal digests mean equal rows; equal rows that were written otherwise have another digest.
+        """
+        digest = hashlib.blake2b(digest_size=16)
+        with fsspec.open(self.url, "rb") as file:
+            group = pq.ParquetFile(file).metadata.row_group(self.row_group)
+            for number in range(group.num_columns):
+                column = group.column(number)
+                if column.path_in_schema in columns:
+                    digest.update(f"{column.path_in_schema} {column.physical_type}".encode())
+                    file.seek(column.dictionary_page_offset or column.data_page_offset)
+                    digest.update(file.read(column.total_compressed_size))
+        return digest.hexdigest()
+
+
+def find_parts(url: str, columns: list[str], asset: str) -> list[Part]:
+    """The parts of a corpus folder in a fixed order.
+
+    Raises:
+        UserError: the folder holds no `part-*.parquet`, one is damaged or lacks a column.
+    """
+    filesystem, folder = fsspec.core.url_to_fs(url)
+    files = sorted(filesystem.glob(f"{folder}/part-*.parquet"))
+    if not files:
+        raise UserError(
+            f"{url} holds no part-*.parquet files, so there is no `{asset}` to read. Make it with: "
+            f"{make_command(asset)}"
+        )
+    parts = []
+    for file in files:
+        try:
+            with filesystem.open(file, "rb") as handle:
+                metadata = pq.ParquetFile(handle).metadata
+        except pa.ArrowInvalid as error:
+            raise UserError(
+                f"{file} is not a readable Parquet file ({error}). Set what is damaged aside and "
+                f"make it again with: llm-assets doctor --repair && {make_command(asset)}"
+            ) from error
+        found = metadata.schema.to_arrow_schema().names
+        missing = [column for column in columns if column not in found]
+        if missing:
+            raise UserError(
+                f"{file} of the `{asset}` has no column {missing[0]!r}; its columns are "
+                f"{', '.join(found)}."
+            )
+        origin = (metadata.metadata or {}).get(ORIGIN_KEY)
+        parts += [
+            Part(
+                filesystem.unstrip_protocol(file),
+                number,
+                metadata.row_group(number).num_rows,
+                f"{origin.decode()}/{number}" if origin else None,
+            )
+            for number in range(metadata.num_row_groups)
+        ]
+    return parts
+
+
+def read_table(url: str, columns: list[str] | None = None) -> pa.Table:
+    """A whole Parquet file, its checksums compared."""
+    with fsspec.open(url, "rb") as file:
+        return pq.ParquetFile(file, page_checksum_verification=True).read(columns)
+
+
+def write_table(url: str, table: pa.Table) -> None:
+    """Write a table as one Parquet file of one row group, whole or not at all."""
+    filesystem, path = fsspec.core.url_to_fs(url)
+    write_atomically(filesystem, path, to_parquet(table))
+
+
+def to_parquet(table: pa.Table, compression: str | dict[str, str] = "zstd") -> bytes:
+    """A table as a Parquet file of one row group."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(
+        table,
+        sink,
+        row_group_size=max(1, table.num_rows),
+        compression=compression,
+        use_dictionary=[name for name in table.schema.names if name in ("source", "reason")],
+        write_page_checksum=True,
+    )
+    return sink.getvalue().to_pybytes()

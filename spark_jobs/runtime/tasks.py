@@ -1,0 +1,76 @@
+"""Runs a Python function over a list of items, a few of them in each Spark task.
+
+The texts themselves never pass through Java: a task reads its parts of a corpus and writes its
+results by itself, and only a small record of each comes back.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PythonException
+from pyspark.sql import SparkSession
+
+from artifacts.errors import UserError
+from artifacts.progress import Report
+from spark_jobs.runtime.progress import progress
+
+Item = TypeVar("Item")
+
+TASKS_PER_CORE = 2
+"""Where there are enough items; each costs PySpark about 0.1 s whatever its size."""
+ITEMS_PER_TASK = 32
+"""At most, so that a cluster that grows with the work sees how much there is."""
+
+_USER_ERROR = re.compile(
+    r"^artifacts\.errors\.\w+: (.*?)\s*(?=\n\s+at org\.|\Z)", re.DOTALL | re.MULTILINE
+)
+"""The last line of a task's Python traceback, before Java's begins."""
+
+
+def map_tasks(
+    spark: SparkSession,
+    label: str,
+    items: Sequence[Item],
+    work: Callable[[Item], dict[str, Any]],
+    report: Report,
+) -> list[dict[str, Any]]:
+    """`work(item)` for every item, in parallel; the records in order.
+
+    Raises:
+        UserError: what a task raised as such, with its message.
+    """
+    if not items:
+        return []
+    context = spark.sparkContext
+    shared = context.broadcast(list(items))
+    tasks = count_tasks(len(items), context.defaultParallelism)
+
+    def run(task: int) -> list[dict[str, Any]]:
+        return [work(item) for item in shared.value[task::tasks]]
+
+    # An RDD and not a table: Spark's SQL engine takes longer to wake than small tasks to run.
+    numbers = context.parallelize(range(tasks), tasks)
+    with user_errors(), progress(context, label, report):
+        found = numbers.map(run).collect()
+    shared.destroy()
+    return [found[number % tasks][number // tasks] for number in range(len(items))]
+
+
+def count_tasks(items: int, cores: int) -> int:
+    """Into how many tasks to cut the work on so many items."""
+    return min(items, max(TASKS_PER_CORE * cores, -(-items // ITEMS_PER_TASK)))
+
+
+@contextmanager
+def user_errors() -> Iterator[None]:
+    """Raise a task's UserError as such, without Spark's traceback around it."""
+    try:
+        yield
+    except (PythonException, Py4JJavaError) as error:
+        message = _USER_ERROR.search(str(error))
+        if message is None:
+            raise
+        raise UserError(message.group(1).strip()) from error

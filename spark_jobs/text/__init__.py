@@ -1,0 +1,1 @@
+"""Text as documents are compared: normalized, folded, cut into word shingles."""

@@ -1,0 +1,1 @@
+"""Clean text to packed rows of tokens, in stages."""

@@ -1,0 +1,297 @@
+"""Clean text to packed rows of tokens in three splits.
+
+Which shard a document goes to, and where in it, follows from its content alone, so the same corpus
+gives the same bytes under any number of partitions.
+
+Run as a program: `python -m spark_jobs.tokenize.job --spec spec.json`.
+"""
+
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+from pyspark.sql import SparkSession
+
+from artifacts.errors import UserError
+from artifacts.program.entry import run_program
+from artifacts.shards.shard_set import ALL_SPLITS, SPLITS, ShardEntry, ShardStats, token_dtype
+from spark_jobs.clean.write import CLEAN_SCHEMA
+from spark_jobs.decontaminate.evaluation_texts import save_evaluation_ngrams
+from spark_jobs.decontaminate.held_out_ngrams import save_held_out_ngrams
+from spark_jobs.runtime.parquet import Part, find_parts, write_table
+from spark_jobs.runtime.scratch import scratch_folder
+from spark_jobs.runtime.session import session
+from spark_jobs.runtime.tasks import count_tasks, map_tasks
+from spark_jobs.settings import TokenizedShardsSettings
+from spark_jobs.tokenize.card import write_card
+from spark_jobs.tokenize.documents import REMOVED, REMOVED_NAME, Cached, tokenise_parts
+from spark_jobs.tokenize.mixing import plan_mixing
+from spark_jobs.tokenize.shards import Plan, write_shard_of
+from spark_jobs.tokenize.shuffle import Range, read_ranges
+from spark_jobs.tokenize.survey import Survey, survey_parts
+from spark_jobs.tokenize.tokenizer import (
+    Engine,
+    TokenizerFiles,
+    choose_engine,
+    load_tokenizer,
+    measure_bytes_per_token,
+)
+
+CODE_VERSION = "5"
+
+BYTES_PER_TOKEN = 4
+"""Rough length of a token in text, which only decides into how many shards a split is cut."""
+
+
+class TokenizeSpec(BaseModel):
+    """One run of this job."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    clean_corpus: str
+    """Folder of the clean corpus."""
+    base_model: str
+    """Folder of the base model, whose tokenizer is used."""
+    output: str
+    """Folder that the shards are written into."""
+    settings: TokenizedShardsSettings
+    evaluation_texts: list[str] = []
+    """Text files as in `clean.job.CleanSpec`, which no replayed text may overlap with."""
+    cache: str | None = None
+    """Folder of what earlier runs made (`artifacts.cache`); it decides speed, never results."""
+
+
+def run(
+    spark: SparkSession, spec: TokenizeSpec, report: Callable[[str], None] = print
+) -> dict[str, Any]:
+    """Write the shards (`artifacts.shards.shard_set`) and return the manifest's stats.
+
+    Returns:
+        The fields of `ShardStats`, and `tokens`, `rows`, `documents` (split to count),
+        `padding_fraction`, `cut_documents`, `tokens_by_source`, `absent_bytes` (bytes that the
+        vocabulary cannot express), `tokenizer_engine`, `parity_sample`, `warnings`, `mixing`,
+        `removed_as_overlapping_held_out` (split to documents).
+
+    Raises:
+        UserError: there is no clean corpus or tokenizer, a split gets no document, nothing is left
+            to replay, or all training text is shorter than one row.
+    """
+    with scratch_folder(f"{spec.output}.scratch") as scratch:
+        return _run(spark, spec, scratch, report)
+
+
+def _run(
+    spark: SparkSession, spec: TokenizeSpec, scratch: str, report: Callable[[str], None]
+) -> dict[str, Any]:
+    settings = spec.settings
+    files = load_tokenizer(spec.base_model)
+    start, end = files.start_and_end(settings.start_token, settings.end_token)
+    parts = find_parts(spec.clean_corpus, CLEAN_SCHEMA.names, "clean_corpus")
+    survey = survey_parts(parts, settings)
+    _refuse_missing_splits(survey)
+    # The comparison with Hugging Face takes one core, while Spark's workers read held-out texts.
+    with ThreadPoolExecutor(1) as background:
+        choice = background.submit(choose_engine, files, settings.engine, survey.sample)
+        mixing, mixing_record = plan_mixing(
+            settings,
+            survey.source_bytes,
+            lambda: measure_bytes_per_token(files, choice.result()[0], survey.sample),
+        )
+        ngrams = _save_reference_ngrams(spark, spec, parts, survey, scratch, report)
+        engine, warnings = choice.result()
+    plan = Plan(
+        output=spec.output,
+        sequence_length=settings.sequence_length,
+        packing=settings.packing,
+        vocab_size=files.vocab_size,
+        start_token_id=start,
+        end_token_id=end,
+        ngrams=ngrams,
+        decontamination=settings.decontamination,
+        mixing=mixing,
+        shards={
+            split: max(1, round(size / BYTES_PER_TOKEN * _item_bytes(files) / settings.shard_bytes))
+            for split, size in survey.bytes.items()
+        },
+    )
+    exchange = f"{scratch}/exchange"
+    tokenize = partial(
+        tokenise_parts,
+        files=files,
+        engine=engine,
+        plan=plan,
+        exchange=exchange,
+        cache=Cached.of(spec.cache, files, engine, plan),
+    )
+    sent = _tokenise(spark, parts, tokenize, engine, report)
+    ranges = _by_shard(sent)
+    removed = _list_removed(spec.output, ranges.pop(REMOVED, []))
+    written = _write_shards(spark, ranges, plan, report)
+    stats = _stats(written, plan, files, engine, warnings)
+    _refuse_too_little(stats, settings)
+    report(
+        f"{sum(stats['tokens'].values()):,} tokens in {sum(stats['rows'].values()):,} rows "
+        f"({stats['rows']['train']:,} to train on)"
+    )
+    stats |= {
+        "parity_sample": len(survey.sample),
+        "mixing": mixing_record,
+        "removed_as_overlapping_held_out": removed,
+    }
+    write_card(spec.output, stats, settings.content())
+    return stats
+
+
+def _save_reference_ngrams(
+    spark: SparkSession,
+    spec: TokenizeSpec,
+    parts: list[Part],
+    survey: Survey,
+    folder: str,
+    report: Callable[[str], None],
+) -> str | None:
+    """The n-grams of all reference texts, as `save_held_out_ngrams`; None if not wanted."""
+    settings = spec.settings
+    if settings.decontamination.maximum_overlap == 1 and not survey.documents["replay"]:
+        return None
+    evaluation = save_evaluation_ngrams(spec.evaluation_texts, folder, settings.decontamination)
+    held_out = list(zip(parts, survey.held_out, strict=True))
+    size = settings.decontamination.ngram_size
+    return save_held_out_ngrams(spark, held_out, size, folder, report, evaluation)
+
+
+def _tokenise(
+    spark: SparkSession,
+    parts: list[Part],
+    tokenize: Callable[[list[Part]], dict[str, Any]],
+    engine: Engine,
+    report: Callable[[str], None],
+) -> list[dict[str, Any]]:
+    """Tokenize all parts, many of them in a piece of work; the records of those."""
+    tasks = count_tasks(len(parts), spark.sparkContext.defaultParallelism)
+    groups = [parts[task::tasks] for task in range(tasks)]
+    return map_tasks(spark, f"tokenizing with {engine}", groups, tokenize, report)
+
+
+def _by_shard(sent: list[dict[str, Any]]) -> dict[int, list[Range]]:
+    """Where the documents of each shard are, from what every piece of work has sent."""
+    ranges: dict[int, list[Range]] = defaultdict(list)
+    for record in sent:
+        for shard, found in record["ranges"].items():
+            ranges[shard] += found
+    return ranges
+
+
+def _list_removed(output: str, ranges: list[Range]) -> dict[str, int]:
+    """List the documents that overlap too much with reference text beside the shards.
+
+    Returns:
+        The split that they were of, to how many.
+    """
+    if not ranges:
+        return {}
+    removed = read_ranges(ranges).sort_by("id")
+    write_table(f"{output}/{REMOVED_NAME}", removed)
+    return dict(Counter(removed["split"].to_pylist()))
+
+
+def _write_shards(
+    spark: SparkSession,
+    ranges: dict[int, list[Range]],
+    plan: Plan,
+    report: Callable[[str], None],
+) -> list[dict[str, Any]]:
+    """Bring each shard's documents together and write it.
+
+    Returns:
+        What is known of each shard, in the order of their names.
+    """
+    write = partial(write_shard_of, plan=plan)
+    written = map_tasks(spark, "writing shards", sorted(ranges.items()), write, report)
+    return sorted(written, key=lambda shard: shard["name"])
+
+
+def _refuse_missing_splits(survey: Survey) -> None:
+    documents = sum(survey.documents.values())
+    if not documents:
+        raise UserError(
+            "The clean corpus holds no documents, so there is nothing to tokenize. "
+            'Materialize it again: dagster asset materialize --select "*clean_corpus"'
+        )
+    for split in SPLITS:
+        if not survey.documents[split]:
+            share = "" if split == "train" else f", or raise `clean_corpus.split.{split}`"
+            raise UserError(
+                f"None of the {documents:,} clean documents falls into the {split} split: "
+                f"give the corpus more documents{share}."
+            )
+
+
+def _item_bytes(files: TokenizerFiles) -> int:
+    return 2 if token_dtype(files.vocab_size) == "uint16" else 4
+
+
+def _stats(
+    written: list[dict[str, Any]],
+    plan: Plan,
+    files: TokenizerFiles,
+    engine: Engine,
+    warnings: list[str],
+) -> dict[str, Any]:
+    def by_split(field: str) -> dict[str, int]:
+        return {
+            split: sum(row[field] for row in written if row["split"] == split) for split in splits
+        }
+
+    splits = ALL_SPLITS if "replay" in plan.shards else SPLITS
+    tokens, rows = by_split("tokens"), by_split("rows")
+    places = sum(rows.values()) * plan.sequence_length
+    sources: dict[str, int] = {}
+    for row in written:
+        for source, count in row["tokens_by_source"].items():
+            sources[source] = sources.get(source, 0) + count
+    reader = ShardStats(
+        sequence_length=plan.sequence_length,
+        dtype=token_dtype(files.vocab_size),
+        vocab_size=files.vocab_size,
+        tokenizer_sha256=files.sha256,
+        start_token_id=plan.start_token_id,
+        end_token_id=plan.end_token_id,
+        shards=[
+            ShardEntry(**{key: row[key] for key in ShardEntry.model_fields}) for row in written
+        ],
+    )
+    return reader.model_dump() | {
+        "tokens": tokens,
+        "rows": rows,
+        "documents": by_split("documents"),
+        "padding_fraction": round(1 - sum(tokens.values()) / places, 6) if places else 0.0,
+        "cut_documents": sum(row["cut_documents"] for row in written),
+        "tokens_by_source": dict(sorted(sources.items())),
+        "absent_bytes": sum(row["absent"] for row in written),
+        "tokenizer_engine": engine,
+        "warnings": warnings,
+    }
+
+
+def _refuse_too_little(stats: dict[str, Any], settings: TokenizedShardsSettings) -> None:
+    if stats["documents"].get("replay") == 0:
+        raise UserError(
+            "Every document to replay (`clean_corpus.split.sources`) overlaps with text that "
+            "judges, so nothing is left to replay. Name another source of general text, or cut its "
+            "documents smaller."
+        )
+    if stats["tokens"]["train"] < settings.sequence_length:
+        raise UserError(
+            f"All training text together is {stats['tokens']['train']:,} tokens, shorter than one "
+            f"row of {settings.sequence_length}. Give the corpus more text, or lower "
+            "`tokenized_shards.sequence_length`."
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(run_program(TokenizeSpec, lambda spec, report: run(session(), spec, report)))

@@ -1,0 +1,270 @@
+"""Tokenizes documents with gigatoken or Hugging Face tokenizers, with equal results.
+
+Special-token strings inside a document are plain text: they are spelled out, never turned into the
+special token. Start and end of a document follow the model family:
+
+- The end is the family's document separator, where its vocabulary has one (`<|endoftext|>`,
+  `<|end_of_text|>`, `</s>`, `<eos>`), else the tokenizer's own EOS. A chat model's EOS, which ends
+  a turn (`<|im_end|>`, `<|eot_id|>`), is not the end of a document.
+- The start is the family's BOS, unless that is a chat mark (`<|im_start|>`); families without a
+  BOS (GPT-2, SmolLM2, Qwen2) begin a document with the separator.
+
+Both can be set by hand (`tokenized_shards.start_token`, `.end_token`).
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import count
+from typing import Any, Literal
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+
+from artifacts.errors import UserError
+
+Engine = Literal["gigatoken", "hugging_face"]
+
+SEPARATORS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
+DOCUMENT_STARTS = ("<|begin_of_text|>", "<s>", "<bos>")
+
+
+@dataclass(frozen=True)
+class TokenizerFiles:
+    """What is read of a model folder; small enough to be sent to every task."""
+
+    definition: str
+    """`tokenizer.json`, with its special tokens taken out so that they are plain text."""
+    sha256: str
+    """Of `tokenizer.json` as it is on disk."""
+    specials: dict[str, int]
+    """Special token to id."""
+    bos_token: str | None
+    eos_token: str | None
+    vocab_size: int
+    """The model's, from `config.json`; without one, the tokenizer's largest id plus one."""
+    absent_letters: tuple[str, ...]
+    """Byte-level letters that the vocabulary lacks, so that their bytes vanish from every text."""
+    first_absent_id: int
+    """The first id past all that the tokenizer gives."""
+    gigatoken_definition: str
+    """The definition with an entry for every byte, as gigatoken wants it: the absent letters get
+    ids past the vocabulary, which `encode` takes out again, as Hugging Face does without a word."""
+
+    def start_and_end(self, start: str | None, end: str | None) -> tuple[int, int]:
+        """The ids put around each document; `start` and `end` override the family's rule.
+
+        Raises:
+            UserError: a token named by hand is unknown, or the family has no end token.
+        """
+        separator = next((token for token in SEPARATORS if token in self.specials), self.eos_token)
+        if end is None and separator is None:
+            raise UserError(
+                "The base model's tokenizer has no end-of-document token. Name one in "
+                "`tokenized_shards.end_token`."
+            )
+        end = end or separator
+        start = start or (self.bos_token if self.bos_token in DOCUMENT_STARTS else separator)
+        return self._id(start or end, "start_token"), self._id(end, "end_token")
+
+    def _id(self, token: str | None, key: str) -> int:
+        if token not in self.specials:
+            known = ", ".join(list(self.specials)[:8])
+            raise UserError(
+                f"`tokenized_shards.{key}` {token!r} is no special token of the base model, whose "
+                f"special tokens are {known}."
+            )
+        return self.specials[token]
+
+
+def load_tokenizer(url: str) -> TokenizerFiles:
+    """Read a Hugging Face model folder's tokenizer, local or `gs://`.
+
+    Raises:
+        UserError: no `tokenizer.json` is there, or its ids go past the model's vocabulary.
+    """
+    content = _read(f"{url}/tokenizer.json")
+    if content is None:
+        raise UserError(
+            f"{url} holds no tokenizer.json. Materialize `base_model` again, or name a model that "
+            "has a fast tokenizer."
+        )
+    definition = json.loads(content)
+    added = definition.get("added_tokens") or []
+    specials = {token["content"]: token["id"] for token in added if token["special"]}
+    definition["added_tokens"] = [token for token in added if not token["special"]]
+    definition["post_processor"] = definition["truncation"] = definition["padding"] = None
+    config = json.loads(_read(f"{url}/tokenizer_config.json") or b"{}")
+    ids = [*_vocabulary(definition).values(), *(token["id"] for token in added)]
+    vocab_size = _vocab_size(url, max(ids) + 1)
+    absent_letters = _absent_letters(definition)
+    first_absent_id = max(vocab_size, max(ids) + 1)
+    plain = json.dumps(definition)
+    _vocabulary(definition).update(zip(absent_letters, count(first_absent_id), strict=False))
+    return TokenizerFiles(
+        definition=plain,
+        sha256=hashlib.sha256(content).hexdigest(),
+        specials=specials,
+        bos_token=_token_text(config.get("bos_token")),
+        eos_token=_token_text(config.get("eos_token")),
+        vocab_size=vocab_size,
+        absent_letters=absent_letters,
+        first_absent_id=first_absent_id,
+        gigatoken_definition=json.dumps(definition) if absent_letters else plain,
+    )
+
+
+class DocumentTokenizer:
+    """Turns texts into token ids, without start and end tokens."""
+
+    def __init__(self, files: TokenizerFiles, engine: Engine) -> None:
+        self._files = files
+        self.engine = engine
+
+    @cached_property
+    def _hugging_face(self) -> Any:
+        from tokenizers import Tokenizer
+
+        return Tokenizer.from_str(self._files.definition)
+
+    @cached_property
+    def _gigatoken(self) -> Any:
+        import gigatoken
+
+        return gigatoken.Tokenizer.from_json(self._files.gigatoken_definition)
+
+    @cached_property
+    def absent_bytes(self) -> bytes:
+        """The byte values that the vocabulary cannot express; they vanish from every text."""
+        letters = byte_letters()
+        return bytes(letters.index(letter) for letter in self._files.absent_letters)
+
+    def encode(self, texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+        """`(token ids of all texts, one after another; offsets of shape (len(texts) + 1,))`."""
+        if self.engine == "gigatoken":
+            return self._encode_gigatoken(texts)
+        encodings = self._hugging_face.encode_batch_fast(
+            texts.to_pylist(), add_special_tokens=False
+        )
+        ids = [np.asarray(encoding.ids, np.uint32) for encoding in encodings]
+        offsets = np.concatenate([[0], np.cumsum([len(i) for i in ids], dtype=np.int64)])
+        return np.concatenate([np.empty(0, np.uint32), *ids]), offsets
+
+    def _encode_gigatoken(self, texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+        import awkward
+
+        column = awkward.from_arrow(texts.cast(pa.large_string()))
+        encoded = self._gigatoken.encode_batch(column, parallel=False).layout
+        offsets = np.asarray(encoded.offsets.data).astype(np.int64)
+        ids = np.asarray(encoded.content.data)[: offsets[-1]]
+        if not self._files.absent_letters:
+            return ids, offsets
+        present = ids < self._files.first_absent_id
+        if present.all():
+            return ids, offsets
+        kept_before = np.concatenate([[0], np.cumsum(present)])
+        return ids[present], kept_before[offsets]
+
+
+def count_differences(files: TokenizerFiles, texts: list[str]) -> int:
+    """How many of the texts gigatoken and Hugging Face tokenize differently.
+
+    Raises:
+        Exception: gigatoken cannot load this tokenizer.
+    """
+    column = pa.array(texts, pa.string())
+    fast, fast_offsets = DocumentTokenizer(files, "gigatoken").encode(column)
+    slow, slow_offsets = DocumentTokenizer(files, "hugging_face").encode(column)
+    differing = 0
+    for number in range(len(texts)):
+        a = fast[fast_offsets[number] : fast_offsets[number + 1]]
+        b = slow[slow_offsets[number] : slow_offsets[number + 1]]
+        differing += not np.array_equal(a, b)
+    return differing
+
+
+def choose_engine(
+    files: TokenizerFiles, wanted: str, sample: list[str]
+) -> tuple[Engine, list[str]]:
+    """The engine to use and the warnings to keep: gigatoken where it agrees with Hugging Face."""
+    if wanted == "hugging_face":
+        return "hugging_face", []
+    try:
+        differing = count_differences(files, sample)
+        fault = f"differs from Hugging Face on {differing} of {len(sample)} documents"
+    except Exception as error:  # gigatoken raises its own types for what it cannot load
+        differing, fault = 1, f"cannot load this tokenizer ({error})"
+    if not differing:
+        return "gigatoken", []
+    if wanted == "gigatoken":
+        raise UserError(
+            f"gigatoken {fault}. Set `tokenized_shards.engine: auto` to use Hugging Face instead."
+        )
+    return "hugging_face", [f"gigatoken {fault}; the Hugging Face tokenizer was used instead"]
+
+
+def measure_bytes_per_token(files: TokenizerFiles, engine: Engine, sample: list[str]) -> float:
+    """Bytes of text that a token stands for, on a sample."""
+    ids, _ = DocumentTokenizer(files, engine).encode(pa.array(sample, pa.string()))
+    return sum(len(text.encode()) for text in sample) / max(1, len(ids))
+
+
+def byte_letters() -> list[str]:
+    """The letter that byte-level BPE writes for each of the 256 byte values."""
+    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    letters, next_letter = [], 256
+    for byte in range(256):
+        if byte in printable:
+            letters.append(chr(byte))
+        else:
+            letters.append(chr(next_letter))
+            next_letter += 1
+    return letters
+
+
+def _is_byte_level(definition: dict[str, Any]) -> bool:
+    pre_tokenizer = definition.get("pre_tokenizer") or {}
+    steps = pre_tokenizer.get("pretokenizers", [pre_tokenizer])
+    return any(step.get("type") == "ByteLevel" for step in steps)
+
+
+def _absent_letters(definition: dict[str, Any]) -> tuple[str, ...]:
+    if not _is_byte_level(definition):
+        return ()
+    vocabulary = _vocabulary(definition)
+    return tuple(letter for letter in byte_letters() if letter not in vocabulary)
+
+
+def _vocabulary(definition: dict[str, Any]) -> dict[str, int]:
+    vocabulary = definition["model"]["vocab"]
+    if isinstance(vocabulary, dict):
+        return vocabulary
+    return {piece: number for number, (piece, _) in enumerate(vocabulary)}
+
+
+def _vocab_size(url: str, tokenizer_size: int) -> int:
+    config = json.loads(_read(f"{url}/config.json") or b"{}")
+    stated = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
+    if stated is None:
+        return tokenizer_size
+    if tokenizer_size > stated:
+        raise UserError(
+            f"The tokenizer in {url} has token ids up to {tokenizer_size - 1}, outside the model's "
+            f"vocabulary of {stated} (config.json). Resize the model's embeddings, or name the "
+            "tokenizer it was trained with."
+        )
+    return int(stated)
+
+
+def _token_text(token: Any) -> str | None:
+    return token["content"] if isinstance(token, dict) else token
+
+
+def _read(url: str) -> bytes | None:
+    filesystem, path = fsspec.core.url_to_fs(url)
+    try:
+        return bytes(filesystem.cat_file(path))
+    except FileNotFoundError:
+        return None

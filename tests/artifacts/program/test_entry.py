@@ -1,0 +1,122 @@
+"""Every program of the project begins and ends in one way."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel, ConfigDict
+
+from artifacts.errors import UserError
+from artifacts.program.entry import DONE, INTERRUPTED, USER_ERROR, read_spec
+from artifacts.program.lifetime import PARENT_VARIABLE
+
+REPOSITORY = Path(__file__).parents[3]
+PROGRAMS = (
+    "spark_jobs.clean.job",
+    "spark_jobs.tokenize.job",
+    "recipes.continued_pretraining",
+    "recipes.evaluate",
+)
+PROGRAM = """
+import sys
+from artifacts.errors import UserError
+from artifacts.program.entry import Interrupted, run_program
+from tests.artifacts.program.test_entry import Spec
+
+def run(spec, report):
+    report("working")
+    if spec.end == "interrupted":
+        raise Interrupted("step 3")
+    if spec.end == "fault":
+        raise UserError("the row is empty")
+    return {"rows": 2}
+
+sys.exit(run_program(Spec, run))
+"""
+
+
+class Spec(BaseModel):
+    """The input of a program of these tests."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    end: str
+
+
+def start(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *command],
+        capture_output=True,
+        text=True,
+        cwd=REPOSITORY,
+        env=os.environ | environment,
+        timeout=120,
+    )
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "said"),
+    [("well", DONE, ""), ("interrupted", INTERRUPTED, ""), ("fault", USER_ERROR, "is empty")],
+)
+def test_each_end_has_its_exit_code(end: str, code: int, said: str, tmp_path: Path) -> None:
+    (tmp_path / "spec.json").write_text(json.dumps({"end": end}))
+    done = start("-c", PROGRAM, "--spec", str(tmp_path / "spec.json"))
+    assert done.returncode == code
+    assert "working" in done.stderr and said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert (json.loads(done.stdout) == {"rows": 2}) if code == DONE else not done.stdout
+
+
+def test_of_several_workers_the_first_alone_speaks(tmp_path: Path) -> None:
+    (tmp_path / "spec.json").write_text('{"end": "fault"}')
+    done = start("-c", PROGRAM, "--spec", str(tmp_path / "spec.json"), RANK="1")
+    assert (done.returncode, done.stdout, done.stderr) == (USER_ERROR, "", "")
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_program_without_its_spec_says_which_file_is_missing(
+    program: str, tmp_path: Path
+) -> None:
+    done = start("-m", program, "--spec", str(tmp_path / "absent.json"))
+    assert done.returncode == USER_ERROR
+    assert done.stderr.strip().startswith(f"There is no spec {tmp_path}/absent.json")
+
+
+def test_a_mistyped_key_is_named_before_the_missing_one(tmp_path: Path) -> None:
+    path = tmp_path / "spec.json"
+    path.write_text('{"ende": "well"}')
+    with pytest.raises(UserError, match=r"spec\.json is not a Spec: `ende`"):
+        read_spec(str(path), Spec)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_program_whose_parent_died_in_its_first_second_ends(program: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", program, "--spec", str(tmp_path / "spec.fifo")]
+    os.mkfifo(tmp_path / "spec.fifo")  # who reads it waits for ever
+    code = (
+        "import os, subprocess, time\n"
+        f"os.environ['{PARENT_VARIABLE}'] = str(os.getpid())\n"
+        f"print(subprocess.Popen({command!r}, cwd={str(REPOSITORY)!r}).pid, flush=True)\n"
+        "time.sleep(600)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout
+    orphan = int(parent.stdout.readline())
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.wait()
+    deadline = time.monotonic() + 60
+    while Path(f"/proc/{orphan}/cmdline").exists() and _state(orphan) != "Z":
+        assert time.monotonic() < deadline, "the orphan still runs"
+        time.sleep(0.05)
+
+
+def _state(process: int) -> str:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return "Z"

@@ -1,0 +1,107 @@
+"""A cache decides speed, never a result."""
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import fsspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from artifacts import cache
+from artifacts.cache import cache_key, cached, read_cached, write_cached
+
+
+def test_content_is_made_once(tmp_path: Path) -> None:
+    made: list[str] = []
+
+    def make() -> bytes:
+        made.append("made")
+        return b"content"
+
+    folder = str(tmp_path / "cache")
+    assert [cached(folder, "key", make) for _ in range(3)] == [b"content"] * 3
+    assert made == ["made"]
+    assert cached(None, "key", make) == b"content"
+    assert made == ["made", "made"]
+
+
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(content=st.binary(max_size=64), data=st.data())
+def test_a_damaged_entry_is_made_again(content: bytes, data: st.DataObject, tmp_path: Path) -> None:
+    folder = str(tmp_path)
+    write_cached(folder, "key", content)
+    file = tmp_path / "key"
+    entry = bytearray(file.read_bytes())
+    place = data.draw(st.integers(0, len(entry) - 1))
+    if data.draw(st.booleans()):
+        entry[place] ^= 1 << data.draw(st.integers(0, 7))
+        file.write_bytes(bytes(entry))
+    else:
+        file.write_bytes(bytes(entry[:place]))
+
+    assert read_cached(folder, "key") is None
+    assert cached(folder, "key", lambda: content) == content
+    assert read_cached(folder, "key") == content
+
+
+def test_reading_renews_an_entry(tmp_path: Path) -> None:
+    write_cached(str(tmp_path), "key", b"content")
+    os.utime(tmp_path / "key", (1_000_000, 1_000_000))
+    read_cached(str(tmp_path), "key")
+    assert (tmp_path / "key").stat().st_mtime > 1_000_000
+
+
+def test_an_object_store_is_as_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, filesystem = "memory://bucket/cache", fsspec.filesystem("memory")
+    write_cached(folder, "first", b"content")
+    assert read_cached(folder, "second") is None
+    # An entry that was written a day ago counts as new again once it is used.
+    monkeypatch.setattr(cache, "_RENEWAL_SECONDS", 0)
+    before = filesystem.modified("/bucket/cache/first")
+    assert read_cached(folder, "first") == b"content"
+    assert filesystem.modified("/bucket/cache/first") > before
+    filesystem.rm("/bucket", recursive=True)
+
+
+def test_runs_that_make_read_and_remove_at_once_all_get_their_content(tmp_path: Path) -> None:
+    folder = str(tmp_path)
+
+    def work(number: int) -> bool:
+        found = []
+        for turn in range(150):
+            content = str(turn % 5).encode() * 2_000
+            found.append(cached(folder, str(turn % 5), partial(bytes, content)) == content)
+            if number == 0:
+                (tmp_path / str(turn % 5)).unlink(missing_ok=True)
+        return all(found)
+
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(work, range(4)))
+
+
+def test_every_ingredient_changes_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    def key() -> str:
+        return cache_key("artifacts.store.identity", ["numpy"], text="a")
+
+    keys = {
+        key(),
+        cache_key("artifacts.arrays", ["numpy"], text="a"),
+        cache_key("artifacts.store.identity", ["pyarrow"], text="a"),
+        cache_key("artifacts.store.identity", ["numpy"], text="b"),
+        cache_key("artifacts.store.identity", ["numpy"], words="a"),
+    }
+    for name, change in (
+        ("version", lambda package: "0"),
+        ("source_hash", lambda module: "other code"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(cache, name, change)
+            keys.add(key())
+    with monkeypatch.context() as patch:
+        patch.setattr(cache.platform, "python_version", lambda: "3.99")
+        keys.add(key())
+    assert len(keys) == 8
+    assert key() in keys

@@ -1,0 +1,65 @@
+"""Why something failed, in one message, however deep the cause lies."""
+
+import errno
+import sqlite3
+
+import pytest
+
+from artifacts.errors import UserError
+from artifacts.reasons import reason_of
+from artifacts.shown import has_control_characters, shown, shown_in_line
+from artifacts.yaml_files import read_yaml
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "/store/part"), "GB free of"),
+        (OSError(errno.EROFS, "Read-only file system", "/store/part"), "mounted read-only"),
+        (PermissionError(errno.EACCES, "Permission denied", "/store"), "lacks the right to it"),
+        (OSError(errno.EFBIG, "File too large", "/store/part"), "ulimit -f"),
+        (MemoryError(), "out of memory; the limit here is"),
+        (RuntimeError("java.lang.OutOfMemoryError: Java heap space"), "spark.driver_memory"),
+        (RuntimeError("Python worker exited unexpectedly (crashed)"), "Lower `spark.partitions`"),
+        (sqlite3.OperationalError("database is locked"), "locked by another process"),
+        (sqlite3.DatabaseError("file is not a database"), "history is damaged"),
+        (UserError("Name the file."), "Name the file."),
+    ],
+)
+def test_a_known_cause_is_found_however_deep_it_lies(error: Exception, said: str) -> None:
+    try:
+        try:
+            raise error
+        except Exception as inner:
+            raise RuntimeError("Error occurred while executing op") from inner
+    except RuntimeError as outer:
+        found = reason_of(outer)
+
+    assert found is not None and said in found
+
+
+def test_what_is_not_known_keeps_its_trace() -> None:
+    assert reason_of(ZeroDivisionError("division by zero")) is None
+
+
+def test_no_character_reaches_a_terminal_as_a_command() -> None:
+    untrusted = "red\x1b[31m\x07 \u202eevil\ud800\x9b \n\ttext"
+
+    assert shown(untrusted) == "red\\x1b[31m\\x07 \\u202eevil\\ud800\\x9b \n\ttext"
+    assert shown_in_line("a\nb\tc") == r"a\nb\tc"
+    assert shown("plain é 漢字 🙂") == "plain é 漢字 🙂"
+    assert has_control_characters("a\nb") and not has_control_characters("é 🙂")
+
+
+def test_aliases_cannot_blow_a_settings_file_up(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    import yaml
+
+    levels = ["a0: &a0 [x]"] + [
+        f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 10)
+    ]
+    (tmp_path / "bomb.yaml").write_text("\n".join(levels))
+    (tmp_path / "fine.yaml").write_text("a: &a 1\nb: *a\n")
+
+    with pytest.raises(yaml.YAMLError, match="81 aliases"):
+        read_yaml(tmp_path / "bomb.yaml")
+    assert read_yaml(tmp_path / "fine.yaml") == {"a": 1, "b": 1}

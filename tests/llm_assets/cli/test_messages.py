@@ -1,0 +1,126 @@
+"""A user's mistake is one message without a trace, on both ways in."""
+
+import sqlite3
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Project
+
+
+def _without_trace(text: str) -> str:
+    assert "Traceback" not in text and '  File "' not in text, text
+    return text
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("llm-assets", "run"), ("dagster", "asset", "materialize", "--select", "raw_corpus")],
+)
+def test_text_in_another_encoding_is_named_without_a_trace(
+    project: Project, command: tuple[str, ...]
+) -> None:
+    (project.folder / "text" / "latin.txt").write_bytes(b"caf\xe9")
+    for number in range(10):
+        (project.folder / "text" / f"bad-{number}.txt").write_bytes(b"caf\xe9")
+
+    ended = project.run(*command)
+
+    assert ended.returncode == 1
+    assert "is not UTF-8" in _without_trace(ended.stdout + ended.stderr)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("llm-assets", "run"), ("dagster", "asset", "materialize", "--select", "raw_corpus")],
+)
+def test_a_typo_in_the_settings_is_a_few_lines(project: Project, command: tuple[str, ...]) -> None:
+    project.config.write_text(project.config.read_text().replace("store:", "stor:"))
+
+    ended = project.run(*command)
+
+    text = _without_trace(ended.stdout + ended.stderr)
+    assert ended.returncode == 1 and "did you mean `store`?" in text
+    assert len(text.splitlines()) <= 6
+
+
+def test_a_damaged_history_is_called_what_it_is(project: Project) -> None:
+    base = project.folder / ".llm_assets" / "dagster"
+    ended = project.run("llm-assets", "status")
+    assert ended.returncode == 0, ended.stderr
+    found = [path for path in base.rglob("*.db") if path.is_file()]
+    assert found
+    for path in found:
+        path.write_bytes(b"zeroed" * 1_000)
+
+    ended = project.run("llm-assets", "status")
+
+    assert ended.returncode == 1
+    assert "Dagster's history is damaged" in _without_trace(ended.stdout + ended.stderr)
+
+
+def test_a_locked_history_is_called_what_it_is(project: Project) -> None:
+    from artifacts.reasons import reason_of
+
+    path = project.folder / "history.db"
+    holder = sqlite3.connect(path, isolation_level=None)
+    holder.execute("create table t (a)")
+    holder.execute("begin exclusive")
+    other = sqlite3.connect(path, timeout=0)
+    with pytest.raises(sqlite3.OperationalError) as caught:
+        other.execute("insert into t values (1)")
+
+    assert "locked by another process" in str(reason_of(caught.value))
+
+
+def test_what_is_not_read_is_on_the_screen_and_in_the_log(project: Project) -> None:
+    (project.folder / "text" / "scan.png").write_bytes(b"x")
+
+    ended = project.run("dagster", "asset", "materialize", "--select", "raw_corpus")
+
+    assert ended.returncode == 0, ended.stderr
+    assert "Not read: 1 .png (scan.png)" in ended.stdout + ended.stderr
+
+
+def test_status_and_versions_speak_json(project: Project) -> None:
+    import json
+
+    status = project.run("llm-assets", "--config", str(project.config), "status", "--json")
+    versions = project.run("llm-assets", "versions", "--json")
+
+    assert json.loads(status.stdout)["pipeline"] == "manual"
+    assert json.loads(status.stdout)["champion"] is None
+    assert json.loads(versions.stdout) == []
+
+
+def test_the_preflight_refuses_a_run_before_any_work(project: Project, tmp_path: Path) -> None:
+    project.configure(base_model={"folder": str(tmp_path / "nothing")})
+
+    ended = project.run("llm-assets", "run")
+
+    assert ended.returncode == 1 and "holds no config.json" in ended.stderr
+    assert not (project.folder / "store" / "raw_corpus").exists()
+
+
+def test_a_source_that_never_rests_is_read_again_and_then_named(project: Project) -> None:
+    path = project.folder / "text" / "log.jsonl"
+    path.write_text('{"text": "The valve opens."}\n' * 200_000)
+    ended = threading.Event()
+
+    def append() -> None:
+        while not ended.wait(0.002):
+            with path.open("a") as file:
+                file.write('{"text": "One more line."}\n')
+
+    writer = threading.Thread(target=append)
+    writer.start()
+    try:
+        run = project.run("dagster", "asset", "materialize", "--select", "raw_corpus")
+    finally:
+        ended.set()
+        writer.join()
+
+    text = _without_trace(run.stdout + run.stderr)
+    assert run.returncode == 1 and text.count("log.jsonl changed while it was read") >= 3
+    assert "Each of 3 times" in text

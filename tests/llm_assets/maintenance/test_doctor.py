@@ -1,0 +1,118 @@
+"""The doctor says in words what is wrong in a store, and mends it when told."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner
+
+from artifacts import checkpoints
+from artifacts.errors import DamagedArtifact
+from llm_assets.cli.main import commands
+from spark_jobs.runtime.parquet import write_table
+from tests.damage import DAMAGES, cut, delete, flip_bit
+from tests.llm_assets.maintenance.weeks import Weeks
+
+
+def doctor(*arguments: str) -> tuple[int, str]:
+    ended = CliRunner().invoke(commands, ["doctor", *arguments])
+    return ended.exit_code, ended.output
+
+
+def test_a_whole_store_is_in_order(configured: Weeks) -> None:
+    code, said = doctor()
+    assert code == 0 and said.endswith("everything is in order.\n")
+
+
+@pytest.mark.parametrize("damage", [name for name in DAMAGES if name != "missing"])
+def test_a_damaged_artifact_is_set_aside(configured: Weeks, damage: str) -> None:
+    artifact = configured.current("clean_corpus")
+    DAMAGES[damage](artifact)
+    code, said = doctor()
+    assert code == 1 and f"clean_corpus/{artifact.fingerprint}: " in said
+    assert "With --repair: moved to damaged/clean_corpus" in said
+    assert artifact.path.exists()
+
+    code, said = doctor("--repair")
+    assert code == 0 and "1 of 1 faults mended" in said
+    assert not artifact.path.exists()
+    code, said = doctor()
+    assert code == 0 and "is current and no longer there" in said
+
+
+def test_one_artifact_can_be_examined_alone(configured: Weeks) -> None:
+    whole, damaged = configured.current("raw_corpus"), configured.current("checkpoint")
+    DAMAGES["flipped bit"](damaged)
+    assert doctor(f"raw_corpus/{whole.fingerprint}")[0] == 0
+    assert doctor(f"checkpoint/{damaged.fingerprint}")[0] == 1
+
+
+def _cut_record(weeks: Weeks) -> None:
+    cut(Path(weeks.store.root) / "pipelines" / "manual.json")
+
+
+def _lose_what_was_current_before(weeks: Weeks) -> None:
+    delete(weeks.store.load("model_extra", weeks.record.known("model_extra")[1]))
+
+
+def _damage_checkpoint_of_a_run(weeks: Weeks) -> None:
+    url = f"{weeks.store.root}/runs/{weeks.current('checkpoint').fingerprint}"
+    committed = checkpoints.commit(url, 8, {"settings": {}, "inputs": {}}, {})
+    flip_bit(Path(committed.url) / "state")
+
+
+def _cut_metrics_of_a_run(weeks: Weeks) -> None:
+    run = Path(weeks.store.root) / "runs" / weeks.current("checkpoint").fingerprint
+    (run / "metrics.jsonl").write_text("{\n")
+
+
+def _flip_bit_in_a_cache(weeks: Weeks) -> None:
+    path = Path(weeks.store.root) / "cache" / "manual" / "table.parquet"
+    write_table(str(path), pa.table({"text": [os.urandom(50).hex() for _ in range(1000)]}))
+    flip_bit(path)
+
+
+FAULTS: dict[str, Callable[[Weeks], None]] = {
+    "pipelines/manual.json: cannot be read": _cut_record,
+    "it names what is no longer there: model_extra/": _lose_what_was_current_before,
+    "state has another checksum": _damage_checkpoint_of_a_run,
+    "metrics.jsonl: cannot be read": _cut_metrics_of_a_run,
+    "cache/manual/table.parquet: cannot be read": _flip_bit_in_a_cache,
+}
+
+
+@pytest.mark.parametrize("said", FAULTS)
+def test_every_fault_is_told_and_mended(configured: Weeks, said: str) -> None:
+    for number in range(2):
+        configured.make("model_extra", {"number": str(number)}, 10)
+    FAULTS[said](configured)
+    code, told = doctor()
+    assert code == 1 and said in told
+    assert doctor("--repair")[0] == 0
+    assert doctor()[0] == 0
+
+
+def test_a_lost_record_is_written_anew_from_what_versions_stand_on(configured: Weeks) -> None:
+    kinds = ("clean_corpus", "checkpoint", "eval_metrics")
+    before = {kind: configured.current(kind).fingerprint for kind in kinds}
+    _cut_record(configured)
+    with pytest.raises(DamagedArtifact, match="llm-assets doctor --repair; llm-assets run"):
+        configured.current("checkpoint")
+    assert doctor("--repair")[0] == 0
+    assert {kind: configured.current(kind).fingerprint for kind in kinds} == before
+
+
+def test_a_registry_that_cannot_be_read_is_told(configured: Weeks) -> None:
+    for path in (Path(configured.store.root) / "registry").rglob("*.json"):
+        cut(path)
+    code, told = doctor("--repair")
+    assert code == 1 and "registry/manual" in told and "0 of 1 faults mended" in told
+
+
+def test_a_lost_model_of_the_champion_is_told(configured: Weeks) -> None:
+    delete(configured.base)
+    code, told = doctor()
+    assert code == 1 and "behind champion and wanted, is no longer there" in told
+    assert told.rstrip().endswith('--select "*base_model".')

@@ -1,0 +1,198 @@
+"""Anything can be deleted or damaged, is noticed before it is used, and is made again as it was."""
+
+import shlex
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from dagster import AssetSelection, DagsterInstance
+
+from artifacts.errors import DamagedArtifact
+from artifacts.store.store import Artifact
+from llm_assets.cli.main import commands
+from llm_assets.config import load_settings
+from llm_assets.definitions import build_definitions
+from llm_assets.registry.integrity import verify_model
+from tests.conftest import Project, make_project
+from tests.damage import DAMAGES, delete, flip_bit, largest_file, prescribed
+from tests.llm_assets.conftest import EVALUATION
+from tests.llm_assets.maintenance.weeks import Weeks
+
+READER = {
+    "raw_corpus": "clean_corpus",
+    "base_model": "tokenized_shards",
+    "clean_corpus": "tokenized_shards",
+    "tokenized_shards": "checkpoint",
+    "checkpoint": "eval_metrics",
+    "eval_metrics": "model_version",
+}
+"""Asset to one that reads its files."""
+UNPROMISED = ("metrics.jsonl", "program.log", "result.json", "spec.json")
+"""Files that say how long something took."""
+
+
+def ask(project: Project, select: str) -> str:
+    """Materialize in this process: what the step that failed says, or nothing."""
+    defs = build_definitions(load_settings(project.config), str(project.config))
+    keys = AssetSelection.from_string(select).resolve(defs.resolve_asset_graph())
+    with DagsterInstance.ephemeral() as instance:
+        result = defs.resolve_implicit_global_asset_job_def().execute_in_process(
+            asset_selection=list(keys), instance=instance, raise_on_error=False
+        )
+    for event in result.filter_events(lambda event: event.is_step_failure):
+        fault = event.step_failure_data.user_failure_data
+        assert fault, event.step_failure_data.error
+        return str(fault.description)
+    return ""
+
+
+def follow(project: Project, line: str) -> None:
+    """Do what a message prescribes, in this process."""
+    for command in line.split(" && "):
+        program, *arguments = shlex.split(command)
+        if program == "dagster":
+            assert ask(project, arguments[-1]) == ""
+        else:
+            ended = CliRunner().invoke(commands, arguments)
+            assert ended.exit_code == 0, ended.output
+
+
+@pytest.fixture(scope="module")
+def judged(
+    tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path, made: Project
+) -> Project:
+    """A project with every artifact up to the verdict, on record; no endpoint."""
+    project = make_project(tmp_path_factory.mktemp("judged") / "project", tiny_model_folder)
+    project.adopt(made, *EVALUATION)
+    assert ask(project, "*model_version") == ""
+    shutil.copytree(project.folder / "store", project.folder / "as it was")
+    return project
+
+
+@pytest.fixture
+def whole(judged: Project, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]:
+    """The judged project, to be damaged; afterwards its store is as it was."""
+    monkeypatch.setenv("LLM_ASSETS_CONFIG", str(judged.config))
+    yield judged
+    shutil.rmtree(judged.folder / "store")
+    shutil.copytree(judged.folder / "as it was", judged.folder / "store")
+
+
+def current(project: Project, asset: str) -> Artifact:
+    return project.record.current(asset, needed_by="test")
+
+
+def content(artifact: Artifact) -> dict[str, str | None]:
+    """The promised bytes of an artifact; evaluation and verdict promise figures alone."""
+    if artifact.manifest.kind == "eval_metrics":
+        return {"metrics": str(artifact.stats["metrics"])}
+    if artifact.manifest.kind == "model_version":
+        return {"promoted": str(artifact.stats["promoted"])}
+    files = artifact.manifest.files
+    return {entry.path: entry.sha256 for entry in files if entry.path not in UNPROMISED}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("asset", READER)
+def test_damage_is_named_before_it_is_used_and_its_way_out_begins(
+    whole: Project, asset: str, damage: str
+) -> None:
+    artifact, reader = current(whole, asset), READER[asset]
+    delete(current(whole, reader))
+    DAMAGES[damage](artifact)
+
+    said = ask(whole, reader)
+    line = prescribed(said)
+
+    if damage == "missing":
+        assert artifact.fingerprint in said and line.endswith(f'--select "*{reader}"')
+        return
+    assert f"{asset}/{artifact.fingerprint}" in said
+    repair, _, again = line.partition(" && ")
+    assert again == f'dagster asset materialize --select "*{asset}"'
+    follow(whole, repair)
+    assert whole.record.find_current(asset) is None, "set aside: as if it had been deleted"
+
+
+@pytest.mark.parametrize(
+    ("asset", "reader"),
+    [
+        ("base_model", "checkpoint"),
+        ("base_model", "eval_metrics"),
+        ("tokenized_shards", "eval_metrics"),
+        ("checkpoint", "model_version"),
+        ("checkpoint", "endpoint"),
+    ],
+)
+def test_one_flipped_bit_of_weights_or_evaluation_text_stops_all_who_read_it(
+    whole: Project, asset: str, reader: str
+) -> None:
+    artifact = current(whole, asset)
+    if reader != "endpoint":
+        delete(current(whole, reader))
+    damaged = largest_file(artifact)
+    flip_bit(damaged)
+    said = ask(whole, reader)
+    assert f"{damaged} has another checksum than its manifest" in said
+    assert prescribed(said).startswith(f"llm-assets doctor --repair {asset}/{artifact.fingerprint}")
+
+
+def test_a_champion_that_cannot_be_made_again_gives_way_to_the_version_before(
+    weeks: Weeks,
+) -> None:
+    weeks.retrain(1, promoted=True)
+    champion = weeks.current("checkpoint")
+    weeks.retrain(2, promoted=False)
+    verify_model(weeks.record, champion.url)
+    DAMAGES["flipped bit"](champion)
+    with pytest.raises(DamagedArtifact, match="another checksum") as damage:
+        verify_model(weeks.record, champion.url)
+    assert prescribed(str(damage.value)).startswith("llm-assets rollback --reason ")
+
+
+def test_a_checkpoint_whose_state_was_cleaned_away_is_trained_again_to_the_same_bytes(
+    whole: Project,
+) -> None:
+    before = current(whole, "checkpoint")
+    delete(before)
+    assert ask(whole, "checkpoint") == ""
+    run = whole.folder / "store" / "runs" / before.fingerprint
+    assert list(run.glob("step-*"))
+    follow(whole, "llm-assets clean --yes")
+    assert not list(run.glob("step-*"))
+    delete(before)
+    assert ask(whole, "checkpoint") == ""
+    assert content(current(whole, "checkpoint")) == content(before)
+
+
+@pytest.mark.parametrize("asset", [*READER, "model_version"])
+def test_what_was_deleted_is_made_again_as_it_was(whole: Project, asset: str) -> None:
+    before = current(whole, asset)
+    delete(before)
+    assert ask(whole, asset) == ""
+    again = current(whole, asset)
+    assert again.fingerprint == before.fingerprint
+    assert content(again) == content(before)
+
+
+@pytest.mark.soak
+def test_everything_can_be_deleted_at_once(whole: Project) -> None:
+    before = {asset: current(whole, asset).fingerprint for asset in [*READER, "model_version"]}
+    for asset in before:
+        shutil.rmtree(whole.folder / "store" / asset)
+    assert ask(whole, "*model_version") == ""
+    assert {asset: current(whole, asset).fingerprint for asset in before} == before
+
+
+def test_a_user_types_what_the_message_prescribes(whole: Project) -> None:
+    before = current(whole, "raw_corpus")
+    delete(current(whole, "clean_corpus"))
+    DAMAGES["flipped bit"](before)
+    ended = whole.materialize("clean_corpus")
+    assert ended.returncode != 0
+    (said,) = {line for line in ended.stderr.splitlines() if "llm-assets doctor" in line}
+    repaired = whole.run("bash", "-c", prescribed(said))
+    assert repaired.returncode == 0, repaired.stdout + repaired.stderr
+    assert content(current(whole, "raw_corpus")) == content(before)

@@ -1,0 +1,246 @@
+"""What is needed never goes; what is not goes, so that a store stops growing."""
+
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from dagster import DagsterInstance, DefaultScheduleStatus
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from artifacts.errors import DamagedArtifact
+from artifacts.store.identity import Identity
+from artifacts.store.pipelines import Pipeline
+from artifacts.store.store import Draft
+from llm_assets.cli.main import commands
+from llm_assets.config import load_settings
+from llm_assets.definitions import build_definitions
+from llm_assets.maintenance.reachability import Name, reach
+from llm_assets.maintenance.retention import Version, plan_removals, read_contents
+from llm_assets.registry.explain import explain
+from llm_assets.retention_settings import RetentionSettings
+from tests.damage import cut_manifest
+from tests.llm_assets.maintenance.weeks import KB, KINDS, Weeks
+
+
+@st.composite
+def stores(draw: st.DrawFn) -> tuple[dict[Name, dict[str, str]], dict[Name, str]]:
+    """Artifacts whose inputs were made before them, some under a name of their own, and roots."""
+    names = [(kind, f"{kind}-{n}") for kind in KINDS for n in range(draw(st.integers(0, 4)))]
+    inputs: dict[Name, dict[str, str]] = {}
+    for number, name in enumerate(names):
+        chosen = draw(st.lists(st.sampled_from(names[:number]), max_size=3)) if number else []
+        role = draw(st.sampled_from(["", "start", "earlier"]))
+        inputs[name] = {role or kind: fingerprint for kind, fingerprint in chosen}
+    roots = draw(st.lists(st.sampled_from(names), max_size=3)) if names else []
+    return inputs, dict.fromkeys(roots, "root")
+
+
+# On a busy machine a single draw may take a second.
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(stores())
+def test_roots_and_all_that_they_were_made_from_stay_and_nothing_else(
+    case: tuple[dict[Name, dict[str, str]], dict[Name, str]],
+) -> None:
+    inputs, roots = case
+    kept = reach(inputs, roots)
+    behind = set(roots)
+    while more := {i for name in behind for i in inputs[name].items() if i in inputs} - behind:
+        behind |= more
+    beside = {fingerprint for name in behind for fingerprint in inputs[name].values()}
+    assert set(kept) == behind | {name for name in inputs if name[1] in beside}
+
+
+def test_a_listing_says_what_goes_and_why_and_removes_nothing(weeks: Weeks) -> None:
+    for week in range(5):
+        weeks.retrain(week, promoted=True)
+    before = weeks.bytes
+    lines = weeks.clean(delete=False)
+    assert weeks.bytes == before
+    (line,) = [line for line in lines if f"  checkpoint/{first_checkpoint(weeks)}" in line]
+    assert "0.1 MB" in line and "nothing that stays needs it" in line
+    assert lines[-1].startswith("To be removed: ")
+
+
+def first_checkpoint(weeks: Weeks) -> str:
+    return weeks.record.known("checkpoint")[-1]
+
+
+def test_thirty_weeks_level_off_and_every_version_explains_itself(weeks: Weeks) -> None:
+    sizes = []
+    for week in range(30):
+        weeks.retrain(week, promoted=week % 3 != 2)
+        weeks.clean(cache_gb=100 * KB / 1e9)
+        sizes.append(weeks.bytes)
+        for alias in ("champion", "previous"):
+            found = weeks.registry.find(alias)  # type: ignore[arg-type]
+            for kind, fingerprint in found.lineage.items() if found else ():
+                weeks.store.load(kind, fingerprint).verify()
+    # A version's manifests stay: a few kilobytes a week, where a week's artifacts are 300.
+    growth = (sizes[-1] - sizes[9]) / 20
+    assert growth < 12 * KB, f"grows by {growth:,.0f} bytes a week"
+    assert max(sizes) < 2.0e6
+    for version in weeks.registry.versions()[1:]:
+        told = explain(weeks.store, weeks.registry.state(), version)
+        assert "no longer in" not in told
+        for kind in KINDS:
+            assert f"{kind} {version.lineage[kind]}, made" in told
+            assert f'"of": "{kind}"' in told
+
+
+def _promote_the_oldest(weeks: Weeks) -> dict[str, object]:
+    weeks.registry.approve(1, "Ada", "reads well")
+    return {}
+
+
+def _make_the_oldest_previous(weeks: Weeks) -> dict[str, object]:
+    for version in (1, 6):
+        weeks.registry.approve(version, "Ada", "reads well")
+        weeks.registry.confirm(version)
+    return {}
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        _promote_the_oldest,
+        _make_the_oldest_previous,
+        lambda weeks: {"keep": [1]},
+        lambda weeks: {"versions": 6},
+        lambda weeks: {"days": 1},
+    ],
+)
+def test_what_a_rule_keeps_stays_with_all_behind_it(
+    weeks: Weeks, reason: Callable[[Weeks], dict[str, object]]
+) -> None:
+    for week in range(6):
+        weeks.retrain(week, promoted=False)
+    settings = reason(weeks)
+    weeks.clean(**settings)
+    oldest = weeks.registry.get(1)
+    for kind, fingerprint in oldest.lineage.items():
+        weeks.store.load(kind, fingerprint).verify()
+
+
+def test_what_running_work_reads_stays(weeks: Weeks) -> None:
+    for week in range(6):
+        weeks.retrain(week, promoted=False)
+    oldest = weeks.registry.get(1).lineage
+    identity = Identity(kind="eval_metrics", code_version="2", inputs=oldest)
+
+    def build(draft: Draft) -> None:
+        (draft.path / "half").write_text("half")
+        name = f"drafts/{identity.kind}-{identity.fingerprint}-1/half"
+        weeks.write(name, KB)
+        weeks.write("drafts/checkpoint-of-a-dead-maker/half", KB)
+        weeks.clean(cache_gb=1 / 1e9)
+        assert (draft.path / "half").exists() and (Path(weeks.store.root) / name).exists()
+        assert not (Path(weeks.store.root) / "drafts/checkpoint-of-a-dead-maker").exists()
+
+    artifact, _ = weeks.store.make(identity, build)
+    artifact.verify()
+    assert weeks.store.exists("checkpoint", oldest["checkpoint"])
+    assert list(Path(weeks.store.root).glob("cache/manual/clean_corpus/*")), "no cache goes"
+    weeks.clean()
+    assert not weeks.store.exists("checkpoint", oldest["checkpoint"])
+
+
+def test_what_another_pipeline_made_stays(weeks: Weeks) -> None:
+    for week in range(6):
+        weeks.retrain(week, promoted=False)
+    oldest = weeks.store.load("checkpoint", first_checkpoint(weeks))
+    other = Pipeline(weeks.store, "other")
+    other.advance(oldest)
+    other.advance(weeks.current("checkpoint"))
+    weeks.clean()
+    oldest.verify()
+
+
+def test_optimizer_state_goes_once_the_model_is_exported_unless_asked_for(weeks: Weeks) -> None:
+    weeks.retrain(1, promoted=True)
+    run = Path(weeks.store.root) / "runs" / weeks.current("checkpoint").fingerprint
+    unfinished = Path(weeks.store.root) / "runs" / ("0" * 20)
+    shutil.copytree(run, unfinished)
+
+    weeks.clean(optimizer_state=True, days=1)
+    assert (run / "step-8" / "state").exists()
+    weeks.clean(days=1)
+    assert not (run / "step-8").exists() and (run / "metrics.jsonl").exists()
+    assert (unfinished / "step-8" / "state").exists(), "it may go on"
+    weeks.clean(days=0)
+    assert not unfinished.exists()
+
+
+def test_of_the_caches_the_least_recently_used_goes(weeks: Weeks) -> None:
+    for week in range(4):
+        weeks.write(f"cache/manual/clean_corpus/{week}.bin", 30 * KB)
+        used = time.time() - 1000 + (week if week else 10)
+        os.utime(Path(weeks.store.root) / f"cache/manual/clean_corpus/{week}.bin", (used, used))
+    weeks.clean(cache_gb=70 * KB / 1e9)
+    left = Path(weeks.store.root).glob("cache/manual/clean_corpus/*")
+    assert sorted(path.stem for path in left) == ["0", "3"]
+
+
+def test_nothing_goes_where_a_manifest_cannot_be_read(weeks: Weeks) -> None:
+    for week in range(6):
+        weeks.retrain(week, promoted=True)
+    cut_manifest(weeks.current("clean_corpus"))
+    before = weeks.bytes
+    with pytest.raises(DamagedArtifact, match="llm-assets doctor --repair clean_corpus/"):
+        weeks.clean()
+    assert weeks.bytes == before
+
+
+def test_what_was_never_finished_goes_when_it_is_old(weeks: Weeks) -> None:
+    weeks.write(f"checkpoint/{'a' * 20}/model/weights", KB)
+    contents = read_contents(weeks.store)
+    settings = RetentionSettings(days=7)
+
+    def places(now: float) -> list[str]:
+        versions: list[Version] = []
+        return [r.place for r in plan_removals(contents, "manual", versions, settings, now)]
+
+    assert places(time.time()) == []
+    assert places(time.time() + 8 * 86_400) == [f"checkpoint/{'a' * 20}"]
+
+
+def test_the_command_lists_first_and_removes_when_told(configured: Weeks) -> None:
+    checkpoint = first_checkpoint(configured)
+    listed = CliRunner().invoke(commands, ["clean"])
+    assert listed.exit_code == 0, listed.output
+    assert f"checkpoint/{checkpoint}" in listed.output
+    assert listed.output.endswith("Remove it with: llm-assets clean --yes\n")
+    assert configured.store.exists("checkpoint", checkpoint)
+    removed = CliRunner().invoke(commands, ["clean", "--yes"])
+    assert removed.exit_code == 0 and "Removed: " in removed.output
+    assert not configured.store.exists("checkpoint", checkpoint)
+    assert "0.0 MB in 0 places" in CliRunner().invoke(commands, ["clean"]).output
+
+
+def test_the_job_does_what_the_command_does_and_its_schedule_waits(
+    configured: Weeks, tmp_path: Path
+) -> None:
+    path = tmp_path / "project" / "manual.yaml"
+    defs = build_definitions(load_settings(path), str(path))
+    schedule = defs.resolve_schedule_def("weekly_cleaning")
+    assert schedule.default_status is DefaultScheduleStatus.STOPPED
+    with DagsterInstance.ephemeral() as instance:
+        assert defs.resolve_job_def("cleaning").execute_in_process(instance=instance).success
+    assert not configured.store.exists("checkpoint", first_checkpoint(configured))
+
+
+def test_a_hundred_thousand_files_are_listed_within_five_seconds(weeks: Weeks) -> None:
+    root = Path(weeks.store.root)
+    for folder in range(100):
+        place = root / "cache" / "manual" / f"{folder:03d}"
+        place.mkdir(parents=True)
+        for number in range(1000):
+            (place / str(number)).touch()
+    began = time.process_time()
+    weeks.clean(delete=False)
+    # Processor time: other processes on the machine do not count.
+    assert time.process_time() - began < 5

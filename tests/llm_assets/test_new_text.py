@@ -1,0 +1,67 @@
+"""Text that arrives later judges too, so a model that has learnt it can win."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from recipes.data.seen import SEEN_NAME, Seen
+from tests.conftest import Project, make_project
+
+SYLLABLES = [a + b for a in "bdfgklmnprstvz" for b in ("a", "e", "i", "o", "u", "ar", "en", "is")]
+
+
+def write_subject(project: Project, documents: int) -> None:
+    """Documents in words that no document before them has."""
+    generator = random.Random(5)
+    words = ["".join(generator.choices(SYLLABLES, k=3)) for _ in range(60)]
+    for number in range(documents):
+        sentences = [" ".join(generator.choices(words, k=8)).capitalize() for _ in range(6)]
+        (project.folder / "text" / f"subject-{number}.txt").write_text(". ".join(sentences) + ".")
+
+
+@pytest.mark.soak
+def test_a_new_subject_arrives_and_the_model_that_learnt_it_becomes_champion(
+    project: Project,
+) -> None:
+    project.configure(checkpoint={"initialize": "champion", "budget": {"steps": 24}})
+    assert project.run("llm-assets", "run").returncode == 0
+    first = project.record.current("checkpoint", "test")
+
+    write_subject(project, 200)
+    ended = project.run("llm-assets", "run")
+
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    second = project.record.current("checkpoint", "test")
+    assert second.manifest.inputs["start"] == first.fingerprint
+    metrics = project.record.current("eval_metrics", "test").stats["metrics"]
+    newest = metrics["held_out_newest_bits_per_byte"]
+    assert newest["candidate"]["value"] < newest["incumbent"]["value"] - 0.2
+    verdict = project.record.current("model_version", "test").stats
+    assert verdict["promoted"], verdict["reasons"]
+    assert "serves version 2" in " ".join(ended.stdout.split())
+    # It learnt the new text, and what else the first run had left unread.
+    seen_before = second.stats["tokens_seen_before"]
+    assert 0 < seen_before <= 0.25 * 24 * 4 * 64
+    assert second.stats["coverage"] > 0 and len(Seen.read(str(second.path / SEEN_NAME)).texts)
+
+
+@pytest.mark.soak
+def test_a_pilot_with_too_little_text_to_judge_by_grows_out_of_it(
+    tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    project = make_project(tmp_path / "project", tiny_model_folder, documents=30)
+    project.configure(checkpoint={"initialize": "champion"})
+    ended = project.materialize("*model_version")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "independent held-out documents" in reasons(project)
+
+    write_subject(project, 570)
+    ended = project.materialize("*model_version")
+
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "Only" not in reasons(project)
+
+
+def reasons(project: Project) -> str:
+    return " ".join(project.record.current("model_version", "test").stats["reasons"])

@@ -1,0 +1,48 @@
+"""Runs queue where they need the same thing."""
+
+from pathlib import Path
+
+from dagster import DagsterInstance, DagsterRunStatus
+from dagster._core.execution.api import create_execution_plan
+from dagster._core.instance.config import PoolGranularity
+from dagster._core.op_concurrency_limits_counter import GlobalOpConcurrencyLimitsCounter
+from dagster._core.storage.dagster_run import DagsterRun, RunsFilter
+
+from llm_assets.config import load_settings
+from llm_assets.definitions import build_definitions
+from tests.conftest import Project, make_project
+
+
+def create_run(
+    instance: DagsterInstance, project: Project, job_name: str, status: DagsterRunStatus
+) -> DagsterRun:
+    defs = build_definitions(load_settings(project.config), str(project.config))
+    job = defs.resolve_job_def(job_name)
+    plan = create_execution_plan(job)
+    return instance.create_run_for_job(job, execution_plan=plan, status=status)
+
+
+def test_a_second_training_waits_in_the_queue_for_the_first(tmp_path: Path) -> None:
+    project = make_project(tmp_path / "project", base_model=tmp_path, documents=1)
+    with DagsterInstance.from_config(str(project.folder)) as instance:
+        pools = instance.get_concurrency_config().pool_config
+        assert pools.pool_granularity is PoolGranularity.RUN and pools.default_pool_limit == 1
+
+        sensed = create_run(instance, project, "retraining_on_change", DagsterRunStatus.NOT_STARTED)
+        assert sensed.run_op_concurrency
+        assert "training" in (sensed.run_op_concurrency.all_pools or set())
+
+        def is_blocked(run: DagsterRun) -> bool:
+            active = instance.get_run_records(RunsFilter(statuses=[DagsterRunStatus.STARTED]))
+            return GlobalOpConcurrencyLimitsCounter(
+                instance,
+                [run],
+                active,
+                instance.event_log_storage.get_concurrency_keys(),
+                instance.event_log_storage.get_pool_limits(),
+                pool_granularity=pools.pool_granularity,
+            ).is_blocked(run)
+
+        assert not is_blocked(sensed)
+        create_run(instance, project, "retraining", DagsterRunStatus.STARTED)
+        assert is_blocked(sensed)

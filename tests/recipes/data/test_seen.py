@@ -1,0 +1,149 @@
+"""What a lineage has seen is known token by token, and the next run goes by it."""
+
+import itertools
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from artifacts.shards.shard_set import ShardSet, ShardStats
+from recipes.data.order import DataOrder, Plan
+from recipes.data.seen import SEEN_NAME, Seen, add_rows, look_up
+from recipes.settings import OrderSettings
+from recipes.spec import TrainingSpec
+from tests.recipes.conftest import SpecMaker, train_here
+from tests.tiny import tiny_shards, tiny_texts
+
+STRETCHES = st.lists(
+    st.tuples(st.integers(0, 3), st.integers(0, 12), st.integers(1, 12)), max_size=12
+)
+
+
+@settings(deadline=None)
+@given(batches=st.lists(STRETCHES, max_size=4), asked=STRETCHES)
+def test_every_token_is_counted_as_often_as_it_was_seen(
+    batches: list[list[tuple[int, int, int]]], asked: list[tuple[int, int, int]]
+) -> None:
+    counts: Counter[tuple[int, int]] = Counter()
+    seen = Seen.none()
+    for batch in batches:
+        seen = seen.plus(*columns(batch))
+        counts.update((text, start + n) for text, start, length in batch for n in range(length))
+
+    recorded = Counter(
+        {
+            (int(text), place): int(times)
+            for text, start, end, times in zip(
+                seen.texts, seen.starts, seen.ends, seen.times, strict=True
+            )
+            for place in range(start, end)
+        }
+    )
+    assert recorded == counts
+    bounds = list(zip(seen.texts, seen.starts, seen.ends, seen.times, strict=True))
+    for (text, _, end, times), (text_after, start, _, times_after) in itertools.pairwise(bounds):
+        assert (text, end, times) != (text_after, start, times_after), "one stretch cut in two"
+    assert seen.tokens(*columns(asked)).tolist() == [
+        sum((text, start + n) in counts for n in range(length)) for text, start, length in asked
+    ]
+
+
+def columns(stretches: list[tuple[int, int, int]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    texts, starts, lengths = np.array(stretches, np.int64).reshape(-1, 3).T
+    return texts.astype(np.uint64), starts, starts + lengths
+
+
+def grow(spec: TrainingSpec, folder: Path, documents: int, number: int) -> TrainingSpec:
+    """The spec on shards that new documents have come to, in a slice of their own."""
+    shutil.copytree(spec.shards_folder, folder)
+    texts = tiny_texts(documents, seed=100 + number)
+    stats = tiny_shards(folder / "new", Path(spec.base_model_folder), texts, shards_per_split=1)
+    (entry,) = [shard for shard in stats.shards if shard.split == "train"]
+    name = f"train-{10 + number:05d}"
+    for file in (folder / "new").glob(f"{entry.name}.*"):
+        file.rename(folder / f"{name}{file.name.removeprefix(entry.name)}")
+    documents_file = folder / f"{name}.documents.parquet"
+    table = pq.read_table(documents_file)
+    hashes = pa.array([f"slice {number}, {one}" for one in table["text_hash"].to_pylist()])
+    table = table.set_column(5, "text_hash", hashes)
+    table = table.set_column(6, "slice", pa.array([number] * len(table), pa.int64()))
+    pq.write_table(table, documents_file)
+    entries = [*spec.shards.shards, entry.model_copy(update={"name": name})]
+    shards = spec.shards.model_copy(update={"shards": entries})
+    return spec.model_copy(update={"shards_folder": str(folder), "shards": shards})
+
+
+def test_weekly_runs_take_new_text_first_and_share_no_more_tokens_than_the_settings_say(
+    make_spec: SpecMaker, tmp_path: Path
+) -> None:
+    steps, shares = 12, 0.25
+    order = {"new_first": True, "seen_share": shares}
+    first = make_spec("week-1", steps=steps, audit_rows=True, order=order)
+    results = [train_here(first)]
+    specs = [first]
+    for week in (2, 3):
+        spec = make_spec(f"week-{week}", steps=steps, audit_rows=True, order=order)
+        spec = spec.model_copy(
+            update={
+                "shards_folder": specs[-1].shards_folder,
+                "shards": specs[-1].shards,
+                "seen": f"{specs[-1].run_folder}/{SEEN_NAME}",
+                "inputs": {"base_model": "tiny", "tokenized_shards": f"week {week}"},
+            }
+        )
+        specs.append(grow(spec, tmp_path / str(week), 4, week))
+        results.append(train_here(specs[-1]))
+
+    for spec, result, before in zip(specs[1:], results[1:], results, strict=False):
+        chosen = DataOrder.of(spec).rows(0, steps * 4)
+        shards = ShardSet(spec.shards_folder, spec.shards, "train")
+        rows = look_up(shards, Seen.read(str(spec.seen)))
+        most = shares * len(chosen) * spec.shards.sequence_length
+        assert 0 < rows.seen[chosen].sum() == result.tokens_seen_before <= most
+        newest = np.flatnonzero(rows.slices == rows.slices.max())
+        fresh = chosen[rows.seen[chosen] == 0]
+        assert set(fresh[: len(newest)].tolist()) == set(newest.tolist())
+        assert before.coverage < result.coverage < 1
+    assert results[0].tokens_seen_before == 0
+
+
+def test_weeks_do_not_repeat_each_other_by_accident(make_spec: SpecMaker) -> None:
+    spec = make_spec("accident", steps=2)
+    rows = len(ShardSet(spec.shards_folder, spec.shards, "train"))
+    other = spec.model_copy(update={"inputs": {"tokenized_shards": "another week"}})
+
+    ours, theirs = (set(DataOrder.of(one).rows(0, 100).tolist()) for one in (spec, other))
+
+    assert abs(len(ours & theirs) - 100 * 100 / rows) < 25
+
+
+def test_all_rows_come_once_all_new_text_is_known(make_spec: SpecMaker) -> None:
+    spec = make_spec("all", steps=2)
+    shards = ShardSet(spec.shards_folder, spec.shards, "train")
+    half = np.arange(0, len(shards), 2)
+    seen = add_rows(Seen.none(), shards, half)
+    plan = Plan.of(shards, seen, OrderSettings(seen_share=0.5))
+    order = DataOrder(seed=3, train_rows=len(shards), plan=plan)
+
+    fresh = sum(map(len, plan.fresh))
+    rows = order.rows(0, 2 * fresh)
+    is_fresh = np.isin(rows, np.concatenate(plan.fresh))
+    assert is_fresh.sum() == fresh == len(set(rows[is_fresh].tolist()))
+    assert set(order.rows(0, 4 * len(shards)).tolist()) == set(range(len(shards)))
+    pieces = [order.rows(first, 7) for first in range(0, 700, 7)]
+    assert np.concatenate(pieces).tolist() == order.rows(0, 700).tolist()
+
+
+def test_every_run_records_what_it_saw(unbroken: TrainingSpec) -> None:
+    stats: ShardStats = unbroken.shards
+    shards = ShardSet(unbroken.shards_folder, stats, "train")
+    seen = Seen.read(f"{unbroken.run_folder}/{SEEN_NAME}")
+    rows = DataOrder.of(unbroken).rows(0, 30 * 4)
+    assert int((seen.times * (seen.ends - seen.starts)).sum()) == int(
+        look_up(shards, seen).tokens[rows].sum()
+    )

@@ -1,0 +1,189 @@
+"""Models compute what Hugging Face's do, and no document sees another."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.nn.attention.flex_attention import flex_attention
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    LlamaConfig,
+    MistralConfig,
+    Phi3Config,
+    PretrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from artifacts.errors import UserError
+from artifacts.shards.shard_set import ShardSet, ShardStats
+from recipes.checkpointing.export import export_model
+from recipes.data.batch import IGNORED, Batch
+from recipes.data.packed_rows import read_batch
+from recipes.distributed.workers import join_workers
+from recipes.model.attention import SegmentMask, allowed_positions, attend, block_mask
+from recipes.model.causal_model import TrainableModel, TransformersNetwork, load_model
+from recipes.model.decoder import Decoder
+from recipes.model.loss import summed_cross_entropy
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+}
+LLAMA_3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+CONFIGS: dict[str, PretrainedConfig] = {
+    "llama": LlamaConfig(**SIZES, tie_word_embeddings=False),
+    "llama 3 rope, tied": LlamaConfig(
+        **SIZES, tie_word_embeddings=True, rope_parameters=LLAMA_3_ROPE
+    ),
+    "llama with biases": LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True),
+    "mistral": MistralConfig(**SIZES, sliding_window=None),
+    "mistral with a window": MistralConfig(**SIZES, sliding_window=128),
+    "phi3": Phi3Config(**SIZES, pad_token_id=0, bos_token_id=0, eos_token_id=0),
+    "qwen2": Qwen2Config(**SIZES, tie_word_embeddings=True),
+    "qwen3": Qwen3Config(**SIZES, head_dim=16),
+    "gpt2": GPT2Config(vocab_size=96, n_embd=32, n_layer=2, n_head=4, n_positions=128),
+}
+
+
+@pytest.fixture(params=CONFIGS)
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A random model of each supported family in a Hugging Face folder."""
+    torch.manual_seed(1)
+    model = AutoModelForCausalLM.from_config(CONFIGS[request.param])
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    model.save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def logits_of(model: TrainableModel, tokens: torch.Tensor) -> torch.Tensor:
+    positions = torch.arange(tokens.shape[1]).expand_as(tokens)
+    hidden = model.network(tokens, positions, torch.zeros_like(tokens))
+    return hidden @ model.network.head_weight.T
+
+
+@torch.no_grad()
+def test_logits_equal_hugging_faces_both_ways(folder: Path, tmp_path: Path) -> None:
+    tokens = torch.randint(0, 96, (3, 64))
+    reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    expected = reference(tokens).logits
+
+    model = load_model(folder).eval()
+
+    torch.testing.assert_close(logits_of(model, tokens), expected, atol=1e-4, rtol=0)
+    export_model(model, folder, tmp_path / "export", torch.float32, join_workers())
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "export").eval()
+    assert torch.equal(exported(tokens).logits, expected)
+
+
+def test_families_with_a_built_in_decoder_use_it(folder: Path) -> None:
+    network = load_model(folder).network
+    is_gpt2 = "gpt2" in (folder / "config.json").read_text()
+    assert isinstance(network, TransformersNetwork if is_gpt2 else Decoder)
+
+
+def row_of(tokens: torch.Tensor, segments: torch.Tensor, positions: torch.Tensor) -> Batch:
+    targets = tokens.roll(-1, dims=1)
+    targets[:, :-1][segments[:, 1:] != segments[:, :-1]] = IGNORED
+    targets[:, -1] = IGNORED
+    return Batch(tokens, targets, positions, segments)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_two_documents_in_a_row_cost_what_they_cost_apart(folder: Path, precision: str) -> None:
+    model = load_model(folder)
+    first, second = torch.randint(0, 96, (1, 70)), torch.randint(0, 96, (1, 33))
+    apart = [
+        row_of(part, torch.zeros_like(part), torch.arange(part.shape[1])[None])
+        for part in (first, second)
+    ]
+    together = row_of(
+        torch.cat((first, second), dim=1),
+        torch.cat((torch.zeros_like(first), torch.ones_like(second)), dim=1),
+        torch.cat((torch.arange(70), torch.arange(33)))[None],
+    )
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bfloat16"):
+        expected = sum(float(model(batch)) for batch in apart)
+        found = float(model(together))
+    assert found == pytest.approx(expected, rel=1e-5 if precision == "float32" else 3e-3)
+
+
+@pytest.mark.parametrize("rows", [1, 40])
+def test_loss_and_its_gradients_are_those_of_plain_cross_entropy(rows: int) -> None:
+    torch.manual_seed(2)
+    hidden = torch.randn(rows, 50, 16, requires_grad=True)
+    weight = torch.randn(96, 16, requires_grad=True)
+    targets = torch.randint(0, 96, (rows, 50))
+    targets[:, ::7] = IGNORED
+
+    summed_cross_entropy(hidden, weight, targets).backward()
+    found = (hidden.grad, weight.grad)
+    hidden.grad = weight.grad = None
+    logits = F.linear(hidden, weight).flatten(0, 1)
+    plain = F.cross_entropy(logits, targets.flatten(), ignore_index=IGNORED, reduction="sum")
+    plain.backward()
+
+    for ours, theirs in zip(found, (hidden.grad, weight.grad), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-5)
+
+
+def test_bfloat16_attention_is_close_to_float32(
+    base_model: Path, shards_folder: Path, shards: ShardStats
+) -> None:
+    batch = read_batch(ShardSet(shards_folder, shards, "train"), torch.arange(8).numpy())
+    losses, gradients = [], []
+    for mixed in (False, True):
+        model = load_model(base_model)
+        with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
+            loss = model(batch) / batch.target_count
+        loss.backward()
+        losses.append(float(loss))
+        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))  # type: ignore[union-attr]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+    difference = (gradients[0] - gradients[1]).norm() / gradients[0].norm()
+    assert float(difference) < 0.02
+
+
+def test_weights_that_do_not_fit_the_config_are_refused(base_model: Path, tmp_path: Path) -> None:
+    for path in base_model.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    config = (tmp_path / "config.json").read_text()
+    (tmp_path / "config.json").write_text(
+        config.replace('"num_hidden_layers": 2', '"num_hidden_layers": 3')
+    )
+    with pytest.raises(UserError, match=r"do not fit config\.json"):
+        load_model(tmp_path)
+
+
+@torch.no_grad()
+def test_flex_attention_has_the_same_mask() -> None:
+    torch.manual_seed(3)
+    segments = torch.tensor([[0] * 100 + [1] * 28, [0] * 5 + [1] * 60 + [-1] * 63])
+    query = torch.randn(2, 128, 4, 16)
+    key, value = torch.randn(2, 2, 128, 2, 16)
+    expected = attend(query, key, value, SegmentMask(allowed_positions(segments)))
+    found = flex_attention(
+        query.transpose(1, 2),
+        key.transpose(1, 2),
+        value.transpose(1, 2),
+        block_mask=block_mask(segments),
+        enable_gqa=True,
+    ).transpose(1, 2)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)

@@ -1,0 +1,52 @@
+"""Nobody on the network can reach a training: torch unpickles what its stores hold."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from recipes.spec import read_metrics
+from tests.listening import listening_addresses, outside_loopback, run_watched
+from tests.recipes.conftest import SpecMaker, finish, launcher, start
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_training_listens_on_loopback_alone(make_spec: SpecMaker, workers: int) -> None:
+    spec = make_spec(f"listening{workers}", steps=6)
+    process = start(spec, launcher(workers))
+    seen = run_watched(process)
+    code, output = finish(process)
+    assert code == 0, output
+    assert read_metrics(Path(spec.run_folder))[-1]["step"] == 6
+    assert outside_loopback(seen) == set()
+    assert bool(seen) == (workers > 1), "one worker needs no door at all"
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "deepspeed"])
+def test_a_users_own_program_on_one_machine_listens_on_loopback_alone(
+    launcher: str, tmp_path: Path
+) -> None:
+    program = str(Path(__file__).parent / "launcher" / "sum_ranks.py")
+    arguments = ["--launcher", launcher, "--processes", "2", "--", program, "0"]
+    environment = {key: value for key, value in os.environ.items() if key != "CLUSTER_SPEC"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "recipes.launcher", *arguments],
+        env=environment | {"OUTPUT_FOLDER": str(tmp_path)},
+        text=True,
+    )
+    seen = run_watched(process)
+    assert process.returncode == 0
+    assert json.loads((tmp_path / "sum.json").read_text())["world"] == 2
+    assert seen and outside_loopback(seen) == set()
+
+
+def test_an_open_door_is_seen() -> None:
+    with socket.create_server(("0.0.0.0", 0)), socket.create_server(("127.0.0.1", 0)):
+        addresses = listening_addresses(os.getpid())
+    assert addresses >= {"0.0.0.0", "127.0.0.1"}
+    assert "0.0.0.0" in outside_loopback(addresses)
+    assert "127.0.0.1" not in outside_loopback(addresses)

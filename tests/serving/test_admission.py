@@ -1,0 +1,170 @@
+"""Who is let in, for how long, and what a client that leaves costs."""
+
+import json
+import shutil
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from serving import endpoint as process
+from tests.serving.conftest import Client, start
+
+TEMPLATE = (
+    "{% for m in messages %}{% if m.role == 'system' %}"
+    "{{ raise_exception('no system turns') }}{% endif %}<{{ m.role }}>{{ m.content }}"
+    "{% endfor %}<assistant>"
+)
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory, chat_model_folder: Path) -> Iterator[Client]:
+    """An endpoint with room for few connections, and one page that may use it."""
+    folder = tmp_path_factory.mktemp("guarded")
+    model = shutil.copytree(chat_model_folder, folder / "model")
+    (model / "chat_template.jinja").write_text(TEMPLATE)
+    yield start(
+        folder,
+        model,
+        max_connections=12,
+        header_timeout=1.0,
+        request_timeout=20.0,
+        max_waiting=2,
+        allowed_origins=("https://page.example",),
+    )
+    process.stop(folder)
+
+
+def connect(client: Client) -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", httpx.URL(client.endpoint.url).port))
+    connection.settimeout(10)
+    return connection
+
+
+def post(client: Client, **headers: str) -> httpx.Response:
+    body = json.dumps({"prompt": "The valve", "max_tokens": 1})
+    given = {"Content-Type": "application/json"} | headers
+    return client.http.post("/v1/completions", content=body, headers=given)
+
+
+def until(condition, seconds: float = 10.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it never happened"
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize("beginning", [b"", b"GET /health HTTP/1.1\r\nX-Slow: "])
+def test_silent_connection_and_unfinished_header_are_closed(
+    guarded: Client, beginning: bytes
+) -> None:
+    with connect(guarded) as silent:
+        silent.sendall(beginning)
+        started = time.monotonic()
+        while silent.recv(4096):
+            pass
+    assert time.monotonic() - started < 5
+
+
+def test_more_connections_than_allowed_are_told_so_and_the_rest_go_on(guarded: Client) -> None:
+    held = [connect(guarded) for _ in range(20)]
+    try:
+        refused = held[-1].recv(4096)
+        assert refused.startswith(b"HTTP/1.1 503 ")
+        assert json.loads(refused.split(b"\r\n\r\n")[1])["error"]["code"] == "unavailable"
+    finally:
+        for connection in held:
+            connection.close()
+    until(lambda: httpx.get(f"{guarded.endpoint.url}/health").status_code == 200)
+
+
+def test_endless_header_is_refused_before_it_is_kept(guarded: Client) -> None:
+    before = psutil.Process(guarded.endpoint.pid).memory_info().rss
+    with connect(guarded) as endless:
+        endless.sendall(b"GET /health HTTP/1.1\r\nX-Long: ")
+        with pytest.raises(OSError):
+            for _ in range(400):
+                endless.sendall(b"a" * 65_536)
+                time.sleep(0.001)
+    assert psutil.Process(guarded.endpoint.pid).memory_info().rss - before < 20_000_000
+
+
+def test_malformed_request_is_answered_in_openais_shape(guarded: Client) -> None:
+    with connect(guarded) as rude:
+        rude.sendall(b"\x00\x01 nonsense\r\n\r\n")
+        answer = rude.recv(4096)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert json.loads(answer.split(b"\r\n\r\n")[1])["error"]["code"] == "invalid_http"
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Host": "evil.example"}, 421),
+        ({"Host": "localhost:99"}, 200),
+        ({"Origin": "https://evil.example"}, 403),
+        ({"Origin": "https://page.example"}, 200),
+        ({"Content-Type": "text/plain"}, 415),
+        ({"Content-Type": "application/json; charset=utf-8"}, 200),
+    ],
+)
+def test_hosts_pages_and_content_types(
+    guarded: Client, headers: dict[str, str], status: int
+) -> None:
+    assert post(guarded, **headers).status_code == status
+
+
+def test_trailing_slash_redirects_nowhere(guarded: Client) -> None:
+    answer = guarded.http.post("/v1/completions/", json={"prompt": "a"})
+    assert answer.status_code == 404
+
+
+def test_work_ends_when_its_client_has_gone(guarded: Client) -> None:
+    body = json.dumps({"prompt": "The valve", "max_tokens": 150, "temperature": 1.0}).encode()
+    for _ in range(6):
+        with connect(guarded) as impatient:
+            impatient.sendall(
+                b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+                b"Content-Type: application/json\r\n"
+                + f"Content-Length: {len(body)}\r\n\r\n".encode()
+                + body
+            )
+            time.sleep(0.05)
+    assert guarded.complete(max_tokens=2).status_code == 200
+    until(lambda: "serving_requests_in_flight 0" in guarded.http.get("/metrics").text)
+
+
+def test_half_a_surrogate_pair_and_a_templates_own_refusal_are_400(guarded: Client) -> None:
+    broken = guarded.http.post(
+        "/v1/completions",
+        content=b'{"prompt": "\\ud800"}',
+        headers={"Content-Type": "application/json"},
+    )
+    assert broken.status_code == 400 and "surrogate" in broken.json()["error"]["message"]
+    turns = [{"role": "system", "content": "be brief"}]
+    refused = guarded.http.post("/v1/chat/completions", json={"messages": turns})
+    assert refused.status_code == 400
+    assert "no system turns" in refused.json()["error"]["message"]
+
+
+def test_engine_answers_its_api_server_alone(guarded: Client) -> None:
+    status = process.status(guarded.state_folder)
+    assert status is not None
+    url = f"http://127.0.0.1:{status.routes[0].engine_port}"
+    assert httpx.get(f"{url}/health").status_code == 401
+    assert httpx.post(f"{url}/generate", json={}).status_code == 401
+
+
+def test_health_tells_within_five_seconds_that_the_engine_stands_still(guarded: Client) -> None:
+    (pid,) = guarded.engine_pids()
+    psutil.Process(pid).suspend()
+    try:
+        until(lambda: guarded.http.get("/health").status_code == 503, 5.0)
+    finally:
+        psutil.Process(pid).resume()
+    until(lambda: guarded.http.get("/health").status_code == 200)
+    assert guarded.engine_pids() == [pid]

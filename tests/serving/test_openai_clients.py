@@ -1,0 +1,72 @@
+"""What OpenAI's clients send, and what they need back."""
+
+import json
+
+import pytest
+
+from tests.serving.conftest import Client
+
+NEUTRAL = {
+    "n": 1,
+    "best_of": 1,
+    "frequency_penalty": 0,
+    "presence_penalty": 0.0,
+    "logit_bias": {},
+    "seed": 7,
+    "user": "me",
+    "stop": None,
+    "echo": False,
+    "logprobs": None,
+    "stream_options": None,
+}
+
+
+def test_name_of_the_model_stays_whatever_version_serves(client: Client) -> None:
+    listed = client.http.get("/v1/models").json()["data"]
+    assert [model["id"] for model in listed] == ["default", "1"]
+    assert all({"id", "object", "created", "owned_by"} == set(model) for model in listed)
+    assert client.http.get("/v1/models/1").json() == listed[1]
+    assert client.http.get("/v1/models/2").status_code == 404
+    answer = client.complete(max_tokens=1, model="1").json()
+    assert answer["model"] == "1" and answer["system_fingerprint"] == "1-fingerprint-1"
+
+
+def test_fields_at_the_value_that_changes_nothing_are_accepted(client: Client) -> None:
+    plain = client.complete(max_tokens=4).json()["choices"]
+    assert client.complete(max_tokens=4, **NEUTRAL).json()["choices"] == plain
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"n": 2},
+        {"frequency_penalty": 0.5},
+        {"logit_bias": {"5": 1}},
+        {"seed": 7, "temperature": 1.0},
+        {"echo": True},
+        {"logprobs": 3},
+        {"speed": 1},
+    ],
+)
+def test_field_that_would_have_no_effect_is_refused_by_name(client: Client, field: dict) -> None:
+    answer = client.complete(max_tokens=1, **field)
+    assert answer.status_code == 400
+    assert next(iter(field)) in answer.json()["error"]["message"]
+
+
+def test_prompts_of_a_list_are_answered_in_order(client: Client) -> None:
+    prompts = ["The valve", "A pump"]
+    alone = [client.complete(p, max_tokens=5).json()["choices"][0]["text"] for p in prompts]
+    answer = client.http.post("/v1/completions", json={"prompt": prompts, "max_tokens": 5}).json()
+    assert [(c["index"], c["text"]) for c in answer["choices"]] == list(enumerate(alone))
+    assert answer["usage"]["completion_tokens"] == 10
+
+
+def test_stream_counts_its_tokens_where_asked(client: Client) -> None:
+    body = {"prompt": "The valve", "max_tokens": 5, "stream": True}
+    body["stream_options"] = {"include_usage": True}
+    with client.http.stream("POST", "/v1/completions", json=body) as answer:
+        lines = [line for line in answer.iter_lines() if line]
+    last = json.loads(lines[-2].removeprefix("data: "))
+    assert last["choices"] == [] and last["usage"]["completion_tokens"] == 5
+    assert last["usage"]["prompt_tokens"] > 0

@@ -1,0 +1,117 @@
+"""What is cached decides how long a run takes, never what it makes."""
+
+import random
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from artifacts import cache
+from spark_jobs.clean import job as clean
+from spark_jobs.clean.prepare import preparation_key
+from spark_jobs.settings import CleanCorpusSettings
+from spark_jobs.tokenize.documents import tokens_key
+from spark_jobs.tokenize.tokenizer import Engine, load_tokenizer
+from tests.spark_jobs.test_growth import Texts, files_below, make, source_files, write_raw
+
+
+@pytest.fixture(scope="module")
+def texts() -> Texts:
+    return source_files(random.Random(5), documents=200, files=4)
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+def flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(bytes(content))
+
+
+def test_damaged_entries_are_made_again(
+    spark: SparkSession, model_folder: Path, texts: Texts, tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache"
+    make(spark, texts, model_folder, tmp_path / "whole", cache)
+    for damage in (cut, flip, Path.unlink):
+        for file in [file for file in cache.rglob("*") if file.is_file()]:
+            damage(file)
+        shutil.rmtree(tmp_path / "again", ignore_errors=True)
+
+        make(spark, texts, model_folder, tmp_path / "again", cache)
+
+        assert files_below(tmp_path / "again") == files_below(tmp_path / "whole")
+
+
+def test_runs_with_other_settings_at_once_do_not_meet(
+    spark: SparkSession, texts: Texts, tmp_path: Path
+) -> None:
+    write_raw(tmp_path / "raw", texts)
+
+    def run(minimum_characters: int, name: str, cache: str | None) -> dict[str, bytes]:
+        spec = clean.CleanSpec(
+            raw_corpus=str(tmp_path / "raw"),
+            output=str(tmp_path / f"{name}-{minimum_characters}"),
+            settings=CleanCorpusSettings(minimum_characters=minimum_characters),
+            cache=cache,
+        )
+        clean.run(spark, spec, lambda line: None)
+        return files_below(Path(spec.output))
+
+    lengths = [40, 200, 300, 400]
+    alone = [run(length, "alone", None) for length in lengths]
+    with ThreadPoolExecutor(4) as runs:
+        together = partial(run, name="together", cache=str(tmp_path / "cache"))
+        assert list(runs.map(together, lengths)) == alone
+
+
+def other_version(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
+    """Let a package seem to have another version."""
+    versions = cache._version
+    monkeypatch.setattr(cache, "_version", lambda name: "0" if name == package else versions(name))
+
+
+@pytest.mark.parametrize("package", ["datatrove", "ftfy", "spacy"])
+def test_rows_prepared_with_other_libraries_are_others(
+    package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = preparation_key(CleanCorpusSettings(), None)
+    other_version(monkeypatch, package)
+    assert preparation_key(CleanCorpusSettings(), None) != before
+
+
+def test_rows_prepared_with_other_settings_are_others() -> None:
+    settings = [
+        {},
+        {"unicode_form": "NFKC"},
+        {"minimum_characters": 3},
+        {"repair_encodings": False},
+    ]
+    keys = {preparation_key(CleanCorpusSettings.model_validate(one), None) for one in settings}
+    assert len(keys | {preparation_key(CleanCorpusSettings(), "folder/ngrams-1.npz")}) == 5
+
+
+@pytest.mark.parametrize(
+    ("backend", "package"), [("gigatoken", "gigatoken"), ("hugging_face", "tokenizers")]
+)
+def test_tokens_of_other_backends_and_versions_are_others(
+    backend: Engine, package: str, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = load_tokenizer(str(model_folder))
+    ends = (0, 0)
+
+    def keys() -> set[str]:
+        return {tokens_key(files, one, ends) for one in ("gigatoken", "hugging_face")}
+
+    before = keys()
+    assert len(before) == 2
+    assert tokens_key(files, backend, (0, 1)) not in before
+    assert tokens_key(replace(files, sha256="other"), backend, ends) not in before
+    other_version(monkeypatch, package)
+    assert len(keys() & before) == 1 and tokens_key(files, backend, ends) not in before

@@ -1,0 +1,365 @@
+"""Splits over the weeks: text grows, is edited and deleted, and settings change."""
+
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyspark.sql import SparkSession
+
+from artifacts.errors import UserError
+from artifacts.shards.shard_set import SPLITS, ShardSet, ShardStats, Split, read_documents
+from spark_jobs.clean import job as clean
+from spark_jobs.settings import (
+    CleanCorpusSettings,
+    DecontaminationSettings,
+    SplitSettings,
+    TokenizedShardsSettings,
+)
+from spark_jobs.tokenize import job as tokenize
+from tests.spark_jobs.conftest import Corpus
+from tests.spark_jobs.test_duplicates import families, similarity
+
+SPLIT = SplitSettings(validation=0.15, held_out=0.15)
+SHARDS = TokenizedShardsSettings(
+    sequence_length=64, decontamination=DecontaminationSettings(maximum_overlap=1)
+)
+
+
+def make_clean(
+    spark: SparkSession,
+    raw: str,
+    folder: Path,
+    earlier: Path | None = None,
+    split: SplitSettings = SPLIT,
+) -> dict:
+    """A clean corpus in `folder / "clean"`, after the one of an earlier folder."""
+    spec = clean.CleanSpec(
+        raw_corpus=raw,
+        output=str(folder / "clean"),
+        settings=CleanCorpusSettings(minimum_characters=40, split=split),
+        earlier=str(earlier / "clean") if earlier else None,
+    )
+    return clean.run(spark, spec, lambda line: None)
+
+
+def make(
+    spark: SparkSession, raw: str, model: Path, folder: Path, earlier: Path | None = None
+) -> tuple[dict, dict]:
+    cleaned = make_clean(spark, raw, folder, earlier)
+    spec = tokenize.TokenizeSpec(
+        clean_corpus=str(folder / "clean"),
+        base_model=str(model),
+        output=str(folder / "shards"),
+        settings=SHARDS,
+    )
+    return cleaned, tokenize.run(spark, spec, lambda line: None)
+
+
+def documents(folder: Path, stats: dict, split: Split) -> dict[str, list[int]]:
+    shards = ShardSet(folder / "shards", ShardStats(**stats), split)
+    return {str(record["id"]): tokens.tolist() for record, tokens in read_documents(shards)}
+
+
+def splits(folder: Path) -> dict[str, str]:
+    """Of the clean documents, each one's split by its id."""
+    files = sorted((folder / "clean").glob("part-*.parquet"))
+    table = pa.concat_tables([pq.read_table(file) for file in files])
+    return dict(zip(table["id"].to_pylist(), table["split"].to_pylist(), strict=True))
+
+
+def text(number: int) -> str:
+    return " ".join(f"word{number}x{place}" for place in range(80))
+
+
+def numbered(first: int, last: int) -> list[tuple[str, str]]:
+    return [(f"a{number}", text(number)) for number in range(first, last)]
+
+
+def test_new_text_brings_held_out_text_of_its_own_and_old_held_out_text_stays(
+    spark: SparkSession, raw_corpus: Corpus, model_folder: Path, tmp_path: Path
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    cleaned, before = make(spark, raw_corpus(numbered(0, 80)), model_folder, first)
+    assert cleaned["slice"] == 1
+    held_out = documents(first, before, "held_out")
+
+    cleaned, after = make(spark, raw_corpus(numbered(0, 160)), model_folder, second, first)
+
+    grown = documents(second, after, "held_out")
+    assert held_out.items() < grown.items()
+    assert not grown.keys() & documents(first, before, "train").keys()
+    arrived = cleaned["slices"]["2"]
+    assert arrived["held_out"] == len(grown) - len(held_out) > 5
+    shards = ShardSet(second / "shards", ShardStats(**after), "held_out")
+    slices = {str(row["id"]): row["slice"] for row, _ in read_documents(shards)}
+    assert slices == {name: 1 if name in held_out else 2 for name in grown}
+
+
+def test_rows_of_an_earlier_slice_stay_as_they_are_when_text_arrives(
+    spark: SparkSession, raw_corpus: Corpus, model_folder: Path, tmp_path: Path
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    _, before = make(spark, raw_corpus(numbered(0, 80)), model_folder, first)
+    _, after = make(spark, raw_corpus(numbered(0, 100)), model_folder, second, first)
+
+    old = np.arange(before["rows"]["train"])
+    rows = [
+        ShardSet(folder / "shards", ShardStats(**stats), "train").read(old)
+        for folder, stats in ((first, before), (second, after))
+    ]
+    assert (rows[0].tokens == rows[1].tokens).all()
+    assert after["rows"]["train"] > before["rows"]["train"]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        SplitSettings(validation=0.6, held_out=0.02),
+        SplitSettings(validation=0.02, held_out=0.6),
+        SplitSettings(validation=0.15, held_out=0.15, seed=7),
+        SplitSettings(sources={"manual": "replay"}),
+        SplitSettings(sources={"manual": "train"}),
+    ],
+)
+def test_no_setting_moves_a_document_that_judges_into_training(
+    spark: SparkSession, raw_corpus: Corpus, tmp_path: Path, changed: SplitSettings
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    make_clean(spark, raw_corpus(numbered(0, 80)), first)
+    make_clean(spark, raw_corpus(numbered(0, 240)), second, first, changed)
+
+    before, after = splits(first), splits(second)
+    kept = {"validation", "held_out"}
+    assert {n: s for n, s in after.items() if n in before and s in kept} == {
+        name: split for name, split in before.items() if split in kept
+    }
+    # New text follows the new settings.
+    new = [split for name, split in after.items() if name not in before]
+    shares = {split: new.count(split) / len(new) for split in ("validation", "held_out")}
+    assigned = bool(changed.sources)
+    for split, share in shares.items():
+        assert abs(share - (0 if assigned else getattr(changed, split))) < 0.1
+
+
+def test_copies_follow_the_split_that_the_text_was_in(
+    spark: SparkSession, raw_corpus: Corpus, tmp_path: Path
+) -> None:
+    raw = numbered(0, 80)
+    first = tmp_path / "first"
+    make_clean(spark, raw_corpus(raw), first)
+    before, texts = splits(first), dict(raw)
+    trained = next(name for name, split in before.items() if split == "train")
+    held_out = next(name for name, split in before.items() if split == "held_out")
+
+    copies = [("like-trained", texts[trained] + " x"), ("like-held-out", texts[held_out] + " x")]
+    cleaned = make_clean(spark, raw_corpus([*raw, *copies]), tmp_path, first)
+    after = splits(tmp_path)
+
+    assert after["like-trained"] == "train" and trained not in after
+    assert after[held_out] == "held_out" and "like-held-out" not in after
+    assert cleaned["dropped"] == {"copy_of_held_out": 1, "near_duplicate": 1}
+
+
+def test_a_document_that_bridges_training_and_held_out_text_is_in_neither(
+    spark: SparkSession, raw_corpus: Corpus, tmp_path: Path
+) -> None:
+    def changed(number: int, *places: int) -> str:
+        words = text(number).split()
+        for place in places:
+            words[place] = f"changed{place}"
+        return " ".join(words)
+
+    # One change leaves 0.88 in common, two leave 0.77.
+    raw = numbered(0, 60) + [(f"b{number}", changed(number, 20, 60)) for number in range(60)]
+    first = tmp_path / "first"
+    make_clean(spark, raw_corpus(raw), first)
+    before = splits(first)
+    number = next(
+        number
+        for number in range(60)
+        if before[f"a{number}"] == "train" and before[f"b{number}"] == "held_out"
+    )
+
+    make_clean(spark, raw_corpus([*raw, ("bridge", changed(number, 20))]), tmp_path, first)
+
+    after = splits(tmp_path)
+    assert "bridge" not in after and f"a{number}" not in after
+    assert after == {name: split for name, split in before.items() if name != f"a{number}"}
+
+
+def test_what_was_trained_on_is_never_held_out_though_it_left_and_comes_back_changed(
+    spark: SparkSession, raw_corpus: Corpus, tmp_path: Path
+) -> None:
+    raw = numbered(0, 80)
+    weeks = [tmp_path / str(week) for week in range(3)]
+    make_clean(spark, raw_corpus(raw), weeks[0])
+    make_clean(spark, raw_corpus(numbered(80, 160)), weeks[1], weeks[0])
+    back = [(f"b{number}", f"{text} or so") for number, (_, text) in enumerate(raw)]
+    make_clean(spark, raw_corpus([*numbered(80, 160), *back]), weeks[2], weeks[1])
+
+    before, after = splits(weeks[0]), splits(weeks[2])
+    for number, (name, _) in enumerate(raw):
+        assert after[f"b{number}"] == before[name]
+
+
+def test_an_edited_document_stays_in_its_split_however_much_of_it_is_new(
+    spark: SparkSession, raw_corpus: Corpus, tmp_path: Path
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    make_clean(spark, raw_corpus(numbered(0, 80)), first)
+    rewritten = [(f"a{number}", text(number + 1000)) for number in range(80)]
+    make_clean(spark, raw_corpus(rewritten), second, first)
+
+    assert splits(second) == splits(first)
+
+
+def write_sources(folder: Path, texts: dict[str, list[tuple[str, str]]]) -> str:
+    folder.mkdir()
+    rows = [(*one, source) for source, of_source in texts.items() for one in of_source]
+    ids, contents, sources = zip(*rows, strict=True)
+    table = pa.table({"id": ids, "text": contents, "source": sources})
+    pq.write_table(table, folder / "part-00000.parquet")
+    return str(folder)
+
+
+def test_evaluation_files_of_the_users_own_judge_and_their_copies_are_not_trained_on(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    split = SplitSettings(sources={"exam": "held_out", "choose": "validation"})
+    exam = [(f"e{number}", text(number + 500)) for number in range(10)]
+    choose = [(f"v{number}", text(number + 600)) for number in range(10)]
+    copies = [(f"c{n}", one + " and so on") for n, (_, one) in enumerate([*exam, *choose])]
+    texts = {"manual": numbered(0, 40) + copies, "exam": exam, "choose": choose}
+    first = tmp_path / "first"
+    make_clean(spark, write_sources(tmp_path / "raw", texts), first, split=split)
+
+    found = splits(first)
+    assert all(found[name] == "held_out" for name, _ in exam)
+    assert all(found[name] == "validation" for name, _ in choose)
+    assert not found.keys() & {name for name, _ in copies}
+
+    # What was trained on before cannot judge, and is trained on no more.
+    known = [("e-known", f"{text(next(_trained(found)))} indeed")]
+    texts["exam"] = exam + known
+    second = tmp_path / "second"
+    raw = write_sources(tmp_path / "raw2", texts)
+    stats = make_clean(spark, raw, second, first, split)
+    assert stats["dropped"]["trained_on_before"] == 2
+    assert "e-known" not in splits(second)
+
+    with pytest.raises(UserError, match=r"split.sources.*'exams'.*choose, exam, manual"):
+        wrong = SplitSettings(sources={"exams": "held_out"})
+        make_clean(spark, raw, tmp_path / "third", split=wrong)
+
+
+def _trained(found: dict[str, str]):  # type: ignore[no-untyped-def]
+    return (int(n[1:]) for n, split in found.items() if split == "train" and n.startswith("a"))
+
+
+def test_an_earlier_corpus_that_is_not_there_is_refused(
+    spark: SparkSession, raw_corpus: Corpus, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=r"holds no part-\*.parquet"):
+        make_clean(spark, raw_corpus([("a", text(0))]), tmp_path, tmp_path / "absent")
+
+
+def test_no_near_copy_lies_in_two_splits(
+    spark: SparkSession, raw_corpus: Corpus, model_folder: Path, tmp_path: Path
+) -> None:
+    texts = families(50, seed=11)
+    raw = [(f"d{number:03d}", text) for number, text in enumerate(texts)]
+    _, stats = make(spark, raw_corpus(raw), model_folder, tmp_path)
+
+    sets = {name: shingles(text) for name, text in raw}
+    kept = {split: documents(tmp_path, stats, split) for split in SPLITS}
+    for one in SPLITS:
+        for other in SPLITS:
+            pairs = ((a, b) for a in kept[one] for b in kept[other] if one != other)
+            assert all(similarity(sets[a], sets[b]) < 0.8 for a, b in pairs)
+
+
+def shingles(text: str) -> set[tuple[str, ...]]:
+    return set(zip(*[text.lower().split()[n:] for n in range(5)], strict=False))
+
+
+@dataclass
+class Team:
+    """A team whose text lives, and what became of it week by week."""
+
+    generator: random.Random
+    texts: dict[str, str] = field(default_factory=dict)
+    left: list[str] = field(default_factory=list)
+    written: int = 0
+
+    def week(self) -> list[tuple[str, str]]:
+        """New documents, copies, edits, deletions, and old text that comes back."""
+        for _ in range(self.generator.randrange(4, 14)):
+            self._write(text(self.generator.randrange(10**6)))
+        for name in self._some(4):
+            self.texts[name] = self._edit(self.texts[name])
+        for name in self._some(3):
+            self._write(self._edit(self.texts[name]))
+        for name in self._some(3):
+            self.left.append(self.texts.pop(name))
+        for old in self.generator.sample(self.left, min(2, len(self.left))):
+            self._write(old if self.generator.random() < 0.5 else self._edit(old))
+        pair = self._some(2)
+        if len(pair) == 2 and self.generator.random() < 0.5:
+            self._write(" ".join(self.texts[name] for name in pair))
+        return sorted(self.texts.items())
+
+    def _some(self, most: int) -> list[str]:
+        count = min(self.generator.randrange(most + 1), len(self.texts))
+        return self.generator.sample(sorted(self.texts), count)
+
+    def _write(self, content: str) -> None:
+        self.written += 1
+        self.texts[f"d{self.written}"] = content
+
+    def _edit(self, content: str) -> str:
+        words = content.split()
+        for _ in range(self.generator.choice([1, 1, 2, 12])):
+            words[self.generator.randrange(len(words))] = f"new{self.generator.randrange(10**6)}"
+        return " ".join(words)
+
+
+@settings(
+    max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(seed=st.integers(0, 10**6))
+def test_no_week_trains_on_a_copy_of_what_any_week_judges_by(
+    seed: int, spark: SparkSession, raw_corpus: Corpus, tmp_path: Path
+) -> None:
+    generator = random.Random(seed)
+    team = Team(generator)
+    home = tmp_path / str(len(list(tmp_path.iterdir())))
+    trained: dict[str, set] = {}
+    judged: dict[str, set] = {}
+    judging: set[str] = set()
+    earlier = None
+    for week in range(6):
+        split = SplitSettings(
+            validation=generator.choice([0.1, 0.3]),
+            held_out=generator.choice([0.1, 0.3]),
+            seed=generator.choice([0, 0, 3]),
+        )
+        texts = dict(team.week())
+        folder = home / str(week)
+        make_clean(spark, raw_corpus(sorted(texts.items())), folder, earlier, split)
+        now = splits(folder)
+        for name, found in now.items():
+            (trained if found == "train" else judged)[texts[name]] = shingles(texts[name])
+        assert {one for one in judging if one in texts.values()} <= {
+            texts[name] for name, found in now.items() if found == "held_out"
+        }
+        judging |= {texts[name] for name, found in now.items() if found == "held_out"}
+        earlier = folder
+    for of_judged in judged.values():
+        for of_trained in trained.values():
+            assert similarity(of_judged, of_trained) < 0.8
