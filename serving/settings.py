@@ -49,6 +49,9 @@ class EndpointSettings(Settings):
     """Names beside loopback's by which clients may call an endpoint that listens on loopback."""
     allowed_origins: tuple[str, ...] = ()
     """Origins of web pages that may use the endpoint (CORS); none by default."""
+    allow_role_tokens: bool = False
+    """Let control tokens written in a chat's turns, such as `<|im_start|>`, begin turns of their
+    own; they are plain text otherwise. `/v1/completions` takes a prompt as it is, tokens too."""
     request_timeout: float = Field(default=120.0, gt=0)
     """Seconds after which an unfinished answer is given up."""
     body_timeout: float = Field(default=10.0, gt=0)

@@ -43,6 +43,7 @@ class Sampling(BaseModel):
         return GenerateRequest(
             prompt=prompt,
             messages=messages,
+            allow_role_tokens=settings.allow_role_tokens,
             max_tokens=self.max_tokens,
             max_prompt_tokens=settings.max_prompt_tokens,
             temperature=self.temperature,

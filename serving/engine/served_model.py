@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from jinja2 import TemplateError
 from tokenizers.decoders import DecodeStream
 
 from artifacts.errors import UserError
+from serving.engine.chat import ChatEncoder
 from serving.engine.packed_linear import pack_linear_layers
 from serving.engine.protocol import Chunk, GenerateRequest, Refusal
 from serving.engine.stopping import StopStrings
@@ -27,6 +29,10 @@ class ServedModel(ABC):
     context_tokens: int
     """Most tokens of a prompt and its answer together."""
     end_tokens: list[int]
+
+    @cached_property
+    def _chat(self) -> ChatEncoder:
+        return ChatEncoder(self.tokenizer)
 
     @abstractmethod
     def start(self) -> None:
@@ -77,16 +83,12 @@ class ServedModel(ABC):
                 return Refusal(
                     field="messages", message="This model has no chat template; use completions."
                 )
-            turns = [message.model_dump() for message in request.messages]
             try:
-                text = self.tokenizer.apply_chat_template(
-                    turns, tokenize=False, add_generation_prompt=True
-                )
+                tokens = self._chat.encode(request.messages, request.allow_role_tokens)
             except TemplateError as error:
                 return Refusal(
                     field="messages", message=f"The model's chat template refuses this: {error}"
                 )
-            tokens = self.tokenizer.encode(text, add_special_tokens=False)
         else:
             tokens = self.tokenizer.encode(request.prompt or "")
         limit = min(request.max_prompt_tokens, self.context_tokens - request.max_tokens)

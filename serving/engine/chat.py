@@ -1,0 +1,70 @@
+"""A chat as the tokens of a prompt, in which what was said in a turn stays text."""
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+from jinja2 import TemplateError
+from tokenizers import Tokenizer
+
+from serving.engine.protocol import Message
+
+FIRST_MARK = 0xE000
+"""Of the characters for private use; one that no turn holds stands around what must stay text."""
+
+
+class ChatEncoder:
+    """Renders turns with a model's own template.
+
+    A control token that stands in a turn, such as the one that begins an assistant's turn, would
+    let whoever wrote it forge a conversation. It is encoded as the characters that it is written
+    with, as any other text, unless that was allowed.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        """Take a fast tokenizer of transformers, which has a chat template."""
+        self._tokenizer = tokenizer
+        self._backend: Tokenizer = tokenizer._tokenizer
+        self._plain: Tokenizer = Tokenizer.from_str(self._backend.to_str())
+        self._plain.encode_special_tokens = True
+        self._control = {
+            number
+            for number, token in self._backend.get_added_tokens_decoder().items()
+            if token.special
+        }
+
+    def encode(self, turns: Sequence[Message], allow_role_tokens: bool) -> list[int]:
+        """The prompt's tokens; raises TemplateError where the template refuses the turns."""
+        said = "".join(turn.content for turn in turns)
+        mark = chr(next(number for number in range(FIRST_MARK, 0xF900) if chr(number) not in said))
+        contents = [
+            turn.content if allow_role_tokens else self._marked(turn.content, mark)
+            for turn in turns
+        ]
+        text = self._tokenizer.apply_chat_template(
+            [turn.model_dump() | {"content": c} for turn, c in zip(turns, contents, strict=True)],
+            tokenize=False,
+            add_generation_prompt=True,
+        )
+        parts = text.split(mark)
+        if len(parts) - 1 != sum(content.count(mark) for content in contents):
+            raise TemplateError("it does not keep control tokens of a turn as they were written")
+        # What stands between two marks is every second part.
+        encoders = (self._backend, self._plain)
+        encoded = (
+            encoders[number % 2].encode(part, add_special_tokens=False).ids
+            for number, part in enumerate(parts)
+        )
+        return list(chain.from_iterable(encoded))
+
+    def _marked(self, content: str, mark: str) -> str:
+        """The content with a mark before and after each control token."""
+        found = self._backend.encode(content, add_special_tokens=False)
+        spans = [
+            span
+            for number, span in zip(found.ids, found.offsets, strict=True)
+            if number in self._control
+        ]
+        for start, end in reversed(spans):
+            content = f"{content[:start]}{mark}{content[start:end]}{mark}{content[end:]}"
+        return content
