@@ -5,7 +5,8 @@ from typing import Any
 
 from llm_assets.assets import figures
 from llm_assets.assets.stage import table
-from llm_assets.gate.verdict import Verdict
+from llm_assets.gate.verdict import Comparison, Verdict
+from recipes.evaluation.metric import Metric
 
 ROLES = ("base", "incumbent", "candidate")
 Figure = Mapping[str, float | None]
@@ -19,22 +20,20 @@ def evaluation_metadata(stats: Mapping[str, Any]) -> dict[str, Any]:
         (metric, *(_describe(roles.get(role)) for role in ROLES))
         for metric, roles in metrics.items()
     ]
-    held_out, general = metrics["held_out_bits_per_byte"], metrics["general_bits_per_byte"]
-    plotted = {
-        "held_out_bits_per_byte": held_out.get("candidate", UNMEASURED)["value"],
-        "general_bits_per_byte": general.get("candidate", UNMEASURED)["value"],
-    }
+    metric = Metric.model_validate(stats["metric"])
+    held_out = metrics[f"held_out_{metric.name}"]
+    plotted = {name: of.get("candidate", UNMEASURED)["value"] for name, of in metrics.items()}
     before, after = (
         number(held_out.get(role, UNMEASURED)["value"]) for role in ("base", "candidate")
     )
     return {
-        "summary": f"{before} -> {after} bits per byte on held-out text",
+        "summary": f"{before} -> {after} {metric.unit} on held-out text",
         "evaluation_fingerprint": stats["evaluation_fingerprint"],
         "metrics": table(["metric", *ROLES], rows),
         "contamination": str(stats.get("contamination") or "not measured"),
         "intervals": figures.intervals(
-            "Bits per byte on held-out text, with 95 % intervals",
-            "bits per byte",
+            f"{metric.unit} on held-out text, with 95 % intervals",
+            metric.unit,
             _drawable({role: _bounds(figure) for role, figure in held_out.items()}),
         ),
     } | {name: value for name, value in plotted.items() if value is not None}
@@ -57,13 +56,19 @@ def verdict_metadata(version: int, verdict: Verdict) -> dict[str, Any]:
             ["text", "against", "difference", "low", "high", "independent documents"], rows
         ),
         "differences": figures.intervals(
-            "Candidate minus reference, bits per byte (below zero is better)",
-            "bits per byte",
+            "Candidate minus reference",
+            _units(compared),
             _drawable(
                 {f"{c.task} against {c.reference}": (c.low, c.difference, c.high) for c in compared}
             ),
         ),
     }
+
+
+def _units(compared: list[Comparison]) -> str:
+    """The unit of the compared figures, and which way is better."""
+    better = {(c.unit, "above" if c.higher_is_better else "below") for c in compared}
+    return ", ".join(f"{unit} ({side} zero is better)" for unit, side in sorted(better))
 
 
 def number(value: float | None) -> str:

@@ -18,6 +18,7 @@ from artifacts.store.store import Artifact, Store
 from llm_assets.assets.evaluation_metadata import UNMEASURED, number
 from llm_assets.config import PipelineSettings
 from llm_assets.sources.unread import Unread
+from recipes.evaluation.metric import Metric
 from recipes.spec import read_metrics
 
 SPARKS = "▁▂▃▄▅▆▇█"
@@ -131,17 +132,17 @@ def _training_lines(checkpoint: Artifact, shards: Artifact) -> list[tuple[str, s
 
 
 def _evaluation_lines(evaluation: Artifact) -> list[tuple[str, str]]:
-    metrics = evaluation.stats["metrics"]
+    metrics, metric = evaluation.stats["metrics"], Metric.model_validate(evaluation.stats["metric"])
     lines = []
-    for label, name in (
-        ("held-out text", "held_out_bits_per_byte"),
-        ("general text", "general_bits_per_byte"),
-    ):
+    for label, task in (("held-out text", "held_out"), ("general text", "general")):
+        name = f"{task}_{metric.name}"
+        if name not in metrics:
+            continue
         base, candidate = (
             metrics[name].get(role, UNMEASURED)["value"] for role in ("base", "candidate")
         )
         change = f" ({(candidate - base) / base:+.1%})" if base and candidate else ""
-        lines.append((label, f"{number(base)} -> {number(candidate)} bits per byte{change}"))
+        lines.append((label, f"{number(base)} -> {number(candidate)} {metric.unit}{change}"))
     return lines
 
 

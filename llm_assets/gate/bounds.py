@@ -29,7 +29,7 @@ POWER = 0.8
 
 @dataclass(frozen=True)
 class Estimate:
-    """A paired difference of bits per byte; below zero the candidate is better."""
+    """A paired difference of losses; below zero the candidate is better."""
 
     difference: float
     error: float

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from llm_assets.gate.bounds import estimate, spend
 from llm_assets.gate.settings import CODE_VERSION, GateSettings
 from llm_assets.gate.verdict import Comparison, Outcome, Reason, Verdict
+from recipes.evaluation.metric import Metric
 
 DOMAIN_TASK = "held_out"
 GENERAL_TASK = "general"
@@ -34,10 +35,10 @@ def judge(
     """Decide whether the candidate may replace the incumbent.
 
     It may when every figure is finite and was measured in this one evaluation, it is better than
-    chance, its bits per byte on held-out text are lower than the incumbent's (the upper bound of
-    the paired difference, at the level of this look, is below zero) and lower by the smallest
+    chance, its recipe's metric on held-out text is better than the incumbent's (the bound of the
+    paired difference that speaks against it, at the level of this look) and better by the smallest
     effect as measured, what it lost of general English against the base model is within the
-    tolerance (upper bound at 2.5 %), and no score is under its floor.
+    tolerance (upper bound at 2.5 %) where its recipe writes text, and no score is under its floor.
 
     Args:
         scores: `scores.parquet` of the evaluation, one row a document.
@@ -70,53 +71,72 @@ def judge(
     has_incumbent = incumbent is not None
     reference = "incumbent" if has_incumbent else "base"
     level = spend(settings.lifetime_error, look)
-    domain = compare(scores, DOMAIN_TASK, reference, level, settings.smallest_effect)
-    general = compare(scores, GENERAL_TASK, "base", GENERAL_LEVEL)
+    metric = Metric.model_validate(evaluation["metric"])
+    domain = compare(scores, metric, DOMAIN_TASK, reference, level, settings.smallest_effect)
+    general = [compare(scores, metric, task, "base", GENERAL_LEVEL) for task in _tasks(metric)[1:]]
     against = [
-        *_judge_chance(scores, evaluation),
+        *(_judge_chance(scores, evaluation) if metric.is_bits else []),
         *_judge_domain(domain, settings),
-        *_judge_general(general, settings),
+        *(reason for found in general for reason in _judge_general(found, settings)),
         *_judge_floors(evaluation["metrics"], settings),
     ]
     return verdict.model_copy(
         update={
             "promoted": not against,
             "reasons": against or [_praise(domain, has_incumbent)],
-            "comparisons": [domain, general, *_newest_slice(scores, reference, level)],
+            "comparisons": [domain, *general, *_newest_slice(scores, metric, reference, level)],
         }
     )
 
 
+def _tasks(metric: Metric) -> tuple[str, ...]:
+    """What has to be measured."""
+    return (DOMAIN_TASK, GENERAL_TASK) if metric.has_general else (DOMAIN_TASK,)
+
+
 def compare(
-    scores: pa.Table, task: str, reference: str, level: float, smallest_effect: float | None = None
+    scores: pa.Table,
+    metric: Metric,
+    task: str,
+    reference: str,
+    level: float,
+    smallest_effect: float | None = None,
 ) -> Comparison:
-    """The candidate's bits per byte minus the reference's, with its bounds at a level.
+    """The candidate's metric minus the reference's, with its bounds at a level.
 
     With a smallest effect it says also which gain would have been found.
     """
     rows = scores.filter(pc.equal(scores["task"], task))
-    bits = {role: _column(rows, f"bits_{role}") for role in ("candidate", reference)}
+    of = {role: _column(rows, f"score_{role}") for role in ("candidate", reference)}
     clusters = np.asarray(rows["cluster"].to_pylist())
-    found = estimate(bits["candidate"] - bits[reference], _column(rows, "bytes"), clusters, level)
+    # The bounds are made for losses: what is better when higher is one with its sign turned.
+    sign = -1 if metric.higher_is_better else 1
+    losses = sign * (of["candidate"] - of[reference])
+    found = estimate(losses, _column(rows, "size"), clusters, level)
+    low, high = sorted((sign * found.low, sign * found.high))
     bounded = math.isfinite(found.high)
     return Comparison(
         task=task,
         reference=reference,
-        difference=found.difference,
+        unit=metric.unit,
+        higher_is_better=metric.higher_is_better,
+        difference=sign * found.difference,
         level=level,
-        low=found.low if bounded else None,
-        high=found.high if bounded else None,
+        low=low if bounded else None,
+        high=high if bounded else None,
         detectable=None if smallest_effect is None else found.detectable(smallest_effect),
         documents=len(rows),
         clusters=found.clusters,
     )
 
 
-def _newest_slice(scores: pa.Table, reference: str, level: float) -> list[Comparison]:
+def _newest_slice(
+    scores: pa.Table, metric: Metric, reference: str, level: float
+) -> list[Comparison]:
     """What the held-out documents that arrived last say by themselves; shown, not decided on."""
     if not pc.any(pc.equal(scores["task"], NEWEST_TASK)).as_py():
         return []
-    return [compare(scores, NEWEST_TASK, reference, level)]
+    return [compare(scores, metric, NEWEST_TASK, reference, level)]
 
 
 def _other_evaluation(
@@ -167,15 +187,16 @@ def _unusable(
     roles = [role for role in ("base", "candidate", "incumbent") if role in models]
     for role in {"base", "candidate"} - set(roles):
         reasons.append(_missing(f"The {role} model was not measured."))
-    for task in (DOMAIN_TASK, GENERAL_TASK):
+    metric = Metric.model_validate(evaluation["metric"])
+    for task in _tasks(metric):
         rows = scores.filter(pc.equal(scores["task"], task))
         for role in roles:
-            column = rows[f"bits_{role}"] if f"bits_{role}" in rows.column_names else None
+            column = rows[f"score_{role}"] if f"score_{role}" in rows.column_names else None
             if column is None or not len(rows) or column.null_count:
                 reasons.append(_missing(f"There are {task} documents without a score of {role}."))
-            elif not np.isfinite(_column(rows, f"bits_{role}")).all():
+            elif not np.isfinite(_column(rows, f"score_{role}")).all():
                 reasons.append(_not_finite(rows, task, role))
-    reasons += _faulty_metrics(evaluation.get("metrics", {}), roles, settings)
+    reasons += _faulty_metrics(evaluation.get("metrics", {}), metric, roles, settings)
     rows = scores.filter(pc.equal(scores["task"], DOMAIN_TASK))
     clusters = pc.count_distinct(rows["cluster"]).as_py()
     if clusters < settings.minimum_documents:
@@ -190,10 +211,10 @@ def _unusable(
     return reasons
 
 
-def _faulty_metrics(metrics: Metrics, roles: list[str], settings: GateSettings) -> list[Reason]:
-    needed = {f"{task}_bits_per_byte" for task in (DOMAIN_TASK, GENERAL_TASK)} | set(
-        settings.floors
-    )
+def _faulty_metrics(
+    metrics: Metrics, metric: Metric, roles: list[str], settings: GateSettings
+) -> list[Reason]:
+    needed = {f"{task}_{metric.name}" for task in _tasks(metric)} | set(settings.floors)
     reasons = []
     for name in sorted(needed - set(metrics)):
         reasons.append(_missing(f"The metric {name} is missing."))
@@ -212,7 +233,7 @@ def _faulty_metrics(metrics: Metrics, roles: list[str], settings: GateSettings) 
 
 
 def _not_finite(rows: pa.Table, task: str, role: str) -> Reason:
-    bad = ~np.isfinite(_column(rows, f"bits_{role}"))
+    bad = ~np.isfinite(_column(rows, f"score_{role}"))
     first = rows["document"][int(np.argmax(bad))].as_py()
     return Reason(
         outcome=Outcome.NOT_FINITE,
@@ -226,7 +247,7 @@ def _judge_chance(scores: pa.Table, evaluation: Mapping[str, Any]) -> list[Reaso
     rows = scores.filter(pc.equal(scores["task"], DOMAIN_TASK))
     predicted = float((_column(rows, "tokens") - 1).sum())
     chance = math.log2(evaluation["vocab_size"])
-    bits = float(_column(rows, "bits_candidate").sum()) / predicted
+    bits = float(_column(rows, "score_candidate").sum()) / predicted
     if bits < CHANCE_SHARE * chance:
         return []
     return [
@@ -240,13 +261,15 @@ def _judge_chance(scores: pa.Table, evaluation: Mapping[str, Any]) -> list[Reaso
 
 
 def _judge_domain(found: Comparison, settings: GateSettings) -> list[Reason]:
-    is_better = found.high is not None and found.high < 0
-    if is_better and found.difference <= -settings.smallest_effect:
+    is_better = found.surest_gain is not None and found.surest_gain > 0
+    if is_better and found.gain >= settings.smallest_effect:
         return []
     if found.difference == 0 and found.low == 0:
         text = f"Candidate and {found.reference} score the same on held-out text."
         return [Reason(outcome=Outcome.TIE, text=text)]
     missed = "the upper bound is not below zero"
+    if found.higher_is_better:
+        missed = "the lower bound is not above zero"
     if is_better:
         missed = f"the smallest effect that matters is {settings.smallest_effect:g}"
     text = f"On held-out text the candidate's {_figures(found)} against the {found.reference}'s: "
@@ -255,7 +278,7 @@ def _judge_domain(found: Comparison, settings: GateSettings) -> list[Reason]:
 
 
 def _judge_general(found: Comparison, settings: GateSettings) -> list[Reason]:
-    if found.high is not None and found.high <= settings.general_tolerance:
+    if found.surest_gain is not None and -found.surest_gain <= settings.general_tolerance:
         return []
     return [
         Reason(
@@ -292,7 +315,7 @@ def _figures(found: Comparison) -> str:
     sure = 100 * (1 - 2 * found.level)
     bounds = [f"{b:+.4f}" if b is not None else "unbounded" for b in (found.low, found.high)]
     return (
-        f"bits per byte differ by {found.difference:+.4f} ({sure:.6g} % interval {bounds[0]} to "
+        f"{found.unit} differ by {found.difference:+.4f} ({sure:.6g} % interval {bounds[0]} to "
         f"{bounds[1]}, {found.clusters} independent documents)"
     )
 

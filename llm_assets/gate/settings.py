@@ -6,7 +6,7 @@ from pydantic import Field
 
 from artifacts.settings import Settings
 
-CODE_VERSION = "2"
+CODE_VERSION = "3"
 
 
 class GateSettings(Settings):
@@ -16,8 +16,8 @@ class GateSettings(Settings):
     """Chance that a pipeline ever promotes a model that is not better, over its whole life, however
     many candidates it judges and however often it retries."""
     smallest_effect: float = Field(default=0.005, ge=0, allow_inf_nan=False)
-    """Bits per byte by which a candidate must be measured better than the incumbent on held-out
-    text; less is not worth a rollout."""
+    """By how much a candidate must be measured better than the incumbent on held-out text, in the
+    unit of its recipe's metric (bits per byte, or a share of 1); less is not worth a rollout."""
     general_tolerance: float = Field(default=0.05, ge=0, allow_inf_nan=False)
     """Bits per byte that a candidate may lose against the base model on general English. The base
     is the reference, so that small losses do not add up from week to week."""

@@ -36,7 +36,7 @@ class Reason(BaseModel):
 
 
 class Comparison(BaseModel):
-    """A paired difference of bits per byte, candidate minus reference; below zero is better."""
+    """A paired difference of the metric, candidate minus reference."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -51,9 +51,24 @@ class Comparison(BaseModel):
     """Bounds at this level; None for no bound."""
     detectable: float | None = None
     """The gain that would have been found with a probability of 80 %."""
+    unit: str = "bits per byte"
+    """Of the metric, in words."""
+    higher_is_better: bool = False
     documents: int
     clusters: int
     """Independent documents: duplicate clusters."""
+
+    @property
+    def gain(self) -> float:
+        """How much better the candidate was measured; below zero it is worse."""
+        return self.difference if self.higher_is_better else -self.difference
+
+    @property
+    def surest_gain(self) -> float | None:
+        """The gain at the bound that speaks most against the candidate; None for no bound."""
+        if self.higher_is_better or self.high is None:
+            return self.low if self.higher_is_better else None
+        return -self.high
 
 
 class Verdict(BaseModel):

@@ -24,6 +24,7 @@ from recipes.evaluation.documents import (
     held_out_documents,
     newest_documents,
 )
+from recipes.evaluation.metric import BITS_PER_BYTE
 from recipes.evaluation.multiple_choice import MULTIPLE_CHOICE_TASK, make_questions, write_task
 from recipes.evaluation.results import (
     FINGERPRINT_KEY,
@@ -56,9 +57,9 @@ def evaluate(spec: EvaluationSpec, report: Report) -> dict[str, Any]:
 
     Returns:
         The content of `result.json`, which is the artifact's `stats`: `metrics` (name to role to
-        value, low, high), `evaluation_fingerprint`, `documents`, `tokens`, `precision`,
-        `vocab_size`, `models`, `faults` (role to why that model could not be measured),
-        `contamination` (what of the held-out text was trained on, see `find_contamination`).
+        value, low, high), `evaluation_fingerprint`, `metric` (the one that decides),
+        `documents`, `tokens`, `precision`, `vocab_size`, `models`, `faults` (role to why that model
+        could not be measured), `contamination` (what of the held-out text was trained on, see `find_contamination`).
 
     Raises:
         UserError: the base cannot be read, or the data is empty. A candidate or incumbent that
@@ -85,6 +86,7 @@ def evaluate(spec: EvaluationSpec, report: Report) -> dict[str, Any]:
     result = {
         "metrics": metrics(data, scores, spec.settings),
         FINGERPRINT_KEY: data.fingerprint,
+        "metric": BITS_PER_BYTE.model_dump(),
         "documents": {task: len(documents) for task, documents in data.tasks.items()},
         "tokens": {task: sum(len(d.tokens) for d in ds) for task, ds in data.tasks.items()},
         "precision": models.precision(),

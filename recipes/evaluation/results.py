@@ -94,9 +94,10 @@ def _figures(
 
 
 def score_table(data: Data, scores: dict[str, Scores]) -> pa.Table:
-    """One row a document: what is known of it, and bits under each model.
+    """One row a document: what is known of it, and its score under each model.
 
-    Columns are task, document, cluster, source, slice, bytes, tokens and `bits_<role>`.
+    Columns are task, document, cluster, source, slice, size, tokens and `score_<role>`; the metric
+    is a sum of scores over a sum of sizes.
 
     A model that was not measured has nulls; one that answered NaN has NaN.
     """
@@ -107,7 +108,7 @@ def score_table(data: Data, scores: dict[str, Scores]) -> pa.Table:
         "cluster": pa.array([document.cluster for _, document in rows]),
         "source": pa.array([document.source for _, document in rows]),
         "slice": pa.array([document.slice for _, document in rows]),
-        "bytes": pa.array([document.bytes for _, document in rows]),
+        "size": pa.array([document.bytes for _, document in rows]),
         "tokens": pa.array([len(document.tokens) for _, document in rows]),
     }
     for role in ROLES:
@@ -115,7 +116,7 @@ def score_table(data: Data, scores: dict[str, Scores]) -> pa.Table:
         if role in scores:
             bits = np.concatenate([scores[role].bits[task] for task in data.tasks])
             column = pa.array(bits, from_pandas=False)
-        columns[f"bits_{role}"] = column
+        columns[f"score_{role}"] = column
     return pa.table(columns).replace_schema_metadata({FINGERPRINT_KEY: data.fingerprint})
 
 

@@ -11,7 +11,7 @@ from artifacts.settings import Settings
 from artifacts.shards.shard_set import ShardStats
 from artifacts.store.identity import FINGERPRINT_LENGTH
 
-CODE_VERSION = "2"
+CODE_VERSION = "3"
 
 Folder = Annotated[str, BeforeValidator(os.fspath)]
 """A local folder; `gs://` in a spec that the container's launcher turns into mounted paths."""

@@ -1,6 +1,7 @@
 """The UI shows a diverged model as such; the gate is what rejects it."""
 
 from llm_assets.assets.evaluation_metadata import evaluation_metadata
+from recipes.evaluation.metric import BITS_PER_BYTE
 
 
 def test_figures_that_are_not_finite_are_said_and_not_plotted() -> None:
@@ -10,7 +11,9 @@ def test_figures_that_are_not_finite_are_said_and_not_plotted() -> None:
         name: {"base": sound, "incumbent": sound, "candidate": diverged}
         for name in ("held_out_bits_per_byte", "general_bits_per_byte")
     }
-    shown = evaluation_metadata({"metrics": metrics, "evaluation_fingerprint": "e"})
+    shown = evaluation_metadata(
+        {"metrics": metrics, "metric": BITS_PER_BYTE.model_dump(), "evaluation_fingerprint": "e"}
+    )
     assert shown["summary"] == "1.2000 -> not finite bits per byte on held-out text"
     assert "held_out_bits_per_byte" not in shown
     assert "not finite" in shown["metrics"].value
@@ -21,6 +24,7 @@ def test_few_documents_without_bounds_are_shown_by_their_value() -> None:
     roles = {"base": unbounded, "candidate": unbounded}
     stats = {
         "metrics": {"held_out_bits_per_byte": roles, "general_bits_per_byte": roles},
+        "metric": BITS_PER_BYTE.model_dump(),
         "evaluation_fingerprint": "e",
     }
     shown = evaluation_metadata(stats)

@@ -98,7 +98,7 @@ def test_bits_are_those_of_the_model_read_one_document_at_a_time(
             bits -= float(logits.gather(-1, tokens[:, 1:, None]).sum()) / math.log(2)
         assert row["document"] == document.id
         # Autocast to bfloat16 moves a score by well under one part in a thousand.
-        assert row["bits_base"] == pytest.approx(bits, rel=2e-3)
+        assert row["score_base"] == pytest.approx(bits, rel=2e-3)
 
 
 def test_every_role_has_finite_figures_with_their_interval(make_evaluation: MakeSpec) -> None:
@@ -186,7 +186,7 @@ def test_model_that_answers_nan_has_no_figure(
     result = evaluate(spec, silent)
     assert result["metrics"]["held_out_bits_per_byte"]["candidate"]["value"] is None
     scores = pq.read_table(Path(spec.output) / "scores.parquet")
-    assert np.isnan(scores["bits_candidate"].to_numpy()).all()
+    assert np.isnan(scores["score_candidate"].to_numpy()).all()
 
 
 @given(
@@ -267,7 +267,7 @@ def test_the_newest_slice_of_held_out_text_is_measured_by_itself(
     newest = [row for row in scores if row["task"] == "held_out_newest"]
     assert [row["slice"] for row in newest] == [2, 2, 2]
     assert {row["document"] for row in newest} == set(table["id"].to_pylist()[:3])
-    bits = sum(row["bits_candidate"] for row in newest) / sum(row["bytes"] for row in newest)
+    bits = sum(row["score_candidate"] for row in newest) / sum(row["size"] for row in newest)
     measured = result["metrics"]["held_out_newest_bits_per_byte"]["candidate"]["value"]
     assert measured == pytest.approx(bits)
     pooled = [row for row in scores if row["task"] == "held_out"]

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from llm_assets.gate.judge import judge
 from llm_assets.gate.settings import GateSettings
 from llm_assets.gate.verdict import Outcome, Verdict
+from recipes.evaluation.metric import BITS_PER_BYTE, Metric
 
 GATE = GateSettings(smallest_effect=0.005, general_tolerance=0.02)
 BASE, CANDIDATE, INCUMBENT = "base", "candidate", "incumbent"
@@ -36,6 +37,7 @@ class Evaluation:
         self.models = {"base": BASE, "candidate": CANDIDATE, "incumbent": INCUMBENT}
         self.fingerprints = ["evaluation", "evaluation"]
         self.faults: dict[str, str] = {}
+        self.metric = BITS_PER_BYTE.model_dump()
         self.metrics: dict[str, Any] = {
             name: {role: {"value": 1.0} for role in self.models}
             for name in ("held_out_bits_per_byte", "general_bits_per_byte")
@@ -45,8 +47,8 @@ class Evaluation:
         self, gate: GateSettings = GATE, incumbent: str | None = INCUMBENT, look: int = 1
     ) -> Verdict:
         columns = {"task": self.task, "cluster": self.cluster, "document": self.cluster}
-        columns |= {"bytes": self.bytes, "tokens": self.bytes // 4 + 1}
-        columns |= {f"bits_{r}": b for r, b in self.bits.items()}
+        columns |= {"size": self.bytes, "tokens": self.bytes // 4 + 1}
+        columns |= {f"score_{r}": b for r, b in self.bits.items()}
         table = pa.table(columns).replace_schema_metadata(
             {"evaluation_fingerprint": self.fingerprints[0]}
         )
@@ -56,6 +58,7 @@ class Evaluation:
             "faults": self.faults,
             "evaluation_fingerprint": self.fingerprints[1],
             "vocab_size": 49_152,
+            "metric": self.metric,
         }
         return judge(table, evaluation, gate, candidate=CANDIDATE, incumbent=incumbent, look=look)
 
@@ -90,6 +93,29 @@ def test_candidate_that_does_not_convince_is_rejected(
     verdict = Evaluation(**change).judge()
     assert not verdict.promoted
     assert outcomes(verdict) == {outcome}
+
+
+@pytest.mark.parametrize(("gain", "outcome"), [(0.1, Outcome.BETTER), (-0.1, Outcome.NOT_BETTER)])
+def test_a_metric_that_is_better_when_higher_decides_by_its_own_sign(
+    gain: float, outcome: Outcome
+) -> None:
+    evaluation = Evaluation()
+    evaluation.metric = Metric(name="rougeL", unit="ROUGE-L", higher_is_better=True).model_dump()
+    evaluation.metrics = {"held_out_rougeL": {role: {"value": 0.3} for role in evaluation.models}}
+    evaluation.bytes = np.ones(100)
+    random = np.random.default_rng(1)
+    scores = random.uniform(0.2, 0.6, 100)
+    evaluation.bits = dict.fromkeys(evaluation.models, scores)
+    evaluation.bits["candidate"] = scores + gain + random.normal(0, 0.05, 100)
+
+    verdict = evaluation.judge()
+
+    assert outcomes(verdict) == {outcome}
+    (domain,) = verdict.comparisons
+    assert domain.difference == pytest.approx(gain, abs=0.02)
+    assert domain.low is not None and domain.high is not None
+    assert domain.low < domain.difference < domain.high
+    assert "ROUGE-L differ by" in verdict.summary
 
 
 def test_same_scores_are_a_tie() -> None:
