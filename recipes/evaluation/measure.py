@@ -59,7 +59,8 @@ def evaluate(spec: EvaluationSpec, report: Report) -> dict[str, Any]:
         The content of `result.json`, which is the artifact's `stats`: `metrics` (name to role to
         value, low, high), `evaluation_fingerprint`, `metric` (the one that decides),
         `documents`, `tokens`, `precision`, `vocab_size`, `models`, `faults` (role to why that model
-        could not be measured), `contamination` (what of the held-out text was trained on, see `find_contamination`).
+        could not be measured), `contamination` (what of the held-out text was trained on, see
+        `find_contamination`).
 
     Raises:
         UserError: the base cannot be read, or the data is empty. A candidate or incumbent that
