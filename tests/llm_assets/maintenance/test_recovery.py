@@ -7,17 +7,15 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from dagster import AssetSelection, DagsterInstance
 
 from artifacts.errors import DamagedArtifact
 from artifacts.store.store import Artifact
 from llm_assets.cli.main import commands
-from llm_assets.config import load_settings
-from llm_assets.definitions import build_definitions
 from llm_assets.registry.integrity import verify_model
 from tests.conftest import Project, make_project
 from tests.damage import DAMAGES, delete, flip_bit, largest_file, prescribed
 from tests.llm_assets.conftest import EVALUATION
+from tests.llm_assets.in_process import ask
 from tests.llm_assets.maintenance.weeks import Weeks
 
 READER = {
@@ -31,21 +29,6 @@ READER = {
 """Asset to one that reads its files."""
 UNPROMISED = ("metrics.jsonl", "program.log", "result.json", "spec.json")
 """Files that say how long something took."""
-
-
-def ask(project: Project, select: str) -> str:
-    """Materialize in this process: what the step that failed says, or nothing."""
-    defs = build_definitions(load_settings(project.config), str(project.config))
-    keys = AssetSelection.from_string(select).resolve(defs.resolve_asset_graph())
-    with DagsterInstance.ephemeral() as instance:
-        result = defs.resolve_implicit_global_asset_job_def().execute_in_process(
-            asset_selection=list(keys), instance=instance, raise_on_error=False
-        )
-    for event in result.filter_events(lambda event: event.is_step_failure):
-        fault = event.step_failure_data.user_failure_data
-        assert fault, event.step_failure_data.error
-        return str(fault.description)
-    return ""
 
 
 def follow(project: Project, line: str) -> None:

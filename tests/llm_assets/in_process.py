@@ -1,0 +1,82 @@
+"""The real graph materialized in this process, where a child process a stage would take too long.
+
+The runners beside the project's own differ from them only in where work is done: torch in this
+process, and one Spark session for as long as the process lives.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from dagster import AssetExecutionContext, AssetSelection, DagsterInstance, Definitions
+
+from llm_assets.config import load_settings
+from llm_assets.definitions import build_definitions
+from llm_assets.platform import build_resources
+from llm_assets.runners.spark import LocalSparkRunner
+from llm_assets.runners.training import TrainingRunner
+from recipes.evaluation.settings import EvaluationSpec
+from recipes.sections import Precision
+from recipes.spec import TrainingResult, TrainingSpec
+from spark_jobs.tokenize import job as tokenize
+from tests.conftest import Project
+
+
+def ask(project: Project, select: str, run_config: Any = None, **resources: Any) -> str:
+    """Materialize in this process: what the step that failed says, or nothing."""
+    defs = build_definitions(load_settings(project.config), str(project.config))
+    defs = Definitions(
+        assets=defs.assets,
+        asset_checks=defs.asset_checks,
+        resources={**(defs.resources or {}), **resources},
+        executor=defs.executor,
+    )
+    keys = AssetSelection.from_string(select).resolve(defs.resolve_asset_graph())
+    with DagsterInstance.ephemeral() as instance:
+        result = defs.resolve_implicit_global_asset_job_def().execute_in_process(
+            run_config=run_config,
+            asset_selection=list(keys),
+            instance=instance,
+            raise_on_error=False,
+        )
+    for event in result.filter_events(lambda event: event.is_step_failure):
+        fault = event.step_failure_data.user_failure_data
+        assert fault, event.step_failure_data.error
+        return str(fault.description)
+    assert result.success
+    return ""
+
+
+class LastingSpark(LocalSparkRunner):
+    """One Spark session for many runs; whoever uses this ends it."""
+
+    @classmethod
+    def of(cls, project: Project) -> "LastingSpark":
+        """The project's own Spark."""
+        found = build_resources(load_settings(project.config), str(project.config))["spark"]
+        return cls(pyspark=found.pyspark)
+
+    def tokenize(
+        self, context: AssetExecutionContext, spec: tokenize.TokenizeSpec
+    ) -> dict[str, Any]:
+        return tokenize.run(self._session(), spec, context.log.info)
+
+
+class TrainingHere(TrainingRunner):
+    """Training and evaluation without a child process."""
+
+    def precision(self) -> Precision:
+        return "float32"
+
+    def train(self, context: AssetExecutionContext, spec: TrainingSpec) -> TrainingResult:
+        from tests.recipes.conftest import train_here
+
+        return train_here(spec, context.log.info)
+
+    def evaluate(self, context: AssetExecutionContext, spec: EvaluationSpec) -> dict[str, Any]:
+        from recipes.evaluation.measure import evaluate
+
+        Path(spec.output).mkdir(parents=True, exist_ok=True)
+        evaluate(spec, context.log.info)
+        result: dict[str, Any] = json.loads((Path(spec.output) / "result.json").read_text())
+        return result
