@@ -16,6 +16,7 @@ from llm_assets.maintenance.doctor import SET_ASIDE, Finding, set_aside
 from llm_assets.maintenance.inventory import RUNS_FOLDER, Inventory
 from llm_assets.maintenance.retention import Version
 from llm_assets.registry.base import Registry
+from llm_assets.registry.consistency import find_contradictions
 from llm_assets.registry.retired import RETIRED_FOLDER, find_manifest
 from recipes.spec import METRICS_NAME, RESULT_NAME, read_metrics, read_result
 from serving import endpoint as process
@@ -89,14 +90,17 @@ def check_caches(store: Store, inventory: Inventory) -> Iterator[Finding]:
 
 
 def check_registry(store: Store, registry: Registry, pipeline: str) -> Iterator[Finding]:
-    """Whether the registry can be read, its versions explained, and what has an alias is there."""
+    """Whether the registry can be read and fits together, and its versions are what there is."""
     place = f"registry/{pipeline}"
     try:
         versions = find_versions(registry)
+        contradictions = list(find_contradictions(registry.state()))
     except UserError as error:
         fault = str(error).splitlines()[0]
         yield Finding(place, fault, "llm-assets restore-registry, or bring it back from a backup")
         return
+    for fault in contradictions:
+        yield Finding(place, fault, "bring it back from a backup; it was changed by another hand")
     current = _recorded(Pipeline(store, pipeline))
     behind: dict[tuple[str, str], list[Version]] = defaultdict(list)
     for version in versions:

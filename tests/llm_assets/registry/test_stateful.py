@@ -19,6 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from artifacts.errors import UserError
 from llm_assets.gate.settings import GateSettings
+from llm_assets.registry.consistency import find_contradictions
 from llm_assets.registry.local import LocalRegistry
 from llm_assets.registry.records import GATE, IncumbentChanged, RegistryUnreachable
 from llm_assets.registry.state import RegistryState
@@ -135,6 +136,7 @@ class RegistryHistory(RuleBasedStateMachine):
         if not hasattr(self, "folder"):
             return
         state = self.registry.state()
+        assert list(find_contradictions(state)) == []
         self.one_model_one_number(state)
         self.nothing_on_record_is_taken_back(state)
         self.moves_by_the_gate_are_deserved(state)
