@@ -15,6 +15,7 @@ from pydantic import BaseModel, Field, ValidationError
 from artifacts.errors import UserError
 from artifacts.settings import Settings
 from artifacts.yaml_files import read_yaml
+from llm_assets.automation_settings import AutomationSettings
 from llm_assets.gate.settings import ModelVersionSettings
 from llm_assets.retention_settings import RetentionSettings
 from llm_assets.sources.settings import RawCorpusSettings
@@ -75,7 +76,7 @@ class PipelineSettings(Settings):
     owners: tuple[str, ...] = ()
     """Who answers for the assets: e-mail addresses, or `team:name`."""
     retrain_cron: str = "0 3 * * 1"
-    """When the schedule retrains, as a cron line in UTC."""
+    """When the schedule retrains, as a cron line in `automation.time_zone`."""
 
     raw_corpus: RawCorpusSettings
     clean_corpus: CleanCorpusSettings = CleanCorpusSettings()
@@ -86,6 +87,7 @@ class PipelineSettings(Settings):
     model_version: ModelVersionSettings = ModelVersionSettings()
     endpoint: EndpointSettings = EndpointSettings()
     retention: RetentionSettings = RetentionSettings()
+    automation: AutomationSettings = AutomationSettings()
 
     spark: SparkSettings = SparkSettings()
     training: TrainingRunnerSettings = TrainingRunnerSettings()

@@ -12,8 +12,11 @@ from dagster import (
 )
 
 from artifacts.errors import UserError
-from llm_assets import automation, checks
+from llm_assets import checks
 from llm_assets.assets import corpus, evaluation, model, serving
+from llm_assets.automation.jobs import build_jobs
+from llm_assets.automation.schedules import build_schedules
+from llm_assets.automation.sensors import build_sensors
 from llm_assets.config import PipelineSettings, config_path, load_settings
 from llm_assets.platform import build_resources
 
@@ -30,14 +33,13 @@ def build_definitions(settings: PipelineSettings, path: str) -> Definitions:
         for asset in load_assets_from_modules(modules, key_prefix=settings.key_prefix)
         if isinstance(asset, AssetsDefinition)
     ]
+    jobs = build_jobs(settings)
     return Definitions(
         assets=assets,
         asset_checks=load_asset_checks_from_modules([checks], asset_key_prefix=settings.key_prefix),
-        schedules=[
-            automation.retraining_schedule(settings),
-            automation.cleaning_schedule(settings),
-        ],
-        sensors=[automation.source_sensor()],
+        jobs=jobs,
+        schedules=build_schedules(settings, jobs),
+        sensors=build_sensors(settings, jobs),
         resources=build_resources(settings, path),
         executor=in_process_executor,
     )

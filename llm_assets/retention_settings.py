@@ -23,4 +23,4 @@ class RetentionSettings(Settings):
     cache_gb: float = Field(default=20, gt=0)
     """Bound on all caches together, in 10^9 bytes; what was used longest ago goes first."""
     cron: str = "0 5 * * 0"
-    """When the schedule cleans, as a cron line in UTC."""
+    """When the schedule cleans, as a cron line in `automation.time_zone`."""

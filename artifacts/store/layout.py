@@ -17,6 +17,7 @@ REGISTRY_FOLDER = "registry"
 ENDPOINT_FOLDER = "endpoint"
 CACHE_FOLDER = "cache"
 UPLOADS_FOLDER = "uploads"
+AUTOMATION_FOLDER = "automation"
 
 
 def artifact(kind: str, fingerprint: str) -> str:
@@ -57,3 +58,8 @@ def registry(pipeline: str) -> str:
 def endpoint(pipeline: str) -> str:
     """The folder with the state and logs of a pipeline's endpoint."""
     return f"{ENDPOINT_FOLDER}/{pipeline}"
+
+
+def automation(pipeline: str) -> str:
+    """The folder of what automation knows about a pipeline's source text."""
+    return f"{AUTOMATION_FOLDER}/{pipeline}"

@@ -10,6 +10,7 @@ from artifacts.shards.shard_set import ShardStats
 from artifacts.store.identity import Identity
 from artifacts.store.store import Artifact, Draft, layout
 from llm_assets.assets import figures
+from llm_assets.assets.continuation import continue_from_champion
 from llm_assets.assets.corpus import tokenized_shards
 from llm_assets.assets.estimate import training_estimate
 from llm_assets.assets.stage import materialization, stage
@@ -41,6 +42,13 @@ class CheckpointOverrides(Config):
     steps: int | None = Field(default=None, description="Optimizer steps of the whole run.")
     learning_rate: float | None = Field(default=None, description="Peak learning rate.")
     seed: int | None = Field(default=None, description="Decides the order of the data.")
+    continue_from_champion: bool = Field(
+        default=False,
+        description="Go on from the model that serves, long enough to read what arrived last.",
+    )
+    longer: int = Field(
+        default=1, ge=1, description="Times the usual training, where it goes on from the champion."
+    )
 
     def apply(self, settings: RecipeSettings) -> RecipeSettings:
         """The settings with the given changes; raises UserError on a bad one.
@@ -97,6 +105,9 @@ def checkpoint(
     """The trained model: resumable state under `runs/`, and an exported Hugging Face folder."""
     settings = training.resolve(config.apply(pipeline.settings.checkpoint))
     shards = pipeline.record.current("tokenized_shards", needed_by="checkpoint")
+    if config.continue_from_champion:
+        models = registry.open(pipeline)
+        settings = continue_from_champion(settings, shards, models, config.longer)
     base = pipeline.record.current("base_model", needed_by="checkpoint")
     identity = Identity(
         kind="checkpoint",

@@ -14,6 +14,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from artifacts.errors import UserError
+from artifacts.leases.holder import describe_holder
+from llm_assets.automation.launched import PIPELINE_TAG, PROCESS_TAG
 from llm_assets.cli.progress import Progress
 from llm_assets.cli.summary import print_summary
 from llm_assets.config import config_path, load_settings
@@ -43,7 +45,7 @@ def run_pipeline(verbose: bool) -> int:
 
         progress = Progress(console, _assets_in_order(defs))
         with progress:
-            result = _execute(defs, progress)
+            result = _execute(defs, progress, settings.name)
         if result is None or progress.interrupted:
             console.print("\nInterrupted. Nothing is lost: the same command goes on from here.")
             return 130
@@ -56,7 +58,7 @@ def run_pipeline(verbose: bool) -> int:
     return 0
 
 
-def _execute(defs: Definitions, progress: Progress) -> ExecuteInProcessResult | None:
+def _execute(defs: Definitions, progress: Progress, pipeline: str) -> ExecuteInProcessResult | None:
     from dagster import DagsterExecutionInterruptedError
     from dagster._core.utils import make_new_run_id
 
@@ -65,7 +67,10 @@ def _execute(defs: Definitions, progress: Progress) -> ExecuteInProcessResult | 
         instance.add_event_listener(run_id, progress.handle)
         try:
             return defs.resolve_implicit_global_asset_job_def().execute_in_process(
-                instance=instance, run_id=run_id, raise_on_error=False
+                instance=instance,
+                run_id=run_id,
+                raise_on_error=False,
+                tags={PIPELINE_TAG: pipeline, PROCESS_TAG: describe_holder()},
             )
         except (KeyboardInterrupt, DagsterExecutionInterruptedError):
             return None

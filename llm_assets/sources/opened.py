@@ -15,3 +15,5 @@ class OpenedSource:
     pieces: Pieces
     unread: Unread = field(default_factory=Unread)
     """What was found beside it."""
+    sizes: dict[str, int] = field(default_factory=dict, repr=False)
+    """Digest of each file to its bytes, where the source is made of files."""

@@ -28,7 +28,7 @@ def test_a_second_training_waits_in_the_queue_for_the_first(tmp_path: Path) -> N
         pools = instance.get_concurrency_config().pool_config
         assert pools.pool_granularity is PoolGranularity.RUN and pools.default_pool_limit == 1
 
-        sensed = create_run(instance, project, "retraining_on_change", DagsterRunStatus.NOT_STARTED)
+        sensed = create_run(instance, project, "retraining", DagsterRunStatus.NOT_STARTED)
         assert sensed.run_op_concurrency
         assert "training" in (sensed.run_op_concurrency.all_pools or set())
 

@@ -11,6 +11,7 @@ from llm_assets.sources.faults import UNREAD, Fault
 from llm_assets.sources.files import extracted, rows
 from llm_assets.sources.files.archives import Passed, members
 from llm_assets.sources.files.content import Content
+from llm_assets.sources.files.digests import Digests
 from llm_assets.sources.files.find import find_files
 from llm_assets.sources.files.rows import Row
 from llm_assets.sources.files.source_file import SourceChanged, SourceFile, StoredFile
@@ -35,13 +36,17 @@ HASH_THREADS = 4
 
 
 def open_files(
-    source: Files, report: Callable[[str], None], apart: str | None = None
+    source: Files,
+    report: Callable[[str], None],
+    apart: str | None = None,
+    digests: Digests | None = None,
 ) -> OpenedSource:
     """The source's files as they are now, some megabytes of them a piece, in name order.
 
     Args:
         report: told how far hashing and reading are.
         apart: a folder that is no source text: the store.
+        digests: what is known of the files from a look before.
 
     Raises:
         UserError: nothing can be read there; from reading, a file that as a whole cannot be.
@@ -49,8 +54,8 @@ def open_files(
     """
     found = find_files(source, apart)
     try:
-        states = [file.state() for file in found.files]
-        hashes = _hashes(found.files, source, report)
+        states = [file.state_when_found() for file in found.files]
+        hashes = _hashes(found.files, states, source, report, digests or Digests())
     except FileNotFoundError as error:
         raise SourceChanged(f"{error.filename} was removed while the source was read") from error
     groups = group((file.name, file.size) for file in found.files)
@@ -67,13 +72,26 @@ def open_files(
 
     by_name = {f"{n}/{file.name}": hashes[n] for n, file in enumerate(found.files)}
     whole = hash_json(by_name)
-    return OpenedSource({source.name: whole}, Pieces(keys, read), found.unread)
+    sizes = {one: file.size for file, one in zip(found.files, hashes, strict=True)}
+    return OpenedSource({source.name: whole}, Pieces(keys, read), found.unread, sizes)
 
 
-def _hashes(files: list[StoredFile], source: Files, report: Callable[[str], None]) -> list[str]:
+def _hashes(
+    files: list[StoredFile],
+    states: list[object],
+    source: Files,
+    report: Callable[[str], None],
+    digests: Digests,
+) -> list[str]:
     tick = _progress(report, source, "comparing with what is known", files)
     with ThreadPoolExecutor(HASH_THREADS) as threads:
-        return list(threads.map(lambda file: file.digest(tick), files))
+        found = list(
+            threads.map(
+                lambda file, state: digests.of(source.name, file, state, tick), files, states
+            )
+        )
+    digests.keep(source.name, files)
+    return found
 
 
 def _progress(

@@ -48,6 +48,10 @@ class StoredFile(SourceFile):
         """Another value whenever the content is another one; cheap to ask."""
 
     @abstractmethod
+    def state_when_found(self) -> object:
+        """Its state when the source was listed, without asking again where the list has it."""
+
+    @abstractmethod
     def digest(self, tick: Tick) -> str:
         """A hash of the content; in the cloud, the object's own checksum."""
 
@@ -62,6 +66,9 @@ class LocalFile(StoredFile):
     def state(self) -> object:
         found = os.stat(self.path)
         return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+    def state_when_found(self) -> object:
+        return self.state()
 
     def digest(self, tick: Tick) -> str:
         digest = hashlib.sha256()
@@ -85,6 +92,9 @@ class RemoteFile(StoredFile):
     def state(self) -> object:
         self.filesystem.invalidate_cache()
         return self._stated(self.filesystem.info(self.path))
+
+    def state_when_found(self) -> object:
+        return self._stated(self.details)
 
     def digest(self, tick: Tick) -> str:
         tick(self.size)

@@ -13,6 +13,7 @@ from llm_assets.sources.bigquery_settings import BigQuery
 from llm_assets.sources.chunks import Pieces
 from llm_assets.sources.docstrings import open_packages
 from llm_assets.sources.faults import EXAMPLES, UNREAD, judge_faults
+from llm_assets.sources.files.digests import Digests
 from llm_assets.sources.files.reading import open_files
 from llm_assets.sources.hugging_face import open_dataset
 from llm_assets.sources.opened import OpenedSource
@@ -39,12 +40,14 @@ def open_sources(
     settings: RawCorpusSettings,
     report: Callable[[str], None] = lambda line: None,
     apart: str | None = None,
+    digests: Digests | None = None,
 ) -> dict[str, OpenedSource]:
     """Every source by name, as it is now.
 
     Args:
         report: told how far hashing, and later reading, are.
         apart: a folder that is no source text wherever it lies: the store.
+        digests: what is known of files from a look before.
 
     Raises:
         UserError: a package, path, table or dataset is not there or cannot be read.
@@ -58,7 +61,7 @@ def open_sources(
         elif isinstance(source, HuggingFaceDataset):
             opened[source.name] = open_dataset(source, report)
         else:
-            opened[source.name] = open_files(source, report, apart)
+            opened[source.name] = open_files(source, report, apart, digests)
     return opened
 
 

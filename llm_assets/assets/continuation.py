@@ -1,0 +1,60 @@
+"""How long a training that goes on from the champion is: enough to read what arrived since."""
+
+import math
+
+from artifacts.shards.shard_set import ShardStats
+from artifacts.store.store import Artifact
+from llm_assets.registry.base import Registry
+from llm_assets.registry.retired import find_manifest
+from recipes.sections import BUDGETS
+from recipes.settings import ContinuedPretrainingSettings, RecipeSettings, training_settings
+from recipes.training.budget import total_steps
+
+MOST_TIMES = 8
+"""Times the pipeline file's budget that reading new text may take; more text takes several runs."""
+
+
+def continue_from_champion(
+    settings: RecipeSettings, shards: Artifact, registry: Registry, longer: int = 1
+) -> RecipeSettings:
+    """The settings with the wanted model as the start and a budget in steps.
+
+    The budget is the given one, or one pass over the documents that arrived since the wanted model
+    was trained, together with what is seen again beside them, whichever is longer. A recipe that
+    starts from random weights keeps its start.
+
+    Args:
+        longer: multiplies the budget.
+    """
+    stats = ShardStats.model_validate(shards.stats)
+    usual = total_steps(settings, stats)
+    rows = (
+        new_share(shards, registry)
+        * shards.stats["rows"]["train"]
+        / (1 - settings.order.seen_share)
+    )
+    needed = math.ceil(rows / settings.budget.global_batch_size)
+    values = settings.model_dump()
+    steps = longer * max(usual, min(needed, MOST_TIMES * usual))
+    values["budget"] |= dict.fromkeys(BUDGETS) | {"steps": steps}
+    if isinstance(settings, ContinuedPretrainingSettings):
+        values["initialize"] = "champion"
+    return training_settings(values)
+
+
+def new_share(shards: Artifact, registry: Registry) -> float:
+    """Share of the training documents that arrived since the wanted model was trained.
+
+    0 where that is the base model, or its corpus is no longer on record.
+    """
+    store = shards.store
+    wanted = registry.find("wanted")
+    fingerprint = wanted.lineage.get("clean_corpus") if wanted else None
+    before = find_manifest(store, "clean_corpus", fingerprint) if fingerprint else None
+    now = find_manifest(store, "clean_corpus", shards.manifest.inputs["clean_corpus"])
+    if before is None or now is None:
+        return 0.0
+    last = max(map(int, before.stats["slices"]), default=0)
+    counts = {int(at): found.get("train", 0) for at, found in now.stats["slices"].items()}
+    new = sum(count for at, count in counts.items() if at > last)
+    return new / max(1, sum(counts.values()))

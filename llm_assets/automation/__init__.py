@@ -1,0 +1,1 @@
+"""When the graph is made by itself: sensors, schedules, jobs and their limits."""

@@ -1,0 +1,126 @@
+"""What people do with the graph, as jobs of Dagster, filled in as the pipeline file says."""
+
+from typing import Any
+
+from dagster import (
+    AssetKey,
+    AssetSelection,
+    Config,
+    JobDefinition,
+    OpExecutionContext,
+    define_asset_job,
+    job,
+    op,
+)
+from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
+from pydantic import Field
+
+from llm_assets.assets.stage import user_faults
+from llm_assets.automation.launched import PIPELINE_TAG
+from llm_assets.config import PipelineSettings
+from llm_assets.endpoint.base import ServingPlatform
+from llm_assets.endpoint.follow import serve_wanted
+from llm_assets.maintenance.clean import clean
+from llm_assets.pipeline import PipelineResource
+from llm_assets.registry.resource import RegistryResource
+
+RETRAINING = "retraining"
+REDEPLOYMENT = "redeployment"
+Job = UnresolvedAssetJobDefinition | JobDefinition
+
+
+def build_jobs(settings: PipelineSettings) -> list[Job]:
+    """All jobs of a pipeline, filled in as its file says."""
+    keys = {name: asset_key(settings, name) for name in ("eval_metrics", "model_version")}
+    served = asset_key(settings, "endpoint")
+    tags = {PIPELINE_TAG: settings.name}
+    return [
+        define_asset_job(
+            RETRAINING,
+            AssetSelection.all(),
+            config=training_config({"steps": settings.checkpoint.budget.steps}),
+            description="Reads the sources, trains, evaluates and, if the model is better, serves "
+            "it. What has not changed is not made again. The settings below hold for this run.",
+            tags=tags,
+        ),
+        define_asset_job(
+            "evaluation",
+            AssetSelection.assets(*keys.values()),
+            description="Measures the current checkpoint again and asks the gate.",
+            tags=tags,
+        ),
+        define_asset_job(
+            REDEPLOYMENT,
+            AssetSelection.assets(served),
+            description="Has the wanted version served, where it is not.",
+            tags=tags,
+        ),
+        rollback,
+        cleaning,
+    ]
+
+
+def asset_key(settings: PipelineSettings, name: str) -> AssetKey:
+    """The key of one of the pipeline's assets."""
+    return AssetKey([settings.key_prefix, name] if settings.key_prefix else [name])
+
+
+def training_config(overrides: dict[str, Any]) -> dict[str, Any]:
+    """Run config that overrides settings of `checkpoint`; what is None is left as it is."""
+    given = {name: value for name, value in overrides.items() if value is not None}
+    return {"ops": {"checkpoint": {"config": given}}} if given else {}
+
+
+class RollbackConfig(Config):
+    """Who takes the version that serves out of service, and why."""
+
+    name: str = Field(description="Who decides; recorded with the version.")
+    reason: str = Field(description="Why, for those who come after.")
+
+
+@op(pool="registry")
+def roll_back_version(
+    context: OpExecutionContext,
+    config: RollbackConfig,
+    pipeline: PipelineResource,
+    registry: RegistryResource,
+    serving: ServingPlatform,
+) -> None:
+    """Have the version before the one that serves answer again."""
+    with user_faults():
+        models = registry.open(pipeline)
+        models.roll_back(config.name, config.reason)
+        version, served = serve_wanted(
+            models, serving, pipeline.settings, pipeline.record, context.log.info, by_person=True
+        )
+        context.log.info(f"Version {version.version} serves at {served.url}.")
+
+
+@job(
+    config={"ops": {"roll_back_version": {"config": {"name": "", "reason": ""}}}},
+    description="Has the version before the one that serves answer again, as "
+    "`llm-assets rollback` does, however slow it is. Say below who decides, and why.",
+)
+def rollback() -> None:
+    roll_back_version()
+
+
+@op(pool="registry")
+def clean_store(
+    context: OpExecutionContext, pipeline: PipelineResource, registry: RegistryResource
+) -> None:
+    """Remove what the `retention` settings no longer keep; the log lists it first."""
+    with user_faults():
+        clean(
+            pipeline.record,
+            registry.open(pipeline),
+            pipeline.settings.retention,
+            delete=True,
+            report=context.log.info,
+        )
+
+
+@job
+def cleaning() -> None:
+    """Removes what the `retention` settings no longer keep, as `llm-assets clean --yes` does."""
+    clean_store()

@@ -1,0 +1,213 @@
+"""What looks at the world every few minutes, and launches runs when it has changed."""
+
+from datetime import UTC, datetime
+
+from dagster import (
+    DefaultSensorStatus,
+    RunRequest,
+    SensorDefinition,
+    SensorEvaluationContext,
+    SensorResult,
+    SkipReason,
+    sensor,
+)
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from llm_assets.assets.stage import user_faults
+from llm_assets.automation.decision import Question, Wait, answer, ask
+from llm_assets.automation.jobs import REDEPLOYMENT, RETRAINING, Job, training_config
+from llm_assets.automation.launched import ENDPOINT_SENSOR, QUESTION_TAG, TEXT_SENSOR, Runs
+from llm_assets.automation.limits import forbidden
+from llm_assets.automation.text import Surveys, Text, name_of, read_text
+from llm_assets.config import PipelineSettings
+from llm_assets.endpoint.base import endpoint_folder
+from llm_assets.pipeline import PipelineResource
+from llm_assets.registry.base import Registry
+from llm_assets.registry.records import ModelVersion
+from llm_assets.registry.resource import RegistryResource
+from llm_assets.registry.retired import find_manifest
+from llm_assets.registry.state import RegistryState
+from llm_assets.sources.files.source_file import SourceChanged
+from serving.state import StateFolder
+
+NEWEST_VERSIONS = 50
+"""So many are asked which text they know; older ones were superseded long ago."""
+
+
+class Cursor(BaseModel):
+    """What the text sensor remembers: since when the text has been as it is."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    text: str
+    since: float
+    """Seconds since the epoch."""
+
+    @classmethod
+    def read(cls, content: str | None) -> "Cursor | None":
+        """A cursor that was written; None for none, or one of another version."""
+        try:
+            return cls.model_validate_json(content or "")
+        except ValidationError:
+            return None
+
+
+def build_sensors(settings: PipelineSettings, jobs: list[Job]) -> list[SensorDefinition]:
+    """The sensors of a pipeline."""
+    return [_source_text_changed(settings, jobs), _endpoint_follows(settings, jobs)]
+
+
+def _source_text_changed(settings: PipelineSettings, jobs: list[Job]) -> SensorDefinition:
+    @sensor(
+        name=TEXT_SENSOR,
+        job=next(job for job in jobs if job.name == RETRAINING),
+        minimum_interval_seconds=settings.automation.check_seconds,
+        default_status=_status(settings),
+        description="Makes the graph when the sources hold text that the wanted model does not "
+        "know: asks again until it does, the gate says no, or a person does. A source that cannot "
+        "be read fails the tick.",
+    )
+    def source_text_changed(
+        context: SensorEvaluationContext, pipeline: PipelineResource, registry: RegistryResource
+    ) -> SensorResult:
+        with user_faults():
+            return _look(context, pipeline, registry.open(pipeline))
+
+    return source_text_changed
+
+
+def _look(
+    context: SensorEvaluationContext, pipeline: PipelineResource, models: Registry
+) -> SensorResult:
+    settings, now = pipeline.settings, datetime.now(UTC)
+    try:
+        text = read_text(settings, pipeline.store)
+    except SourceChanged as error:
+        return SensorResult(skip_reason=f"{error}; looking again at the next tick")
+    cursor = Cursor.read(context.cursor)
+    if cursor is None or cursor.text != text.name or cursor.since > now.timestamp():
+        cursor = Cursor(text=text.name, since=now.timestamp())
+        Surveys(pipeline.store, settings.name).write(text)
+    found = _decide(context, pipeline, models.state(), text, cursor, now)
+    chosen = {"skip_reason": found.reason} if isinstance(found, Wait) else {"run_requests": [found]}
+    return SensorResult(cursor=cursor.model_dump_json(), **chosen)
+
+
+def _decide(
+    context: SensorEvaluationContext,
+    pipeline: PipelineResource,
+    state: RegistryState,
+    text: Text,
+    cursor: Cursor,
+    now: datetime,
+) -> RunRequest | Wait:
+    settings, runs = pipeline.settings, Runs(context.instance, pipeline.settings)
+    automation = settings.automation
+    known = {
+        version.version: name
+        for version in state.versions[-NEWEST_VERSIONS:]
+        if (name := _text_of(pipeline, version))
+    }
+    versions = [one for one in state.versions if known.get(one.version) == text.name]
+    question = ask(text.name, state, versions, automation)
+    if isinstance(question, Wait):
+        return question
+    launch = answer(question, runs.asking(question.name), automation, now)
+    if isinstance(launch, Wait):
+        return launch
+    if busy := runs.unfinished():
+        return Wait(f"Run {busy[0].run_id[:8]} ({busy[0].job_name}) is under way; waiting for it.")
+    before = known.get(question.against) if question.against is not None else None
+    if reason := _too_early(pipeline, text, before, cursor, now):
+        return Wait(reason)
+    if reason := forbidden(automation, runs.by_automation(now), now):
+        return Wait(reason, is_alarm=True)
+    overrides = {"continue_from_champion": automation.continue_from_champion}
+    return RunRequest(
+        run_key=launch.key,
+        run_config=training_config(overrides | {"longer": launch.longer}),
+        tags=runs.tags(TEXT_SENSOR) | {QUESTION_TAG: question.name},
+    )
+
+
+def _too_early(
+    pipeline: PipelineResource, text: Text, before: str | None, cursor: Cursor, now: datetime
+) -> str | None:
+    """Why the text is not trained on yet: it may go on changing, or too little of it is new."""
+    settings = pipeline.settings
+    changed = Surveys(pipeline.store, settings.name).changed_bytes(text, before)
+    least = settings.automation.minimum_changed_megabytes * 1e6
+    if text.is_all_files and changed is not None and changed <= least:
+        if not changed:
+            return "Files were renamed only: there is nothing to learn."
+        return (
+            f"{changed / 1e6:.3f} MB of the files differ from what the wanted model knows;"
+            f" `automation.minimum_changed_megabytes` is {least / 1e6:g}."
+        )
+    quiet = settings.automation.quiet_minutes * 60
+    waited = now.timestamp() - cursor.since
+    if waited < quiet:
+        return f"The text changed {waited:.0f} s ago; waiting until it is quiet for {quiet:.0f} s."
+    return None
+
+
+def _text_of(pipeline: PipelineResource, version: ModelVersion) -> str | None:
+    """The name of the text that a version was trained on last; None of a base model."""
+    fingerprint = version.lineage.get("raw_corpus")
+    manifest = find_manifest(pipeline.store, "raw_corpus", fingerprint) if fingerprint else None
+    return name_of(manifest.inputs) if manifest else None
+
+
+def _endpoint_follows(settings: PipelineSettings, jobs: list[Job]) -> SensorDefinition:
+    @sensor(
+        name=ENDPOINT_SENSOR,
+        job=next(job for job in jobs if job.name == REDEPLOYMENT),
+        minimum_interval_seconds=settings.automation.check_seconds,
+        default_status=_status(settings),
+        description="Has the wanted version served where it is not: after a rollout that failed, "
+        "or when the endpoint has ended. Tries as often as `automation.retries` says.",
+    )
+    def endpoint_follows(
+        context: SensorEvaluationContext,
+        pipeline: PipelineResource,
+        registry: RegistryResource,
+    ) -> RunRequest | SkipReason:
+        with user_faults():
+            found = _reconcile(context, pipeline, registry.open(pipeline).state())
+        return SkipReason(found.reason) if isinstance(found, Wait) else found
+
+    return endpoint_follows
+
+
+def _reconcile(
+    context: SensorEvaluationContext, pipeline: PipelineResource, state: RegistryState
+) -> RunRequest | Wait:
+    settings, now = pipeline.settings, datetime.now(UTC)
+    runs = Runs(context.instance, settings)
+    wanted, champion = state.find("wanted"), state.find("champion")
+    if wanted is None or champion is None:
+        return Wait("Nothing was served yet.")
+    ended = None if settings.platform != "local" else _ended(settings)
+    if wanted == champion and ended is None:
+        return Wait(f"Version {wanted.version} is wanted, and serves.")
+    name = f"serve-{wanted.version}-{ended or len(state.history)}"
+    launch = answer(Question(name, wanted.version), runs.asking(name), settings.automation, now)
+    if isinstance(launch, Wait):
+        return launch
+    if busy := runs.unfinished():
+        return Wait(f"Run {busy[0].run_id[:8]} ({busy[0].job_name}) is under way; waiting for it.")
+    return RunRequest(run_key=launch.key, tags=runs.tags(ENDPOINT_SENSOR) | {QUESTION_TAG: name})
+
+
+def _ended(settings: PipelineSettings) -> str | None:
+    """When the endpoint was last heard of, if it ended and nobody stopped it; None otherwise."""
+    found = StateFolder(endpoint_folder(settings)).read_status()
+    if found is None or found.alive or found.phase == "stopped":
+        return None
+    return found.updated_at.isoformat(timespec="seconds")
+
+
+def _status(settings: PipelineSettings) -> DefaultSensorStatus:
+    automation = settings.automation
+    is_on = automation.enabled and automation.way == "sensors"
+    return DefaultSensorStatus.RUNNING if is_on else DefaultSensorStatus.STOPPED

@@ -1,0 +1,88 @@
+"""Settings of what happens by itself; no Dagster here."""
+
+import re
+from typing import Literal, Self
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from pydantic import Field, field_validator, model_validator
+
+from artifacts.settings import Settings
+
+DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+WINDOW = re.compile(
+    r"(?:(?P<first>[a-z]{3})(?:-(?P<last>[a-z]{3}))? )?(?P<start>\d\d:\d\d)-(?P<end>\d\d:\d\d)"
+)
+
+
+class AutomationSettings(Settings):
+    """When the graph is made by itself, and when it is not."""
+
+    enabled: bool = False
+    """Whether sensors and schedules are on from the start; each can be switched in the UI too.
+    Nothing happens by itself without a running `dagster-daemon` (`make ui` starts one)."""
+    way: Literal["sensors", "declarative"] = "sensors"
+    """`sensors` look at the sources, and ask again until the endpoint reflects the text;
+    `declarative` sets conditions on the assets: raw text is read at `retrain_cron`, and each asset
+    follows when the data version of one before it has changed."""
+    continue_from_champion: bool = True
+    """Whether what is launched trains on from the model that serves, long enough to read what
+    arrived last; otherwise it trains as `checkpoint` says."""
+    time_zone: str = "UTC"
+    """Of every cron line and of `blackouts`, such as `Europe/Berlin`."""
+    blackouts: tuple[str, ...] = ()
+    """Times at which nothing is launched: `08:00-18:00` or `mon-fri 08:00-18:00`; a window may
+    pass midnight."""
+    check_seconds: int = Field(default=300, ge=1)
+    """How often the sources and the endpoint are looked at."""
+    quiet_minutes: float = Field(default=5, ge=0)
+    """How long the text must stay as it is before it is trained on."""
+    minimum_changed_megabytes: float = Field(default=0, ge=0)
+    """How much of the files must differ from what the wanted model knows, where all sources are
+    files; files that were only renamed never count. Other sources count whenever they change."""
+    retries: int = Field(default=3, ge=0)
+    """How often a failed run is launched again."""
+    retry_minutes: float = Field(default=10, ge=0)
+    """Pause before the first retry; each further one waits twice as long."""
+    longer_attempts: int = Field(default=1, ge=0)
+    """How often a model that the gate rejected is followed by one trained twice as long on the
+    same text, before more text or a person is waited for."""
+    monthly_hours: float | None = Field(default=None, gt=0)
+    """Hours that the runs launched by automation may take in a calendar month, all together."""
+    monthly_cost: float | None = Field(default=None, gt=0)
+    """The same in money, at `cost_per_hour`."""
+    cost_per_hour: float | None = Field(default=None, gt=0)
+    """Price of an hour of running, in your currency."""
+
+    @field_validator("time_zone")
+    @classmethod
+    def _is_known(cls, name: str) -> str:
+        try:
+            ZoneInfo(name)
+        except (ZoneInfoNotFoundError, ValueError):
+            raise ValueError("is no time zone; give a name such as `Europe/Berlin`") from None
+        return name
+
+    @field_validator("blackouts")
+    @classmethod
+    def _are_windows(cls, windows: tuple[str, ...]) -> tuple[str, ...]:
+        for window in windows:
+            found = WINDOW.fullmatch(window)
+            days = {found["first"], found["last"]} - {None} if found else set()
+            times = (found["start"], found["end"]) if found else ("99",)
+            if not days <= set(DAYS) or any(time > "24:00" or time[3:] > "59" for time in times):
+                raise ValueError(f"{window!r} is no window; write `mon-fri 08:00-18:00`")
+        return windows
+
+    @model_validator(mode="after")
+    def _can_count_cost(self) -> Self:
+        if self.monthly_cost and not self.cost_per_hour:
+            raise ValueError("monthly_cost needs cost_per_hour")
+        return self
+
+    @property
+    def hours(self) -> float | None:
+        """Hours a month that launches may take; None for no limit."""
+        limits = [self.monthly_hours] if self.monthly_hours else []
+        if self.monthly_cost and self.cost_per_hour:
+            limits.append(self.monthly_cost / self.cost_per_hour)
+        return min(limits, default=None)

@@ -1,0 +1,161 @@
+"""A project with a registry, in which ticks of a sensor are evaluated without a daemon."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dagster import (
+    DagsterEvent,
+    DagsterEventType,
+    DagsterInstance,
+    DagsterRun,
+    DagsterRunStatus,
+    Definitions,
+    RunRequest,
+    build_sensor_context,
+)
+
+from artifacts.store.identity import Identity
+from llm_assets.automation.launched import PIPELINE_TAG, PROCESS_TAG
+from llm_assets.config import load_settings
+from llm_assets.definitions import build_definitions
+from llm_assets.gate.settings import CODE_VERSION, GateSettings
+from llm_assets.gate.verdict import Outcome, Reason, Verdict
+from llm_assets.registry.local import LocalRegistry
+from llm_assets.registry.records import ModelEntry, ModelVersion
+from llm_assets.sources.snapshot.snapshot import source_fingerprints
+from tests.conftest import Project, make_project
+
+
+@cache
+def _defined(config: str, content: str) -> Definitions:
+    return build_definitions(load_settings(Path(config)), config)
+
+
+@dataclass
+class Automated:
+    """A project whose text was taught to models by hand, and a Dagster instance beside it."""
+
+    project: Project
+    instance: DagsterInstance
+    cursor: str | None = None
+
+    @property
+    def text(self) -> Path:
+        return self.project.folder / "text"
+
+    @property
+    def registry(self) -> LocalRegistry:
+        return LocalRegistry(Path(self.project.record.store.root), "manual")
+
+    def automate(self, **settings: Any) -> None:
+        """Change `automation` settings."""
+        self.project.configure(automation=settings)
+
+    def tick(self, name: str = "source_text_changed") -> RunRequest | str:
+        """One tick of a sensor: the run it asks for, or why it asks for none."""
+        defs = self._definitions()
+        resources = {key: defs.resources[key] for key in ("pipeline", "registry")}
+        context = build_sensor_context(
+            instance=self.instance, cursor=self.cursor, definitions=defs, resources=resources
+        )
+        data = defs.resolve_sensor_def(name).evaluate_tick(context)
+        self.cursor = data.cursor
+        if not data.run_requests:
+            return data.skip_message or ""
+        (request,) = data.run_requests
+        return request
+
+    def _definitions(self) -> Definitions:
+        config = self.project.config
+        return _defined(str(config), config.read_text())
+
+    def launch(
+        self, request: RunRequest | str, status: DagsterRunStatus = DagsterRunStatus.STARTED
+    ) -> str:
+        """Create the run that a tick asked for; returns its id."""
+        assert isinstance(request, RunRequest), request
+        return self._create(dict(request.tags), status)
+
+    def run_by_hand(self, process: str) -> str:
+        """A run as `llm-assets run` starts it in a process of its own."""
+        tags = {PIPELINE_TAG: "manual", PROCESS_TAG: process}
+        return self._create(tags, DagsterRunStatus.STARTED)
+
+    def _create(self, tags: dict[str, str], status: DagsterRunStatus) -> str:
+        run = self.instance.create_run_for_job(
+            self._definitions().resolve_job_def("retraining"),
+            tags=tags,
+            status=DagsterRunStatus.NOT_STARTED,
+        )
+        if status is not DagsterRunStatus.NOT_STARTED:
+            self._report(DagsterEventType.RUN_START, run)
+        if status is DagsterRunStatus.CANCELED:
+            self._report(DagsterEventType.RUN_CANCELED, run)
+        return run.run_id
+
+    def _report(self, kind: DagsterEventType, run: DagsterRun) -> None:
+        self.instance.report_dagster_event(DagsterEvent(kind.value, run.job_name), run.run_id)
+
+    def end(self, run_id: str, succeeded: bool) -> None:
+        """A run comes to its end."""
+        run = self.instance.get_run_by_id(run_id)
+        assert run is not None
+        kind = DagsterEventType.RUN_SUCCESS if succeeded else DagsterEventType.RUN_FAILURE
+        self._report(kind, run)
+
+    def teach(self, model: str, outcome: Outcome = Outcome.BETTER) -> ModelVersion:
+        """Register a model that was trained on the text as it is, with the gate's verdict."""
+        settings = load_settings(self.project.config).raw_corpus
+        store = self.project.record.store
+        identity = Identity(
+            kind="raw_corpus", code_version="1", inputs=source_fingerprints(settings)
+        )
+        corpus, _ = store.make(identity, lambda draft: draft.stats.update(documents=1))
+        entry = ModelEntry(
+            weights=model,
+            model_fingerprint=f"artifact-of-{model}",
+            model_url=f"checkpoint/{model}",
+            license="Apache-2.0",
+            lineage={"raw_corpus": corpus.fingerprint},
+        )
+        against = self.registry.state().incumbent_of(model).weights
+        promoted = outcome is Outcome.BETTER
+        verdict = Verdict(
+            weights=model,
+            against=against,
+            promoted=promoted,
+            reasons=[Reason(outcome=outcome, text=f"{model} was measured against {against}.")],
+            comparisons=[],
+            thresholds=GateSettings(),
+            gate_code_version=CODE_VERSION,
+            evaluation_fingerprint="evaluation",
+            look=1,
+        )
+        version = self.registry.enter(entry, verdict)
+        if promoted:
+            self.registry.confirm(version.version)
+        return version
+
+
+@pytest.fixture
+def automated(tmp_path: Path) -> Iterator[Automated]:
+    """A project of five documents that version 1 knows; changes count at once."""
+    project = make_project(tmp_path / "project", base_model=tmp_path, documents=5)
+    with DagsterInstance.ephemeral() as instance:
+        one = Automated(project, instance)
+        one.automate(quiet_minutes=0)
+        base = ModelEntry(
+            weights="base",
+            model_fingerprint="base",
+            model_url="base_model/base",
+            license="Apache-2.0",
+            lineage={},
+        )
+        one.registry.register_base(base)
+        one.teach("first")
+        assert "knows this text" in str(one.tick())
+        yield one

@@ -1,0 +1,119 @@
+"""Schedules, jobs, and what of them is on."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from dagster import (
+    DefaultSensorStatus,
+    Definitions,
+    RunRequest,
+    SkipReason,
+    build_schedule_context,
+    instance_for_test,
+)
+
+from artifacts.errors import UserError
+from llm_assets.automation.limits import is_within
+from llm_assets.config import load_settings
+from llm_assets.definitions import build_definitions
+from tests.conftest import Project, make_project
+
+SUNDAY_NOON = datetime(2026, 11, 22, 12, 0, tzinfo=UTC)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return make_project(tmp_path / "project", base_model=tmp_path, documents=1)
+
+
+def define(project: Project, **automation: Any) -> Definitions:
+    project.configure(automation=automation)
+    return build_definitions(load_settings(project.config), str(project.config))
+
+
+def evaluate(defs: Definitions) -> RunRequest | SkipReason:
+    schedule = defs.resolve_schedule_def("weekly_retraining")
+    with instance_for_test() as instance:
+        context = build_schedule_context(instance, scheduled_execution_time=SUNDAY_NOON)
+        data = schedule.evaluate_tick(context)
+    return data.run_requests[0] if data.run_requests else SkipReason(data.skip_message)
+
+
+def test_the_schedule_goes_on_from_the_champion_in_its_own_time_zone(project: Project) -> None:
+    defs = define(project, time_zone="Europe/Berlin")
+    schedule = defs.resolve_schedule_def("weekly_retraining")
+    assert schedule.cron_schedule == "0 3 * * 1"
+    assert schedule.execution_timezone == "Europe/Berlin"
+    request = evaluate(defs)
+    assert isinstance(request, RunRequest)
+    assert request.run_config["ops"]["checkpoint"]["config"]["continue_from_champion"]
+
+
+def test_the_schedule_keeps_out_of_blackouts(project: Project) -> None:
+    skipped = evaluate(
+        project, define(project, time_zone="Europe/Berlin", blackouts=["sun 12:30-14:00"])
+    )
+    assert isinstance(skipped, SkipReason) and "sun 12:30-14:00" in str(skipped.skip_message)
+
+
+@pytest.mark.parametrize(
+    ("window", "time", "inside"),
+    [
+        ("08:00-18:00", "2026-11-22 08:00", True),
+        ("08:00-18:00", "2026-11-22 18:00", False),
+        ("mon-fri 08:00-18:00", "2026-11-22 12:00", False),
+        ("fri-mon 08:00-18:00", "2026-11-22 12:00", True),
+        ("sat 22:00-06:00", "2026-11-22 05:59", True),
+        ("sat 22:00-06:00", "2026-11-22 22:30", False),
+        ("sun 22:00-06:00", "2026-11-22 05:59", False),
+    ],
+)
+def test_windows_cover_their_days_and_pass_midnight(window: str, time: str, inside: bool) -> None:
+    assert is_within(window, datetime.fromisoformat(time)) is inside
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"time_zone": "Europe/Berln"}, "is no time zone"),
+        ({"blackouts": ["8-18"]}, "'8-18' is no window"),
+        ({"blackouts": ["mon-fry 08:00-18:00"]}, "is no window"),
+        ({"monthly_cost": 100}, "monthly_cost needs cost_per_hour"),
+    ],
+)
+def test_wrong_settings_are_refused_by_name(
+    project: Project, settings: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(UserError, match="automation") as refused:
+        define(project, **settings)
+    assert told in str(refused.value)
+
+
+def test_sensors_are_on_where_the_pipeline_file_says_so(project: Project) -> None:
+    statuses = {
+        enabled: {one.name: one.default_status for one in define(project, enabled=enabled).sensors}
+        for enabled in (False, True)
+    }
+    assert set(statuses[False].values()) == {DefaultSensorStatus.STOPPED}
+    assert set(statuses[True].values()) == {DefaultSensorStatus.RUNNING}
+
+
+def test_jobs_of_the_launchpad_are_filled_in(project: Project) -> None:
+    defs = define(project)
+    jobs = {"retraining", "evaluation", "redeployment", "rollback", "cleaning"}
+    assert jobs <= {job.name for job in defs.resolve_all_job_defs()}
+    retraining = defs.resolve_job_def("retraining")
+    assert retraining.run_config == {"ops": {"checkpoint": {"config": {"steps": 12}}}}
+
+
+def test_a_second_pipeline_lives_under_its_prefix(project: Project) -> None:
+    settings = yaml.safe_load(project.config.read_text()) | {"key_prefix": "manual"}
+    project.config.write_text(yaml.safe_dump(settings))
+    defs = define(project)
+    keys = {key.to_user_string() for key in defs.resolve_all_asset_keys()}
+    assert "manual/checkpoint" in keys and "checkpoint" not in keys
+    retraining = defs.resolve_job_def("retraining")
+    assert "checkpoint" in retraining.run_config["ops"]

@@ -1,0 +1,173 @@
+"""The sensor that looks at the source text: what it asks for, when, and how often."""
+
+import json
+import shutil
+
+import pytest
+from dagster import DagsterRunStatus, Failure, RunRequest
+
+from artifacts.leases.holder import describe_holder
+from llm_assets.gate.verdict import Outcome
+from tests.llm_assets.automation.conftest import Automated
+
+NEW = "Something new to learn, of which no model has read a single word."
+
+
+def add(automated: Automated, name: str = "new.txt", text: str = NEW) -> None:
+    (automated.text / name).write_text(text)
+
+
+def test_new_text_asks_for_one_run_that_goes_on_from_the_champion(automated: Automated) -> None:
+    add(automated)
+    request = automated.tick()
+    assert isinstance(request, RunRequest)
+    assert request.run_config["ops"]["checkpoint"]["config"] == {
+        "continue_from_champion": True,
+        "longer": 1,
+    }
+    again = automated.tick()
+    assert isinstance(again, RunRequest) and again.run_key == request.run_key
+    run = automated.launch(request)
+    assert f"{run[:8]} is under way" in str(automated.tick())
+
+
+def test_text_that_is_still_changing_is_waited_for(automated: Automated) -> None:
+    automated.automate(quiet_minutes=5)
+    add(automated)
+    assert "waiting until it is quiet" in str(automated.tick())
+    since = json.loads(automated.cursor or "")
+    automated.cursor = json.dumps(since | {"since": since["since"] - 301})
+    assert isinstance(automated.tick(), RunRequest)
+    automated.cursor = json.dumps(since | {"since": since["since"] + 3600})
+    assert "waiting until it is quiet" in str(automated.tick())
+
+
+@pytest.mark.parametrize("cursor", ["", "not json", '{"version": 1, "seen": "x"}'])
+def test_cursor_of_another_version_begins_again(automated: Automated, cursor: str) -> None:
+    add(automated)
+    automated.cursor = cursor
+    assert isinstance(automated.tick(), RunRequest)
+
+
+def test_little_change_is_waited_for_until_it_is_enough(automated: Automated) -> None:
+    automated.automate(minimum_changed_megabytes=0.001)
+    add(automated)
+    assert "minimum_changed_megabytes" in str(automated.tick())
+    add(automated, "more.txt", NEW * 20)
+    assert isinstance(automated.tick(), RunRequest)
+
+
+def test_renamed_text_teaches_nothing_and_deleted_text_counts(automated: Automated) -> None:
+    first = automated.text / "0000.txt"
+    first.rename(automated.text / "renamed.txt")
+    assert "renamed only" in str(automated.tick())
+    (automated.text / "renamed.txt").rename(first)
+    assert "knows this text" in str(automated.tick())
+    first.unlink()
+    assert isinstance(automated.tick(), RunRequest)
+
+
+def test_source_that_cannot_be_read_fails_the_tick_with_its_reason(automated: Automated) -> None:
+    moved = automated.text.rename(automated.text.with_name("away"))
+    with pytest.raises(Failure, match="matches no file"):
+        automated.tick()
+    shutil.move(moved, automated.text)
+    assert "knows this text" in str(automated.tick())
+
+
+def test_failed_run_is_tried_again_with_pauses_and_a_limit(automated: Automated) -> None:
+    automated.automate(retries=1, retry_minutes=60)
+    add(automated)
+    automated.end(automated.launch(automated.tick()), succeeded=False)
+    assert "the next try is at" in str(automated.tick())
+    automated.automate(retry_minutes=0)
+    second = automated.tick()
+    assert isinstance(second, RunRequest) and (second.run_key or "").endswith("-1")
+    automated.end(automated.launch(second), succeeded=False)
+    assert "2 runs for it ended without a model" in str(automated.tick())
+
+
+def test_canceled_run_is_a_persons_no_to_this_text_alone(automated: Automated) -> None:
+    add(automated)
+    automated.launch(automated.tick(), DagsterRunStatus.CANCELED)
+    assert "was canceled" in str(automated.tick())
+    add(automated, "other.txt")
+    assert isinstance(automated.tick(), RunRequest)
+
+
+def test_run_launched_by_hand_is_waited_for_while_its_process_lives(automated: Automated) -> None:
+    alive = automated.run_by_hand(process=describe_holder())
+    add(automated)
+    assert f"{alive[:8]} (retraining) is under way" in str(automated.tick())
+    automated.end(alive, succeeded=False)
+    gone = json.loads(describe_holder()) | {"started": "1"}
+    automated.run_by_hand(process=json.dumps(gone))
+    assert isinstance(automated.tick(), RunRequest)
+
+
+def test_gates_no_is_followed_by_longer_training_once(automated: Automated) -> None:
+    add(automated)
+    automated.end(automated.launch(automated.tick()), succeeded=True)
+    automated.teach("second", Outcome.NOT_BETTER)
+    longer = automated.tick()
+    assert isinstance(longer, RunRequest)
+    assert longer.run_config["ops"]["checkpoint"]["config"]["longer"] == 2
+    automated.end(automated.launch(longer), succeeded=True)
+    automated.teach("third", Outcome.TIE)
+    assert "The gate rejected 2" in str(automated.tick())
+    add(automated, "more.txt")
+    assert isinstance(automated.tick(), RunRequest)
+
+
+def test_longer_training_is_not_tried_where_it_cannot_help(automated: Automated) -> None:
+    add(automated)
+    automated.teach("second", Outcome.TOO_FEW_DOCUMENTS)
+    assert "The gate rejected" in str(automated.tick())
+
+
+def test_persons_word_ends_the_asking(automated: Automated) -> None:
+    add(automated)
+    second = automated.teach("second")
+    assert "version 2, which is wanted" in str(automated.tick()).lower()
+    automated.registry.roll_back("Ada", "it rambles")
+    assert "Ada took version 2" in str(automated.tick())
+    automated.registry.reject(second.version, "Ada", "it rambles")
+    assert "Ada rejected version 2" in str(automated.tick())
+
+
+def test_text_that_moves_back_is_asked_for_once_against_the_newer_champion(
+    automated: Automated,
+) -> None:
+    add(automated)
+    automated.teach("second")
+    (automated.text / "new.txt").unlink()
+    request = automated.tick()
+    assert isinstance(request, RunRequest)
+    automated.end(automated.launch(request), succeeded=True)
+    automated.teach("third", Outcome.TOO_FEW_DOCUMENTS)
+    assert "The gate rejected" in str(automated.tick())
+    add(automated)
+    assert "knows this text" in str(automated.tick())
+
+
+def test_blackout_and_budget_stop_launches_and_say_so(automated: Automated) -> None:
+    automated.automate(blackouts=["00:00-24:00"])
+    add(automated)
+    assert "blackout 00:00-24:00" in str(automated.tick())
+    automated.automate(blackouts=[])
+    automated.end(automated.launch(automated.tick()), succeeded=False)
+    automated.automate(retry_minutes=0, monthly_hours=1e-9)
+    assert "The month's budget is spent" in str(automated.tick())
+    automated.automate(monthly_hours=1)
+    assert isinstance(automated.tick(), RunRequest)
+
+
+def test_endpoint_that_died_is_served_again_and_one_that_was_stopped_is_not(
+    automated: Automated,
+) -> None:
+    assert "is wanted, and serves" in str(automated.tick("endpoint_follows"))
+    automated.registry.roll_back("Ada", "it rambles")
+    request = automated.tick("endpoint_follows")
+    assert isinstance(request, RunRequest)
+    automated.end(automated.launch(request), succeeded=False)
+    assert "the next try is at" in str(automated.tick("endpoint_follows"))
