@@ -11,13 +11,19 @@ from pathlib import Path
 import pytest
 import yaml
 
+from artifacts.store import layout
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Store
+from serving.endpoint import stop as stop_endpoint
+from tests.forked import ForkedProcess, Surroundings, run_command, start_command
 from tests.tiny import tiny_base_model, tiny_texts
 
 pytest_plugins = ["tests.stand_ins.fixtures", "tests.distribution"]
 
 ROOT = Path(__file__).parent.parent
+
+# Tiny models are faster on one thread. Whatever tests start inherits it.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 
 @pytest.fixture(scope="session")
@@ -79,15 +85,18 @@ class Project:
                 text=True,
             )
 
+    def fork(self, *command: str) -> ForkedProcess:
+        """Start an installed command, in a process group of its own; its output goes as above."""
+        output = self.folder / "output.txt"
+        return start_command(command, Surroundings(self.folder, self.environment(), output))
+
     def run(self, *command: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            command,
-            cwd=self.folder,
-            env=self.environment(),
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
+        """Run an installed command to its end."""
+        return run_command(command, self.folder, self.environment(), timeout=300)
+
+    def stop(self) -> None:
+        """End the endpoint, if one runs."""
+        stop_endpoint(self.folder / "store" / layout.endpoint("manual"))
 
 
 def make_project(folder: Path, base_model: Path, documents: int = 240) -> Project:
@@ -127,4 +136,4 @@ def project(tmp_path: Path, tiny_model_folder: Path) -> Iterator[Project]:
     """A fresh project; its endpoint, if any, is ended afterwards."""
     made = make_project(tmp_path / "project", tiny_model_folder)
     yield made
-    made.run("llm-assets", "stop")
+    made.stop()

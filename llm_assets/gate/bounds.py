@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import norm, t
+from scipy.special import ndtri, stdtrit
 
 from recipes.evaluation.bootstrap import sum_by_cluster
 
@@ -42,7 +42,7 @@ class Estimate:
     def detectable(self, smallest_effect: float) -> float:
         """The gain that a measurement like this one finds with a probability of 80 %."""
         margin = max(self.high - self.difference, smallest_effect)
-        return margin + float(norm.ppf(POWER)) * self.error
+        return margin + float(ndtri(POWER)) * self.error
 
 
 def spend(lifetime_error: float, look: int) -> float:
@@ -98,4 +98,5 @@ def reach(
 ) -> np.ndarray | float:
     """How far a bound at a level lies from the estimate, for a skewness towards its side."""
     widening = (WIDENING + SKEW_WIDENING * np.maximum(skewness, 0)) / math.sqrt(clusters)
-    return error * t.isf(level, clusters - 1) * (1 + norm.isf(level) * widening)
+    # Both are symmetric, so the quantile at 1 - level is that at level with the sign turned.
+    return error * -stdtrit(clusters - 1, level) * (1 - ndtri(level) * widening)

@@ -106,6 +106,6 @@ def _ratio(moments: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _student_quantile(probability: float, degrees: int) -> float:
-    from scipy.stats import t
+    from scipy.special import stdtrit
 
-    return float(t.ppf(probability, degrees))
+    return float(stdtrit(degrees, probability))

@@ -41,7 +41,7 @@ from spark_jobs.settings import CleanCorpusSettings, SplitSettings
 from spark_jobs.text.normalize import HASH_BYTES
 
 GUARDED, SPOILT, PAST = "copy_of_held_out", "trained_on_before", "left_the_sources"
-_REASONS = pa.array([None, EXACT, NEAR, GUARDED, SPOILT, PAST])
+_REASONS = (None, EXACT, NEAR, GUARDED, SPOILT, PAST)
 
 _SURVIVAL_ORDER = [
     ("preferred", "descending"),
@@ -131,7 +131,7 @@ def decide_survivors(
         texts: of `group_exact`, `near`: of `find_near`.
     """
     chosen = _choose(documents, texts, near, past, split)
-    reason = pa.array(_REASONS.take(pa.array(_reasons(documents, texts, chosen))))
+    reason = pa.array(_REASONS).take(pa.array(_reasons(documents, texts, chosen)))
     columns = {
         "cluster": _as_strings(_clusters(documents, texts, chosen)),
         "reason": pc.coalesce(reason, documents["fault"]),

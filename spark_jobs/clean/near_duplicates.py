@@ -14,8 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.sparse import coo_matrix
-from scipy.sparse.csgraph import connected_components
 
 from artifacts.arrays import run_starts, sorted_unique
 from spark_jobs.clean.verify import Compare
@@ -87,6 +85,10 @@ def find_near_duplicates(bands: np.ndarray, compare: Compare, threshold: float) 
 
 def components(edges: Edges, count: int) -> np.ndarray:
     """The connected component of each of `count` documents; numbers mean nothing by themselves."""
+    # Imported here, for all commands load this module and only cleaning needs them.
+    from scipy.sparse import coo_matrix
+    from scipy.sparse.csgraph import connected_components
+
     ones = np.ones(len(edges.left), np.bool_)
     graph = coo_matrix((ones, (edges.left, edges.right)), shape=(count, count))
     return connected_components(graph, directed=False)[1]

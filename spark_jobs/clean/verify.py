@@ -4,13 +4,12 @@ import itertools
 import uuid
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import fsspec
 import numpy as np
 import pyarrow as pa
 from pyspark.sql import SparkSession
-from scipy.sparse import csr_matrix
 
 from artifacts.arrays import sorted_unique
 from artifacts.progress import Report
@@ -19,6 +18,9 @@ from spark_jobs.runtime.parquet import read_table
 from spark_jobs.runtime.tasks import map_tasks
 from spark_jobs.text.normalize import fold
 from spark_jobs.text.shingles import shingle, sum_words
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_matrix
 
 PAIRS_AT_ONCE = 20_000
 SIGNATURE_DEVIATIONS = 5
@@ -116,8 +118,10 @@ def _true_similarity(pairs: np.ndarray, fetch: FetchShingles) -> np.ndarray:
     return _jaccard(_as_matrix(fetch(numbers)), places.reshape(pairs.shape))
 
 
-def _as_matrix(sets: list[np.ndarray]) -> csr_matrix:
+def _as_matrix(sets: list[np.ndarray]) -> "csr_matrix":
     """Shingle sets as rows of a sparse 0/1 matrix whose columns are the hashes."""
+    from scipy.sparse import csr_matrix
+
     sets = [(one >> np.uint64(1)).astype(np.int64) for one in sets]
     indices = np.concatenate(sets)
     offsets = np.concatenate([[0], np.cumsum([len(one) for one in sets])])
@@ -128,7 +132,7 @@ def _as_matrix(sets: list[np.ndarray]) -> csr_matrix:
     return matrix
 
 
-def _jaccard(sets: csr_matrix, pairs: np.ndarray) -> np.ndarray:
+def _jaccard(sets: "csr_matrix", pairs: np.ndarray) -> np.ndarray:
     sizes = np.diff(sets.indptr)
     similarity = [np.empty(0)]
     for chunk in _chunks(pairs):

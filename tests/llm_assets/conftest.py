@@ -22,7 +22,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> I
     assert process.returncode == 0, screen.read_text()
     (project.folder / "listened.txt").write_text("\n".join(sorted(listened)))
     yield project
-    project.run("llm-assets", "stop")
+    project.stop()
 
 
 @pytest.fixture

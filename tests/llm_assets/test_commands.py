@@ -20,7 +20,7 @@ def served(
     ended = project.run("llm-assets", "run")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     yield project
-    project.run("llm-assets", "stop")
+    project.stop()
 
 
 def ask(project: Project, *arguments: str) -> str:

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 
 from recipes.spec import read_metrics
 from tests.conftest import Project, make_project
+from tests.forked import ForkedProcess
 from tests.llm_assets.conftest import SHARDS
 
 STEPS = 40
@@ -23,17 +23,6 @@ def prepared(with_shards: Project) -> Project:
     """A project whose shards are made and whose training takes long enough to be killed."""
     with_shards.configure(checkpoint=SETTINGS)
     return with_shards
-
-
-def start(project: Project, *command: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        command,
-        cwd=project.folder,
-        env=project.environment(),
-        stdout=(project.folder / "out.txt").open("wb"),
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 90) -> None:
@@ -48,7 +37,7 @@ def steps_done(project: Project) -> int:
     return len(read_metrics(runs[0])) if runs else 0
 
 
-def training_workers(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
+def training_workers(process: ForkedProcess) -> list[psutil.Process]:
     return [
         child
         for child in psutil.Process(process.pid).children(recursive=True)
@@ -68,7 +57,7 @@ MATERIALIZE = ("dagster", "asset", "materialize", "--select", "*checkpoint")
 def test_killed_training_goes_on_with_the_losses_of_an_unbroken_run(
     prepared: Project, made: Project, tmp_path: Path, tiny_model_folder: Path
 ) -> None:
-    running = start(prepared, *MATERIALIZE)
+    running = prepared.fork(*MATERIALIZE)
     wait_for(lambda: steps_done(prepared) >= 12)
     for worker in training_workers(running):
         os.kill(worker.pid, signal.SIGKILL)
@@ -90,7 +79,7 @@ def test_killed_training_goes_on_with_the_losses_of_an_unbroken_run(
 def test_a_killed_orchestrator_leaves_no_training_behind_and_the_next_run_goes_on(
     prepared: Project,
 ) -> None:
-    running = start(prepared, *MATERIALIZE)
+    running = prepared.fork(*MATERIALIZE)
     wait_for(lambda: bool(training_workers(running)))
     workers = training_workers(running)
     wait_for(lambda: steps_done(prepared) >= 1)
@@ -104,11 +93,11 @@ def test_a_killed_orchestrator_leaves_no_training_behind_and_the_next_run_goes_o
 
 def test_ctrl_c_stops_the_run_and_the_same_command_goes_on(prepared: Project) -> None:
     project = prepared
-    running = start(project, "llm-assets", "run")
+    running = project.fork("llm-assets", "run")
     wait_for(lambda: steps_done(project) >= 3)
     os.killpg(running.pid, signal.SIGINT)
     assert running.wait(90) == 130
-    said = (project.folder / "out.txt").read_text()
+    said = (project.folder / "output.txt").read_text()
     assert "Interrupted. Nothing is lost" in said and "Traceback" not in said
 
     again = project.run("llm-assets", "run")

@@ -156,7 +156,10 @@ def test_loading_the_definitions_imports_no_torch(project: Project) -> None:
         "print(sorted({'torch', 'transformers', 'google.cloud.bigquery'} & set(sys.modules)), "
         "len(d.defs.resolve_asset_graph().materializable_asset_keys))"
     )
-    ended = project.run(sys.executable, "-c", program)
+    command = [sys.executable, "-c", program]
+    ended = subprocess.run(
+        command, cwd=project.folder, env=project.environment(), capture_output=True, text=True
+    )
     assert ended.stdout.split() == ["[]", "8"], ended.stderr
 
 

@@ -3,8 +3,8 @@
 import os
 import signal
 import subprocess
-import sys
 import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,10 @@ import pytest
 from pydantic import BaseModel
 
 from artifacts.shards.shard_set import ShardStats
+from recipes.continued_pretraining import main as train_main
 from recipes.settings import RecipeSettings, TrainingSettings, training_settings
 from recipes.spec import TrainingResult, TrainingSpec, command, read_metrics
+from tests.forked import ForkedProcess, Surroundings
 from tests.tiny import tiny_base_model, tiny_shards
 
 REPOSITORY = Path(__file__).parents[2]
@@ -104,34 +106,36 @@ def train_here(
     spec: TrainingSpec, report: Callable[[str], None] = lambda line: None
 ) -> TrainingResult:
     """Train in this process; raises what training raises."""
-    import torch
-
     from artifacts.program.lifetime import Interruption
     from recipes.distributed.workers import join_workers
     from recipes.training.trainer import train
 
-    # As many as the training processes of these tests have; sums depend on it in the last bit.
-    torch.set_num_threads(1)
     return train(spec, join_workers(), Interruption(), report)
 
 
-def start(spec: TrainingSpec, program: list[str] | None = None) -> subprocess.Popen[str]:
-    """Start training on a spec; without a launcher's command line, one plain process."""
+Process = subprocess.Popen[str] | ForkedProcess
+
+
+def start(spec: TrainingSpec, program: list[str] | None = None) -> Process:
+    """Start training on a spec: with a launcher's command line, or as one plain process."""
     path = Path(spec.run_folder).parent / f"{spec.run_id}.json"
     spec.write(path)
-    plain = [sys.executable, "-m", "recipes.continued_pretraining", "--spec"]
+    if program is None:
+        command = ["recipes.continued_pretraining", "--spec", str(path)]
+        output = path.parent / f"output-{uuid.uuid4().hex}.txt"
+        return ForkedProcess(
+            train_main, command, Surroundings(REPOSITORY, dict(os.environ), output)
+        )
     return subprocess.Popen(
-        [*(program or plain), str(path)],
+        [*program, str(path)],
         cwd=REPOSITORY,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        # A tiny model is faster on one thread.
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
 
 
-def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
+def finish(process: Process) -> tuple[int, str]:
     """Wait for a training process: `(exit code, everything it printed)`."""
     output, _ = process.communicate(timeout=PATIENCE_SECONDS)
     return process.returncode, output
@@ -147,7 +151,7 @@ def launcher(workers: int) -> list[str]:
     return command(Path("unused"), workers)[:-1]
 
 
-def worker_processes(process: subprocess.Popen[str]) -> list[int]:
+def worker_processes(process: Process) -> list[int]:
     """The training processes that a launcher has started."""
     path = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     return [
@@ -167,7 +171,7 @@ def kill_at(spec: TrainingSpec, step: int, program: list[str] | None = None) -> 
     finish(process)
 
 
-def wait_for_step(spec: TrainingSpec, process: subprocess.Popen[str], step: int) -> None:
+def wait_for_step(spec: TrainingSpec, process: Process, step: int) -> None:
     """Return once a run's metrics show that a step is done."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline and process.poll() is None:

@@ -13,6 +13,7 @@ import pytest
 from artifacts.errors import UserError
 from artifacts.program.lifetime import PARENT_VARIABLE
 from recipes.spec import TrainingSpec, command, read_metrics
+from tests.forked import ForkedProcess
 from tests.recipes.conftest import (
     PATIENCE_SECONDS,
     REPOSITORY,
@@ -31,8 +32,7 @@ def test_a_second_trainer_waits_and_then_finds_the_run_complete(make_spec: SpecM
     wait_for_step(spec, first, 2)
     first.send_signal(signal.SIGSTOP)
     second = start(spec)
-    assert second.stdout
-    assert "Waiting: another trainer works on" in second.stdout.readline()
+    wait_for_words("Waiting: another trainer works on", second)
     first.send_signal(signal.SIGCONT)
 
     (first_code, first_output), (second_code, second_output) = finish(first), finish(second)
@@ -40,6 +40,13 @@ def test_a_second_trainer_waits_and_then_finds_the_run_complete(make_spec: SpecM
     assert (first_code, second_code) == (0, 0), first_output + second_output
     assert "is complete already: 30 steps" in second_output
     assert [line["step"] for line in read_metrics(Path(spec.run_folder))] == list(range(1, 31))
+
+
+def wait_for_words(words: str, process: ForkedProcess) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not process.output.exists() or words not in process.output.read_text():
+        assert time.monotonic() < deadline, f"{words!r} was never said"
+        time.sleep(0.05)
 
 
 def start_through_a_parent(spec: TrainingSpec) -> subprocess.Popen[bytes]:

@@ -7,7 +7,6 @@ import signal
 from pathlib import Path
 
 import pytest
-import torch
 from safetensors.torch import load_file
 
 from artifacts.program.entry import INTERRUPTED
@@ -88,7 +87,6 @@ def test_a_model_of_transformers_goes_on_exactly(
         if line.startswith("step 2 of 6 · validation"):
             os.kill(os.getpid(), signal.SIGTERM)
 
-    torch.set_num_threads(1)
     with pytest.raises(Interrupted):
         train(stopped, join_workers(), Interruption(), terminate_at_step_2)
     train_here(stopped)

@@ -1,6 +1,5 @@
 """Real endpoints with tiny models, on free ports."""
 
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,18 +22,6 @@ SETTINGS = EndpointSettings(
     request_timeout=30.0,
     rollout=RolloutSettings(steps=(0.5,), step_seconds=0.5),
 )
-
-
-@pytest.fixture(scope="session", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tiny models are faster on one thread; engines inherit the setting."""
-    before = os.environ.get("OMP_NUM_THREADS")
-    os.environ["OMP_NUM_THREADS"] = "1"
-    yield
-    if before is None:
-        del os.environ["OMP_NUM_THREADS"]
-    else:
-        os.environ["OMP_NUM_THREADS"] = before
 
 
 @pytest.fixture(scope="session")

@@ -33,12 +33,13 @@ def moving(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) ->
 
 @contextmanager
 def load(client: Client, clients: int = 4) -> Iterator[list[tuple[int, str]]]:
-    """Constant requests from several clients; yields (status, version) of each answer."""
+    """Steady requests from several clients; yields (status, version) of each answer."""
     answers: list[tuple[int, str]] = []
     over = threading.Event()
 
     def ask() -> None:
-        while not over.is_set():
+        # A pause leaves a machine of two cores time to start the other engine.
+        while not over.wait(0.03):
             answer = client.complete(max_tokens=10)
             answers.append((answer.status_code, answer.headers.get("x-model-version", "")))
 
