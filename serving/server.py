@@ -13,8 +13,9 @@ from artifacts.errors import UserError
 from artifacts.leases.holder import process_started
 from serving.api.address import bearer_token, listen
 from serving.api.admission import MAX_HEADER_BYTES, limited_protocol
-from serving.api.app import Front, build_app
+from serving.api.app import build_app
 from serving.api.dispatcher import Gateway
+from serving.api.guard import Front
 from serving.api.router import Router
 from serving.engine.process import EngineProcess
 from serving.rollout import RolledBack, roll_out

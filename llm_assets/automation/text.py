@@ -4,6 +4,7 @@ import hashlib
 import io
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
@@ -12,9 +13,6 @@ from artifacts.store.store import Store, layout
 from llm_assets.config import PipelineSettings
 from llm_assets.sources.files.digests import Digests
 from llm_assets.sources.snapshot.snapshot import fingerprints_of, open_sources
-
-_DIGESTS = Digests()
-"""Of files by their state, from tick to tick: the process that ticks stays."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,8 @@ def name_of(fingerprints: Mapping[str, str]) -> str:
 
 def read_text(settings: PipelineSettings, store: Store) -> Text:
     """Look at every source; raises UserError where one cannot be reached or read."""
-    opened = open_sources(settings.raw_corpus, apart=store.root, digests=_DIGESTS)
+    digests = Digests(Path(store.machine_cache) / "digests" / f"{settings.name}.json")
+    opened = open_sources(settings.raw_corpus, apart=store.root, digests=digests)
     sizes: dict[str, int] = {}
     for source in opened.values():
         sizes.update(source.sizes)

@@ -79,11 +79,14 @@ def _raw_response(status: str, error: ServingError) -> bytes:
 def check_origin(request: Request, settings: EndpointSettings) -> None:
     """Refuse web pages that were not allowed; raises ServingError 403 or 421.
 
+    The endpoint's own page is allowed.
+
     A page that has its own name resolve to this machine (DNS rebinding) is known by the Host that
     its browser sends.
     """
     origin = request.headers.get("origin")
-    if origin is not None and origin not in settings.allowed_origins:
+    own = f"http://{request.headers.get('host', '')}"
+    if origin is not None and origin != own and origin not in settings.allowed_origins:
         raise ServingError(
             403,
             "This origin is not in `endpoint.allowed_origins`.",

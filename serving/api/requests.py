@@ -10,6 +10,7 @@ from serving.settings import EndpointSettings
 
 MAX_INSTANCES = 32
 MAX_STOPS = 4
+MAX_CHOICES = 8
 
 StopString = Annotated[str, Field(min_length=1, max_length=256)]
 
@@ -73,7 +74,8 @@ class OpenAIRequest(Sampling):
     stream_options: StreamOptions | None = None
     user: str | None = None
     """Taken and ignored."""
-    n: Literal[1] = 1
+    n: int = Field(default=1, ge=1, le=MAX_CHOICES)
+    """Answers to each prompt; at temperature 0 they are all the same."""
     best_of: Literal[1] = 1
     frequency_penalty: Annotated[float, Field(ge=0, le=0)] = 0
     presence_penalty: Annotated[float, Field(ge=0, le=0)] = 0
@@ -90,9 +92,11 @@ class OpenAIRequest(Sampling):
         return {key: value for key, value in given.items() if value is not None}
 
     @model_validator(mode="after")
-    def _check_seed(self) -> Self:
+    def _check_choices(self) -> Self:
         if self.seed is not None and self.temperature > 0:
             raise ValueError("seed is supported at temperature 0 alone")
+        if self.stream and self.n > 1:
+            raise ValueError("n: a stream holds one answer")
         return self
 
 

@@ -39,7 +39,7 @@ def test_fields_at_the_value_that_changes_nothing_are_accepted(client: Client) -
 @pytest.mark.parametrize(
     "field",
     [
-        {"n": 2},
+        {"presence_penalty": 0.5},
         {"frequency_penalty": 0.5},
         {"logit_bias": {"5": 1}},
         {"seed": 7, "temperature": 1.0},

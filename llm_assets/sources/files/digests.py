@@ -1,8 +1,15 @@
 """Digests of files, kept while the files' state stays the same."""
 
+import contextlib
+import json
 import time
 from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
+from fsspec.implementations.local import LocalFileSystem
+
+from artifacts.storage.atomic import write_atomically
 from llm_assets.sources.files.source_file import StoredFile
 from llm_assets.sources.files.streams import Tick
 
@@ -12,14 +19,23 @@ file system's clock, so its digest is not kept."""
 
 
 class Digests:
-    """What is known of the files of each source; for a process that looks again and again."""
+    """What is known of the files of each source, for whoever looks again and again.
 
-    def __init__(self) -> None:
-        self._known: dict[tuple[str, str], tuple[object, str]] = {}
+    Kept in a file, since the process that looks may be another one each time.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        """What a file has; nothing where it is absent or damaged."""
+        self._path = path
+        self._known: dict[str, tuple[Any, str]] = {}
+        self._changed = False
+        if path is not None:
+            with contextlib.suppress(OSError, ValueError, TypeError):
+                self._known = {k: (_hashable(s), d) for k, (s, d) in json.loads(path.read_bytes())}
 
     def of(self, source: str, file: StoredFile, state: object, tick: Tick) -> str:
         """A file's digest; the file is read only if its state is another than before."""
-        key = (source, file.path)
+        key = f"{source}\0{file.path}"
         known = self._known.get(key)
         if known is not None and known[0] == state:
             return known[1]
@@ -27,10 +43,22 @@ class Digests:
         digest = file.digest(tick)
         if not isinstance(state, tuple) or began - max(state[2:]) > SETTLED_NANOSECONDS:
             self._known[key] = (state, digest)
+            self._changed = True
         return digest
 
     def keep(self, source: str, files: Iterable[StoredFile]) -> None:
-        """Forget the files of a source that are no longer there."""
-        there = {file.path for file in files}
-        for key in [key for key in self._known if key[0] == source and key[1] not in there]:
+        """Forget the files of a source that are no longer there, and write what is known."""
+        there = {f"{source}\0{file.path}" for file in files}
+        of_source = f"{source}\0"
+        gone = [key for key in self._known if key.startswith(of_source) and key not in there]
+        for key in gone:
             del self._known[key]
+        if self._path is not None and (gone or self._changed):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            content = json.dumps(list(self._known.items())).encode()
+            write_atomically(LocalFileSystem(), str(self._path), content)
+            self._changed = False
+
+
+def _hashable(state: Any) -> Any:
+    return tuple(state) if isinstance(state, list) else state

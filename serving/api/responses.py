@@ -1,0 +1,210 @@
+"""`POST /v1/responses`: OpenAI's newer route, for plain text.
+
+Nothing is stored, so a conversation is sent whole each time.
+"""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from time import time
+from typing import Annotated, Any, Literal, Self
+
+from fastapi import Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from serving.api.admission import while_connected
+from serving.api.dispatcher import Gateway, Stream
+from serving.api.errors import ServingError
+from serving.api.guard import read
+from serving.api.models import check_model, model_fields, version_headers
+from serving.api.requests import ChatMessage, Sampling
+from serving.engine.protocol import Chunk, GenerateRequest, Message
+from serving.settings import EndpointSettings
+
+
+class InputPart(BaseModel):
+    """A part of a turn."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    type: Literal["input_text", "output_text", "text"]
+    text: str
+    annotations: Annotated[list[Any], Field(max_length=0)] = []
+
+
+class InputMessage(BaseModel):
+    """One turn."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | Annotated[list[InputPart], Field(min_length=1)]
+
+    def as_text(self) -> Message:
+        """The turn as chat templates know it."""
+        parts = self.content
+        text = parts if isinstance(parts, str) else "".join(part.text for part in parts)
+        return ChatMessage(role=self.role, content=text).as_text()
+
+
+class TextFormat(BaseModel):
+    """The form of an answer: text."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    format: dict[Literal["type"], Literal["text"]] = {"type": "text"}
+
+
+class ResponsesRequest(BaseModel):
+    """The body of a request; what would have no effect is refused."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    model: str | None = None
+    input: str | Annotated[list[InputMessage], Field(min_length=1)]
+    instructions: str | None = None
+    max_output_tokens: int = Field(default=64, ge=1)
+    temperature: float = Field(default=0.0, ge=0, le=2, allow_inf_nan=False)
+    top_p: float = Field(default=1.0, gt=0, le=1, allow_inf_nan=False)
+    stream: bool = False
+    text: TextFormat = TextFormat()
+    tools: Annotated[list[Any], Field(max_length=0)] = []
+    tool_choice: Literal["none", "auto"] = "auto"
+    metadata: dict[str, str] = {}
+    """Given back."""
+    store: bool = False
+    """Taken and ignored: nothing is stored."""
+    user: str | None = None
+    """Taken and ignored."""
+    truncation: Literal["disabled"] = "disabled"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        return {key: value for key, value in given.items() if value is not None}
+
+    @model_validator(mode="after")
+    def _check_instructions(self) -> Self:
+        if self.instructions is not None and not self.instructions:
+            raise ValueError("instructions are empty")
+        return self
+
+    def generate_request(self, settings: EndpointSettings) -> GenerateRequest:
+        """The engine's request; raises ServingError 400 where a limit is passed."""
+        turns = [Message(role="system", content=self.instructions)] if self.instructions else []
+        if isinstance(self.input, str):
+            turns.append(Message(role="user", content=self.input))
+        else:
+            turns += [message.as_text() for message in self.input]
+        sampling = Sampling(
+            max_tokens=self.max_output_tokens, temperature=self.temperature, top_p=self.top_p
+        )
+        return sampling.generate_request(settings, messages=turns)
+
+
+async def respond(request: Request, gateway: Gateway) -> Response:
+    """Answer one request, whole or as a stream of events."""
+    body = await read(request, ResponsesRequest, gateway)
+    check_model(gateway, body.model)
+    wanted = body.generate_request(gateway.settings)
+    if body.stream:
+        begun = await while_connected(request, gateway.stream(wanted))
+        headers = version_headers(begun.version, begun.fingerprint)
+        return StreamingResponse(
+            _events(body, begun, request.state.id),
+            media_type="text/event-stream",
+            headers=headers | {"Cache-Control": "no-store"},
+        )
+    (answer,) = await while_connected(request, gateway.answer_all([wanted]))
+    fields = model_fields(body.model, answer.version, answer.fingerprint)
+    headers = version_headers(answer.version, answer.fingerprint)
+    content = _response(body, request.state.id, fields["model"], answer.text, answer.end)
+    return JSONResponse(content, headers=headers)
+
+
+def _response(
+    body: ResponsesRequest, name: str, model: str, text: str, end: Chunk | None
+) -> dict[str, Any]:
+    """The response object; without an end it is in progress."""
+    cut = end is not None and end.finish_reason == "length"
+    return {
+        "id": f"resp_{name}",
+        "object": "response",
+        "created_at": int(time()),
+        "model": model,
+        "status": "in_progress" if end is None else "incomplete" if cut else "completed",
+        "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+        "error": None,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "metadata": body.metadata,
+        "output": [] if end is None else [_message(name, text, cut)],
+        "parallel_tool_calls": False,
+        "temperature": body.temperature,
+        "text": {"format": {"type": "text"}},
+        "tool_choice": body.tool_choice,
+        "tools": [],
+        "top_p": body.top_p,
+        "truncation": "disabled",
+        "usage": None if end is None else _usage(end),
+    }
+
+
+def _message(name: str, text: str, cut: bool) -> dict[str, Any]:
+    return {
+        "id": f"msg_{name}",
+        "type": "message",
+        "role": "assistant",
+        "status": "incomplete" if cut else "completed",
+        "content": [_part(text)],
+    }
+
+
+def _part(text: str) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": []}
+
+
+def _usage(end: Chunk) -> dict[str, Any]:
+    return {
+        "input_tokens": end.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": 0},
+        "output_tokens": end.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": end.prompt_tokens + end.completion_tokens,
+    }
+
+
+async def _events(body: ResponsesRequest, begun: Stream, name: str) -> AsyncIterator[str]:
+    model = model_fields(body.model, begun.version, begun.fingerprint)["model"]
+    number = 0
+
+    def event(kind: str, **fields: Any) -> str:
+        nonlocal number
+        content = {"type": kind, "sequence_number": number} | fields
+        number += 1
+        return f"event: {kind}\ndata: {json.dumps(content)}\n\n"
+
+    place = {"item_id": f"msg_{name}", "output_index": 0, "content_index": 0}
+    yield event("response.created", response=_response(body, name, model, "", None))
+    item = _message(name, "", False) | {"status": "in_progress", "content": []}
+    yield event("response.output_item.added", output_index=0, item=item)
+    yield event("response.content_part.added", part=_part(""), **place)
+    text, end = "", Chunk()
+    async with aclosing(begun.chunks()) as chunks:
+        async for end in chunks:
+            if end.error is not None:
+                error = ServingError(503, end.error, "unavailable").body["error"]
+                yield event("error", **error)
+                return
+            if end.text:
+                text += end.text
+                yield event("response.output_text.delta", delta=end.text, logprobs=[], **place)
+    yield event("response.output_text.done", text=text, logprobs=[], **place)
+    yield event("response.content_part.done", part=_part(text), **place)
+    whole = _response(body, name, model, text, end)
+    yield event("response.output_item.done", output_index=0, item=whole["output"][0])
+    yield event(f"response.{whole['status']}", response=whole)

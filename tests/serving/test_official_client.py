@@ -1,0 +1,111 @@
+"""The official OpenAI client, unmodified, against an endpoint with a chat model."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+from openai import OpenAI
+
+from serving import endpoint as process
+from tests.serving.conftest import Client, start
+
+
+@pytest.fixture(scope="module")
+def chat(tmp_path_factory: pytest.TempPathFactory, chat_model_folder: Path) -> Iterator[Client]:
+    folder = tmp_path_factory.mktemp("official")
+    yield start(folder, chat_model_folder)
+    process.stop(folder)
+
+
+@pytest.fixture
+def official(chat: Client) -> OpenAI:
+    return OpenAI(base_url=f"{chat.endpoint.url}/v1", api_key="none", max_retries=0)
+
+
+def test_models_are_listed_and_found(official: OpenAI) -> None:
+    names = [model.id for model in official.models.list()]
+    assert official.models.retrieve(names[0]).owned_by == "llm-assets"
+    with pytest.raises(openai.NotFoundError):
+        official.models.retrieve("another")
+
+
+def test_completions_with_several_choices_count_the_prompt_once(official: OpenAI) -> None:
+    one = official.completions.create(model="default", prompt="The valve", max_tokens=5)
+    many = official.completions.create(
+        model="default", prompt="The valve", max_tokens=5, n=3, temperature=1.0
+    )
+    assert [choice.index for choice in many.choices] == [0, 1, 2]
+    assert one.usage and many.usage
+    assert many.usage.prompt_tokens == one.usage.prompt_tokens
+    assert many.usage.completion_tokens <= 15
+
+
+def test_chat_takes_parts_roles_and_the_newer_limit(official: OpenAI) -> None:
+    answer = official.chat.completions.create(
+        model="default",
+        messages=[
+            {"role": "developer", "content": "Be short."},
+            {"role": "user", "content": [{"type": "text", "text": "The valve"}]},
+        ],
+        max_completion_tokens=4,
+    )
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.usage and answer.usage.completion_tokens == 4
+
+
+def test_chat_stream_ends_with_its_usage(official: OpenAI) -> None:
+    pieces = list(
+        official.chat.completions.create(
+            model="default",
+            messages=[{"role": "user", "content": "The valve"}],
+            max_tokens=4,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+    assert pieces[-1].usage and pieces[-1].usage.completion_tokens == 4
+    assert pieces[-1].choices == []
+
+
+def test_responses_whole_and_streamed_say_the_same(official: OpenAI) -> None:
+    asked = {"model": "default", "input": "The valve", "max_output_tokens": 6}
+    whole = official.responses.create(**asked, instructions="Be short.")
+    assert whole.status == "incomplete" and whole.usage and whole.usage.output_tokens == 6
+    assert whole.output_text
+    events = list(official.responses.create(**asked, instructions="Be short.", stream=True))
+    kinds = [event.type for event in events]
+    assert kinds[0] == "response.created" and "response.output_text.delta" in kinds
+    assert kinds[-1] == "response.incomplete"
+    assert events[-1].response.output_text == whole.output_text
+
+
+def test_a_conversation_goes_on_through_responses(official: OpenAI) -> None:
+    first = official.responses.create(model="default", input="The valve", max_output_tokens=3)
+    turns = [
+        {"role": "user", "content": "The valve"},
+        {"role": "assistant", "content": first.output_text},
+        {"role": "user", "content": [{"type": "input_text", "text": "And the pump?"}]},
+    ]
+    assert official.responses.create(model="default", input=turns, max_output_tokens=3).output
+
+
+@pytest.mark.parametrize("asked", [{"tools": [{"type": "web_search"}]}, {"top_p": 3.0}])
+def test_what_cannot_be_done_is_a_bad_request(official: OpenAI, asked: dict) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        official.responses.create(model="default", input="The valve", **asked)
+    assert next(iter(asked)) in str(refused.value)
+
+
+def test_page_and_openapi_describe_the_endpoint(chat: Client) -> None:
+    page = chat.http.get("/")
+    assert page.headers["content-type"].startswith("text/html") and "Complete" in page.text
+    assert "'self'" in page.headers["content-security-policy"]
+    routes = chat.http.get("/openapi.json").json()
+    assert {"/v1/responses", "/v1/completions", "/predict"} <= set(routes["paths"])
+    assert routes["components"]["schemas"]["CompletionRequest"]["properties"]["max_tokens"]
+    own = {"origin": chat.endpoint.url}
+    asked = {"prompt": "The valve", "max_tokens": 1}
+    assert chat.http.post("/v1/completions", json=asked, headers=own).status_code == 200
+    other = {"origin": "http://127.0.0.1:1"}
+    assert chat.http.post("/v1/completions", json=asked, headers=other).status_code == 403
