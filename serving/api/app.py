@@ -67,8 +67,11 @@ def build_app(front: Front) -> FastAPI:
             for route in gateway.router.routes
         ]
         ready = gateway.router.healthy
-        body = {"status": "ok" if ready else "starting", "versions": routes}
-        body["model"] = next(iter(model_names(gateway)), None)
+        body = {
+            "status": "ok" if ready else "starting",
+            "model": next(iter(model_names(gateway)), None),
+            "versions": routes,
+        }
         return JSONResponse(body, status_code=200 if ready else 503)
 
     @app.get("/metrics")
