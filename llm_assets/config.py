@@ -31,6 +31,7 @@ from spark_jobs.settings import CleanCorpusSettings, TokenizedShardsSettings
 
 CONFIG_VARIABLE = "LLM_ASSETS_CONFIG"
 DEFAULT_CONFIG = "config/smollm2_package_docs.yaml"
+OTHER_FILES = ("dagster.yaml", "workspace.yaml")
 
 Platform = Literal["local", "google_cloud"]
 
@@ -94,14 +95,18 @@ class PipelineSettings(Settings):
 
 
 def config_path() -> Path:
-    """The pipeline file in force: `LLM_ASSETS_CONFIG`, else the default one."""
+    """The pipeline file in force: `LLM_ASSETS_CONFIG`, else the default one or the only one."""
     named = os.environ.get(CONFIG_VARIABLE)
     if named is not None and not named.strip():
         raise UserError(
             f"{CONFIG_VARIABLE} is set, but empty. Set it to a pipeline file, or for the default "
             f"one, {DEFAULT_CONFIG}: unset {CONFIG_VARIABLE}"
         )
-    return Path(named or DEFAULT_CONFIG)
+    if named or Path(DEFAULT_CONFIG).exists():
+        return Path(named or DEFAULT_CONFIG)
+    # In a project of its own, the pipeline file lies beside these.
+    found = _pipeline_files()
+    return found[0] if len(found) == 1 else Path(DEFAULT_CONFIG)
 
 
 def load_settings(path: Path) -> PipelineSettings:
@@ -121,7 +126,7 @@ def read_settings_file(path: Path, model: type[Model], variable: str) -> Model:
     except FileNotFoundError as error:
         raise UserError(
             f"There is no settings file {path}. Set {variable} to one of: "
-            + (", ".join(str(p) for p in sorted(Path("config").glob("*.yaml"))) or "a YAML file")
+            + (", ".join(map(str, _pipeline_files())) or "a YAML file, which `llm-assets init` writes")
         ) from error
     except (IsADirectoryError, PermissionError) as error:
         raise UserError(f"{path} cannot be read as a settings file: {error.strerror}.") from error
@@ -135,6 +140,11 @@ def read_settings_file(path: Path, model: type[Model], variable: str) -> Model:
     except ValidationError as error:
         faults = [_describe(fault, model) for fault in error.errors()]
         raise UserError(f"{path} has wrong settings:\n  " + "\n  ".join(faults)) from error
+
+
+def _pipeline_files() -> list[Path]:
+    here = [path for path in Path().glob("*.yaml") if path.name not in OTHER_FILES]
+    return sorted([*Path("config").glob("*.yaml"), *here])
 
 
 def _describe(fault: Any, model: type[BaseModel]) -> str:

@@ -46,15 +46,20 @@ def commands(config: Path | None) -> None:
 def init(folder: Path, name: str | None, output: Path | None) -> None:
     """Write a pipeline file with sensible values for a folder of text.
 
+    In a folder that is no project yet, the files of one are written too.
+
     \b
     Example:
       llm-assets init /data/manuals --name manuals
     """
     from llm_assets.cli.init import write_pipeline
+    from llm_assets.cli.project import write_project
 
     started = write_pipeline(folder, name, output)
     for note in started.notes:
         click.echo(f"  {shown(note)}")
+    if output is None and (written := write_project(Path(), started.path, started.path.stem)):
+        click.echo(f"Made this folder a project: {', '.join(written)}")
     click.echo(f"Wrote {started.path}. Now: llm-assets --config {started.path} run")
 
 

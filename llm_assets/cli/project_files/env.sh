@@ -1,0 +1,5 @@
+# `. ./env.sh`: by these, Dagster's own commands find the definitions, the history and the pipeline.
+here="$(cd "$(dirname "${BASH_SOURCE[0]:-$0}")" && pwd)"
+export DAGSTER_MODULE_NAME=llm_assets.definitions
+export DAGSTER_HOME="$here"
+export LLM_ASSETS_CONFIG="$here/{pipeline}"
