@@ -126,7 +126,10 @@ def read_settings_file(path: Path, model: type[Model], variable: str) -> Model:
     except FileNotFoundError as error:
         raise UserError(
             f"There is no settings file {path}. Set {variable} to one of: "
-            + (", ".join(map(str, _pipeline_files())) or "a YAML file, which `llm-assets init` writes")
+            + (
+                ", ".join(map(str, _pipeline_files()))
+                or "a YAML file, which `llm-assets init` writes"
+            )
         ) from error
     except (IsADirectoryError, PermissionError) as error:
         raise UserError(f"{path} cannot be read as a settings file: {error.strerror}.") from error

