@@ -128,7 +128,7 @@ def read_settings_file(path: Path, model: type[Model], variable: str) -> Model:
             f"There is no settings file {path}. Set {variable} to one of: "
             + (
                 ", ".join(map(str, _pipeline_files()))
-                or "a YAML file, which `llm-assets init` writes"
+                or "a YAML file (`llm-assets init` writes one)"
             )
         ) from error
     except (IsADirectoryError, PermissionError) as error:

@@ -84,8 +84,8 @@ def _assets_in_order(defs: Definitions) -> list[str]:
 def _use_this_folders_history() -> None:
     if not Path("dagster.yaml").exists():
         raise UserError(
-            "There is no dagster.yaml here. Run this in the project's folder, or make this folder one "
-            "with: llm-assets init FOLDER_OF_TEXT"
+            "There is no dagster.yaml here. Run this in the project's folder, or make this folder "
+            "one with: llm-assets init FOLDER_OF_TEXT"
         )
     os.environ.setdefault("DAGSTER_HOME", os.getcwd())
 
