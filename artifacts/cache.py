@@ -1,7 +1,8 @@
 """What later runs need not make again: bytes under a hash of all that decides them.
 
 A cache decides speed, never a result. An entry is one file, the SHA-256 of its content and then the
-content. It is read whole and compared, so one that is cut, changed or gone is made again. It is
+content; or, where programs read its files themselves, a local folder with a manifest of its files'
+checksums. It is read whole and compared, so one that is cut, changed or gone is made again. It is
 written under a name of its own and renamed, so several makers at once do no harm. A reader holds
 the bytes, so it misses nothing that is removed meanwhile. Reading renews an entry's time: what was
 used longest ago goes first, when the caches have to be cut (`llm_assets.maintenance.retention`).
@@ -10,21 +11,30 @@ used longest ago goes first, when the caches have to be cut (`llm_assets.mainten
 import hashlib
 import os
 import platform
+import shutil
 import time
 import unicodedata
+import uuid
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
+from pydantic import TypeAdapter, ValidationError
 
 from artifacts.source_code import source_hash
 from artifacts.storage.atomic import write_atomically
+from artifacts.storage.checksums import FileEntry, list_files
 from artifacts.store.identity import hash_json
+from artifacts.store.layout import MANIFEST_NAME
+from artifacts.store.verify import find_faults
 
 _DIGEST_BYTES = 32
 _RENEWAL_SECONDS = 24 * 60 * 60
+_MANIFEST = TypeAdapter(list[FileEntry])
 
 
 def cache_key(module: str, libraries: Sequence[str] = (), **decided_by: Any) -> str:
@@ -86,6 +96,39 @@ def write_cached(folder: str, key: str, content: bytes) -> None:
         write_atomically(filesystem, path, entry, sync=False)
     except FileNotFoundError:
         pass  # It was removed while it was written.
+
+
+def cached_folder(folder: Path, key: str, make: Callable[[Path], None]) -> Path:
+    """A local folder of files under the key: what is there whole, or what `make` writes.
+
+    Args:
+        key: of `cache_key`.
+        make: is given an empty folder, which takes its place here once it is whole.
+    """
+    place = folder / key
+    if not _is_whole(place):
+        draft = folder / f"{key}.{uuid.uuid4().hex}"
+        draft.mkdir(parents=True)
+        try:
+            make(draft)
+            manifest = _MANIFEST.dump_json(list_files(str(draft)))
+            (draft / MANIFEST_NAME).write_bytes(manifest)
+            shutil.rmtree(place, ignore_errors=True)
+            with suppress(OSError):  # Another maker was first.
+                draft.rename(place)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+    for file in place.iterdir():
+        os.utime(file)
+    return place
+
+
+def _is_whole(folder: Path) -> bool:
+    try:
+        entries = _MANIFEST.validate_json((folder / MANIFEST_NAME).read_bytes())
+    except (FileNotFoundError, ValidationError):
+        return False
+    return not any(find_faults(str(folder), entries))
 
 
 def _renew(filesystem: Any, path: str, entry: bytes) -> None:

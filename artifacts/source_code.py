@@ -6,7 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 
 _ROOT = Path(__file__).parent.parent
-_PACKAGES = ("artifacts", "llm_assets", "recipes", "spark_jobs")
+_PACKAGES = ("artifacts", "llm_assets", "recipes", "serving", "spark_jobs")
 
 
 @lru_cache

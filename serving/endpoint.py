@@ -46,12 +46,16 @@ def start(
     settings: EndpointSettings,
     report: Report = lambda _: None,
     name: str = "default",
+    conversions: Path | None = None,
 ) -> Endpoint:
     """Have a version served, whatever is served now, and wait until it is.
 
     Where the endpoint runs already it is moved without an outage, to another version as to other
     settings; only another address, token or limit of connections starts it again. Otherwise it is
     started in a session of its own, so that it stays when the caller ends.
+
+    Args:
+        conversions: where models in other forms are cached; absent, in the state folder.
 
     Raises:
         RolloutFailed: the version that was served before still is.
@@ -64,6 +68,7 @@ def start(
         version=version,
         fingerprint=fingerprint,
         settings=settings,
+        conversions=conversions,
     )
     with local_lease(state_folder / "start.lock", lambda who: report(f"waiting for {who}")):
         running = status(state_folder)

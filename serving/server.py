@@ -160,6 +160,7 @@ class Server:
                 engine_port=route.engine.port,
                 ready=route.engine.ready.is_set(),
                 restarts=route.engine.restarts,
+                engine=route.engine.engine,
             )
             for route in self._router.routes
         ]

@@ -1,10 +1,13 @@
 """What the local endpoint offers and how much it takes on."""
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
 from artifacts.settings import Settings
+
+Engine = Literal["openvino", "transformers"]
+Weights = Literal["bf16", "int8", "int4", "f32"]
 
 
 class RolloutSettings(Settings):
@@ -60,6 +63,14 @@ class EndpointSettings(Settings):
     """Seconds without an answer to its health check after which an engine is started again."""
     start_timeout: float = Field(default=180.0, gt=0)
     """Seconds that an engine may take to load its model."""
+    engine: Literal["auto"] | Engine = "auto"
+    """What computes: `openvino` is fast on a processor, `transformers` runs every model and is the
+    reference; `auto` takes OpenVINO where it runs the model, and the log says which and why."""
+    weights: Weights = "bf16"
+    """How weights are kept: `int8` and `int4` are smaller and faster, and lose a little, which is
+    measured before a version gets traffic; `f32` is exact."""
+    threads: int | None = Field(default=None, ge=1)
+    """Threads of an engine's arithmetic; absent takes the processors that it may use."""
     cache_tokens: int = Field(default=16_384, ge=512)
     """Tokens of all requests in flight whose keys and values an engine keeps; more wait."""
     rollout: RolloutSettings = RolloutSettings()

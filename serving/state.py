@@ -18,6 +18,8 @@ from artifacts.storage.atomic import write_atomically
 from serving.settings import EndpointSettings
 
 Phase = Literal["starting", "serving", "rolling_out", "failed", "stopped"]
+OF_ENGINES = {"engine", "weights", "threads", "cache_tokens"}
+"""Settings that an engine is started with."""
 State = TypeVar("State", bound=BaseModel)
 
 
@@ -32,11 +34,14 @@ class Desired(BaseModel):
     version: str
     fingerprint: str
     settings: EndpointSettings
+    conversions: Path | None = None
+    """Where converted models are cached; absent, beside the state."""
 
     def fits_engine_of(self, other: "Desired") -> bool:
         """Whether an engine started for another serves this too: what differs is the front's."""
         mine, its = (
-            (one.version, one.fingerprint, one.settings.cache_tokens) for one in (self, other)
+            (one.version, one.fingerprint, one.settings.model_dump(include=OF_ENGINES))
+            for one in (self, other)
         )
         return mine == its
 
@@ -55,6 +60,8 @@ class RouteStatus(BaseModel):
     """On loopback, for the API server alone."""
     ready: bool
     restarts: int
+    engine: str = ""
+    """Which one computes, and why that one."""
 
 
 class Outcome(BaseModel):

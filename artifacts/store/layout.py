@@ -16,6 +16,8 @@ RUNS_FOLDER = "runs"
 REGISTRY_FOLDER = "registry"
 ENDPOINT_FOLDER = "endpoint"
 CACHE_FOLDER = "cache"
+CONVERSIONS_FOLDER = "conversions"
+"""In the cache: models in the form that an engine reads."""
 UPLOADS_FOLDER = "uploads"
 AUTOMATION_FOLDER = "automation"
 

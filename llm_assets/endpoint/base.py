@@ -61,6 +61,7 @@ class LocalServingPlatform(ServingPlatform):
             settings=settings.endpoint,
             report=report,
             name=settings.name,
+            conversions=Path(Store(settings.store).machine_cache) / layout.CONVERSIONS_FOLDER,
         )
         return Served(
             url=endpoint.url,

@@ -29,6 +29,7 @@ from serving.api.requests import (
     CompletionRequest,
     OpenAIRequest,
     PredictRequest,
+    logprobs_body,
 )
 from serving.api.responses import respond
 from serving.engine.protocol import Chunk, GenerateRequest
@@ -201,7 +202,8 @@ async def _respond(
 
 
 def _completion_choice(text: str, chunk: Chunk, whole: bool) -> dict[str, Any]:
-    return {"text": text, "logprobs": None, "finish_reason": chunk.finish_reason}
+    logprobs = logprobs_body(chunk.scores) if chunk.scores else None
+    return {"text": chunk.echo + text, "logprobs": logprobs, "finish_reason": chunk.finish_reason}
 
 
 def _chat_choice(text: str, chunk: Chunk, whole: bool) -> dict[str, Any]:

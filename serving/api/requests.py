@@ -1,11 +1,12 @@
 """The public request shapes: OpenAI completions and chat, and Vertex predict."""
 
+from itertools import accumulate
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from serving.api.errors import invalid
-from serving.engine.protocol import GenerateRequest, Message
+from serving.engine.protocol import GenerateRequest, Message, TokenScore
 from serving.settings import EndpointSettings
 
 MAX_INSTANCES = 32
@@ -29,7 +30,7 @@ class Sampling(BaseModel):
     def generate_request(
         self,
         settings: EndpointSettings,
-        prompt: str | None = None,
+        prompt: str | list[int] | None = None,
         messages: list[Message] | None = None,
     ) -> GenerateRequest:
         """The engine's request; raises ServingError 400 where a limit is passed."""
@@ -100,24 +101,44 @@ class OpenAIRequest(Sampling):
         return self
 
 
+Tokens = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+Prompts = Annotated[list[str] | list[Tokens], Field(min_length=1, max_length=MAX_INSTANCES)]
+
+
 class CompletionRequest(OpenAIRequest):
     """`POST /v1/completions`."""
 
-    prompt: str | Annotated[list[str], Field(min_length=1, max_length=MAX_INSTANCES)]
-    echo: Literal[False] = False
-    logprobs: Literal[0] | None = None
+    prompt: str | Tokens | Prompts
+    """A text or its tokens, or several of one kind."""
+    max_tokens: int = Field(default=64, ge=0)
+    echo: bool = False
+    logprobs: int | None = Field(default=None, ge=0, le=1)
+    """Whether to say how likely each token was, and with 1 which one was most likely, as far as the
+    engine knows."""
     suffix: Literal[""] = ""
 
+    @property
+    def prompts(self) -> list[str] | list[list[int]]:
+        """Each prompt, a text or its tokens."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        return [self.prompt] if isinstance(self.prompt[0], int) else self.prompt  # type: ignore
+
     @model_validator(mode="after")
-    def _check_stream(self) -> Self:
-        if self.stream and isinstance(self.prompt, list) and len(self.prompt) > 1:
+    def _check_together(self) -> Self:
+        if self.stream and len(self.prompts) > 1:
             raise ValueError("a stream answers one prompt")
+        if not self.max_tokens and not self.echo:
+            raise ValueError("max_tokens is 0, which makes sense with echo alone")
         return self
 
     def generate_requests(self, settings: EndpointSettings) -> list[GenerateRequest]:
         """One engine request per prompt; raises ServingError 400 where a limit is passed."""
-        prompts = [self.prompt] if isinstance(self.prompt, str) else self.prompt
-        return [self.generate_request(settings, prompt=prompt) for prompt in prompts]
+        asked = {"echo": self.echo, "logprobs": self.logprobs is not None}
+        return [
+            self.generate_request(settings, prompt=prompt).model_copy(update=asked)
+            for prompt in self.prompts
+        ]
 
 
 class TextPart(BaseModel):
@@ -202,6 +223,21 @@ class PredictRequest(BaseModel):
             else instance.generate_request(settings, prompt=instance.prompt)
             for instance in self.instances
         ]
+
+
+def logprobs_body(scores: list[TokenScore]) -> dict[str, Any]:
+    """Log-probabilities as OpenAI's completions have them; offsets count from the first token."""
+    ends = list(accumulate(len(score.token) for score in scores))
+    tops = [
+        None if score.top is None else dict([score.top, (score.token, score.logprob)])
+        for score in scores
+    ]
+    return {
+        "tokens": [score.token for score in scores],
+        "token_logprobs": [score.logprob for score in scores],
+        "top_logprobs": tops,
+        "text_offset": [0, *ends[:-1]],
+    }
 
 
 def describe(error: ValidationError) -> tuple[str, str]:

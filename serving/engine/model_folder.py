@@ -1,6 +1,7 @@
 """Looks at a model folder before an engine is started on it: seconds saved, and a clear message."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,15 +9,16 @@ from artifacts.errors import UserError
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+GENERATES = re.compile("CausalLM|LMHeadModel|ConditionalGeneration")
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
 def check_model_folder(folder: Path) -> None:
-    """Refuse a folder that holds no whole model in safetensors.
+    """Refuse a folder that holds no whole language model in safetensors.
 
     Raises:
-        UserError: a file is absent or cut short, the weights are pickled, or the model wants code
-            of its own to be run. The message names the file.
+        UserError: a file is absent or cut short, the weights are pickled, the model wants code of
+            its own to be run, or it generates no text. The message names the file.
     """
     config = _read_json(folder / "config.json")
     if "auto_map" in config:
@@ -24,6 +26,12 @@ def check_model_folder(folder: Path) -> None:
             f"{folder / 'config.json'} asks for Python code of its own (`auto_map`), which is "
             "never run. Use a model that transformers itself knows."
         )
+    for name in config.get("architectures") or []:
+        if not GENERATES.search(name):
+            raise UserError(
+                f"{folder} holds a {name}, which does not generate text: language models, and "
+                "encoder-decoders with a language head, are served."
+            )
     if not (folder / "tokenizer.json").is_file():
         raise UserError(f"{folder} has no tokenizer.json: it is not a whole model folder.")
     for path in _weight_files(folder):

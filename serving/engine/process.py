@@ -66,7 +66,10 @@ class EngineProcess:
         self.restarts = 0
         self.pid: int | None = None
         self.port: int | None = None
+        self.engine = ""
+        """Which one computes, and why that one."""
         self._log_path = log_path
+        self._conversions = desired.conversions or log_path.parent / "conversions"
         self._on_change = on_change
         self._process: asyncio.subprocess.Process | None = None
         self._client: httpx.AsyncClient | None = None
@@ -134,7 +137,8 @@ class EngineProcess:
                 sys.executable,
                 *("-m", "serving.engine.program"),
                 *("--model", str(self.desired.model_folder)),
-                *("--cache-tokens", str(self.desired.settings.cache_tokens)),
+                *("--settings", self.desired.settings.model_dump_json()),
+                *("--conversions", str(self._conversions)),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log_file,
@@ -146,7 +150,8 @@ class EngineProcess:
         assert self._process.stdout is not None
         while line := await self._process.stdout.readline():
             with suppress(ValueError, TypeError, KeyError):
-                self.port = int(json.loads(line)["port"])
+                said = json.loads(line)
+                self.port, self.engine = int(said["port"]), str(said["engine"])
                 break
         else:
             await self._process.wait()
@@ -162,6 +167,7 @@ class EngineProcess:
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
             trust_env=False,
         )
+        log("engine_ready", version=self.desired.version, engine=self.engine)
         self.ready.set()
         self._on_change()
 

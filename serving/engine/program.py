@@ -1,6 +1,6 @@
 """The engine: one loaded model behind two routes, for its front alone.
 
-Started by the front as `python -m serving.engine.program --model FOLDER`. It listens on a free
+Started by the front as `python -m serving.engine.program --model FOLDER …`. It listens on a free
 loopback port, which it prints as its first line of output once the model is loaded, and ends when
 its standard input closes: an engine never outlives its front.
 """
@@ -18,39 +18,21 @@ from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any
 
-import torch
 import uvicorn
 from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from artifacts.errors import UserError
-from serving.engine.causal_model import CausalModel
+from serving.engine.choice import choose_engine, load_model
 from serving.engine.process import SECRET_VARIABLE
 from serving.engine.protocol import GenerateRequest, Refusal
-from serving.engine.sequence_to_sequence_model import SequenceToSequenceModel
 from serving.engine.served_model import ServedModel
+from serving.settings import EndpointSettings
 
 WATCH_SECONDS = 0.5
 BROKEN_EXIT_CODE = 70
-
-
-def load_model(folder: Path, cache_tokens: int) -> ServedModel:
-    """Load the model of a folder, of the kind that its config names, and start it.
-
-    Raises:
-        UserError: the folder holds no model that can be read.
-    """
-    config = json.loads((folder / "config.json").read_text())
-    kind = SequenceToSequenceModel if config.get("is_encoder_decoder") else CausalModel
-    # Answers are computed in a thread of the model's own. Had this one computed on several threads
-    # before, OpenMP would count more threads than processors and let none of them spin between two
-    # products, which costs a third of the speed.
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    model: ServedModel = kind(folder, cache_tokens)
-    torch.set_num_threads(threads)
-    model.start()
-    return model
+PROGRAM = "serving.engine.program"
+CONVERTED_VARIABLE = "MODEL_CONVERTED"
 
 
 def _authorize(request: Request) -> None:
@@ -92,12 +74,12 @@ def _end_with_front() -> None:
     os._exit(0)
 
 
-async def _serve(model: ServedModel, listener: socket.socket) -> None:
+async def _serve(model: ServedModel, engine: str, listener: socket.socket) -> None:
     server = uvicorn.Server(
         uvicorn.Config(build_app(model), log_level="warning", access_log=False, lifespan="off")
     )
     serving = asyncio.create_task(server.serve(sockets=[listener]))
-    print(json.dumps({"port": listener.getsockname()[1]}), flush=True)
+    print(json.dumps({"port": listener.getsockname()[1], "engine": engine}), flush=True)
     while not serving.done():
         if fault := model.fault:
             print(f"The engine is broken: {fault}", file=sys.stderr, flush=True)
@@ -110,11 +92,18 @@ def main() -> int:
     """Load, listen, serve until the front goes away."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--cache-tokens", type=int, required=True)
+    parser.add_argument("--settings", type=EndpointSettings.model_validate_json, required=True)
+    parser.add_argument("--conversions", type=Path, required=True)
     arguments = parser.parse_args()
     threading.Thread(target=_end_with_front, daemon=True).start()
     try:
-        model = load_model(arguments.model, arguments.cache_tokens)
+        choice = choose_engine(arguments.model, arguments.settings, arguments.conversions)
+        if choice.converted_now and CONVERTED_VARIABLE not in os.environ:
+            # What the conversion took in memory is given back by beginning again.
+            os.environ[CONVERTED_VARIABLE] = "1"
+            again = [sys.executable, "-m", PROGRAM, *sys.argv[1:]]
+            os.execv(sys.executable, again)  # noqa: S606
+        model = load_model(arguments.model, arguments.settings, choice)
     except UserError as error:
         print(error, file=sys.stderr)
         return 1
@@ -122,7 +111,7 @@ def main() -> int:
         listener.bind(("127.0.0.1", 0))
         # Before the port is announced, so that whoever hears of it can connect.
         listener.listen()
-        asyncio.run(_serve(model, listener))
+        asyncio.run(_serve(model, choice.reason, listener))
     return 0
 
 

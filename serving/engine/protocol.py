@@ -21,13 +21,13 @@ class GenerateRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    prompt: str | None = None
-    """Raw text, no chat template."""
+    prompt: str | list[int] | None = None
+    """Raw text, no chat template; or its tokens."""
     messages: list[Message] | None = None
     """A chat, rendered with the model's own template."""
     allow_role_tokens: bool = False
     """Whether control tokens written in a turn are control tokens; they are text otherwise."""
-    max_tokens: int = Field(ge=1)
+    max_tokens: int = Field(ge=0)
     max_prompt_tokens: int = Field(ge=1)
     """Longest prompt that is taken; the engine alone can count tokens."""
     temperature: float = Field(ge=0)
@@ -35,8 +35,24 @@ class GenerateRequest(BaseModel):
     stop: list[str] = []
     stream: bool = True
     """Whether to send each piece when it is written, or everything in one line at the end."""
+    logprobs: bool = False
+    """Whether to say how likely each token was."""
+    echo: bool = False
+    """Whether to give the prompt back before the answer, with its log-probabilities if asked."""
     written: str = ""
     """The beginning of the answer, written by an engine that died before it was complete."""
+
+
+class TokenScore(BaseModel):
+    """A token and how likely it was."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    token: str
+    logprob: float | None
+    """Natural logarithm; None of a prompt's first token, which nothing predicts."""
+    top: tuple[str, float] | None = None
+    """The most likely token of this place and its log-probability."""
 
 
 class Chunk(BaseModel):
@@ -44,7 +60,11 @@ class Chunk(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
+    echo: str = ""
+    """The prompt, before the first piece, where it was asked for."""
     text: str = ""
+    scores: list[TokenScore] = []
+    """Of the echoed prompt and of the tokens of this piece, where they were asked for."""
     finish_reason: FinishReason | None = None
     prompt_tokens: int = 0
     completion_tokens: int = 0

@@ -1,25 +1,45 @@
-"""What the engine asks of a loaded model, of whatever kind."""
+"""What an engine's program asks of a loaded model, whatever computes it."""
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
 from jinja2 import TemplateError
 from tokenizers.decoders import DecodeStream
 
 from artifacts.errors import UserError
 from serving.engine.chat import ChatEncoder
-from serving.engine.packed_linear import pack_linear_layers
-from serving.engine.protocol import Chunk, GenerateRequest, Refusal
+from serving.engine.protocol import Chunk, GenerateRequest, Refusal, TokenScore
 from serving.engine.stopping import StopStrings
 
 
 class GenerationFailed(Exception):
     """The model could not generate an answer to its end."""
+
+
+@dataclass(frozen=True)
+class Scored:
+    """How likely a token was, in natural logarithms, and which one was most likely."""
+
+    token: int
+    logprob: float | None
+    top: tuple[int, float] | None = None
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a model has written since the step before."""
+
+    tokens: list[int]
+    finished: bool
+    scored: list[Scored] = field(default_factory=list)
+    """Of these tokens, where they were asked for; in the first step of the prompt's before them,
+    where it is echoed."""
 
 
 class ServedModel(ABC):
@@ -44,10 +64,8 @@ class ServedModel(ABC):
         """Why the model answers no more, or None while it does."""
 
     @abstractmethod
-    def write(
-        self, request: GenerateRequest, tokens: list[int]
-    ) -> AsyncGenerator[tuple[list[int], bool], None]:
-        """Yield new tokens as they are written, and whether they are the last ones.
+    def write(self, request: GenerateRequest, tokens: list[int]) -> AsyncGenerator[Step, None]:
+        """Yield new tokens as they are written.
 
         Closing the generator stops the work.
 
@@ -64,11 +82,11 @@ class ServedModel(ABC):
             request: what is asked for.
             tokens: the prompt's, from `encode`.
         """
-        answer = AnswerText(self, request, len(tokens))
+        answer = AnswerText(self, request, tokens)
         try:
             async with aclosing(self.write(request, tokens)) as steps:
-                async for new, finished in steps:
-                    chunk = answer.add(new, finished)
+                async for step in steps:
+                    chunk = answer.add(step)
                     if chunk is not None:
                         yield chunk
                         if chunk.finish_reason is not None:
@@ -78,7 +96,12 @@ class ServedModel(ABC):
 
     def encode(self, request: GenerateRequest) -> list[int] | Refusal:
         """The prompt's tokens, or why it cannot be served."""
-        if request.messages is not None:
+        if isinstance(request.prompt, list):
+            tokens, most = request.prompt, len(self.tokenizer)
+            if unknown := [token for token in tokens if not 0 <= token < most]:
+                text = f"Token {unknown[0]} is not one of this model's {most}."
+                return Refusal(field="prompt", message=text)
+        elif request.messages is not None:
             if not self.tokenizer.chat_template:
                 return Refusal(
                     field="messages", message="This model has no chat template; use completions."
@@ -110,62 +133,93 @@ class ServedModel(ABC):
 class AnswerText:
     """Turns the tokens of one answer into the pieces of text to show."""
 
-    def __init__(self, model: ServedModel, request: GenerateRequest, prompt_tokens: int) -> None:
-        self._tokenizer = model.tokenizer._tokenizer
-        self._end_tokens = model.end_tokens
+    def __init__(self, model: ServedModel, request: GenerateRequest, prompt: list[int]) -> None:
+        self._model = model
         self._decoder = DecodeStream(skip_special_tokens=True)
         self._stops = StopStrings(request.stop)
         self._stream = request.stream
-        self._prompt_tokens = prompt_tokens
+        self._echo = ""
+        if request.echo and not request.written:
+            given = request.prompt
+            self._echo = given if isinstance(given, str) else model.tokenizer.decode(prompt)
+        self._prompt_tokens = len(prompt)
         self._shown = ""
+        self._scores: list[TokenScore] = []
         self._tokens = 0
         self._last: int | None = None
 
-    def add(self, tokens: Sequence[int], is_finished: bool) -> Chunk | None:
+    def add(self, step: Step) -> Chunk | None:
         """The next piece, if there is one to show; the last one has a finish reason."""
-        for token in tokens:
-            self._shown += self._stops.add(self._decoder.step(self._tokenizer, token) or "")
+        tokenizer = self._model.tokenizer
+        for token in step.tokens:
+            text = self._decoder.step(tokenizer._tokenizer, token)
+            self._shown += self._stops.add(text or "")
             self._last = token
-        self._tokens += len(tokens)
-        if is_finished or self._stops.hit:
-            ended = self._stops.hit or self._last in self._end_tokens
-            return Chunk(
-                text=self._shown + self._stops.finish(),
-                finish_reason="stop" if ended else "length",
-                prompt_tokens=self._prompt_tokens,
-                completion_tokens=self._tokens,
-            )
-        if not (self._stream and self._shown):
+        self._tokens += len(step.tokens)
+        self._scores += [self._score(one) for one in step.scored]
+        is_last = step.finished or self._stops.hit
+        if not is_last and not (self._stream and self._shown):
             return None
-        chunk = Chunk(text=self._shown, completion_tokens=self._tokens)
-        self._shown = ""
+        chunk = Chunk(
+            echo=self._echo,
+            text=self._shown + (self._stops.finish() if is_last else ""),
+            scores=self._scores,
+            completion_tokens=self._tokens,
+        )
+        self._echo, self._shown, self._scores = "", "", []
+        if is_last:
+            ended = self._stops.hit or self._last in self._model.end_tokens
+            chunk.finish_reason = "stop" if ended else "length"
+            chunk.prompt_tokens = self._prompt_tokens
         return chunk
 
+    def _score(self, scored: Scored) -> TokenScore:
+        decode = self._model.tokenizer.decode
+        top = scored.top and (decode([scored.top[0]]), scored.top[1])
+        return TokenScore(token=decode([scored.token]), logprob=scored.logprob, top=top)
 
-def read_model(folder: Path, model_class: Any) -> tuple[Any, Any]:
-    """Tokenizer and model, in bfloat16, for inference; raises UserError."""
+
+def read_tokenizer(folder: Path) -> Any:
+    """The tokenizer of a Hugging Face folder; raises UserError."""
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:
+        raise UserError(f"The tokenizer in {folder} cannot be read: {first_line(error)}") from error
+
+
+def read_weights(folder: Path, model_class: Any, **options: Any) -> Any:
+    """A model for inference, from safetensors alone; raises UserError, also where it is no good."""
+    try:
         model = model_class.from_pretrained(
-            folder, dtype=torch.bfloat16, use_safetensors=True, trust_remote_code=False
+            folder, use_safetensors=True, trust_remote_code=False, **options
         )
     except Exception as error:
         # Damaged files surface as errors of safetensors, json, torch or transformers alike.
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise UserError(f"The model in {folder} cannot be read: {first}") from error
+        raise UserError(f"The model in {folder} cannot be read: {first_line(error)}") from error
     damaged = [name for name, weight in model.named_parameters() if not weight.isfinite().all()]
     if damaged:
         raise UserError(
             f"The model in {folder} has weights that are not finite numbers ({damaged[0]}, "
             f"{len(damaged)} in all): its training went wrong. Serve an earlier checkpoint."
         )
-    pack_linear_layers(model)
-    return tokenizer, model.eval()
+    return model.eval()
 
 
-def end_tokens_of(model: Any) -> list[int]:
-    """The tokens that end an answer; one that never comes where the model names none."""
-    ends = model.generation_config.eos_token_id
-    return list(ends) if isinstance(ends, list) else [-1 if ends is None else ends]
+def read_config(folder: Path) -> dict[str, Any]:
+    """The model's config as JSON, with what its generation config says over it."""
+    config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    generation = folder / "generation_config.json"
+    return config | (json.loads(generation.read_text()) if generation.is_file() else {})
+
+
+def end_tokens_of(config: dict[str, Any]) -> list[int]:
+    """The tokens that end an answer; none where the model names none."""
+    ends = config.get("eos_token_id")
+    return list(ends) if isinstance(ends, Sequence) else [] if ends is None else [ends]
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, in one line."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -15,6 +15,9 @@ from tests.tiny import tiny_base_model, tiny_sequence_to_sequence_model
 
 SETTINGS = EndpointSettings(
     port=0,
+    # Exact, so that answers are transformers' own whatever this processor does fast.
+    weights="f32",
+    threads=1,
     max_new_tokens=150,
     max_prompt_tokens=80,
     cache_tokens=4_096,
@@ -22,6 +25,17 @@ SETTINGS = EndpointSettings(
     request_timeout=30.0,
     rollout=RolloutSettings(steps=(0.5,), step_seconds=0.5),
 )
+
+
+CONVERSIONS = "TEST_CONVERSIONS"
+"""Environment variable with the folder that all endpoints of these tests share."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def conversions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where models are converted to, once for all tests."""
+    os.environ[CONVERSIONS] = str(tmp_path_factory.mktemp("conversions"))
+    return Path(os.environ[CONVERSIONS])
 
 
 @pytest.fixture(scope="session")
@@ -77,7 +91,14 @@ class Client:
 def start(folder: Path, model: Path, version: str = "1", **changes: object) -> Client:
     """Start an endpoint, or move the one of this folder to another version."""
     settings = SETTINGS.model_copy(update=changes)
-    endpoint = process.start(model, version, f"fingerprint-{version}", folder, settings)
+    endpoint = process.start(
+        model,
+        version,
+        f"fingerprint-{version}",
+        folder,
+        settings,
+        conversions=Path(os.environ[CONVERSIONS]),
+    )
     return Client(endpoint, folder)
 
 

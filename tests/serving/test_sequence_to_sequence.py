@@ -22,11 +22,10 @@ def summarizer(
 
 
 def by_transformers(folder: Path, prompt: str, tokens: int) -> str:
-    import torch
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=torch.bfloat16)
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder)
     inputs = tokenizer(prompt, return_tensors="pt")
     inputs.pop("token_type_ids", None)
     written = model.generate(**inputs, max_new_tokens=tokens, do_sample=False)

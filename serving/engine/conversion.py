@@ -1,0 +1,230 @@
+"""A Hugging Face model in OpenVINO's form, by OpenVINO's own PyTorch frontend.
+
+The form is what openvino-genai's scheduler takes: keys and values are state, kept before the
+attention, which it replaces by paged attention. That replacement drops every mask, so a model whose
+attention is not plain causal attention would be wrong in silence: what was converted is asked for
+log-probabilities and compared with the model itself.
+"""
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino as ov
+import torch
+from openvino._offline_transformations import apply_make_stateful_transformation
+from openvino.frontend import FrontEndManager
+from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
+from openvino.opset13 import broadcast, concat, constant, convert, gather, parameter, shape_of
+from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
+from transformers.cache_utils import DynamicCache, DynamicLayer
+from transformers.masking_utils import sdpa_mask
+
+from serving.engine.pipeline import MODEL_NAME, Unsupported, open_pipeline, score_tokens
+from serving.engine.served_model import first_line, read_weights
+from serving.settings import Weights
+
+NAME = "openvino"
+UNSUPPORTED = ("softcap", "s_aux", "position_bias")
+"""What some models ask of their attention and paged attention does not do."""
+LEAST_WEIGHT = 4_096
+"""Elements from which on a constant counts as a weight."""
+PROBE_TOKENS = 40
+PROBE_BATCH = 16
+"""Tokens per step, so that the probe reads its own cache."""
+LARGEST_DIFFERENCE = 0.01
+"""Nats by which one token's log-probability may differ in float32 arithmetic, of the same weights:
+what rounding explains is a thousandth of it."""
+
+
+def convert_model(folder: Path, target: Path, weights: Weights) -> None:
+    """Write the converted model of a Hugging Face folder into an empty folder.
+
+    Raises:
+        Unsupported: OpenVINO does not compute this model, or does not compute it rightly.
+        UserError: the folder holds no model that can be read, or weights that are no numbers.
+    """
+    AttentionInterface.register(NAME, _attend)
+    AttentionMaskInterface.register(NAME, sdpa_mask)
+    model = read_weights(folder, AutoModelForCausalLM, dtype=torch.float32)
+    if weights == "bf16":
+        for weight in model.parameters():
+            weight.data = weight.data.bfloat16().float()
+    try:
+        converted = _convert(model)
+        _compress(converted)
+        ov.serialize(converted, str(target / MODEL_NAME))
+        _compare(model, target)
+        if weights in ("int8", "int4"):
+            _quantize(converted, weights)
+            ov.serialize(converted, str(target / MODEL_NAME))
+    except (RuntimeError, ValueError, KeyError, AttributeError, TypeError, IndexError) as error:
+        # What a model does that tracing, the frontend or the scheduler cannot take surfaces as any
+        # of these.
+        raise Unsupported(f"{type(error).__name__}: {first_line(error)}") from error
+
+
+def _attend(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention as the replacement knows it, by the interface that transformers gives for it."""
+    if asked := [name for name in UNSUPPORTED if kwargs.get(name) is not None]:
+        raise ValueError(f"its attention uses {', '.join(asked)}")
+    groups = getattr(module, "num_key_value_groups", 1)
+    if groups > 1:
+        # Sizes that the cache decides must not be spelled out here.
+        key, value = (
+            states.unsqueeze(2).expand(-1, -1, groups, -1, -1).flatten(1, 2)
+            for states in (key, value)
+        )
+    attended = torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=attention_mask, scale=scaling
+    )
+    return attended.transpose(1, 2), None
+
+
+class _NextStep(torch.nn.Module):
+    """A model's step over a cache that comes and goes as plain tensors."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        position_ids: torch.Tensor,
+        *past: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
+        cache = DynamicCache()
+        for keys, values in zip(past[::2], past[1::2], strict=True):
+            layer = DynamicLayer()
+            layer.keys, layer.values, layer.is_initialized = keys, values, True
+            layer.dtype, layer.device = keys.dtype, keys.device
+            cache.layers.append(layer)
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=cache,
+            use_cache=True,
+        )
+        present = [states for layer in cache.layers for states in (layer.keys, layer.values)]
+        return (outputs.logits, *present)
+
+
+@torch.no_grad()
+def _convert(model: Any) -> ov.Model:
+    """The model with its cache as state: inputs `input_ids`, `attention_mask`, `position_ids`, each
+    (batch, tokens), and `beam_idx`, (batch,); output `logits`, (batch, tokens, vocabulary)."""
+    before = model.config._attn_implementation
+    model.set_attn_implementation(NAME)
+    cache = model(torch.zeros(1, 2, dtype=torch.long), use_cache=True).past_key_values
+    shapes = [states.shape for layer in cache.layers for states in (layer.keys, layer.values)]
+    past = [torch.zeros(2, heads, 3, size) for _, heads, _, size in shapes]
+    places = torch.tensor([[3, 4], [3, 4]])
+    example = (torch.zeros_like(places), torch.ones(2, 5, dtype=torch.long), places, *past)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        traced = torch.jit.trace(_NextStep(model), example, strict=False, check_trace=False)
+        frontend = FrontEndManager().load_by_framework("pytorch")
+        decoder = TorchScriptPythonDecoder(traced, example_input=example)
+        converted = frontend.convert(frontend.load(decoder))
+    model.set_attn_implementation(before)
+    inputs = ["input_ids", "attention_mask", "position_ids"]
+    states = [f"past.{number}" for number in range(len(past))]
+    for source, name in zip(converted.inputs, [*inputs, *states], strict=True):
+        source.get_tensor().set_names({name})
+        # The replacement finds its inputs by these names.
+        source.get_node().set_friendly_name(name)
+    for name in inputs:
+        _describe(converted.input(name), ov.Type.i64, [-1, -1])
+    for name, (_, heads, _, size) in zip(states, shapes, strict=True):
+        _describe(converted.input(name), ov.Type.f32, [-1, heads, -1, size])
+    present = [f"present.{number}" for number in range(len(past))]
+    for output, name in zip(converted.outputs, ["logits", *present], strict=True):
+        output.get_tensor().set_names({name})
+    _keep_state(converted, dict(zip(states, present, strict=True)))
+    return converted
+
+
+def _describe(source: Any, kind: ov.Type, shape: Sequence[int]) -> None:
+    source.get_node().set_element_type(kind)
+    source.get_node().set_partial_shape(ov.PartialShape(shape))
+
+
+def _keep_state(model: ov.Model, states: dict[str, str]) -> None:
+    """Turn inputs and the outputs that are their next values into state, empty at first."""
+    model.validate_nodes_and_infer_types()
+    beam = parameter([-1], ov.Type.i32, name="beam_idx")
+    beam.output(0).get_tensor().set_names({"beam_idx"})
+    model.add_parameters([beam])
+    zero = constant(0, ov.Type.i64)
+    for name in states:
+        source = model.input(name)
+        users = source.get_target_inputs()
+        chosen = gather(source, beam, zero)
+        for user in users:
+            user.replace_source_output(chosen.output(0))
+    model.validate_nodes_and_infer_types()
+    apply_make_stateful_transformation(model, states)
+    sizes = shape_of(model.input("input_ids"), output_type="i64")
+    batch = gather(sizes, constant([0], ov.Type.i64), zero)
+    for node in model.get_ops():
+        if node.get_type_name() == "ReadValue":
+            _, heads, _, size = node.get_output_partial_shape(0)
+            fixed = [constant([n], ov.Type.i64) for n in (heads.get_length(), 0, size.get_length())]
+            empty = concat([batch, *fixed], 0)
+            node.set_arguments([broadcast(constant(0.0, ov.Type.f32), empty)])
+    model.validate_nodes_and_infer_types()
+
+
+def _compress(model: ov.Model) -> None:
+    """Write weights in half the space where bfloat16 holds them to the bit."""
+    for node in model.get_ops():
+        if node.get_type_name() != "Constant" or node.get_element_type() != ov.Type.f32:
+            continue
+        values = torch.from_numpy(np.array(node.data))
+        half = values.bfloat16()
+        if values.numel() < LEAST_WEIGHT or not torch.equal(half.float(), values):
+            continue
+        content = ov.Tensor(half.view(torch.int16).numpy(), list(values.shape), ov.Type.bf16)
+        users = node.output(0).get_target_inputs()
+        whole = convert(ov.op.Constant(content), "f32")
+        for user in users:
+            user.replace_source_output(whole.output(0))
+
+
+def _quantize(model: ov.Model, weights: Weights) -> None:
+    """Write weights as whole numbers with a scale for each group of them, by NNCF's own rules."""
+    import nncf
+
+    int4 = weights == "int4"
+    mode = nncf.CompressWeightsMode.INT4_SYM if int4 else nncf.CompressWeightsMode.INT8_SYM
+    nncf.compress_weights(model, mode=mode)
+
+
+@torch.inference_mode()
+def _compare(model: Any, converted: Path) -> None:
+    """Raise Unsupported where the converted model does not say what the model says."""
+    config = model.config.get_text_config(decoder=True)
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(config.vocab_size, (PROBE_TOKENS,), generator=generator)
+    logits = model(tokens[None], use_cache=False).logits[0, :-1].float()
+    expected = logits.log_softmax(-1).gather(-1, tokens[1:, None])[:, 0]
+    pipeline = open_pipeline(converted, "f32", 2 * PROBE_TOKENS, batch_tokens=PROBE_BATCH)
+    found = torch.tensor(score_tokens(pipeline, tokens.tolist())[1:])
+    difference = float((found - expected).abs().max())
+    if not difference <= LARGEST_DIFFERENCE:
+        raise Unsupported(
+            f"converted, it differs from itself by up to {difference:.3g} nats for one token"
+        )

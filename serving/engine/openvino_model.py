@@ -1,0 +1,165 @@
+"""A causal language model behind openvino-genai's continuous batching on a CPU."""
+
+import asyncio
+import itertools
+import secrets
+import threading
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from openvino_genai import GenerationStatus
+
+from serving.engine.pipeline import (
+    BLOCK_TOKENS,
+    generation_config,
+    open_pipeline,
+    token_tensor,
+)
+from serving.engine.protocol import GenerateRequest
+from serving.engine.served_model import (
+    GenerationFailed,
+    Scored,
+    ServedModel,
+    Step,
+    end_tokens_of,
+    read_config,
+    read_tokenizer,
+)
+from serving.settings import EndpointSettings
+
+SEED_BITS = 32
+
+
+@dataclass(eq=False)
+class _Job:
+    """One request in the batch."""
+
+    handle: Any
+    request: GenerateRequest
+    prompt: list[int]
+    loop: asyncio.AbstractEventLoop
+    outputs: asyncio.Queue[Step | str] = field(default_factory=asyncio.Queue)
+    begun: bool = False
+
+    def put(self, output: Step | str) -> None:
+        self.loop.call_soon_threadsafe(self.outputs.put_nowait, output)
+
+
+class OpenVinoModel(ServedModel):
+    """Requests join and leave the running batch at every token."""
+
+    def __init__(self, folder: Path, converted: Path, settings: EndpointSettings) -> None:
+        """Load a converted model.
+
+        Args:
+            folder: the Hugging Face folder that it was converted from.
+            converted: what `serving.engine.conversion` made of it.
+
+        Raises:
+            UserError: the tokenizer cannot be read.
+        """
+        config = read_config(folder)
+        self.tokenizer = read_tokenizer(folder)
+        self.end_tokens = end_tokens_of(config)
+        self.context_tokens = min(context_tokens(config), settings.cache_tokens - BLOCK_TOKENS)
+        self._pipeline = open_pipeline(
+            converted, settings.weights, settings.cache_tokens, settings.threads
+        )
+        self._numbers = itertools.count()
+        self._jobs: set[_Job] = set()
+        self._asked = threading.Event()
+        self._fault: str | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    @property
+    def fault(self) -> str | None:
+        return self._fault
+
+    async def write(
+        self, request: GenerateRequest, tokens: list[int]
+    ) -> AsyncGenerator[Step, None]:
+        config = generation_config(request.max_tokens, self.end_tokens)
+        config.logprobs = int(request.logprobs)
+        config.echo = request.echo and request.logprobs and not request.written
+        if request.temperature > 0:
+            config.do_sample = True
+            config.temperature, config.top_p = request.temperature, request.top_p
+            config.rng_seed = secrets.randbits(SEED_BITS)
+        prompt = [*tokens, *self.encode_written(request)]
+        handle = self._pipeline.add_request(next(self._numbers), token_tensor(prompt), config)
+        job = _Job(handle, request, tokens if config.echo else [], asyncio.get_running_loop())
+        self._jobs.add(job)
+        self._asked.set()
+        finished = False
+        try:
+            while not finished:
+                output = await job.outputs.get()
+                if isinstance(output, str):
+                    raise GenerationFailed(output)
+                finished = output.finished
+                yield output
+        finally:
+            self._jobs.discard(job)
+            if not finished:
+                handle.cancel()
+
+    def _run(self) -> None:
+        try:
+            while True:
+                self._asked.wait()
+                self._asked.clear()
+                while self._pipeline.has_non_finished_requests():
+                    self._pipeline.step()
+                    self._hand_out()
+                self._hand_out()
+        except Exception as error:
+            self._fault = f"{type(error).__name__}: {error}"
+            for job in list(self._jobs):
+                job.put(self._fault)
+
+    def _hand_out(self) -> None:
+        for job in list(self._jobs):
+            status = job.handle.get_status()
+            tokens, logprobs = [], []
+            while job.handle.can_read():
+                for output in job.handle.read().values():
+                    tokens += output.generated_ids
+                    logprobs += output.generated_log_probs
+            if status == GenerationStatus.IGNORED:
+                job.put("the cache of the engine holds no more")
+                self._jobs.discard(job)
+            elif tokens or status != GenerationStatus.RUNNING:
+                job.put(self._step(job, tokens, logprobs, status != GenerationStatus.RUNNING))
+                if status != GenerationStatus.RUNNING:
+                    self._jobs.discard(job)
+
+    def _step(self, job: _Job, tokens: list[int], logprobs: list[float], finished: bool) -> Step:
+        """What was read, without the echoed prompt and what nobody asked for."""
+        scored = []
+        if not job.begun and tokens:
+            job.begun = True
+            count = len(job.prompt)
+            if count:
+                values = [None, *logprobs[1:count]]
+                scored = [Scored(t, v) for t, v in zip(job.prompt, values, strict=True)]
+                tokens, logprobs = tokens[count:], logprobs[count:]
+        if not job.request.max_tokens:
+            return Step([], finished, scored)
+        if job.request.logprobs:
+            is_likeliest = job.request.temperature == 0
+            for token, value in zip(tokens, logprobs, strict=True):
+                scored.append(Scored(token, value, (token, value) if is_likeliest else None))
+        return Step(tokens, finished, scored)
+
+
+def context_tokens(config: dict[str, Any]) -> int:
+    """Most tokens that a model's positions allow."""
+    for name in ("max_position_embeddings", "n_positions", "n_ctx"):
+        if config.get(name):
+            return int(config[name])
+    return 2**31

@@ -1,0 +1,84 @@
+"""openvino-genai's scheduler over a converted model: paged cache, continuous batching, in C++."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino as ov
+from openvino_genai import ContinuousBatchingPipeline, GenerationConfig, SchedulerConfig
+
+from serving.settings import Weights
+
+MODEL_NAME = "openvino_model.xml"
+BLOCK_TOKENS = 32
+"""Of the cache; what OpenVINO has on a CPU."""
+BATCH_TOKENS = 256
+
+
+class Unsupported(Exception):
+    """This engine does not run the model; another one may."""
+
+
+def open_pipeline(
+    folder: Path,
+    weights: Weights,
+    cache_tokens: int,
+    threads: int | None = None,
+    batch_tokens: int = BATCH_TOKENS,
+) -> ContinuousBatchingPipeline:
+    """Load a converted model.
+
+    Arithmetic is float32 where the weights are, else what this processor does fast. Keys and values
+    are kept in 16 bits: OpenVINO's own choice of 8 would not be what was judged.
+
+    Args:
+        cache_tokens: tokens of all requests together whose keys and values are kept.
+        threads: of the arithmetic; None takes what this process may use.
+    """
+    scheduler = SchedulerConfig()
+    scheduler.num_kv_blocks = -(-cache_tokens // BLOCK_TOKENS)
+    scheduler.max_num_batched_tokens = batch_tokens
+    # What a cached prefix leaves out has no log-probabilities.
+    scheduler.enable_prefix_caching = False
+    properties: dict[str, Any] = {
+        "INFERENCE_NUM_THREADS": threads or len(os.sched_getaffinity(0)),
+    }
+    if weights == "f32":
+        properties |= {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
+    else:
+        capabilities = ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+        half = "bf16" if "BF16" in capabilities else "f16"
+        properties |= {"KV_CACHE_PRECISION": half}
+    return ContinuousBatchingPipeline(str(folder), scheduler, "CPU", properties)
+
+
+def token_tensor(tokens: list[int]) -> ov.Tensor:
+    """A prompt as the scheduler takes it, shape (1, tokens)."""
+    return ov.Tensor(np.array([tokens], np.int64))
+
+
+def generation_config(most: int, end_tokens: list[int]) -> GenerationConfig:
+    """Settings of one request that takes the most likely token each time."""
+    config = GenerationConfig()
+    # The scheduler writes one token at least.
+    config.max_new_tokens = max(most, 1)
+    config.ignore_eos = not end_tokens
+    config.stop_token_ids = set(end_tokens)
+    config.eos_token_id = end_tokens[0] if end_tokens else 0
+    return config
+
+
+def score_tokens(pipeline: ContinuousBatchingPipeline, tokens: list[int]) -> list[float]:
+    """Log-probability of each token after those before it; of the first one no more than a place.
+
+    Args:
+        pipeline: one that nobody else uses meanwhile.
+    """
+    config = generation_config(1, [])
+    config.echo, config.logprobs = True, 1
+    handle = pipeline.add_request(0, token_tensor(tokens), config)
+    while pipeline.has_non_finished_requests():
+        pipeline.step()
+    (output,) = handle.read_all()
+    return list(output.generated_log_probs[: len(tokens)])
