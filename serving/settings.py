@@ -61,8 +61,8 @@ class EndpointSettings(Settings):
     """Seconds that a client may take to send its request's body."""
     engine_timeout: float = Field(default=30.0, gt=0)
     """Seconds without an answer to its health check after which an engine is started again."""
-    start_timeout: float = Field(default=180.0, gt=0)
-    """Seconds that an engine may take to load its model."""
+    start_timeout: float = Field(default=600.0, gt=0)
+    """Seconds that an engine may take to load its model, and to convert it before, once."""
     engine: Literal["auto"] | Engine = "auto"
     """What computes: `openvino` is fast on a processor, `transformers` runs every model and is the
     reference; `auto` takes OpenVINO where it runs the model, and the log says which and why."""

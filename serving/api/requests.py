@@ -122,7 +122,7 @@ class CompletionRequest(OpenAIRequest):
         """Each prompt, a text or its tokens."""
         if isinstance(self.prompt, str):
             return [self.prompt]
-        return [self.prompt] if isinstance(self.prompt[0], int) else self.prompt  # type: ignore
+        return [self.prompt] if isinstance(self.prompt[0], int) else self.prompt
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:

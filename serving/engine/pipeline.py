@@ -64,8 +64,9 @@ def generation_config(most: int, end_tokens: list[int]) -> GenerationConfig:
     # The scheduler writes one token at least.
     config.max_new_tokens = max(most, 1)
     config.ignore_eos = not end_tokens
-    config.stop_token_ids = set(end_tokens)
-    config.eos_token_id = end_tokens[0] if end_tokens else 0
+    # It insists on an end, also where that is ignored.
+    config.eos_token_id, *_ = ends = end_tokens or [0]
+    config.stop_token_ids = set(ends)
     return config
 
 

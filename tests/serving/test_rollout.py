@@ -20,7 +20,7 @@ from serving.rollout import RolloutFailed
 from serving.settings import RolloutSettings
 from tests.serving.conftest import Client, start
 
-ROLLOUT = RolloutSettings(steps=(0.3, 0.6), step_seconds=1.0, max_slowdown=4.0)
+ROLLOUT = RolloutSettings(steps=(0.3, 0.6), step_seconds=1.0, max_slowdown=20.0)
 
 
 @pytest.fixture(scope="module")

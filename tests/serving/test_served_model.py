@@ -1,60 +1,172 @@
 """Loaded models as the engine uses them, in this process."""
 
 import asyncio
-import time
-from collections.abc import Iterator
+import json
+import shutil
+from collections.abc import Callable
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch.nn.modules.module import register_module_forward_hook
-from transformers import GenerationMixin
+from transformers import AutoModelForCausalLM
 
-from serving.engine.program import load_model
-from serving.engine.protocol import GenerateRequest
+from artifacts.errors import UserError
+from serving.engine.choice import choose_engine, load_model
+from serving.engine.protocol import Chunk, GenerateRequest
 from serving.engine.served_model import ServedModel
+from serving.settings import Engine
+from tests.serving.conftest import SETTINGS
 
-TOKENS = 200
-STEP_SECONDS = 0.01
-
-
-@pytest.fixture
-def steps() -> Iterator[list[float]]:
-    """When any language model of this process made a step; each takes a while, as real ones do."""
-    made: list[float] = []
-
-    def note(module: torch.nn.Module, inputs: Any, output: Any) -> None:
-        if isinstance(module, GenerationMixin):
-            made.append(time.monotonic())
-            time.sleep(STEP_SECONDS)
-
-    hook = register_module_forward_hook(note)
-    yield made
-    hook.remove()
+TOKENS = 150
+PROMPT = "The valve"
+Loader = Callable[[Path, Engine], ServedModel]
 
 
-async def leave_after_first_piece(model: ServedModel) -> None:
-    request = GenerateRequest(
-        prompt="The valve", max_tokens=TOKENS, max_prompt_tokens=40, temperature=0, top_p=1
-    )
-    tokens = await asyncio.to_thread(model.encode, request)
+@pytest.fixture(scope="module")
+def loaded(conversions: Path) -> Loader:
+    """Models by folder and engine, each loaded once."""
+    known: dict[tuple[Path, Engine], ServedModel] = {}
+
+    def load(folder: Path, engine: Engine) -> ServedModel:
+        if (folder, engine) not in known:
+            settings = SETTINGS.model_copy(update={"engine": engine})
+            choice = choose_engine(folder, settings, conversions)
+            known[folder, engine] = load_model(folder, settings, choice)
+        return known[folder, engine]
+
+    return load
+
+
+def ask(prompt: str | list[int] = PROMPT, **fields: object) -> GenerateRequest:
+    plain = {"max_tokens": 12, "max_prompt_tokens": 200, "temperature": 0, "top_p": 1}
+    return GenerateRequest.model_validate({"prompt": prompt, **plain, **fields})
+
+
+async def chunks_of(model: ServedModel, request: GenerateRequest) -> list[Chunk]:
+    tokens = model.encode(request)
     assert isinstance(tokens, list)
-    async with aclosing(model.generate(request, tokens)) as chunks:
-        async for _ in chunks:
-            return
+    return [chunk async for chunk in model.generate(request, tokens)]
 
 
-@pytest.mark.parametrize("kind", ["causal", "sequence to sequence"])
-def test_model_stops_writing_when_the_caller_goes_away(
-    kind: str, tiny_model_folder: Path, sequence_to_sequence_folder: Path, steps: list[float]
+def answer(model: ServedModel, request: GenerateRequest) -> Chunk:
+    (whole,) = asyncio.run(chunks_of(model, request.model_copy(update={"stream": False})))
+    assert whole.error is None
+    return whole
+
+
+@pytest.mark.parametrize("engine", ["openvino", "transformers"])
+def test_tokens_have_the_log_probabilities_that_transformers_gives_them(
+    engine: Engine, tiny_model_folder: Path, loaded: Loader
 ) -> None:
-    folder = tiny_model_folder if kind == "causal" else sequence_to_sequence_folder
-    model = load_model(folder, cache_tokens=1_024)
-    asyncio.run(leave_after_first_piece(model))
-    left = time.monotonic()
-    time.sleep(20 * STEP_SECONDS)
-    assert 0 < len(steps) < TOKENS / 2
-    assert steps[-1] < left + 10 * STEP_SECONDS
+    model = loaded(tiny_model_folder, engine)
+    whole = answer(model, ask(logprobs=True, echo=True))
+    assert whole.echo == PROMPT and whole.completion_tokens == 12
+    reference = AutoModelForCausalLM.from_pretrained(tiny_model_folder)
+    prompt = model.tokenizer(PROMPT, return_tensors="pt")
+    written = reference.generate(**prompt, max_new_tokens=12, do_sample=False)
+    with torch.no_grad():
+        expected = (
+            reference(written).logits[0, :-1].log_softmax(-1).gather(-1, written[0, 1:, None])
+        )
+    assert whole.scores[0].logprob is None
+    found = torch.tensor([score.logprob for score in whole.scores[1:]])
+    torch.testing.assert_close(found, expected[:, 0], atol=1e-4, rtol=0)
+    assert "".join(score.token for score in whole.scores) == model.tokenizer.decode(written[0])
+    assert whole.scores[-1].top == (whole.scores[-1].token, whole.scores[-1].logprob)
+
+
+@pytest.mark.parametrize("engine", ["openvino", "transformers"])
+def test_prompt_of_tokens_alone_is_scored_and_nothing_written(
+    engine: Engine, tiny_model_folder: Path, loaded: Loader
+) -> None:
+    model = loaded(tiny_model_folder, engine)
+    text = answer(model, ask(max_tokens=0, logprobs=True, echo=True))
+    tokens = model.tokenizer.encode(PROMPT)
+    same = answer(model, ask(tokens, max_tokens=0, logprobs=True, echo=True))
+    assert same == text
+    assert same.text == "" and same.completion_tokens == 0 and len(same.scores) == len(tokens)
+    refused = model.encode(ask([len(model.tokenizer)]))
+    assert "not one of this model's" in refused.message  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("engine", ["openvino", "transformers"])
+def test_requests_of_one_batch_are_answered_as_if_alone(
+    engine: Engine, tiny_model_folder: Path, loaded: Loader
+) -> None:
+    model = loaded(tiny_model_folder, engine)
+    requests = [ask("Each gauge " * n, max_tokens=4 + n, stream=False) for n in range(1, 7)]
+
+    async def together() -> list[list[Chunk]]:
+        return await asyncio.gather(*(chunks_of(model, request) for request in requests))
+
+    alone = [answer(model, request) for request in requests]
+    assert [chunks[-1] for chunks in asyncio.run(together())] == alone
+    assert [one.completion_tokens for one in alone] == [5, 6, 7, 8, 9, 10]
+
+
+@pytest.mark.parametrize("engine", ["openvino", "transformers", "sequence to sequence"])
+def test_model_stops_writing_when_the_caller_goes_away(
+    engine: str, tiny_model_folder: Path, sequence_to_sequence_folder: Path, loaded: Loader
+) -> None:
+    """A model that went on would keep the next one, who asks for little, waiting for long."""
+    is_causal = engine in ("openvino", "transformers")
+    folder = tiny_model_folder if is_causal else sequence_to_sequence_folder
+    model = loaded(folder, engine if is_causal else "auto")  # type: ignore[arg-type]
+
+    async def leave_after_first_piece() -> int:
+        request = ask(max_tokens=TOKENS)
+        tokens = model.encode(request)
+        assert isinstance(tokens, list)
+        written = 0
+        original = model.write
+
+        async def counted(request: GenerateRequest, tokens: list[int]):  # type: ignore[no-untyped-def]
+            nonlocal written
+            async with aclosing(original(request, tokens)) as steps:
+                async for step in steps:
+                    written += len(step.tokens)
+                    yield step
+
+        model.write = counted  # type: ignore[method-assign]
+        async with aclosing(model.generate(request, tokens)) as chunks:
+            async for _ in chunks:
+                break
+        model.write = original  # type: ignore[method-assign]
+        return written
+
+    assert 0 < asyncio.run(leave_after_first_piece()) < TOKENS / 2
+    assert answer(model, ask(max_tokens=2)).completion_tokens <= 2
     assert model.fault is None
+
+
+def test_engine_is_named_with_its_reason(
+    tiny_model_folder: Path, sequence_to_sequence_folder: Path, conversions: Path, tmp_path: Path
+) -> None:
+    def choose(folder: Path, **changes: object) -> str:
+        return choose_engine(folder, SETTINGS.model_copy(update=changes), conversions).reason
+
+    assert choose(tiny_model_folder) == "openvino"
+    assert choose(tiny_model_folder, engine="transformers") == "transformers"
+    assert "encoder-decoder" in choose(sequence_to_sequence_folder)
+    with pytest.raises(UserError, match=r"endpoint\.engine.*encoder-decoder"):
+        choose(sequence_to_sequence_folder, engine="openvino")
+    windowed = shutil.copytree(tiny_model_folder, tmp_path / "windowed")
+    config = json.loads((windowed / "config.json").read_text()) | {"sliding_window": 64}
+    (windowed / "config.json").write_text(json.dumps(config))
+    assert "sees 64 tokens back" in choose(windowed)
+
+
+def test_conversion_is_made_once_and_again_when_it_is_damaged(
+    tiny_model_folder: Path, tmp_path: Path
+) -> None:
+    first = choose_engine(tiny_model_folder, SETTINGS, tmp_path)
+    again = choose_engine(tiny_model_folder, SETTINGS, tmp_path)
+    assert first.converted_now and not again.converted_now and first.converted == again.converted
+    assert first.converted is not None
+    files = {file.name: file.read_bytes() for file in first.converted.iterdir()}
+    weights = first.converted / "openvino_model.bin"
+    weights.write_bytes(files[weights.name][:-1] + b"\x00")
+    mended = choose_engine(tiny_model_folder, SETTINGS, tmp_path)
+    assert mended.converted_now
+    assert {file.name: file.read_bytes() for file in first.converted.iterdir()} == files
