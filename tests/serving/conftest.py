@@ -1,5 +1,6 @@
 """Real endpoints with tiny models, on free ports."""
 
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
