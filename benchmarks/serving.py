@@ -171,7 +171,9 @@ def main() -> None:
             route = status.routes[0]
             assert route.engine_pid is not None and route.engine_port is not None
             measured = asyncio.run(
-                measure(endpoint.url, endpoint.pid, route.engine_pid, route.engine_port, model)
+                measure(
+                    endpoint.url, status.api_server_pid, route.engine_pid, route.engine_port, model
+                )
             )
         finally:
             process.stop(state)

@@ -6,15 +6,17 @@ import tempfile
 from pathlib import Path
 
 from artifacts.errors import UserError
-from serving.server import serve
+from serving.api.address import bearer_token, listen
 from serving.settings import EndpointSettings
 from serving.state import Desired, StateFolder
+from serving.supervisor import Supervisor
 
 
 def main() -> int:
     """Serve in the foreground until a signal; exit code 1 where it cannot begin."""
     parser = argparse.ArgumentParser(prog="python -m serving", description=__doc__)
     parser.add_argument("--state", type=Path, help="folder that says what to serve")
+    parser.add_argument("--log", type=Path, help="file for what is logged; else standard error")
     parser.add_argument("--model", type=Path, help="a Hugging Face folder, instead of --state")
     parser.add_argument("--version", default="1", help="name of the model's version")
     parser.add_argument("--host", default="127.0.0.1")
@@ -22,12 +24,12 @@ def main() -> int:
     arguments = parser.parse_args()
     try:
         if arguments.state and not arguments.model:
-            return serve(arguments.state)
+            return serve(StateFolder(arguments.state), arguments.log)
         if not arguments.model:
             raise UserError("Give --model FOLDER, or --state FOLDER.")
         with tempfile.TemporaryDirectory(prefix="llm-assets-endpoint-") as scratch:
-            folder = arguments.state or Path(scratch)
-            StateFolder(folder).write_desired(
+            state = StateFolder(arguments.state or Path(scratch))
+            state.write_desired(
                 Desired(
                     model_folder=arguments.model.absolute(),
                     version=arguments.version,
@@ -35,10 +37,21 @@ def main() -> int:
                     settings=EndpointSettings(host=arguments.host, port=arguments.port),
                 )
             )
-            return serve(folder)
+            return serve(state, arguments.log)
     except UserError as error:
         print(error, file=sys.stderr)
         return 1
+
+
+def serve(state: StateFolder, log_path: Path | None) -> int:
+    """Serve what a state folder wants, until a signal; raises UserError where it cannot begin."""
+    desired = state.read_desired()
+    if desired is None:
+        raise UserError(f"{state.folder} does not say what to serve: it has no desired.json.")
+    settings = desired.settings
+    bearer_token(settings)
+    with listen(settings.host, settings.port) as listener:
+        return Supervisor(state, listener, settings.engine_timeout, log_path).run()
 
 
 if __name__ == "__main__":

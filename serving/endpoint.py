@@ -111,7 +111,7 @@ def stop(state_folder: Path) -> bool:
     while running.alive and time.monotonic() < end:
         time.sleep(POLL_SECONDS)
     if running.alive:
-        # Its engines end with it: their standard input closes.
+        # Its API server and engines end with it.
         os.kill(running.pid, signal.SIGKILL)
     return True
 
@@ -120,7 +120,10 @@ def _spawn(state: StateFolder) -> subprocess.Popen[bytes]:
     state.folder.mkdir(parents=True, exist_ok=True)
     with state.log_path.open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "serving", "--state", str(state.folder)],
+            [
+                *(sys.executable, "-m", "serving"),
+                *("--state", str(state.folder), "--log", str(state.log_path)),
+            ],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -129,8 +129,8 @@ async def _watch_step(
     much longer as one request may take. A version that has failed at least as often as it answered
     by then is out.
     """
-    report(f"version {traffic.version} gets {share:.0%} of the traffic")
     await traffic.set_share(share)
+    report(f"version {traffic.version} gets {share:.0%} of the traffic")
     started = monotonic()
     while True:
         await asyncio.sleep(WATCH_SECONDS)

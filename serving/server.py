@@ -1,17 +1,25 @@
-"""One front process: listens, serves the wanted version, and follows when another is wanted."""
+"""The API server: serves the wanted version, and follows when another is wanted.
 
+Started by its supervisor, which holds the socket: `python -m serving.server --state FOLDER
+--listener DESCRIPTOR --beats DESCRIPTOR`.
+"""
+
+import argparse
 import asyncio
 import os
 import signal
 import socket
+import sys
 import traceback
+from contextlib import suppress
 from pathlib import Path
 
 import uvicorn
 
 from artifacts.errors import UserError
 from artifacts.leases.holder import process_started
-from serving.api.address import bearer_token, listen
+from artifacts.program.lifetime import end_with_parent
+from serving.api.address import bearer_token
 from serving.api.admission import MAX_HEADER_BYTES, limited_protocol
 from serving.api.app import build_app
 from serving.api.dispatcher import Gateway
@@ -27,22 +35,26 @@ from serving.state import (
     StateFolder,
     Status,
 )
+from serving.supervisor import CANNOT_SERVE
 from serving.telemetry import Metrics, log
 from serving.traffic import EngineTraffic
 
 SHUTDOWN_SECONDS = 10
+BEAT_SECONDS = 1.0
 
 
 class Server:
-    """The front of one state folder."""
+    """The API server of one state folder."""
 
-    def __init__(self, state: StateFolder, desired: Desired) -> None:
-        self._state = state
+    def __init__(self, state: StateFolder, desired: Desired, beats: int) -> None:
+        """`beats` is the descriptor by which the supervisor is told that all is well."""
+        self._state, self._beats = state, beats
         self._desired = desired
         self._router = Router()
         self._gateway = Gateway(self._router, desired.settings, Metrics())
         before = state.read_status()
         self._after_crash = before is not None and before.phase not in ("stopped", "failed")
+        self._supervisor = os.getppid()
         self._outcome: Outcome | None = None
         self._phase: Phase = "starting"
         self._changed = asyncio.Event()
@@ -54,7 +66,7 @@ class Server:
         server = uvicorn.Server(
             uvicorn.Config(
                 build_app(Front(self._gateway, token)),
-                log_level="warning",
+                log_level="error",
                 access_log=False,
                 lifespan="off",
                 http=limited_protocol(self._desired.settings),
@@ -68,19 +80,48 @@ class Server:
         self._write_status()
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._changed.set)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGHUP])
+        beating = asyncio.create_task(self._beat())
         following = asyncio.create_task(self._follow())
         await asyncio.wait([serving, following], return_when=asyncio.FIRST_COMPLETED)
         server.should_exit = True
         await serving
         failed = following.done() and not following.cancelled()
-        following.cancel()
-        await asyncio.gather(following, return_exceptions=True)
+        for task in (following, beating):
+            task.cancel()
+        await asyncio.gather(following, beating, return_exceptions=True)
         for route in self._router.routes:
             await route.engine.stop()
         if not failed:
             self._phase = "stopped"
             self._write_status()
-        return 1 if failed else 0
+        return CANNOT_SERVE if failed else 0
+
+    async def _beat(self) -> None:
+        """Show the supervisor that this process answers, and others where it is to be found."""
+        while True:
+            with suppress(OSError):
+                os.write(self._beats, b".")
+            if self._address[1] and not self._state.status_path.exists():
+                self._write_state_again()
+            await asyncio.sleep(BEAT_SECONDS)
+
+    def _write_state_again(self) -> None:
+        """The state folder was removed: without it nobody could stop or move this endpoint.
+
+        Where the model went with it, all this belongs to was removed, and the endpoint ends.
+        """
+        if not self._desired.model_folder.exists():
+            log("ended", reason=f"{self._state.folder} and the model were removed")
+            os.kill(os.getpid(), signal.SIGTERM)
+            return
+        log("state_written_again", folder=str(self._state.folder))
+        with suppress(OSError, UserError):
+            if self._state.read_desired() is None:
+                self._state.write_desired(self._desired)
+            if self._phase == "serving":
+                self._state.write_good(self._desired)
+        self._write_status()
 
     async def _follow(self) -> None:
         """Bring the wanted version up, again whenever another is wanted.
@@ -165,8 +206,9 @@ class Server:
             for route in self._router.routes
         ]
         status = Status(
-            pid=os.getpid(),
-            process_started=process_started(os.getpid()),
+            pid=self._supervisor,
+            process_started=process_started(self._supervisor),
+            api_server_pid=os.getpid(),
             host=self._address[0],
             port=self._address[1],
             settings=self._gateway.settings,
@@ -181,18 +223,32 @@ class Server:
             log("status_not_written", reason=str(error))
 
 
-def serve(folder: Path) -> int:
-    """Serve what a state folder wants, until a signal; raises UserError where it cannot begin."""
-    state = StateFolder(folder)
+def main() -> int:
+    """Serve until a signal; exit code CANNOT_SERVE where starting again is no help."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--state", type=Path, required=True)
+    parser.add_argument("--listener", type=int, required=True)
+    parser.add_argument("--beats", type=int, required=True)
+    arguments = parser.parse_args()
+    # Engines end with this process, so nothing is left for it to do.
+    end_with_parent(signal.SIGKILL)
+    for descriptor in (sys.stderr.fileno(), arguments.beats):
+        # A supervisor that stands still must not stop the answers.
+        os.set_blocking(descriptor, False)
+    state = StateFolder(arguments.state)
     desired = state.read_desired()
     if desired is None:
-        raise UserError(f"{folder} does not say what to serve: it has no desired.json.")
-    token = bearer_token(desired.settings)
-    with listen(desired.settings.host, desired.settings.port) as listener:
-        return asyncio.run(_run(state, desired, listener, token))
+        log("failed", reason=f"{arguments.state} does not say what to serve")
+        return CANNOT_SERVE
+    try:
+        token = bearer_token(desired.settings)
+    except UserError as error:
+        log("failed", reason=str(error))
+        return CANNOT_SERVE
+    server = Server(state, desired, arguments.beats)
+    with socket.socket(fileno=arguments.listener) as listener:
+        return asyncio.run(server.run(listener, token))
 
 
-async def _run(
-    state: StateFolder, desired: Desired, listener: socket.socket, token: str | None
-) -> int:
-    return await Server(state, desired).run(listener, token)
+if __name__ == "__main__":
+    sys.exit(main())

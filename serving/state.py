@@ -17,6 +17,7 @@ from artifacts.leases.holder import process_started
 from artifacts.storage.atomic import write_atomically
 from serving.settings import EndpointSettings
 
+STATUS_NAME = "status.json"
 Phase = Literal["starting", "serving", "rolling_out", "failed", "stopped"]
 OF_ENGINES = {"engine", "weights", "threads", "cache_tokens"}
 """Settings that an engine is started with."""
@@ -82,8 +83,10 @@ class Status(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     pid: int
+    """Of the supervisor, which is the endpoint as long as it lives."""
     process_started: str | None
-    """Of the front (`artifacts.leases.holder`): a pid alone may be somebody else's by now."""
+    """Of the same (`artifacts.leases.holder`): a pid alone may be somebody else's by now."""
+    api_server_pid: int
     host: str
     port: int
     settings: EndpointSettings
@@ -100,7 +103,7 @@ class Status(BaseModel):
 
     @property
     def alive(self) -> bool:
-        """Whether the front that wrote this still runs."""
+        """Whether the endpoint that this is about still runs."""
         started = process_started(self.pid)
         return started is not None and started == self.process_started
 
@@ -110,6 +113,7 @@ class StateFolder:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.status_path = folder / STATUS_NAME
         self.log_path = folder / "front.log"
 
     def read_desired(self) -> Desired | None:
@@ -129,10 +133,10 @@ class StateFolder:
 
     def read_status(self) -> Status | None:
         """What the front last said, or None where there was never one."""
-        return self._read("status.json", Status)
+        return self._read(STATUS_NAME, Status)
 
     def write_status(self, status: Status) -> None:
-        self._write("status.json", status)
+        self._write(STATUS_NAME, status)
 
     def _read(self, name: str, kind: type[State]) -> State | None:
         try:

@@ -4,11 +4,15 @@ import json
 import sys
 import threading
 from collections import defaultdict
+from collections.abc import Callable
 from datetime import UTC, datetime
+from time import monotonic
 from typing import Any
 
 BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 """Upper bounds of the duration histogram, in seconds."""
+
+TALLY_SECONDS = 10.0
 
 
 class Metrics:
@@ -82,10 +86,32 @@ class Metrics:
         return lines
 
 
-def log(event: str, **fields: Any) -> None:
+def event(name: str, **fields: Any) -> str:
+    """One line of the log, as JSON."""
+    line = {"at": datetime.now(UTC).isoformat(timespec="milliseconds"), "event": name} | fields
+    return json.dumps(line)
+
+
+def log(name: str, **fields: Any) -> None:
     """Write one line of JSON to the log; a full disk must not stop the server."""
-    line = {"at": datetime.now(UTC).isoformat(timespec="milliseconds"), "event": event} | fields
     try:
-        print(json.dumps(line), file=sys.stderr, flush=True)
+        print(event(name, **fields), file=sys.stderr, flush=True)
     except OSError:
         return
+
+
+class Tally:
+    """Logs something that may come in thousands: its first, then how many came in a while."""
+
+    def __init__(self, name: str, clock: Callable[[], float] = monotonic) -> None:
+        self._name, self._clock = name, clock
+        self._said_at = -TALLY_SECONDS
+        self._unsaid = 0
+
+    def add(self, **fields: Any) -> None:
+        """Count one; `fields` are those of the one that is logged."""
+        self._unsaid += 1
+        now = self._clock()
+        if now - self._said_at >= TALLY_SECONDS:
+            log(self._name, count=self._unsaid, **fields)
+            self._said_at, self._unsaid = now, 0

@@ -27,10 +27,11 @@ class Interruption:
         self.signal_name = signal.Signals(number).name
 
 
-def end_with_parent() -> None:
+def end_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
     """End with the process that PARENT_VARIABLE names, which started this one; else do nothing.
 
-    Linux sends SIGTERM when the parent dies, be it by kill -9. A parent that died before this call
+    Linux sends the signal when the parent dies, be it by kill -9; SIGKILL ends a process that
+    stands still, too. A parent that died before this call
     is noticed by its place having been taken.
 
     Raises:
@@ -39,6 +40,6 @@ def end_with_parent() -> None:
     parent = os.environ.pop(PARENT_VARIABLE, None)
     if parent is None:
         return
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
     if os.getppid() != int(parent):
         raise SystemExit("The process that started this one has ended.")

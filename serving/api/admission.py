@@ -12,6 +12,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from serving.api.address import LOOPBACK
 from serving.api.errors import ServingError, client_gone, unavailable
 from serving.settings import EndpointSettings
+from serving.telemetry import Tally
 
 Result = TypeVar("Result")
 
@@ -30,6 +31,9 @@ def limited_protocol(settings: EndpointSettings) -> type[H11Protocol]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     files = hard if hard != resource.RLIM_INFINITY else settings.max_connections + SPARE_FILES
     most = max(1, min(settings.max_connections, files - SPARE_FILES))
+    refused, malformed, silent = map(
+        Tally, ("connection_refused", "malformed_request", "silent_connection_closed")
+    )
 
     class LimitedProtocol(H11Protocol):
         _idle_since: float | None = None
@@ -37,6 +41,7 @@ def limited_protocol(settings: EndpointSettings) -> type[H11Protocol]:
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
             if len(self.connections) > most:
+                refused.add(most=most)
                 transport.write(_refusal())
                 transport.close()
                 return
@@ -51,11 +56,13 @@ def limited_protocol(settings: EndpointSettings) -> type[H11Protocol]:
             elif self._idle_since is None:
                 self._idle_since = self.loop.time()
             elif self.loop.time() - self._idle_since >= settings.header_timeout:
+                silent.add(seconds=settings.header_timeout)
                 self.transport.close()
                 return
             self.loop.call_later(settings.header_timeout / 4, self._watch)
 
         def send_400_response(self, msg: str) -> None:
+            malformed.add(reason=msg)
             error = ServingError(400, msg, "invalid_http")
             self.transport.write(_raw_response("400 Bad Request", error))
             self.transport.close()

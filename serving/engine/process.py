@@ -13,8 +13,10 @@ from pathlib import Path
 import httpx
 
 from artifacts.errors import UserError
+from artifacts.program.lifetime import PARENT_VARIABLE
 from serving.engine.model_folder import check_model_folder
 from serving.engine.protocol import Chunk, GenerateRequest, Refusal
+from serving.log_file import make_room
 from serving.state import Desired
 from serving.telemetry import log
 
@@ -131,6 +133,7 @@ class EngineProcess:
 
     async def _spawn(self) -> None:
         self._log_path.parent.mkdir(parents=True, exist_ok=True)
+        make_room(self._log_path)
         secret = secrets.token_urlsafe(32)
         with self._log_path.open("ab") as log_file:
             self._process = await asyncio.create_subprocess_exec(
@@ -144,7 +147,9 @@ class EngineProcess:
                 stderr=log_file,
                 # Ctrl-C in the front's terminal must not reach the engine before the front does.
                 start_new_session=True,
-                env=os.environ | ENGINE_ENVIRONMENT | {SECRET_VARIABLE: secret},
+                env=os.environ
+                | ENGINE_ENVIRONMENT
+                | {SECRET_VARIABLE: secret, PARENT_VARIABLE: str(os.getpid())},
             )
         self.pid = self._process.pid
         assert self._process.stdout is not None

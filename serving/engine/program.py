@@ -10,6 +10,7 @@ import asyncio
 import hmac
 import json
 import os
+import signal
 import socket
 import sys
 import threading
@@ -23,6 +24,7 @@ from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from artifacts.errors import UserError
+from artifacts.program.lifetime import end_with_parent
 from serving.engine.choice import choose_engine, load_model
 from serving.engine.process import SECRET_VARIABLE
 from serving.engine.protocol import GenerateRequest, Refusal
@@ -95,6 +97,8 @@ def main() -> int:
     parser.add_argument("--settings", type=EndpointSettings.model_validate_json, required=True)
     parser.add_argument("--conversions", type=Path, required=True)
     arguments = parser.parse_args()
+    # An engine that stands still does not see its standard input close.
+    end_with_parent(signal.SIGKILL)
     threading.Thread(target=_end_with_front, daemon=True).start()
     try:
         choice = choose_engine(arguments.model, arguments.settings, arguments.conversions)

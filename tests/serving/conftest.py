@@ -84,6 +84,11 @@ class Client:
         assert status is not None
         return [route.engine_pid for route in status.routes if route.engine_pid]
 
+    def api_server(self) -> psutil.Process:
+        status = process.status(self.state_folder)
+        assert status is not None
+        return psutil.Process(status.api_server_pid)
+
     def kill_engine(self) -> None:
         (pid,) = self.engine_pids()
         psutil.Process(pid).kill()

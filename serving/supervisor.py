@@ -1,0 +1,157 @@
+"""Keeps the API server alive: holds its socket and its log, starts it again when it dies.
+
+It does nothing else, so that there is little that could end it. Connections that arrive while the
+API server is down wait in the socket for the next one.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from select import select
+from time import monotonic, sleep
+from types import FrameType
+
+from artifacts.errors import UserError
+from artifacts.program.lifetime import PARENT_VARIABLE
+from serving.log_file import append
+from serving.state import StateFolder
+from serving.telemetry import event
+
+CANNOT_SERVE = 3
+"""Exit code of an API server for which starting again is no help; the log says why."""
+RESTART_SECONDS = (0.0, 1.0, 5.0, 15.0)
+"""Pauses before the first, second … restart; the last one repeats."""
+STEADY_SECONDS = 60.0
+"""Of life, after which earlier deaths no longer count."""
+POLL_SECONDS = 0.2
+START_SECONDS = 120.0
+"""Until the first sign of life: Python's modules may be slow to come from a disk."""
+STOP_SECONDS = 15.0
+
+
+class Supervisor:
+    """The parent of the API server of one state folder."""
+
+    def __init__(
+        self, state: StateFolder, listener: socket.socket, silence: float, log_path: Path | None
+    ) -> None:
+        """Nothing is started yet.
+
+        Args:
+            silence: seconds without a sign of life after which an API server is ended.
+            log_path: gets what the API server says; None leaves that on standard error.
+        """
+        self._state, self._listener = state, listener
+        self._silence, self._log_path = silence, log_path
+        self._stop_by: float | None = None
+        self._unsaid: list[signal.Signals] = []
+        """Signals for the API server."""
+
+    def run(self) -> int:
+        """Keep an API server alive until one ends as it was asked to; returns the exit code."""
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self._pass_on)
+        deaths = 0
+        while True:
+            began = monotonic()
+            code = self._run_once()
+            if code in (0, CANNOT_SERVE) or self._stop_by is not None:
+                return 1 if code == CANNOT_SERVE else 0
+            deaths = 0 if monotonic() - began > STEADY_SECONDS else deaths
+            pause = RESTART_SECONDS[min(deaths, len(RESTART_SECONDS) - 1)]
+            deaths += 1
+            self._log("api_server_ended", status=code, restarted_in_seconds=pause)
+            self._note_death()
+            end = monotonic() + pause
+            while monotonic() < end:
+                if self._stop_by is not None:
+                    return 0
+                sleep(POLL_SECONDS)
+            self._unsaid.clear()
+
+    def _run_once(self) -> int:
+        """Start an API server and wait until it ends; returns its exit code."""
+        life, beats = os.pipe()
+        said, words = os.pipe() if self._log_path else (None, None)
+        passed = [beats, self._listener.fileno()]
+        try:
+            # What changes while it starts is told to it once it can hear.
+            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
+            server = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "serving.server"),
+                    *("--state", str(self._state.folder)),
+                    *("--listener", str(self._listener.fileno()), "--beats", str(beats)),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=words,
+                stderr=words,
+                pass_fds=passed,
+                # Ctrl-C in a terminal reaches it by way of this process alone.
+                start_new_session=True,
+                env=os.environ | {PARENT_VARIABLE: str(os.getpid())},
+            )
+        finally:
+            for descriptor in (beats, words):
+                if descriptor is not None:
+                    os.close(descriptor)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGHUP])
+        try:
+            return self._watch(server, life, said)
+        finally:
+            for descriptor in (life, said):
+                if descriptor is not None:
+                    os.close(descriptor)
+
+    def _watch(self, server: "subprocess.Popen[bytes]", life: int, said: int | None) -> int:
+        """Pass on what an API server says, until it has ended; end it where it stands still."""
+        heard, allowed = monotonic(), START_SECONDS
+        sources = [life] if said is None else [life, said]
+        while True:
+            ended = server.poll() is not None
+            while self._unsaid:
+                server.send_signal(self._unsaid.pop(0))
+            ready = select(sources, [], [], 0 if ended else POLL_SECONDS)[0]
+            for source in ready:
+                content = os.read(source, 65_536)
+                if not content:
+                    sources.remove(source)
+                elif source == life:
+                    heard, allowed = monotonic(), self._silence
+                elif self._log_path:
+                    append(self._log_path, content)
+            if ended and not ready:
+                return int(server.returncode)
+            silent = not ready and monotonic() - heard > allowed
+            overdue = self._stop_by is not None and monotonic() > self._stop_by
+            if (silent or overdue) and not ended:
+                self._log("api_server_stands_still", seconds=round(monotonic() - heard, 1))
+                heard = monotonic()
+                server.kill()
+
+    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            self._unsaid.append(signal.SIGHUP)
+            return
+        self._stop_by = self._stop_by or monotonic() + STOP_SECONDS
+        self._unsaid.append(signal.SIGTERM)
+
+    def _note_death(self) -> None:
+        """Say that nothing answers just now."""
+        with suppress(OSError, UserError):
+            status = self._state.read_status()
+            if status:
+                dead: dict[str, object] = {"phase": "starting", "routes": [], "outcome": None}
+                self._state.write_status(status.model_copy(update=dead))
+
+    def _log(self, name: str, **fields: object) -> None:
+        line = event(name, **fields) + "\n"
+        if self._log_path:
+            append(self._log_path, line.encode())
+        else:
+            with suppress(OSError):
+                print(line, end="", file=sys.stderr, flush=True)

@@ -1,0 +1,149 @@
+"""The endpoint comes back whatever ends a part of it, and leaves nothing behind."""
+
+import json
+import shutil
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from artifacts.leases.holder import process_started
+from serving import endpoint as process
+from serving import log_file, telemetry
+from serving.log_file import append, before
+from tests.serving.conftest import Client, start
+from tests.serving.test_admission import connect, until
+
+SILENCE = 4.0
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Iterator[Client]:
+    """An endpoint whose parts are killed and stopped; each test leaves it serving."""
+    folder = tmp_path_factory.mktemp("kept") / "endpoint"
+    yield start(folder, tiny_model_folder, engine_timeout=SILENCE)
+    process.stop(folder)
+
+
+def log_of(client: Client, event: str) -> list[dict[str, object]]:
+    path = client.state_folder / "front.log"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return [line for line in lines if line["event"] == event]
+
+
+def healthy(client: Client) -> bool:
+    try:
+        return httpx.get(f"{client.endpoint.url}/health", timeout=5).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def test_an_api_server_that_stands_still_is_replaced_and_who_waits_is_answered(
+    kept: Client,
+) -> None:
+    still, (engine,) = kept.api_server(), kept.engine_pids()
+    still.suspend()
+    until(lambda: process_started(still.pid) is None, SILENCE + 10)
+    # Nobody listens just now, and the connection is taken all the same.
+    with connect(kept) as waiting:
+        waiting.settimeout(60)
+        waiting.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert waiting.recv(4096).startswith(b"HTTP/1.1 503 "), "no engine is there yet: the truth"
+    until(lambda: healthy(kept), 60)
+
+    assert kept.complete(max_tokens=2).status_code == 200
+    assert process_started(engine) is None
+    status = process.status(kept.state_folder)
+    assert status is not None and status.pid == kept.endpoint.pid
+    assert len(log_of(kept, "api_server_stands_still")) == 1
+    (told,) = log_of(kept, "api_server_ended")
+    assert told["status"] == -9
+
+
+def test_a_killed_supervisor_takes_all_with_it_even_what_stands_still(
+    tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    client = start(tmp_path / "endpoint", tiny_model_folder)
+    parts = [client.api_server(), *map(psutil.Process, client.engine_pids())]
+    for part in parts:
+        part.suspend()
+    psutil.Process(client.endpoint.pid).kill()
+    until(lambda: not any(process_started(part.pid) for part in parts), 15)
+    assert process.status(client.state_folder) is None
+
+
+@pytest.mark.soak
+def test_an_endpoint_whose_store_was_removed_ends(tmp_path: Path, tiny_model_folder: Path) -> None:
+    model = shutil.copytree(tiny_model_folder, tmp_path / "store" / "model")
+    client = start(tmp_path / "store" / "endpoint", model)
+    shutil.rmtree(tmp_path / "store")
+    until(lambda: process_started(client.endpoint.pid) is None, 30)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b'5\r\n{"pro\r\nzz\r\n', b"-1\r\n", b"5\r\nab"],
+    ids=["no number", "negative", "cut"],
+)
+def test_a_broken_chunked_body_is_the_clients_fault_and_no_traceback(
+    kept: Client, body: bytes
+) -> None:
+    with connect(kept) as broken:
+        broken.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+            b"Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n" + body
+        )
+        broken.shutdown(socket.SHUT_WR)
+        broken.recv(4096)
+    assert kept.complete(max_tokens=1).status_code == 200
+    assert "Traceback" not in (kept.state_folder / "front.log").read_text()
+    assert 'status="500"' not in kept.http.get("/metrics").text
+
+
+def test_a_log_is_bounded_and_comes_back_where_it_was_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_file, "MAX_BYTES", 1_000)
+    path = tmp_path / "log"
+    for number in range(100):
+        append(path, b"%050d\n" % number)
+    sizes = [path.stat().st_size, before(path).stat().st_size]
+    assert max(sizes) < 1_100 and path.read_bytes().endswith(b"99\n")
+    path.unlink()
+    append(path, b"again\n")
+    assert path.read_bytes() == b"again\n"
+    append(tmp_path / "no folder" / "log", b"lost, and nothing else happens\n")
+
+
+def test_what_comes_in_thousands_is_told_once_in_a_while(capsys: pytest.CaptureFixture) -> None:
+    now = 0.0
+    tally = telemetry.Tally("refused", clock=lambda: now)
+    for tick in range(3_000):
+        now = tick / 100
+        tally.add(most=4)
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [line["count"] for line in lines] == [1, 1_000, 1_000]
+
+
+def test_status_and_health_tell_the_truth_within_seconds(kept: Client) -> None:
+    until(lambda: healthy(kept), 60)
+    (pid,) = kept.engine_pids()
+    began = time.monotonic()
+    kept.kill_engine()
+    until(lambda: not healthy(kept), 5)
+    assert time.monotonic() - began < 5
+    until(lambda: healthy(kept), 60)
+    assert kept.engine_pids() != [pid]
+    assert log_of(kept, "engine_ended")[-1]["status"] == -9
+
+
+def test_an_endpoint_whose_folder_was_removed_can_be_stopped(kept: Client) -> None:
+    shutil.rmtree(kept.state_folder)
+    until(lambda: process.status(kept.state_folder) is not None, 15)
+    assert kept.complete(max_tokens=1).status_code == 200
+    assert process.stop(kept.state_folder)
+    assert process_started(kept.endpoint.pid) is None
