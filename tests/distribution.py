@@ -6,6 +6,8 @@ import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
+from tests.reliability import COLLECTED
+
 ROOT = Path(__file__).parent.parent
 ONE_RUN = tuple(
     f"tests/llm_assets/test_{name}.py"
@@ -39,6 +41,10 @@ class Distribution(LoadFileScheduling):
     def _split_scope(self, nodeid: str) -> str:
         file: str = super()._split_scope(nodeid)
         return ONE_RUN[0] if file in ONE_RUN else file
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(COLLECTED)
 
 
 @pytest.hookimpl(optionalhook=True)

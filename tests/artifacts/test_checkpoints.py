@@ -53,6 +53,9 @@ def test_a_flipped_byte_is_named_and_the_one_before_is_taken(
     assert "step-2/weights has another checksum" in lines[0]
 
 
+@pytest.mark.fault(
+    "checkpoint", "resumable state: {damage}", sees="the step", then="the state before is taken"
+)
 @pytest.mark.parametrize("damage", ["truncated", "absent", "no manifest", "half a manifest"])
 def test_any_other_damage_is_survived_too(tmp_path: Path, lines: list[str], damage: str) -> None:
     save(tmp_path, 1)

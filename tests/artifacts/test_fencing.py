@@ -76,6 +76,12 @@ def short_leases(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(object_lease, "LIFETIME_SECONDS", LIFETIME)
 
 
+@pytest.mark.fault(
+    "store",
+    "maker asleep until another has committed",
+    sees="lease lost",
+    then="it commits nothing, and cannot touch what is there",
+)
 def test_who_wakes_after_another_has_committed_changes_nothing(any_store: Store) -> None:
     with sleeper(any_store) as process:
         artifact, made = any_store.make(IDENTITY, write_text)
@@ -85,6 +91,12 @@ def test_who_wakes_after_another_has_committed_changes_nothing(any_store: Store)
     assert (artifact.path / "text").read_text() == "of the second"
 
 
+@pytest.mark.fault(
+    "store",
+    "maker wakes while another builds",
+    sees="lease lost",
+    then="the other one's artifact is whole",
+)
 def test_who_wakes_while_another_builds_does_not_commit(any_store: Store) -> None:
     with sleeper(any_store) as process:
 

@@ -51,6 +51,12 @@ def test_lease_of_a_holder_killed_on_this_machine_is_free_at_once(cloud_root: st
     assert time.monotonic() - started < 30
 
 
+@pytest.mark.fault(
+    "Google Cloud",
+    "holder of a lease killed on another machine",
+    sees="waiting, and for whom",
+    then="the lease expires",
+)
 def test_lease_of_a_holder_killed_elsewhere_expires(cloud_root: str) -> None:
     url = f"{cloud_root}/lease"
     elsewhere = {"host": "other", "process": 1, "started": "7", "processes_of": "other pid:[1]"}

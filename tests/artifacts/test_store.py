@@ -90,6 +90,7 @@ def test_damage_is_found_and_named(store: Store, damage, message: str) -> None: 
         artifact.verify()
 
 
+@pytest.mark.fault("store", "manifest cannot be read", sees="the file", then="nothing is used")
 def test_an_unreadable_manifest_is_named(store: Store) -> None:
     artifact, _ = store.make(identity(), write_hello)
     (artifact.path / "manifest.json").write_text("{")
@@ -98,6 +99,12 @@ def test_an_unreadable_manifest_is_named(store: Store) -> None:
         store.find(identity())
 
 
+@pytest.mark.fault(
+    "store",
+    "disk full while the manifest is written",
+    sees="path and what to do",
+    then="the artifact does not exist; made again",
+)
 def test_a_full_disk_while_the_manifest_is_written_loses_nothing(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,6 +149,9 @@ def _hold_lease(root: str, held: str) -> None:
         time.sleep(60)
 
 
+@pytest.mark.fault(
+    "store", "holder of a lease killed", sees="nothing", then="the lease is free at once"
+)
 def test_a_killed_holder_leaves_no_lease_behind(tmp_path: Path) -> None:
     root, held = str(tmp_path / "store"), tmp_path / "held"
     holder = multiprocessing.get_context("spawn").Process(
@@ -223,6 +233,12 @@ def test_a_store_is_its_owners_alone(tmp_path: Path) -> None:
     assert (tmp_path / "shared").stat().st_mode & 0o777 == 0o755, "as its owner set it"
 
 
+@pytest.mark.fault(
+    "store",
+    "program outlives its maker",
+    sees="nothing",
+    then="it has no path to what was committed",
+)
 def test_a_program_that_outlives_its_maker_cannot_reach_what_was_committed(store: Store) -> None:
     paths: list[Path] = []
 

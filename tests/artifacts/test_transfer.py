@@ -55,6 +55,9 @@ def test_large_file_goes_up_in_parallel_parts_and_comes_back_equal(
     assert not fsspec.filesystem("gs").find(f"{cloud_root}/uploads")
 
 
+@pytest.mark.fault(
+    "Google Cloud", "upload killed", sees="nothing", then="only what is missing is sent"
+)
 def test_interrupted_upload_sends_only_what_is_missing(
     google: LocalGoogle, cloud_root: str, folder: Path
 ) -> None:
@@ -83,6 +86,9 @@ def test_busy_storage_is_asked_again(google: LocalGoogle, cloud_root: str, folde
     upload_folder(folder, f"{cloud_root}/a", f"{cloud_root}/uploads")
 
 
+@pytest.mark.fault(
+    "Google Cloud", "download damaged on the way", sees="that it was damaged", then="not used"
+)
 def test_damaged_download_is_refused(
     google: LocalGoogle, cloud_root: str, folder: Path, tmp_path: Path
 ) -> None:

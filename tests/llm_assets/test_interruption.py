@@ -54,6 +54,12 @@ def losses(project: Project) -> list[float]:
 MATERIALIZE = ("dagster", "asset", "materialize", "--select", "*checkpoint")
 
 
+@pytest.mark.fault(
+    "checkpoint",
+    "worker killed under Dagster (SIGKILL)",
+    sees="the step fails",
+    then="the same command goes on with the losses of an unbroken run",
+)
 def test_killed_training_goes_on_with_the_losses_of_an_unbroken_run(
     prepared: Project, made: Project, tmp_path: Path, tiny_model_folder: Path
 ) -> None:
@@ -76,6 +82,12 @@ def test_killed_training_goes_on_with_the_losses_of_an_unbroken_run(
     assert losses(prepared) == losses(unbroken)
 
 
+@pytest.mark.fault(
+    "checkpoint",
+    "Dagster killed (SIGKILL)",
+    sees="the run is gone",
+    then="the workers end with it; the next run goes on",
+)
 def test_a_killed_orchestrator_leaves_no_training_behind_and_the_next_run_goes_on(
     prepared: Project,
 ) -> None:
@@ -91,6 +103,12 @@ def test_a_killed_orchestrator_leaves_no_training_behind_and_the_next_run_goes_o
     assert len(losses(prepared)) == STEPS
 
 
+@pytest.mark.fault(
+    "checkpoint",
+    "Ctrl-C in `llm-assets run`",
+    sees="Interrupted. Nothing is lost",
+    then="saved; the same command goes on",
+)
 def test_ctrl_c_stops_the_run_and_the_same_command_goes_on(prepared: Project) -> None:
     project = prepared
     running = project.fork("llm-assets", "run")

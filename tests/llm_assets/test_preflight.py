@@ -27,6 +27,12 @@ def settings(tmp_path: Path, **sections: object) -> PipelineSettings:
     return PipelineSettings.model_validate(content | sections)
 
 
+@pytest.mark.fault(
+    "settings and commands",
+    "port of another program",
+    sees="port and setting",
+    then="refused before any work",
+)
 def test_a_port_of_another_is_named(tmp_path: Path) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
@@ -38,12 +44,24 @@ def test_a_port_of_another_is_named(tmp_path: Path) -> None:
             preflight(settings(tmp_path, endpoint={"port": port}))
 
 
+@pytest.mark.fault(
+    "settings and commands",
+    "path that matches no file",
+    sees="the path",
+    then="refused before any work",
+)
 def test_a_wrong_path_is_named(tmp_path: Path) -> None:
     wrong = {"sources": [{"type": "files", "path": str(tmp_path / "nothing")}]}
     with pytest.raises(UserError, match="matches no file"):
         preflight(settings(tmp_path, raw_corpus=wrong))
 
 
+@pytest.mark.fault(
+    "settings and commands",
+    "base model not there",
+    sees="folder, or the command that installs it",
+    then="refused before any work",
+)
 def test_a_base_model_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"holds no config\.json"):
         preflight(settings(tmp_path, base_model={"folder": str(tmp_path)}))
@@ -51,6 +69,12 @@ def test_a_base_model_that_is_not_there_is_named(tmp_path: Path) -> None:
         preflight(settings(tmp_path, base_model={"package": "no-such-model"}))
 
 
+@pytest.mark.fault(
+    "settings and commands",
+    "disk too small",
+    sees="free and needed",
+    then="refused before any work",
+)
 def test_a_disk_that_is_too_small_is_named_with_what_is_needed(tmp_path: Path) -> None:
     wanted = settings(tmp_path)
     with (tmp_path / "model" / "model.safetensors").open("wb") as weights:
@@ -60,6 +84,12 @@ def test_a_disk_that_is_too_small_is_named_with_what_is_needed(tmp_path: Path) -
         preflight(wanted)
 
 
+@pytest.mark.fault(
+    "settings and commands",
+    "no right to the store",
+    sees="user and folder",
+    then="refused before any work",
+)
 def test_a_store_that_may_not_be_written_is_named(tmp_path: Path) -> None:
     wanted = settings(tmp_path)
     locked = tmp_path / "locked"

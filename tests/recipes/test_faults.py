@@ -26,6 +26,12 @@ from tests.recipes.conftest import (
 )
 
 
+@pytest.mark.fault(
+    "checkpoint",
+    "killed in the middle of a save",
+    sees="the process is gone",
+    then="the save is void; losses as unbroken",
+)
 def test_a_kill_in_the_middle_of_a_save_costs_nothing_but_that_save(
     make_spec: SpecMaker, unbroken: TrainingSpec
 ) -> None:
@@ -36,6 +42,12 @@ def test_a_kill_in_the_middle_of_a_save_costs_nothing_but_that_save(
     assert course(spec) == course(unbroken)
 
 
+@pytest.mark.fault(
+    "checkpoint",
+    "flipped byte in the newest resumable state",
+    sees="the step that is damaged",
+    then="the state before is taken; losses as unbroken",
+)
 def test_a_flipped_byte_in_the_newest_checkpoint_is_named_and_the_one_before_taken(
     make_spec: SpecMaker, unbroken: TrainingSpec
 ) -> None:
@@ -55,6 +67,12 @@ def test_a_flipped_byte_in_the_newest_checkpoint_is_named_and_the_one_before_tak
     assert course(spec) == course(unbroken)
 
 
+@pytest.mark.fault(
+    "checkpoint",
+    "no space left while saving in the background: {background}",
+    sees="step and folder; the checkpoints before are whole",
+    then="goes on from them; losses as unbroken",
+)
 @pytest.mark.parametrize("background", [pytest.param("never", marks=pytest.mark.soak), "always"])
 def test_a_full_disk_ends_the_run_with_its_checkpoints_whole(
     make_spec: SpecMaker, unbroken: TrainingSpec, background: str
@@ -109,6 +127,12 @@ def _rare_token(spec: TrainingSpec) -> int:
     return max(counts, key=lambda token: (counts[token] <= 5, counts[token]))
 
 
+@pytest.mark.fault(
+    "checkpoint",
+    "a batch whose gradient is not a number",
+    sees="the step, and that it was skipped",
+    then="weights stay as they were; training goes on and can be resumed",
+)
 def test_a_batch_that_is_not_a_number_is_skipped_and_counted(poisoned: TrainingSpec) -> None:
     spec = poisoned
     lines: list[str] = []
@@ -122,6 +146,12 @@ def test_a_batch_that_is_not_a_number_is_skipped_and_counted(poisoned: TrainingS
     assert result.validation_bits_per_byte["end"] < result.validation_bits_per_byte["start"]
 
 
+@pytest.mark.fault(
+    "checkpoint",
+    "gradients not a number step after step",
+    sees="since which step, and the settings",
+    then="ends with the weights from before",
+)
 def test_too_many_skipped_steps_in_a_row_end_the_run() -> None:
     guard = GradientGuard()
     for step in range(20):
@@ -133,6 +163,12 @@ def test_too_many_skipped_steps_in_a_row_end_the_run() -> None:
         guard.skip(23, float("nan"), stop_after=3)
 
 
+@pytest.mark.fault(
+    "checkpoint",
+    "starting model computes no number",
+    sees="that its weights are damaged or too large for the precision",
+    then="nothing is saved",
+)
 def test_a_model_that_computes_no_number_is_refused_and_nothing_is_saved(
     make_spec: SpecMaker, tmp_path: Path
 ) -> None:
@@ -146,6 +182,12 @@ def test_a_model_that_computes_no_number_is_refused_and_nothing_is_saved(
     assert not list(Path(spec.run_folder).glob("step-*"))
 
 
+@pytest.mark.fault(
+    "checkpoint",
+    "training diverges",
+    sees="after which step, and the settings",
+    then="every checkpoint that was saved can be loaded",
+)
 def test_what_is_saved_can_be_loaded_and_a_divergence_is_dated() -> None:
     state = TrainState()
     state.add_validation(0, 2.5)
@@ -155,6 +197,12 @@ def test_what_is_saved_can_be_loaded_and_a_divergence_is_dated() -> None:
     assert TrainState.model_validate_json(state.model_dump_json()) == state
 
 
+@pytest.mark.fault(
+    "checkpoint",
+    "metrics deleted in the middle",
+    sees="nothing",
+    then="the run ends with the same figures",
+)
 def test_a_run_that_lost_its_metrics_ends_all_the_same(
     make_spec: SpecMaker, unbroken: TrainingSpec
 ) -> None:

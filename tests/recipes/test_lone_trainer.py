@@ -26,6 +26,12 @@ from tests.recipes.conftest import (
 )
 
 
+@pytest.mark.fault(
+    "checkpoint",
+    "two trainers of one run, the first standing still",
+    sees="waiting, and for whom",
+    then="the second finds the run complete",
+)
 def test_a_second_trainer_waits_and_then_finds_the_run_complete(make_spec: SpecMaker) -> None:
     spec = make_spec(steps=30)
     first = start(spec)
@@ -59,6 +65,12 @@ def start_through_a_parent(spec: TrainingSpec) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-c", code], cwd=REPOSITORY)
 
 
+@pytest.mark.fault(
+    "checkpoint",
+    "parent of a training killed",
+    sees="the process is gone",
+    then="the training saves and ends; goes on when asked again",
+)
 def test_killing_the_parent_makes_the_training_save_and_end(make_spec: SpecMaker) -> None:
     spec = make_spec(steps=3000, checkpointing={"every_steps": 3000})
     parent = start_through_a_parent(spec)
@@ -82,6 +94,12 @@ def test_killing_the_parent_makes_the_training_save_and_end(make_spec: SpecMaker
     assert "Going on from the checkpoint of step" in output
 
 
+@pytest.mark.fault(
+    "checkpoint",
+    "settings changed in the middle of a run",
+    sees="each setting with both values",
+    then="nothing is trained",
+)
 def test_changed_settings_are_refused_saying_which(make_spec: SpecMaker) -> None:
     spec = make_spec(steps=4)
     train_here(spec)

@@ -33,6 +33,12 @@ def weights_of(spec: TrainingSpec) -> dict[str, list[float]]:
     return {name: tensor.flatten().tolist() for name, tensor in weights.items()}
 
 
+@pytest.mark.fault(
+    "checkpoint",
+    "training killed twice",
+    sees="the process is gone",
+    then="goes on with the very same losses and weights",
+)
 def test_killed_run_goes_on_with_the_very_same_losses(
     make_spec: SpecMaker, unbroken: TrainingSpec
 ) -> None:
@@ -48,6 +54,9 @@ def test_killed_run_goes_on_with_the_very_same_losses(
     assert weights_of(spec) == weights_of(unbroken)
 
 
+@pytest.mark.fault(
+    "checkpoint", "SIGTERM", sees="saved at which step, exit code 75", then="goes on from that step"
+)
 def test_sigterm_through_the_launcher_saves_and_asks_to_be_started_again(
     make_spec: SpecMaker, unbroken: TrainingSpec
 ) -> None:

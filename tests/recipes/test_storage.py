@@ -68,6 +68,12 @@ def test_a_run_goes_on_from_checkpoints_in_object_storage(make_spec: SpecMaker) 
     assert fsspec.filesystem("memory").exists("/bucket/runs/remote/step-8/manifest.json")
 
 
+@pytest.mark.fault(
+    "Google Cloud",
+    "storage fails {failures} times while a checkpoint is saved",
+    sees="that it is tried again, and when",
+    then="saved",
+)
 @pytest.mark.parametrize("failures", [1, 2])
 def test_storage_that_comes_back_costs_nothing(model: nn.Module, failures: int) -> None:
     lines: list[str] = []
@@ -86,6 +92,12 @@ def test_storage_that_comes_back_costs_nothing(model: nn.Module, failures: int) 
     assert torch.equal(model.weight, expected)
 
 
+@pytest.mark.fault(
+    "Google Cloud",
+    "storage stays away while a checkpoint is saved",
+    sees="what storage said, how often it was tried",
+    then="no half checkpoint is left",
+)
 def test_storage_that_stays_away_ends_the_save_and_leaves_no_checkpoint(model: nn.Module) -> None:
     lines: list[str] = []
     url = "failing://bucket/away"

@@ -30,6 +30,12 @@ def refuse(spec: TrainingSpec, workers: Workers, error: type[UserError] = UserEr
     return str(refusal.value)
 
 
+@pytest.mark.fault(
+    "checkpoint",
+    "shards of another tokenizer",
+    sees="that, and which stage to materialize",
+    then="nothing is trained",
+)
 def test_shards_of_another_tokenizer_are_refused(make_spec: SpecMaker, alone: Workers) -> None:
     spec = make_spec()
     shards = spec.shards.model_copy(update={"tokenizer_sha256": "0" * 64})
@@ -38,6 +44,7 @@ def test_shards_of_another_tokenizer_are_refused(make_spec: SpecMaker, alone: Wo
     assert "Materialize `tokenized_shards` again" in message
 
 
+@pytest.mark.fault("checkpoint", "a shard missing", sees="the file", then="nothing is trained")
 def test_a_missing_shard_is_named(make_spec: SpecMaker, alone: Workers, tmp_path: Path) -> None:
     spec = make_spec()
     folder = tmp_path / "shards"
@@ -47,6 +54,12 @@ def test_a_missing_shard_is_named(make_spec: SpecMaker, alone: Workers, tmp_path
     assert "train-00001.tokens is absent" in refuse(moved, alone, DamagedArtifact)
 
 
+@pytest.mark.fault(
+    "checkpoint",
+    "a token outside the vocabulary",
+    sees="shard and token",
+    then="found before the first step",
+)
 def test_a_token_outside_the_vocabulary_is_found_before_the_first_step(
     make_spec: SpecMaker, alone: Workers, tmp_path: Path
 ) -> None:

@@ -38,6 +38,12 @@ def rows_trained_on(spec: TrainingSpec) -> dict[int, list[int]]:
     }
 
 
+@pytest.mark.fault(
+    "checkpoint",
+    "one of two workers killed",
+    sees="signal, and to start again",
+    then="goes on with one or two workers, each sample once",
+)
 def test_two_one_two_workers_across_deaths_see_each_sample_once(
     make_spec: SpecMaker, unbroken: TrainingSpec
 ) -> None:

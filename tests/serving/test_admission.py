@@ -58,6 +58,12 @@ def until(condition, seconds: float = 10.0) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.fault(
+    "endpoint",
+    "silent connection, or a header without end",
+    sees="closed after `endpoint.header_timeout`",
+    then="answers go on",
+)
 @pytest.mark.parametrize("beginning", [b"", b"GET /health HTTP/1.1\r\nX-Slow: "])
 def test_silent_connection_and_unfinished_header_are_closed(
     guarded: Client, beginning: bytes
@@ -70,6 +76,9 @@ def test_silent_connection_and_unfinished_header_are_closed(
     assert time.monotonic() - started < 5
 
 
+@pytest.mark.fault(
+    "endpoint", "too many connections", sees="503 with a reason", then="answers go on"
+)
 def test_more_connections_than_allowed_are_told_so_and_the_rest_go_on(guarded: Client) -> None:
     held = [connect(guarded) for _ in range(20)]
     try:
@@ -82,6 +91,9 @@ def test_more_connections_than_allowed_are_told_so_and_the_rest_go_on(guarded: C
     until(lambda: httpx.get(f"{guarded.endpoint.url}/health").status_code == 200)
 
 
+@pytest.mark.fault(
+    "endpoint", "400 MB in one header", sees="connection closed", then="memory stays"
+)
 def test_endless_header_is_refused_before_it_is_kept(guarded: Client) -> None:
     server = guarded.api_server()
     before = server.memory_info().rss
@@ -94,6 +106,9 @@ def test_endless_header_is_refused_before_it_is_kept(guarded: Client) -> None:
     assert server.memory_info().rss - before < 20_000_000
 
 
+@pytest.mark.fault(
+    "endpoint", "bytes that are no HTTP", sees="400 in OpenAI's shape", then="answers go on"
+)
 def test_malformed_request_is_answered_in_openais_shape(guarded: Client) -> None:
     with connect(guarded) as rude:
         rude.sendall(b"\x00\x01 nonsense\r\n\r\n")
@@ -124,6 +139,9 @@ def test_trailing_slash_redirects_nowhere(guarded: Client) -> None:
     assert answer.status_code == 404
 
 
+@pytest.mark.fault(
+    "endpoint", "client leaves without streaming", sees="nothing", then="the work ends"
+)
 def test_work_ends_when_its_client_has_gone(guarded: Client) -> None:
     body = json.dumps({"prompt": "The valve", "max_tokens": 150, "temperature": 1.0}).encode()
     for _ in range(6):
@@ -139,6 +157,12 @@ def test_work_ends_when_its_client_has_gone(guarded: Client) -> None:
     until(lambda: "serving_requests_in_flight 0" in guarded.http.get("/metrics").text)
 
 
+@pytest.mark.fault(
+    "endpoint",
+    "half a surrogate pair, or turns that the template refuses",
+    sees="400 with the reason",
+    then="does not count against the version",
+)
 def test_half_a_surrogate_pair_and_a_templates_own_refusal_are_400(guarded: Client) -> None:
     broken = guarded.http.post(
         "/v1/completions",
@@ -152,6 +176,9 @@ def test_half_a_surrogate_pair_and_a_templates_own_refusal_are_400(guarded: Clie
     assert "no system turns" in refused.json()["error"]["message"]
 
 
+@pytest.mark.fault(
+    "endpoint", "another local user asks the engine", sees="401", then="nothing is answered"
+)
 def test_engine_answers_its_api_server_alone(guarded: Client) -> None:
     status = process.status(guarded.state_folder)
     assert status is not None
@@ -160,6 +187,12 @@ def test_engine_answers_its_api_server_alone(guarded: Client) -> None:
     assert httpx.post(f"{url}/generate", json={}).status_code == 401
 
 
+@pytest.mark.fault(
+    "endpoint",
+    "engine stands still for a while",
+    sees="`/health` is 503 within 5 s",
+    then="200 again when it goes on, the same engine",
+)
 def test_health_tells_within_five_seconds_that_the_engine_stands_still(guarded: Client) -> None:
     (pid,) = guarded.engine_pids()
     psutil.Process(pid).suspend()

@@ -51,6 +51,7 @@ def until(condition, seconds: float = 30.0) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.fault("endpoint", "wrong token", sees="401", then="nothing is read")
 @pytest.mark.parametrize("header", [None, "Bearer wrong", "Basic abc", f"bearer{TOKEN}"])
 def test_wrong_or_no_token_is_401(strict: Client, header: str | None) -> None:
     headers = {} if header is None else {"Authorization": header}
@@ -62,12 +63,16 @@ def test_wrong_or_no_token_is_401(strict: Client, header: str | None) -> None:
     assert httpx.get(f"{strict.endpoint.url}/health").status_code == 200
 
 
+@pytest.mark.fault("endpoint", "log on a full disk", sees="nothing", then="answers go on")
 def test_log_on_a_full_disk_does_not_stop_the_answers(strict: Client) -> None:
     with pytest.raises(OSError), Path("/dev/full").open("w") as full:
         full.write("x")
     assert strict.complete(max_tokens=2).status_code == 200
 
 
+@pytest.mark.fault(
+    "endpoint", "status cannot be written", sees="a line in the log", then="answers go on"
+)
 def test_status_that_cannot_be_written_does_not_stop_the_answers(strict: Client) -> None:
     status = strict.state_folder / "status.json"
     kept = status.read_bytes()
@@ -107,6 +112,9 @@ def test_model_without_chat_template_says_so(client: Client) -> None:
     assert "completions" in answer.json()["error"]["message"]
 
 
+@pytest.mark.fault(
+    "endpoint", "client sends its body slowly", sees="408", then="the place is free again"
+)
 def test_client_that_sends_slowly_is_cut_off(strict: Client) -> None:
     with socket.create_connection(("127.0.0.1", httpx.URL(strict.endpoint.url).port)) as slow:
         slow.sendall(
@@ -119,6 +127,12 @@ def test_client_that_sends_slowly_is_cut_off(strict: Client) -> None:
     assert strict.complete(max_tokens=1).status_code == 200
 
 
+@pytest.mark.fault(
+    "endpoint",
+    "client does not read its answer",
+    sees="nothing",
+    then="the place is free after the time for an answer",
+)
 def test_client_that_does_not_read_holds_no_place(strict: Client) -> None:
     body = json.dumps({"prompt": "The valve", "max_tokens": 150, "stream": True}).encode()
     with socket.create_connection(("127.0.0.1", httpx.URL(strict.endpoint.url).port)) as silent:
@@ -132,6 +146,9 @@ def test_client_that_does_not_read_holds_no_place(strict: Client) -> None:
         until(lambda: metric(strict, "serving_requests_in_flight") == 0)
 
 
+@pytest.mark.fault(
+    "endpoint", "client leaves in the middle of a stream", sees="nothing", then="the work ends"
+)
 def test_client_that_leaves_mid_stream_gives_its_place_back(strict: Client) -> None:
     body = {"prompt": "The valve", "max_tokens": 150, "temperature": 1.0, "stream": True}
     with strict.http.stream("POST", "/v1/completions", json=body) as answer:
@@ -139,6 +156,12 @@ def test_client_that_leaves_mid_stream_gives_its_place_back(strict: Client) -> N
     until(lambda: metric(strict, "serving_requests_in_flight") == 0)
 
 
+@pytest.mark.fault(
+    "endpoint",
+    "engine stands still for good",
+    sees="504 with the limit",
+    then="the engine is replaced",
+)
 def test_answer_that_takes_too_long_is_504_and_a_hung_engine_is_replaced(strict: Client) -> None:
     (pid,) = strict.engine_pids()
     psutil.Process(pid).suspend()
@@ -149,6 +172,12 @@ def test_answer_that_takes_too_long_is_504_and_a_hung_engine_is_replaced(strict:
     assert not psutil.pid_exists(pid)
 
 
+@pytest.mark.fault(
+    "endpoint",
+    "more requests than it takes",
+    sees="429 with Retry-After",
+    then="all others are answered",
+)
 def test_more_than_it_can_take_is_429_with_retry_after(client: Client) -> None:
     async def flood() -> list[httpx.Response]:
         limits = httpx.Limits(max_connections=200)
@@ -186,6 +215,12 @@ def test_metrics_count_requests_and_tokens(client: Client) -> None:
     assert metric(client, "serving_engine_ready") == 1
 
 
+@pytest.mark.fault(
+    "endpoint",
+    "engine killed in the middle of a stream",
+    sees="a pause",
+    then="the stream is completed by the next engine",
+)
 def test_engine_killed_mid_answer_is_replaced_and_the_answer_completed(client: Client) -> None:
     whole = client.complete(max_tokens=150).json()["choices"][0]["text"]
     pieces: list[str] = []

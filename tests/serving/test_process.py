@@ -20,6 +20,7 @@ def test_same_version_again_changes_nothing(client: Client, tiny_model_folder: P
     assert client.engine_pids() == pids
 
 
+@pytest.mark.fault("endpoint", "port taken", sees="port and setting", then="nothing is started")
 def test_taken_port_is_named_with_its_settings_key(tmp_path: Path, tiny_model_folder: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -29,6 +30,9 @@ def test_taken_port_is_named_with_its_settings_key(tmp_path: Path, tiny_model_fo
             start(tmp_path, tiny_model_folder, port=port)
 
 
+@pytest.mark.fault(
+    "endpoint", "first model cannot be loaded", sees="the reason", then="the endpoint ends"
+)
 def test_model_that_cannot_be_loaded_ends_the_start_with_the_reason(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     with pytest.raises(UserError, match=r"no config\.json"):
@@ -36,6 +40,12 @@ def test_model_that_cannot_be_loaded_ends_the_start_with_the_reason(tmp_path: Pa
     assert process.status(tmp_path / "endpoint") is None
 
 
+@pytest.mark.fault(
+    "endpoint",
+    "address beyond loopback without a token",
+    sees="the setting",
+    then="nothing is started",
+)
 def test_address_beyond_loopback_needs_a_token(tmp_path: Path, tiny_model_folder: Path) -> None:
     with pytest.raises(UserError, match="token_variable"):
         start(tmp_path, tiny_model_folder, host="0.0.0.0")
@@ -55,6 +65,12 @@ def test_another_token_starts_the_endpoint_anew(
         process.stop(tmp_path)
 
 
+@pytest.mark.fault(
+    "endpoint",
+    "process number taken by another",
+    sees="nothing",
+    then="the other process is left alone",
+)
 def test_stop_ends_only_a_process_that_is_ours(client: Client, tmp_path: Path) -> None:
     status = process.status(client.state_folder)
     assert status is not None

@@ -140,12 +140,24 @@ def test_changed_settings_take_effect_under_load_and_lose_no_request(
     assert limited.changed and other_engine.changed and unlimited.changed
 
 
+@pytest.mark.fault(
+    "endpoint",
+    "rollout of a folder without a model",
+    sees="the missing file, and who still serves",
+    then="the version before serves",
+)
 def test_folder_without_a_model_leaves_the_version_before(moving: Client, tmp_path: Path) -> None:
     with pytest.raises(RolloutFailed, match=r"(?s)Version 3 is not served.*Version 1"):
         move(moving, tmp_path, "3")
     assert moving.complete(max_tokens=1).headers["x-model-version"] == "1"
 
 
+@pytest.mark.fault(
+    "endpoint",
+    "rollout of weights that are not numbers",
+    sees="the weight's name",
+    then="the version before serves",
+)
 def test_model_of_a_training_that_went_wrong_leaves_the_version_before(
     moving: Client, tmp_path: Path, tiny_model_folder: Path
 ) -> None:
@@ -158,6 +170,12 @@ def test_model_of_a_training_that_went_wrong_leaves_the_version_before(
     assert moving.complete(max_tokens=1).headers["x-model-version"] == "1"
 
 
+@pytest.mark.fault(
+    "endpoint",
+    "new version's engine killed in its rollout",
+    sees="that it died",
+    then="taken back; no request is lost",
+)
 def test_version_whose_engine_dies_is_taken_back(moving: Client, other_model_folder: Path) -> None:
     with load(moving) as answers:
         thread, outcome = in_background(moving, other_model_folder, "4")
@@ -169,6 +187,12 @@ def test_version_whose_engine_dies_is_taken_back(moving: Client, other_model_fol
     assert moving.complete(max_tokens=1).headers["x-model-version"] == "1"
 
 
+@pytest.mark.fault(
+    "endpoint",
+    "new version too slow in its rollout",
+    sees="how many times as slow",
+    then="taken back; no request is lost",
+)
 def test_version_that_is_too_slow_is_taken_back(moving: Client, other_model_folder: Path) -> None:
     over = threading.Event()
 
@@ -192,6 +216,12 @@ def test_version_that_is_too_slow_is_taken_back(moving: Client, other_model_fold
     assert {status for status, _ in answers} == {200}
 
 
+@pytest.mark.fault(
+    "endpoint",
+    "API server killed in a rollout",
+    sees="a pause",
+    then="comes back by itself with a whole version, then the wanted one",
+)
 def test_front_killed_in_a_rollout_comes_back_with_a_whole_version(
     moving: Client, other_model_folder: Path, tiny_model_folder: Path
 ) -> None:

@@ -42,6 +42,12 @@ def healthy(client: Client) -> bool:
         return False
 
 
+@pytest.mark.fault(
+    "endpoint",
+    "API server stands still or is killed",
+    sees="connections wait; `/health` is 503 until an engine is there",
+    then="started again by its supervisor, one line in the log",
+)
 def test_an_api_server_that_stands_still_is_replaced_and_who_waits_is_answered(
     kept: Client,
 ) -> None:
@@ -64,6 +70,12 @@ def test_an_api_server_that_stands_still_is_replaced_and_who_waits_is_answered(
     assert told["status"] == -9
 
 
+@pytest.mark.fault(
+    "endpoint",
+    "supervisor killed",
+    sees="the endpoint is down",
+    then="API server and engines end with it, also stopped ones",
+)
 def test_a_killed_supervisor_takes_all_with_it_even_what_stands_still(
     tmp_path: Path, tiny_model_folder: Path
 ) -> None:
@@ -76,6 +88,12 @@ def test_a_killed_supervisor_takes_all_with_it_even_what_stands_still(
     assert process.status(client.state_folder) is None
 
 
+@pytest.mark.fault(
+    "endpoint",
+    "store removed under a running endpoint",
+    sees="a line in its log",
+    then="the endpoint ends",
+)
 @pytest.mark.soak
 def test_an_endpoint_whose_store_was_removed_ends(tmp_path: Path, tiny_model_folder: Path) -> None:
     model = shutil.copytree(tiny_model_folder, tmp_path / "store" / "model")
@@ -84,6 +102,12 @@ def test_an_endpoint_whose_store_was_removed_ends(tmp_path: Path, tiny_model_fol
     until(lambda: process_started(client.endpoint.pid) is None, 30)
 
 
+@pytest.mark.fault(
+    "endpoint",
+    "broken chunked body",
+    sees="400 or a closed connection",
+    then="does not count as a failure of the version",
+)
 @pytest.mark.parametrize(
     "body",
     [b'5\r\n{"pro\r\nzz\r\n', b"-1\r\n", b"5\r\nab"],
@@ -129,6 +153,12 @@ def test_what_comes_in_thousands_is_told_once_in_a_while(capsys: pytest.CaptureF
     assert [line["count"] for line in lines] == [1, 1_000, 1_000]
 
 
+@pytest.mark.fault(
+    "endpoint",
+    "engine killed",
+    sees="`/health` is 503 within 5 s",
+    then="started again, one line in the log",
+)
 def test_status_and_health_tell_the_truth_within_seconds(kept: Client) -> None:
     until(lambda: healthy(kept), 60)
     (pid,) = kept.engine_pids()
@@ -141,6 +171,12 @@ def test_status_and_health_tell_the_truth_within_seconds(kept: Client) -> None:
     assert log_of(kept, "engine_ended")[-1]["status"] == -9
 
 
+@pytest.mark.fault(
+    "endpoint",
+    "its folder removed under a running endpoint",
+    sees="a line in its log",
+    then="its state is written again; `llm-assets stop` finds it",
+)
 def test_an_endpoint_whose_folder_was_removed_can_be_stopped(kept: Client) -> None:
     shutil.rmtree(kept.state_folder)
     until(lambda: process.status(kept.state_folder) is not None, 15)

@@ -78,6 +78,12 @@ def test_of_several_workers_the_first_alone_speaks(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (USER_ERROR, "", "")
 
 
+@pytest.mark.fault(
+    "settings and commands",
+    "`{program}` without its specification",
+    sees="the file",
+    then="exit code 1",
+)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_program_without_its_spec_says_which_file_is_missing(
     program: str, tmp_path: Path
@@ -94,6 +100,12 @@ def test_a_mistyped_key_is_named_before_the_missing_one(tmp_path: Path) -> None:
         read_spec(str(path), Spec)
 
 
+@pytest.mark.fault(
+    "store",
+    "parent of `{program}` killed in its first second",
+    sees="the process is gone",
+    then="the program ends too",
+)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_program_whose_parent_died_in_its_first_second_ends(program: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", program, "--spec", str(tmp_path / "spec.fifo")]

@@ -14,6 +14,12 @@ def _without_trace(text: str) -> str:
     return text
 
 
+@pytest.mark.fault(
+    "raw_corpus",
+    "text in another encoding",
+    sees="the file, and that it is not UTF-8",
+    then="nothing is read as something else",
+)
 @pytest.mark.parametrize(
     "command",
     [("llm-assets", "run"), ("dagster", "asset", "materialize", "--select", "raw_corpus")],
@@ -31,6 +37,12 @@ def test_text_in_another_encoding_is_named_without_a_trace(
     assert "is not UTF-8" in _without_trace(ended.stdout + ended.stderr)
 
 
+@pytest.mark.fault(
+    "settings and commands",
+    "typing error in a setting",
+    sees="the key and the nearest valid one",
+    then="nothing runs",
+)
 @pytest.mark.parametrize(
     "command",
     [("llm-assets", "run"), ("dagster", "asset", "materialize", "--select", "raw_corpus")],
@@ -45,6 +57,12 @@ def test_a_typo_in_the_settings_is_a_few_lines(project: Project, command: tuple[
     assert len(text.splitlines()) <= 6
 
 
+@pytest.mark.fault(
+    "settings and commands",
+    "Dagster's history damaged",
+    sees="which folder to move away",
+    then="no artifact is lost",
+)
 def test_a_damaged_history_is_called_what_it_is(project: Project) -> None:
     base = project.folder / ".llm_assets" / "dagster"
     ended = project.run("llm-assets", "status")
@@ -60,6 +78,12 @@ def test_a_damaged_history_is_called_what_it_is(project: Project) -> None:
     assert "Dagster's history is damaged" in _without_trace(ended.stdout + ended.stderr)
 
 
+@pytest.mark.fault(
+    "settings and commands",
+    "Dagster's history locked",
+    sees="that another process holds it, and how to find that",
+    then="the same again works",
+)
 def test_a_locked_history_is_called_what_it_is(project: Project) -> None:
     from artifacts.reasons import reason_of
 
@@ -103,6 +127,12 @@ def test_the_preflight_refuses_a_run_before_any_work(project: Project, tmp_path:
     assert not (project.folder / "store" / "raw_corpus").exists()
 
 
+@pytest.mark.fault(
+    "raw_corpus",
+    "source that changes while it is read",
+    sees="the file, three times",
+    then="refused: a snapshot is what its fingerprint says",
+)
 def test_a_source_that_never_rests_is_read_again_and_then_named(project: Project) -> None:
     path = project.folder / "text" / "log.jsonl"
     path.write_text('{"text": "The valve opens."}\n' * 200_000)

@@ -205,6 +205,12 @@ def test_endpoint_is_a_dedicated_one_with_the_machines_of_the_settings(cloud: Cl
     assert deployed.dedicated_resources.machine_spec.machine_type == "n1-standard-8"
 
 
+@pytest.mark.fault(
+    "Google Cloud",
+    "rollout of a version that shows: {reason}",
+    sees="that reason, and who still serves",
+    then="taken back",
+)
 @pytest.mark.parametrize(
     ("image", "reason"),
     [
@@ -223,6 +229,9 @@ def test_version_that_disappoints_is_taken_back(cloud: Cloud, image: str, reason
     assert len(cloud.google.endpoints.processes()) == 1
 
 
+@pytest.mark.fault(
+    "Google Cloud", "no quota to deploy", sees="where to ask for it", then="asked again, it serves"
+)
 def test_missing_quota_says_what_to_ask_for_and_is_mended_by_asking_again(cloud: Cloud) -> None:
     version = cloud.register("a")
     cloud.google.endpoints.quota = 0
@@ -240,6 +249,12 @@ CRASHES = {
 }
 
 
+@pytest.mark.fault(
+    "Google Cloud",
+    "killed in a deployment: {when}",
+    sees="the run is gone",
+    then="a whole version serves; the next run goes on",
+)
 @pytest.mark.parametrize("when", CRASHES)
 def test_crash_leaves_a_whole_version_and_the_next_run_goes_on(cloud: Cloud, when: str) -> None:
     url = cloud.serve(cloud.register("a")).url
@@ -353,6 +368,9 @@ def test_commands_move_registry_and_endpoint_together(
     assert "ended" in CliRunner().invoke(commands, ["stop"], catch_exceptions=False).output
 
 
+@pytest.mark.fault(
+    "Google Cloud", "reply to a deployment lost", sees="nothing", then="one deployment"
+)
 def test_busy_service_and_a_lost_reply_change_nothing(cloud: Cloud) -> None:
     version = cloud.register("a")
     faults = cloud.google.server.faults
@@ -364,6 +382,9 @@ def test_busy_service_and_a_lost_reply_change_nothing(cloud: Cloud) -> None:
     assert len(cloud.google.endpoints.processes()) == 1
 
 
+@pytest.mark.fault(
+    "Google Cloud", "deployment forbidden", sees="the role", then="the version before serves"
+)
 def test_forbidden_deployment_names_the_role(cloud: Cloud) -> None:
     version = cloud.register("a")
     cloud.google.server.faults.add("DeployModel", grpc.StatusCode.PERMISSION_DENIED, "no right")

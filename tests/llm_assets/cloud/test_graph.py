@@ -103,6 +103,12 @@ def test_from_a_table_to_a_model_with_two_replicas_and_a_preemption(
     assert len(google.dataproc.batches()) == 2 and len(google.vertex.jobs()) == 2
 
 
+@pytest.mark.fault(
+    "Google Cloud",
+    "Dagster killed in each stage",
+    sees="the run is gone",
+    then="no job is lost, none is repeated",
+)
 @pytest.mark.soak
 def test_run_killed_in_each_stage_neither_loses_nor_repeats_a_job(
     google: LocalGoogle, cloud_project: Project

@@ -26,6 +26,12 @@ def test_a_whole_store_is_in_order(configured: Weeks) -> None:
     assert code == 0 and said.endswith("everything is in order.\n")
 
 
+@pytest.mark.fault(
+    "store",
+    "doctor: clean corpus with {damage}",
+    sees="the artifact and what mending does",
+    then="`--repair` moves it to `damaged/`",
+)
 @pytest.mark.parametrize("damage", [name for name in DAMAGES if name != "missing"])
 def test_a_damaged_artifact_is_set_aside(configured: Weeks, damage: str) -> None:
     artifact = configured.current("clean_corpus")
@@ -83,6 +89,12 @@ FAULTS: dict[str, Callable[[Weeks], None]] = {
 }
 
 
+@pytest.mark.fault(
+    "store",
+    "doctor: {said}",
+    sees="the file and what is wrong with it",
+    then="`--repair` mends it; the next look finds all in order",
+)
 @pytest.mark.parametrize("said", FAULTS)
 def test_every_fault_is_told_and_mended(configured: Weeks, said: str) -> None:
     for number in range(2):
@@ -94,6 +106,12 @@ def test_every_fault_is_told_and_mended(configured: Weeks, said: str) -> None:
     assert doctor()[0] == 0
 
 
+@pytest.mark.fault(
+    "store",
+    "record of the pipeline cut",
+    sees="the file and `llm-assets doctor --repair`",
+    then="written again from what the versions stand on",
+)
 def test_a_lost_record_is_written_anew_from_what_versions_stand_on(configured: Weeks) -> None:
     kinds = ("clean_corpus", "checkpoint", "eval_metrics")
     before = {kind: configured.current(kind).fingerprint for kind in kinds}
@@ -104,6 +122,12 @@ def test_a_lost_record_is_written_anew_from_what_versions_stand_on(configured: W
     assert {kind: configured.current(kind).fingerprint for kind in kinds} == before
 
 
+@pytest.mark.fault(
+    "store",
+    "every file of the registry cut",
+    sees="the registry, and `llm-assets restore-registry`",
+    then="nothing is guessed, nothing is changed",
+)
 def test_a_registry_that_cannot_be_read_is_told(configured: Weeks) -> None:
     for path in (Path(configured.store.root) / "registry").rglob("*.json"):
         cut(path)
@@ -111,6 +135,12 @@ def test_a_registry_that_cannot_be_read_is_told(configured: Weeks) -> None:
     assert code == 1 and "registry/manual" in told and "0 of 1 faults mended" in told
 
 
+@pytest.mark.fault(
+    "store",
+    "model behind the champion deleted",
+    sees="which alias lost its model",
+    then="the command that makes it again",
+)
 def test_a_lost_model_of_the_champion_is_told(configured: Weeks) -> None:
     delete(configured.base)
     code, told = doctor()

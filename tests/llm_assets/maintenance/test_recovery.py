@@ -1,21 +1,16 @@
 """Anything can be deleted or damaged, is noticed before it is used, and is made again as it was."""
 
-import shlex
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from artifacts.errors import DamagedArtifact
-from artifacts.store.store import Artifact
-from llm_assets.cli.main import commands
 from llm_assets.registry.integrity import verify_model
-from tests.conftest import Project, make_project
+from tests.conftest import Project
 from tests.damage import DAMAGES, delete, flip_bit, largest_file, prescribed
-from tests.llm_assets.conftest import EVALUATION
 from tests.llm_assets.in_process import ask
+from tests.llm_assets.maintenance.asking import content, current, follow
 from tests.llm_assets.maintenance.weeks import Weeks
 
 READER = {
@@ -27,31 +22,6 @@ READER = {
     "eval_metrics": "model_version",
 }
 """Asset to one that reads its files."""
-UNPROMISED = ("metrics.jsonl", "program.log", "result.json", "spec.json")
-"""Files that say how long something took."""
-
-
-def follow(project: Project, line: str) -> None:
-    """Do what a message prescribes, in this process."""
-    for command in line.split(" && "):
-        program, *arguments = shlex.split(command)
-        if program == "dagster":
-            assert ask(project, arguments[-1]) == ""
-        else:
-            ended = CliRunner().invoke(commands, arguments)
-            assert ended.exit_code == 0, ended.output
-
-
-@pytest.fixture(scope="module")
-def judged(
-    tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path, made: Project
-) -> Project:
-    """A project with every artifact up to the verdict, on record; no endpoint."""
-    project = make_project(tmp_path_factory.mktemp("judged") / "project", tiny_model_folder)
-    project.adopt(made, *EVALUATION)
-    assert ask(project, "*model_version") == ""
-    shutil.copytree(project.folder / "store", project.folder / "as it was")
-    return project
 
 
 @pytest.fixture
@@ -63,20 +33,12 @@ def whole(judged: Project, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]
     shutil.copytree(judged.folder / "as it was", judged.folder / "store")
 
 
-def current(project: Project, asset: str) -> Artifact:
-    return project.record.current(asset, needed_by="test")
-
-
-def content(artifact: Artifact) -> dict[str, str | None]:
-    """The promised bytes of an artifact; evaluation and verdict promise figures alone."""
-    if artifact.manifest.kind == "eval_metrics":
-        return {"metrics": str(artifact.stats["metrics"])}
-    if artifact.manifest.kind == "model_version":
-        return {"promoted": str(artifact.stats["promoted"])}
-    files = artifact.manifest.files
-    return {entry.path: entry.sha256 for entry in files if entry.path not in UNPROMISED}
-
-
+@pytest.mark.fault(
+    "{asset}",
+    "artifact: {damage}",
+    sees="the artifact and the command that mends it",
+    then="that very command is run: the artifact is set aside and made again",
+)
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("asset", READER)
 def test_damage_is_named_before_it_is_used_and_its_way_out_begins(
@@ -99,6 +61,12 @@ def test_damage_is_named_before_it_is_used_and_its_way_out_begins(
     assert whole.record.find_current(asset) is None, "set aside: as if it had been deleted"
 
 
+@pytest.mark.fault(
+    "{reader}",
+    "a flipped bit in {asset}",
+    sees="the file, and that its checksum is another",
+    then="nothing is computed; `llm-assets doctor --repair` begins the way out",
+)
 @pytest.mark.parametrize(
     ("asset", "reader"),
     [
@@ -122,6 +90,12 @@ def test_one_flipped_bit_of_weights_or_evaluation_text_stops_all_who_read_it(
     assert prescribed(said).startswith(f"llm-assets doctor --repair {asset}/{artifact.fingerprint}")
 
 
+@pytest.mark.fault(
+    "endpoint",
+    "a champion damaged that cannot be made again",
+    sees="the file, and `llm-assets rollback`",
+    then="the version before serves",
+)
 def test_a_champion_that_cannot_be_made_again_gives_way_to_the_version_before(
     weeks: Weeks,
 ) -> None:
@@ -135,6 +109,12 @@ def test_a_champion_that_cannot_be_made_again_gives_way_to_the_version_before(
     assert prescribed(str(damage.value)).startswith("llm-assets rollback --reason ")
 
 
+@pytest.mark.fault(
+    "checkpoint",
+    "export deleted, resumable state cleaned away",
+    sees="the stage runs",
+    then="the same bytes are trained again",
+)
 def test_a_checkpoint_whose_state_was_cleaned_away_is_trained_again_to_the_same_bytes(
     whole: Project,
 ) -> None:
@@ -150,6 +130,12 @@ def test_a_checkpoint_whose_state_was_cleaned_away_is_trained_again_to_the_same_
     assert content(current(whole, "checkpoint")) == content(before)
 
 
+@pytest.mark.fault(
+    "{asset}",
+    "artifact deleted by hand",
+    sees="the stage runs",
+    then="made again under the same fingerprint, with the same content",
+)
 @pytest.mark.parametrize("asset", [*READER, "model_version"])
 def test_what_was_deleted_is_made_again_as_it_was(whole: Project, asset: str) -> None:
     before = current(whole, asset)
@@ -160,6 +146,12 @@ def test_what_was_deleted_is_made_again_as_it_was(whole: Project, asset: str) ->
     assert content(again) == content(before)
 
 
+@pytest.mark.fault(
+    "store",
+    "every artifact deleted at once",
+    sees="the graph runs",
+    then="all fingerprints are as before",
+)
 @pytest.mark.soak
 def test_everything_can_be_deleted_at_once(whole: Project) -> None:
     before = {asset: current(whole, asset).fingerprint for asset in [*READER, "model_version"]}

@@ -33,6 +33,7 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.fault("Google Cloud", "service busy", sees="a line each time", then="asked again")
 @pytest.mark.parametrize(("code", "message"), BUSY)
 def test_busy_service_is_asked_again(
     vertex_runner: Runner, google: LocalGoogle, code: grpc.StatusCode, message: str
@@ -46,6 +47,9 @@ def test_busy_service_is_asked_again(
     assert log_text(instance, result).count("Trying again in") == 4
 
 
+@pytest.mark.fault(
+    "Google Cloud", "service busy for ever", sees="what it said", then="given up in the end"
+)
 def test_busy_service_is_given_up_in_the_end(vertex_runner: Runner, google: LocalGoogle) -> None:
     google.server.faults.add("CreateCustomJob", grpc.StatusCode.UNAVAILABLE, times=1000)
     runner = vertex_runner.changed(limits=Limits(retries=RetryPolicy(0.05, 0.2, 1.5)))
@@ -53,6 +57,12 @@ def test_busy_service_is_given_up_in_the_end(vertex_runner: Runner, google: Loca
     assert 3 < google.server.faults.count("CreateCustomJob") < 20
 
 
+@pytest.mark.fault(
+    "Google Cloud",
+    "connection cut while a job is submitted",
+    sees="nothing",
+    then="one job is started",
+)
 def test_connection_cut_while_submitting_starts_one_job(
     runner: Runner, google: LocalGoogle
 ) -> None:
@@ -62,6 +72,7 @@ def test_connection_cut_while_submitting_starts_one_job(
     assert len(runner.jobs()) == 1
 
 
+@pytest.mark.fault("Google Cloud", "missing right", sees="the role to ask for", then="asked once")
 def test_missing_right_says_which_role_to_ask_for(runner: Runner, google: LocalGoogle) -> None:
     google.server.faults.add(
         runner.create_method, grpc.StatusCode.PERMISSION_DENIED, "Permission denied", times=1000
@@ -72,6 +83,9 @@ def test_missing_right_says_which_role_to_ask_for(runner: Runner, google: LocalG
     assert google.server.faults.count(runner.create_method) == 1
 
 
+@pytest.mark.fault(
+    "Google Cloud", "API disabled", sees="the command that enables it", then="asked once"
+)
 def test_disabled_api_says_how_to_enable_it(runner: Runner, google: LocalGoogle) -> None:
     message = "The API has not been used in project local-project before or it is disabled."
     google.server.faults.add(
@@ -80,6 +94,9 @@ def test_disabled_api_says_how_to_enable_it(runner: Runner, google: LocalGoogle)
     assert "gcloud services enable" in failure_text(runner.run(["materialize"]))
 
 
+@pytest.mark.fault(
+    "Google Cloud", "quota exceeded", sees="which, and where to ask for more", then="asked once"
+)
 def test_exceeded_quota_says_where_to_ask_for_more(runner: Runner, google: LocalGoogle) -> None:
     message = (
         "The following quota metrics exceed quota limits: "
@@ -94,6 +111,9 @@ def test_exceeded_quota_says_where_to_ask_for_more(runner: Runner, google: Local
     assert google.server.faults.count(runner.create_method) == 1
 
 
+@pytest.mark.fault(
+    "Google Cloud", "job never scheduled", sees="how long, and what to do", then="cancelled"
+)
 def test_job_that_is_never_scheduled_is_cancelled_with_advice(runner: Runner) -> None:
     runner.hold_pending()
     limits = Limits(poll_seconds=0.2, pending_seconds=1.0)
@@ -102,12 +122,21 @@ def test_job_that_is_never_scheduled_is_cancelled_with_advice(runner: Runner) ->
     assert [job.state.name.removeprefix("JOB_STATE_") for job in runner.jobs()] == ["CANCELLED"]
 
 
+@pytest.mark.fault(
+    "Google Cloud", "bucket missing", sees="the command that makes it", then="nothing is submitted"
+)
 def test_missing_bucket_stops_before_anything_is_submitted(runner: Runner) -> None:
     text = failure_text(runner.changed(bucket="no-such-bucket").run(["materialize"]))
     assert "gcloud storage buckets create gs://no-such-bucket" in text
     assert runner.jobs() == []
 
 
+@pytest.mark.fault(
+    "Google Cloud",
+    "messages unreadable",
+    sees="the role to ask for",
+    then="never taken for success",
+)
 def test_unreadable_messages_fail_and_say_what_to_ask_for(
     vertex_runner: Runner, google: LocalGoogle
 ) -> None:
@@ -116,16 +145,21 @@ def test_unreadable_messages_fail_and_say_what_to_ask_for(
     assert "roles/storage.objectUser" in text
 
 
+@pytest.mark.fault("Google Cloud", "wrong region", sees="the region", then="nothing runs")
 def test_region_mismatch_names_the_region(runner: Runner) -> None:
     text = failure_text(runner.changed(region="europe-west4").run(["materialize"]))
     assert "europe-west4" in text and "one region" in text
 
 
+@pytest.mark.fault("Google Cloud", "image missing", sees="how to make it", then="nothing runs")
 def test_missing_image_says_how_to_make_it(runner: Runner) -> None:
     text = failure_text(runner.changed(image="somewhere/missing:1").run(["materialize"]))
     assert "somewhere/missing:1" in text and "images/build.sh" in text
 
 
+@pytest.mark.fault(
+    "Google Cloud", "storage busy", sees="nothing", then="messages are late, none is lost"
+)
 def test_busy_storage_delays_messages_and_loses_none(
     vertex_runner: Runner, google: LocalGoogle
 ) -> None:
@@ -147,6 +181,12 @@ def test_exit_75_is_started_again_and_goes_on(vertex_runner: Runner, tmp_path: P
     assert "was interrupted" in log_text(instance, result)
 
 
+@pytest.mark.fault(
+    "Google Cloud",
+    "job interrupted again and again",
+    sees="its exit code",
+    then="started again so often, then failed",
+)
 def test_exit_75_is_started_again_only_so_often(vertex_runner: Runner, tmp_path: Path) -> None:
     steps = ["--count", str(tmp_path / "starts"), "fail-until:99:75"]
     assert "75" in failure_text(vertex_runner.run(steps))
@@ -169,6 +209,7 @@ def preempt_once_heard(google: LocalGoogle, said: str) -> None:
     threading.Thread(target=wait_and_preempt, daemon=True).start()
 
 
+@pytest.mark.fault("Google Cloud", "job pre-empted", sees="a line", then="submitted again, goes on")
 def test_preempted_job_is_submitted_again(
     vertex_runner: Runner, google: LocalGoogle, tmp_path: Path
 ) -> None:
@@ -179,6 +220,9 @@ def test_preempted_job_is_submitted_again(
     assert len(vertex_runner.jobs()) == 2
 
 
+@pytest.mark.fault(
+    "Google Cloud", "worker restarted inside a job", sees="nothing", then="no message is lost"
+)
 def test_worker_restart_inside_a_job_loses_no_messages(
     vertex_runner: Runner, google: LocalGoogle, tmp_path: Path
 ) -> None:
@@ -204,6 +248,12 @@ def running_process(runner: Runner, steps: list[str]) -> subprocess.Popen[bytes]
     return process
 
 
+@pytest.mark.fault(
+    "Google Cloud",
+    "Dagster killed while its job runs",
+    sees="the run is gone",
+    then="the next run finds the same job",
+)
 def test_killed_dagster_finds_its_job_again(runner: Runner) -> None:
     process = running_process(runner, ["sleep:2", "log:hello", "materialize"])
     process.kill()
@@ -217,6 +267,9 @@ def test_killed_dagster_finds_its_job_again(runner: Runner) -> None:
     assert "hello" in log_text(instance, result)
 
 
+@pytest.mark.fault(
+    "Google Cloud", "run cancelled", sees="the run is canceled", then="its job is cancelled"
+)
 @pytest.mark.parametrize(
     ("runner", "number"),
     [("vertex", signal.SIGINT), ("vertex", signal.SIGTERM), ("dataproc", signal.SIGTERM)],
@@ -231,6 +284,12 @@ def test_cancelled_run_cancels_its_job(runner: Runner, number: signal.Signals) -
     assert "CANCELLED" in job.state.name
 
 
+@pytest.mark.fault(
+    "Google Cloud",
+    "job just being cancelled",
+    sees="nothing",
+    then="not adopted; another is submitted",
+)
 def test_job_that_is_being_cancelled_is_not_adopted(
     vertex_runner: Runner, google: LocalGoogle
 ) -> None:

@@ -173,6 +173,12 @@ def test_people_give_name_and_reason_and_leave_the_base_alone(registry: Registry
     assert registry.state().decisions == []
 
 
+@pytest.mark.fault(
+    "model_version",
+    "two decisions at one time",
+    sees="that the incumbent has changed",
+    then="the second sees the first",
+)
 def test_of_two_changes_at_one_time_the_second_sees_the_first(
     open_registry: Callable[[], Registry], registry: Registry
 ) -> None:
@@ -194,6 +200,12 @@ def test_of_two_changes_at_one_time_the_second_sees_the_first(
     assert [found.weights for found in registry.versions()] == ["base", "b"]
 
 
+@pytest.mark.fault(
+    "model_version",
+    "registry {damage}",
+    sees="the file and `llm-assets restore-registry`",
+    then="nothing is promoted; restored, no number is given twice",
+)
 @pytest.mark.parametrize("damage", ["lost", "cut", "wrong fields"])
 def test_a_lost_or_damaged_state_is_named_and_its_way_out_works(
     open_registry: Callable[[], Registry], registry: Registry, damage: str
@@ -229,6 +241,12 @@ def remove(registry: Registry, name: str) -> None:
     filesystem.invalidate_cache()
 
 
+@pytest.mark.fault(
+    "model_version",
+    "registry and its backup lost",
+    sees="that nothing is left, and what to do",
+    then="nothing is guessed",
+)
 def test_where_nothing_is_left_to_restore_the_message_says_so(registry: Registry) -> None:
     judge(registry, "a")
     remove(registry, STATE_NAME)

@@ -31,6 +31,12 @@ def test_card_tells_verdicts_and_decisions_in_order(registry: LocalRegistry) -> 
     assert "# Base model, version 0" in card(registry, 0)
 
 
+@pytest.mark.fault(
+    "model_version",
+    "a version's folder lost",
+    sees="nothing",
+    then="no number is given twice; written again",
+)
 def test_a_lost_version_folder_gives_no_number_away_and_is_written_again(
     registry: LocalRegistry,
 ) -> None:
@@ -40,12 +46,21 @@ def test_a_lost_version_folder_gives_no_number_away_and_is_written_again(
     assert "Version 1" in card(registry, 1)
 
 
+@pytest.mark.fault(
+    "model_version",
+    "registry cannot be reached",
+    sees="its folder, and why",
+    then="nothing is promoted",
+)
 def test_registry_whose_folder_is_a_file_is_unreachable(tmp_path: Path) -> None:
     (tmp_path / "registry").write_text("not a folder")
     with pytest.raises(RegistryUnreachable, match="nothing was promoted"):
         LocalRegistry(tmp_path, "manual").register_base(base_entry())
 
 
+@pytest.mark.fault(
+    "store", "store moved", sees="nothing", then="models are served from where they are now"
+)
 def test_a_store_that_moved_serves_its_models_from_where_they_are_now(
     registry: LocalRegistry, tmp_path: Path
 ) -> None:

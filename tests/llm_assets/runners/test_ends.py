@@ -30,6 +30,12 @@ def failure_of(command: list[str], log: Path) -> str:
     return str(data.user_failure_data.description)
 
 
+@pytest.mark.fault(
+    "checkpoint",
+    "out of memory: worker killed by the kernel",
+    sees="peak, limit, the settings that lower it",
+    then="goes on from its newest checkpoint",
+)
 def test_a_child_that_was_killed_names_memory_and_what_lowers_it(tmp_path: Path) -> None:
     program = f"import os; os.kill(os.getpid(), {int(signal.SIGKILL)})"
 
@@ -39,6 +45,12 @@ def test_a_child_that_was_killed_names_memory_and_what_lowers_it(tmp_path: Path)
     assert "checkpoint.placement.device_batch_size" in said
 
 
+@pytest.mark.fault(
+    "checkpoint",
+    "a program fails with escape codes in its log",
+    sees="exit code and end of the log, codes shown as text",
+    then="nothing reaches the terminal as a command",
+)
 def test_a_childs_last_words_are_shown_and_never_sent(tmp_path: Path) -> None:
     program = r"print('\x1b[2Jgone'); raise SystemExit(3)"
 
@@ -78,6 +90,12 @@ def spark():  # type: ignore[no-untyped-def]
         SparkContext._gateway = SparkContext._jvm = None
 
 
+@pytest.mark.fault(
+    "clean_corpus",
+    "Python worker of Spark killed",
+    sees="that memory ran out, the limit, `spark.partitions`",
+    then="what is finished is not done twice",
+)
 def test_a_python_worker_of_spark_that_was_ended_is_named(spark) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(Exception) as caught:
         spark.sparkContext.parallelize([1], 1).map(lambda _: os.kill(os.getpid(), 9)).collect()
@@ -86,6 +104,12 @@ def test_a_python_worker_of_spark_that_was_ended_is_named(spark) -> None:  # typ
     assert reason is not None and "Python worker of Spark was ended" in reason
 
 
+@pytest.mark.fault(
+    "tokenized_shards",
+    "Java killed",
+    sees="that Java was ended from outside, the limit, the settings",
+    then="what is finished is not done twice",
+)
 def test_java_that_was_ended_is_named(spark) -> None:  # type: ignore[no-untyped-def]
     from pyspark import SparkContext
 

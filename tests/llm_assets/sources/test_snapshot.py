@@ -274,6 +274,12 @@ def test_only_what_is_new_is_read_again_and_the_result_is_that_of_a_run_from_not
     assert _bytes_of(tmp_path / "grown") == _bytes_of(tmp_path / "full")
 
 
+@pytest.mark.fault(
+    "raw_corpus",
+    "cached chunks cut, changed or gone",
+    sees="nothing",
+    then="read again; the snapshot is the same",
+)
 def test_what_is_cut_changed_or_gone_in_the_cache_is_read_again(tmp_path: Path) -> None:
     settings = files_source(tmp_path / "text", id_column="id")
     cache = tmp_path / "cache"
@@ -292,6 +298,9 @@ def test_what_is_cut_changed_or_gone_in_the_cache_is_read_again(tmp_path: Path) 
     assert _bytes_of(tmp_path / "again") == _bytes_of(tmp_path / "whole")
 
 
+@pytest.mark.fault(
+    "raw_corpus", "two runs on other text at once", sees="nothing", then="each has its own"
+)
 def test_runs_on_other_text_at_once_do_not_meet(tmp_path: Path) -> None:
     sources = {}
     for number in range(4):

@@ -75,6 +75,12 @@ def test_faulty_documents_are_set_aside_counted_and_named(tmp_path: Path) -> Non
         snapshot(files_source(tmp_path / "a.jsonl"), tmp_path / "again")
 
 
+@pytest.mark.fault(
+    "raw_corpus",
+    "compression bomb",
+    sees="the file and the limit",
+    then="refused before memory is full",
+)
 def test_a_compression_bomb_is_refused_before_memory_is_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,6 +91,7 @@ def test_a_compression_bomb_is_refused_before_memory_is_full(
         snapshot(files_source(tmp_path / "a.jsonl.gz"), tmp_path / "raw")
 
 
+@pytest.mark.fault("raw_corpus", "truncated zstd file", sees="the file", then="refused")
 def test_a_truncated_zstd_file_is_named(tmp_path: Path) -> None:
     content = pa.compress(b'{"text": "x"}\n' * 10_000, "zstd", asbytes=True)
     (tmp_path / "a.jsonl.zst").write_bytes(content[: len(content) // 2])

@@ -76,6 +76,9 @@ def test_a_line_of_200_mb_is_passed_over_without_being_held(tmp_path: Path) -> N
     assert megabytes < 300
 
 
+@pytest.mark.fault(
+    "raw_corpus", "damaged page of a Parquet file", sees="file and checksum", then="refused"
+)
 def test_a_damaged_page_is_noticed_where_the_file_has_checksums(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     table = pa.table({"text": [f"The valve number {number} opens." for number in range(500)]})
@@ -120,6 +123,12 @@ def test_reading_millions_of_blank_lines_says_how_far_it_is(
     assert time.monotonic() - started < 60
 
 
+@pytest.mark.fault(
+    "raw_corpus",
+    "ids with control characters or half a surrogate pair",
+    sees="the rows, counted",
+    then="set aside",
+)
 def test_ids_that_nothing_could_bear_are_set_aside_and_named(tmp_path: Path) -> None:
     ids = [f"sound {number}" for number in range(600)]
     ids[100:106] = ["\ud800", "x" * 2_000, "red\x1b[31m", "", {"a": 1}, [7]]  # type: ignore[list-item]

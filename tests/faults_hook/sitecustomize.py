@@ -1,0 +1,41 @@
+"""Read by Python at its start where this folder is on PYTHONPATH: see `tests.faults.killed_at`."""
+
+import importlib.abc
+import importlib.util
+import os
+import signal
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+MODULE, _, NAME = os.environ.get("TEST_KILLED_AT", "").partition(":")
+
+
+class Finder(importlib.abc.MetaPathFinder):
+    """Replaces the function once its module is imported."""
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        if name != MODULE:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.loader is None:
+            return None
+        load = spec.loader.exec_module
+
+        def load_and_replace(module: ModuleType) -> None:
+            load(module)
+            *owners, function = NAME.split(".")
+            place: Any = module
+            for owner in owners:
+                place = getattr(place, owner)
+            getattr(place, function)
+            setattr(place, function, lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
+
+        spec.loader.exec_module = load_and_replace  # type: ignore[method-assign]
+        return spec
+
+
+if MODULE:
+    sys.meta_path.insert(0, Finder())
