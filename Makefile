@@ -40,8 +40,9 @@ demo-cloud: $(READY) $(BIGQUERY_READY) ## Run the whole graph on a local Google 
 test: $(READY) $(BIGQUERY_READY) ## Run the tests
 	@. $(BIN)/activate && pytest
 
-soak: $(READY) $(BIGQUERY_READY) ## Run the tests that take longer than a minute each
-	@. $(BIN)/activate && pytest -m soak
+soak: $(READY) $(BIGQUERY_READY) ## Run the tests that take longer than a minute each; the last takes ten, alone
+	@. $(BIN)/activate && pytest -m soak --ignore=tests/serving/test_soak.py \
+		&& pytest -n 0 -s -m soak tests/serving/test_soak.py
 
 lint: $(READY) ## Check style, security, format, types, imports and words
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports --no-logo \

@@ -12,10 +12,10 @@ from typing import Any
 import fsspec
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from artifacts.errors import DamagedArtifact, UserError
+from artifacts.errors import DamagedArtifact, UserError, make_command
 from artifacts.storage import files
 from artifacts.storage.checksums import FileEntry, list_files
-from artifacts.store.identity import Identity, differences
+from artifacts.store.identity import Identity, differences, hash_json
 from artifacts.store.verify import find_faults
 
 MANIFEST_NAME = "manifest.json"
@@ -36,6 +36,20 @@ class CheckpointManifest(BaseModel):
     permanent: bool = False
     """Never removed by rotation."""
     files: list[FileEntry]
+    checksum: str | None = None
+    """A hash of all other fields; absent in what an older release wrote."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the fields are those that were written."""
+        return self.checksum in (None, self._hash())
+
+    def sealed(self) -> "CheckpointManifest":
+        """The same with its checksum."""
+        return self.model_copy(update={"checksum": self._hash()})
+
+    def _hash(self) -> str:
+        return hash_json(self.model_dump(mode="json", exclude={"checksum"}))
 
 
 class Checkpoint(BaseModel):
@@ -80,7 +94,7 @@ def commit(
         state=state,
         permanent=permanent,
         files=entries,
-    )
+    ).sealed()
     files.write(f"{url}/{MANIFEST_NAME}", manifest.model_dump_json(indent=2).encode())
     return Checkpoint(url=url, manifest=manifest)
 
@@ -94,7 +108,9 @@ def find_newest(
 
     Raises:
         UserError: the run was made with other settings or inputs; the message says which.
+        DamagedArtifact: there are finished ones, and every one is damaged.
     """
+    damages: list[DamagedArtifact] = []
     for step, url in reversed(_step_folders(run_url)):
         try:
             checkpoint = _read(url)
@@ -105,8 +121,15 @@ def find_newest(
             verify(checkpoint)
         except DamagedArtifact as damage:
             report(f"The checkpoint of step {step} is damaged and is left out: {damage}")
+            damages.append(damage)
             continue
         return checkpoint
+    if damages:
+        raise DamagedArtifact(
+            f"Every checkpoint of {run_url} is damaged: {damages[0]} Training would begin again "
+            "from its first step. Bring one back from a backup, or have them set aside and begin "
+            f"again with: llm-assets doctor --repair && {make_command('checkpoint')}"
+        )
     return None
 
 
@@ -169,10 +192,13 @@ def _read(url: str) -> Checkpoint | None:
     except FileNotFoundError:
         return None
     try:
-        return Checkpoint(url=url, manifest=CheckpointManifest.model_validate_json(content))
+        manifest = CheckpointManifest.model_validate_json(content)
     except ValidationError as error:
         fault = error.errors()[0]["msg"]
         raise DamagedArtifact(f"{url}/{MANIFEST_NAME} cannot be read ({fault}).") from error
+    if not manifest.is_whole:
+        raise DamagedArtifact(f"{url}/{MANIFEST_NAME} was changed after it was written.")
+    return Checkpoint(url=url, manifest=manifest)
 
 
 def _refuse_other_content(checkpoint: Checkpoint, content: dict[str, Any]) -> None:

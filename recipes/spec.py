@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from fsspec.implementations.local import LocalFileSystem
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
+from artifacts.errors import DamagedArtifact
+from artifacts.progress import Report
 from artifacts.shards.shard_set import ShardStats
 from artifacts.storage.atomic import write_atomically
 from recipes.sections import Precision
@@ -100,18 +102,46 @@ class TrainingResult(BaseModel):
 
 
 def read_result(run_folder: Path) -> TrainingResult | None:
-    """The finished run's result, or None while it is not finished."""
+    """The finished run's result, or None while it is not finished; raises DamagedArtifact."""
     path = run_folder / RESULT_NAME
-    return TrainingResult.model_validate_json(path.read_text()) if path.exists() else None
+    try:
+        return TrainingResult.model_validate_json(path.read_bytes()) if path.exists() else None
+    except ValidationError as error:
+        raise _damaged(path, error.errors()[0]["msg"]) from None
+
+
+def find_result(run_folder: Path, report: Report) -> TrainingResult | None:
+    """The same, where one that cannot be read counts as none: the run's end is made once more."""
+    try:
+        return read_result(run_folder)
+    except DamagedArtifact:
+        report(f"{run_folder / RESULT_NAME} cannot be read and is written again")
+        return None
 
 
 def read_metrics(run_folder: Path) -> list[dict[str, Any]]:
-    """The per-step metrics of a run so far, oldest first; half a last line is left out."""
+    """The per-step metrics of a run so far, oldest first; half a last line is left out.
+
+    Raises:
+        DamagedArtifact: a line is no object with a step.
+    """
     path = run_folder / METRICS_NAME
     if not path.exists():
         return []
-    lines = path.read_text().splitlines(keepends=True)
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    lines = path.read_bytes().splitlines(keepends=True)
+    try:
+        found = [json.loads(line) for line in lines if line.endswith(b"\n")]
+        if not all(isinstance(line, dict) and isinstance(line["step"], int) for line in found):
+            raise ValueError("a line is no step")
+    except (ValueError, KeyError, RecursionError) as error:
+        raise _damaged(path, str(error)) from None
+    return found
+
+
+def _damaged(path: Path, fault: str) -> DamagedArtifact:
+    return DamagedArtifact(
+        f"{path} cannot be read ({fault}). Set it aside with: llm-assets doctor --repair"
+    )
 
 
 def command(spec_path: Path, workers: int) -> list[str]:

@@ -65,7 +65,7 @@ def check_runs(store: Store, inventory: Inventory) -> Iterator[Finding]:
         for name, read in ((RESULT_NAME, read_result), (METRICS_NAME, read_metrics)):
             try:
                 read(folder)
-            except ValueError:
+            except DamagedArtifact:
                 yield _aside(store, f"{place}/{name}", "cannot be read", again)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from fsspec.implementations.local import LocalFileSystem
 
-from artifacts.errors import UserError
+from artifacts.errors import DamagedArtifact, UserError
 from artifacts.progress import Report, format_duration
 from artifacts.storage.atomic import write_atomically
 from recipes.distributed.workers import Workers
@@ -36,8 +36,12 @@ class Telemetry:
         self._seconds: list[float] = []
         self._last_line = 0.0
         # A run that went on from a checkpoint makes the steps after it once more.
-        kept = [line for line in read_metrics(run_folder) if line["step"] < first_step]
         path = run_folder / METRICS_NAME
+        try:
+            kept = [line for line in read_metrics(run_folder) if line["step"] < first_step]
+        except DamagedArtifact:
+            report(f"{path} cannot be read; the figures of the steps before are lost")
+            kept = []
         content = "".join(json.dumps(line) + "\n" for line in kept)
         write_atomically(LocalFileSystem(), str(path), content.encode())
         self._metrics = path.open("a")

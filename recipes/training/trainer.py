@@ -27,7 +27,7 @@ from recipes.spec import (
     PROFILE_NAME,
     TrainingResult,
     TrainingSpec,
-    read_result,
+    find_result,
 )
 from recipes.training.budget import total_steps
 from recipes.training.hardware import device_readings, model_utilization
@@ -47,7 +47,7 @@ def train(
         UserError: the inputs do not fit together, or the run folder belongs to other settings.
         Interrupted: a signal came; everything is saved.
     """
-    finished = read_result(Path(spec.run_folder))
+    finished = find_result(Path(spec.run_folder), report)
     if finished and (Path(spec.export_folder) / "config.json").exists():
         report(f"The run {spec.run_id} is complete already: {finished.steps} steps.")
         return finished

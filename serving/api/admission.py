@@ -7,10 +7,13 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from fastapi import Request
+from fastapi.responses import Response
+from starlette.datastructures import Headers
+from starlette.middleware.cors import CORSMiddleware
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from serving.api.address import LOOPBACK
-from serving.api.errors import ServingError, client_gone, unavailable
+from serving.api.errors import ServingError, client_gone, forbidden_origin, unavailable
 from serving.settings import EndpointSettings
 from serving.telemetry import Tally
 
@@ -94,11 +97,7 @@ def check_origin(request: Request, settings: EndpointSettings) -> None:
     origin = request.headers.get("origin")
     own = f"http://{request.headers.get('host', '')}"
     if origin is not None and origin != own and origin not in settings.allowed_origins:
-        raise ServingError(
-            403,
-            "This origin is not in `endpoint.allowed_origins`.",
-            "forbidden_origin",
-        )
+        raise forbidden_origin()
     if settings.host not in LOOPBACK:
         return
     host = request.headers.get("host", "")
@@ -107,6 +106,14 @@ def check_origin(request: Request, settings: EndpointSettings) -> None:
         raise ServingError(
             421, "The Host is neither loopback nor in `endpoint.allowed_hosts`.", "unknown_host"
         )
+
+
+class OriginMiddleware(CORSMiddleware):
+    """Answers web pages that ask beforehand; refuses them as all else is refused."""
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        response = super().preflight_response(request_headers)
+        return response if response.status_code < 400 else forbidden_origin().response()
 
 
 def check_content_type(request: Request) -> None:

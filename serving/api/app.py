@@ -9,9 +9,8 @@ from typing import Any
 from fastapi import Depends, FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
 
-from serving.api.admission import check_origin, while_connected
+from serving.api.admission import OriginMiddleware, check_origin, while_connected
 from serving.api.dispatcher import Gateway
 from serving.api.errors import ServingError
 from serving.api.guard import Front, authorize, guarded, read
@@ -50,7 +49,7 @@ def build_app(front: Front) -> FastAPI:
         dependencies=[Depends(check)],
     )
     app.add_middleware(
-        CORSMiddleware,
+        OriginMiddleware,
         allow_origins=gateway.settings.allowed_origins,
         allow_methods=["GET", "POST"],
         allow_headers=["Authorization", "Content-Type", "X-Request-Id"],

@@ -46,6 +46,13 @@ def invalid(message: str, field: str | None) -> ServingError:
     return ServingError(400, message, "invalid_request", field)
 
 
+def forbidden_origin() -> ServingError:
+    """403: a web page that was not allowed."""
+    return ServingError(
+        403, "This origin is not in `endpoint.allowed_origins`.", "forbidden_origin"
+    )
+
+
 def unavailable(message: str) -> ServingError:
     """503: nothing can answer now; try again."""
     return ServingError(503, message, "unavailable", retry=True)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from artifacts import checkpoints
-from artifacts.errors import UserError
+from artifacts.errors import DamagedArtifact, UserError
 
 CONTENT = {"settings": {"steps": 8}, "inputs": {"base_model": "abc"}}
 
@@ -73,6 +73,35 @@ def test_any_other_damage_is_survived_too(tmp_path: Path, lines: list[str], dama
     assert newest(tmp_path, lines) == 1
     assert len(lines) == 1
     assert "step 2" in lines[0]
+
+
+@pytest.mark.fault(
+    "checkpoint",
+    "one number changed in a resumable state's manifest",
+    sees="the step, and that it was changed",
+    then="the state before is taken",
+)
+def test_a_changed_number_in_the_state_is_noticed(tmp_path: Path, lines: list[str]) -> None:
+    save(tmp_path, 1)
+    save(tmp_path, 2)
+    path = tmp_path / "step-2" / "manifest.json"
+    path.write_text(path.read_text().replace('"samples_seen": 8', '"samples_seen": 9'))
+
+    assert newest(tmp_path, lines) == 1
+    assert "step-2/manifest.json was changed after it was written" in lines[0]
+
+
+@pytest.mark.fault(
+    "checkpoint",
+    "every resumable state damaged",
+    sees="that nothing is left to go on from, and `llm-assets doctor --repair`",
+    then="begins again only when told to",
+)
+def test_a_run_begins_again_only_when_told_to(tmp_path: Path, lines: list[str]) -> None:
+    save(tmp_path, 1)
+    (tmp_path / "step-1" / "weights").write_bytes(b"")
+    with pytest.raises(DamagedArtifact, match=r"Every checkpoint .* doctor --repair && dagster"):
+        newest(tmp_path, lines)
 
 
 def test_another_runs_checkpoint_is_refused_saying_what_differs(

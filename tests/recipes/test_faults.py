@@ -215,3 +215,23 @@ def test_a_run_that_lost_its_metrics_ends_all_the_same(
     result = train_here(spec)
     assert result.final_loss == course(unbroken)[-1][0]
     assert result.tokens_per_second > 0
+
+
+@pytest.mark.fault(
+    "checkpoint",
+    "a run's {name} damaged",
+    sees="the file, and what is lost",
+    then="goes on from its checkpoints, which are whole",
+)
+@pytest.mark.parametrize("name", ["result.json", "metrics.jsonl"])
+def test_a_damaged_account_of_a_run_does_not_stop_it(make_spec: SpecMaker, name: str) -> None:
+    spec = make_spec(f"damaged-{name}", steps=4, checkpointing={"every_steps": 2})
+    before = train_here(spec)
+    path = Path(spec.run_folder) / name
+    path.write_bytes(path.read_bytes()[:40] + b"\xff}\n")
+    if name == "metrics.jsonl":
+        (Path(spec.run_folder) / "result.json").unlink()
+    lines: list[str] = []
+    again = train_here(spec, lines.append)
+    assert any(f"{name} cannot be read" in line for line in lines)
+    assert (again.steps, again.final_loss) == (before.steps, before.final_loss)

@@ -14,11 +14,13 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from artifacts.errors import UserError
+from artifacts.leases.holder import process_started
 from serving import endpoint as process
 from serving.endpoint import Endpoint
 from serving.rollout import RolloutFailed
 from serving.settings import RolloutSettings
 from tests.serving.conftest import Client, start
+from tests.serving.test_admission import until
 
 ROLLOUT = RolloutSettings(steps=(0.3, 0.6), step_seconds=1.0, max_slowdown=20.0)
 
@@ -222,15 +224,17 @@ def test_version_that_is_too_slow_is_taken_back(moving: Client, other_model_fold
     sees="a pause",
     then="comes back by itself with a whole version, then the wanted one",
 )
-def test_front_killed_in_a_rollout_comes_back_with_a_whole_version(
+def test_an_api_server_killed_in_a_rollout_comes_back_and_brings_it_to_its_end(
     moving: Client, other_model_folder: Path, tiny_model_folder: Path
 ) -> None:
-    thread, _ = in_background(moving, other_model_folder, "6")
+    thread, outcome = in_background(moving, other_model_folder, "6")
     engine = new_engine(moving, "6")
-    psutil.Process(moving.endpoint.pid).kill()
-    thread.join(timeout=60)
-    engine.wait(timeout=10)
+    moving.api_server().kill()
+    thread.join(timeout=120)
+    assert isinstance(outcome[0], Client), outcome
+    until(lambda: process_started(engine.pid) is None)
     again = move(moving, other_model_folder, "6")
+    assert not again.endpoint.changed
     assert again.complete(max_tokens=1).headers["x-model-version"] == "6"
     status = process.status(moving.state_folder)
     assert status is not None

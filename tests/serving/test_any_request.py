@@ -1,0 +1,127 @@
+"""Whatever a client sends, the answer is OpenAI's, and no failure of ours."""
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from serving.api.requests import ChatRequest, CompletionRequest, PredictRequest
+from tests.serving.conftest import Client
+from tests.test_any_bytes import JSON
+
+ROUTES: dict[str, type[BaseModel]] = {
+    "/v1/completions": CompletionRequest,
+    "/v1/chat/completions": ChatRequest,
+    "/predict": PredictRequest,
+}
+TEXT = st.text(max_size=12)
+TOKENS = st.integers(1, 3)
+MESSAGE = st.fixed_dictionaries(
+    {"role": st.sampled_from(["system", "user", "assistant", "tool", ""]), "content": TEXT}
+)
+LIKELY: dict[str, st.SearchStrategy[Any]] = {
+    "prompt": TEXT | st.lists(TEXT, max_size=3),
+    "messages": st.lists(MESSAGE, max_size=3),
+    "instances": st.lists(TEXT | st.fixed_dictionaries({"prompt": TEXT}), max_size=3),
+    "parameters": st.dictionaries(st.sampled_from(["max_tokens", "temperature", "x"]), TOKENS),
+    "max_tokens": TOKENS,
+    "temperature": st.floats(0, 2),
+    "top_p": st.floats(0.1, 1),
+    "stream": st.booleans(),
+    "stop": st.lists(TEXT, max_size=5),
+}
+"""Values that a field may well have; any other JSON comes, too."""
+HEADERS = st.dictionaries(
+    st.sampled_from(
+        [
+            *("Origin", "Accept", "Authorization", "Content-Encoding", "Expect", "X-Request-Id"),
+            *("Access-Control-Request-Method", "X-HTTP-Method-Override", "Range", "Upgrade"),
+        ]
+    ),
+    st.sampled_from(["*", "null", "gzip", "GET", "bytes=0-1", "websocket", "http://a.example"])
+    | st.text(st.characters(min_codepoint=33, max_codepoint=126), max_size=20),
+    max_size=2,
+)
+
+
+@st.composite
+def bodies(draw: st.DrawFn, kind: type[BaseModel]) -> bytes:
+    """Bodies that nearly are requests, any JSON, any bytes."""
+    way = draw(st.sampled_from(["fields", "fields", "fields", "json", "bytes"]))
+    if way == "bytes":
+        return draw(st.binary(max_size=80))
+    if way == "json":
+        return json.dumps(draw(JSON)).encode()
+    given = {"max_tokens": draw(TOKENS)} if "max_tokens" in kind.model_fields else {}
+    names = st.sampled_from(sorted({*kind.model_fields, "unknown"}))
+    required = [name for name, field in kind.model_fields.items() if field.is_required()]
+    for name in [*required, *draw(st.lists(names, max_size=4))]:
+        likely = LIKELY.get(name, JSON)
+        given[name] = draw(likely if draw(st.integers(0, 3)) else JSON)
+    return json.dumps(given).encode()
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> dict[str, Any]:
+    path = draw(st.sampled_from(sorted(ROUTES)))
+    headers = {"Content-Type": "application/json"} | draw(HEADERS)
+    request = {"method": "POST", "url": path, "content": draw(bodies(ROUTES[path]))}
+    if draw(st.integers(0, 4)) == 0:
+        request["method"] = draw(
+            st.sampled_from(["GET", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH", "PROPFIND"])
+        )
+        other = st.text(st.characters(min_codepoint=33, max_codepoint=126), max_size=20)
+        request["url"] = draw(
+            st.sampled_from([path, "/health", "/metrics", "/v1/models", "/v1/models/x", "/"])
+            | other.map(lambda text: "/" + text.replace("/", "%2F"))
+        )
+    return request | {"headers": headers}
+
+
+def check(client: Client, request: dict[str, Any]) -> None:
+    answer = client.http.request(**request)
+    assert answer.status_code < 500 or answer.status_code == 503, answer.text
+    if answer.status_code < 400 or request["method"] == "HEAD":
+        return
+    if answer.status_code == 503 and request["url"].startswith("/health"):
+        return
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"] and error["type"] and error["code"]
+
+
+MARK = pytest.mark.fault(
+    "endpoint",
+    "any request",
+    sees="an answer, or an error in OpenAI's shape with the reason",
+    then="never a failure of the server's own",
+)
+
+
+@MARK
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(request=requests())
+def test_any_request_is_answered_or_refused_in_openais_shape(
+    client: Client, request: dict[str, Any]
+) -> None:
+    check(client, request)
+
+
+@pytest.mark.soak
+@settings(max_examples=10_000, deadline=None, suppress_health_check=list(HealthCheck))
+@given(request=requests())
+def test_ten_thousand_requests_are_answered_or_refused_in_openais_shape(
+    client: Client, request: dict[str, Any]
+) -> None:
+    check(client, request)
+
+
+def test_a_foreign_pages_preflight_is_refused_in_openais_shape(client: Client) -> None:
+    headers = {"Origin": "https://evil.example", "Access-Control-Request-Method": "POST"}
+    answer = httpx.options(f"{client.endpoint.url}/v1/completions", headers=headers)
+    assert answer.status_code == 403
+    assert answer.json()["error"]["code"] == "forbidden_origin"

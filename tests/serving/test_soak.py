@@ -1,0 +1,206 @@
+"""Ten minutes of everything at once; `SOAK_SECONDS=120` makes it two."""
+
+import json
+import os
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from artifacts.leases.holder import process_started
+from serving import endpoint as process
+from serving.log_file import MAX_BYTES, before
+from serving.settings import RolloutSettings
+from tests.serving.conftest import Client, start
+from tests.serving.test_admission import connect, until
+
+SECONDS = float(os.environ.get("SOAK_SECONDS", "600"))
+QUIET_SHARE = 0.15
+GOOD_CLIENTS = 8
+SETTINGS = {
+    "max_waiting": 64,
+    "header_timeout": 3.0,
+    "body_timeout": 3.0,
+    "engine_timeout": 5.0,
+    "request_timeout": 60.0,
+    "rollout": RolloutSettings(steps=(0.2, 0.6), step_seconds=2.0, max_slowdown=100.0),
+}
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+LONG = json.dumps({"prompt": "The valve", "max_tokens": 150}).encode()
+RUDE_PAUSE = 0.25
+
+
+def ask(client: Client, number: int) -> tuple[int, float]:
+    """What one good client gets, and its seconds; an answer that is not whole counts as 0."""
+    body = {"prompt": f"The valve {number}", "max_tokens": 10}
+    began = time.monotonic()
+    url = f"{client.endpoint.url}/v1/completions"
+    try:
+        if number % 2:
+            answer = httpx.post(url, json=body, timeout=90)
+            status = answer.status_code if answer.status_code != 200 or answer.json() else 0
+        else:
+            with httpx.stream("POST", url, json=body | {"stream": True}, timeout=90) as streamed:
+                lines = [line for line in streamed.iter_lines() if line]
+                status = streamed.status_code
+            if status == 200 and (lines[-1] != "data: [DONE]" or '"error"' in "".join(lines)):
+                status = 0
+    except httpx.HTTPError:
+        status = 0
+    return status, time.monotonic() - began
+
+
+def silent(client: Client, generator: random.Random) -> None:
+    with ExitStack() as held:
+        for _ in range(10):
+            held.enter_context(connect(client))
+        time.sleep(2)
+
+
+def slow(client: Client, generator: random.Random) -> None:
+    with connect(client) as connection, suppress(OSError):
+        sent = HEAD + b"Content-Length: 50\r\n\r\n{"
+        for byte in sent if generator.random() < 0.5 else HEAD:
+            connection.sendall(bytes([byte]))
+            time.sleep(0.05)
+
+
+def vanishing(client: Client, generator: random.Random) -> None:
+    body = LONG if generator.random() < 0.5 else LONG[:-1] + b', "stream": true}'
+    with connect(client) as connection:
+        connection.sendall(HEAD + f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        time.sleep(generator.random() / 4)
+
+
+def malformed(client: Client, generator: random.Random) -> None:
+    content = generator.choice(
+        [
+            generator.randbytes(300) + b"\r\n\r\n",
+            HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
+            HEAD + b"X-Long: " + b"a" * 100_000,
+            HEAD + b'Content-Length: 20\r\n\r\n{"prompt": "\\ud800"}',
+            b"GET /health HTTP/1.1\r\nHost: evil.example\r\n\r\n",
+        ]
+    )
+    with connect(client) as connection, suppress(OSError):
+        connection.sendall(content)
+        connection.settimeout(5)
+        connection.recv(4096)
+
+
+@contextmanager
+def in_threads(*works: Callable[[], None]) -> Iterator[None]:
+    """Each of these again and again, in a thread of its own, while the block runs."""
+    over = threading.Event()
+
+    def repeat(work: Callable[[], None]) -> None:
+        while not over.is_set():
+            with suppress(OSError):
+                work()
+
+    threads = [threading.Thread(target=repeat, args=(work,)) for work in works]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+
+
+def good(client: Client, answers: list[tuple[int, float]]) -> list[Callable[[], None]]:
+    return [
+        lambda number=number: answers.append(ask(client, number))  # type: ignore[misc]
+        for number in range(GOOD_CLIENTS)
+    ]
+
+
+def rude(client: Client) -> list[Callable[[], None]]:
+    def paced(work: Callable[[Client, random.Random], None], seed: int) -> Callable[[], None]:
+        generator = random.Random(seed)
+
+        def once() -> None:
+            work(client, generator)
+            time.sleep(RUDE_PAUSE)
+
+        return once
+
+    return [paced(work, n) for n, work in enumerate((silent, slow, vanishing, malformed))]
+
+
+def p95(answers: list[tuple[int, float]]) -> float:
+    return sorted(seconds for _, seconds in answers)[int(len(answers) * 0.95)]
+
+
+def replaced(client: Client, pid: int) -> bool:
+    status = process.status(client.state_folder)
+    routes = status.routes if status else []
+    return process_started(pid) is None and any(r.ready and r.engine_pid != pid for r in routes)
+
+
+def disturb(client: Client, other_model: Path) -> None:
+    """A rollout, two killed engines, a stopped one, spread over the time that is left."""
+    pause = SECONDS * (1 - QUIET_SHARE) / 5
+    time.sleep(pause)
+    start(client.state_folder, other_model, "2", **SETTINGS)
+    for end in (psutil.Process.kill, psutil.Process.kill, psutil.Process.suspend):
+        time.sleep(pause)
+        (pid,) = client.engine_pids()
+        end(psutil.Process(pid))
+        until(lambda pid=pid: replaced(client, pid), 90)
+    time.sleep(pause)
+
+
+@pytest.mark.soak
+@pytest.mark.fault(
+    "endpoint",
+    "ten minutes of silent, slow, vanishing and malformed clients, a rollout, two killed engines "
+    "and a stopped one",
+    sees="good clients: nothing; their 95th percentile at most doubles",
+    then="memory, open files and log stay level; every death is one line in the log",
+)
+def test_good_clients_lose_nothing_among_rude_ones_and_dying_engines(
+    tmp_path: Path, tiny_model_folder: Path, other_model_folder: Path
+) -> None:
+    folder = tmp_path / "endpoint"
+    client = start(folder, tiny_model_folder, "1", **SETTINGS)
+    try:
+        quiet: list[tuple[int, float]] = []
+        with in_threads(*good(client, quiet)):
+            time.sleep(SECONDS * QUIET_SHARE)
+        server = client.api_server()
+        memory, files = server.memory_info().rss, server.num_fds()
+        loud: list[tuple[int, float]] = []
+        with in_threads(*good(client, loud), *rude(client)):
+            disturb(client, other_model_folder)
+        time.sleep(5)
+        logs = [p for p in (folder / "front.log", before(folder / "front.log")) if p.exists()]
+        size = sum(path.stat().st_size for path in logs)
+        lines = [line for path in logs for line in path.read_text().splitlines()]
+        told = Counter(json.loads(line)["event"] for line in lines)
+        print(
+            f"quiet {len(quiet)} requests, p95 {p95(quiet):.2f} s; loud {len(loud)}, "
+            f"p95 {p95(loud):.2f} s; memory {memory / 1e6:.0f} -> "
+            f"{server.memory_info().rss / 1e6:.0f} MB; files {files} -> {server.num_fds()}; "
+            f"log {size / 1e6:.1f} MB; {dict(told)}"
+        )
+
+        assert Counter(status for status, _ in quiet + loud) == {200: len(quiet + loud)}
+        assert p95(loud) <= 2 * p95(quiet)
+        assert client.api_server().pid == server.pid
+        assert server.memory_info().rss - memory < 50_000_000
+        assert abs(server.num_fds() - files) <= GOOD_CLIENTS
+        assert size <= 2 * MAX_BYTES
+        assert (told["engine_ended"], told["engine_restarted"]) == (3, 3)
+        assert told["api_server_ended"] == 0
+        assert "serving_requests_in_flight 0" in client.http.get("/metrics").text
+    finally:
+        process.stop(folder)
