@@ -14,6 +14,7 @@ from artifacts.errors import UserError
 from artifacts.program.lifetime import end_with_parent
 from artifacts.program.pipes import move_pipes_arguments, open_session, started_by_dagster
 from artifacts.progress import Report
+from artifacts.reasons import reason_of
 from artifacts.storage import files
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ ERROR_MESSAGE = "error"
 """Key of the Pipes message with the reason for USER_ERROR, which needs no room on a disk."""
 STATS_MESSAGE = "stats"
 """Key of the Pipes message with what a program returned."""
+OUTPUTS = ("run_folder", "output")
+"""Fields of specifications that name the folder a program writes to."""
 
 Spec = TypeVar("Spec", bound=BaseModel)
 
@@ -61,7 +64,9 @@ def run_program(
     speaks = os.environ.get("RANK", "0") == "0"
     try:
         with _reporting(speaks) as (report, session):
-            stats = run(read_spec(options.spec, spec_type), report)
+            spec = read_spec(options.spec, spec_type)
+            with _reasons_named(spec, speaks):
+                stats = run(spec, report)
             if stats is not None:
                 _hand_over(stats, options.stats, session)
     except Interrupted:
@@ -86,6 +91,23 @@ def read_spec(url: str, spec_type: type[Spec]) -> Spec:
         raise UserError(
             f"{url} is not a {spec_type.__name__}: `{key}`: {faults[0]['msg']}."
         ) from None
+
+
+@contextmanager
+def _reasons_named(spec: BaseModel, speaks: bool) -> Iterator[None]:
+    """Turn an error whose reason is known, such as a full disk, into one message that says it."""
+    places = [str(getattr(spec, name)) for name in OUTPUTS if hasattr(spec, name)]
+    try:
+        yield
+    except (Interrupted, UserError):
+        raise
+    except Exception as error:
+        reason = reason_of(error, next((place for place in places if "://" not in place), "."))
+        if reason is None:
+            raise
+        if not speaks:
+            print(f"worker {os.environ['RANK']}: {reason}", file=sys.stderr)
+        raise UserError(reason) from error
 
 
 @contextmanager

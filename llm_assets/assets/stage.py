@@ -20,6 +20,7 @@ from dagster import (
 from artifacts.reasons import reason_of
 from artifacts.shown import shown_in_line
 from artifacts.store.store import Artifact
+from llm_assets.pipeline import PipelineResource
 
 _MARKDOWN = re.compile(r"[\\`*\[\]|!#~]|(?<!\w)_|_(?!\w)")
 """Characters by which Markdown formats, links or ends a cell; not the `_` within a name."""
@@ -31,7 +32,7 @@ def stage(**asset_arguments: Any) -> Callable[[Callable[..., Any]], AssetsDefini
     def decorate(function: Callable[..., Any]) -> AssetsDefinition:
         @functools.wraps(function)
         def run(*arguments: Any, **keywords: Any) -> Any:
-            with user_faults():
+            with user_faults(keywords.get("pipeline")):
                 return function(*arguments, **keywords)
 
         return asset(**asset_arguments)(run)
@@ -40,8 +41,10 @@ def stage(**asset_arguments: Any) -> Callable[[Callable[..., Any]], AssetsDefini
 
 
 @contextmanager
-def user_faults() -> Iterator[None]:
+def user_faults(pipeline: PipelineResource | None = None) -> Iterator[None]:
     """Turn what has a known reason into a Dagster failure that says it, never retried.
+
+    Where an error names no file, the pipeline's store is what was written to.
 
     Such a failure carries no stack trace: it would bury the message, which has what to do. What is
     not known keeps its trace.
@@ -50,7 +53,8 @@ def user_faults() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        reason = reason_of(error)
+        store = pipeline.settings.store if pipeline and isinstance(error, OSError) else "."
+        reason = reason_of(error, "." if "://" in store else store)
         if reason is None:
             raise
         sys.tracebacklimit = 0

@@ -23,6 +23,7 @@ PROGRAMS = (
     "recipes.evaluate",
 )
 PROGRAM = """
+import errno
 import sys
 from artifacts.errors import UserError
 from artifacts.program.entry import Interrupted, run_program
@@ -32,6 +33,8 @@ def run(spec, report):
     report("working")
     if spec.end == "interrupted":
         raise Interrupted("step 3")
+    if spec.end == "full disk":
+        raise OSError(errno.ENOSPC, "No space left on device")
     if spec.end == "fault":
         raise UserError("the row is empty")
     return {"rows": 2}
@@ -61,7 +64,12 @@ def start(*command: str, **environment: str) -> subprocess.CompletedProcess[str]
 
 @pytest.mark.parametrize(
     ("end", "code", "said"),
-    [("well", DONE, ""), ("interrupted", INTERRUPTED, ""), ("fault", USER_ERROR, "is empty")],
+    [
+        ("well", DONE, ""),
+        ("interrupted", INTERRUPTED, ""),
+        ("fault", USER_ERROR, "is empty"),
+        ("full disk", USER_ERROR, "No space left on the disk while writing"),
+    ],
 )
 def test_each_end_has_its_exit_code(end: str, code: int, said: str, tmp_path: Path) -> None:
     (tmp_path / "spec.json").write_text(json.dumps({"end": end}))
