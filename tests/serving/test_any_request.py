@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from serving.api.requests import ChatRequest, CompletionRequest, PredictRequest
+from serving.api.responses import ResponsesRequest
 from tests.serving.conftest import Client
 from tests.test_any_bytes import JSON
 
@@ -17,6 +18,7 @@ ROUTES: dict[str, type[BaseModel]] = {
     "/v1/completions": CompletionRequest,
     "/v1/chat/completions": ChatRequest,
     "/predict": PredictRequest,
+    "/v1/responses": ResponsesRequest,
 }
 TEXT = st.text(max_size=12)
 TOKENS = st.integers(1, 3)
@@ -28,7 +30,11 @@ LIKELY: dict[str, st.SearchStrategy[Any]] = {
     "messages": st.lists(MESSAGE, max_size=3),
     "instances": st.lists(TEXT | st.fixed_dictionaries({"prompt": TEXT}), max_size=3),
     "parameters": st.dictionaries(st.sampled_from(["max_tokens", "temperature", "x"]), TOKENS),
+    "input": TEXT | st.lists(MESSAGE, max_size=3),
+    "n": TOKENS,
     "max_tokens": TOKENS,
+    "max_output_tokens": TOKENS,
+    "max_completion_tokens": TOKENS,
     "temperature": st.floats(0, 2),
     "top_p": st.floats(0.1, 1),
     "stream": st.booleans(),
