@@ -17,7 +17,7 @@ def append(path: Path, content: bytes) -> None:
 
 
 def make_room(path: Path) -> None:
-    """Begin a log anew where it is full; what was written stays beside it, once."""
+    """Begin a log again where it is full; what was written stays beside it, once."""
     with suppress(OSError):
         if path.stat().st_size >= MAX_BYTES:
             os.replace(path, before(path))
