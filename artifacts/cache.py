@@ -88,6 +88,19 @@ def read_cached(folder: str, key: str) -> bytes | None:
     return content
 
 
+def cached_file(folder: str, key: str) -> tuple[Path, int] | None:
+    """A local entry as a file to map into memory, and at which byte its content begins.
+
+    The checksum is not compared, which would take reading all of it: for content that says itself
+    whether it is whole, and that cannot mislead where a bit is wrong.
+    """
+    path = Path(folder, key)
+    if not path.exists():
+        return None
+    _renew(LocalFileSystem(), str(path), b"")
+    return path, _DIGEST_BYTES
+
+
 def write_cached(folder: str, key: str, content: bytes) -> None:
     """Keep an entry, in place of an earlier one of this key."""
     filesystem, path = fsspec.core.url_to_fs(f"{folder}/{key}")

@@ -20,7 +20,7 @@ from recipes.sections import (
 )
 
 BASE_MODEL_CODE_VERSION = "1"
-CHECKPOINT_CODE_VERSION = "2"
+CHECKPOINT_CODE_VERSION = "3"
 
 
 class BaseModelSettings(Settings):

@@ -34,6 +34,10 @@ class DocumentStory:
     survivor: str
     """The document that is kept of its duplicate cluster; the document itself where it survived."""
     cluster: str
+    source: str
+    """The survivor's, and so are split and text."""
+    split: str
+    text_hash: str
     merged: list[Merged]
     """The cluster's dropped documents."""
     overlap: float | None
@@ -49,8 +53,8 @@ class DocumentStory:
                 f"{copy.neighbor})"
             )
         for found in self.occurrences:
-            rows = ", ".join(map(str, found.rows))
-            lines.append(f"  {found.split}, shard {found.shard}, rows {rows}")
+            count = f"{len(found.rows):,} rows" if len(found.rows) > 1 else f"row {found.rows[0]}"
+            lines.append(f"  {found.split}, shard {found.shard}, {count}")
         return "\n".join(lines)
 
     def _fate(self) -> str:
@@ -79,7 +83,7 @@ def explain_document(
         duplicates = pq.read_table(file).select(DUPLICATE_SCHEMA.names)
     own = duplicates.filter(pc.equal(duplicates["id"], identifier)).to_pylist()
     survivor = own[0]["survivor"] if own else identifier
-    cluster = own[0]["cluster"] if own else _cluster_of(clean_corpus, identifier)
+    kept = _clean_row(clean_corpus, survivor, identifier)
     members = duplicates.filter(pc.equal(duplicates["survivor"], survivor)).to_pylist()
     merged = [
         Merged(row["id"], row["reason"], row["similarity"], row["neighbor"]) for row in members
@@ -89,15 +93,26 @@ def explain_document(
     if shards and stats:
         occurrences = find_occurrences(Path(shards), stats, [survivor])
         overlap = _overlap(Path(shards), survivor)
-    return DocumentStory(identifier, survivor, cluster, merged, overlap, occurrences)
+    return DocumentStory(
+        id=identifier,
+        survivor=survivor,
+        **{name: kept[name] for name in _CLEAN_COLUMNS if name != "id"},
+        merged=merged,
+        overlap=overlap,
+        occurrences=occurrences,
+    )
 
 
-def _cluster_of(clean_corpus: str, identifier: str) -> str:
-    for part in find_parts(clean_corpus, ["id", "cluster"], "clean_corpus"):
-        table = part.read(["id", "cluster"])
-        row = pc.index(table["id"], identifier).as_py()
+_CLEAN_COLUMNS = ["id", "cluster", "source", "split", "text_hash"]
+
+
+def _clean_row(clean_corpus: str, survivor: str, identifier: str) -> dict[str, str]:
+    for part in find_parts(clean_corpus, _CLEAN_COLUMNS, "clean_corpus"):
+        ids = part.read(["id"])["id"]
+        row = pc.index(ids, survivor).as_py()
         if row >= 0:
-            return str(table["cluster"][row].as_py())
+            found: dict[str, str] = part.read(_CLEAN_COLUMNS).slice(row, 1).to_pylist()[0]
+            return found
     raise UserError(
         f"The clean corpus in {clean_corpus} knows no document {identifier!r}, neither kept nor "
         "dropped as a copy. It may have been dropped for its length: see `dropped_examples` of "

@@ -225,6 +225,10 @@ class Store:
         """A small file at a path relative to the root, or None where there is none."""
         return files.find(f"{self.root}/{path}")
 
+    def has_file(self, path: str) -> bool:
+        """Whether there is a file at a path relative to the root."""
+        return files.exists(f"{self.root}/{path}")
+
     def write_bytes(self, path: str, content: bytes) -> None:
         """Write a small file at a path relative to the root, whole or not at all."""
         if self.is_local:

@@ -13,6 +13,7 @@ from llm_assets.gate.judge import judge
 from llm_assets.gate.settings import CODE_VERSION as GATE_CODE_VERSION
 from llm_assets.gate.verdict import Verdict
 from llm_assets.pipeline import PipelineResource
+from llm_assets.registry.card import describe_coverage
 from llm_assets.registry.integrity import verify_model
 from llm_assets.registry.lineage import lineage, weights_fingerprint
 from llm_assets.registry.records import ModelEntry
@@ -140,10 +141,12 @@ def model_version(
         model_url=source.path,
         license=settings.license or base.stats["license"],
         lineage=lineage(evaluation),
+        coverage=candidate.stats["coverage"],
         evaluation=evaluation.stats,
     )
     version = models.enter(entry, verdict)
-    return materialization(artifact, verdict_metadata(version.version, verdict))
+    trained = {"trained_on": describe_coverage(version)}
+    return materialization(artifact, verdict_metadata(version.version, verdict) | trained)
 
 
 def base_entry(base: Artifact) -> ModelEntry:

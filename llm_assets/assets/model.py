@@ -20,6 +20,7 @@ from llm_assets.registry.resource import RegistryResource
 from llm_assets.registry.start import find_seen, find_start, with_start
 from llm_assets.runners.training import TrainingRunner
 from recipes.data.seen import SEEN_NAME
+from recipes.data.trained import TRAINED_NAME
 from recipes.evaluation.settings import ModelSource
 from recipes.model import base_model as base_model_recipe
 from recipes.sections import BUDGETS
@@ -138,7 +139,7 @@ def checkpoint(
         if estimate := training_estimate(training, settings, shards, base):
             context.log.info(f"Expected for {estimate}")
         draft.stats |= training.train(context, spec).model_dump()
-        for name in (METRICS_NAME, SEEN_NAME):
+        for name in (METRICS_NAME, SEEN_NAME, TRAINED_NAME):
             content = pipeline.store.read_bytes(f"{layout.run(run_id)}/{name}")
             (draft.path / name).write_bytes(content or b"")
 

@@ -11,7 +11,7 @@ import click
 
 from artifacts.errors import UserError
 from artifacts.reasons import reason_of
-from artifacts.shown import shown, shown_in_line
+from artifacts.shown import shown
 from llm_assets.config import CONFIG_VARIABLE
 
 version_argument = click.argument("version", type=int)
@@ -119,41 +119,25 @@ def restore_registry() -> None:
 
 @commands.command()
 @version_argument
-@click.option("--text", help="Say also which documents and training rows hold this text.")
-def explain(version: int, text: str | None) -> None:
+@click.option("--text", help="Say instead what it was trained on of the documents that hold this.")
+@json_option
+def explain(version: int, text: str | None, as_json: bool) -> None:
     """Say which text, which code and which checkpoint stand behind a version."""
+    from llm_assets.cli.explain import tell_version
     from llm_assets.cli.session import open_session
-    from llm_assets.registry import explain as provenance
 
-    session = open_session()
-    state = session.registry.state()
-    found = state.get(version)
-    click.echo(shown(provenance.explain(session.pipeline.store, state, found)))
-    if text:
-        occurrences = provenance.find_text(session.pipeline.store, found, text)
-        for place in occurrences:
-            rows = ", ".join(str(row) for row in place.rows)
-            click.echo(
-                f"{shown_in_line(place.document)}: {place.split}, shard {place.shard}, rows {rows}"
-            )
-        if not occurrences:
-            click.echo("No document of the clean corpus holds this text.")
+    tell_version(open_session(), version, text, as_json, click.echo)
 
 
 @commands.command()
 @click.argument("identifier")
-def document(identifier: str) -> None:
-    """Say what a document was merged with and why, and which rows hold it."""
-    from artifacts.shards.shard_set import ShardStats
+@json_option
+def document(identifier: str, as_json: bool) -> None:
+    """Say what a document was merged with and why, and which versions were trained on it."""
+    from llm_assets.cli.explain import tell_document
     from llm_assets.cli.session import open_session
-    from spark_jobs.explain import explain_document
 
-    record = open_session().pipeline.record
-    clean = record.current("clean_corpus", needed_by="document")
-    shards = record.find_current("tokenized_shards")
-    stats = ShardStats.model_validate(shards.stats) if shards else None
-    folder = str(shards.path) if shards else None
-    click.echo(shown(str(explain_document(clean.url, folder, stats, identifier))))
+    tell_document(open_session(), identifier, as_json, click.echo)
 
 
 @commands.command()

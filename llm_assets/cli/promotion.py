@@ -5,7 +5,7 @@ from typing import Any
 from artifacts.progress import Report
 from llm_assets.cli.session import Session
 from llm_assets.endpoint.follow import serve_wanted
-from llm_assets.registry.card import tell_story
+from llm_assets.registry.card import describe_coverage, tell_story
 
 
 def approve(session: Session, version: int, name: str, reason: str, report: Report) -> None:
@@ -40,7 +40,7 @@ def follow(session: Session, report: Report) -> None:
 
 
 def list_versions(session: Session) -> list[str]:
-    """One line a version, and one that says what is wanted and what serves."""
+    """Two lines a version, and one that says what is wanted and what serves."""
     state = session.registry.state()
     wanted, champion = state.find("wanted"), state.find("champion")
     if wanted is None:
@@ -51,6 +51,7 @@ def list_versions(session: Session) -> list[str]:
         label = f"{version.version} ({', '.join(aliases)})" if aliases else str(version.version)
         story = tell_story(state, version)
         lines.append(f"{label}: {story[-1] if story else 'the base model'}")
+        lines.append(f"    trained on {describe_coverage(version)}")
     move = [move for move in state.history if move.alias == "wanted"][-1]
     lines.append(f"wanted: version {wanted.version}, by {move.by} ({move.reason})")
     serves = f"version {champion.version}" if champion else "nothing yet"

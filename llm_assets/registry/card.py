@@ -14,6 +14,7 @@ def render_card(state: RegistryState, version: ModelVersion) -> str:
         f"- Registered: {version.created_at:%Y-%m-%d %H:%M} UTC",
         f"- Model: `{version.model_url}` (weights `{version.weights}`)",
         f"- License: {version.license}",
+        f"- Trained on: {describe_coverage(version)}",
         "",
         *_story(state, version),
     ]
@@ -49,6 +50,17 @@ def tell_story(state: RegistryState, version: ModelVersion) -> list[str]:
         for one in state.decisions_of(version.weights)
     ]
     return [f"{at:%Y-%m-%d %H:%M} UTC {text}" for at, text in sorted(found + said)]
+
+
+def describe_coverage(version: ModelVersion) -> str:
+    """How much of the text to train on a version has seen, in words."""
+    if version.coverage is None:
+        return "no text of this pipeline" if version.is_base else "an unknown share of the text"
+    return f"{_percent(version.coverage)} of the text, the versions before it included"
+
+
+def _percent(share: float) -> str:
+    return "less than 0.1 %" if 0 < share < 0.001 else f"{100 * share:.1f} %"
 
 
 def _story(state: RegistryState, version: ModelVersion) -> list[str]:

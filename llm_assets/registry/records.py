@@ -45,6 +45,9 @@ class ModelEntry(BaseModel):
     """SPDX name, or `unknown`."""
     lineage: dict[str, str]
     """Asset to fingerprint of everything behind the model, down to the raw corpus."""
+    coverage: float | None = None
+    """Share of the training text that the model and those before it were trained on; None for a
+    base model, of which nothing is known."""
     evaluation: dict[str, Any] = {}
     """`stats` of the newest `eval_metrics` artifact; empty for a base model."""
 

@@ -1,19 +1,25 @@
-"""Manifests of artifacts that were removed, so that registered versions still explain themselves.
+"""What stays of artifacts that were removed, so that registered versions still explain themselves.
 
-They lie under `retired/<kind>/<fingerprint>/manifest.json`, without the list of files.
+Under `retired/<kind>/<fingerprint>/` lies `manifest.json`, without the list of files, and of a
+checkpoint the record of the text that it was trained on.
 """
 
 from artifacts.store.layout import MANIFEST_NAME
 from artifacts.store.manifest import Manifest, dump_manifest, parse_manifest
-from artifacts.store.store import Store
+from artifacts.store.store import Store, layout
+from recipes.data.trained import TRAINED_NAME
 
 RETIRED_FOLDER = "retired"
 
 
 def retire(store: Store, manifest: Manifest) -> None:
     """Keep what a manifest says of an artifact that is about to be removed."""
+    kind, fingerprint = manifest.kind, manifest.fingerprint
+    trained = store.read_bytes(f"{layout.artifact(kind, fingerprint)}/{TRAINED_NAME}")
+    if trained is not None:
+        store.write_bytes(retired_file(kind, fingerprint, TRAINED_NAME), trained)
     content = dump_manifest(manifest.model_copy(update={"files": []}))
-    store.write_bytes(_place(manifest.kind, manifest.fingerprint), content)
+    store.write_bytes(retired_file(kind, fingerprint, MANIFEST_NAME), content)
 
 
 def find_manifest(store: Store, kind: str, fingerprint: str) -> Manifest | None:
@@ -21,11 +27,12 @@ def find_manifest(store: Store, kind: str, fingerprint: str) -> Manifest | None:
     artifact = store.find_named(kind, fingerprint)
     if artifact:
         return artifact.manifest
-    content = store.read_bytes(_place(kind, fingerprint))
+    content = store.read_bytes(retired_file(kind, fingerprint, MANIFEST_NAME))
     if content is None:
         return None
     return parse_manifest(content, f"{store.root}/{RETIRED_FOLDER}/{kind}/{fingerprint}")
 
 
-def _place(kind: str, fingerprint: str) -> str:
-    return f"{RETIRED_FOLDER}/{kind}/{fingerprint}/{MANIFEST_NAME}"
+def retired_file(kind: str, fingerprint: str, name: str) -> str:
+    """The path of what stayed of an artifact, relative to the store's root."""
+    return f"{RETIRED_FOLDER}/{kind}/{fingerprint}/{name}"

@@ -91,7 +91,7 @@ class TrainState(BaseModel):
             best_step=best,
             tokens_per_second=median(self.recent_tokens_per_second or [0.0]),
             final_loss=self.last_loss,
-            skipped_steps=self.guard.skipped,
+            skipped_steps=len(self.guard.skipped_steps),
             precision=precision,
             workers=workers,
             parameters=parameters,

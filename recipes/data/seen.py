@@ -4,7 +4,6 @@ A document is known by the hash of its text, a stretch by its tokens' places in 
 holds however later shards are cut and packed. It goes with every checkpoint, as `seen.parquet`.
 """
 
-import hashlib
 from dataclasses import dataclass
 
 import fsspec
@@ -14,6 +13,7 @@ import pyarrow.parquet as pq
 
 from artifacts.arrays import run_starts
 from artifacts.shards.shard_set import Shard, ShardSet
+from artifacts.shards.texts import text_numbers
 
 SEEN_NAME = "seen.parquet"
 _PLACES = np.int64(2**32)
@@ -103,7 +103,7 @@ def look_up(shards: ShardSet, seen: Seen) -> Rows:
 
 def _of_shard(shard: Shard, seen: Seen) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     count = shard.entry.rows
-    stretches = _stretches(shard, np.arange(count))
+    stretches = stretches_of(shard, np.arange(count))
     rows = np.repeat(np.arange(count), np.diff(shard.row_offsets))
     known = seen.tokens(*stretches)
     slices = np.zeros(count, np.int64)
@@ -117,25 +117,20 @@ def add_rows(seen: Seen, shards: ShardSet, rows: np.ndarray) -> Seen:
     """The record after these rows were trained on, each as often as it is named."""
     numbers, first = np.searchsorted(shards.ends, rows, side="right"), 0
     for place, shard in enumerate(shards.shards):
-        seen = seen.plus(*_stretches(shard, rows[numbers == place] - first))
+        seen = seen.plus(*stretches_of(shard, rows[numbers == place] - first))
         first += shard.entry.rows
     return seen
 
 
-def _stretches(shard: Shard, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """`(texts, starts, ends)` of all segments of some rows, in their order."""
+def stretches_of(shard: Shard, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """`(texts, starts, ends)` of all segments of some of a shard's rows, in their order."""
     first = np.asarray(shard.row_offsets[rows])
     counts = np.asarray(shard.row_offsets[rows + 1]) - first
     within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     segments = shard.segments[np.repeat(first, counts) + within]
-    texts = _text_numbers(shard.documents()["text_hash"].to_pylist())
+    texts = text_numbers(shard.documents()["text_hash"].to_pylist())
     starts = segments["offset"].astype(np.int64)
     return texts[segments["document"]], starts, starts + segments["length"]
-
-
-def _text_numbers(hashes: list[str]) -> np.ndarray:
-    digests = (hashlib.blake2b(one.encode(), digest_size=8).digest() for one in hashes)
-    return np.frombuffer(b"".join(digests), np.uint64)
 
 
 def record_seen(

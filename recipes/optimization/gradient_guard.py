@@ -16,8 +16,8 @@ class GradientGuard(BaseModel):
 
     recent_norms: list[float] = []
     """Norms of the last accepted gradients, oldest first."""
-    skipped: int = 0
-    """Steps skipped since the run's beginning."""
+    skipped_steps: list[int] = []
+    """Steps skipped since the run's beginning: their rows taught the model nothing."""
     skipped_in_a_row: int = 0
 
     def largest_norm(self, factor: float) -> float:
@@ -37,7 +37,7 @@ class GradientGuard(BaseModel):
         Raises:
             UserError: too many were skipped in a row.
         """
-        self.skipped += 1
+        self.skipped_steps = [*self.skipped_steps, step]
         self.skipped_in_a_row += 1
         if math.isfinite(norm):
             reason = f"a gradient norm of {norm:.3g}, far above the recent {self._typical():.3g}"
@@ -50,7 +50,7 @@ class GradientGuard(BaseModel):
                 "`checkpoint.optimizer.learning_rate`, or look at the rows it trained on "
                 "(`checkpoint.logging.audit_rows`)."
             )
-        return f"step {step} was skipped: {reason} ({self.skipped} skipped so far)"
+        return f"step {step} was skipped: {reason} ({len(self.skipped_steps)} skipped so far)"
 
     def _typical(self) -> float:
         return median(self.recent_norms) if self.recent_norms else math.nan

@@ -16,7 +16,6 @@ from recipes.checkpointing.schedule import SavingPlan
 from recipes.checkpointing.train_state import TrainState
 from recipes.data.order import DataOrder
 from recipes.data.reader import BatchSplit, StepInput, TrainingData, load
-from recipes.data.seen import SEEN_NAME, record_seen
 from recipes.distributed.workers import Workers
 from recipes.model.precision import choose_precision
 from recipes.optimization.optimizer import build_optimizers
@@ -34,6 +33,7 @@ from recipes.training.hardware import device_readings, model_utilization
 from recipes.training.input_checks import check_inputs, check_tokens
 from recipes.training.metrics import RowAudit, Telemetry
 from recipes.training.model_setup import build_model
+from recipes.training.records import record_text
 from recipes.training.step import StepOutcome, train_step
 from recipes.training.validation import Validation
 
@@ -262,16 +262,14 @@ class Trainer:
         self._checkpointer.wait()
         folder = Path(self._spec.export_folder)
         self._report(f"Writing the trained model to {folder}")
-        if self._training.export.weights == "best" and self._state.best_step < self._steps:
-            if self._workers.is_rank_zero:
-                copy_model(self._run_folder / BEST_NAME, folder)
-        else:
+        exports_best = self._training.export.weights == "best"
+        exported = self._state.best_step if exports_best else self._steps
+        if exported == self._steps:
             self._export(folder)
-        coverage, seen_before = record_seen(
-            ShardSet(self._spec.shards_folder, self._spec.shards, "train"),
-            self._spec.seen,
-            self._order.rows(0, self._state.samples_seen),
-            str(self._run_folder / SEEN_NAME) if self._workers.is_rank_zero else None,
+        elif self._workers.is_rank_zero:
+            copy_model(self._run_folder / BEST_NAME, folder)
+        coverage, seen_before = record_text(
+            self._spec, self._order, self._state, exported, self._workers.is_rank_zero
         )
         result = self._state.result(
             self._step,

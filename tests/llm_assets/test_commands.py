@@ -1,5 +1,6 @@
 """What a person may ask and decide about the versions."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,26 +35,36 @@ def test_a_version_is_explained_down_to_the_source_text(served: Project) -> None
     for asset in ("eval_metrics", "checkpoint", "tokenized_shards", "clean_corpus", "raw_corpus"):
         fingerprint = served.record.current(asset, needed_by="test").fingerprint
         assert f"{asset} {fingerprint}" in text
-    assert "promoted by the gate" in text and "revision" in text and '"learning_rate": 0.01' in text
+    assert (
+        "promoted by the gate" in text
+        and "revision" in text
+        and "optimizer.learning_rate: 0.01" in text
+    )
+    assert "% of the text, the versions before it included" in text
+    told = json.loads(ask(served, "explain", "1", "--json"))
+    assert told["artifacts"]["checkpoint"]["settings"]["optimizer"]["learning_rate"] == 0.01
 
 
 def test_a_piece_of_text_is_traced_to_the_rows_that_hold_it(served: Project) -> None:
     text = tiny_texts(240)[7]
     found = ask(served, "explain", "1", "--text", text)
-    (line,) = [line for line in found.splitlines() if line.startswith("0007.txt")]
-    assert "rows" in line and any(split in line for split in ("train", "validation", "held_out"))
+    (line,) = [line for line in found.splitlines() if "0007.txt" in line]
+    assert "trained on" in line and found.startswith("1 document(s)")
     assert "No document" in ask(served, "explain", "1", "--text", "never written")
 
 
 def test_a_document_tells_its_story(served: Project) -> None:
     told = ask(served, "document", "0007.txt")
-    assert "kept" in told and "duplicate cluster" in told and "rows" in told
+    assert "kept" in told and "duplicate cluster" in told and "trained on" in told
+    exposure = json.loads(ask(served, "document", "0007.txt", "--json"))["exposure"]
+    assert exposure["document"] == "0007.txt" and not exposure["unknown"]
     ended = served.run("llm-assets", "document", "nowhere.txt")
     assert ended.returncode == 1 and "knows no document 'nowhere.txt'" in ended.stderr
 
 
 def test_rollback_serves_the_version_before_and_stays_on_the_next_run(served: Project) -> None:
     before = ask(served, "versions")
+    assert "trained on" in before and "no text of this pipeline" in before
     assert "1 (wanted, champion)" in before and "0 (previous)" in before
     assert "Version 0 serves" in ask(served, "rollback", "--name", "Bo", "--reason", "complaints")
     told = ask(served, "versions")

@@ -5,6 +5,7 @@ import resource
 import shutil
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -13,6 +14,7 @@ from artifacts.errors import UserError
 from artifacts.shards.shard_set import ShardSet
 from recipes.checkpointing.train_state import TrainState
 from recipes.data.order import DataOrder
+from recipes.data.trained import TRAINED_NAME
 from recipes.optimization.gradient_guard import GradientGuard
 from recipes.spec import TrainingSpec, read_metrics
 from tests.recipes.conftest import (
@@ -141,6 +143,8 @@ def test_a_batch_that_is_not_a_number_is_skipped_and_counted(poisoned: TrainingS
     history = read_metrics(Path(spec.run_folder))
     skipped = [line["step"] for line in history if line["skipped"]]
     assert result.skipped_steps == len(skipped) > 0
+    trained = pq.read_table(f"{poisoned.run_folder}/{TRAINED_NAME}")["step"].to_pylist()
+    assert set(trained) == set(range(1, result.steps + 1)) - set(skipped)
     for step in skipped:
         assert f"step {step} was skipped: a gradient that is not finite" in output
     assert result.validation_bits_per_byte["end"] < result.validation_bits_per_byte["start"]

@@ -6,6 +6,7 @@ import time
 from itertools import pairwise
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 import yaml
 from pydantic import ValidationError
@@ -13,6 +14,7 @@ from safetensors.torch import load_file
 
 from artifacts.shards.shard_set import ShardStats
 from recipes.checkpointing.schedule import SavingPlan
+from recipes.data.trained import TRAINED_NAME
 from recipes.optimization.schedule import learning_rate_factor
 from recipes.sections import CheckpointingSettings, ExecutionSettings, ScheduleSettings
 from recipes.settings import BaseModelSettings, training_settings
@@ -158,6 +160,9 @@ def test_the_best_weights_are_exported_where_asked(make_spec: SpecMaker) -> None
     exported = load_file(Path(spec.export_folder) / "model.safetensors")
     best = load_file(Path(spec.run_folder) / "best" / "model.safetensors")
     assert all((exported[name] == best[name]).all() for name in best)
+    # What came after these weights taught the model nothing.
+    trained = pq.read_table(f"{spec.run_folder}/{TRAINED_NAME}")
+    assert max(trained["step"].to_pylist()) == result.best_step
 
 
 def test_recomputing_activations_and_accumulating_change_nothing(make_spec: SpecMaker) -> None:

@@ -21,8 +21,8 @@ from llm_assets.config import load_settings
 from llm_assets.definitions import build_definitions
 from llm_assets.maintenance.reachability import Name, reach
 from llm_assets.maintenance.retention import Version, plan_removals, read_contents
-from llm_assets.registry.explain import explain
 from llm_assets.retention_settings import RetentionSettings
+from llm_assets.tracing.explain import explain
 from tests.damage import cut_manifest
 from tests.llm_assets.maintenance.weeks import KB, KINDS, Weeks
 

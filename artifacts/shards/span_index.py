@@ -1,0 +1,186 @@
+"""An index of one shard that finds where a stretch of tokens stands in it, and who speaks of what.
+
+Two tables, built from the shard alone and mapped into memory:
+
+- grams: of every third run of six tokens in each segment a hash and its place, ordered by hash. A
+  stretch of `SHORTEST` tokens or more that stands in one segment holds at least one such run, so it
+  is found, and the tokens themselves say how far it goes: document fingerprints by a fixed stride,
+  see Schleimer, Wilkerson and Aiken, "Winnowing" (2003). OLMoTrace (Liu and others, 2025) finds
+  them through the suffix arrays of infini-gram (Liu and others, 2024), at 7 bytes per token; here
+  it is 2.7, for which shorter stretches are not looked for.
+- postings: which documents hold a token, and how often, for BM25.
+
+A wrong bit in the index can hide a stretch; it cannot invent one.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from artifacts.arrays import run_starts
+from artifacts.errors import DamagedArtifact
+from artifacts.shards.shard_set import Shard
+
+GRAM = 6
+STRIDE = 3
+SHORTEST = GRAM + STRIDE - 1
+"""Tokens of the shortest stretch that is certain to be found."""
+MOST_PLACES = 20_000
+"""Of one gram that are looked at; what is said oftener is no one's in particular."""
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+_HEADER = 8
+"""Numbers of eight bytes before the tables."""
+_MAGIC = 0x31305350414E5358
+
+
+def build_index(shard: Shard, texts: np.ndarray, vocab_size: int) -> bytes:
+    """The index of a shard, as `SpanIndex` opens it.
+
+    Args:
+        texts: shape (documents,), uint64, what each document's text is known by.
+        vocab_size: bound of the token ids.
+    """
+    grams = _grams(shard)
+    offsets, documents, counts = _postings(shard, vocab_size)
+    header = [_MAGIC, len(grams), vocab_size, len(documents), len(texts), 0, 0, 0]
+    lengths = np.asarray(shard.documents()["tokens"].to_numpy(), np.uint32)
+    tables = (np.array(header, "<i8"), grams, offsets, texts, lengths, documents, counts)
+    return b"".join(table.tobytes() for table in tables)
+
+
+def hash_grams(tokens: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """Shape (places,), uint64 below 2**32: a hash of the `GRAM` tokens from each place on."""
+    found = np.zeros(len(places), np.uint64)
+    for within in range(GRAM):
+        found = (found + tokens[places + within].astype(np.uint64) + np.uint64(1)) * _MULTIPLIER
+        found ^= found >> np.uint64(29)
+    return found >> np.uint64(32)
+
+
+def _grams(shard: Shard) -> np.ndarray:
+    tokens = shard.tokens.reshape(-1)
+    starts = first_places(shard)
+    counts = np.maximum(0, (shard.segments["length"].astype(np.int64) - GRAM) // STRIDE + 1)
+    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    places = np.repeat(starts, counts) + within * STRIDE
+    return np.sort((hash_grams(tokens, places) << np.uint64(32)) | places.astype(np.uint64))
+
+
+def first_places(shard: Shard) -> np.ndarray:
+    """Shape (segments,): where each begins among all tokens of the shard, in order."""
+    rows = np.repeat(np.arange(shard.entry.rows), np.diff(shard.row_offsets))
+    return np.asarray(rows * shard.tokens.shape[1] + shard.segments["start"])
+
+
+def _postings(shard: Shard, vocab_size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    lengths = shard.segments["length"].astype(np.int64)
+    within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    tokens = shard.tokens.reshape(-1)[np.repeat(first_places(shard), lengths) + within]
+    pairs = tokens.astype(np.uint64) << np.uint64(32)
+    pairs |= np.repeat(shard.segments["document"].astype(np.uint64), lengths)
+    pairs.sort()
+    starts = np.flatnonzero(run_starts(pairs))
+    counts = np.minimum(np.diff(starts, append=len(pairs)), 255).astype(np.uint8)
+    pairs = pairs[starts]
+    bounds = np.arange(vocab_size + 1, dtype=np.uint64) << np.uint64(32)
+    offsets = np.searchsorted(pairs, bounds).astype("<i8")
+    return offsets, (pairs & np.uint64(0xFFFFFFFF)).astype("<u4"), counts
+
+
+@dataclass(frozen=True)
+class Matches:
+    """Stretches that a text and a shard have in common; arrays of one length."""
+
+    first: np.ndarray
+    """Of the text: the first token, and how many."""
+    length: np.ndarray
+    place: np.ndarray
+    """Where it stands among all tokens of the shard."""
+    segment: np.ndarray
+    """The segment that it stands in."""
+
+
+class SpanIndex:
+    """An index of a shard on disk; opening it costs the same at any size."""
+
+    def __init__(self, path: Path, skipped: int = 0) -> None:
+        """Map a file that `build_index` made.
+
+        Args:
+            skipped: bytes before it.
+
+        Raises:
+            DamagedArtifact: it is cut, or no index.
+        """
+        size = path.stat().st_size - skipped
+        header = np.fromfile(path, "<i8", _HEADER, offset=skipped) if size >= 64 else np.zeros(8)
+        grams, vocab_size, pairs, documents = (int(number) for number in header[1:5])
+        expected = 8 * (_HEADER + grams + vocab_size + 1) + 12 * documents + 5 * pairs
+        if int(header[0]) != _MAGIC or size != expected:
+            raise DamagedArtifact(f"{path} is cut or no index. Remove it: it is made again.")
+        at = skipped + 8 * _HEADER
+
+        def table(kind: str, count: int) -> np.ndarray:
+            nonlocal at
+            where, at = at, at + count * np.dtype(kind).itemsize
+            if not count:
+                return np.empty(0, kind)
+            return np.asarray(np.memmap(path, kind, "r", where, (count,)))
+
+        self.grams, self.offsets = table("<u8", grams), table("<i8", vocab_size + 1)
+        self.texts, self.lengths = table("<u8", documents), table("<u4", documents)
+        self.documents, self.counts = table("<u4", pairs), table("u1", pairs)
+
+    def matches(self, tokens: np.ndarray, shard: Shard) -> Matches:
+        """All stretches of `SHORTEST` tokens or more that stand in one segment of the shard."""
+        firsts, places = self._candidates(tokens)
+        starts = first_places(shard)
+        segment = np.searchsorted(starts, places, side="right") - 1
+        ends = starts[segment] + shard.segments["length"][segment]
+        sound = (segment >= 0) & (places + GRAM <= ends)
+        firsts, places, segment = firsts[sound], places[sound], segment[sound]
+        stored = shard.tokens.reshape(-1)
+        left, right = _extend(tokens, stored, firsts, places, starts[segment], ends[sound])
+        found = np.column_stack((firsts - left, left + right, places - left, segment))
+        found = np.unique(found[left + right >= SHORTEST], axis=0)
+        return Matches(*found.T)
+
+    def _candidates(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        count = len(tokens) - GRAM + 1
+        if count <= 0 or not len(self.grams):
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        hashes = hash_grams(tokens, np.arange(count)) << np.uint64(32)
+        first = np.searchsorted(self.grams, hashes)
+        last = np.searchsorted(self.grams, hashes | np.uint64(0xFFFFFFFF), side="right")
+        counts = np.minimum(last - first, MOST_PLACES)
+        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        entries = self.grams[np.repeat(first, counts) + within]
+        places = (entries & np.uint64(0xFFFFFFFF)).astype(np.int64)
+        return np.repeat(np.arange(count), counts), places
+
+
+def _extend(
+    tokens: np.ndarray,
+    stored: np.ndarray,
+    firsts: np.ndarray,
+    places: np.ndarray,
+    begins: np.ndarray,
+    ends: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """How far to the left of each pair of places, and from it to the right, both are equal."""
+    sides = []
+    for direction, offset in ((-1, -1), (1, 0)):
+        reach = np.zeros(len(firsts), np.int64)
+        alive = np.arange(len(firsts))
+        while len(alive):
+            step = offset + direction * reach[alive]
+            of_text, of_shard = firsts[alive] + step, places[alive] + step
+            inside = (of_text >= 0) & (of_text < len(tokens))
+            inside &= (of_shard >= begins[alive]) & (of_shard < ends[alive])
+            alive, of_text, of_shard = alive[inside], of_text[inside], of_shard[inside]
+            equal = tokens[of_text] == stored[of_shard]
+            alive = alive[equal]
+            reach[alive] += 1
+        sides.append(reach)
+    return sides[0], sides[1]

@@ -1,0 +1,112 @@
+"""When the versions of a lineage were trained on a text, by the records of their runs."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow.compute as pc
+
+from artifacts.shards.texts import text_numbers
+from artifacts.store import layout
+from artifacts.store.store import Store
+from llm_assets.registry.records import ModelVersion
+from llm_assets.registry.retired import find_manifest, retired_file
+from llm_assets.registry.start import START_INPUT
+from llm_assets.registry.state import RegistryState
+from recipes.data.trained import TRAINED_NAME, read_trained
+
+_STEPS_SHOWN = 8
+
+
+@dataclass(frozen=True)
+class Run:
+    """A training run behind a version."""
+
+    checkpoint: str
+    """Fingerprint."""
+    version: int | None
+    """The version whose weights it made; None where these were never registered."""
+    record: str | None
+    """URL of `trained.parquet`; None where it is gone, so that nobody knows."""
+
+    @property
+    def name(self) -> str:
+        return (
+            f"checkpoint {self.checkpoint}" if self.version is None else f"version {self.version}"
+        )
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """That a run was trained on a text."""
+
+    run: Run
+    steps: list[int]
+    """Those whose weights' update it was part of, in order, counted from 1."""
+    rows: list[int]
+    """Numbers among the rows of the run, in order."""
+    tokens: int
+    """How many of its tokens were read, each as often as it was."""
+
+    def __str__(self) -> str:
+        shown = ", ".join(map(str, self.steps[:_STEPS_SHOWN]))
+        left = len(self.steps) - _STEPS_SHOWN
+        more = f" and {left} more" if left > 0 else ""
+        noun = "step" if len(self.steps) == 1 else "steps"
+        return f"{self.run.name} at {noun} {shown}{more} ({self.tokens:,} tokens)"
+
+
+def runs_behind(store: Store, state: RegistryState, version: ModelVersion) -> list[Run]:
+    """The runs that a version's weights went through, oldest first; none for a base model."""
+    runs = []
+    fingerprint: str | None = version.model_fingerprint
+    while fingerprint:
+        manifest = find_manifest(store, "checkpoint", fingerprint)
+        if manifest is None:
+            if version.lineage.get("checkpoint") == fingerprint:
+                runs.append(_run(store, state, fingerprint))
+            break
+        runs.append(_run(store, state, fingerprint))
+        fingerprint = manifest.inputs.get(START_INPUT)
+    return runs[::-1]
+
+
+def all_runs(store: Store, state: RegistryState) -> list[Run]:
+    """The runs behind all registered versions, each once, those of older versions first."""
+    runs = (run for version in state.versions for run in runs_behind(store, state, version))
+    return list({run.checkpoint: run for run in runs}.values())
+
+
+def lessons_of(runs: Sequence[Run], text_hashes: Sequence[str]) -> dict[str, list[Lesson]]:
+    """What the runs were trained on of each text, those that were not left out.
+
+    Args:
+        text_hashes: of the texts, as the clean corpus and the shards have them.
+    """
+    numbers = dict(zip(text_numbers(text_hashes).tolist(), text_hashes, strict=True))
+    found: dict[str, list[Lesson]] = {text_hash: [] for text_hash in text_hashes}
+    for run in runs:
+        if run.record:
+            for number, lesson in _lessons(run, run.record, list(numbers)):
+                found[numbers[number]].append(lesson)
+    return found
+
+
+def _lessons(run: Run, record: str, texts: list[int]) -> Iterator[tuple[int, Lesson]]:
+    table = read_trained(record, texts)
+    for text in table["text"].unique().to_pylist():
+        of_text = table.filter(pc.equal(table["text"], text))
+        tokens = pc.sum(pc.subtract(of_text["end"], of_text["start"])).as_py()
+        steps, rows = (np.unique(of_text[name].to_numpy()).tolist() for name in ("step", "row"))
+        yield text, Lesson(run, steps, rows, tokens)
+
+
+def _run(store: Store, state: RegistryState, checkpoint: str) -> Run:
+    versions = (one for one in state.versions if one.model_fingerprint == checkpoint)
+    version = next((one.version for one in versions), None)
+    places = (
+        f"{layout.artifact('checkpoint', checkpoint)}/{TRAINED_NAME}",
+        retired_file("checkpoint", checkpoint, TRAINED_NAME),
+    )
+    there = (f"{store.root}/{place}" for place in places if store.has_file(place))
+    return Run(checkpoint, version, next(there, None))

@@ -1,0 +1,124 @@
+"""From what a version said to the text that it was trained on.
+
+First the longest stretches of the answer that stand word for word in text that this version, or one
+that it continues, was trained on; then the nearest documents by BM25, which are only like it. As in
+OLMoTrace (Liu and others, 2025) stretches are found token by token in the training text itself, so
+what is shown was read in training; that it is why the model said it is not claimed.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from artifacts.errors import UserError
+from artifacts.progress import Report
+from artifacts.shards.span_index import SHORTEST
+from artifacts.store.store import Store
+from llm_assets.registry.records import ModelVersion
+from llm_assets.registry.state import RegistryState
+from llm_assets.tracing.lessons import Run, runs_behind
+from llm_assets.tracing.nearest import find_nearest
+from llm_assets.tracing.training_text import Source, TrainingText
+from llm_assets.tracing.verbatim import find_stretches
+
+MOST_CHARACTERS = 100_000
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """A stretch of the answer that stands in training text."""
+
+    start: int
+    end: int
+    """Characters of the answer."""
+    tokens: int
+    places: int
+    """How many places of the training text hold it."""
+    sources: list[Source]
+    """The first of them."""
+
+
+@dataclass(frozen=True)
+class Near:
+    """A document that shares telling words with the answer."""
+
+    score: float
+    source: Source
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What was found."""
+
+    version: int
+    answer: str
+    shortest: int
+    """Tokens of the shortest stretch that was looked for."""
+    verbatim: list[Stretch]
+    """Longest first, none inside another."""
+    near: list[Near]
+    """Best first."""
+    unknown: list[Run]
+    """Runs behind the version whose record or text is gone, so that theirs was not looked at."""
+
+    @property
+    def verdict(self) -> str:
+        """What the whole is, in a word: `verbatim`, `near` or `nothing found`."""
+        return "verbatim" if self.verbatim else "near" if self.near else "nothing found"
+
+    @property
+    def share(self) -> float:
+        """The share of the answer's characters that stand in training text."""
+        covered = np.zeros(len(self.answer), bool)
+        for one in self.verbatim:
+            covered[one.start : one.end] = True
+        return float(covered.mean()) if len(covered) else 0.0
+
+
+def trace(
+    store: Store,
+    state: RegistryState,
+    version: ModelVersion,
+    answer: str,
+    report: Report,
+    count: int = 5,
+) -> Trace:
+    """Look for an answer in the text that a version was trained on.
+
+    Args:
+        count: near documents, and sources of a stretch, that are shown.
+
+    Raises:
+        UserError: the answer is empty or too long, or the version was trained on nothing here.
+        MissingArtifact: no text that the version was trained on is in the store.
+    """
+    if not answer.strip():
+        raise UserError("There is no text to trace: give the answer with --text or --file.")
+    if len(answer) > MOST_CHARACTERS:
+        raise UserError(
+            f"The text has {len(answer):,} characters, more than the {MOST_CHARACTERS:,} that are "
+            "traced at a time: give a part of it."
+        )
+    runs = runs_behind(store, state, version)
+    if not runs:
+        raise UserError(
+            f"Version {version.version} is the base model: what it was trained on is not in this "
+            "store. Trace an answer of a later version (`llm-assets versions`)."
+        )
+    text = TrainingText.open(store, version, runs, report)
+    encoded = text.tokenizer.encode(answer, add_special_tokens=False)
+    tokens = np.asarray(encoded.ids, np.int64)
+    stretches = [
+        Stretch(
+            encoded.offsets[one.first][0],
+            encoded.offsets[one.first + one.length - 1][1],
+            one.length,
+            len(one.places),
+            text.describe([(p.shard, p.segment, p.place, one.length) for p in one.places[:count]]),
+        )
+        for one in find_stretches(text.shards, tokens, text.records)
+    ]
+    near = find_nearest(text.shards, tokens, text.texts, count)
+    beginnings = text.describe([text.beginning(one.shard, one.document) for one in near])
+    scored = [Near(one.score, source) for one, source in zip(near, beginnings, strict=True)]
+    return Trace(version.version, answer, SHORTEST, stretches, scored, text.unknown)

@@ -1,0 +1,104 @@
+"""Stretches of a text that stand in what some runs were trained on."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from artifacts.shards.span_index import SHORTEST, Matches
+from llm_assets.tracing.indexed import IndexedShard
+from recipes.data.trained import read_trained
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a stretch stands."""
+
+    shard: IndexedShard
+    place: int
+    """Its first token among all tokens of the shard."""
+    segment: int
+
+
+@dataclass(frozen=True)
+class Found:
+    """A stretch of the text, and everywhere that it was trained on."""
+
+    first: int
+    length: int
+    """Tokens of the text."""
+    places: list[Place]
+
+
+def find_stretches(
+    shards: Sequence[IndexedShard], tokens: np.ndarray, records: Sequence[str]
+) -> list[Found]:
+    """The longest stretches, none inside another, longest first.
+
+    Args:
+        tokens: of the text.
+        records: URLs of what the runs were trained on (`recipes.data.trained`).
+    """
+    matches = [one.index.matches(tokens, one.shard) for one in shards]
+    texts = [_texts(one, found) for one, found in zip(shards, matches, strict=True)]
+    lessons = _lessons(records, np.unique(np.concatenate(texts)) if texts else np.empty(0))
+    columns = [
+        _trained_part(one, found, of, lessons, number)
+        for number, (one, found, of) in enumerate(zip(shards, matches, texts, strict=True))
+    ]
+    every = np.concatenate(columns) if columns else np.empty((0, 5), np.int64)
+    every = every[every[:, 1] >= SHORTEST]
+    every = np.unique(every, axis=0)
+    found: list[Found] = []
+    covered = np.zeros(len(tokens), np.int64)
+    # A stretch begins no earlier and ends no later than one that holds it, and is shorter.
+    for first, length in sorted({(int(f), int(n)) for f, n in every[:, :2]}, key=_longest_first):
+        if covered[first] >= first + length:
+            continue
+        covered[first : first + length] = np.maximum(
+            covered[first : first + length], first + length
+        )
+        same = every[(every[:, 0] == first) & (every[:, 1] == length)]
+        places = [Place(shards[n], int(at), int(segment)) for _, _, at, segment, n in same]
+        found.append(Found(first, length, places))
+    return found
+
+
+def _longest_first(stretch: tuple[int, int]) -> tuple[int, int]:
+    return -stretch[1], stretch[0]
+
+
+def _texts(shard: IndexedShard, matches: Matches) -> np.ndarray:
+    """Shape (matches,), uint64: the text that each stands in."""
+    documents = shard.shard.segments["document"][matches.segment]
+    return np.asarray(shard.index.texts[documents])
+
+
+def _lessons(records: Sequence[str], texts: np.ndarray) -> pa.Table:
+    """`(text, start, end)` of what was trained on of the texts, by any run, each stretch once."""
+    tables = [read_trained(url, texts).select(["text", "start", "end"]) for url in records]
+    return pa.concat_tables(tables).group_by(["text", "start", "end"]).aggregate([])
+
+
+def _trained_part(
+    shard: IndexedShard, matches: Matches, texts: np.ndarray, lessons: pa.Table, number: int
+) -> np.ndarray:
+    """Shape (parts, 5): what of each match was trained on, as one stretch of one row.
+
+    Columns: first token of the text, tokens, place in the shard, segment, the shard's number.
+    """
+    order = np.argsort(lessons["text"].to_numpy(), kind="stable")
+    of, start, end = (lessons[name].to_numpy()[order] for name in ("text", "start", "end"))
+    first = np.searchsorted(of, texts)
+    counts = np.searchsorted(of, texts, side="right") - first
+    match = np.repeat(np.arange(len(texts)), counts)
+    lesson = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    lesson += np.repeat(first, counts)
+    segment = matches.segment[match]
+    segments = shard.shard.segments[segment]
+    begin = matches.place[match] - shard.first_places[segment] + segments["offset"]
+    cut = np.maximum(0, start[lesson] - begin)
+    length = np.minimum(begin + matches.length[match], end[lesson]) - begin - cut
+    columns = (matches.first[match] + cut, length, matches.place[match] + cut, segment)
+    return np.column_stack([*columns, np.full(len(match), number)]).astype(np.int64)

@@ -1,0 +1,92 @@
+"""When a run trained on what: `trained.parquet`, one record for each stretch of text and step.
+
+`recipes.data.seen` says what a whole lineage has seen; this says of one run which stretch of which
+text was in which step, and in which row. Steps whose gradient was not used, and those after the
+weights that were exported, taught the model nothing and are not in it. Texts are known by the hash
+that `seen` knows them by, so the record holds when the shards are gone.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from artifacts.shards.shard_set import ShardSet
+from recipes.data.seen import stretches_of
+
+TRAINED_NAME = "trained.parquet"
+TRAINED_SCHEMA = pa.schema(
+    [
+        ("text", pa.uint64()),
+        ("start", pa.int32()),
+        ("end", pa.int32()),
+        ("step", pa.int32()),
+        ("row", pa.int64()),
+    ]
+)
+"""Ordered by `text`, then `step`: the stretch's first token in its text, the first one past it, the
+optimizer step counted from 1, and the row's number among those of the run, replayed rows last."""
+_RECORDS_IN_GROUP = 65_536
+
+
+def record_trained(shards: ShardSet, rows: np.ndarray, steps: np.ndarray, path: str) -> None:
+    """Write the record of a run.
+
+    Args:
+        shards: the splits that the run took rows from.
+        rows: shape (samples,), row numbers in these shards.
+        steps: shape (samples,), the step that trained on each.
+        path: a local file.
+    """
+    columns = [np.concatenate(parts) for parts in zip(*_by_shard(shards, rows, steps), strict=True)]
+    order = np.lexsort((columns[4], columns[1], columns[3], columns[0]))
+    table = pa.table([column[order] for column in columns], names=TRAINED_SCHEMA.names)
+    pq.write_table(
+        table.cast(TRAINED_SCHEMA), path, row_group_size=_RECORDS_IN_GROUP, compression="zstd"
+    )
+
+
+def _by_shard(
+    shards: ShardSet, rows: np.ndarray, steps: np.ndarray
+) -> Iterator[tuple[np.ndarray, ...]]:
+    numbers, first = np.searchsorted(shards.ends, rows, side="right"), 0
+    for place, shard in enumerate(shards.shards):
+        chosen = numbers == place
+        local = rows[chosen] - first
+        counts = shard.row_offsets[local + 1] - shard.row_offsets[local]
+        of_samples = (np.repeat(part[chosen], counts) for part in (steps, rows))
+        yield (*stretches_of(shard, local), *of_samples)
+        first += shard.entry.rows
+
+
+def read_trained(url: str, texts: Sequence[int] | np.ndarray) -> pa.Table:
+    """The records of some texts, of `TRAINED_SCHEMA`; parts of the file without one are not read.
+
+    Args:
+        url: of `trained.parquet`.
+        texts: as `artifacts.shards.texts` numbers them.
+    """
+    wanted = np.unique(np.asarray(texts, np.uint64))
+    with fsspec.open(url, "rb") as file:
+        parquet = pq.ParquetFile(file)
+        groups = [
+            number
+            for number in range(parquet.num_row_groups)
+            if _may_hold(parquet.metadata.row_group(number).column(0).statistics, wanted)
+        ]
+        table = parquet.read_row_groups(groups)
+    return table.filter(pc.is_in(table["text"], pa.array(wanted)))
+
+
+def trained_texts(url: str) -> np.ndarray:
+    """The texts that a run was trained on, each once, in order: uint64."""
+    with fsspec.open(url, "rb") as file:
+        return np.unique(pq.read_table(file, columns=["text"])["text"].to_numpy())
+
+
+def _may_hold(statistics: pq.Statistics, wanted: np.ndarray) -> bool:
+    first = np.searchsorted(wanted, np.uint64(statistics.min))
+    return bool(first < len(wanted) and wanted[first] <= np.uint64(statistics.max))

@@ -1,0 +1,98 @@
+"""When a text was trained on is on record, and the record says what the audit of rows says."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from artifacts.shards.shard_set import ShardSet, ShardStats
+from artifacts.shards.texts import text_numbers
+from recipes.data.order import DataOrder, Plan
+from recipes.data.seen import Seen, add_rows
+from recipes.data.trained import TRAINED_NAME, read_trained, record_trained
+from recipes.settings import OrderSettings
+from recipes.spec import TrainingSpec
+
+Lesson = tuple[int, int, int, int]
+"""Text, place of its token, step and row."""
+
+
+def recorded(url: str, texts: np.ndarray) -> Counter[Lesson]:
+    """Every token on record, as often as it is."""
+    return Counter(
+        (line["text"], place, line["step"], line["row"])
+        for line in read_trained(url, texts).to_pylist()
+        for place in range(line["start"], line["end"])
+    )
+
+
+def audited(shards: ShardSet, steps: dict[int, list[int]], texts: np.ndarray) -> Counter[Lesson]:
+    """The same, told from the rows of each step alone."""
+    firsts = [0, *shards.ends.tolist()]
+    numbers = [text_numbers(shard.documents()["text_hash"].to_pylist()) for shard in shards.shards]
+    return Counter(
+        (int(text), int(segment["offset"]) + n, step, row)
+        for step, rows in steps.items()
+        for row in rows
+        for segment in shards[row][1]
+        for text in [numbers[np.searchsorted(firsts, row, side="right") - 1][segment["document"]]]
+        if text in texts
+        for n in range(segment["length"])
+    )
+
+
+def all_texts(shards: ShardSet) -> np.ndarray:
+    return np.concatenate(
+        [text_numbers(shard.documents()["text_hash"].to_pylist()) for shard in shards.shards]
+    )
+
+
+def audit_of(spec: TrainingSpec) -> dict[int, list[int]]:
+    lines = (Path(spec.run_folder) / "rows-0.jsonl").read_text().splitlines()
+    return {line["step"]: line["rows"] for line in map(json.loads, lines)}
+
+
+def test_a_run_records_at_which_step_it_trained_on_each_text(unbroken: TrainingSpec) -> None:
+    shards = ShardSet(unbroken.shards_folder, unbroken.shards, "train")
+    url = f"{unbroken.run_folder}/{TRAINED_NAME}"
+    for texts in (all_texts(shards), all_texts(shards)[3:5]):
+        assert recorded(url, texts) == audited(shards, audit_of(unbroken), texts) != Counter()
+    held_out = ShardSet(unbroken.shards_folder, unbroken.shards, "held_out")
+    assert read_trained(url, all_texts(held_out)).num_rows == 0
+
+
+@pytest.fixture(scope="module")
+def rows_of_the_manual(shards_folder: Path, shards: ShardStats) -> ShardSet:
+    return ShardSet(shards_folder, shards, "train")
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    runs=st.lists(
+        st.tuples(st.integers(1, 30), st.integers(1, 5), st.integers(0, 99)), min_size=1, max_size=4
+    ),
+    share=st.sampled_from([0.0, 0.25, 0.5]),
+    few=st.integers(1, 9),
+)
+def test_of_any_lineage_the_record_says_what_the_audit_says(
+    rows_of_the_manual: ShardSet,
+    tmp_path_factory: pytest.TempPathFactory,
+    runs: list[tuple[int, int, int]],
+    share: float,
+    few: int,
+) -> None:
+    shards, seen = rows_of_the_manual, Seen.none()
+    texts, folder = all_texts(shards), tmp_path_factory.mktemp("lineage")
+    for number, (steps, batch, seed) in enumerate(runs):
+        plan = Plan.of(shards, seen, OrderSettings(seen_share=share)) if number else None
+        rows = DataOrder(seed, len(shards), plan=plan).rows(0, steps * batch)
+        audit = {step + 1: part.tolist() for step, part in enumerate(np.split(rows, steps))}
+        url = str(folder / f"{number}.parquet")
+        record_trained(shards, rows, np.repeat(np.arange(steps), batch) + 1, url)
+
+        assert recorded(url, texts[:few]) == audited(shards, audit, texts[:few])
+        seen = add_rows(seen, shards, rows)
