@@ -26,6 +26,7 @@ from serving.api.dispatcher import Gateway
 from serving.api.guard import Front
 from serving.api.router import Router
 from serving.engine.process import EngineProcess
+from serving.journal import Journal
 from serving.rollout import RolledBack, roll_out
 from serving.state import (
     Desired,
@@ -63,9 +64,10 @@ class Server:
     async def run(self, listener: socket.socket, token: str | None) -> int:
         """Serve until asked to stop; returns the exit code."""
         self._address = listener.getsockname()[:2]
+        journal = Journal(self._state.folder, lambda: self._gateway.settings.journal)
         server = uvicorn.Server(
             uvicorn.Config(
-                build_app(Front(self._gateway, token)),
+                build_app(Front(self._gateway, token, journal)),
                 log_level="error",
                 access_log=False,
                 lifespan="off",

@@ -27,6 +27,16 @@ class RolloutSettings(Settings):
     """Prompt that a new version must continue before it gets any traffic."""
 
 
+class JournalSettings(Settings):
+    """What is kept of the answers, for `llm-assets trace --request`; in files of this machine that
+    their owner alone may read."""
+
+    keep: Literal["off", "hashes", "text"] = "hashes"
+    """Nothing; which version answered, with keyed hashes of prompt and answer; or the texts too."""
+    days: float = Field(default=30, ge=0)
+    """Days after which what was kept is removed."""
+
+
 class EndpointSettings(Settings):
     """The `endpoint` asset: all of it on a laptop, `rollout` alone on Google Cloud."""
 
@@ -75,6 +85,8 @@ class EndpointSettings(Settings):
     """Tokens of all requests in flight whose keys and values an engine keeps; more wait."""
     rollout: RolloutSettings = RolloutSettings()
     """How a new version takes over from the old one."""
+    journal: JournalSettings = JournalSettings()
+    """What is kept of the answers."""
     log_prompts: bool = False
     """Write prompts into the request log; off, since prompts are private."""
 

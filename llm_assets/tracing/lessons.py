@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from artifacts.shards.texts import text_numbers
@@ -95,7 +96,7 @@ def lessons_of(runs: Sequence[Run], text_hashes: Sequence[str]) -> dict[str, lis
 def _lessons(run: Run, record: str, texts: list[int]) -> Iterator[tuple[int, Lesson]]:
     table = read_trained(record, texts)
     for text in table["text"].unique().to_pylist():
-        of_text = table.filter(pc.equal(table["text"], text))
+        of_text = table.filter(pc.equal(table["text"], pa.scalar(text, pa.uint64())))
         tokens = pc.sum(pc.subtract(of_text["end"], of_text["start"])).as_py()
         steps, rows = (np.unique(of_text[name].to_numpy()).tolist() for name in ("step", "row"))
         yield text, Lesson(run, steps, rows, tokens)

@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from serving.api.admission import OriginMiddleware, check_origin, while_connected
 from serving.api.dispatcher import Gateway
 from serving.api.errors import ServingError
-from serving.api.guard import Front, authorize, guarded, read
+from serving.api.guard import Front, authorize, guarded, note, noted, read
 from serving.api.models import (
     check_model,
     model_body,
@@ -130,6 +130,7 @@ def build_app(front: Front) -> FastAPI:
         body = await read(request, PredictRequest, gateway)
         wanted = body.generate_requests(gateway.settings)
         answers = await while_connected(request, gateway.answer_all(wanted))
+        note(request, wanted, answers)
         predictions = {"predictions": [answer.text for answer in answers]}
         return JSONResponse(
             predictions, headers=version_headers(answers[0].version, answers[0].fingerprint)
@@ -166,6 +167,7 @@ async def _respond(
     }
     if not body.stream:
         answers = await while_connected(request, gateway.answer_all(wanted))
+        note(request, wanted, answers)
         first = answers[0]
         envelope |= model_fields(body.model, first.version, first.fingerprint)
         choices = [
@@ -183,7 +185,7 @@ async def _respond(
         envelope["object"] = "chat.completion.chunk"
 
     async def events() -> AsyncIterator[str]:
-        async with aclosing(begun.chunks()) as chunks:
+        async with aclosing(noted(request, wanted[0], begun)) as chunks:
             async for chunk in chunks:
                 if chunk.error is not None:
                     error = ServingError(503, chunk.error, "unavailable")

@@ -4,7 +4,7 @@ import asyncio
 import hmac
 import json
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from time import monotonic, time
@@ -16,9 +16,11 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect
 
 from serving.api.admission import check_content_type
-from serving.api.dispatcher import Gateway
+from serving.api.dispatcher import Answer, Gateway, Stream
 from serving.api.errors import ServingError, client_gone, invalid, overloaded
 from serving.api.requests import describe
+from serving.engine.protocol import Chunk, GenerateRequest
+from serving.journal import Journal
 from serving.telemetry import log
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -32,6 +34,7 @@ class Front:
     gateway: Gateway
     token: str | None
     """Bearer token that every request but `/health` must carry; None asks for none."""
+    journal: Journal
     started: int = field(default_factory=lambda: int(time()))
     """Seconds since the epoch."""
 
@@ -40,6 +43,7 @@ async def guarded(front: Front, request: Request, handler: Handler) -> Response:
     """Authorize, admit or turn away, time and log one request."""
     metrics, settings = front.gateway.metrics, front.gateway.settings
     started, status, version = monotonic(), 500, ""
+    request.state.journal = front.journal
     request.state.id = request.headers.get("x-request-id", "")[:64] or uuid.uuid4().hex
     try:
         authorize(front, request)
@@ -76,6 +80,27 @@ async def guarded(front: Front, request: Request, handler: Handler) -> Response:
             seconds=round(seconds, 3),
             **fields,
         )
+
+
+def note(request: Request, wanted: Sequence[GenerateRequest], answers: Sequence[Answer]) -> None:
+    """Keep in the journal who answered what, one version all of it."""
+    said, by = [answer.text for answer in answers], answers[0]
+    request.state.journal.write(request.state.id, by.version, by.fingerprint, wanted, said)
+
+
+async def noted(
+    request: Request, wanted: GenerateRequest, begun: Stream
+) -> AsyncGenerator[Chunk, None]:
+    """The pieces of a stream; what of it was sent is kept in the journal at its end."""
+    text = ""
+    try:
+        async with aclosing(begun.chunks()) as chunks:
+            async for chunk in chunks:
+                text += chunk.text
+                yield chunk
+    finally:
+        journal = request.state.journal
+        journal.write(request.state.id, begun.version, begun.fingerprint, [wanted], [text])
 
 
 async def _then(pieces: Any, metrics: Any) -> AsyncIterator[Any]:

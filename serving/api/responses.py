@@ -4,7 +4,7 @@ Nothing is stored, so a conversation is sent whole each time.
 """
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from time import time
 from typing import Annotated, Any, Literal, Self
@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from serving.api.admission import while_connected
 from serving.api.dispatcher import Gateway, Stream
 from serving.api.errors import ServingError
-from serving.api.guard import read
+from serving.api.guard import note, noted, read
 from serving.api.models import check_model, model_fields, version_headers
 from serving.api.requests import ChatMessage, Sampling
 from serving.engine.protocol import Chunk, GenerateRequest, Message
@@ -115,11 +115,12 @@ async def respond(request: Request, gateway: Gateway) -> Response:
         begun = await while_connected(request, gateway.stream(wanted))
         headers = version_headers(begun.version, begun.fingerprint)
         return StreamingResponse(
-            _events(body, begun, request.state.id),
+            _events(body, begun, noted(request, wanted, begun), request.state.id),
             media_type="text/event-stream",
             headers=headers | {"Cache-Control": "no-store"},
         )
-    (answer,) = await while_connected(request, gateway.answer_all([wanted]))
+    (answer,) = answers = await while_connected(request, gateway.answer_all([wanted]))
+    note(request, [wanted], answers)
     fields = model_fields(body.model, answer.version, answer.fingerprint)
     headers = version_headers(answer.version, answer.fingerprint)
     content = _response(body, request.state.id, fields["model"], answer.text, answer.end)
@@ -178,7 +179,9 @@ def _usage(end: Chunk) -> dict[str, Any]:
     }
 
 
-async def _events(body: ResponsesRequest, begun: Stream, name: str) -> AsyncIterator[str]:
+async def _events(
+    body: ResponsesRequest, begun: Stream, pieces: AsyncGenerator[Chunk, None], name: str
+) -> AsyncIterator[str]:
     model = model_fields(body.model, begun.version, begun.fingerprint)["model"]
     number = 0
 
@@ -194,7 +197,7 @@ async def _events(body: ResponsesRequest, begun: Stream, name: str) -> AsyncIter
     yield event("response.output_item.added", output_index=0, item=item)
     yield event("response.content_part.added", part=_part(""), **place)
     text, end = "", Chunk()
-    async with aclosing(begun.chunks()) as chunks:
+    async with aclosing(pieces) as chunks:
         async for end in chunks:
             if end.error is not None:
                 error = ServingError(503, end.error, "unavailable").body["error"]
