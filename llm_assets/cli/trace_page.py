@@ -1,0 +1,95 @@
+"""The page in the browser that traces answers; on loopback alone, everything escaped."""
+
+from urllib.parse import parse_qs
+
+import uvicorn
+from fastapi import FastAPI, Request
+from fastapi.responses import HTMLResponse
+from jinja2 import Environment, PackageLoader
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+
+from artifacts.errors import UserError
+from artifacts.progress import Report
+from llm_assets.cli.session import Session
+from llm_assets.cli.trace import find_answers
+from llm_assets.tracing.trace import MOST_CHARACTERS, Trace, trace
+from serving.api.address import LOOPBACK, listen
+
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; form-action 'self'; base-uri 'none'"
+_PAGES = Environment(loader=PackageLoader("llm_assets.cli"), autoescape=True)
+
+
+def serve_page(session: Session, port: int, report: Report) -> None:
+    """Serve the page until interrupted; raises UserError where the port is taken."""
+    with listen("127.0.0.1", port) as listener:
+        address = listener.getsockname()[1]
+        report(f"Trace answers at http://127.0.0.1:{address} (end it with Ctrl-C).")
+        config = uvicorn.Config(build_page(session), log_level="warning", server_header=False)
+        uvicorn.Server(config).run(sockets=[listener])
+
+
+def build_page(session: Session) -> FastAPI:
+    """The page: a form, and what was found for it."""
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    # A page elsewhere whose name leads here (DNS rebinding) is known by its Host.
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(LOOPBACK))
+
+    @app.get("/")
+    def form() -> HTMLResponse:
+        return _render(session)
+
+    @app.post("/")
+    async def found(request: Request) -> HTMLResponse:
+        origin = request.headers.get("origin")
+        if origin is not None and origin != f"http://{request.headers['host']}":
+            return _render(session, fault="Only this page itself may ask.", status=403)
+        body = await _body(request)
+        if body is None:
+            return _render(session, fault="The text is too long.", status=413)
+        asked, text = body.get("request", ""), body.get("text", "")
+        return _answer(session, asked.strip() or None, text if text.strip() else None)
+
+    return app
+
+
+async def _body(request: Request) -> dict[str, str] | None:
+    """The fields of the form; None where they are too long."""
+    content = bytearray()
+    async for piece in request.stream():
+        content += piece
+        if len(content) > 12 * MOST_CHARACTERS:
+            return None
+    fields = parse_qs(content.decode("ascii", "replace"), max_num_fields=4)
+    return {name: values[0].replace("\r\n", "\n") for name, values in fields.items()}
+
+
+def _answer(session: Session, request: str | None, text: str | None) -> HTMLResponse:
+    try:
+        state = session.registry.state()
+        found = [
+            trace(session.pipeline.store, state, one.version, one.answer, lambda line: None)
+            for one in find_answers(session, request, text, None)
+        ]
+    except UserError as error:
+        return _render(session, request or "", text or "", fault=str(error), status=400)
+    return _render(session, request or "", text or "", found)
+
+
+def _render(
+    session: Session,
+    request: str = "",
+    text: str = "",
+    found: list[Trace] | None = None,
+    fault: str | None = None,
+    status: int = 200,
+) -> HTMLResponse:
+    page = _PAGES.get_template("trace.html").render(
+        pipeline=session.settings.name, request=request, text=text, found=found or [], fault=fault
+    )
+    headers = {
+        "Content-Security-Policy": _POLICY,
+        "Cache-Control": "no-store",
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+    }
+    return HTMLResponse(page, status, headers)
