@@ -38,7 +38,7 @@ class Entry:
     prompt_hash: str
     answer_hash: str
     prompt: str | None = None
-    """As the client sent it; chats as JSON. None where only hashes are kept."""
+    """As the client sent it; chats and tokens as JSON. None where only hashes are kept."""
     answer: str | None = None
 
 
@@ -87,9 +87,10 @@ class Journal:
 
 
 def _prompt_text(asked: GenerateRequest) -> str:
-    if asked.messages is None:
-        return asked.prompt or ""
-    return json.dumps([message.model_dump() for message in asked.messages], ensure_ascii=False)
+    if isinstance(asked.prompt, str):
+        return asked.prompt
+    turns = [message.model_dump() for message in asked.messages or ()]
+    return json.dumps(turns or asked.prompt, ensure_ascii=False)
 
 
 def find_entries(state_folder: Path, request: str) -> list[Entry]:

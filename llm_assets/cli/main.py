@@ -141,6 +141,45 @@ def document(identifier: str, as_json: bool) -> None:
 
 
 @commands.command()
+@click.option("--request", help="The request's id, the X-Request-Id of the answer.")
+@click.option("--text", help="The answer.")
+@click.option("--file", "path", type=click.Path(path_type=Path), help="A file with the answer.")
+@click.option("--version", type=int, help="Which version answered; the serving one by default.")
+@click.option("--page", is_flag=True, help="Ask in the browser instead.")
+@click.option("--port", type=click.IntRange(0, 65_535), default=8011, help="Of the page.")
+@json_option
+def trace(
+    request: str | None,
+    text: str | None,
+    path: Path | None,
+    version: int | None,
+    page: bool,
+    port: int,
+    as_json: bool,
+) -> None:
+    """Show the text that a version was trained on and that stands in an answer, or is near it.
+
+    \b
+    Examples:
+      llm-assets trace --request 5f0c2b       an answer that the endpoint gave
+      llm-assets trace --text "The valve ..." any text, as if the serving version had said it
+      llm-assets trace --page                 the same in the browser
+    """
+    from llm_assets.cli.session import open_session
+    from llm_assets.cli.trace import find_answers, read_answer, trace_answers
+    from llm_assets.cli.trace_page import serve_page
+
+    if page:
+        serve_page(open_session(), port, click.echo)
+        return
+    if request is None and text is None and path is None:
+        raise UserError("Name what to trace: --request ID, --text TEXT, --file PATH or --page.")
+    answer = read_answer(path) if path else text
+    session = open_session()
+    trace_answers(session, find_answers(session, request, answer, version), as_json, click.echo)
+
+
+@commands.command()
 @version_argument
 @name_option
 @reason_option

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from serving.journal import find_entries, is_answer
 from tests.serving.conftest import Client
 
 
@@ -68,10 +69,19 @@ def test_stream_adds_up_to_the_whole_answer(client: Client) -> None:
     ],
 )
 def test_every_answer_names_its_model_and_request(client: Client, path: str, body: object) -> None:
-    headers = client.http.post(path, json=body, headers={"X-Request-Id": "mine"}).headers
+    answered = client.http.post(path, json=body, headers={"X-Request-Id": "mine"})
+    headers = answered.headers
     assert headers["x-model-version"] == "1"
     assert headers["x-model-fingerprint"] == "fingerprint-1"
     assert headers["x-request-id"] == "mine"
+    kept = find_entries(client.state_folder, "mine")[-1]
+    assert (kept.version, kept.answer) == ("1", None), "by default hashes alone are kept"
+    if not body.get("stream"):
+        content = answered.json()
+        said = (
+            content["predictions"][0] if "predictions" in content else content["choices"][0]["text"]
+        )
+        assert is_answer(client.state_folder, kept, said)
 
 
 def test_refusal_names_its_request(client: Client) -> None:
