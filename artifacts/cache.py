@@ -21,12 +21,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import fsspec
-from fsspec.implementations.local import LocalFileSystem
 from pydantic import TypeAdapter, ValidationError
 
 from artifacts.source_code import source_hash
-from artifacts.storage.atomic import write_atomically
+from artifacts.storage import files
 from artifacts.storage.checksums import FileEntry, list_files
 from artifacts.store.identity import hash_json
 from artifacts.store.layout import MANIFEST_NAME
@@ -76,15 +74,14 @@ def cached(folder: str | None, key: str, make: Callable[[], bytes]) -> bytes:
 
 def read_cached(folder: str, key: str) -> bytes | None:
     """The content of an entry, or None where it is absent or damaged."""
-    filesystem, path = fsspec.core.url_to_fs(f"{folder}/{key}")
-    try:
-        entry = bytes(filesystem.cat_file(path))
-    except FileNotFoundError:
+    url = f"{folder}/{key}"
+    entry = files.find(url)
+    if entry is None:
         return None
     digest, content = entry[:_DIGEST_BYTES], entry[_DIGEST_BYTES:]
     if hashlib.sha256(content).digest() != digest:
         return None
-    _renew(filesystem, path, entry)
+    _renew(url, entry)
     return content
 
 
@@ -103,10 +100,9 @@ def cached_file(folder: str, key: str) -> tuple[Path, int] | None:
 
 def write_cached(folder: str, key: str, content: bytes) -> None:
     """Keep an entry, in place of an earlier one of this key."""
-    filesystem, path = fsspec.core.url_to_fs(f"{folder}/{key}")
     try:
         entry = hashlib.sha256(content).digest() + content
-        write_atomically(filesystem, path, entry, sync=False)
+        files.write(f"{folder}/{key}", entry, sync=False)
     except FileNotFoundError:
         pass  # It was removed while it was written.
 
@@ -144,10 +140,11 @@ def _is_whole(folder: Path) -> bool:
     return not any(find_faults(str(folder), entries))
 
 
-def _renew(filesystem: Any, path: str, entry: bytes) -> None:
+def _renew(url: str, entry: bytes) -> None:
     """Note that an entry was used: an object store knows only when it was written."""
+    filesystem, path = files.resolve(url)
     try:
-        if isinstance(filesystem, LocalFileSystem):
+        if files.is_local(url):
             os.utime(path)
         elif time.time() - filesystem.modified(path).timestamp() > _RENEWAL_SECONDS:
             filesystem.pipe_file(path, entry)

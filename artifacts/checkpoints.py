@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import fsspec
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from artifacts.errors import DamagedArtifact, UserError, make_command
@@ -19,7 +18,7 @@ from artifacts.store.identity import Identity, differences, hash_json
 from artifacts.store.verify import find_faults
 
 MANIFEST_NAME = "manifest.json"
-STEP_FOLDER = re.compile(r"step-(\d+)$")
+STEP_FOLDER = re.compile(r"step-(\d+)")
 
 
 class CheckpointManifest(BaseModel):
@@ -69,10 +68,8 @@ def step_url(run_url: str, step: int) -> str:
 def clear_step(run_url: str, step: int) -> str:
     """An empty folder for one step's checkpoint, rid of what an interrupted save left in it."""
     url = step_url(run_url, step)
-    filesystem, path = fsspec.core.url_to_fs(url)
-    if filesystem.exists(path):
-        _remove(filesystem, path)
-    filesystem.makedirs(path, exist_ok=True)
+    _remove(url)
+    files.make_folder(url)
     return url
 
 
@@ -157,7 +154,6 @@ def rotate(run_url: str, keep: int) -> list[int]:
 
     Folders without a manifest that are older than the newest checkpoint go too.
     """
-    filesystem, _ = fsspec.core.url_to_fs(run_url)
     removed: list[int] = []
     kept = 0
     for step, url in reversed(_step_folders(run_url)):
@@ -168,28 +164,20 @@ def rotate(run_url: str, keep: int) -> list[int]:
         if checkpoint and (kept < keep or checkpoint.manifest.permanent):
             kept += not checkpoint.manifest.permanent
         elif kept:
-            _remove(filesystem, str(filesystem._strip_protocol(url)))
+            _remove(url)
             removed.append(step)
     return removed
 
 
 def _step_folders(run_url: str) -> list[tuple[int, str]]:
-    filesystem, path = fsspec.core.url_to_fs(run_url)
-    filesystem.invalidate_cache()
-    if not filesystem.exists(path):
-        return []
-    found = []
-    for entry in filesystem.ls(path, detail=False):
-        if match := STEP_FOLDER.search(str(entry).rstrip("/")):
-            found.append((int(match[1]), step_url(run_url, int(match[1]))))
-    return sorted(found)
+    names = filter(None, map(STEP_FOLDER.fullmatch, files.list_names(run_url)))
+    steps = sorted(int(name[1]) for name in names)
+    return [(step, step_url(run_url, step)) for step in steps]
 
 
 def _read(url: str) -> Checkpoint | None:
-    filesystem, path = fsspec.core.url_to_fs(url)
-    try:
-        content = filesystem.cat_file(f"{path}/{MANIFEST_NAME}")
-    except FileNotFoundError:
+    content = files.find(f"{url}/{MANIFEST_NAME}")
+    if content is None:
         return None
     try:
         manifest = CheckpointManifest.model_validate_json(content)
@@ -213,9 +201,7 @@ def _refuse_other_content(checkpoint: Checkpoint, content: dict[str, Any]) -> No
         )
 
 
-def _remove(filesystem: fsspec.AbstractFileSystem, path: str) -> None:
+def _remove(url: str) -> None:
     """Remove a checkpoint, manifest first, so that half a removal leaves nothing that exists."""
-    manifest = f"{path}/{MANIFEST_NAME}"
-    if filesystem.exists(manifest):
-        filesystem.rm_file(manifest)
-    filesystem.rm(path, recursive=True)
+    files.remove(f"{url}/{MANIFEST_NAME}")
+    files.remove(url)

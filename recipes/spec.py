@@ -6,13 +6,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fsspec.implementations.local import LocalFileSystem
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from artifacts.errors import DamagedArtifact
 from artifacts.progress import Report
 from artifacts.shards.shard_set import ShardStats
-from artifacts.storage.atomic import write_atomically
+from artifacts.storage import files
 from recipes.sections import Precision
 from recipes.settings import RecipeSettings
 
@@ -98,7 +97,7 @@ class TrainingResult(BaseModel):
     def write(self, run_folder: Path) -> None:
         """Write `result.json`, which says that the run is finished."""
         content = self.model_dump_json(indent=2).encode()
-        write_atomically(LocalFileSystem(), str(run_folder / RESULT_NAME), content)
+        files.write(run_folder / RESULT_NAME, content)
 
 
 def read_result(run_folder: Path) -> TrainingResult | None:

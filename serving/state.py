@@ -10,11 +10,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from fsspec.implementations.local import LocalFileSystem
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from artifacts.leases.holder import process_started
-from artifacts.storage.atomic import write_atomically
+from artifacts.storage import files
 from serving.settings import EndpointSettings
 
 STATUS_NAME = "status.json"
@@ -149,4 +148,4 @@ class StateFolder:
         self.folder.mkdir(parents=True, exist_ok=True)
         os.chmod(self.folder, 0o700)
         text = content.model_dump_json(indent=2).encode()
-        write_atomically(LocalFileSystem(), str(self.folder / name), text)
+        files.write(self.folder / name, text)

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-import fsspec
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
@@ -11,7 +10,7 @@ from artifacts.errors import UserError
 from artifacts.shards.occurrences import Occurrence, find_occurrences
 from artifacts.shards.shard_set import ShardStats
 from spark_jobs.clean.duplicates import DUPLICATE_SCHEMA, DUPLICATES_NAME
-from spark_jobs.runtime.parquet import find_parts
+from spark_jobs.runtime.parquet import find_parts, read_table
 from spark_jobs.tokenize.documents import REMOVED_NAME
 
 
@@ -79,8 +78,7 @@ def explain_document(
     Raises:
         UserError: the clean corpus knows no such document.
     """
-    with fsspec.open(f"{clean_corpus}/{DUPLICATES_NAME}", "rb") as file:
-        duplicates = pq.read_table(file).select(DUPLICATE_SCHEMA.names)
+    duplicates = read_table(f"{clean_corpus}/{DUPLICATES_NAME}", DUPLICATE_SCHEMA.names)
     own = duplicates.filter(pc.equal(duplicates["id"], identifier)).to_pylist()
     survivor = own[0]["survivor"] if own else identifier
     kept = _clean_row(clean_corpus, survivor, identifier)

@@ -1,15 +1,12 @@
 """Where the files of shards are: in a local folder, or in an object store behind a local cache."""
 
 import hashlib
-import os
 import tempfile
 from pathlib import Path
 
-import fsspec
-from fsspec.implementations.local import LocalFileSystem
-
 from artifacts.errors import DamagedArtifact, make_command, mend_command
 from artifacts.leases.lease import local_lease
+from artifacts.storage import files
 
 
 class ShardFiles:
@@ -24,11 +21,13 @@ class ShardFiles:
                 system's folder for temporary files. Processes of one machine share it.
         """
         self.url = str(url)
-        filesystem, self._folder = fsspec.core.url_to_fs(self.url)
-        self._remote = None if isinstance(filesystem, LocalFileSystem) else filesystem
         name = hashlib.sha256(self.url.encode()).hexdigest()[:16]
         self._cache = (cache or Path(tempfile.gettempdir()) / "llm-assets-shards") / name
-        self._sizes = _list_sizes(self.url, filesystem, self._folder)
+        self._sizes = files.list_sizes(self.url)
+        if not self._sizes:
+            raise DamagedArtifact(
+                f"{self.url} is absent. Make it with: {make_command('tokenized_shards')}"
+            )
 
     def check(self, name: str, expected: int | None = None) -> None:
         """Compare what the folder lists with what a manifest says.
@@ -58,27 +57,10 @@ class ShardFiles:
             DamagedArtifact: the file is absent.
         """
         self.check(name)
-        if self._remote is None:
-            return Path(self._folder, name)
+        if files.is_local(self.url):
+            return Path(self.url.removeprefix("file://"), name)
         local = self._cache / name
         with local_lease(self._cache / f"{name}.lock"):
             if not local.exists() or local.stat().st_size != self._sizes[name]:
-                partial = local.with_name(f".{name}.partial")
-                self._remote.get_file(f"{self._folder}/{name}", str(partial))
-                os.replace(partial, local)
+                files.download(f"{self.url}/{name}", local)
         return local
-
-
-def _list_sizes(url: str, filesystem: fsspec.AbstractFileSystem, folder: str) -> dict[str, int]:
-    """File name to bytes, by one listing."""
-    try:
-        found = filesystem.ls(folder, detail=True)
-    except FileNotFoundError:
-        raise DamagedArtifact(
-            f"{url} is absent. Make it with: {make_command('tokenized_shards')}"
-        ) from None
-    return {
-        entry["name"].rpartition("/")[2]: entry["size"]
-        for entry in found
-        if entry["type"] == "file"
-    }

@@ -28,8 +28,14 @@ def read(url: str | Path) -> bytes:
     """A file's content; raises FileNotFoundError where there is none."""
     if is_local(url):
         return _path(url).read_bytes()
-    filesystem, path = _resolve(url)
+    filesystem, path = resolve(url)
     return bytes(filesystem.cat_file(path))
+
+
+def read_range(url: str, start: int, length: int) -> bytes:
+    """Some bytes of a file; raises FileNotFoundError where there is none."""
+    filesystem, path = resolve(url)
+    return bytes(filesystem.cat_file(path, start=start, end=start + length))
 
 
 def find(url: str | Path) -> bytes | None:
@@ -54,7 +60,7 @@ def write(url: str | Path, content: bytes, sync: bool = True) -> None:
         UserError: the disk is full. What was there before is untouched.
     """
     if not is_local(url):
-        filesystem, path = _resolve(url)
+        filesystem, path = resolve(url)
         filesystem.pipe_file(path, content)
         filesystem.invalidate_cache()
         return
@@ -88,7 +94,7 @@ def exists(url: str | Path) -> bool:
     """Whether there is a file or folder of this name."""
     if is_local(url):
         return _path(url).exists()
-    filesystem, path = _resolve(url)
+    filesystem, path = resolve(url)
     filesystem.invalidate_cache()
     return bool(filesystem.exists(path))
 
@@ -97,7 +103,7 @@ def size(url: str | Path) -> int:
     """A file's bytes; raises FileNotFoundError where there is none."""
     if is_local(url):
         return _path(url).stat().st_size
-    filesystem, path = _resolve(url)
+    filesystem, path = resolve(url)
     return int(filesystem.size(path))
 
 
@@ -106,7 +112,7 @@ def list_sizes(url: str | Path) -> dict[str, int]:
 
     In an object store this is one listing.
     """
-    filesystem, folder = _resolve(url)
+    filesystem, folder = resolve(url)
     filesystem.invalidate_cache()
     folder = folder.rstrip("/")
     found: dict[str, Any] = filesystem.find(folder, detail=True)
@@ -115,7 +121,7 @@ def list_sizes(url: str | Path) -> dict[str, int]:
 
 def list_names(url: str | Path) -> list[str]:
     """The names of a folder's files and folders, in order; none where there is no folder."""
-    filesystem, folder = _resolve(url)
+    filesystem, folder = resolve(url)
     filesystem.invalidate_cache()
     try:
         found = filesystem.ls(folder, detail=False)
@@ -126,14 +132,28 @@ def list_names(url: str | Path) -> list[str]:
 
 def make_folder(url: str | Path) -> None:
     """Make a folder and those above it, where they lack; an object store needs none."""
-    filesystem, path = _resolve(url)
+    filesystem, path = resolve(url)
     filesystem.makedirs(path, exist_ok=True)
 
 
 def copy(url: str | Path, target: str | Path) -> None:
     """Copy a file within one store."""
-    filesystem, path = _resolve(url)
-    filesystem.copy(path, _resolve(target)[1])
+    filesystem, path = resolve(url)
+    filesystem.copy(path, resolve(target)[1])
+
+
+def upload(path: Path, url: str) -> None:
+    """Copy a file of this machine, whatever its size."""
+    filesystem, target = resolve(url)
+    filesystem.put_file(str(path), target)
+
+
+def download(url: str, path: Path) -> None:
+    """Copy a file to this machine, whatever its size; whoever reads `path` sees it whole."""
+    filesystem, source = resolve(url)
+    partial = path.with_name(f".{path.name}.partial")
+    filesystem.get_file(source, str(partial))
+    os.replace(partial, path)
 
 
 def remove(url: str | Path) -> None:
@@ -145,7 +165,7 @@ def remove(url: str | Path) -> None:
         else:
             path.unlink(missing_ok=True)
         return
-    filesystem, name = _resolve(url)
+    filesystem, name = resolve(url)
     filesystem.invalidate_cache()
     if filesystem.exists(name):
         filesystem.rm(name, recursive=True)
@@ -193,8 +213,8 @@ def _path(url: str | Path) -> Path:
     return Path(str(url).removeprefix("file://"))
 
 
-def _resolve(url: str | Path) -> tuple[Any, str]:
-    """The file system that knows a name, and the name as it writes it."""
+def resolve(url: str | Path) -> tuple[Any, str]:
+    """The file system that knows a name, and the name as it writes it: for what is not here."""
     import fsspec
 
     filesystem, path = fsspec.core.url_to_fs(str(url))

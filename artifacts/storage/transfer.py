@@ -14,12 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import fsspec
-
 from artifacts.errors import DamagedArtifact
 from artifacts.progress import Report
 from artifacts.storage.checksums import FileEntry
-from artifacts.storage.files import HASH_BLOCK_BYTES
+from artifacts.storage.files import HASH_BLOCK_BYTES, resolve
 
 PART_BYTES = 16 * 1024 * 1024
 PARALLEL_PARTS = 4
@@ -67,7 +65,7 @@ def upload_folder(
     Raises:
         DamagedArtifact: what arrived has another checksum than what was sent.
     """
-    filesystem, target = fsspec.core.url_to_fs(url)
+    filesystem, target = resolve(url)
     present = _remote_checksums(filesystem, target)
     before_write()
     with ThreadPoolExecutor(1) as pool:
@@ -102,7 +100,7 @@ def download_folder(
     Raises:
         DamagedArtifact: a file arrived with another checksum than its entry.
     """
-    filesystem, source = fsspec.core.url_to_fs(url)
+    filesystem, source = resolve(url)
     small = [entry for entry in entries if entry.bytes <= PART_BYTES]
     for entry in entries:
         (folder / entry.path).parent.mkdir(parents=True, exist_ok=True)
@@ -124,7 +122,7 @@ def download_folder(
 
 def remote_entries(url: str) -> list[FileEntry]:
     """The files of a folder in Cloud Storage with the checksums that storage itself keeps."""
-    filesystem, folder = fsspec.core.url_to_fs(url)
+    filesystem, folder = resolve(url)
     filesystem.invalidate_cache()
     found: dict[str, dict[str, Any]] = filesystem.find(folder, detail=True)
     return [

@@ -11,9 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import fsspec
-from fsspec.implementations.local import LocalFileSystem
-
 from artifacts.errors import MissingArtifact, UserError, make_command
 from artifacts.leases.lease import Lease, is_held, local_lease
 from artifacts.leases.object_lease import object_is_held, object_lease
@@ -71,9 +68,9 @@ class Store:
     """Reads and writes artifacts under one root."""
 
     def __init__(self, root: str) -> None:
-        self.filesystem, path = fsspec.core.url_to_fs(root)
-        self.is_local = isinstance(self.filesystem, LocalFileSystem)
-        self.root = os.path.abspath(path) if self.is_local else f"{root.rstrip('/')}"
+        self.filesystem, path = files.resolve(root)
+        self.is_local = files.is_local(root)
+        self.root = os.path.abspath(path) if self.is_local else root.rstrip("/")
 
     def folder_url(self, kind: str, fingerprint: str) -> str:
         """Where an artifact's files are, whether or not it exists."""
@@ -111,8 +108,7 @@ class Store:
 
     def exists(self, kind: str, fingerprint: str) -> bool:
         """Whether there is an artifact of this name."""
-        self.filesystem.invalidate_cache()
-        return bool(self.filesystem.exists(f"{self.folder_url(kind, fingerprint)}/{MANIFEST_NAME}"))
+        return files.exists(f"{self.root}/{layout.manifest(kind, fingerprint)}")
 
     def find_named(self, kind: str, fingerprint: str) -> Artifact | None:
         """The artifact of this name, or None where it does not exist."""
@@ -278,11 +274,6 @@ class Store:
         # Storage itself refuses a second manifest, should a lease ever have been lost.
         with contextlib.suppress(FileExistsError):
             self.filesystem.pipe_file(f"{self.root}/{path}", content, mode="create")
-
-
-def clear_folder(url: str) -> None:
-    """Remove everything in a folder of a store, if there is anything."""
-    files.remove(url)
 
 
 def make_private(folder: Path) -> Path:

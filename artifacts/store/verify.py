@@ -3,9 +3,8 @@
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-import fsspec
-
 from artifacts.errors import DamagedArtifact, MissingArtifact, make_command, mend_command
+from artifacts.storage import files
 from artifacts.storage.checksums import FileEntry, sha256_of
 from artifacts.store.layout import MANIFEST_NAME
 from artifacts.store.manifest import Manifest, parse_manifest
@@ -14,17 +13,17 @@ READ_AT_ONCE = 4
 """Files whose checksums are taken at the same time."""
 
 
-def find_faults(url: str, files: Sequence[FileEntry], checksums: bool = True) -> Iterator[str]:
+def find_faults(url: str, entries: Sequence[FileEntry], checksums: bool = True) -> Iterator[str]:
     """What is wrong with the files of a folder: `<path> is absent`, one line a file.
 
     Sizes are compared first, since they cost one listing. A checksum is the one that storage keeps
     where the entry has it; otherwise the file is read, once a process as long as it is unchanged.
     """
-    filesystem, folder = fsspec.core.url_to_fs(url)
+    filesystem, folder = files.resolve(url)
     filesystem.invalidate_cache()
     present = filesystem.find(folder, detail=True)
     whole: list[FileEntry] = []
-    for entry in files:
+    for entry in entries:
         found = present.get(f"{folder}/{entry.path}")
         if found is None:
             yield f"{entry.path} is absent"
@@ -58,8 +57,8 @@ def verify_manifest(
     Raises:
         DamagedArtifact: naming the file, and the way out or the command that makes it again.
     """
-    files = [entry for entry in manifest.files if entry.path.startswith(below)]
-    for fault in find_faults(url, files, checksums):
+    entries = [entry for entry in manifest.files if entry.path.startswith(below)]
+    for fault in find_faults(url, entries, checksums):
         if manifest.location:
             way_out = "It was adopted from there: restore that folder, or adopt another."
         command = mend_command(f"{manifest.kind}/{manifest.fingerprint}")
@@ -79,11 +78,10 @@ def verify_folder(url: str, way_out: str | None = None) -> None:
     """
     url = url.rstrip("/")
     above, _, name = url.rpartition("/")
-    filesystem, _ = fsspec.core.url_to_fs(url)
     for folder, below in ((url, ""), (above, f"{name}/")):
-        path = f"{folder}/{MANIFEST_NAME}"
-        if filesystem.exists(path):
-            manifest = parse_manifest(filesystem.cat_file(path), folder)
+        content = files.find(f"{folder}/{MANIFEST_NAME}")
+        if content is not None:
+            manifest = parse_manifest(content, folder)
             return verify_manifest(manifest, manifest.location or folder, below, way_out=way_out)
     kind = (above if name == "model" else url).split("/")[-2]
     again = f"Make it again with: {make_command(kind)}"

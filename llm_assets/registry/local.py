@@ -5,10 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fsspec.implementations.local import LocalFileSystem
-
 from artifacts.leases.lease import local_lease
-from artifacts.storage.atomic import write_atomically
+from artifacts.storage import files
 from llm_assets.registry.base import Content, GenerationChanged, Registry
 from llm_assets.registry.card import CARD_NAME, render_card
 from llm_assets.registry.records import ModelVersion, RegistryUnreachable
@@ -39,7 +37,7 @@ class LocalRegistry(Registry):
             now = self._read(name)
             if generation is not None and generation != (now[1] if now else 0):
                 raise GenerationChanged
-            write_atomically(LocalFileSystem(), str(self._path / name), content)
+            files.write(self._path / name, content)
 
     def _published(self) -> set[int]:
         with self._reachable():
@@ -51,7 +49,7 @@ class LocalRegistry(Registry):
             card = render_card(state, self._locate(version)).encode()
             with self._reachable():
                 if not path.exists() or path.read_bytes() != card:
-                    write_atomically(LocalFileSystem(), str(path), card)
+                    files.write(path, card)
 
     @contextmanager
     def _reachable(self) -> Iterator[None]:

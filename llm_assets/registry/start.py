@@ -1,7 +1,6 @@
 """Which weights a training that continues from the champion starts with."""
 
-import fsspec
-
+from artifacts.storage import files
 from artifacts.store.identity import Identity
 from artifacts.store.pipelines import Pipeline
 from llm_assets.registry.base import Registry
@@ -50,5 +49,4 @@ def with_start(identity: Identity, start: ModelSource) -> Identity:
 def find_seen(start: ModelSource) -> str | None:
     """Where the record is of what a model was trained on; a base model has none."""
     record = f"{start.path.rpartition('/')[0]}/{SEEN_NAME}"
-    filesystem, path = fsspec.core.url_to_fs(record)
-    return record if filesystem.exists(path) else None
+    return record if files.exists(record) else None

@@ -1,7 +1,6 @@
 """The runners of Google Cloud: Spark on Dataproc Serverless, PyTorch on Vertex AI."""
 
 import json
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,8 +8,8 @@ from typing import Any
 from dagster import AssetExecutionContext
 from pydantic import BaseModel
 
+from artifacts.storage import files
 from artifacts.store.identity import hash_json
-from artifacts.store.store import clear_folder
 from llm_assets.cloud.config import load_cloud_settings
 from llm_assets.cloud.estimate import estimate_training
 from llm_assets.cloud.jobs import custom_job, spark_batch
@@ -56,7 +55,7 @@ class DataprocSparkRunner(SparkRunner):
         settings = load_cloud_settings(Path(self.cloud_config_path))
         fingerprint, folder = _stage_spec(settings, job, spec)
         main = f"{folder}/main.py"
-        _write(main, MAIN_PROGRAM.format(job=job))
+        files.write(main, MAIN_PROGRAM.format(job=job).encode())
         client = PipesDataprocServerlessClient(
             message_reader=_reader(settings), client=_dataproc(settings), limits=_limits(settings)
         )
@@ -65,8 +64,8 @@ class DataprocSparkRunner(SparkRunner):
             parent=settings.parent,
             batch=spark_batch(settings, main, ["--spec", f"{folder}/spec.json"]),
             fingerprint=fingerprint,
-            accept_succeeded=partial(_has_files, output),
-            before_submit=partial(clear_folder, output),
+            accept_succeeded=partial(files.exists, output),
+            before_submit=partial(files.remove, output),
         )
         (stats,) = [m["stats"] for m in invocation.get_custom_messages() if "stats" in m][-1:]
         return dict(stats)
@@ -83,13 +82,13 @@ class VertexTrainingRunner(TrainingRunner):
         self._run(
             context, "recipes.continued_pretraining", spec, result, spec.export_folder, "training"
         )
-        return TrainingResult.model_validate_json(_read(result))
+        return TrainingResult.model_validate_json(files.read(result))
 
     def evaluate(self, context: AssetExecutionContext, spec: EvaluationSpec) -> dict[str, Any]:
         output = str(spec.output)
         result = f"{output}/{RESULT_NAME}"
         self._run(context, "recipes.evaluate", spec, result, output, "evaluation")
-        content: dict[str, Any] = json.loads(_read(result))
+        content: dict[str, Any] = json.loads(files.read(result))
         return content
 
     def precision(self) -> Precision:
@@ -129,8 +128,8 @@ class VertexTrainingRunner(TrainingRunner):
             parent=settings.parent,
             custom_job=custom_job(settings, machines, launcher, f"{folder}/output"),
             fingerprint=fingerprint,
-            accept_succeeded=partial(_exists, result),
-            before_submit=partial(clear_folder, output),
+            accept_succeeded=partial(files.exists, result),
+            before_submit=partial(files.remove, output),
         )
 
 
@@ -138,7 +137,7 @@ def _stage_spec(settings: GoogleCloudSettings, job: str, spec: BaseModel) -> tup
     """Write the spec where the job reads it: `(its fingerprint, the job's folder)`."""
     fingerprint = hash_json({"job": job, "spec": spec.model_dump(mode="json")})
     folder = f"gs://{settings.bucket}/jobs/{job}-{fingerprint}"
-    _write(f"{folder}/spec.json", spec.model_dump_json(indent=2))
+    files.write(f"{folder}/spec.json", spec.model_dump_json(indent=2).encode())
     return fingerprint, folder
 
 
@@ -165,27 +164,3 @@ def _vertex(settings: GoogleCloudSettings) -> Any:
     from google.cloud.aiplatform_v1 import JobServiceClient
 
     return JobServiceClient(client_options=_options(settings, "aiplatform.googleapis.com"))
-
-
-def _with_storage(function: Callable[[Any, str], Any], url: str) -> Any:
-    import fsspec
-
-    filesystem, path = fsspec.core.url_to_fs(url)
-    filesystem.invalidate_cache()
-    return function(filesystem, path)
-
-
-def _write(url: str, text: str) -> None:
-    _with_storage(lambda fs, path: fs.pipe_file(path, text.encode()), url)
-
-
-def _read(url: str) -> bytes:
-    return bytes(_with_storage(lambda fs, path: fs.cat_file(path), url))
-
-
-def _exists(url: str) -> bool:
-    return bool(_with_storage(lambda fs, path: fs.exists(path), url))
-
-
-def _has_files(url: str) -> bool:
-    return bool(_with_storage(lambda fs, path: fs.find(path), url))

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-import fsspec
 import pyarrow.parquet as pq
 
 from artifacts.errors import UserError
+from artifacts.storage import files
 from artifacts.store.identity import hash_json
 from llm_assets.sources.bigquery_settings import BigQuery
 from llm_assets.sources.chunks import Batch, single_piece
@@ -91,19 +91,17 @@ def read_bigquery(
 ) -> Iterator[Batch]:
     """Batches of one state of the source, ordered by id."""
     folder = export_folder(source, fingerprint)
-    filesystem, path = fsspec.core.url_to_fs(folder)
-    done = f"{path}/exported"
-    if not filesystem.exists(done):
+    done = f"{folder}/exported"
+    if not files.exists(done):
         report(f"Exporting {source.table or 'the query'} to {folder}")
         _run(source, export_statement(source, folder))
-        filesystem.pipe_file(done, b"")
-    filesystem.invalidate_cache()
-    files = sorted(filesystem.glob(f"{path}/*.parquet"))
-    if not files:
+        files.write(done, b"")
+    names = [name for name in files.list_names(folder) if name.endswith(".parquet")]
+    if not names:
         raise UserError(f"{folder} holds no exported Parquet files. Delete it and ask again.")
-    for number, file in enumerate(files, start=1):
-        report(f"Reading {source.name}, file {number} of {len(files)}")
-        with filesystem.open(file, "rb") as handle:
+    for number, name in enumerate(names, start=1):
+        report(f"Reading {source.name}, file {number} of {len(names)}")
+        with files.open_file(f"{folder}/{name}") as handle:
             for batch in pq.ParquetFile(handle).iter_batches(BATCH_DOCUMENTS):
                 yield [
                     Document(id=str(row["id"]), text=row["text"] or "", source=source.name)

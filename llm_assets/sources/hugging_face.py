@@ -14,7 +14,6 @@ from llm_assets.sources.opened import OpenedSource
 from llm_assets.sources.settings import HuggingFaceDataset
 
 BATCH_DOCUMENTS = 1_000
-HASH_BLOCK_BYTES = 4 * 1024 * 1024
 
 
 def fingerprint_dataset(source: HuggingFaceDataset) -> str:
@@ -25,8 +24,7 @@ def fingerprint_dataset(source: HuggingFaceDataset) -> str:
         for file in sorted(path for path in folder.rglob("*") if path.is_file()):
             digest.update(file.relative_to(folder).as_posix().encode())
             with file.open("rb") as handle:
-                while block := handle.read(HASH_BLOCK_BYTES):
-                    digest.update(block)
+                hashlib.file_digest(handle, lambda: digest)
         return digest.hexdigest()[:32]
     from huggingface_hub import HfApi
 

@@ -6,7 +6,6 @@ holds however later shards are cut and packed. It goes with every checkpoint, as
 
 from dataclasses import dataclass
 
-import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,6 +13,7 @@ import pyarrow.parquet as pq
 from artifacts.arrays import run_starts
 from artifacts.shards.shard_set import Shard, ShardSet
 from artifacts.shards.texts import text_numbers
+from artifacts.storage import files
 
 SEEN_NAME = "seen.parquet"
 _PLACES = np.int64(2**32)
@@ -40,7 +40,7 @@ class Seen:
     @classmethod
     def read(cls, url: str) -> "Seen":
         """A record that was written."""
-        with fsspec.open(url, "rb") as file:
+        with files.open_file(url) as file:
             table = pq.read_table(file)
         return cls(*(column.to_numpy() for column in table.columns))
 

@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
-from fsspec.implementations.local import LocalFileSystem
 
 from artifacts.cache import cache_key, read_cached, write_cached
 from artifacts.errors import UserError
 from artifacts.progress import Report
-from artifacts.storage.atomic import write_atomically
+from artifacts.storage import files
 from artifacts.store.identity import hash_json
 from recipes.evaluation.contamination import find_contamination
 from recipes.evaluation.documents import (
@@ -269,4 +268,4 @@ def _to_json(content: Any) -> bytes:
 
 
 def _write_json(path: Path, content: Any) -> None:
-    write_atomically(LocalFileSystem(), str(path), _to_json(content))
+    files.write(path, _to_json(content))

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import fsspec
-
 from artifacts.errors import UserError
+from artifacts.storage import files
 
 MOUNT_VARIABLE = "GCS_MOUNT"
 DEFAULT_MOUNT = "/gcs"
@@ -45,8 +44,7 @@ def localize_spec(url: str, target: Path, environment: Mapping[str, str]) -> Pat
         UserError: there is no such spec, or it is not JSON.
     """
     try:
-        with fsspec.open(url, "rb") as file:
-            spec = json.loads(file.read())
+        spec = json.loads(files.read(url))
     except FileNotFoundError as error:
         raise UserError(f"There is no spec at {url}.") from error
     except ValueError as error:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from artifacts.errors import UserError
+from artifacts.storage.checksums import sha256_of
 from recipes.quiet import silence_libraries
 from recipes.settings import BaseModelSettings
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 CONFIG_NAME = "config.json"
-HASH_BLOCK_BYTES = 4 * 1024 * 1024
 COPIED_PATTERNS = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "LICENSE*", "README*")
 PICKLED_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
@@ -38,11 +38,11 @@ def identify(settings: BaseModelSettings) -> dict[str, Any]:
             "package": settings.package,
             "version": distribution.version,
             "file": path.name,
-            "sha256": _sha256(path),
+            "sha256": sha256_of(str(path)),
         }
     if settings.folder:
         folder = _check_folder(Path(settings.folder))
-        files = {path.name: _sha256(path) for path in _copied_files(folder)}
+        files = {path.name: sha256_of(str(path)) for path in _copied_files(folder)}
         digest = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
         return {"files_sha256": digest}
     return {"hub": settings.hub, "revision": settings.revision}
@@ -213,14 +213,6 @@ def _describe(folder: Path) -> dict[str, Any]:
         "parameters": parameters,
         "weights_dtype": ", ".join(sorted(dtypes)),
         "vocab_size": config["vocab_size"],
-        "tokenizer_sha256": _sha256(folder / "tokenizer.json"),
+        "tokenizer_sha256": sha256_of(str(folder / "tokenizer.json")),
         "bytes": sum(path.stat().st_size for path in folder.iterdir()),
     }
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(HASH_BLOCK_BYTES):
-            digest.update(block)
-    return digest.hexdigest()

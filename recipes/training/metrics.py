@@ -6,11 +6,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from fsspec.implementations.local import LocalFileSystem
-
 from artifacts.errors import DamagedArtifact, UserError
 from artifacts.progress import Report, format_duration
-from artifacts.storage.atomic import write_atomically
+from artifacts.storage import files
 from recipes.distributed.workers import Workers
 from recipes.spec import METRICS_NAME, TENSORBOARD_NAME, read_metrics
 
@@ -43,7 +41,7 @@ class Telemetry:
             report(f"{path} cannot be read; the figures of the steps before are lost")
             kept = []
         content = "".join(json.dumps(line) + "\n" for line in kept)
-        write_atomically(LocalFileSystem(), str(path), content.encode())
+        files.write(path, content.encode())
         self._metrics = path.open("a")
         self._events = SummaryWriter(
             str(run_folder / TENSORBOARD_NAME), purge_step=first_step, flush_secs=10

@@ -25,6 +25,7 @@ import uvicorn
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from artifacts.errors import UserError
+from artifacts.storage import files
 from serving.api.errors import ServingError
 from serving.engine.model_folder import check_model_folder
 from serving.engine.protocol import GenerateRequest
@@ -83,10 +84,8 @@ def _end_with_parent() -> None:
 
 def fetch(uri: str, folder: Path) -> Path:
     """The model as a local folder: copied from a bucket, or where it lies already."""
-    import fsspec
-
-    filesystem, path = fsspec.core.url_to_fs(uri)
-    if "file" in filesystem.protocol:
+    filesystem, path = files.resolve(uri)
+    if files.is_local(uri):
         return Path(path)
     started = time.monotonic()
     try:

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
-import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
 from artifacts.progress import Report
+from artifacts.storage import files
 from spark_jobs.runtime.parquet import Part, find_parts, write_table
 from spark_jobs.runtime.tasks import map_tasks
 
@@ -58,8 +58,7 @@ def read_history(clean_corpus: str | None) -> History | None:
         return None
     parts = find_parts(clean_corpus, _COLUMNS, "clean_corpus")
     past = f"{clean_corpus}/{PAST_FOLDER}"
-    filesystem, path = fsspec.core.url_to_fs(past)
-    if filesystem.exists(path):
+    if files.exists(past):
         parts += find_parts(past, _COLUMNS, "clean_corpus")
     return History(parts)
 

@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import fsspec
 import numpy as np
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from artifacts.cache import cache_key, cached
 from artifacts.progress import Report
-from artifacts.storage.atomic import write_atomically
+from artifacts.storage import files
 from spark_jobs.clean.quality import personal_data_mask, quality_filter
 from spark_jobs.clean.signatures import Bands, band_keys, derive_bands, signatures
 from spark_jobs.decontaminate.overlap import load_ngrams, ngrams_of, overlaps
@@ -131,8 +130,7 @@ def prepare_part(
         return to_parquet(_prepare(raw.read(RAW_COLUMNS), settings, bands, ngrams), compression)
 
     content = cached(cache, f"{key}-{raw.digest(RAW_COLUMNS)}", make)
-    filesystem, path = fsspec.core.url_to_fs(url)
-    write_atomically(filesystem, path, content, sync=False)
+    files.write(url, content, sync=False)
     return {"url": url, "origin": hashlib.sha256(content).hexdigest(), "is_new": bool(made)}
 
 

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import fsspec
 import numpy as np
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from artifacts.arrays import sorted_unique
 from artifacts.progress import Report
+from artifacts.storage import files
 from spark_jobs.clean.prepared import Prepared
 from spark_jobs.runtime.parquet import read_table
 from spark_jobs.runtime.tasks import map_tasks
@@ -74,7 +74,7 @@ def fetch_shingles(
     map_tasks(spark, "shingling candidates", items, partial(_shingle, words=words), report)
     sets: list[np.ndarray] = [np.empty(0, np.uint64)] * len(numbers)
     for (_, places, _), (_, _, url) in zip(found, items, strict=True):
-        with fsspec.open(url, "rb") as file, pa.ipc.open_stream(file) as stream:
+        with files.open_file(url) as file, pa.ipc.open_stream(file) as stream:
             column = stream.read_all()["shingles"]
         for place, hashes in zip(places, column, strict=True):
             sets[place] = hashes.values.to_numpy()
@@ -87,7 +87,7 @@ def _shingle(item: tuple[str, np.ndarray, str], words: int) -> dict[str, Any]:
     shingles = shingle(sum_words(list(map(fold, texts))), words)
     sets = [sorted_unique(shingles.hashes[a:b]) for a, b in itertools.pairwise(shingles.offsets)]
     table = pa.table({"shingles": pa.array(sets, pa.list_(pa.uint64()))})
-    with fsspec.open(target, "wb") as file, pa.ipc.new_stream(file, table.schema) as stream:
+    with files.open_file(target, "wb") as file, pa.ipc.new_stream(file, table.schema) as stream:
         stream.write_table(table)
     return {}
 

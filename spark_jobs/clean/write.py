@@ -3,11 +3,11 @@
 import itertools
 from typing import Any
 
-import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from artifacts.storage import files
 from spark_jobs.clean.prepare import PreparedPart
 from spark_jobs.runtime.parquet import ORIGIN_KEY, read_table, write_table
 
@@ -45,7 +45,7 @@ def write_decisions(url: str, documents: pa.Table, part_offsets: np.ndarray) -> 
         part_offsets: shape (parts + 1,), where each part's documents begin.
     """
     names = _DECIDED.names[1:]
-    with fsspec.open(url, "wb") as file, pa.ipc.new_file(file, _DECIDED) as writer:
+    with files.open_file(url, "wb") as file, pa.ipc.new_file(file, _DECIDED) as writer:
         for first, last in itertools.pairwise(part_offsets):
             part = documents.slice(first, last - first)
             rows = np.flatnonzero(np.asarray(pc.is_null(part["reason"])))
@@ -63,7 +63,7 @@ def write_part(part: tuple[int, PreparedPart], decisions: str, output: str) -> d
         output: folder of the clean corpus.
     """
     number, prepared = part
-    with fsspec.open(decisions, "rb") as file:
+    with files.open_file(decisions) as file:
         stay = pa.ipc.open_file(file).get_batch(number)
     if stay.num_rows:
         write_table(f"{output}/part-{number:05d}.parquet", _select(prepared, stay))

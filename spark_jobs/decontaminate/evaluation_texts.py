@@ -2,9 +2,8 @@
 
 import json
 
-import fsspec
-
 from artifacts.errors import UserError
+from artifacts.storage import files
 from spark_jobs.decontaminate.overlap import save_ngrams, text_ngrams
 from spark_jobs.settings import DecontaminationSettings
 
@@ -29,8 +28,7 @@ def save_evaluation_ngrams(
 def read_texts(url: str) -> list[str]:
     """The texts of a `.txt` file (one) or a `.jsonl` file (one a line, under `text`)."""
     try:
-        with fsspec.open(url, "rt", encoding="utf-8") as file:
-            content = file.read()
+        content = files.read(url).decode()
         if not url.endswith(".jsonl"):
             return [content]
         return [json.loads(line)["text"] for line in content.splitlines() if line.strip()]

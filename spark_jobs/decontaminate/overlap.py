@@ -11,11 +11,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-import fsspec
 import numpy as np
 
 from artifacts.arrays import run_starts
-from artifacts.storage.atomic import write_atomically
+from artifacts.storage import files
 from spark_jobs.text.normalize import fold
 from spark_jobs.text.shingles import Shingles, WordSums, shingle, sum_words
 
@@ -147,13 +146,12 @@ def save_ngrams(folder: str, ngrams: NGrams) -> str:
     np.savez(content, hashes=ngrams.hashes, texts=ngrams.texts, sizes=ngrams.sizes)
     digest = hashlib.sha256(content.getvalue()).hexdigest()
     url = f"{folder}/ngrams-{digest[:32]}.npz"
-    filesystem, path = fsspec.core.url_to_fs(url)
-    write_atomically(filesystem, path, content.getvalue(), sync=False)
+    files.write(url, content.getvalue(), sync=False)
     return url
 
 
 @lru_cache(maxsize=2)
 def load_ngrams(url: str) -> NGrams:
     """N-grams that were written; a worker reads them once."""
-    with fsspec.open(url, "rb") as file, np.load(io.BytesIO(file.read())) as arrays:
+    with np.load(io.BytesIO(files.read(url))) as arrays:
         return NGrams(arrays["hashes"], arrays["texts"], arrays["sizes"])

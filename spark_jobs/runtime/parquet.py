@@ -1,14 +1,14 @@
-"""The parts of a corpus folder: Parquet files, read and written by tasks through fsspec."""
+"""The parts of a corpus folder: Parquet files, read and written by tasks in any store."""
 
+import fnmatch
 import hashlib
 from dataclasses import dataclass
 
-import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from artifacts.errors import UserError, make_command
-from artifacts.storage.atomic import write_atomically
+from artifacts.storage import files
 
 READERS = 4
 """Threads of the driver that read parts; a bucket answers several requests at a time."""
@@ -30,7 +30,7 @@ class Part:
 
     def read(self, columns: list[str]) -> pa.Table:
         """The part's rows."""
-        with fsspec.open(self.url, "rb") as file:
+        with files.open_file(self.url) as file:
             parquet = pq.ParquetFile(file, page_checksum_verification=True)
             return parquet.read_row_group(self.row_group, columns=columns)
 
@@ -40,7 +40,7 @@ class Part:
         Equal digests mean equal rows; equal rows that were written otherwise have another digest.
         """
         digest = hashlib.blake2b(digest_size=16)
-        with fsspec.open(self.url, "rb") as file:
+        with files.open_file(self.url) as file:
             group = pq.ParquetFile(file).metadata.row_group(self.row_group)
             for number in range(group.num_columns):
                 column = group.column(number)
@@ -57,17 +57,16 @@ def find_parts(url: str, columns: list[str], asset: str) -> list[Part]:
     Raises:
         UserError: the folder holds no `part-*.parquet`, one is damaged or lacks a column.
     """
-    filesystem, folder = fsspec.core.url_to_fs(url)
-    files = sorted(filesystem.glob(f"{folder}/part-*.parquet"))
-    if not files:
+    names = fnmatch.filter(files.list_names(url), "part-*.parquet")
+    if not names:
         raise UserError(
             f"{url} holds no part-*.parquet files, so there is no `{asset}` to read. Make it with: "
             f"{make_command(asset)}"
         )
     parts = []
-    for file in files:
+    for file in [f"{url}/{name}" for name in names]:
         try:
-            with filesystem.open(file, "rb") as handle:
+            with files.open_file(file) as handle:
                 metadata = pq.ParquetFile(handle).metadata
         except pa.ArrowInvalid as error:
             raise UserError(
@@ -84,7 +83,7 @@ def find_parts(url: str, columns: list[str], asset: str) -> list[Part]:
         origin = (metadata.metadata or {}).get(ORIGIN_KEY)
         parts += [
             Part(
-                filesystem.unstrip_protocol(file),
+                file,
                 number,
                 metadata.row_group(number).num_rows,
                 f"{origin.decode()}/{number}" if origin else None,
@@ -96,14 +95,13 @@ def find_parts(url: str, columns: list[str], asset: str) -> list[Part]:
 
 def read_table(url: str, columns: list[str] | None = None) -> pa.Table:
     """A whole Parquet file, its checksums compared."""
-    with fsspec.open(url, "rb") as file:
+    with files.open_file(url) as file:
         return pq.ParquetFile(file, page_checksum_verification=True).read(columns)
 
 
 def write_table(url: str, table: pa.Table) -> None:
     """Write a table as one Parquet file of one row group, whole or not at all."""
-    filesystem, path = fsspec.core.url_to_fs(url)
-    write_atomically(filesystem, path, to_parquet(table))
+    files.write(url, to_parquet(table))
 
 
 def to_parquet(table: pa.Table, compression: str | dict[str, str] = "zstd") -> bytes:

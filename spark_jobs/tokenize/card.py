@@ -2,7 +2,7 @@
 
 from typing import Any
 
-import fsspec
+from artifacts.storage import files
 
 CARD_NAME = "README.md"
 
@@ -15,8 +15,7 @@ def write_card(output: str, stats: dict[str, Any], settings: dict[str, Any]) -> 
         stats: the manifest's stats.
         settings: the settings that decided the content.
     """
-    with fsspec.open(f"{output}/{CARD_NAME}", "w", encoding="utf-8") as file:
-        file.write(_card(stats, settings))
+    files.write(f"{output}/{CARD_NAME}", _card(stats, settings).encode())
 
 
 def _card(stats: dict[str, Any], settings: dict[str, Any]) -> str:

@@ -7,11 +7,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from fsspec.implementations.local import LocalFileSystem
 
 from artifacts.arrays import run_starts
 from artifacts.shards.shard_set import (
@@ -22,6 +20,7 @@ from artifacts.shards.shard_set import (
     token_dtype,
     write_shard,
 )
+from artifacts.storage import files
 from spark_jobs.settings import DecontaminationSettings
 from spark_jobs.tokenize.mixing import Mixing
 from spark_jobs.tokenize.packing import PACKINGS, DocumentTokens, count_cut_documents
@@ -147,12 +146,11 @@ def _check_nothing_lost(name: str, rows: PackedRows, tokens: int) -> None:
 
 
 def _store(url: str, name: str, rows: PackedRows, documents: pa.Table) -> None:
-    filesystem, folder = fsspec.core.url_to_fs(url)
-    filesystem.makedirs(folder, exist_ok=True)
-    if isinstance(filesystem, LocalFileSystem):
-        write_shard(Path(folder), name, rows, documents)
+    if files.is_local(url):
+        files.make_folder(url)
+        write_shard(Path(url), name, rows, documents)
         return
     with tempfile.TemporaryDirectory() as scratch:
         write_shard(Path(scratch), name, rows, documents)
         for file in sorted(Path(scratch).iterdir()):
-            filesystem.put_file(str(file), f"{folder}/{file.name}")
+            files.upload(file, f"{url}/{file.name}")

@@ -11,8 +11,9 @@ from collections import defaultdict
 from types import TracebackType
 from typing import NamedTuple, Self
 
-import fsspec
 import pyarrow as pa
+
+from artifacts.storage import files
 
 BUFFER_BYTES = 64 * 1024 * 1024
 """Held back before it is written, so that a shard's ranges in a file are few."""
@@ -32,9 +33,7 @@ class ExchangeWriter:
     def __init__(self, folder: str) -> None:
         # A second attempt at the same work writes another file.
         self._url = f"{folder}/{uuid.uuid4().hex}"
-        filesystem, path = fsspec.core.url_to_fs(self._url)
-        filesystem.makedirs(path.rpartition("/")[0], exist_ok=True)
-        self._file = filesystem.open(path, "wb")
+        self._file = files.open_file(self._url, "wb")
         self._held_bytes = 0
         self._held: dict[int, list[pa.Table]] = defaultdict(list)
         self.ranges: dict[int, list[Range]] = defaultdict(list)
@@ -75,7 +74,6 @@ def read_ranges(ranges: list[Range]) -> pa.Table:
     """All rows of the ranges, of which there is at least one."""
     tables = []
     for one in ranges:
-        filesystem, path = fsspec.core.url_to_fs(one.url)
-        content = filesystem.cat_file(path, start=one.start, end=one.start + one.length)
+        content = files.read_range(one.url, one.start, one.length)
         tables.append(pa.ipc.open_stream(content).read_all())
     return pa.concat_tables(tables)

@@ -19,11 +19,11 @@ from functools import cached_property
 from itertools import count
 from typing import Any, Literal
 
-import fsspec
 import numpy as np
 import pyarrow as pa
 
 from artifacts.errors import UserError
+from artifacts.storage import files
 
 Engine = Literal["gigatoken", "hugging_face"]
 
@@ -85,7 +85,7 @@ def load_tokenizer(url: str) -> TokenizerFiles:
     Raises:
         UserError: no `tokenizer.json` is there, or its ids go past the model's vocabulary.
     """
-    content = _read(f"{url}/tokenizer.json")
+    content = files.find(f"{url}/tokenizer.json")
     if content is None:
         raise UserError(
             f"{url} holds no tokenizer.json. Materialize `base_model` again, or name a model that "
@@ -96,7 +96,7 @@ def load_tokenizer(url: str) -> TokenizerFiles:
     specials = {token["content"]: token["id"] for token in added if token["special"]}
     definition["added_tokens"] = [token for token in added if not token["special"]]
     definition["post_processor"] = definition["truncation"] = definition["padding"] = None
-    config = json.loads(_read(f"{url}/tokenizer_config.json") or b"{}")
+    config = json.loads(files.find(f"{url}/tokenizer_config.json") or b"{}")
     ids = [*_vocabulary(definition).values(), *(token["id"] for token in added)]
     vocab_size = _vocab_size(url, max(ids) + 1)
     absent_letters = _absent_letters(definition)
@@ -245,7 +245,7 @@ def _vocabulary(definition: dict[str, Any]) -> dict[str, int]:
 
 
 def _vocab_size(url: str, tokenizer_size: int) -> int:
-    config = json.loads(_read(f"{url}/config.json") or b"{}")
+    config = json.loads(files.find(f"{url}/config.json") or b"{}")
     stated = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
     if stated is None:
         return tokenizer_size
@@ -260,11 +260,3 @@ def _vocab_size(url: str, tokenizer_size: int) -> int:
 
 def _token_text(token: Any) -> str | None:
     return token["content"] if isinstance(token, dict) else token
-
-
-def _read(url: str) -> bytes | None:
-    filesystem, path = fsspec.core.url_to_fs(url)
-    try:
-        return bytes(filesystem.cat_file(path))
-    except FileNotFoundError:
-        return None

@@ -5,12 +5,12 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-import fsspec
-from fsspec.implementations.local import LocalFileSystem
+from fsspec import AbstractFileSystem
 from fsspec.utils import glob_translate
 
 from artifacts.errors import UserError
 from artifacts.shown import shown_in_line
+from artifacts.storage import files
 from llm_assets.sources.files.braces import expand_braces
 from llm_assets.sources.files.source_file import LocalFile, RemoteFile, StoredFile
 from llm_assets.sources.files.walk import Walk
@@ -40,10 +40,10 @@ def find_files(source: Files, apart: str | None = None) -> Found:
     """
     found = Found()
     for url in expand_braces(source.path):
-        files = _match(source, url, found.unread, apart)
-        if not files:
+        matched = _match(source, url, found.unread, apart)
+        if not matched:
             raise UserError(_nothing_found(source, url, found.unread))
-        for file in sorted(files, key=lambda one: one.name):
+        for file in sorted(matched, key=lambda one: one.name):
             if file.format.name in source.formats:
                 found.files.append(file)
             else:
@@ -69,8 +69,8 @@ def _nothing_found(source: Files, url: str, unread: Unread) -> str:
 
 
 def _match(source: Files, url: str, unread: Unread, apart: str | None) -> list[StoredFile]:
-    filesystem, path = fsspec.core.url_to_fs(url)
-    if isinstance(filesystem, LocalFileSystem):
+    filesystem, path = files.resolve(url)
+    if files.is_local(url):
         return list(_match_local(source, path, unread, apart))
     return list(_match_remote(source, filesystem, path, unread))
 
@@ -127,7 +127,7 @@ def _local_file(path: str, name: str, size: int, unread: Unread) -> LocalFile | 
 
 
 def _match_remote(
-    source: Files, filesystem: fsspec.AbstractFileSystem, path: str, unread: Unread
+    source: Files, filesystem: AbstractFileSystem, path: str, unread: Unread
 ) -> Iterator[StoredFile]:
     folder, pattern = _split_glob(path)
     if pattern:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import IO, Any
 
-import fsspec
+from fsspec import AbstractFileSystem
 
 from artifacts.errors import UserError
 from artifacts.shown import shown_in_line
@@ -83,7 +83,7 @@ class LocalFile(StoredFile):
 class RemoteFile(StoredFile):
     """An object in the cloud, or a file of any other file system that fsspec knows."""
 
-    filesystem: fsspec.AbstractFileSystem
+    filesystem: AbstractFileSystem
     details: dict[str, Any] = field(repr=False)
 
     def open(self, tick: Tick) -> IO[bytes]:
