@@ -234,50 +234,6 @@ class ShardSet(Sequence[tuple[np.ndarray, np.ndarray]]):
         return self._opened[number]
 
 
-def list_documents(shards: ShardSet) -> pa.Table:
-    """The documents of all shards, with `shard` and `number`: where `read_tokens` finds them."""
-    tables = []
-    for place, shard in enumerate(shards.shards):
-        table = shard.documents()
-        table = table.append_column("shard", pa.array([place] * len(table), pa.int64()))
-        tables.append(table.append_column("number", pa.array(range(len(table)), pa.int64())))
-    return pa.concat_tables(tables)
-
-
-def read_tokens(shards: ShardSet, documents: pa.Table) -> list[np.ndarray]:
-    """The tokens of some documents that `list_documents` listed, in their order.
-
-    Of the shards' rows, only those are read that hold one.
-    """
-    found: list[np.ndarray] = [np.empty(0)] * len(documents)
-    wanted = documents["shard"].to_numpy()
-    for place, shard in enumerate(shards.shards):
-        rows = np.flatnonzero(wanted == place)
-        numbers = documents["number"].to_numpy()[rows]
-        for row, tokens in zip(rows.tolist(), _put_together(shard, numbers), strict=True):
-            found[row] = tokens
-    return found
-
-
-def read_documents(shards: ShardSet) -> Iterator[tuple[dict[str, object], np.ndarray]]:
-    """Every document of a split put together again: `(its table row, its tokens)`."""
-    for shard in shards.shards:
-        records = shard.documents().to_pylist()
-        yield from zip(records, _put_together(shard, np.arange(len(records))), strict=True)
-
-
-def _put_together(shard: Shard, numbers: np.ndarray) -> list[np.ndarray]:
-    """The tokens of documents of a shard, in the order of their numbers in it."""
-    held = np.flatnonzero(np.isin(shard.segments["document"], numbers))
-    held = held[np.lexsort((shard.segments["offset"][held], shard.segments["document"][held]))]
-    row_of = np.searchsorted(shard.row_offsets, held, side="right") - 1
-    parts: dict[int, list[np.ndarray]] = {int(number): [] for number in numbers}
-    for position, row in zip(held.tolist(), row_of.tolist(), strict=True):
-        start, length, document, _ = shard.segments[position]
-        parts[int(document)].append(shard.tokens[row, start : start + length])
-    return [np.concatenate(parts[int(number)]) for number in numbers]
-
-
 def _describe_empty(folder: str | Path, split: Split) -> str:
     if split == "replay":
         return (

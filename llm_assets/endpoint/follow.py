@@ -45,34 +45,46 @@ def serve_wanted(
             "The registry has no version to serve. Materialize the model again: "
             'dagster asset materialize --select "model_version"'
         )
-    chosen = settings
     if by_person:
         report("a person decided: the new version gets the traffic however slow it is")
-        chosen = _whatever_its_speed(settings)
+    chosen = _whatever_its_speed(settings) if by_person else settings
     verify_model(record, wanted.model_url)
-    version = wanted
     try:
-        served = serving.serve(chosen, wanted, report)
+        version, served = wanted, serving.serve(chosen, wanted, report)
     except RolloutFailed as error:
-        raise RolloutFailed(
-            f"{error}\nVersion {wanted.version} stays wanted: materialize `endpoint` to try again, "
-            f"`llm-assets approve {wanted.version}` to have it however slow it is, or `llm-assets "
-            f"reject {wanted.version}` to give it up."
-        ) from error
+        raise RolloutFailed(f"{error}\n{_ways_on(wanted.version)}") from error
     except UserError as error:
         before = champion if champion != wanted else state.find("previous")
         if before is None or before == wanted:
             raise
         report(f"WARNING: version {wanted.version} cannot be served: {error}")
-        try:
-            verify_model(record, before.model_url)
-            served = serving.serve(settings, before, report)
-        except UserError:
-            raise error from None
-        version = before
+        version, served = before, _serve_again(serving, settings, record, before, error, report)
         report(f"WARNING: version {version.version} serves in place of version {wanted.version}")
     registry.confirm(version.version)
     return version, served
+
+
+def _ways_on(version: int) -> str:
+    return (
+        f"Version {version} stays wanted: materialize `endpoint` to try again, `llm-assets approve "
+        f"{version}` to have it however slow it is, or `llm-assets reject {version}` to give it up."
+    )
+
+
+def _serve_again(
+    serving: ServingPlatform,
+    settings: PipelineSettings,
+    record: Pipeline,
+    before: ModelVersion,
+    fault: UserError,
+    report: Report,
+) -> Served:
+    """Serve the version before; where that fails too, the wanted one's fault is the message."""
+    try:
+        verify_model(record, before.model_url)
+        return serving.serve(settings, before, report)
+    except UserError:
+        raise fault from None
 
 
 def _whatever_its_speed(settings: PipelineSettings) -> PipelineSettings:

@@ -1,7 +1,9 @@
 """What went wrong, in words that say what to ask for."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from dagster import Failure, MetadataValue
 
@@ -94,3 +96,14 @@ def failure_of_job(
         metadata={"job": name, "console": MetadataValue.url(console)},
         allow_retries=not advice,
     )
+
+
+def reported_on_closing(closed: Mapping[str, Any] | None) -> str:
+    """What a program said in its closing message, if it ended with an exception."""
+    exception = (closed or {}).get("exception")
+    if not exception:
+        return ""
+    lines = (exception.get("message") or "").strip().splitlines() or [""]
+    # Of a message that holds a traceback of its own, the last line is the cause.
+    message = lines[0] if len(lines) == 1 else f"{lines[0]} ... {lines[-1]}"
+    return f"Its program reported {exception.get('name')}: {message}"

@@ -14,7 +14,12 @@ from dagster import (
     open_pipes_session,
 )
 
-from llm_assets.pipes.failures import RemoteJobFailed, failure_of, failure_of_job
+from llm_assets.pipes.failures import (
+    RemoteJobFailed,
+    failure_of,
+    failure_of_job,
+    reported_on_closing,
+)
 from llm_assets.pipes.messages import PipesGCSLiveMessageReader, new_location
 from llm_assets.pipes.names import as_labels
 from llm_assets.pipes.retries import Backoff, RetryPolicy, call_with_retries
@@ -118,12 +123,8 @@ class RemoteRun:
             f"{self.job.name} was interrupted ({self.job.detail}); starting it again, "
             f"{self.restarts} of at most {self.limits.restarts} times"
         )
-        time.sleep(
-            min(
-                LONGEST_RESTART_DELAY_SECONDS,
-                self.limits.restart_delay_seconds * 2 ** (self.restarts - 1),
-            )
-        )
+        delay = self.limits.restart_delay_seconds * 2 ** (self.restarts - 1)
+        time.sleep(min(LONGEST_RESTART_DELAY_SECONDS, delay))
         self._adopt_or_submit()
 
     def _find_or_create(self) -> RemoteJob:
@@ -237,8 +238,9 @@ class RemoteRun:
         if job.interrupted and self.restarts < self.limits.restarts:
             return False
         self.reader.finish()
+        reported = reported_on_closing(self.reader.closed)
         if job.phase is not Phase.SUCCEEDED:
-            raise self._failure(f"{job.name} {job.phase.value}. {self._reported()}".strip(), job)
+            raise self._failure(f"{job.name} {job.phase.value}. {reported}".strip(), job)
         if self.reader.closed is None:
             raise self._failure(
                 f"{job.name} ended without its closing message, so it cannot be taken as done. "
@@ -246,18 +248,8 @@ class RemoteRun:
                 job,
             )
         if "exception" in self.reader.closed:
-            raise self._failure(f"{job.name} exited as if all were well. {self._reported()}", job)
+            raise self._failure(f"{job.name} exited as if all were well. {reported}", job)
         return True
-
-    def _reported(self) -> str:
-        """What the program said on closing, if it ended with an exception."""
-        exception = (self.reader.closed or {}).get("exception")
-        if not exception:
-            return ""
-        lines = (exception.get("message") or "").strip().splitlines() or [""]
-        # Of a message that holds a traceback of its own, the last line is the cause.
-        message = lines[0] if len(lines) == 1 else f"{lines[0]} ... {lines[-1]}"
-        return f"Its program reported {exception.get('name')}: {message}"
 
     def _failure(self, text: str, job: RemoteJob) -> RemoteJobFailed:
         console = self.service.console_url(job.name)

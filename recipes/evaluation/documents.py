@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from artifacts.errors import UserError
-from artifacts.shards.shard_set import ShardSet, ShardStats, list_documents, read_tokens
+from artifacts.shards.documents import list_documents, read_tokens
+from artifacts.shards.shard_set import ShardSet, ShardStats
 from recipes.evaluation.settings import EvaluationSettings
 
 GENERAL_TEXT = "general_english.txt"

@@ -104,17 +104,7 @@ class Trainer:
         self._audit = RowAudit(self._run_folder, workers) if audits else None
         self._step, self._state = self._resume()
         self._steps_to_read = self._open_reader()
-        self._telemetry = (
-            Telemetry(
-                self._run_folder,
-                self._step + 1,
-                self._steps,
-                report,
-                spec.training.logging.weights_and_biases,
-            )
-            if workers.is_rank_zero
-            else None
-        )
+        self._telemetry = self._open_telemetry() if workers.is_rank_zero else None
 
     def finish(self) -> TrainingResult:
         """Train to the last step, export the model and write `result.json`."""
@@ -137,6 +127,10 @@ class Trainer:
         """Flush the metrics."""
         if self._telemetry:
             self._telemetry.close()
+
+    def _open_telemetry(self) -> Telemetry:
+        tracks = self._training.logging.weights_and_biases
+        return Telemetry(self._run_folder, self._step + 1, self._steps, self._report, tracks)
 
     def _resume(self) -> tuple[int, TrainState]:
         restored = self._checkpointer.restore(self._model, self._optimizers)

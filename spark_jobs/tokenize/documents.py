@@ -70,7 +70,7 @@ def tokens_key(files: TokenizerFiles, backend: Engine, ends: tuple[int, int]) ->
     )
 
 
-def tokenise_parts(
+def tokenize_parts(
     parts: list[Part],
     files: TokenizerFiles,
     engine: Engine,
@@ -114,7 +114,7 @@ def _documents_of(
 
     def tokenize(places: np.ndarray) -> pa.Table:
         chosen = documents.select(["id"]).append_column("text", texts()).take(places)
-        return _tokenise(chosen, tokenizer(), plan)
+        return _tokenize(chosen, tokenizer(), plan)
 
     def hash_ngrams(places: np.ndarray) -> pa.Table:
         size = plan.decontamination.ngram_size
@@ -163,15 +163,15 @@ def _cached_tokenizer(files: TokenizerFiles, engine: Engine) -> DocumentTokenize
     return _tokenizers[key]
 
 
-def _tokenise(documents: pa.Table, tokenizer: DocumentTokenizer, plan: Plan) -> pa.Table:
+def _tokenize(documents: pa.Table, tokenizer: DocumentTokenizer, plan: Plan) -> pa.Table:
     """`id` and `text` to `TOKENISED_SCHEMA`."""
     pieces = [
-        _tokenise_batch(piece, tokenizer, plan) for piece in documents.to_batches(ARROW_BATCH_ROWS)
+        _tokenize_batch(piece, tokenizer, plan) for piece in documents.to_batches(ARROW_BATCH_ROWS)
     ]
     return pa.Table.from_batches(pieces, TOKENISED_SCHEMA)
 
 
-def _tokenise_batch(
+def _tokenize_batch(
     batch: pa.RecordBatch, tokenizer: DocumentTokenizer, plan: Plan
 ) -> pa.RecordBatch:
     ids, offsets = tokenizer.encode(batch["text"])

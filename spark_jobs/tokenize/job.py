@@ -18,7 +18,13 @@ from pyspark.sql import SparkSession
 
 from artifacts.errors import UserError
 from artifacts.program.entry import run_program
-from artifacts.shards.shard_set import ALL_SPLITS, SPLITS, ShardEntry, ShardStats, token_dtype
+from artifacts.shards.shard_set import (
+    ALL_SPLITS,
+    SPLITS,
+    ShardEntry,
+    ShardStats,
+    token_dtype,
+)
 from spark_jobs.clean.write import CLEAN_SCHEMA
 from spark_jobs.decontaminate.evaluation_texts import save_evaluation_ngrams
 from spark_jobs.decontaminate.held_out_ngrams import save_held_out_ngrams
@@ -28,11 +34,11 @@ from spark_jobs.runtime.session import session
 from spark_jobs.runtime.tasks import count_tasks, map_tasks
 from spark_jobs.settings import TokenizedShardsSettings
 from spark_jobs.tokenize.card import write_card
-from spark_jobs.tokenize.documents import REMOVED, REMOVED_NAME, Cached, tokenise_parts
+from spark_jobs.tokenize.documents import REMOVED, REMOVED_NAME, Cached, tokenize_parts
 from spark_jobs.tokenize.mixing import plan_mixing
 from spark_jobs.tokenize.shards import Plan, write_shard_of
 from spark_jobs.tokenize.shuffle import Range, read_ranges
-from spark_jobs.tokenize.survey import Survey, survey_parts
+from spark_jobs.tokenize.survey import Survey, count_shards, survey_parts
 from spark_jobs.tokenize.tokenizer import (
     Engine,
     TokenizerFiles,
@@ -42,9 +48,6 @@ from spark_jobs.tokenize.tokenizer import (
 )
 
 CODE_VERSION = "5"
-
-BYTES_PER_TOKEN = 4
-"""Rough length of a token in text, which only decides into how many shards a split is cut."""
 
 
 class TokenizeSpec(BaseModel):
@@ -113,22 +116,9 @@ def _run(
         ngrams=ngrams,
         decontamination=settings.decontamination,
         mixing=mixing,
-        shards={
-            split: max(1, round(size / BYTES_PER_TOKEN * _item_bytes(files) / settings.shard_bytes))
-            for split, size in survey.bytes.items()
-        },
+        shards=count_shards(survey, files.vocab_size, settings.shard_bytes),
     )
-    exchange = f"{scratch}/exchange"
-    tokenize = partial(
-        tokenise_parts,
-        files=files,
-        engine=engine,
-        plan=plan,
-        exchange=exchange,
-        cache=Cached.of(spec.cache, files, engine, plan),
-    )
-    sent = _tokenise(spark, parts, tokenize, engine, report)
-    ranges = _by_shard(sent)
+    ranges = _tokenize(spark, spec, parts, files, plan, engine, scratch, report)
     removed = _list_removed(spec.output, ranges.pop(REMOVED, []))
     written = _write_shards(spark, ranges, plan, report)
     stats = _stats(written, plan, files, engine, warnings)
@@ -164,23 +154,29 @@ def _save_reference_ngrams(
     return save_held_out_ngrams(spark, held_out, size, folder, report, evaluation)
 
 
-def _tokenise(
+def _tokenize(
     spark: SparkSession,
+    spec: TokenizeSpec,
     parts: list[Part],
-    tokenize: Callable[[list[Part]], dict[str, Any]],
+    files: TokenizerFiles,
+    plan: Plan,
     engine: Engine,
+    scratch: str,
     report: Callable[[str], None],
-) -> list[dict[str, Any]]:
-    """Tokenize all parts, many of them in a piece of work; the records of those."""
+) -> dict[int, list[Range]]:
+    """Tokenize all parts, many of them in a task: where the documents of each shard are."""
+    tokenize = partial(
+        tokenize_parts,
+        files=files,
+        engine=engine,
+        plan=plan,
+        exchange=f"{scratch}/exchange",
+        cache=Cached.of(spec.cache, files, engine, plan),
+    )
     tasks = count_tasks(len(parts), spark.sparkContext.defaultParallelism)
     groups = [parts[task::tasks] for task in range(tasks)]
-    return map_tasks(spark, f"tokenizing with {engine}", groups, tokenize, report)
-
-
-def _by_shard(sent: list[dict[str, Any]]) -> dict[int, list[Range]]:
-    """Where the documents of each shard are, from what every piece of work has sent."""
     ranges: dict[int, list[Range]] = defaultdict(list)
-    for record in sent:
+    for record in map_tasks(spark, f"tokenizing with {engine}", groups, tokenize, report):
         for shard, found in record["ranges"].items():
             ranges[shard] += found
     return ranges
@@ -229,10 +225,6 @@ def _refuse_missing_splits(survey: Survey) -> None:
                 f"None of the {documents:,} clean documents falls into the {split} split: "
                 f"give the corpus more documents{share}."
             )
-
-
-def _item_bytes(files: TokenizerFiles) -> int:
-    return 2 if token_dtype(files.vocab_size) == "uint16" else 4
 
 
 def _stats(

@@ -9,12 +9,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from artifacts.shards.shard_set import Split, in_split
+from artifacts.shards.shard_set import Split, in_split, token_dtype
 from spark_jobs.runtime.parquet import READERS, Part
 from spark_jobs.settings import TokenizedShardsSettings
 
 SAMPLE_PARTS = 4
 SAMPLE_CHARACTERS = 1_000_000
+
+BYTES_PER_TOKEN = 4
+"""Rough length of a token in text, which only decides into how many shards a split is cut."""
 
 
 @dataclass(frozen=True)
@@ -77,3 +80,12 @@ def _sample(parts: list[Part], smallest: list[str], settings: TokenizedShardsSet
     while len(sample) > 1 and sum(map(len, sample)) > SAMPLE_CHARACTERS:
         sample.pop()
     return sample
+
+
+def count_shards(survey: Survey, vocab_size: int, shard_bytes: int) -> dict[Split, int]:
+    """Shards of each split, from the size of its text."""
+    token_bytes = 2 if token_dtype(vocab_size) == "uint16" else 4
+    return {
+        split: max(1, round(size / BYTES_PER_TOKEN * token_bytes / shard_bytes))
+        for split, size in survey.bytes.items()
+    }

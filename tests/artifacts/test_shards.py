@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 from artifacts.errors import DamagedArtifact, UserError
+from artifacts.shards.documents import read_documents
 from artifacts.shards.shard_set import (
     DOCUMENT_SCHEMA,
     SEGMENT,
@@ -15,7 +16,6 @@ from artifacts.shards.shard_set import (
     ShardEntry,
     ShardSet,
     ShardStats,
-    read_documents,
     token_dtype,
     write_shard,
 )

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from artifacts.shards.shard_set import ShardSet, ShardStats, read_documents
+from artifacts.shards.documents import read_documents
+from artifacts.shards.shard_set import ShardSet, ShardStats
 from llm_assets.assets.corpus import GENERAL_ENGLISH
 from tests.conftest import Project
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from artifacts.errors import UserError
-from artifacts.shards.shard_set import SPLITS, ShardSet, ShardStats, Split, read_documents
+from artifacts.shards.documents import read_documents
+from artifacts.shards.shard_set import SPLITS, ShardSet, ShardStats, Split
 from spark_jobs.clean import job as clean
 from spark_jobs.settings import (
     CleanCorpusSettings,

@@ -8,7 +8,8 @@ from pyspark.sql import SparkSession
 from tokenizers import Tokenizer
 
 from artifacts.errors import UserError
-from artifacts.shards.shard_set import SPLITS, ShardSet, ShardStats, read_documents
+from artifacts.shards.documents import read_documents
+from artifacts.shards.shard_set import SPLITS, ShardSet, ShardStats
 from spark_jobs.settings import (
     DecontaminationSettings,
     SourceMix,

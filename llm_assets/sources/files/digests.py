@@ -7,9 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from fsspec.implementations.local import LocalFileSystem
-
-from artifacts.storage.atomic import write_atomically
+from artifacts.storage import files
 from llm_assets.sources.files.source_file import StoredFile
 from llm_assets.sources.files.streams import Tick
 
@@ -46,17 +44,16 @@ class Digests:
             self._changed = True
         return digest
 
-    def keep(self, source: str, files: Iterable[StoredFile]) -> None:
+    def keep(self, source: str, found: Iterable[StoredFile]) -> None:
         """Forget the files of a source that are no longer there, and write what is known."""
-        there = {f"{source}\0{file.path}" for file in files}
+        there = {f"{source}\0{file.path}" for file in found}
         of_source = f"{source}\0"
         gone = [key for key in self._known if key.startswith(of_source) and key not in there]
         for key in gone:
             del self._known[key]
         if self._path is not None and (gone or self._changed):
-            self._path.parent.mkdir(parents=True, exist_ok=True)
             content = json.dumps(list(self._known.items())).encode()
-            write_atomically(LocalFileSystem(), str(self._path), content)
+            files.write(self._path, content)
             self._changed = False
 
 
