@@ -156,6 +156,14 @@ def download(url: str, path: Path) -> None:
     os.replace(partial, path)
 
 
+def move(url: str | Path, target: str | Path) -> None:
+    """Move a file, or a folder with all that is in it, within one store."""
+    filesystem, path = resolve(url)
+    _, end = resolve(target)
+    filesystem.makedirs(end.rpartition("/")[0], exist_ok=True)
+    filesystem.mv(path, end, recursive=filesystem.isdir(path))
+
+
 def remove(url: str | Path) -> None:
     """Remove a file, or a folder with all that is in it; nothing happens where there is none."""
     if is_local(url):

@@ -16,8 +16,13 @@ RUNS_FOLDER = "runs"
 REGISTRY_FOLDER = "registry"
 ENDPOINT_FOLDER = "endpoint"
 CACHE_FOLDER = "cache"
+"""What decides speed, never a result."""
 CONVERSIONS_FOLDER = "conversions"
 """In the cache: models in the form that an engine reads."""
+DAMAGED_FOLDER = "damaged"
+"""What was found damaged and set aside, under its place."""
+RETIRED_FOLDER = "retired"
+"""Manifests, without the list of files, of artifacts that were removed."""
 UPLOADS_FOLDER = "uploads"
 AUTOMATION_FOLDER = "automation"
 
@@ -30,6 +35,16 @@ def artifact(kind: str, fingerprint: str) -> str:
 def manifest(kind: str, fingerprint: str) -> str:
     """The file that makes an artifact exist."""
     return f"{artifact(kind, fingerprint)}/{MANIFEST_NAME}"
+
+
+def retired(kind: str, fingerprint: str) -> str:
+    """The manifest of an artifact that was removed."""
+    return f"{RETIRED_FOLDER}/{kind}/{fingerprint}/{MANIFEST_NAME}"
+
+
+def damaged(place: str) -> str:
+    """Where what lay at a place is, once it was found damaged."""
+    return f"{DAMAGED_FOLDER}/{place}"
 
 
 def lease(name: str) -> str:

@@ -6,13 +6,14 @@ artifact. Whoever needs it makes it again.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from artifacts.errors import DamagedArtifact, UserError
+from artifacts.storage import files
+from artifacts.store import layout
 from artifacts.store.store import Artifact, Store
 from artifacts.store.verify import find_faults
 from llm_assets.registry.retired import retire
-
-SET_ASIDE = "damaged"
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,8 @@ def check_artifacts(store: Store, names: Sequence[tuple[str, str]]) -> Iterator[
             yield Finding(
                 place,
                 faults[0] + more,
-                f"moved to {SET_ASIDE}/{place}; it is made again when it is needed",
-                lambda artifact=artifact, place=place: _repair(store, artifact, place),  # type: ignore[misc]
+                f"moved to {layout.damaged(place)}; it is made again when it is needed",
+                partial(_repair, store, artifact, place),
             )
 
 
@@ -61,16 +62,11 @@ def _repair(store: Store, artifact: Artifact | None, place: str) -> None:
 
 def set_aside(store: Store, place: str) -> None:
     """Move a file or a folder of a store to `damaged/`, in place of what was moved there before."""
-    source, target = f"{store.root}/{place}", f"{store.root}/{SET_ASIDE}/{place}"
-    filesystem = store.filesystem
+    source, target = f"{store.root}/{place}", f"{store.root}/{layout.damaged(place)}"
     with store.lease(place.replace("/", "-")):
-        filesystem.invalidate_cache()
-        if not filesystem.exists(source):
-            return
-        if filesystem.exists(target):
-            filesystem.rm(target, recursive=True)
-        filesystem.makedirs(target.rpartition("/")[0], exist_ok=True)
-        filesystem.mv(source, target, recursive=filesystem.isdir(source))
+        if files.exists(source):
+            files.remove(target)
+            files.move(source, target)
 
 
 def parse_name(text: str) -> tuple[str, str]:

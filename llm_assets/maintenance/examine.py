@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -9,15 +10,17 @@ import pyarrow.parquet as pq
 
 from artifacts import checkpoints
 from artifacts.errors import DamagedArtifact, UserError, make_command
+from artifacts.storage import files
+from artifacts.store import layout
 from artifacts.store.pipelines import Pipeline, PipelineHistory
-from artifacts.store.store import Store, layout
+from artifacts.store.store import Store
 from llm_assets.maintenance.clean import find_versions
-from llm_assets.maintenance.doctor import SET_ASIDE, Finding, set_aside
-from llm_assets.maintenance.inventory import RUNS_FOLDER, Inventory
+from llm_assets.maintenance.doctor import Finding, set_aside
+from llm_assets.maintenance.inventory import Inventory
 from llm_assets.maintenance.retention import Version
 from llm_assets.registry.base import Registry
 from llm_assets.registry.consistency import find_contradictions
-from llm_assets.registry.retired import RETIRED_FOLDER, find_manifest
+from llm_assets.registry.retired import find_manifest
 from recipes.spec import METRICS_NAME, RESULT_NAME, read_metrics, read_result
 from serving import endpoint as process
 
@@ -34,9 +37,9 @@ def check_record(record: Pipeline, registry: Registry) -> Iterator[Finding]:
     try:
         history = record.history()
     except DamagedArtifact:
-        remedy = f"moved to {SET_ASIDE}/{place}; written again from what the versions stand on"
+        remedy = f"moved to {layout.damaged(place)}; written again from what the versions stand on"
         yield Finding(
-            place, "cannot be read", remedy, lambda: _restore_record(record, registry, place)
+            place, "cannot be read", remedy, partial(_restore_record, record, registry, place)
         )
         return
     yield from _absent_current(store, place, history)
@@ -49,14 +52,14 @@ def check_record(record: Pipeline, registry: Registry) -> Iterator[Finding]:
     if dead:
         names = ", ".join(sorted("/".join(name) for name in dead))
         fault = f"it names what is no longer there: {names}"
-        yield Finding(place, fault, "taken out of the record", lambda: record.forget(dead))
+        yield Finding(place, fault, "taken out of the record", partial(record.forget, dead))
 
 
 def check_runs(store: Store, inventory: Inventory) -> Iterator[Finding]:
     """Checkpoints of trainings byte by byte, and whether their figures can be read."""
     again = "the training goes on from what is whole"
-    for run in sorted(name for kind, name in inventory.folders if kind == RUNS_FOLDER):
-        place = f"{RUNS_FOLDER}/{run}"
+    for run in sorted(name for kind, name in inventory.folders if kind == layout.RUNS_FOLDER):
+        place = layout.run(run)
         for step, fault in checkpoints.find_damaged(f"{store.root}/{place}"):
             yield _aside(store, f"{place}/step-{step}", fault, again)
         if not store.is_local:
@@ -76,7 +79,7 @@ def check_caches(store: Store, inventory: Inventory) -> Iterator[Finding]:
             continue
         path = f"{store.root}/{cached.path}"
         try:
-            with store.filesystem.open(path, "rb") as file:
+            with files.open_file(path) as file:
                 table = pq.ParquetFile(file, page_checksum_verification=True)
                 for number in range(table.num_row_groups):
                     table.read_row_group(number)
@@ -85,13 +88,13 @@ def check_caches(store: Store, inventory: Inventory) -> Iterator[Finding]:
                 cached.path,
                 f"cannot be read ({str(error).splitlines()[0]})",
                 "removed; a cache is filled again by the next run",
-                lambda path=path: store.filesystem.rm_file(path),  # type: ignore[misc]
+                partial(files.remove, path),
             )
 
 
 def check_registry(store: Store, registry: Registry, pipeline: str) -> Iterator[Finding]:
     """Whether the registry can be read and fits together, and its versions are what there is."""
-    place = f"registry/{pipeline}"
+    place = layout.registry(pipeline)
     try:
         versions = find_versions(registry)
         contradictions = list(find_contradictions(registry.state()))
@@ -128,7 +131,7 @@ def check_endpoint(registry: Registry, state_folder: Path) -> Iterator[Finding]:
     if serves and champion and str(champion.version) not in {r.version for r in serves.routes}:
         served = ", ".join(route.version for route in serves.routes) or "nothing"
         yield Finding(
-            f"endpoint/{state_folder.name}",
+            layout.endpoint(state_folder.name),
             f"version {champion.version} is the champion, but the endpoint serves {served}",
             f"serve it: {make_command('endpoint')}",
         )
@@ -136,12 +139,12 @@ def check_endpoint(registry: Registry, state_folder: Path) -> Iterator[Finding]:
 
 def check_retired(store: Store) -> Iterator[Finding]:
     """The manifests that stayed of what retention removed."""
-    for kind in sorted(store.list_folder(RETIRED_FOLDER)):
-        for fingerprint in sorted(store.list_folder(f"{RETIRED_FOLDER}/{kind}")):
+    for kind in sorted(store.list_folder(layout.RETIRED_FOLDER)):
+        for fingerprint in sorted(store.list_folder(f"{layout.RETIRED_FOLDER}/{kind}")):
             try:
                 find_manifest(store, kind, fingerprint)
             except DamagedArtifact:
-                place = f"{RETIRED_FOLDER}/{kind}/{fingerprint}"
+                place = f"{layout.RETIRED_FOLDER}/{kind}/{fingerprint}"
                 yield _aside(store, place, "cannot be read", "a version explains itself less")
 
 
@@ -185,5 +188,5 @@ def _is_known(store: Store, kind: str, fingerprint: str) -> bool:
 
 
 def _aside(store: Store, place: str, fault: str, then: str) -> Finding:
-    remedy = f"moved to {SET_ASIDE}/{place}; {then}"
-    return Finding(place, fault, remedy, lambda: set_aside(store, place))
+    remedy = f"moved to {layout.damaged(place)}; {then}"
+    return Finding(place, fault, remedy, partial(set_aside, store, place))

@@ -6,13 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
+from artifacts.store.layout import CACHE_FOLDER, RUNS_FOLDER
 from artifacts.store.store import Store
 
 FINGERPRINT = re.compile(r"[0-9a-f]{20}")
-CACHES = ("cache",)
-"""Folders whose files decide speed, never a result."""
-RUNS_FOLDER = "runs"
-"""Of trainings by the fingerprint of their checkpoint; each folder in one counts by itself."""
 
 
 @dataclass
@@ -57,11 +54,12 @@ def take_inventory(store: Store) -> Inventory:
     found = Inventory()
     for path, size, changed, used in _files(store):
         parts = PurePosixPath(path).parts
-        if parts[0] in CACHES:
+        if parts[0] == CACHE_FOLDER:
             found.cached.append(CachedFile(path, size, used))
         elif len(parts) > 2:
             key = (parts[0], parts[1])
             if parts[0] == RUNS_FOLDER:
+                # Each folder of a training counts by itself.
                 found.folders.setdefault(key, Folder())
                 if len(parts) > 3:
                     key = (f"{RUNS_FOLDER}/{parts[1]}", parts[2])

@@ -7,11 +7,12 @@ current, has an alias, is being read by running work, or stands behind one of th
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from artifacts.store.layout import MANIFEST_NAME
+from artifacts.storage import files
+from artifacts.store import layout
 from artifacts.store.manifest import Manifest
 from artifacts.store.pipelines import PipelineHistory, read_histories
 from artifacts.store.store import Store
-from llm_assets.maintenance.inventory import CACHES, RUNS_FOLDER, Inventory, take_inventory
+from llm_assets.maintenance.inventory import Inventory, take_inventory
 from llm_assets.maintenance.reachability import Name, reach
 from llm_assets.registry.retired import retire
 from llm_assets.retention_settings import RetentionSettings
@@ -19,7 +20,7 @@ from llm_assets.retention_settings import RetentionSettings
 DAY_SECONDS = 86_400.0
 STATE_FOLDERS = ("step-", "best")
 """Beginnings of the names of a run's folders that hold what a training goes on from."""
-TEMPORARY = ("damaged", "uploads", "drafts")
+TEMPORARY = (layout.DAMAGED_FOLDER, layout.UPLOADS_FOLDER, layout.DRAFTS_FOLDER)
 """Folders of what was set aside, of uploads that were broken off, and of what makers write into
 (`<kind>-<fingerprint>-...`) until it is whole."""
 
@@ -49,7 +50,7 @@ class Removal:
     @property
     def is_cached(self) -> bool:
         """Whether it is a file of a cache."""
-        return self.place.split("/")[0] in CACHES
+        return self.place.split("/")[0] == layout.CACHE_FOLDER
 
 
 @dataclass(frozen=True)
@@ -111,17 +112,15 @@ def remove(store: Store, removals: Sequence[Removal]) -> None:
     for removal in removals:
         path = f"{store.root}/{removal.place}"
         if removal.artifact is None:
-            if store.filesystem.exists(path):
-                store.filesystem.rm(path, recursive=True)
+            files.remove(path)
             continue
         with store.lease("-".join(removal.artifact)):
             artifact = store.find_named(*removal.artifact)
             if artifact and removal.explains:
                 retire(store, artifact.manifest)
             if artifact:
-                store.filesystem.rm_file(f"{path}/{MANIFEST_NAME}")
-            if store.filesystem.exists(path):
-                store.filesystem.rm(path, recursive=True)
+                files.remove(f"{path}/{layout.MANIFEST_NAME}")
+            files.remove(path)
 
 
 def _roots(
@@ -171,11 +170,11 @@ def _runs(
 ) -> Iterator[Removal]:
     """Trainings: a finished one keeps what people look at, and its state only if asked for."""
     folders = contents.inventory.folders
-    for run in sorted(name for kind, name in folders if kind == RUNS_FOLDER):
+    for run in sorted(name for kind, name in folders if kind == layout.RUNS_FOLDER):
         name = ("checkpoint", run)
-        place = f"{RUNS_FOLDER}/{run}"
+        place = f"{layout.RUNS_FOLDER}/{run}"
         parts = {key: folder for key, folder in folders.items() if key[0] == place}
-        whole = [folders[(RUNS_FOLDER, run)], *parts.values()]
+        whole = [folders[(layout.RUNS_FOLDER, run)], *parts.values()]
         if name in contents.running:
             continue
         if name in contents.manifests and name in needed:

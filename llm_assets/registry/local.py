@@ -7,6 +7,7 @@ from pathlib import Path
 
 from artifacts.leases.lease import local_lease
 from artifacts.storage import files
+from artifacts.store import layout
 from llm_assets.registry.base import Content, GenerationChanged, Registry
 from llm_assets.registry.card import CARD_NAME, render_card
 from llm_assets.registry.records import ModelVersion, RegistryUnreachable
@@ -21,7 +22,7 @@ class LocalRegistry(Registry):
 
     def __init__(self, store_root: Path, pipeline: str) -> None:
         self.root = str(store_root)
-        self._path = store_root / "registry" / pipeline
+        self._path = store_root / layout.registry(pipeline)
         self.folder = str(self._path)
 
     def _read(self, name: str) -> Content:

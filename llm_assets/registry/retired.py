@@ -4,22 +4,21 @@ Under `retired/<kind>/<fingerprint>/` lies `manifest.json`, without the list of 
 checkpoint the record of the text that it was trained on.
 """
 
-from artifacts.store.layout import MANIFEST_NAME
+from artifacts.store import layout
 from artifacts.store.manifest import Manifest, dump_manifest, parse_manifest
-from artifacts.store.store import Store, layout
+from artifacts.store.store import Store
 from recipes.data.trained import TRAINED_NAME
-
-RETIRED_FOLDER = "retired"
 
 
 def retire(store: Store, manifest: Manifest) -> None:
     """Keep what a manifest says of an artifact that is about to be removed."""
     kind, fingerprint = manifest.kind, manifest.fingerprint
+    place = layout.retired(kind, fingerprint)
     trained = store.read_bytes(f"{layout.artifact(kind, fingerprint)}/{TRAINED_NAME}")
     if trained is not None:
-        store.write_bytes(retired_file(kind, fingerprint, TRAINED_NAME), trained)
+        store.write_bytes(f"{place}/{TRAINED_NAME}", trained)
     content = dump_manifest(manifest.model_copy(update={"files": []}))
-    store.write_bytes(retired_file(kind, fingerprint, MANIFEST_NAME), content)
+    store.write_bytes(f"{place}/{layout.MANIFEST_NAME}", content)
 
 
 def find_manifest(store: Store, kind: str, fingerprint: str) -> Manifest | None:
@@ -27,12 +26,6 @@ def find_manifest(store: Store, kind: str, fingerprint: str) -> Manifest | None:
     artifact = store.find_named(kind, fingerprint)
     if artifact:
         return artifact.manifest
-    content = store.read_bytes(retired_file(kind, fingerprint, MANIFEST_NAME))
-    if content is None:
-        return None
-    return parse_manifest(content, f"{store.root}/{RETIRED_FOLDER}/{kind}/{fingerprint}")
-
-
-def retired_file(kind: str, fingerprint: str, name: str) -> str:
-    """The path of what stayed of an artifact, relative to the store's root."""
-    return f"{RETIRED_FOLDER}/{kind}/{fingerprint}/{name}"
+    place = layout.retired(kind, fingerprint)
+    content = store.read_bytes(f"{place}/{layout.MANIFEST_NAME}")
+    return None if content is None else parse_manifest(content, f"{store.root}/{place}")

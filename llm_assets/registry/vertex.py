@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, get_args
 
+from artifacts.store import layout
 from artifacts.store.identity import hash_json
 from artifacts.store.store import Store
 from llm_assets.cloud.config import load_cloud_settings
@@ -41,7 +42,7 @@ class VertexModelRegistry(Registry):
 
     def __init__(self, store: Store, pipeline: str, vertex: Vertex) -> None:
         self.root = store.root
-        self.folder = f"{store.root}/registry/{pipeline}"
+        self.folder = f"{store.root}/{layout.registry(pipeline)}"
         self._store = store
         self._vertex = vertex
         self._model_id = pipeline
