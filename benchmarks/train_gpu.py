@@ -77,7 +77,7 @@ def measure_ours(size: Size) -> Measured:
     seconds, loss = [], torch.zeros(())
     for _ in range(WARM_UP_STEPS + STEPS):
         batch = random_batch(size)
-        _synchronise()
+        _synchronize()
         began = time.perf_counter()
         with torch.autocast(device().type, torch.bfloat16):
             hidden = decoder(batch.tokens, batch.positions, batch.segments)
@@ -87,7 +87,7 @@ def measure_ours(size: Size) -> Measured:
         torch.nn.utils.clip_grad_norm_(decoder.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        _synchronise()
+        _synchronize()
         seconds.append(time.perf_counter() - began)
     return _measured(size, decoder, seconds, float(loss.detach()))
 
@@ -106,11 +106,11 @@ def measure_peer(size: Size) -> Measured:
         seconds: list[float] = []  # noqa: RUF012 - one run a process
 
         def on_step_begin(self, *_: Any, **__: Any) -> None:
-            _synchronise()
+            _synchronize()
             self.began = time.perf_counter()
 
         def on_step_end(self, *_: Any, **__: Any) -> None:
-            _synchronise()
+            _synchronize()
             self.seconds.append(time.perf_counter() - self.began)
 
     torch.manual_seed(0)
@@ -160,7 +160,7 @@ def measure_torchtune(size: Size) -> Measured:
     torch.manual_seed(0)
     steps = WARM_UP_STEPS + STEPS
     rows = torch.randint(0, size.vocabulary, (steps, size.rows, size.length), device=device())
-    return _measured(size, *train_with_torchtune(size.shape, rows, LEARNING_RATE, _synchronise))
+    return _measured(size, *train_with_torchtune(size.shape, rows, LEARNING_RATE, _synchronize))
 
 
 def _measured(
@@ -178,7 +178,7 @@ def _measured(
 SIDES = {"ours": measure_ours, "peer": measure_peer, "torchtune": measure_torchtune}
 
 
-def _synchronise() -> None:
+def _synchronize() -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 

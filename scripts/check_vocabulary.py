@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 
 RETIRED = {
-    r"\b(token|normal|initial|organ|recogn|optim|serial|summar|quant|material|general|local|real|"
-    r"minim|maxim|final|util|categor|parallel|synchron|author|custom|emphas|priorit|vector|random)"
+    r"(?<![a-z])(token|normal|initial|organ|recogn|optim|serial|summar|quant|material|general|"
+    r"local|real|minim|maxim|final|util|categor|parallel|synchron|author|custom|emphas|priorit|vector|"
+    r"random)"
     r"is(e|es|ed|er|ers|ing|ation|ations)\b": "American spelling: -ize, -ization",
     r"\blicences?\b": "license",
     r"\b(behaviour|colour|favour|neighbour|honour)\w*": "American spelling: -or",

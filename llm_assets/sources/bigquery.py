@@ -14,7 +14,7 @@ from artifacts.errors import UserError
 from artifacts.storage import files
 from artifacts.store.identity import hash_json
 from llm_assets.sources.bigquery_settings import BigQuery
-from llm_assets.sources.chunks import Batch, single_piece
+from llm_assets.sources.chunks import Batch, single_chunk
 from llm_assets.sources.document import Document
 from llm_assets.sources.opened import OpenedSource
 
@@ -74,7 +74,7 @@ def export_folder(source: BigQuery, fingerprint: str) -> str:
 
 
 def open_bigquery(source: BigQuery, report: Callable[[str], None]) -> OpenedSource:
-    """The source's rows as they are now, as one piece.
+    """The source's rows as they are now, as one chunk.
 
     Reading exports them, unless this state of the source was exported before.
 
@@ -83,7 +83,7 @@ def open_bigquery(source: BigQuery, report: Callable[[str], None]) -> OpenedSour
     """
     fingerprint = fingerprint_bigquery(source)
     read = partial(read_bigquery, source, fingerprint, report)
-    return OpenedSource({source.name: fingerprint}, single_piece(fingerprint, read))
+    return OpenedSource({source.name: fingerprint}, single_chunk(fingerprint, read))
 
 
 def read_bigquery(

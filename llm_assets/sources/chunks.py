@@ -1,4 +1,4 @@
-"""Pieces of a source: what is read together, kept, and found again when other pieces changed."""
+"""Chunks of a source: what is read together, kept, and found again when other chunks changed."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -13,17 +13,17 @@ Batch = list[Document | Fault]
 
 
 @dataclass(frozen=True)
-class Pieces:
-    """A source, cut into pieces in the order of its documents."""
+class Chunks:
+    """A source, cut into chunks in the order of its documents."""
 
     keys: list[str]
-    """Of each piece, a hash of all that decides its documents."""
+    """Of each chunk, a hash of all that decides its documents."""
     read: Callable[[list[int]], Iterator[tuple[int, Batch]]]
-    """Numbers of pieces, ascending, to their documents: batches, each with its piece's number."""
+    """Numbers of chunks, ascending, to their documents: batches, each with its chunk's number."""
 
 
 def group(elements: Iterable[tuple[str, int]]) -> list[range]:
-    """Cut a source's elements, given by name and size in bytes, into pieces of some megabytes."""
+    """Cut a source's elements, given by name and size in bytes, into chunks of some megabytes."""
     cutter = Cutter(_LEAST_BYTES, _MOST_BYTES, mean=_LEAST_BYTES)
     groups, first, count = [], 0, 0
     for name, size in elements:
@@ -34,6 +34,6 @@ def group(elements: Iterable[tuple[str, int]]) -> list[range]:
     return groups + ([range(first, count)] if first < count else [])
 
 
-def single_piece(key: str, read: Callable[[], Iterator[Batch]]) -> Pieces:
+def single_chunk(key: str, read: Callable[[], Iterator[Batch]]) -> Chunks:
     """A source that cannot be read in part."""
-    return Pieces([key], lambda numbers: ((0, batch) for batch in read()) if numbers else iter(()))
+    return Chunks([key], lambda numbers: ((0, batch) for batch in read()) if numbers else iter(()))

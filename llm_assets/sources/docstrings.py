@@ -17,7 +17,7 @@ from pathlib import Path
 from artifacts.errors import UserError
 from artifacts.progress import CountedProgress
 from artifacts.store.identity import hash_json
-from llm_assets.sources.chunks import Batch, Pieces, group
+from llm_assets.sources.chunks import Batch, Chunks, group
 from llm_assets.sources.document import Document
 from llm_assets.sources.files.source_file import SourceChanged
 from llm_assets.sources.opened import OpenedSource
@@ -90,7 +90,7 @@ def fingerprint_package(package: Package) -> str:
 
 
 def open_packages(source: PackageDocs, report: Callable[[str], None]) -> OpenedSource:
-    """The packages in the order given, modules in name order; small packages share a piece.
+    """The packages in the order given, modules in name order; small packages share a chunk.
 
     Raises:
         UserError: a package is not installed as Python source.
@@ -100,19 +100,19 @@ def open_packages(source: PackageDocs, report: Callable[[str], None]) -> OpenedS
     states = {package.name: _state(package) for package in packages}
     hashes = {package.name: fingerprint_package(package) for package in packages}
     sizes = ((p.name, sum(f.stat().st_size for f in p.source_files())) for p in packages)
-    pieces = [[packages[number] for number in numbers] for numbers in group(sizes)]
+    chunks = [[packages[number] for number in numbers] for numbers in group(sizes)]
     # What is no valid Python is left out, which differs between versions of Python.
     version = platform.python_version()
-    keys = [hash_json({"python": version, **{p.name: hashes[p.name] for p in c}}) for c in pieces]
+    keys = [hash_json({"python": version, **{p.name: hashes[p.name] for p in c}}) for c in chunks]
 
     def read(numbers: list[int]) -> Iterator[tuple[int, Batch]]:
-        yield from _read(source, pieces, report, numbers)
-        for package in (package for number in numbers for package in pieces[number]):
+        yield from _read(source, chunks, report, numbers)
+        for package in (package for number in numbers for package in chunks[number]):
             if _state(package) != states[package.name]:
                 raise SourceChanged(f"the package {package.name} changed while it was read")
 
     named = {f"{source.name}/{name}": one for name, one in hashes.items()}
-    return OpenedSource(named, Pieces(keys, read))
+    return OpenedSource(named, Chunks(keys, read))
 
 
 def _state(package: Package) -> list[tuple[str, int, int]]:
@@ -123,14 +123,14 @@ def _state(package: Package) -> list[tuple[str, int, int]]:
 
 def _read(
     source: PackageDocs,
-    pieces: list[list[Package]],
+    chunks: list[list[Package]],
     report: Callable[[str], None],
     numbers: list[int],
 ) -> Iterator[tuple[int, Batch]]:
     tasks = [
         (number, (package, files, source.minimum_characters))
         for number in numbers
-        for package in pieces[number]
+        for package in chunks[number]
         for files in _chunks(package.source_files())
     ]
     files_in_all = sum(len(files) for _, (_, files, _) in tasks)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from artifacts.errors import UserError
-from llm_assets.sources.chunks import Batch, single_piece
+from llm_assets.sources.chunks import Batch, single_chunk
 from llm_assets.sources.document import Document
 from llm_assets.sources.faults import Fault
 from llm_assets.sources.files.source_file import SourceChanged
@@ -36,7 +36,7 @@ def fingerprint_dataset(source: HuggingFaceDataset) -> str:
 
 
 def open_dataset(source: HuggingFaceDataset, report: Callable[[str], None]) -> OpenedSource:
-    """The dataset as one piece, in its own order.
+    """The dataset as one chunk, in its own order.
 
     Raises:
         UserError: it cannot be reached or read, or lacks a column.
@@ -53,7 +53,7 @@ def open_dataset(source: HuggingFaceDataset, report: Callable[[str], None]) -> O
             # A branch may have moved since: what is read is the revision of the fingerprint.
             yield from _read(source.model_copy(update={"revision": fingerprint}), report)
 
-    return OpenedSource({source.name: fingerprint}, single_piece(fingerprint, read))
+    return OpenedSource({source.name: fingerprint}, single_chunk(fingerprint, read))
 
 
 def _read(source: HuggingFaceDataset, report: Callable[[str], None]) -> Iterator[Batch]:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from llm_assets.sources.chunks import Pieces
+from llm_assets.sources.chunks import Chunks
 from llm_assets.sources.unread import Unread
 
 
@@ -12,7 +12,7 @@ class OpenedSource:
 
     fingerprints: dict[str, str]
     """The source's name (for packages: `source/package`) to a hash of its content."""
-    pieces: Pieces
+    chunks: Chunks
     unread: Unread = field(default_factory=Unread)
     """What was found beside it."""
     sizes: dict[str, int] = field(default_factory=dict, repr=False)

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from artifacts.progress import CountedProgress
 from artifacts.store.identity import hash_json
-from llm_assets.sources.chunks import Batch, Pieces, group
+from llm_assets.sources.chunks import Batch, Chunks, group
 from llm_assets.sources.document import Document
 from llm_assets.sources.faults import UNREAD, Fault
 from llm_assets.sources.files import extracted, rows
@@ -41,7 +41,7 @@ def open_files(
     apart: str | None = None,
     digests: Digests | None = None,
 ) -> OpenedSource:
-    """The source's files as they are now, some megabytes of them a piece, in name order.
+    """The source's files as they are now, some megabytes of them a chunk, in name order.
 
     Args:
         report: told how far hashing and reading are.
@@ -73,7 +73,7 @@ def open_files(
     by_name = {f"{n}/{file.name}": hashes[n] for n, file in enumerate(found.files)}
     whole = hash_json(by_name)
     sizes = {one: file.size for file, one in zip(found.files, hashes, strict=True)}
-    return OpenedSource({source.name: whole}, Pieces(keys, read), found.unread, sizes)
+    return OpenedSource({source.name: whole}, Chunks(keys, read), found.unread, sizes)
 
 
 def _hashes(

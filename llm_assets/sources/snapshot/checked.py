@@ -4,21 +4,21 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from artifacts.shown import has_control_characters, shown_in_line
-from llm_assets.sources.chunks import Batch, Pieces
+from llm_assets.sources.chunks import Batch, Chunks
 from llm_assets.sources.document import Document
 from llm_assets.sources.faults import Fault
 
 MOST_ID_BYTES = 1_024
 
 
-def checked(pieces: Pieces) -> Pieces:
-    """The same pieces, with a fault in place of every document without a proper id."""
+def checked(chunks: Chunks) -> Chunks:
+    """The same chunks, with a fault in place of every document without a proper id."""
 
     def read(numbers: list[int]) -> Iterator[tuple[int, Batch]]:
-        for number, batch in pieces.read(numbers):
+        for number, batch in chunks.read(numbers):
             yield number, [one if isinstance(one, Fault) else _checked(one) for one in batch]
 
-    return replace(pieces, read=read)
+    return replace(chunks, read=read)
 
 
 def _checked(document: Document) -> Document | Fault:

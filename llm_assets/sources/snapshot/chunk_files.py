@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict, Field
 
 from artifacts.cache import read_cached, write_cached
-from llm_assets.sources.chunks import Batch, Pieces
+from llm_assets.sources.chunks import Batch, Chunks
 from llm_assets.sources.cutting import Cutter
 from llm_assets.sources.document import SCHEMA, Document, to_table
 from llm_assets.sources.faults import EXAMPLES, Fault
@@ -39,7 +39,7 @@ class ChunkRecord(BaseModel):
     """License to documents."""
 
 
-def write_chunks(chunks: Pieces, folder: Path, cache: str | None) -> list[ChunkRecord]:
+def write_chunks(chunks: Chunks, folder: Path, cache: str | None) -> list[ChunkRecord]:
     """Write the Parquet files of all chunks into a folder, reading only what is not cached.
 
     Returns:

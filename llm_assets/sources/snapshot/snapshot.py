@@ -10,7 +10,7 @@ from artifacts.cache import cache_key
 from artifacts.errors import UserError
 from llm_assets.sources.bigquery import open_bigquery
 from llm_assets.sources.bigquery_settings import BigQuery
-from llm_assets.sources.chunks import Pieces
+from llm_assets.sources.chunks import Chunks
 from llm_assets.sources.docstrings import open_packages
 from llm_assets.sources.faults import EXAMPLES, UNREAD, judge_faults
 from llm_assets.sources.files.digests import Digests
@@ -103,8 +103,8 @@ def write_snapshot(
     records: dict[str, list[ChunkRecord]] = {}
     with scratch_folder(str(folder.with_name(f"{folder.name}.scratch"))) as scratch:
         for source in settings.sources:
-            pieces = _keyed(checked(opened[source.name].pieces), source)
-            records[source.name] = write_chunks(pieces, Path(scratch), cache)
+            chunks = _keyed(checked(opened[source.name].chunks), source)
+            records[source.name] = write_chunks(chunks, Path(scratch), cache)
             _judge_faults(source, records[source.name])
         of_all = [record for found in records.values() for record in found]
         files = _lay_out([Path(scratch) / name for one in of_all for name in one.files], folder)
@@ -113,14 +113,14 @@ def write_snapshot(
     return stats | {"repeated_ids": number_repeated_ids(files)}
 
 
-def _keyed(pieces: Pieces, source: Source) -> Pieces:
-    """The pieces under keys of the cache: their content is not all that decides what is read."""
+def _keyed(chunks: Chunks, source: Source) -> Chunks:
+    """The chunks under keys of the cache: their content is not all that decides what is read."""
     settings = source.model_dump(mode="json", exclude=PLACES)
     keys = [
         cache_key(write_snapshot.__module__, LIBRARIES, settings=settings, content=key)
-        for key in pieces.keys
+        for key in chunks.keys
     ]
-    return Pieces(keys, pieces.read)
+    return Chunks(keys, chunks.read)
 
 
 def _judge_faults(source: Source, records: list[ChunkRecord]) -> None:
