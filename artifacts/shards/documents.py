@@ -1,46 +1,11 @@
-"""The documents in the shards: which rows hold them, and their tokens put together again."""
+"""Documents put together again from the rows that they were cut into."""
 
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from artifacts.shards.shard_files import ShardFiles
-from artifacts.shards.shard_set import ALL_SPLITS, Shard, ShardSet, ShardStats, Split
-
-
-@dataclass(frozen=True)
-class Occurrence:
-    """Rows of one shard that hold a document."""
-
-    document: str
-    source: str
-    split: Split
-    shard: str
-    rows: list[int]
-    """Counted within the shard."""
-
-
-def find_occurrences(
-    shards: Path, stats: ShardStats, documents: Collection[str]
-) -> list[Occurrence]:
-    """Every row that holds one of the documents, training rows first.
-
-    Args:
-        shards: folder of the `tokenized_shards` artifact.
-        stats: that artifact's stats.
-        documents: ids.
-    """
-    wanted = pa.array(sorted(documents), pa.string())
-    return [
-        occurrence
-        for entry in sorted(stats.shards, key=lambda e: (ALL_SPLITS.index(e.split), e.name))
-        if entry.rows
-        for occurrence in _find_in(Shard(ShardFiles(shards), entry, stats), wanted)
-    ]
+from artifacts.shards.shard_set import Shard, ShardSet
 
 
 def list_documents(shards: ShardSet) -> pa.Table:
@@ -73,19 +38,6 @@ def read_documents(shards: ShardSet) -> Iterator[tuple[dict[str, object], np.nda
     for shard in shards.shards:
         records = shard.documents().to_pylist()
         yield from zip(records, _put_together(shard, np.arange(len(records))), strict=True)
-
-
-def _find_in(shard: Shard, wanted: pa.Array) -> list[Occurrence]:
-    listed = shard.documents()
-    numbers = np.flatnonzero(np.asarray(pc.is_in(listed["id"], wanted)))
-    occurrences = []
-    for number in numbers:
-        segments = np.flatnonzero(shard.segments["document"] == number)
-        rows = np.unique(np.searchsorted(shard.row_offsets, segments, side="right") - 1)
-        document, source = listed["id"][number].as_py(), listed["source"][number].as_py()
-        entry = shard.entry
-        occurrences.append(Occurrence(document, source, entry.split, entry.name, rows.tolist()))
-    return occurrences
 
 
 def _put_together(shard: Shard, numbers: np.ndarray) -> list[np.ndarray]:
