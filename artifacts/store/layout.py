@@ -38,8 +38,8 @@ def manifest(kind: str, fingerprint: str) -> str:
 
 
 def retired(kind: str, fingerprint: str) -> str:
-    """The manifest of an artifact that was removed."""
-    return f"{RETIRED_FOLDER}/{kind}/{fingerprint}/{MANIFEST_NAME}"
+    """The folder with the manifest of an artifact that was removed."""
+    return f"{RETIRED_FOLDER}/{artifact(kind, fingerprint)}"
 
 
 def damaged(place: str) -> str:

@@ -144,7 +144,7 @@ def check_retired(store: Store) -> Iterator[Finding]:
             try:
                 find_manifest(store, kind, fingerprint)
             except DamagedArtifact:
-                place = f"{layout.RETIRED_FOLDER}/{kind}/{fingerprint}"
+                place = layout.retired(kind, fingerprint)
                 yield _aside(store, place, "cannot be read", "a version explains itself less")
 
 
