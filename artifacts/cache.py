@@ -94,7 +94,7 @@ def cached_file(folder: str, key: str) -> tuple[Path, int] | None:
     path = Path(folder, key)
     if not path.exists():
         return None
-    _renew(LocalFileSystem(), str(path), b"")
+    _renew(str(path), b"")
     return path, _DIGEST_BYTES
 
 

@@ -11,7 +11,7 @@ from artifacts.shards.texts import text_numbers
 from artifacts.store import layout
 from artifacts.store.store import Store
 from llm_assets.registry.records import ModelVersion
-from llm_assets.registry.retired import find_manifest, retired_file
+from llm_assets.registry.retired import find_manifest
 from llm_assets.registry.start import START_INPUT
 from llm_assets.registry.state import RegistryState
 from recipes.data.trained import TRAINED_NAME, read_trained
@@ -107,7 +107,7 @@ def _run(store: Store, state: RegistryState, checkpoint: str) -> Run:
     version = next((one.version for one in versions), None)
     places = (
         f"{layout.artifact('checkpoint', checkpoint)}/{TRAINED_NAME}",
-        retired_file("checkpoint", checkpoint, TRAINED_NAME),
+        f"{layout.retired('checkpoint', checkpoint)}/{TRAINED_NAME}",
     )
     there = (f"{store.root}/{place}" for place in places if store.has_file(place))
     return Run(checkpoint, version, next(there, None))

@@ -8,13 +8,13 @@ that `seen` knows them by, so the record holds when the shards are gone.
 
 from collections.abc import Iterator, Sequence
 
-import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from artifacts.shards.shard_set import ShardSet
+from artifacts.storage import files
 from recipes.data.seen import stretches_of
 
 TRAINED_NAME = "trained.parquet"
@@ -70,7 +70,7 @@ def read_trained(url: str, texts: Sequence[int] | np.ndarray) -> pa.Table:
         texts: as `artifacts.shards.texts` numbers them.
     """
     wanted = np.unique(np.asarray(texts, np.uint64))
-    with fsspec.open(url, "rb") as file:
+    with files.open_file(url) as file:
         parquet = pq.ParquetFile(file)
         groups = [
             number
@@ -83,7 +83,7 @@ def read_trained(url: str, texts: Sequence[int] | np.ndarray) -> pa.Table:
 
 def trained_texts(url: str) -> np.ndarray:
     """The texts that a run was trained on, each once, in order: uint64."""
-    with fsspec.open(url, "rb") as file:
+    with files.open_file(url) as file:
         return np.unique(pq.read_table(file, columns=["text"])["text"].to_numpy())
 
 

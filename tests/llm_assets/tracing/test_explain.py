@@ -9,10 +9,10 @@ import pytest
 
 from artifacts.shards.shard_set import ShardSet, ShardStats
 from artifacts.store.identity import Identity
+from artifacts.store.layout import RETIRED_FOLDER
 from artifacts.store.store import Draft, Store
 from llm_assets.maintenance.retention import Removal, remove
 from llm_assets.registry.local import LocalRegistry
-from llm_assets.registry.retired import RETIRED_FOLDER
 from llm_assets.tracing.explain import explain, find_text
 from recipes.data.trained import TRAINED_NAME, record_trained
 from tests.llm_assets.registry.conftest import base_entry, entry, verdict
