@@ -1,8 +1,8 @@
 """One tick of the text sensor over 10,000 files, against one that hashes every file.
 
 Each tick runs in a process of its own, as Dagster's daemon starts code servers again and again, so
-what is known of the files comes from the disk. Timed is the tick alone; its memory is the peak above
-what the process held once the definitions were loaded.
+what is known of the files comes from the disk. Timed is the tick alone; its memory is the peak
+above what the process held once the definitions were loaded.
 """
 
 import json

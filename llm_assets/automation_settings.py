@@ -23,7 +23,7 @@ class AutomationSettings(Settings):
     way: Literal["sensors", "declarative"] = "sensors"
     """`sensors` look at the sources, and ask again until the endpoint reflects the text;
     `declarative` sets conditions on the assets: raw text is read at `retrain_cron`, and each asset
-    follows when the data version of one before it has changed."""
+    follows when the data version of one before it has changed, trained as `checkpoint` says."""
     continue_from_champion: bool = True
     """Whether what is launched trains on from the model that serves, long enough to read what
     arrived last; otherwise it trains as `checkpoint` says."""
@@ -43,6 +43,9 @@ class AutomationSettings(Settings):
     """How often a failed run is launched again."""
     retry_minutes: float = Field(default=10, ge=0)
     """Pause before the first retry; each further one waits twice as long."""
+    fresh_days: float | None = Field(default=None, gt=0)
+    """Days after which text that was not read again, or an endpoint that was not looked after,
+    counts as stale in the UI."""
     longer_attempts: int = Field(default=1, ge=0)
     """How often a model that the gate rejected is followed by one trained twice as long on the
     same text, before more text or a person is waited for."""

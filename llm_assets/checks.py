@@ -9,15 +9,36 @@ from dagster import AssetCheckResult, AssetCheckSeverity, asset_check
 from artifacts.errors import DamagedArtifact
 from artifacts.shards.shard_set import ShardSet, ShardStats
 from artifacts.store.store import Artifact
-from llm_assets.assets.corpus import clean_corpus, tokenized_shards
-from llm_assets.assets.evaluation import model_version
-from llm_assets.assets.model import checkpoint
+from llm_assets.assets.corpus import clean_corpus, raw_corpus, tokenized_shards
+from llm_assets.assets.evaluation import eval_metrics, model_version
+from llm_assets.assets.model import base_model, checkpoint
+from llm_assets.assets.serving import endpoint
 from llm_assets.pipeline import PipelineResource
+from llm_assets.registry.resource import RegistryResource
 from recipes.spec import read_metrics
 
 
 def _current(pipeline: PipelineResource, asset: str) -> Artifact:
     return pipeline.record.current(asset, needed_by=asset)
+
+
+@asset_check(asset=raw_corpus)
+def every_file_was_read(pipeline: PipelineResource) -> AssetCheckResult:
+    """Nothing that was found in the sources was left out; what was is counted by kind."""
+    stats = _current(pipeline, "raw_corpus").stats
+    left = sum(stats["unread"].values()) + sum(stats["dropped"].values())
+    return AssetCheckResult(
+        passed=not left,
+        severity=AssetCheckSeverity.WARN,
+        description=f"{left:,} files or documents were left out; the asset's metadata names them.",
+        metadata={"left_out": left, "documents": stats["documents"]},
+    )
+
+
+@asset_check(asset=base_model, blocking=True)
+def weights_match_their_checksums(pipeline: PipelineResource) -> AssetCheckResult:
+    """Every file of the base model has the size and the checksum of its manifest."""
+    return _verify(_current(pipeline, "base_model"))
 
 
 @asset_check(asset=clean_corpus, blocking=True)
@@ -52,12 +73,15 @@ def no_cluster_in_two_splits(pipeline: PipelineResource) -> AssetCheckResult:
 @asset_check(asset=tokenized_shards, blocking=True)
 def shards_match_their_checksums(pipeline: PipelineResource) -> AssetCheckResult:
     """Every file has the size and the checksum of its manifest."""
-    shards = _current(pipeline, "tokenized_shards")
+    return _verify(_current(pipeline, "tokenized_shards"))
+
+
+def _verify(artifact: Artifact) -> AssetCheckResult:
     try:
-        shards.verify()
+        artifact.verify()
     except DamagedArtifact as error:
         return AssetCheckResult(passed=False, description=str(error))
-    return AssetCheckResult(passed=True, metadata={"files": len(shards.manifest.files)})
+    return AssetCheckResult(passed=True, metadata={"files": len(artifact.manifest.files)})
 
 
 @asset_check(asset=checkpoint)
@@ -81,6 +105,20 @@ def loss_is_finite_and_falls(pipeline: PipelineResource) -> AssetCheckResult:
     )
 
 
+@asset_check(asset=eval_metrics)
+def figures_are_finite(pipeline: PipelineResource) -> AssetCheckResult:
+    """Every figure of the candidate's evaluation is a number."""
+    metrics = _current(pipeline, "eval_metrics").stats["metrics"]
+    found = {name: roles["candidate"]["value"] for name, roles in metrics.items()}
+    missing = sorted(name for name, value in found.items() if value is None)
+    return AssetCheckResult(
+        passed=not missing,
+        severity=AssetCheckSeverity.WARN,
+        description=f"Not finite: {', '.join(missing)}" if missing else "All are numbers.",
+        metadata={"figures": len(found), "not_finite": len(missing)},
+    )
+
+
 @asset_check(asset=model_version)
 def candidate_is_promoted(pipeline: PipelineResource) -> AssetCheckResult:
     """Shows the gate's verdict; the endpoint reads the verdict itself."""
@@ -89,4 +127,23 @@ def candidate_is_promoted(pipeline: PipelineResource) -> AssetCheckResult:
         passed=stats["promoted"],
         severity=AssetCheckSeverity.WARN,
         description=" ".join(stats["reasons"]),
+    )
+
+
+@asset_check(asset=endpoint)
+def wanted_version_serves(
+    pipeline: PipelineResource, registry: RegistryResource
+) -> AssetCheckResult:
+    """What was decided on last is what answers."""
+    state = registry.open(pipeline).state()
+    wanted, champion = state.find("wanted"), state.find("champion")
+    numbers = {
+        name: version.version if version else -1
+        for name, version in (("wanted", wanted), ("serving", champion))
+    }
+    return AssetCheckResult(
+        passed=wanted is not None and wanted == champion,
+        severity=AssetCheckSeverity.ERROR,
+        description="wanted: version {wanted}, serving: version {serving}".format(**numbers),
+        metadata=numbers,
     )

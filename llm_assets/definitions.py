@@ -17,6 +17,7 @@ from llm_assets.assets import corpus, evaluation, model, serving
 from llm_assets.automation.jobs import build_jobs
 from llm_assets.automation.schedules import build_schedules
 from llm_assets.automation.sensors import build_sensors
+from llm_assets.catalog import present
 from llm_assets.config import PipelineSettings, config_path, load_settings
 from llm_assets.platform import build_resources
 
@@ -24,12 +25,12 @@ from llm_assets.platform import build_resources
 def build_definitions(settings: PipelineSettings, path: str) -> Definitions:
     """The graph of one pipeline file."""
 
-    def own(spec: AssetSpec) -> AssetSpec:
-        return spec.replace_attributes(owners=list(settings.owners))
+    def shown(spec: AssetSpec) -> AssetSpec:
+        return present(spec, settings)
 
     modules = [corpus, model, evaluation, serving]
     assets = [
-        asset.map_asset_specs(own)
+        asset.map_asset_specs(shown)
         for asset in load_assets_from_modules(modules, key_prefix=settings.key_prefix)
         if isinstance(asset, AssetsDefinition)
     ]

@@ -3,6 +3,8 @@
 from datetime import UTC, datetime
 
 from dagster import (
+    AssetSelection,
+    AutomationConditionSensorDefinition,
     DefaultSensorStatus,
     RunRequest,
     SensorDefinition,
@@ -54,7 +56,15 @@ class Cursor(BaseModel):
 
 def build_sensors(settings: PipelineSettings, jobs: list[Job]) -> list[SensorDefinition]:
     """The sensors of a pipeline."""
-    return [_source_text_changed(settings, jobs), _endpoint_follows(settings, jobs)]
+    declarative = AutomationConditionSensorDefinition(
+        "conditions_of_assets",
+        target=AssetSelection.all(),
+        default_status=_status(settings, "declarative"),
+        minimum_interval_seconds=max(30, settings.automation.check_seconds),
+        description="Makes what the assets' conditions ask for; `automation.way` sets them.",
+    )
+    by_sensors = [_source_text_changed(settings, jobs), _endpoint_follows(settings, jobs)]
+    return [*by_sensors, declarative] if settings.automation.way == "declarative" else by_sensors
 
 
 def _source_text_changed(settings: PipelineSettings, jobs: list[Job]) -> SensorDefinition:
@@ -207,7 +217,7 @@ def _ended(settings: PipelineSettings) -> str | None:
     return found.updated_at.isoformat(timespec="seconds")
 
 
-def _status(settings: PipelineSettings) -> DefaultSensorStatus:
+def _status(settings: PipelineSettings, way: str = "sensors") -> DefaultSensorStatus:
     automation = settings.automation
-    is_on = automation.enabled and automation.way == "sensors"
+    is_on = automation.enabled and automation.way == way
     return DefaultSensorStatus.RUNNING if is_on else DefaultSensorStatus.STOPPED

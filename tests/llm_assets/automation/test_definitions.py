@@ -1,17 +1,19 @@
 """Schedules, jobs, and what of them is on."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from dagster import (
+    AssetKey,
     DefaultSensorStatus,
     Definitions,
     RunRequest,
     SkipReason,
     build_schedule_context,
+    evaluate_automation_conditions,
     instance_for_test,
 )
 
@@ -53,9 +55,7 @@ def test_the_schedule_goes_on_from_the_champion_in_its_own_time_zone(project: Pr
 
 
 def test_the_schedule_keeps_out_of_blackouts(project: Project) -> None:
-    skipped = evaluate(
-        project, define(project, time_zone="Europe/Berlin", blackouts=["sun 12:30-14:00"])
-    )
+    skipped = evaluate(define(project, time_zone="Europe/Berlin", blackouts=["sun 12:30-14:00"]))
     assert isinstance(skipped, SkipReason) and "sun 12:30-14:00" in str(skipped.skip_message)
 
 
@@ -117,3 +117,35 @@ def test_a_second_pipeline_lives_under_its_prefix(project: Project) -> None:
     assert "manual/checkpoint" in keys and "checkpoint" not in keys
     retraining = defs.resolve_job_def("retraining")
     assert "checkpoint" in retraining.run_config["ops"]
+
+
+def test_every_asset_has_a_check_and_a_group_of_its_pipeline(project: Project) -> None:
+    defs = define(project)
+    graph = defs.resolve_asset_graph()
+    checked = {key.asset_key for key in graph.asset_check_keys}
+    assert checked == set(defs.resolve_all_asset_keys())
+    specs = {spec.key.to_user_string(): spec for spec in defs.resolve_all_asset_specs()}
+    assert {spec.group_name for spec in specs.values()} == {"manual"}
+    columns = specs["clean_corpus"].metadata["dagster/column_schema"].columns
+    assert [column.name for column in columns][:2] == ["id", "text"]
+
+
+def test_declared_automation_reads_by_the_clock_and_follows_what_changed(
+    project: Project,
+) -> None:
+    defs = define(project, way="declarative", enabled=True, fresh_days=7)
+    statuses = {sensor.name: sensor.default_status for sensor in defs.sensors}
+    assert statuses["conditions_of_assets"] is DefaultSensorStatus.RUNNING
+    assert statuses["source_text_changed"] is DefaultSensorStatus.STOPPED
+
+    with instance_for_test() as instance:
+        before = evaluate_automation_conditions(defs, instance, evaluation_time=SUNDAY_NOON)
+        after = evaluate_automation_conditions(
+            defs,
+            instance,
+            evaluation_time=SUNDAY_NOON + timedelta(hours=16),
+            cursor=before.cursor,
+        )
+    raw, checkpoint = AssetKey("raw_corpus"), AssetKey("checkpoint")
+    assert [result.get_num_requested(raw) for result in (before, after)] == [0, 1]
+    assert after.get_num_requested(checkpoint) == 0
