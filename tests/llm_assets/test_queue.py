@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from dagster import DagsterInstance, DagsterRunStatus
 from dagster._core.execution.api import create_execution_plan
 from dagster._core.instance.config import PoolGranularity
@@ -22,8 +23,12 @@ def create_run(
     return instance.create_run_for_job(job, execution_plan=plan, status=status)
 
 
-def test_a_second_training_waits_in_the_queue_for_the_first(tmp_path: Path) -> None:
+def test_a_second_training_waits_in_the_queue_for_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     project = make_project(tmp_path / "project", base_model=tmp_path, documents=1)
+    # The history's folder is relative to where one is.
+    monkeypatch.chdir(project.folder)
     with DagsterInstance.from_config(str(project.folder)) as instance:
         pools = instance.get_concurrency_config().pool_config
         assert pools.pool_granularity is PoolGranularity.RUN and pools.default_pool_limit == 1

@@ -1,5 +1,6 @@
 """Schedules, jobs, and what of them is on."""
 
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 import yaml
 from dagster import (
     AssetKey,
+    DagsterInstance,
     DefaultSensorStatus,
     Definitions,
     RunRequest,
@@ -16,6 +18,7 @@ from dagster import (
     evaluate_automation_conditions,
     instance_for_test,
 )
+from dagster._core.storage.defs_state.base import set_defs_state_storage
 
 from artifacts.errors import UserError
 from llm_assets.automation.limits import is_within
@@ -36,26 +39,35 @@ def define(project: Project, **automation: Any) -> Definitions:
     return build_definitions(load_settings(project.config), str(project.config))
 
 
-def evaluate(defs: Definitions) -> RunRequest | SkipReason:
+@pytest.fixture
+def instance() -> Iterator[DagsterInstance]:
+    """Dagster's own; what it sets for all definitions that are loaded later ends with it."""
+    with instance_for_test() as made, set_defs_state_storage(None):
+        yield made
+
+
+def evaluate(defs: Definitions, instance: DagsterInstance) -> RunRequest | SkipReason:
     schedule = defs.resolve_schedule_def("weekly_retraining")
-    with instance_for_test() as instance:
-        context = build_schedule_context(instance, scheduled_execution_time=SUNDAY_NOON)
-        data = schedule.evaluate_tick(context)
+    context = build_schedule_context(instance, scheduled_execution_time=SUNDAY_NOON)
+    data = schedule.evaluate_tick(context)
     return data.run_requests[0] if data.run_requests else SkipReason(data.skip_message)
 
 
-def test_the_schedule_goes_on_from_the_champion_in_its_own_time_zone(project: Project) -> None:
+def test_the_schedule_goes_on_from_the_champion_in_its_own_time_zone(
+    project: Project, instance: DagsterInstance
+) -> None:
     defs = define(project, time_zone="Europe/Berlin")
     schedule = defs.resolve_schedule_def("weekly_retraining")
     assert schedule.cron_schedule == "0 3 * * 1"
     assert schedule.execution_timezone == "Europe/Berlin"
-    request = evaluate(defs)
+    request = evaluate(defs, instance)
     assert isinstance(request, RunRequest)
     assert request.run_config["ops"]["checkpoint"]["config"]["continue_from_champion"]
 
 
-def test_the_schedule_keeps_out_of_blackouts(project: Project) -> None:
-    skipped = evaluate(define(project, time_zone="Europe/Berlin", blackouts=["sun 12:30-14:00"]))
+def test_the_schedule_keeps_out_of_blackouts(project: Project, instance: DagsterInstance) -> None:
+    defs = define(project, time_zone="Europe/Berlin", blackouts=["sun 12:30-14:00"])
+    skipped = evaluate(defs, instance)
     assert isinstance(skipped, SkipReason) and "sun 12:30-14:00" in str(skipped.skip_message)
 
 
@@ -131,21 +143,17 @@ def test_every_asset_has_a_check_and_a_group_of_its_pipeline(project: Project) -
 
 
 def test_declared_automation_reads_by_the_clock_and_follows_what_changed(
-    project: Project,
+    project: Project, instance: DagsterInstance
 ) -> None:
     defs = define(project, way="declarative", enabled=True, fresh_days=7)
     statuses = {sensor.name: sensor.default_status for sensor in defs.sensors}
     assert statuses["conditions_of_assets"] is DefaultSensorStatus.RUNNING
     assert statuses["source_text_changed"] is DefaultSensorStatus.STOPPED
 
-    with instance_for_test() as instance:
-        before = evaluate_automation_conditions(defs, instance, evaluation_time=SUNDAY_NOON)
-        after = evaluate_automation_conditions(
-            defs,
-            instance,
-            evaluation_time=SUNDAY_NOON + timedelta(hours=16),
-            cursor=before.cursor,
-        )
+    before = evaluate_automation_conditions(defs, instance, evaluation_time=SUNDAY_NOON)
+    after = evaluate_automation_conditions(
+        defs, instance, evaluation_time=SUNDAY_NOON + timedelta(hours=16), cursor=before.cursor
+    )
     raw, checkpoint = AssetKey("raw_corpus"), AssetKey("checkpoint")
     assert [result.get_num_requested(raw) for result in (before, after)] == [0, 1]
     assert after.get_num_requested(checkpoint) == 0
