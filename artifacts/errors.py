@@ -1,5 +1,11 @@
 """Errors that a user can act on."""
 
+import os
+import re
+
+PREFIX_VARIABLE = "LLM_ASSETS_KEY_PREFIX"
+"""Prefix of the asset keys of the pipeline in force; programs that it starts inherit it."""
+
 
 class UserError(Exception):
     """A fault in what the user gave: a setting, a file, a missing input.
@@ -33,7 +39,18 @@ class DamagedArtifact(UserError):
 
 def make_command(asset: str) -> str:
     """The shell line that makes an asset and whatever before it does not exist."""
-    return f'dagster asset materialize --select "*{asset}"'
+    return materialize_command(f"*{asset}")
+
+
+def materialize_command(*selected: str) -> str:
+    """The shell line that materializes assets, an asterisk before a name meaning all before it.
+
+    Asset keys have the prefix that PREFIX_VARIABLE names, as they have in the pipeline in force.
+    """
+    prefix = os.environ.get(PREFIX_VARIABLE)
+    before = f"{prefix}/" if prefix else ""
+    keys = ",".join(re.sub(r"^(\*?)", rf"\1{before}", name) for name in selected)
+    return f'dagster asset materialize --select "{keys}"'
 
 
 def mend_command(folder: str) -> str:

@@ -2,12 +2,11 @@
 
 import math
 
-import pyarrow as pa
-import pyarrow.compute as pc
 from dagster import AssetCheckResult, AssetCheckSeverity, asset_check
 
 from artifacts.errors import DamagedArtifact
-from artifacts.shards.shard_set import ShardSet, ShardStats
+from artifacts.shards.clusters import find_shared_clusters
+from artifacts.shards.shard_set import ShardStats
 from artifacts.store.store import Artifact
 from llm_assets.assets.corpus import clean_corpus, raw_corpus, tokenized_shards
 from llm_assets.assets.evaluation import eval_metrics, model_version
@@ -53,20 +52,10 @@ def no_cluster_in_two_splits(pipeline: PipelineResource) -> AssetCheckResult:
     """No duplicate cluster reaches from one split into another."""
     shards = _current(pipeline, "tokenized_shards")
     stats = ShardStats.model_validate(shards.stats)
-    tables = []
-    for split in {entry.split for entry in stats.shards if entry.rows}:
-        for shard in ShardSet(shards.path, stats, split).shards:
-            clusters = pc.unique(shard.documents()["cluster"])
-            splits = pa.repeat(split, len(clusters))
-            tables.append(pa.table({"cluster": clusters, "split": splits}))
-    counts = pa.concat_tables(tables).group_by("cluster").aggregate([("split", "count_distinct")])
-    shared = counts.filter(pc.greater(counts["split_count_distinct"], 1))["cluster"]
+    shared = find_shared_clusters(shards.url, stats)
     return AssetCheckResult(
-        passed=not len(shared),
-        metadata={
-            "shared_clusters": len(shared),
-            "examples": ", ".join(sorted(shared.to_pylist())[:5]),
-        },
+        passed=not shared,
+        metadata={"shared_clusters": len(shared), "examples": ", ".join(shared[:5])},
     )
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 import yaml
 from pydantic import BaseModel, Field, ValidationError
 
-from artifacts.errors import UserError
+from artifacts.errors import PREFIX_VARIABLE, UserError
 from artifacts.settings import Settings
 from artifacts.yaml_files import read_yaml
 from llm_assets.automation_settings import AutomationSettings
@@ -110,8 +110,13 @@ def config_path() -> Path:
 
 
 def load_settings(path: Path) -> PipelineSettings:
-    """Read and check a pipeline file; raises UserError listing every fault."""
-    return read_settings_file(path, PipelineSettings, CONFIG_VARIABLE)
+    """Read and check a pipeline file; raises UserError listing every fault.
+
+    From then on messages name its asset keys, here and in the programs that are started.
+    """
+    settings = read_settings_file(path, PipelineSettings, CONFIG_VARIABLE)
+    os.environ[PREFIX_VARIABLE] = settings.key_prefix or ""
+    return settings
 
 
 def read_settings_file(path: Path, model: type[Model], variable: str) -> Model:

@@ -33,7 +33,8 @@ class BudgetSettings(Settings):
     tokens: int | None = Field(default=None, ge=1)
     """Tokens to train on instead, rounded up to whole steps; at least one step's."""
     epochs: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """Passes over the train split instead, rounded up to whole steps."""
+    """Passes over the train split instead, rounded up to whole steps; of a run that continues from
+    the champion, over what no model before it has seen, with `order.seen_share` on top."""
     global_batch_size: int = Field(default=4, ge=1)
     """Rows per step, over all workers and accumulation steps."""
 

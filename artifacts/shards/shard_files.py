@@ -1,12 +1,12 @@
 """Where the files of shards are: in a local folder, or in an object store behind a local cache."""
 
 import hashlib
-import tempfile
 from pathlib import Path
 
 from artifacts.errors import DamagedArtifact, make_command, mend_command
 from artifacts.leases.lease import local_lease
 from artifacts.storage import files
+from artifacts.storage.machine import cache_folder
 
 
 class ShardFiles:
@@ -17,12 +17,12 @@ class ShardFiles:
 
         Args:
             url: a local folder, or a URL such as `gs://bucket/prefix`.
-            cache: folder that keeps copies of what is in an object store; by default in the
-                system's folder for temporary files. Processes of one machine share it.
+            cache: folder that keeps copies of what is in an object store, by default this machine's
+                own (`artifacts.storage.machine`). Processes of one machine share it.
         """
         self.url = str(url)
         name = hashlib.sha256(self.url.encode()).hexdigest()[:16]
-        self._cache = (cache or Path(tempfile.gettempdir()) / "llm-assets-shards") / name
+        self._cache = (cache or cache_folder() / "shards") / name
         self._sizes = files.list_sizes(self.url)
         if not self._sizes:
             raise DamagedArtifact(

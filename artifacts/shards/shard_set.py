@@ -17,6 +17,7 @@ The numbers that a reader needs beforehand are in the artifact manifest's `stats
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -121,20 +122,42 @@ def write_shard(folder: Path, name: str, rows: PackedRows, documents: pa.Table) 
 
 
 class Shard:
-    """One shard's rows, memory-mapped: opening it costs the same at any size."""
+    """One shard's rows, memory-mapped. A file is fetched when first asked for, so who needs no
+    tokens moves none."""
 
     def __init__(self, files: ShardFiles, entry: ShardEntry, stats: ShardStats) -> None:
         self.entry = entry
-        self._files = files
-        dtype = np.dtype(stats.dtype).newbyteorder("<")
-        tokens = _map(files, f"{entry.name}.tokens", dtype, entry.rows * stats.sequence_length)
-        self.tokens = tokens.reshape(entry.rows, stats.sequence_length)
-        self.row_offsets = _map(files, f"{entry.name}.rows", np.dtype("<i8"), entry.rows + 1)
-        self.segments = _map(files, f"{entry.name}.segments", SEGMENT, int(self.row_offsets[-1]))
+        self._files, self._stats = files, stats
 
-    def documents(self) -> pa.Table:
-        """The shard's documents, in the order that segments count them."""
-        return pq.read_table(self._files.fetch(f"{self.entry.name}.documents.parquet"))
+    @cached_property
+    def tokens(self) -> np.ndarray:
+        """Shape (rows, sequence_length)."""
+        dtype = np.dtype(self._stats.dtype).newbyteorder("<")
+        shape = self.entry.rows, self._stats.sequence_length
+        return self._map("tokens", dtype, shape[0] * shape[1]).reshape(shape)
+
+    @cached_property
+    def row_offsets(self) -> np.ndarray:
+        """Shape (rows + 1,): where each row's segments begin."""
+        return self._map("rows", np.dtype("<i8"), self.entry.rows + 1)
+
+    @cached_property
+    def segments(self) -> np.ndarray:
+        """`SEGMENT` records in row order."""
+        return self._map("segments", SEGMENT, int(self.row_offsets[-1]))
+
+    def documents(self, columns: Sequence[str] | None = None) -> pa.Table:
+        """The shard's documents, in the order that segments count them; by default whole."""
+        path = self._files.fetch(f"{self.entry.name}.documents.parquet")
+        return pq.read_table(path, columns=columns)
+
+    def _map(self, suffix: str, dtype: np.dtype, count: int) -> np.ndarray:
+        name = f"{self.entry.name}.{suffix}"
+        self._files.check(name, count * dtype.itemsize)
+        if count == 0:
+            return np.empty(0, dtype)
+        # A plain view: numpy's memmap class does work of its own at every access.
+        return np.asarray(np.memmap(self._files.fetch(name), dtype, mode="r", shape=(count,)))
 
 
 class ShardSet(Sequence[tuple[np.ndarray, np.ndarray]]):
@@ -175,7 +198,7 @@ class ShardSet(Sequence[tuple[np.ndarray, np.ndarray]]):
     @property
     def shards(self) -> Iterator[Shard]:
         """Every shard, in the order of the rows."""
-        return map(self._open, range(len(self.entries)))
+        return map(self.shard, range(len(self.entries)))
 
     @property
     def ends(self) -> np.ndarray:
@@ -220,7 +243,7 @@ class ShardSet(Sequence[tuple[np.ndarray, np.ndarray]]):
 
     def _read_of(self, number: int, rows: np.ndarray) -> PackedRows:
         """Rows that are all in one shard."""
-        shard = self._open(number)
+        shard = self.shard(number)
         local = rows - (int(self._ends[number]) - shard.entry.rows)
         first = shard.row_offsets[local]
         counts = shard.row_offsets[local + 1] - first
@@ -228,7 +251,8 @@ class ShardSet(Sequence[tuple[np.ndarray, np.ndarray]]):
             shard.tokens[local], shard.segments[_spans(first, counts)], _ends_of(counts)
         )
 
-    def _open(self, number: int) -> Shard:
+    def shard(self, number: int) -> Shard:
+        """One shard, by its place in `entries`."""
         if number not in self._opened:
             self._opened[number] = Shard(self._files, self.entries[number], self.stats)
         return self._opened[number]
@@ -255,11 +279,3 @@ def _spans(first: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """The indices `first[n] … first[n] + counts[n] - 1` of every stretch, one after another."""
     offsets = _ends_of(counts)
     return np.arange(offsets[-1]) + np.repeat(first - offsets[:-1], counts)
-
-
-def _map(files: ShardFiles, name: str, dtype: np.dtype, count: int) -> np.ndarray:
-    files.check(name, count * dtype.itemsize)
-    if count == 0:
-        return np.empty(0, dtype)
-    # A plain view: numpy's memmap class does work of its own at every access.
-    return np.asarray(np.memmap(files.fetch(name), dtype=dtype, mode="r", shape=(count,)))

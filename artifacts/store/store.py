@@ -16,6 +16,7 @@ from artifacts.leases.lease import Lease, is_held, local_lease
 from artifacts.leases.object_lease import object_is_held, object_lease
 from artifacts.storage import conditional, files
 from artifacts.storage.checksums import list_files
+from artifacts.storage.machine import cache_folder, make_private
 from artifacts.storage.transfer import download_folder, remote_entries
 from artifacts.store import layout
 from artifacts.store.draft import Draft, commit, open_draft
@@ -23,9 +24,6 @@ from artifacts.store.identity import Identity
 from artifacts.store.layout import MANIFEST_NAME
 from artifacts.store.manifest import Manifest, dump_manifest, parse_manifest
 from artifacts.store.verify import verify_manifest
-
-CACHE_VARIABLE = "LLM_ASSETS_CACHE"
-"""Where files of a store in the cloud are kept on this machine; `~/.cache/llm_assets` if absent."""
 
 
 @dataclass(frozen=True)
@@ -257,7 +255,7 @@ class Store:
         if self.is_local:
             make_private(Path(self.root))
             return Path(self.root)
-        return make_private(cache_folder()) / "work" / self.root.removeprefix("gs://")
+        return cache_folder() / "work" / self.root.removeprefix("gs://")
 
     def _read(self, kind: str, fingerprint: str) -> Artifact | None:
         content = self.read_bytes(layout.manifest(kind, fingerprint))
@@ -274,16 +272,3 @@ class Store:
         # Storage itself refuses a second manifest, should a lease ever have been lost.
         with contextlib.suppress(FileExistsError):
             self.filesystem.pipe_file(f"{self.root}/{path}", content, mode="create")
-
-
-def make_private(folder: Path) -> Path:
-    """Make a folder that its owner alone may enter; one that exists stays as its owner set it."""
-    if not folder.exists():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        folder.mkdir(mode=0o700, exist_ok=True)
-    return folder
-
-
-def cache_folder() -> Path:
-    """Where this machine keeps what belongs to stores in the cloud."""
-    return Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "llm_assets")

@@ -77,8 +77,9 @@ def _execute(defs: Definitions, progress: Progress, pipeline: str) -> ExecuteInP
 
 
 def _assets_in_order(defs: Definitions) -> list[str]:
+    """The names of their steps, which have no prefix."""
     graph = defs.resolve_asset_graph()
-    return [key.to_python_identifier() for key in graph.toposorted_asset_keys]
+    return [key.path[-1] for key in graph.toposorted_asset_keys]
 
 
 def _use_this_folders_history() -> None:

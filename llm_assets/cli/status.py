@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from artifacts.errors import materialize_command
 from llm_assets.cli.session import Session
 from llm_assets.endpoint.base import endpoint_folder
 from llm_assets.registry.state import RegistryState
@@ -54,7 +55,7 @@ def screen(status: dict[str, Any]) -> list[str]:
     if served and status["wanted"] is not None and str(status["wanted"]) not in served["versions"]:
         lines.append(
             "The wanted version is not what serves. To have it served: "
-            'dagster asset materialize --select "endpoint"'
+            + materialize_command("endpoint")
         )
     made = status["artifacts"]
     lines += [f"{asset:<17} {one['since']}  {one['fingerprint']}" for asset, one in made.items()]

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable
 
-from artifacts.errors import MissingArtifact, UserError
+from artifacts.errors import MissingArtifact, UserError, materialize_command
 from artifacts.store.pipelines import Pipeline
 from llm_assets.config import PipelineSettings
 from llm_assets.endpoint.base import Served, ServingPlatform
@@ -43,7 +43,7 @@ def serve_wanted(
     if wanted is None:
         raise MissingArtifact(
             "The registry has no version to serve. Materialize the model again: "
-            'dagster asset materialize --select "model_version"'
+            + materialize_command("model_version")
         )
     if by_person:
         report("a person decided: the new version gets the traffic however slow it is")

@@ -7,7 +7,7 @@ from typing import get_args
 
 from pydantic import BaseModel, ConfigDict
 
-from artifacts.errors import UserError
+from artifacts.errors import UserError, materialize_command
 from llm_assets.gate.verdict import Verdict
 from llm_assets.registry.records import (
     GATE,
@@ -148,7 +148,7 @@ class RegistryState(BaseModel):
             raise IncumbentChanged(
                 f"The candidate was judged against the model {verdict.against}, but by now {now} "
                 "is wanted. Nothing was promoted. Judge it against that one: "
-                'dagster asset materialize --select "eval_metrics,model_version"'
+                + materialize_command("eval_metrics", "model_version")
             )
         self._want(found.version, GATE, verdict.summary)
         return found

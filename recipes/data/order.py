@@ -9,7 +9,7 @@ import numpy as np
 
 from artifacts.permutation import permute
 from artifacts.shards.shard_set import ShardSet, Split
-from recipes.data.seen import Seen, look_up
+from recipes.data.seen import Rows, Seen, look_up
 from recipes.settings import OrderSettings
 from recipes.spec import TrainingSpec
 
@@ -57,9 +57,8 @@ class Plan:
     """Share of the samples that are taken from them."""
 
     @classmethod
-    def of(cls, shards: ShardSet, seen: Seen, settings: OrderSettings) -> "Plan":
-        """The plan for the train rows, by what the lineage has seen."""
-        rows = look_up(shards, seen)
+    def of(cls, rows: Rows, settings: OrderSettings) -> "Plan":
+        """The plan for the train rows, by what the lineage has seen of them."""
         is_fresh = rows.seen == 0
         slices = rows.slices if settings.new_first else np.zeros_like(rows.slices)
         newest_first = np.unique(slices[is_fresh])[::-1]
@@ -84,8 +83,12 @@ class DataOrder:
     """Where the lineage has seen some of the rows."""
 
     @classmethod
-    def of(cls, spec: TrainingSpec) -> "DataOrder":
-        """The order that a run's settings, its shards and what its start has seen mean."""
+    def of(cls, spec: TrainingSpec, known: Rows | None = None) -> "DataOrder":
+        """The order that a run's settings, its shards and what its start has seen mean.
+
+        Args:
+            known: what the start has seen of the train rows; looked up where it is not given.
+        """
         training = spec.training
         train, replay = (
             sum(shard.rows for shard in spec.shards.shards if shard.split == split)
@@ -93,8 +96,10 @@ class DataOrder:
         )
         plan = None
         if spec.seen:
-            shards = ShardSet(spec.shards_folder, spec.shards, "train")
-            plan = Plan.of(shards, Seen.read(spec.seen), training.order)
+            if known is None:
+                shards = ShardSet(spec.shards_folder, spec.shards, "train")
+                known = look_up(shards, Seen.read(spec.seen))
+            plan = Plan.of(known, training.order)
         seed = order_seed(training.seed, spec.inputs)
         return cls(seed, train, replay, training.replay_share, plan)
 

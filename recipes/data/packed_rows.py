@@ -66,7 +66,7 @@ def bytes_per_token(shards: ShardSet) -> float:
     """Bytes of cleaned text a token of this split, end tokens included."""
     size = tokens = 0
     for shard in shards.shards:
-        documents = shard.documents()
+        documents = shard.documents(["bytes", "tokens"])
         size += pc.sum(documents["bytes"]).as_py()
         tokens += pc.sum(documents["tokens"]).as_py()
     return size / tokens

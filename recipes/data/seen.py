@@ -5,6 +5,8 @@ holds however later shards are cut and packed. It goes with every checkpoint, as
 """
 
 from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -38,8 +40,10 @@ class Seen:
         return cls(np.empty(0, np.uint64), *(np.empty(0, np.int64) for _ in range(3)))
 
     @classmethod
-    def read(cls, url: str) -> "Seen":
-        """A record that was written."""
+    def read(cls, url: str | None) -> "Seen":
+        """A record that was written; an empty one where there is none."""
+        if url is None:
+            return cls.none()
         with files.open_file(url) as file:
             table = pq.read_table(file)
         return cls(*(column.to_numpy() for column in table.columns))
@@ -49,13 +53,18 @@ class Seen:
         columns = {"text": self.texts, "start": self.starts, "end": self.ends, "times": self.times}
         pq.write_table(pa.table(columns), path, compression="zstd")
 
+    @cached_property
+    def _known(self) -> tuple[np.ndarray, np.ndarray]:
+        """The texts, each once, and where every stretch begins on the line of all of them."""
+        begins = run_starts(self.texts)
+        return self.texts[begins], (np.cumsum(begins) - 1) * _PLACES + self.starts
+
     def tokens(self, texts: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
         """How many tokens of each given stretch were seen: int64, of the stretches' shape."""
         if not len(self.texts):
             return np.zeros(len(texts), np.int64)
-        known = np.unique(self.texts)
+        known, firsts = self._known
         places = np.minimum(np.searchsorted(known, texts), len(known) - 1)
-        firsts = np.searchsorted(known, self.texts) * _PLACES + self.starts
         lengths = self.ends - self.starts
         before = np.cumsum(lengths) - lengths
 
@@ -83,8 +92,7 @@ class Seen:
         return Seen(of[begins], first[begins], last[ends_at], times[begins])
 
 
-@dataclass(frozen=True)
-class Rows:
+class Rows(NamedTuple):
     """What is known of the rows of a split; arrays of the shape (rows,)."""
 
     tokens: np.ndarray
@@ -95,30 +103,39 @@ class Rows:
     """When its documents came, the latest of them."""
 
 
-def look_up(shards: ShardSet, seen: Seen) -> Rows:
-    """How much of each row was seen."""
-    found = [_of_shard(shard, seen) for shard in shards.shards]
-    return Rows(*(np.concatenate(columns) for columns in zip(*found, strict=True)))
+def look_up(shards: ShardSet, seen: Seen, rank: int = 0, count: int = 1) -> Rows:
+    """How much of each row was seen.
+
+    Of several workers each reads its part of the shards, and has zeros for all other rows; their
+    sum is the whole.
+    """
+    found = np.zeros((3, len(shards)), np.int64)
+    for number in range(rank, len(shards.entries), count):
+        shard = shards.shard(number)
+        found[:, shards.ends[number] - shard.entry.rows : shards.ends[number]] = _of(shard, seen)
+    return Rows(*found)
 
 
-def _of_shard(shard: Shard, seen: Seen) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _of(shard: Shard, seen: Seen) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     count = shard.entry.rows
-    stretches = stretches_of(shard, np.arange(count))
     rows = np.repeat(np.arange(count), np.diff(shard.row_offsets))
-    known = seen.tokens(*stretches)
     slices = np.zeros(count, np.int64)
-    of_documents = shard.documents()["slice"].to_numpy()
+    of_documents = shard.documents(["slice"])["slice"].to_numpy()
     np.maximum.at(slices, rows, of_documents[shard.segments["document"]])
-    tokens = np.bincount(rows, stretches[2] - stretches[1], count)
-    return tokens.astype(np.int64), np.bincount(rows, known, count).astype(np.int64), slices
+    tokens = np.bincount(rows, shard.segments["length"], count).astype(np.int64)
+    if not len(seen.texts):
+        return tokens, np.zeros(count, np.int64), slices
+    known = seen.tokens(*stretches_of(shard, np.arange(count)))
+    return tokens, np.bincount(rows, known, count).astype(np.int64), slices
 
 
 def add_rows(seen: Seen, shards: ShardSet, rows: np.ndarray) -> Seen:
     """The record after these rows were trained on, each as often as it is named."""
-    numbers, first = np.searchsorted(shards.ends, rows, side="right"), 0
-    for place, shard in enumerate(shards.shards):
-        seen = seen.plus(*stretches_of(shard, rows[numbers == place] - first))
-        first += shard.entry.rows
+    numbers = np.searchsorted(shards.ends, rows, side="right")
+    for number in np.unique(numbers).tolist():
+        shard = shards.shard(number)
+        first = int(shards.ends[number]) - shard.entry.rows
+        seen = seen.plus(*stretches_of(shard, rows[numbers == number] - first))
     return seen
 
 
@@ -128,19 +145,20 @@ def stretches_of(shard: Shard, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray
     counts = np.asarray(shard.row_offsets[rows + 1]) - first
     within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     segments = shard.segments[np.repeat(first, counts) + within]
-    texts = text_numbers(shard.documents()["text_hash"].to_pylist())
+    texts = text_numbers(shard.documents(["text_hash"])["text_hash"].to_pylist())
     starts = segments["offset"].astype(np.int64)
     return texts[segments["document"]], starts, starts + segments["length"]
 
 
 def record_seen(
-    shards: ShardSet, before: str | None, rows: np.ndarray, path: str | None
+    shards: ShardSet, known: Rows, before: Seen, rows: np.ndarray, path: str | None
 ) -> tuple[float, int]:
     """Add a run's rows to what its lineage has seen.
 
     Args:
         shards: the train split.
-        before: URL of the record of the model that training started from, where there is one.
+        known: what was known of its rows when training began.
+        before: the record of the model that training started from.
         rows: the run's row numbers; those past the train split are replayed ones, which no record
             holds.
         path: where the new record is written; None on all workers but one.
@@ -149,11 +167,10 @@ def record_seen(
         The share of the split's tokens that the lineage has now seen, and how many of the run's own
         tokens it had seen before.
     """
-    record = Seen.read(before) if before else Seen.none()
     rows = rows[rows < len(shards)]
-    known = look_up(shards, record)
-    after = add_rows(record, shards, rows)
     if path is not None:
-        after.write(path)
-    coverage = float(look_up(shards, after).seen.sum() / known.tokens.sum())
-    return coverage, int(known.seen[rows].sum())
+        add_rows(before, shards, rows).write(path)
+    # Stretches of a split's rows do not overlap: no document is in it twice.
+    taken = np.unique(rows)
+    seen_now = known.seen.sum() + (known.tokens - known.seen)[taken].sum()
+    return float(seen_now / known.tokens.sum()), int(known.seen[rows].sum())

@@ -3,6 +3,7 @@
 import os
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -44,6 +45,14 @@ class Workers:
         tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
         dist.all_reduce(tensor)
         return (tensor / self.tensor_parallel).tolist()
+
+    def sum_parts(self, part: np.ndarray) -> np.ndarray:
+        """Sum of all workers' integer arrays of one shape: each filled in its part, all get all."""
+        if self.count == 1:
+            return part
+        tensor = torch.from_numpy(part)
+        dist.all_reduce(tensor)
+        return part
 
     def barrier(self) -> None:
         """Wait for all workers."""

@@ -8,15 +8,22 @@ from artifacts.shards.shard_set import ShardStats, Split
 from recipes.settings import TrainingSettings
 
 
-def total_steps(training: TrainingSettings, shards: ShardStats) -> int:
+def total_steps(
+    training: TrainingSettings, shards: ShardStats, unseen_rows: int | None = None
+) -> int:
     """Steps of the whole run, from its budget in steps, tokens or passes over the train split.
 
-    Replayed rows count as tokens, not as a pass.
+    Replayed rows count as tokens, not as a pass. A run that continues from a model passes over what
+    that has not seen; the rows that it sees again come on top.
+
+    Args:
+        unseen_rows: train rows that the run's start has not seen, where that is known; with none
+            left, a pass is one over the whole split.
 
     Raises:
         UserError: the budget is less than one step, or the warm-up is longer than the run.
     """
-    steps = _steps(training, shards)
+    steps = _steps(training, shards, unseen_rows)
     warmup = training.schedule.warmup(steps)
     if warmup > steps:
         raise UserError(
@@ -26,14 +33,17 @@ def total_steps(training: TrainingSettings, shards: ShardStats) -> int:
     return steps
 
 
-def _steps(training: TrainingSettings, shards: ShardStats) -> int:
+def _steps(training: TrainingSettings, shards: ShardStats, unseen_rows: int | None) -> int:
     budget = training.budget
     if budget.steps is not None:
         return budget.steps
     train = _SplitSize.of(shards, "train")
     replay, share = _SplitSize.of(shards, "replay"), training.replay_share
     if budget.epochs is not None:
-        return math.ceil(budget.epochs * train.rows / (budget.global_batch_size * (1 - share)))
+        new_rows: float = train.rows
+        if unseen_rows and unseen_rows < train.rows:
+            new_rows = unseen_rows / (1 - training.order.seen_share)
+        return math.ceil(budget.epochs * new_rows / (budget.global_batch_size * (1 - share)))
     assert budget.tokens is not None, "the settings hold exactly one budget"
     tokens_per_row = (1 - share) * train.tokens_per_row + share * replay.tokens_per_row
     tokens_per_step = budget.global_batch_size * tokens_per_row

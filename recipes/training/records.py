@@ -7,13 +7,22 @@ import numpy as np
 from artifacts.shards.shard_set import ShardSet
 from recipes.checkpointing.train_state import TrainState
 from recipes.data.order import DataOrder
-from recipes.data.seen import SEEN_NAME, record_seen
+from recipes.data.seen import SEEN_NAME, Rows, Seen, look_up, record_seen
 from recipes.data.trained import TRAINED_NAME, record_trained
+from recipes.distributed.workers import Workers
 from recipes.spec import TrainingSpec
+
+
+def look_up_known(spec: TrainingSpec, workers: Workers) -> Rows:
+    """What a run's start has seen of the train rows; each worker reads a part of the shards."""
+    shards = ShardSet(spec.shards_folder, spec.shards, "train")
+    found = look_up(shards, Seen.read(spec.seen), workers.rank, workers.count)
+    return Rows(*map(workers.sum_parts, found))
 
 
 def record_text(
     spec: TrainingSpec,
+    known: Rows,
     order: DataOrder,
     state: TrainState,
     last_step: int,
@@ -22,6 +31,7 @@ def record_text(
     """Write `seen.parquet` and `trained.parquet` into the run folder.
 
     Args:
+        known: of `look_up_known`.
         last_step: the step whose weights are exported.
         is_rank_zero: whether this worker writes them.
 
@@ -38,7 +48,8 @@ def record_text(
         record_trained(shards, rows, steps[taught], str(folder / TRAINED_NAME))
     return record_seen(
         ShardSet(spec.shards_folder, spec.shards, "train"),
-        spec.seen,
+        known,
+        Seen.read(spec.seen if is_rank_zero else None),
         order.rows(0, state.samples_seen),
         str(folder / SEEN_NAME) if is_rank_zero else None,
     )

@@ -21,19 +21,13 @@ from recipes.model.precision import choose_precision
 from recipes.optimization.optimizer import build_optimizers
 from recipes.optimization.schedule import learning_rate_factor
 from recipes.sections import chosen
-from recipes.spec import (
-    BEST_NAME,
-    PROFILE_NAME,
-    TrainingResult,
-    TrainingSpec,
-    find_result,
-)
+from recipes.spec import BEST_NAME, PROFILE_NAME, TrainingResult, TrainingSpec, find_result
 from recipes.training.budget import total_steps
 from recipes.training.hardware import device_readings, model_utilization
 from recipes.training.input_checks import check_inputs, check_tokens
 from recipes.training.metrics import RowAudit, Telemetry
 from recipes.training.model_setup import build_model
-from recipes.training.records import record_text
+from recipes.training.records import look_up_known, record_text
 from recipes.training.step import StepOutcome, train_step
 from recipes.training.validation import Validation
 
@@ -77,7 +71,9 @@ class Trainer:
         self._interruption, self._report = interruption, report
         self._run_folder = Path(spec.run_folder)
         self._run_folder.mkdir(parents=True, exist_ok=True)
-        self._steps = total_steps(spec.training, spec.shards)
+        self._known = look_up_known(spec, workers)
+        unseen = int((self._known.seen == 0).sum())
+        self._steps = total_steps(spec.training, spec.shards, unseen)
         report(f"Loading {spec.base_model_folder}")
         self._model = build_model(spec, workers, self._precision)
         self._optimizers = build_optimizers(self._model, self._training.optimizer)
@@ -90,7 +86,7 @@ class Trainer:
             report,
         )
         self._saving = SavingPlan(self._training.checkpointing)
-        self._order = DataOrder.of(spec)
+        self._order = DataOrder.of(spec, self._known)
         self._shards = ShardSet(spec.shards_folder, spec.shards, *self._order.splits)
         validation = ShardSet(spec.shards_folder, spec.shards, "validation")
         check_tokens((self._shards, validation), spec.shards_folder, workers)
@@ -263,7 +259,12 @@ class Trainer:
         elif self._workers.is_rank_zero:
             copy_model(self._run_folder / BEST_NAME, folder)
         coverage, seen_before = record_text(
-            self._spec, self._order, self._state, exported, self._workers.is_rank_zero
+            self._spec,
+            self._known,
+            self._order,
+            self._state,
+            exported,
+            self._workers.is_rank_zero,
         )
         result = self._state.result(
             self._step,

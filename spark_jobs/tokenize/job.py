@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 from pyspark.sql import SparkSession
 
-from artifacts.errors import UserError
+from artifacts.errors import UserError, make_command
 from artifacts.program.entry import run_program
 from artifacts.shards.shard_set import (
     ALL_SPLITS,
@@ -216,7 +216,7 @@ def _refuse_missing_splits(survey: Survey) -> None:
     if not documents:
         raise UserError(
             "The clean corpus holds no documents, so there is nothing to tokenize. "
-            'Materialize it again: dagster asset materialize --select "*clean_corpus"'
+            f"Materialize it again: {make_command('clean_corpus')}"
         )
     for split in SPLITS:
         if not survey.documents[split]:

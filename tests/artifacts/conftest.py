@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from artifacts.store.store import CACHE_VARIABLE, Store
+from artifacts.storage.machine import CACHE_VARIABLE
+from artifacts.store.store import Store
 from tests.stand_ins.google import BUCKET, LocalGoogle
 
 

@@ -5,9 +5,11 @@ from pathlib import Path
 import fsspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from artifacts.errors import DamagedArtifact, UserError
+from artifacts.shards.clusters import find_shared_clusters
 from artifacts.shards.documents import read_documents
 from artifacts.shards.shard_set import (
     DOCUMENT_SCHEMA,
@@ -19,6 +21,8 @@ from artifacts.shards.shard_set import (
     token_dtype,
     write_shard,
 )
+from artifacts.storage.machine import CACHE_VARIABLE
+from tests.tiny import tiny_shards
 
 
 def write_two_shards(folder: Path) -> ShardStats:
@@ -176,3 +180,40 @@ def test_an_interrupted_copy_is_made_again(tmp_path: Path) -> None:
 
     assert ShardSet(url, stats, "train", cache=tmp_path / "cache")[0][0].tolist() == [1, 2, 3, 4]
     store.rm("/bucket", recursive=True)
+
+
+def test_who_needs_no_tokens_copies_none_and_copies_are_their_owners_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+    (tmp_path / "shards").mkdir()
+    stats = write_two_shards(tmp_path / "shards")
+    store = fsspec.filesystem("memory")
+    store.put(str(tmp_path / "shards"), "/bucket/private", recursive=True)
+
+    shards = ShardSet("memory://bucket/private", stats, "train")
+    for shard in shards.shards:
+        assert shard.documents(["slice"]).num_columns == 1 and len(shard.segments)
+
+    copied = {path.suffix for path in (tmp_path / "cache").rglob("train-*") if path.is_file()}
+    assert copied == {".parquet", ".segments", ".rows", ".lock"}
+    assert (tmp_path / "cache").stat().st_mode & 0o077 == 0
+    store.rm("/bucket", recursive=True)
+
+
+@pytest.mark.parametrize("at_a_time", [1, 1000])
+def test_clusters_in_two_splits_are_found_whatever_fits_into_memory(
+    tmp_path: Path, tiny_model_folder: Path, at_a_time: int
+) -> None:
+    stats = tiny_shards(tmp_path, tiny_model_folder)
+    folder = str(tmp_path)
+    assert find_shared_clusters(folder, stats, at_a_time) == []
+
+    for name in ("train-00001", "validation-00000"):
+        path = tmp_path / f"{name}.documents.parquet"
+        table = pq.read_table(path)
+        held_out = pq.read_table(tmp_path / "held_out-00001.documents.parquet")["cluster"]
+        clusters = [held_out[len(held_out) - 1].as_py(), *table["cluster"].to_pylist()[1:]]
+        pq.write_table(table.set_column(1, "cluster", pa.array(clusters)), path)
+
+    assert find_shared_clusters(folder, stats, at_a_time) == [clusters[0]]

@@ -5,7 +5,9 @@ process, and one Spark session for as long as the process lives.
 """
 
 import json
+import signal
 from pathlib import Path
+from signal import SIGINT, SIGTERM
 from typing import Any
 
 from dagster import AssetExecutionContext, AssetSelection, DagsterInstance, Definitions
@@ -71,7 +73,12 @@ class TrainingHere(TrainingRunner):
     def train(self, context: AssetExecutionContext, spec: TrainingSpec) -> TrainingResult:
         from tests.recipes.conftest import train_here
 
-        return train_here(spec, context.log.info)
+        handlers = {number: signal.getsignal(number) for number in (SIGINT, SIGTERM)}
+        try:
+            return train_here(spec, context.log.info)
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
 
     def evaluate(self, context: AssetExecutionContext, spec: EvaluationSpec) -> dict[str, Any]:
         from recipes.evaluation.measure import evaluate

@@ -2,8 +2,9 @@
 
 from artifacts.shards.shard_set import ShardSet, ShardStats
 from artifacts.store.identity import Identity
-from llm_assets.assets.held_out import EARLIER_INPUT
+from llm_assets.assets.held_out import EARLIER_INPUT, find_earlier
 from tests.conftest import Project
+from tests.damage import delete
 
 
 def held_out_ids(project: Project) -> set[str]:
@@ -63,3 +64,32 @@ def test_other_shares_decide_over_old_text_only_before_it_was_trained_on(
     project.configure(clean_corpus={"split": {"validation": 0.1, "held_out": 0.2, "seed": 1}})
     make_shards(project)
     assert held_out_ids(project) == second
+
+
+def test_where_the_earlier_corpus_is_gone_the_newest_that_is_there_hands_on_its_splits(
+    with_shards: Project,
+) -> None:
+    project = with_shards
+    make_shards(project)
+    train_once(project)
+    first = project.record.current("clean_corpus", "test")
+    (project.folder / "text" / "new.txt").write_text("A pump nobody has read about. " * 9)
+    make_shards(project)
+    train_once(project)
+    second = project.record.current("clean_corpus", "test")
+    raw = project.record.current("raw_corpus", "test").fingerprint
+    wanted = Identity(
+        kind="clean_corpus",
+        code_version=second.manifest.code_version,
+        settings=second.manifest.settings,
+        inputs={name: f for name, f in second.manifest.inputs.items() if name != EARLIER_INPUT},
+    )
+    assert wanted.inputs["raw_corpus"] == raw
+    assert find_earlier(project.record, wanted) == first.fingerprint
+
+    delete(second)
+    assert find_earlier(project.record, wanted) == first.fingerprint, "made again as it was"
+    other = wanted.model_copy(update={"inputs": {"raw_corpus": "text of next week"}})
+    assert find_earlier(project.record, other) == first.fingerprint, "the newest that is there"
+    delete(first)
+    assert find_earlier(project.record, other) is None, "nothing knows the splits any more"

@@ -1,8 +1,10 @@
 """Faults in the middle of a run: each costs at most the steps since the last checkpoint."""
 
 import json
+import os
 import resource
 import shutil
+import signal
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -11,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from artifacts.errors import UserError
+from artifacts.program.entry import Interrupted
 from artifacts.shards.shard_set import ShardSet
 from recipes.checkpointing.train_state import TrainState
 from recipes.data.order import DataOrder
@@ -148,6 +151,25 @@ def test_a_batch_that_is_not_a_number_is_skipped_and_counted(poisoned: TrainingS
     for step in skipped:
         assert f"step {step} was skipped: a gradient that is not finite" in output
     assert result.validation_bits_per_byte["end"] < result.validation_bits_per_byte["start"]
+
+
+def test_a_run_saved_at_a_skipped_step_goes_on_from_it(
+    poisoned: TrainingSpec, tmp_path: Path
+) -> None:
+    whole = poisoned.model_copy(update={"run_folder": str(tmp_path / "whole")})
+    train_here(whole)
+
+    def stop_at_the_first_skipped_step(line: str) -> None:
+        if "(1 skipped so far)" in line:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Interrupted):
+        train_here(poisoned, stop_at_the_first_skipped_step)
+    lines: list[str] = []
+    train_here(poisoned, lines.append)
+
+    assert any(line.startswith("Going on from the checkpoint of step") for line in lines)
+    assert repr(course(poisoned)) == repr(course(whole)), "not a number is not equal to itself"
 
 
 @pytest.mark.fault(

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import yaml
 
+from artifacts.storage.machine import CACHE_VARIABLE
 from artifacts.store.pipelines import Pipeline
-from artifacts.store.store import CACHE_VARIABLE, Store
+from artifacts.store.store import Store
 from llm_assets.cloud.config import CLOUD_CONFIG_VARIABLE
 from tests.conftest import Project, make_project
 from tests.stand_ins.bigquery import fill_table, running_bigquery

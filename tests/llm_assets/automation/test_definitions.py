@@ -20,11 +20,12 @@ from dagster import (
 )
 from dagster._core.storage.defs_state.base import set_defs_state_storage
 
-from artifacts.errors import UserError
+from artifacts.errors import PREFIX_VARIABLE, UserError
 from llm_assets.automation.limits import is_within
 from llm_assets.config import load_settings
 from llm_assets.definitions import build_definitions
 from tests.conftest import Project, make_project
+from tests.llm_assets.in_process import ask
 
 SUNDAY_NOON = datetime(2026, 11, 22, 12, 0, tzinfo=UTC)
 
@@ -121,12 +122,17 @@ def test_jobs_of_the_launchpad_are_filled_in(project: Project) -> None:
     assert retraining.run_config == {"ops": {"checkpoint": {"config": {"steps": 12}}}}
 
 
-def test_a_second_pipeline_lives_under_its_prefix(project: Project) -> None:
+def test_a_second_pipeline_lives_under_its_prefix(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(PREFIX_VARIABLE, "")
     settings = yaml.safe_load(project.config.read_text()) | {"key_prefix": "manual"}
     project.config.write_text(yaml.safe_dump(settings))
     defs = define(project)
     keys = {key.to_user_string() for key in defs.resolve_all_asset_keys()}
     assert "manual/checkpoint" in keys and "checkpoint" not in keys
+    message = ask(project, "manual/checkpoint")
+    assert message.endswith('with: dagster asset materialize --select "*manual/checkpoint"')
     retraining = defs.resolve_job_def("retraining")
     assert "checkpoint" in retraining.run_config["ops"]
 
@@ -157,3 +163,16 @@ def test_declared_automation_reads_by_the_clock_and_follows_what_changed(
     raw, checkpoint = AssetKey("raw_corpus"), AssetKey("checkpoint")
     assert [result.get_num_requested(raw) for result in (before, after)] == [0, 1]
     assert after.get_num_requested(checkpoint) == 0
+
+
+@pytest.mark.soak
+def test_a_pipeline_with_a_prefix_runs_to_its_last_screen(
+    tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    project = make_project(tmp_path / "prefixed", tiny_model_folder)
+    project.config.write_text(project.config.read_text() + "\nkey_prefix: manual\n")
+    ended = project.run("llm-assets", "run")
+    project.run("llm-assets", "stop")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    text = " ".join(ended.stdout.split())
+    assert "✓ raw_corpus" in text and "✓ endpoint" in text and "serves version 1" in text

@@ -16,10 +16,11 @@ from click.testing import CliRunner
 from dagster import materialize
 from google.cloud.aiplatform_v1 import PredictionServiceClient
 
+from artifacts.storage.machine import CACHE_VARIABLE
 from artifacts.store.identity import Identity
 from artifacts.store.manifest import MANIFEST_NAME, Manifest, dump_manifest
 from artifacts.store.pipelines import Pipeline
-from artifacts.store.store import CACHE_VARIABLE, Store
+from artifacts.store.store import Store
 from llm_assets.assets.serving import endpoint
 from llm_assets.cli.main import commands
 from llm_assets.cloud.config import CLOUD_CONFIG_VARIABLE
@@ -290,7 +291,8 @@ import sys, yaml
 from pathlib import Path
 from artifacts.store.identity import Identity
 from artifacts.store.pipelines import Pipeline
-from artifacts.store.store import CACHE_VARIABLE, Store
+from artifacts.storage.machine import CACHE_VARIABLE
+from artifacts.store.store import Store
 from llm_assets.assets.serving import endpoint
 from llm_assets.cli.main import commands
 from llm_assets.cloud.config import CLOUD_CONFIG_VARIABLE

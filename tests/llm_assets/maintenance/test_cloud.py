@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from artifacts.storage.machine import CACHE_VARIABLE
 from artifacts.store.identity import Identity
 from artifacts.store.pipelines import Pipeline
-from artifacts.store.store import CACHE_VARIABLE, Artifact, Draft, Store
+from artifacts.store.store import Artifact, Draft, Store
 from llm_assets.maintenance.doctor import check_artifacts
 from llm_assets.maintenance.inventory import take_inventory
 from llm_assets.maintenance.retention import plan_removals, read_contents, remove

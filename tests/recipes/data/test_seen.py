@@ -11,11 +11,12 @@ import pyarrow.parquet as pq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from artifacts.shards.shard_set import ShardSet, ShardStats
+from artifacts.shards.shard_set import ShardEntry, ShardSet, ShardStats
 from recipes.data.order import DataOrder, Plan
 from recipes.data.seen import SEEN_NAME, Seen, add_rows, look_up
-from recipes.settings import OrderSettings
+from recipes.settings import OrderSettings, training_settings
 from recipes.spec import TrainingSpec
+from recipes.training.budget import total_steps
 from tests.recipes.conftest import SpecMaker, train_here
 from tests.tiny import tiny_shards, tiny_texts
 
@@ -127,7 +128,7 @@ def test_all_rows_come_once_all_new_text_is_known(make_spec: SpecMaker) -> None:
     shards = ShardSet(spec.shards_folder, spec.shards, "train")
     half = np.arange(0, len(shards), 2)
     seen = add_rows(Seen.none(), shards, half)
-    plan = Plan.of(shards, seen, OrderSettings(seen_share=0.5))
+    plan = Plan.of(look_up(shards, seen), OrderSettings(seen_share=0.5))
     order = DataOrder(seed=3, train_rows=len(shards), plan=plan)
 
     fresh = sum(map(len, plan.fresh))
@@ -147,3 +148,23 @@ def test_every_run_records_what_it_saw(unbroken: TrainingSpec) -> None:
     assert int((seen.times * (seen.ends - seen.starts)).sum()) == int(
         look_up(shards, seen).tokens[rows].sum()
     )
+
+
+def test_workers_look_up_a_part_each_and_together_all(make_spec: SpecMaker) -> None:
+    spec = make_spec("parts", steps=2)
+    shards = ShardSet(spec.shards_folder, spec.shards, "train")
+    seen = add_rows(Seen.none(), shards, np.arange(0, len(shards), 3))
+    whole = look_up(shards, seen)
+    parts = [look_up(shards, seen, rank, 2) for rank in range(2)]
+    assert all((part.tokens == 0).any() for part in parts)
+    for column, of_parts in zip(whole, zip(*parts, strict=True), strict=True):
+        assert (sum(of_parts) == column).all()
+
+
+def test_an_epoch_of_a_model_that_goes_on_is_one_over_what_it_has_not_seen() -> None:
+    entry = ShardEntry(name="train-0", split="train", rows=1000, tokens=64_000, documents=1)
+    stats = ShardStats.model_construct(shards=[entry])
+    settings = training_settings({"budget": {"epochs": 1}, "order": {"seen_share": 0.25}})
+    assert total_steps(settings, stats) == total_steps(settings, stats, 1000) == 250
+    assert total_steps(settings, stats, 30) == 10, "30 new rows, and 10 that were seen"
+    assert total_steps(settings, stats, 0) == 250, "nothing is new: a pass over all"
