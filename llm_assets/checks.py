@@ -81,7 +81,7 @@ def loss_is_finite_and_falls(pipeline: PipelineResource) -> AssetCheckResult:
     """
     trained = _current(pipeline, "checkpoint")
     losses = [record["loss"] for record in read_metrics(trained.path)]
-    validation = trained.stats["validation_bits_per_byte"]
+    validation = trained.stats["validation"]
     start, end = validation["start"], validation["end"]
     bad = sum(loss is None or not math.isfinite(loss) for loss in losses)
     falls = None not in (start, end) and end < start
@@ -89,7 +89,8 @@ def loss_is_finite_and_falls(pipeline: PipelineResource) -> AssetCheckResult:
     return AssetCheckResult(
         passed=not bad and falls,
         severity=AssetCheckSeverity.WARN,
-        description=f"{said} Bits per byte on validation text: {start} before, {end} after.",
+        description=f"{said} On validation text, {trained.stats['validation_unit']}: {start} "
+        f"before, {end} after.",
         metadata={"losses_not_finite": bad, "validation_falls": falls},
     )
 

@@ -7,12 +7,13 @@ import difflib
 import os
 import types
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Self, TypeVar, Union, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from artifacts.errors import PREFIX_VARIABLE, UserError
+from artifacts.examples import Form
 from artifacts.settings import Settings
 from artifacts.yaml_files import read_yaml
 from llm_assets.automation_settings import AutomationSettings
@@ -32,6 +33,13 @@ from spark_jobs.settings import CleanCorpusSettings, TokenizedShardsSettings
 CONFIG_VARIABLE = "LLM_ASSETS_CONFIG"
 DEFAULT_CONFIG = "config/smollm2_package_docs.yaml"
 OTHER_FILES = ("dagster.yaml", "workspace.yaml")
+
+FORM_WORDS: dict[Form, str] = {
+    "pretraining": "plain text",
+    "conversations": "conversations",
+    "pairs": "pairs of a text and what to write for it",
+    "labeled": "labeled texts",
+}
 
 Platform = Literal["local", "google_cloud"]
 
@@ -92,6 +100,24 @@ class PipelineSettings(Settings):
 
     spark: SparkSettings = SparkSettings()
     training: TrainingRunnerSettings = TrainingRunnerSettings()
+
+    @property
+    def form(self) -> Form:
+        """What the corpus consists of, text to replay aside."""
+        return self.checkpoint.form
+
+    @model_validator(mode="after")
+    def _sources_fit_the_recipe(self) -> Self:
+        replayed = self.clean_corpus.split.replayed
+        for name, form in self.raw_corpus.forms.items():
+            wanted = "pretraining" if name in replayed else self.checkpoint.form
+            if form != wanted:
+                raise ValueError(
+                    f"the recipe {self.checkpoint.recipe} learns from {FORM_WORDS[wanted]}, but "
+                    f"the source {name!r} gives {FORM_WORDS[form]}; its key `examples` says which "
+                    "columns are an example"
+                )
+        return self
 
 
 def config_path() -> Path:

@@ -42,10 +42,10 @@ def _train(spec: TrainingSpec, interruption: Interruption, report: Report) -> No
             raise
         finally:
             leave_workers()
-    bits = result.validation_bits_per_byte
+    validation = result.validation
     report(
         f"Done: {result.steps} steps, {result.tokens_seen:,} tokens; validation "
-        f"{bits['start']:.4f} → {bits['end']:.4f} bits per byte"
+        f"{validation['start']:.4f} → {validation['end']:.4f} {result.validation_unit}"
     )
 
 

@@ -6,11 +6,13 @@ from artifacts.program.entry import run_program
 from artifacts.progress import Report
 from recipes.evaluation.measure import evaluate
 from recipes.evaluation.settings import EvaluationSpec
+from recipes.objectives.by_recipe import objective_of
 
 
 def run(spec: EvaluationSpec, report: Report) -> None:
     """Evaluate and say what came out."""
-    result = evaluate(spec, report)
+    scorer = objective_of(spec.recipe).scorer
+    result = evaluate(spec, report, scorer(spec.recipe) if scorer else None)
     for role, fault in result["faults"].items():
         report(f"{role} could not be measured: {fault}")
 

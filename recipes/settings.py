@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, TypeAdapter, model_validator
 
+from artifacts.examples import Form
 from artifacts.settings import Settings
 from recipes.sections import (
     BudgetSettings,
@@ -20,7 +21,10 @@ from recipes.sections import (
 )
 
 BASE_MODEL_CODE_VERSION = "1"
-CHECKPOINT_CODE_VERSION = "3"
+CHECKPOINT_CODE_VERSION = "4"
+
+
+ModelFamily = Literal["causal", "sequence_to_sequence", "encoder"]
 
 
 class BaseModelSettings(Settings):
@@ -72,6 +76,20 @@ class TrainingSettings(Settings):
     placement: PlacementSettings = PlacementSettings()
     checkpointing: CheckpointingSettings = CheckpointingSettings()
     logging: LoggingSettings = LoggingSettings()
+
+    @property
+    def form(self) -> Form:
+        """What a corpus for this recipe consists of."""
+        return "pretraining"
+
+    @property
+    def family(self) -> ModelFamily:
+        """Which kind of model it trains."""
+        return "causal"
+
+    def scoring(self) -> dict[str, Any]:
+        """The settings that decide how models are compared, for the evaluation's fingerprint."""
+        return {}
 
     @property
     def starts_from(self) -> Literal["base_model", "champion", "random"]:
@@ -130,6 +148,79 @@ class ContinuedPretrainingSettings(TrainingSettings):
         return self.lora
 
 
+class FineTuningSettings(ContinuedPretrainingSettings):
+    """Teaches a causal model to answer: only the assistant's turns of conversations are learnt."""
+
+    recipe: Literal["fine_tuning"]  # type: ignore[assignment]
+    """Which recipe this is."""
+
+    @property
+    def form(self) -> Form:
+        return "conversations"
+
+
+class TextGenerationSettings(Settings):
+    """How a sequence-to-sequence model writes, in the evaluation and, as the exported model's
+    defaults, where it is used."""
+
+    num_beams: int = Field(default=1, ge=1)
+    """Beams of the search; 1 takes the most likely token each time. The endpoint takes 1."""
+    length_penalty: float = Field(default=1.0, allow_inf_nan=False)
+    """Above 0 favors longer texts, where there are several beams."""
+    no_repeat_ngram_size: int = Field(default=0, ge=0)
+    """Length of the runs of tokens that are never repeated; 0 allows all."""
+
+
+class SequenceToSequenceSettings(TrainingSettings):
+    """Teaches an encoder-decoder model (T5, mT5, BART, Marian) to write a target for an input."""
+
+    recipe: Literal["sequence_to_sequence"]
+    """Which recipe this is."""
+    initialize: Literal["base_model", "champion"] = "base_model"
+    """Start from the base model's weights, or from those of the model that serves."""
+    generation: TextGenerationSettings = TextGenerationSettings()
+    metric: Literal["rouge1", "rouge2", "rougeL", "exact_match"] = "rougeL"
+    """What the gate decides by, example by example; the others are reported."""
+
+    @property
+    def form(self) -> Form:
+        return "pairs"
+
+    def scoring(self) -> dict[str, Any]:
+        return self.model_dump(mode="json", include={"generation", "metric"})
+
+    @property
+    def family(self) -> ModelFamily:
+        return "sequence_to_sequence"
+
+    @property
+    def starts_from(self) -> Literal["base_model", "champion", "random"]:
+        return self.initialize
+
+
+class ClassificationSettings(TrainingSettings):
+    """Teaches an encoder (RoBERTa, BERT, ...) to tell the classes of texts apart."""
+
+    recipe: Literal["classification"]
+    """Which recipe this is."""
+    initialize: Literal["base_model", "champion"] = "base_model"
+    """Start from the base model's weights with a new head, or from the model that serves."""
+    class_weights: Literal["none", "balanced"] = "none"
+    """`balanced` lets each class count alike, however few its examples are."""
+
+    @property
+    def form(self) -> Form:
+        return "labeled"
+
+    @property
+    def family(self) -> ModelFamily:
+        return "encoder"
+
+    @property
+    def starts_from(self) -> Literal["base_model", "champion", "random"]:
+        return self.initialize
+
+
 class PretrainingSettings(TrainingSettings):
     """Trains random weights in the base model's architecture, with its tokenizer."""
 
@@ -141,6 +232,15 @@ class PretrainingSettings(TrainingSettings):
         return "random"
 
 
+RECIPES = (
+    "continued_pretraining",
+    "pretraining",
+    "fine_tuning",
+    "sequence_to_sequence",
+    "classification",
+)
+
+
 def _recipe_of(values: Any) -> Any:
     default = ContinuedPretrainingSettings.model_fields["recipe"].default
     if isinstance(values, dict):
@@ -150,16 +250,18 @@ def _recipe_of(values: Any) -> Any:
 
 RecipeSettings = Annotated[
     Annotated[ContinuedPretrainingSettings, Tag("continued_pretraining")]
-    | Annotated[PretrainingSettings, Tag("pretraining")],
+    | Annotated[PretrainingSettings, Tag("pretraining")]
+    | Annotated[FineTuningSettings, Tag("fine_tuning")]
+    | Annotated[SequenceToSequenceSettings, Tag("sequence_to_sequence")]
+    | Annotated[ClassificationSettings, Tag("classification")],
     Discriminator(
         _recipe_of,
         custom_error_type="unknown_recipe",
-        custom_error_message="recipe has to be continued_pretraining or pretraining",
+        custom_error_message=f"recipe has to be one of {', '.join(RECIPES)}",
     ),
 ]
 """The settings of one training recipe; `recipe` says which."""
 
-RECIPES = ("continued_pretraining", "pretraining")
 _ADAPTER: TypeAdapter[RecipeSettings] = TypeAdapter(RecipeSettings)
 
 

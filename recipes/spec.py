@@ -79,8 +79,10 @@ class TrainingResult(BaseModel):
     """Share of the train split's tokens that the lineage has now seen."""
     tokens_seen_before: int
     """Of this run's tokens, those that the lineage had seen."""
-    validation_bits_per_byte: dict[str, float]
-    """`start`, `end` and `best` (of the steps validated after the first)."""
+    validation: dict[str, float]
+    """The loss on validation text: `start`, `end` and `best` (of the steps after the first)."""
+    validation_unit: str
+    """`bits per byte` of text, or `bits per target` of examples."""
     best_step: int
     """The step of the best validation; its weights are in `best/` unless it is the last one."""
     tokens_per_second: float

@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from artifacts.examples import Form
 from artifacts.settings import Settings
 
 
@@ -120,6 +121,26 @@ class SourceMix(Settings):
         return self
 
 
+class ExampleSettings(Settings):
+    """How examples of a task become rows; plain text has none of this."""
+
+    template: Literal["chat", "plain"] = "chat"
+    """How conversations are written: by the base model's chat template, or each prompt, a newline
+    and its answer."""
+    chat_template: str | None = None
+    """A Jinja chat template in place of the base model's; the trained model keeps it."""
+    input_tokens: int = Field(default=256, ge=4)
+    """Most tokens of a pair's input, or of a labeled text."""
+    target_tokens: int = Field(default=30, ge=2)
+    """Most tokens of a pair's target, its end token included."""
+    input_prefix: str = ""
+    """Put before a pair's input, such as T5's `summarize: `; requests have to bring it too."""
+    too_long: Literal["cut", "drop", "refuse"] = "cut"
+    """What becomes of examples that are longer; those that are cut or dropped are counted."""
+    labels: tuple[str, ...] = ()
+    """The classes in the order of their numbers; by default those that occur, sorted."""
+
+
 class TokenizedShardsSettings(Settings):
     """How clean text becomes packed rows of tokens."""
 
@@ -144,6 +165,19 @@ class TokenizedShardsSettings(Settings):
     """Documents on which the fast tokenizer must agree with the Hugging Face one in every run."""
     engine: Literal["auto", "gigatoken", "hugging_face"] = "auto"
     """Tokenizer engine; `auto` takes gigatoken where it agrees with Hugging Face on the sample."""
+
+    examples: ExampleSettings = ExampleSettings()
+    """How examples of a task become rows; for the recipes that learn from examples."""
+
+    def row_tokens(self, form: Form) -> int:
+        """Tokens in a row of a corpus of this form; a row holds one pair, or one labeled text."""
+        if form == "pairs":
+            return self.examples.input_tokens + self.examples.target_tokens
+        return self.examples.input_tokens + 1 if form == "labeled" else self.sequence_length
+
+    def input_length(self, form: Form) -> int:
+        """Most tokens that the model is given at once."""
+        return self.examples.input_tokens if form in ("pairs", "labeled") else self.sequence_length
 
     def content(self) -> dict[str, Any]:
         """What decides the shards; both engines give the same tokens, so the engine is left out."""

@@ -1,6 +1,7 @@
 """Documents put together again from the rows that they were cut into."""
 
 from collections.abc import Iterator
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -18,17 +19,19 @@ def list_documents(shards: ShardSet) -> pa.Table:
     return pa.concat_tables(tables)
 
 
-def read_tokens(shards: ShardSet, documents: pa.Table) -> list[np.ndarray]:
-    """The tokens of some documents that `list_documents` listed, in their order.
+def read_tokens(
+    shards: ShardSet, documents: pa.Table, wanted: Literal["tokens", "targets"] = "tokens"
+) -> list[np.ndarray]:
+    """The tokens of some documents that `list_documents` listed, or their marks, in their order.
 
     Of the shards' rows, only those are read that hold one.
     """
     found: list[np.ndarray] = [np.empty(0)] * len(documents)
-    wanted = documents["shard"].to_numpy()
+    shard_of = documents["shard"].to_numpy()
     for place, shard in enumerate(shards.shards):
-        rows = np.flatnonzero(wanted == place)
+        rows = np.flatnonzero(shard_of == place)
         numbers = documents["number"].to_numpy()[rows]
-        for row, tokens in zip(rows.tolist(), _put_together(shard, numbers), strict=True):
+        for row, tokens in zip(rows.tolist(), _put_together(shard, numbers, wanted), strict=True):
             found[row] = tokens
     return found
 
@@ -40,13 +43,16 @@ def read_documents(shards: ShardSet) -> Iterator[tuple[dict[str, object], np.nda
         yield from zip(records, _put_together(shard, np.arange(len(records))), strict=True)
 
 
-def _put_together(shard: Shard, numbers: np.ndarray) -> list[np.ndarray]:
-    """The tokens of documents of a shard, in the order of their numbers in it."""
+def _put_together(
+    shard: Shard, numbers: np.ndarray, wanted: Literal["tokens", "targets"] = "tokens"
+) -> list[np.ndarray]:
+    """The tokens, or their marks, of documents of a shard, in the order of their numbers in it."""
     held = np.flatnonzero(np.isin(shard.segments["document"], numbers))
     held = held[np.lexsort((shard.segments["offset"][held], shard.segments["document"][held]))]
     row_of = np.searchsorted(shard.row_offsets, held, side="right") - 1
+    values = getattr(shard, wanted)
     parts: dict[int, list[np.ndarray]] = {int(number): [] for number in numbers}
     for position, row in zip(held.tolist(), row_of.tolist(), strict=True):
         start, length, document, _ = shard.segments[position]
-        parts[int(document)].append(shard.tokens[row, start : start + length])
+        parts[int(document)].append(values[row, start : start + length])
     return [np.concatenate(parts[int(number)]) for number in numbers]

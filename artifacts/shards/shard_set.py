@@ -1,6 +1,6 @@
 """Packed token rows on disk.
 
-A shard is four files that share a name `<split>-<number>`:
+A shard is some files that share a name `<split>-<number>`:
 
 - `.tokens`: little-endian u16 or u32 token ids, rows of `sequence_length` one after another.
 - `.segments`: one record per stretch of a document inside a row (`SEGMENT`): where it starts in the
@@ -8,6 +8,8 @@ A shard is four files that share a name `<split>-<number>`:
   segment covers is padding.
 - `.rows`: little-endian i64, `rows + 1` offsets into the segments, so that a row's segments are
   found without reading the others'.
+- `.targets`, in a corpus of examples (`artifacts.examples`): a byte for each token, 1 where it is
+  learnt to be written, such as an answer, 0 where it is given.
 - `.documents.parquet`: the shard's documents in order: `id`, `cluster`, `source`, `bytes` (of the
   cleaned text in UTF-8), `tokens` (start and end token included), `text_hash` (equal texts have
   equal ones, in all shards ever made) and `slice` (in which corpus of the lineage it came first).
@@ -28,6 +30,7 @@ import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict
 
 from artifacts.errors import UserError
+from artifacts.examples import Form
 from artifacts.shards.shard_files import ShardFiles
 
 Split = Literal["train", "validation", "held_out", "replay"]
@@ -81,6 +84,16 @@ class ShardStats(BaseModel):
     tokenizer_sha256: str
     start_token_id: int | None
     end_token_id: int
+    form: Form = "pretraining"
+    """What the corpus consists of; all tokens of plain text are learnt."""
+    labels: list[str] = []
+    """Of labeled texts, the classes by their numbers."""
+    label_counts: list[int] = []
+    """Training examples of each class."""
+    target_tokens: int = 0
+    """Of pairs, the most tokens of a target."""
+    chat_template: str | None = None
+    """Of conversations, where they were not written by the base model's own."""
     shards: list[ShardEntry]
 
 
@@ -99,6 +112,8 @@ class PackedRows:
     """`SEGMENT` records in row order."""
     row_offsets: np.ndarray
     """Shape (rows + 1,)."""
+    targets: np.ndarray | None = None
+    """uint8, of the tokens' shape: which are learnt; None where all are."""
 
 
 def join_rows(packed: Sequence[PackedRows]) -> PackedRows:
@@ -109,15 +124,20 @@ def join_rows(packed: Sequence[PackedRows]) -> PackedRows:
         np.concatenate([rows.tokens for rows in packed]),
         np.concatenate([rows.segments for rows in packed]),
         np.append(np.concatenate(offsets), before[-1]),
+        None
+        if packed[0].targets is None
+        else np.concatenate([rows.targets for rows in packed if rows.targets is not None]),
     )
 
 
 def write_shard(folder: Path, name: str, rows: PackedRows, documents: pa.Table) -> None:
-    """Write one shard's four files into a local folder."""
+    """Write one shard's files into a local folder."""
     tokens = rows.tokens.astype(rows.tokens.dtype.newbyteorder("<"), copy=False)
     tokens.tofile(folder / f"{name}.tokens")
     rows.segments.astype(SEGMENT, copy=False).tofile(folder / f"{name}.segments")
     rows.row_offsets.astype("<i8", copy=False).tofile(folder / f"{name}.rows")
+    if rows.targets is not None:
+        rows.targets.astype(np.uint8, copy=False).tofile(folder / f"{name}.targets")
     pq.write_table(documents.cast(DOCUMENT_SCHEMA), folder / f"{name}.documents.parquet")
 
 
@@ -135,6 +155,14 @@ class Shard:
         dtype = np.dtype(self._stats.dtype).newbyteorder("<")
         shape = self.entry.rows, self._stats.sequence_length
         return self._map("tokens", dtype, shape[0] * shape[1]).reshape(shape)
+
+    @cached_property
+    def targets(self) -> np.ndarray | None:
+        """uint8, of the tokens' shape: which are learnt; None where all are."""
+        if self._stats.form == "pretraining":
+            return None
+        marks = self._map("targets", np.dtype(np.uint8), self.tokens.size)
+        return marks.reshape(self.tokens.shape)
 
     @cached_property
     def row_offsets(self) -> np.ndarray:
@@ -228,18 +256,22 @@ class ShardSet(Sequence[tuple[np.ndarray, np.ndarray]]):
         if len(touched) == 1:
             return self._read_of(int(touched[0]), rows)
         tokens = np.empty((len(rows), self.stats.sequence_length), self.stats.dtype)
+        has_targets = self.stats.form != "pretraining"
+        targets = np.empty(tokens.shape, np.uint8) if has_targets else None
         counts = np.empty(len(rows), np.int64)
         parts = []
         for number in touched.tolist():
             places = np.flatnonzero(numbers == number)
             part = self._read_of(number, rows[places])
             tokens[places], counts[places] = part.tokens, np.diff(part.row_offsets)
+            if targets is not None and part.targets is not None:
+                targets[places] = part.targets
             parts.append((places, part.segments))
         offsets = _ends_of(counts)
         segments = np.empty(offsets[-1], SEGMENT)
         for places, of_part in parts:
             segments[_spans(offsets[places], counts[places])] = of_part
-        return PackedRows(tokens, segments, offsets)
+        return PackedRows(tokens, segments, offsets, targets)
 
     def _read_of(self, number: int, rows: np.ndarray) -> PackedRows:
         """Rows that are all in one shard."""
@@ -248,7 +280,10 @@ class ShardSet(Sequence[tuple[np.ndarray, np.ndarray]]):
         first = shard.row_offsets[local]
         counts = shard.row_offsets[local + 1] - first
         return PackedRows(
-            shard.tokens[local], shard.segments[_spans(first, counts)], _ends_of(counts)
+            shard.tokens[local],
+            shard.segments[_spans(first, counts)],
+            _ends_of(counts),
+            None if shard.targets is None else shard.targets[local],
         )
 
     def shard(self, number: int) -> Shard:

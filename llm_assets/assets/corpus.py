@@ -126,12 +126,12 @@ def tokenized_shards(
     training: TrainingRunner,
 ) -> MaterializeResult:
     """Packed token rows in three splits (train, validation, held-out) with one manifest."""
-    settings = pipeline.settings.tokenized_shards
+    settings, form = pipeline.settings.tokenized_shards, pipeline.settings.form
     clean_text = pipeline.record.current("clean_corpus", needed_by="tokenized_shards")
     base_model = pipeline.record.current("base_model", needed_by="tokenized_shards")
     config = pipeline.store.read_bytes(f"base_model/{base_model.fingerprint}/config.json")
     if config is not None:
-        check_row_length(settings.sequence_length, json.loads(config))
+        check_row_length(settings.input_length(form), json.loads(config))
     inputs = {"clean_corpus": clean_text.fingerprint, "base_model": base_model.fingerprint}
     evaluation_texts = []
     if pipeline.settings.clean_corpus.split.replayed:
@@ -154,6 +154,7 @@ def tokenized_shards(
             base_model=base_model.url,
             output=draft.url,
             settings=settings,
+            form=form,
             evaluation_texts=evaluation_texts,
             cache=pipeline.store.cache,
         )
@@ -236,6 +237,8 @@ def _shard_metadata(stats: Mapping[str, Any]) -> dict[str, Any]:
         "tokens": sum(stats["tokens"].values()),
         "padding_fraction": stats["padding_fraction"],
         "cut_documents": stats["cut_documents"],
+        "cut_examples": stats["cut_examples"],
+        "left_out": table(["reason", "examples"], stats["left_out"].items()),
         "tokenizer_engine": stats["tokenizer_engine"],
         "splits": table(["split", "documents", "tokens", "rows"], rows),
         "tokens_by_source": table(["source", "tokens"], stats["tokens_by_source"].items()),

@@ -40,7 +40,7 @@ def eval_metrics(
     registry: RegistryResource,
 ) -> MaterializeResult:
     """Candidate, base and incumbent measured on the same held-out and general text."""
-    settings = pipeline.settings.eval_metrics
+    settings, recipe = pipeline.settings.eval_metrics, pipeline.settings.checkpoint
     record = pipeline.record
     candidate = record.current("checkpoint", needed_by="eval_metrics")
     shards = record.current("tokenized_shards", needed_by="eval_metrics")
@@ -51,7 +51,7 @@ def eval_metrics(
     identity = Identity(
         kind="eval_metrics",
         code_version=CODE_VERSION,
-        settings=settings.content(),
+        settings=settings.content() | recipe.scoring(),
         inputs={
             "checkpoint": candidate.fingerprint,
             "tokenized_shards": shards.fingerprint,
@@ -74,6 +74,7 @@ def eval_metrics(
             output=draft.url,
             cache=pipeline.store.cache,
             settings=settings.drawn_for(model_source(candidate).fingerprint),
+            recipe=recipe,
         )
         draft.stats |= training.evaluate(context, spec)
 

@@ -26,17 +26,31 @@ def evaluation_metadata(stats: Mapping[str, Any]) -> dict[str, Any]:
     before, after = (
         number(held_out.get(role, UNMEASURED)["value"]) for role in ("base", "candidate")
     )
-    return {
-        "summary": f"{before} -> {after} {metric.unit} on held-out text",
-        "evaluation_fingerprint": stats["evaluation_fingerprint"],
-        "metrics": table(["metric", *ROLES], rows),
-        "contamination": str(stats.get("contamination") or "not measured"),
-        "intervals": figures.intervals(
-            f"{metric.unit} on held-out text, with 95 % intervals",
-            metric.unit,
-            _drawable({role: _bounds(figure) for role, figure in held_out.items()}),
-        ),
-    } | {name: value for name, value in plotted.items() if value is not None}
+    return (
+        {
+            "summary": f"{before} -> {after} {metric.unit} on held-out text",
+            "evaluation_fingerprint": stats["evaluation_fingerprint"],
+            "metrics": table(["metric", *ROLES], rows),
+            "contamination": str(stats.get("contamination") or "not measured"),
+            "intervals": figures.intervals(
+                f"{metric.unit} on held-out text, with 95 % intervals",
+                metric.unit,
+                _drawable({role: _bounds(figure) for role, figure in held_out.items()}),
+            ),
+        }
+        | {name: value for name, value in plotted.items() if value is not None}
+        | _confusion(stats)
+    )
+
+
+def _confusion(stats: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a classifier, which classes the candidate takes for which."""
+    found = stats.get("details", {}).get("candidate", {})
+    if "confusion" not in found:
+        return {}
+    title = "Held-out examples of the candidate"
+    picture = figures.matrix(title, "class told", "true class", found["labels"], found["confusion"])
+    return {"confusion_matrix": picture}
 
 
 def verdict_metadata(version: int, verdict: Verdict) -> dict[str, Any]:

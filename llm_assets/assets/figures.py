@@ -56,6 +56,23 @@ def intervals(
     return _picture(figure, title)
 
 
+def matrix(
+    title: str, x_label: str, y_label: str, names: Sequence[str], counts: Sequence[Sequence[int]]
+) -> MarkdownMetadataValue:
+    """A square table of counts, darker where there are more; a row each for `y_label`."""
+    figure, axes = _axes(title, x_label, y_label, height=1.6 + 0.35 * len(names))
+    axes.grid(False)
+    axes.imshow(counts, cmap="Blues", aspect="auto")
+    axes.set_xticks(range(len(names)), names)
+    axes.set_yticks(range(len(names)), names)
+    most = max(max(row) for row in counts)
+    for y, row in enumerate(counts):
+        for x, count in enumerate(row):
+            color = "white" if count > most / 2 else "black"
+            axes.text(x, y, f"{count:,}", ha="center", va="center", color=color)
+    return _picture(figure, title)
+
+
 def _axes(title: str, x_label: str, y_label: str, height: float = 3.0) -> tuple[Any, Any]:
     from matplotlib.figure import Figure
 

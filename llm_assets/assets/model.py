@@ -82,7 +82,9 @@ def base_model(context: AssetExecutionContext, pipeline: PipelineResource) -> Ma
 
     def build(draft: Draft) -> None:
         with pipeline.hub_access():
-            draft.stats |= base_model_recipe.prepare(settings, draft.path, context.log.info)
+            draft.stats |= base_model_recipe.prepare(
+                settings, draft.path, context.log.info, pipeline.settings.checkpoint.family
+            )
 
     artifact = pipeline.make(context, identity, build)
     summary = f"{artifact.stats['parameters']:,} parameters"
@@ -150,19 +152,19 @@ def checkpoint(
 def _checkpoint_metadata(artifact: Artifact) -> dict[str, Any]:
     stats = artifact.stats
     losses = [(record["step"], record["loss"]) for record in read_metrics(artifact.path)]
-    before, after = (stats["validation_bits_per_byte"][end] for end in ("start", "end"))
+    before, after = (stats["validation"][end] for end in ("start", "end"))
     return {
-        "summary": f"{stats['steps']} steps, {before:.4f} -> {after:.4f} bits per byte on "
-        f"validation text; this model and those before it were trained on {stats['coverage']:.1%} "
-        "of the training text",
+        "summary": f"{stats['steps']} steps, {before:.4f} -> {after:.4f} "
+        f"{stats['validation_unit']} on validation text; this model and those before it were "
+        f"trained on {stats['coverage']:.1%} of the training text",
         "coverage": stats["coverage"],
         "tokens_seen_before": stats["tokens_seen_before"],
         "steps": stats["steps"],
         "tokens_seen": stats["tokens_seen"],
         "final_loss": stats["final_loss"],
         "tokens_per_second": stats["tokens_per_second"],
-        "validation_bits_per_byte": after,
-        "validation_bits_per_byte_before": before,
+        "validation": after,
+        "validation_before": before,
         "loss_curve": figures.curve("Training loss", "step", "loss", {"loss": losses}),
         "run_folder": layout.run(artifact.fingerprint),
     }

@@ -275,7 +275,7 @@ class RemoteRun:
         try:
             call_with_retries(self._cancel_once, policy, self.context.log.warning)
         except Exception as error:
-            name = self.job.name if self.job else f"the job labelled {KEY_LABEL}={self.key}"
+            name = self.job.name if self.job else f"the job labeled {KEY_LABEL}={self.key}"
             self.context.log.error(
                 f"{name} could not be cancelled and may still cost money: {error}"
             )

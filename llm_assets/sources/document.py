@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from artifacts.examples import plain_text, read_example
+
 
 @dataclass(slots=True)
 class Document:
@@ -19,6 +21,8 @@ class Document:
     """Of the file it comes from, relative to the source's folder."""
     language: str | None = None
     """The programming language of code."""
+    example: str | None = None
+    """Of a task's example, `artifacts.examples.write_example`; `text` is then its plain text."""
 
 
 SCHEMA = pa.schema(
@@ -31,8 +35,15 @@ SCHEMA = pa.schema(
         ("license", pa.string()),
         ("path", pa.string()),
         ("language", pa.string()),
+        ("example", pa.string()),
     ]
 )
+
+
+def of_example(identifier: str, example: str, source: str, path: str | None = None) -> Document:
+    """The document of an example."""
+    text = plain_text(read_example(example))
+    return Document(identifier, text, source, path=path, example=example)
 
 
 def to_table(documents: list[Document]) -> pa.Table:

@@ -7,7 +7,8 @@ from typing import Any
 
 from artifacts.errors import UserError
 from llm_assets.sources.chunks import Batch, single_chunk
-from llm_assets.sources.document import Document
+from llm_assets.sources.document import Document, of_example
+from llm_assets.sources.examples import take_example
 from llm_assets.sources.faults import Fault
 from llm_assets.sources.files.source_file import SourceChanged
 from llm_assets.sources.opened import OpenedSource
@@ -59,26 +60,32 @@ def open_dataset(source: HuggingFaceDataset, report: Callable[[str], None]) -> O
 def _read(source: HuggingFaceDataset, report: Callable[[str], None]) -> Iterator[Batch]:
     rows = _load(source)
     columns = list(rows.column_names or [])
-    for column in filter(None, (source.text_column, source.id_column)):
+    for column in source.columns:
         if columns and column not in columns:
             raise UserError(
                 f"Source {source.name!r}: the dataset {source.dataset} has no column {column!r}; "
-                f"its columns are {', '.join(columns)}. Set `text_column` or `id_column`."
+                f"its columns are {', '.join(columns)}. Name its columns in the source's settings."
             )
     batch: Batch = []
     for number, row in enumerate(rows):
-        text = row.get(source.text_column)
-        if not isinstance(text, str):
-            message = f"{source.dataset}, row {number}: no text under {source.text_column!r}"
-            batch.append(Fault("no_text", message))
-        else:
-            identifier = row[source.id_column] if source.id_column else f"{source.name}:{number}"
-            batch.append(Document(id=str(identifier), text=text, source=source.name))
+        batch.append(_document(row, number, source))
         if len(batch) == BATCH_DOCUMENTS:
             report(f"{source.name}: {number + 1:,} documents read")
             yield batch
             batch = []
     yield batch
+
+
+def _document(row: dict[str, Any], number: int, source: HuggingFaceDataset) -> Document | Fault:
+    place = f"{source.dataset}, row {number}"
+    identifier = str(row[source.id_column] if source.id_column else f"{source.name}:{number}")
+    if source.examples:
+        found = take_example(row.get, source.examples, place)
+        return found if isinstance(found, Fault) else of_example(identifier, found, source.name)
+    text = row.get(source.text_column)
+    if not isinstance(text, str):
+        return Fault("no_text", f"{place}: no text under {source.text_column!r}")
+    return Document(id=identifier, text=text, source=source.name)
 
 
 def _load(source: HuggingFaceDataset) -> Any:

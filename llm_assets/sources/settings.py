@@ -1,11 +1,13 @@
 """What the raw corpus is made of."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from artifacts.examples import Form
 from artifacts.settings import Settings
 from llm_assets.sources.bigquery_settings import BigQuery
+from llm_assets.sources.example_settings import ExampleColumns
 from llm_assets.sources.formats import FORMATS, FormatName
 
 
@@ -34,6 +36,8 @@ class Files(Settings):
     `name.{1..128}-of-128.jsonl.gz`."""
     text_column: str = "text"
     """The column or JSON key that holds the text; unused for plain text files."""
+    examples: ExampleColumns | None = None
+    """The columns of examples to learn a task from, in place of a text column."""
     id_column: str | None = None
     """The column or JSON key that holds the document's id; without one, the file and row are it."""
     maximum_faulty_share: float = Field(default=0.01, ge=0, le=1)
@@ -54,6 +58,21 @@ class Files(Settings):
     maximum_expansion: float = Field(default=200, gt=1)
     """Times its compressed size that a file may unpack to; more is taken for a compression bomb."""
 
+    @model_validator(mode="after")
+    def _refuse_pickles(self) -> Self:
+        if self.path.endswith((".pkl", ".pickle")):
+            raise ValueError(
+                f"{self.path} is a pickle, which can run code and is never read; where you trust "
+                'it, convert it: python -c "import pandas; pandas.read_pickle('
+                "'data.pkl').to_json('data.jsonl', orient='records', lines=True)\""
+            )
+        return self
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Columns that every row must have."""
+        return _columns(self)
+
 
 class HuggingFaceDataset(Settings):
     """A Hugging Face dataset."""
@@ -72,10 +91,22 @@ class HuggingFaceDataset(Settings):
     """A Git revision of the dataset on the Hub; by default its newest."""
     text_column: str = "text"
     """The column that holds the text."""
+    examples: ExampleColumns | None = None
+    """The columns of examples to learn a task from, in place of a text column."""
     id_column: str | None = None
     """The column that holds the document's id; without one, the row number is it."""
     maximum_faulty_share: float = Field(default=0.01, ge=0, le=1)
     """Share of documents that may lack text; they are set aside and counted, more is fatal."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Columns that every row must have."""
+        return _columns(self)
+
+
+def _columns(source: Files | HuggingFaceDataset) -> tuple[str, ...]:
+    named = source.examples.columns if source.examples else (source.text_column,)
+    return (*named, source.id_column) if source.id_column else named
 
 
 Source = Annotated[PackageDocs | Files | HuggingFaceDataset | BigQuery, Field(discriminator="type")]
@@ -97,6 +128,15 @@ class RawCorpusSettings(Settings):
         if repeated:
             raise ValueError(f"two sources are named {', '.join(repeated)}; give each its own name")
         return self
+
+    @property
+    def forms(self) -> dict[str, Form]:
+        """Source name to the form of what it holds."""
+        found: dict[str, Form] = {}
+        for source in self.sources:
+            columns = getattr(source, "examples", None)
+            found[source.name] = columns.form if columns else "pretraining"
+        return found
 
     def content(self) -> dict[str, Any]:
         """What decides the snapshot besides the sources' fingerprints: paths are left out."""

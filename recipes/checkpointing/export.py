@@ -51,7 +51,7 @@ def export_model(
             write_adapter(weights, lora, base_model, folder.with_name(f"{folder.name}-adapter"))
             weights = merge_adapters(weights, lora)
         weights = {name: tensor.to(dtype) for name, tensor in weights.items()}
-        _write(model.to_hugging_face(weights), base_model, folder, dtype)
+        _write(model, model.to_hugging_face(weights), base_model, folder, dtype)
     workers.barrier()
 
 
@@ -65,7 +65,11 @@ def copy_model(source: Path, folder: Path) -> None:
 
 
 def _write(
-    weights: dict[str, torch.Tensor], base_model: Path, folder: Path, dtype: torch.dtype
+    model: TrainableModel,
+    weights: dict[str, torch.Tensor],
+    base_model: Path,
+    folder: Path,
+    dtype: torch.dtype,
 ) -> None:
     draft = folder.with_name(f".{folder.name}.writing")
     shutil.rmtree(draft, ignore_errors=True)
@@ -73,7 +77,9 @@ def _write(
     for pattern in CARRIED_PATTERNS:
         for path in base_model.glob(pattern):
             shutil.copy2(path, draft / path.name)
-    config = json.loads((draft / "config.json").read_text())
+    for name, content in model.exported_files.items():
+        (draft / name).write_text(content)
+    config = json.loads((draft / "config.json").read_text()) | model.exported_config
     config["dtype"] = str(dtype).removeprefix("torch.")
     (draft / "config.json").write_text(json.dumps(config, indent=2))
     _write_weights(weights, draft)

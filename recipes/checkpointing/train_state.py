@@ -20,7 +20,7 @@ class TrainState(BaseModel):
     samples_seen: int = 0
     tokens_seen: int = 0
     guard: GradientGuard = GradientGuard()
-    validation_bits_per_byte: dict[int, float] = {}
+    validation: dict[int, float] = {}
     """Step to result; step 0 is the base model."""
     last_loss: float | None = None
     """Of the last step that was not skipped."""
@@ -33,24 +33,24 @@ class TrainState(BaseModel):
         recent = [*self.recent_tokens_per_second, tokens_per_second]
         self.recent_tokens_per_second = recent[-RECENT_STEPS:]
 
-    def add_validation(self, step: int, bits_per_byte: float) -> None:
+    def add_validation(self, step: int, value: float) -> None:
         """Remember a validation.
 
         Raises:
             UserError: it is not a number, so training cannot go on.
         """
-        if not math.isfinite(bits_per_byte):
+        if not math.isfinite(value):
             raise UserError(self._not_a_number(step))
-        self.validation_bits_per_byte[step] = bits_per_byte
+        self.validation[step] = value
 
     def _not_a_number(self, step: int) -> str:
-        if not self.validation_bits_per_byte:
+        if not self.validation:
             return (
                 "The starting model's loss on the validation text is not a number. Its weights are "
                 "damaged, or too large for `checkpoint.precision`: try float32, or another "
                 "`base_model`."
             )
-        last = max(self.validation_bits_per_byte)
+        last = max(self.validation)
         return (
             f"Training stopped at step {step}: the loss on the validation text is no number since "
             f"some step after {last}. Every checkpoint that was saved can be loaded. Lower "
@@ -60,7 +60,7 @@ class TrainState(BaseModel):
     @property
     def best_step(self) -> int:
         """The step with the best validation since training began."""
-        trained = {step: bits for step, bits in self.validation_bits_per_byte.items() if step}
+        trained = {step: bits for step, bits in self.validation.items() if step}
         return min(trained, key=lambda step: (trained[step], step))
 
     def result(
@@ -70,12 +70,13 @@ class TrainState(BaseModel):
         samples_replayed: int,
         coverage: float,
         tokens_seen_before: int,
+        validation_unit: str,
         precision: Precision,
         workers: int,
         parameters: int,
     ) -> TrainingResult:
         """What `result.json` says after the last step."""
-        validation, best = self.validation_bits_per_byte, self.best_step
+        validation, best = self.validation, self.best_step
         return TrainingResult(
             steps=step,
             tokens_seen=self.tokens_seen,
@@ -83,11 +84,12 @@ class TrainState(BaseModel):
             samples_replayed=samples_replayed,
             coverage=coverage,
             tokens_seen_before=tokens_seen_before,
-            validation_bits_per_byte={
+            validation={
                 "start": validation[0],
                 "end": validation[step],
                 "best": validation[best],
             },
+            validation_unit=validation_unit,
             best_step=best,
             tokens_per_second=median(self.recent_tokens_per_second or [0.0]),
             final_loss=self.last_loss,

@@ -35,3 +35,30 @@ class Batch:
         """The same batch on another device."""
         tensors = (self.tokens, self.targets, self.positions, self.segments)
         return Batch(*(tensor.to(device, non_blocking=True) for tensor in tensors))
+
+
+@dataclass(frozen=True)
+class ExampleBatch:
+    """Inputs with what is learnt for each: an encoder's view of a batch."""
+
+    tokens: torch.Tensor
+    """Shape (rows, longest input)."""
+    is_input: torch.Tensor
+    """bool, of the same shape: what is no padding."""
+    targets: torch.Tensor
+    """Shape (rows, longest target): tokens or classes, `IGNORED` past a target's end."""
+
+    @property
+    def target_count(self) -> int:
+        """How many targets there are."""
+        return int((self.targets != IGNORED).sum())
+
+    @property
+    def token_count(self) -> int:
+        """How many positions are not padding."""
+        return int(self.is_input.sum()) + self.target_count
+
+    def to(self, device: torch.device) -> "ExampleBatch":
+        """The same batch on another device."""
+        tensors = (self.tokens, self.is_input, self.targets)
+        return ExampleBatch(*(tensor.to(device, non_blocking=True) for tensor in tensors))

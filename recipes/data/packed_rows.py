@@ -17,11 +17,14 @@ def read_batch(shards: ShardSet, rows: np.ndarray) -> Batch:
     """
     stored = shards.read(rows)
     shape = stored.tokens.shape
-    _check_vocabulary(shards, rows, stored.tokens)
+    check_vocabulary(shards, rows, stored.tokens)
     starts, ends, numbers = _segment_bounds(stored)
     tokens = stored.tokens.astype(np.int64)
     targets = np.empty(shape, np.int64)
     targets.reshape(-1)[:-1] = stored.tokens.reshape(-1)[1:]
+    if stored.targets is not None:
+        given = np.append(stored.targets.reshape(-1)[1:] == 0, True)
+        targets.reshape(-1)[given] = IGNORED
     targets.reshape(-1)[ends - 1] = IGNORED
     # What lies between one segment's end and the next one's start is padding.
     bounds = np.append(np.column_stack((starts, ends)).ravel(), tokens.size)
@@ -46,7 +49,8 @@ def _segment_bounds(rows: PackedRows) -> tuple[np.ndarray, np.ndarray, np.ndarra
     return starts, starts + rows.segments["length"], numbers
 
 
-def _check_vocabulary(shards: ShardSet, rows: np.ndarray, tokens: np.ndarray) -> None:
+def check_vocabulary(shards: ShardSet, rows: np.ndarray, tokens: np.ndarray) -> None:
+    """Raise DamagedArtifact where a token id lies outside the shards' vocabulary."""
     if tokens.size and int(tokens.max()) >= shards.stats.vocab_size:
         shard, row = shards.locate(int(rows[np.argmax(tokens.max(axis=1))]))
         raise DamagedArtifact(

@@ -7,7 +7,7 @@ before. A run resumes under any number of them, and of training workers, from `s
 since the order of the data is a pure function of it and the seed (`recipes.data.order`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +17,11 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from artifacts.errors import UserError
 from artifacts.shards.shard_set import ShardSet
-from recipes.data.batch import Batch
+from recipes.data.batch import Batch, ExampleBatch
 from recipes.data.order import DataOrder
 from recipes.data.packed_rows import read_batch, worker_share
+
+ReadBatch = Callable[[ShardSet, np.ndarray], Batch | ExampleBatch]
 
 ORDERED_SAMPLES = 8_192
 """Samples whose rows are worked out at a time."""
@@ -31,7 +33,7 @@ class StepInput:
 
     rows: np.ndarray
     """Row numbers, in order."""
-    batches: list[Batch]
+    batches: Sequence[Batch | ExampleBatch]
     """The rows as micro-batches."""
 
 
@@ -55,6 +57,7 @@ class TrainingData(IterableDataset[StepInput]):
         split: BatchSplit,
         manifest: str,
         samples_seen: int = 0,
+        read: ReadBatch = read_batch,
     ) -> None:
         """Describe the data; nothing is read before it is iterated.
 
@@ -62,9 +65,10 @@ class TrainingData(IterableDataset[StepInput]):
             shards: the train split, and after it the replayed one where there is one.
             manifest: fingerprint of the shards, kept with the state.
             samples_seen: samples of the whole run that were trained on before.
+            read: makes a batch of rows.
         """
         self.shards, self.order, self.split = shards, order, split
-        self.manifest, self.samples_seen = manifest, samples_seen
+        self.manifest, self.samples_seen, self.read = manifest, samples_seen, read
 
     def __iter__(self) -> "StepReader":
         process = get_worker_info()
@@ -89,7 +93,7 @@ class StepReader(Iterator[StepInput]):
         split = self._data.split
         rows = worker_share(self._global_batch(), split.rank, split.workers)
         batches = [
-            read_batch(self._data.shards, rows[start : start + split.device_batch_size])
+            self._data.read(self._data.shards, rows[start : start + split.device_batch_size])
             for start in range(0, len(rows), split.device_batch_size)
         ]
         self._samples_seen += self._stride

@@ -109,4 +109,8 @@ def _tensors(
         end = window.start + window.length
         inputs[row, : window.length] = tokens[window.start : end]
         targets[row, : window.length] = tokens[window.start + 1 : end + 1]
+        marks = documents[window.document].is_target
+        if marks is not None:
+            given = torch.from_numpy(~marks[window.start + 1 : end + 1])
+            targets[row, : window.length][given] = -100
     return inputs, targets

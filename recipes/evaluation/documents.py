@@ -40,6 +40,24 @@ class Document:
     source: str = ""
     slice: int = 1
     """In which corpus of the lineage it came first: its arrival, counted from 1."""
+    is_target: np.ndarray | None = None
+    """Of an example, bool of shape (tokens,): what is to be said; None where all is."""
+
+    @property
+    def input_tokens(self) -> np.ndarray:
+        """Of an example, what is given."""
+        assert self.is_target is not None, "plain text has no input"
+        return self.tokens[~self.is_target]
+
+    @property
+    def target_tokens(self) -> np.ndarray:
+        """What is to be said."""
+        return self.tokens if self.is_target is None else self.tokens[self.is_target]
+
+    @property
+    def predicted(self) -> int:
+        """How many tokens a model has to predict: all but a text's first."""
+        return len(self.tokens) - 1 if self.is_target is None else int(self.is_target.sum())
 
 
 def held_out_documents(
@@ -80,7 +98,9 @@ def _read(
     settings: EvaluationSettings,
 ) -> list[Document]:
     """The first of the listed documents, as `choose`, each cut to the settings' length."""
-    cut = settings.document_tokens
+    has_targets = shards.stats.form != "pretraining"
+    # Examples have been cut to a length already.
+    cut = None if has_targets else settings.document_tokens
     sizes = listed["tokens"].to_numpy()
     chosen = listed.take(
         choose(
@@ -92,7 +112,9 @@ def _read(
             at_least,
         )
     )
-    return [
+    read = read_tokens(shards, chosen)
+    targets = read_tokens(shards, chosen, "targets") if has_targets else [None] * len(read)
+    documents = [
         _shorten(
             Document(
                 id=record["id"],
@@ -101,12 +123,22 @@ def _read(
                 tokens=np.asarray(tokens, np.int64),
                 source=record["source"],
                 slice=record["slice"],
+                is_target=None if marks is None else marks > 0,
             ),
             cut,
             tokenizer,
         )
-        for record, tokens in zip(chosen.to_pylist(), read_tokens(shards, chosen), strict=True)
+        for record, tokens, marks in zip(chosen.to_pylist(), read, targets, strict=True)
     ]
+    if shards.stats.form != "conversations":
+        return documents
+    return [replace(d, bytes=_answer_bytes(d, tokenizer)) for d in documents]
+
+
+def _answer_bytes(document: Document, tokenizer: Tokenizer) -> int:
+    """The length of a conversation's answers in UTF-8."""
+    text = tokenizer.decode(document.target_tokens.tolist(), skip_special_tokens=True)
+    return max(1, len(text.encode()))
 
 
 def general_documents(
@@ -174,6 +206,8 @@ def digest(documents: Sequence[Document]) -> str:
     for document in documents:
         state.update(f"{document.id}\0{document.cluster}\0{document.bytes}\0".encode())
         state.update(document.tokens.astype("<i8").tobytes())
+        if document.is_target is not None:
+            state.update(document.is_target.tobytes())
     return state.hexdigest()
 
 

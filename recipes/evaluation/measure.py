@@ -23,7 +23,8 @@ from recipes.evaluation.documents import (
     held_out_documents,
     newest_documents,
 )
-from recipes.evaluation.metric import BITS_PER_BYTE
+from recipes.evaluation.examples import Scorer
+from recipes.evaluation.metric import ANSWER_BITS_PER_BYTE, BITS_PER_BYTE, Metric
 from recipes.evaluation.multiple_choice import MULTIPLE_CHOICE_TASK, make_questions, write_task
 from recipes.evaluation.results import (
     FINGERPRINT_KEY,
@@ -51,8 +52,11 @@ TASKS_NAME = "task_scores.parquet"
 MULTIPLE_CHOICE_FOLDER = "multiple_choice"
 
 
-def evaluate(spec: EvaluationSpec, report: Report) -> dict[str, Any]:
+def evaluate(spec: EvaluationSpec, report: Report, scorer: Scorer | None = None) -> dict[str, Any]:
     """Measure the spec's models and write result, scores and samples into its output folder.
+
+    Args:
+        scorer: scores examples one by one; without one, bits of documents are measured.
 
     Returns:
         The content of `result.json`, which is the artifact's `stats`: `metrics` (name to role to
@@ -67,7 +71,7 @@ def evaluate(spec: EvaluationSpec, report: Report) -> dict[str, Any]:
     """
     from recipes.evaluation import models
 
-    data = read_data(spec)
+    data = read_data(spec, scorer)
     tokens = sum(len(d.tokens) for documents in data.tasks.values() for d in documents)
     report(f"Measuring {_describe_models(spec)} on {tokens:,} tokens")
     measured: dict[str, Scores] = {}
@@ -76,7 +80,7 @@ def evaluate(spec: EvaluationSpec, report: Report) -> dict[str, Any]:
     for role, source in _sources(spec):
         if source.fingerprint not in measured:
             try:
-                measured[source.fingerprint] = measure(source, role, data, spec, report)
+                measured[source.fingerprint] = measure(source, role, data, spec, report, scorer)
             except UserError as error:
                 if role == "base":
                     raise
@@ -86,14 +90,15 @@ def evaluate(spec: EvaluationSpec, report: Report) -> dict[str, Any]:
     result = {
         "metrics": metrics(data, scores, spec.settings),
         FINGERPRINT_KEY: data.fingerprint,
-        "metric": BITS_PER_BYTE.model_dump(),
+        "metric": data.metric.model_dump(),
         "documents": {task: len(documents) for task, documents in data.tasks.items()},
         "tokens": {task: sum(len(d.tokens) for d in ds) for task, ds in data.tasks.items()},
         "precision": models.precision(),
         "vocab_size": spec.shard_stats.vocab_size,
         "models": {role: source.fingerprint for role, source in _sources(spec)},
         "faults": faults,
-        "contamination": _contamination(data, spec, report),
+        "details": {role: of_role.details for role, of_role in scores.items() if of_role.details},
+        "contamination": None if scorer else _contamination(data, spec, report),
     }
     output = Path(spec.output)
     output.mkdir(parents=True, exist_ok=True)
@@ -105,15 +110,19 @@ def evaluate(spec: EvaluationSpec, report: Report) -> dict[str, Any]:
     return result
 
 
-def read_data(spec: EvaluationSpec) -> Data:
+def read_data(spec: EvaluationSpec, scorer: Scorer | None = None) -> Data:
     """The documents that the settings choose, and the fingerprint of the whole evaluation."""
     from recipes.evaluation import models
 
     settings = spec.settings
     tokenizer = models.load_tokenizer(Path(spec.base.path))
     held_out = held_out_documents(Path(spec.shards), spec.shard_stats, tokenizer, settings)
-    general = general_documents(tokenizer, spec.shard_stats, settings.general_tokens, settings.seed)
-    tasks = {"held_out": held_out, "general": general}
+    tasks = {"held_out": held_out}
+    metric = _metric(spec, scorer)
+    if metric.has_general:
+        tasks["general"] = general_documents(
+            tokenizer, spec.shard_stats, settings.general_tokens, settings.seed
+        )
     if newest := newest_documents(Path(spec.shards), spec.shard_stats, tokenizer, settings):
         tasks[NEWEST_TASK] = newest
     task_folders = [Path(settings.task_folder)] if settings.task_folder else []
@@ -125,11 +134,19 @@ def read_data(spec: EvaluationSpec) -> Data:
         "code_version": CODE_VERSION,
         "settings": settings.content(),
         "sequence_length": spec.shard_stats.sequence_length,
+        "metric": metric.model_dump(),
+        "scorer": scorer.identity if scorer else None,
         "data": {task: digest(documents) for task, documents in tasks.items()}
         | digest_tasks(lm_eval_tasks, task_folders),
     }
     prompts = held_out[: settings.generation.samples]
-    return Data(tasks, prompts, task_folders, lm_eval_tasks, hash_json(identity))
+    return Data(tasks, prompts, task_folders, lm_eval_tasks, metric, hash_json(identity))
+
+
+def _metric(spec: EvaluationSpec, scorer: Scorer | None) -> Metric:
+    if scorer:
+        return scorer.metric
+    return ANSWER_BITS_PER_BYTE if spec.shard_stats.form == "conversations" else BITS_PER_BYTE
 
 
 def _contamination(data: Data, spec: EvaluationSpec, report: Report) -> dict[str, Any] | None:
@@ -154,28 +171,70 @@ def _write_multiple_choice(spec: EvaluationSpec, tokenizer: Any) -> Path:
 
 
 def measure(
-    source: ModelSource, role: str, data: Data, spec: EvaluationSpec, report: Report
+    source: ModelSource,
+    role: str,
+    data: Data,
+    spec: EvaluationSpec,
+    report: Report,
+    scorer: Scorer | None = None,
 ) -> Scores:
     """One model's scores, from the cache where it was measured before on the same data."""
-    from recipes.evaluation import models
-    from recipes.model.precision import mixed_precision
-
     key = scores_key(data, source)
     known = read_cached(spec.cache, key) if spec.cache else None
     if known is not None:
         report(f"{role}: measured before on the same data")
         return _read_scores(known)
     report(f"{role}: loading {source.path}")
+    scores = (
+        _scored_examples(scorer, Path(source.path), role, data, spec, report)
+        if scorer
+        else _measured_bits(source, role, data, spec, report)
+    )
+    if spec.cache:
+        write_cached(spec.cache, key, _to_json(asdict(scores)))
+    return scores
+
+
+def _scored_examples(
+    scorer: Scorer, folder: Path, role: str, data: Data, spec: EvaluationSpec, report: Report
+) -> Scores:
+    found = {
+        task: scorer.score(folder, documents, spec.shard_stats)
+        for task, documents in data.tasks.items()
+    }
+    values = {task: of_task.values[scorer.metric.name] for task, of_task in found.items()}
+    others = [
+        TaskScores(task, name, [d.id for d in documents], [d.cluster for d in documents], scores)
+        for task, documents in data.tasks.items()
+        for name, scores in found[task].values.items()
+        if name != scorer.metric.name
+    ]
+    for task, of_task in values.items():
+        report(
+            f"{role}: {scorer.metric.unit} {of_task.mean():.4f} on {len(of_task)} {task} examples"
+        )
+    figures = {f"{task}_{name}": v for task in found for name, v in found[task].figures.items()}
+    main = found["held_out"]
+    return Scores(values, main.samples, others, figures, main.details)
+
+
+def _measured_bits(
+    source: ModelSource, role: str, data: Data, spec: EvaluationSpec, report: Report
+) -> Scores:
+    from recipes.evaluation import models
+    from recipes.model.precision import mixed_precision
+
     model = models.load_model(Path(source.path))
     bits = {}
     with mixed_precision(models.precision(), models.device()):
         for task, documents in data.tasks.items():
             check_vocabulary(documents, model.config.vocab_size, source.path)
             bits[task] = _score_task(model, role, task, documents, spec, report)
-    scores = Scores(bits, *_written(model, role, data, spec, report))
-    if spec.cache:
-        write_cached(spec.cache, key, _to_json(asdict(scores)))
-    return scores
+    figures = {}
+    if spec.shard_stats.form == "conversations":
+        predicted = sum(document.predicted for document in data.tasks["held_out"])
+        figures["held_out_perplexity"] = 2.0 ** float(bits["held_out"].sum() / predicted)
+    return Scores(bits, *_written(model, role, data, spec, report), figures)
 
 
 def _written(
@@ -247,7 +306,7 @@ def scores_key(data: Data, source: ModelSource) -> str:
     device = models.device()
     is_cuda = device.type == "cuda"
     return cache_key(
-        "recipes.evaluation.measure",
+        "recipes.evaluate",
         ["lm-eval", "numpy", "rouge-score", "tokenizers", "torch", "transformers"],
         evaluation=data.fingerprint,
         model=source.fingerprint,
@@ -258,9 +317,9 @@ def scores_key(data: Data, source: ModelSource) -> str:
 
 def _read_scores(content: bytes) -> Scores:
     found = json.loads(content)
-    bits = {task: np.array(values, float) for task, values in found["bits"].items()}
+    values = {task: np.array(of_task, float) for task, of_task in found["values"].items()}
     tasks = [TaskScores(**one | {"values": np.array(one["values"])}) for one in found["tasks"]]
-    return Scores(bits, found["samples"], tasks)
+    return Scores(values, found["samples"], tasks, found["figures"], found["details"])
 
 
 def _to_json(content: Any) -> bytes:

@@ -19,4 +19,7 @@ class Metric(BaseModel):
     """Whether scores are bits, so that a draw from the vocabulary says what chance would score."""
 
 
+ANSWER_BITS_PER_BYTE = Metric(
+    name="bits_per_byte", unit="bits per byte of answers", has_general=True, is_bits=True
+)
 BITS_PER_BYTE = Metric(name="bits_per_byte", unit="bits per byte", has_general=True, is_bits=True)

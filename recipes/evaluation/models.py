@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from artifacts.errors import UserError
@@ -73,7 +74,11 @@ def complete(
     """
     samples = []
     for document in documents:
-        prompt = torch.from_numpy(document.tokens[: settings.prompt_tokens])[None].to(device())
+        beginning = document.tokens[: settings.prompt_tokens]
+        if document.is_target is not None:
+            # Of a conversation, all that comes before the first answer.
+            beginning = document.tokens[: int(np.argmax(document.is_target))]
+        prompt = torch.from_numpy(beginning)[None].to(device())
         written = model.generate(
             prompt,
             attention_mask=torch.ones_like(prompt),

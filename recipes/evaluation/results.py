@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from recipes.evaluation.bootstrap import studentized_interval
 from recipes.evaluation.documents import Document
+from recipes.evaluation.metric import Metric
 from recipes.evaluation.settings import EvaluationSettings, TaskSettings
 from recipes.evaluation.tasks import TaskScores
 
@@ -31,6 +32,8 @@ class Data:
     """Where the files of lm-eval's tasks are."""
     lm_eval_tasks: list[TaskSettings]
     """The multiple-choice set first, then what the settings name."""
+    metric: Metric
+    """What the models are compared by."""
     fingerprint: str
     """Of data, code and settings, not of the models: figures with one fingerprint compare."""
 
@@ -39,12 +42,16 @@ class Data:
 class Scores:
     """One model's scores."""
 
-    bits: dict[str, np.ndarray]
-    """Task name to bits of each document, shape (documents,)."""
+    values: dict[str, np.ndarray]
+    """Task name to the metric's score of each document, shape (documents,), such as its bits."""
     samples: list[dict[str, str]]
     """Completions."""
     tasks: list[TaskScores]
-    """lm-eval's tasks, sample by sample."""
+    """lm-eval's tasks and other figures, sample by sample."""
+    figures: dict[str, float] = field(default_factory=dict)
+    """Metric name to what is no mean over samples."""
+    details: dict[str, Any] = field(default_factory=dict)
+    """More that the asset shows."""
 
 
 def metrics(
@@ -54,22 +61,30 @@ def metrics(
     found: dict[str, dict[str, dict[str, float | None]]] = {}
     for role, of_role in scores.items():
         for task, documents in data.tasks.items():
-            figures = _bits_per_byte(documents, of_role.bits[task], settings)
-            found.setdefault(f"{task}_bits_per_byte", {})[role] = figures
+            figures = _of_documents(documents, of_role.values[task], data.metric, settings)
+            found.setdefault(f"{task}_{data.metric.name}", {})[role] = figures
         for scored in of_role.tasks:
             figures = _figures(
                 scored.values, np.ones(len(scored.values)), np.array(scored.clusters), settings
             )
             found.setdefault(f"{scored.task}_{scored.metric}", {})[role] = figures
+        for name, value in of_role.figures.items():
+            one = {"value": value if math.isfinite(value) else None, "low": None, "high": None}
+            found.setdefault(name, {})[role] = one
     return found
 
 
-def _bits_per_byte(
-    documents: Sequence[Document], bits: np.ndarray, settings: EvaluationSettings
+def sizes(documents: Sequence[Document], metric: Metric) -> np.ndarray:
+    """What each document counts in the metric: its bytes, or one."""
+    return np.array([document.bytes if metric.is_bits else 1 for document in documents], float)
+
+
+def _of_documents(
+    documents: Sequence[Document], values: np.ndarray, metric: Metric, settings: EvaluationSettings
 ) -> dict[str, float | None]:
     return _figures(
-        bits,
-        np.array([document.bytes for document in documents], float),
+        values,
+        sizes(documents, metric),
         np.array([document.cluster for document in documents]),
         settings,
     )
@@ -108,14 +123,14 @@ def score_table(data: Data, scores: dict[str, Scores]) -> pa.Table:
         "cluster": pa.array([document.cluster for _, document in rows]),
         "source": pa.array([document.source for _, document in rows]),
         "slice": pa.array([document.slice for _, document in rows]),
-        "size": pa.array([document.bytes for _, document in rows]),
-        "tokens": pa.array([len(document.tokens) for _, document in rows]),
+        "size": pa.array(sizes([document for _, document in rows], data.metric)),
+        "tokens": pa.array([document.predicted + 1 for _, document in rows]),
     }
     for role in ROLES:
         column = pa.nulls(len(rows), pa.float64())
         if role in scores:
-            bits = np.concatenate([scores[role].bits[task] for task in data.tasks])
-            column = pa.array(bits, from_pandas=False)
+            values = np.concatenate([scores[role].values[task] for task in data.tasks])
+            column = pa.array(values, from_pandas=False)
         columns[f"score_{role}"] = column
     return pa.table(columns).replace_schema_metadata({FINGERPRINT_KEY: data.fingerprint})
 

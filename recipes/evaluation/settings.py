@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from artifacts.settings import Settings
 from artifacts.shards.shard_set import ShardStats
 from artifacts.store.identity import FINGERPRINT_LENGTH
+from recipes.settings import ContinuedPretrainingSettings, RecipeSettings
 
 CODE_VERSION = "3"
 
@@ -202,3 +203,5 @@ class EvaluationSpec(Settings):
     """Folder of what earlier runs have measured (`artifacts.cache`); None keeps nothing."""
     settings: EvaluationSettings = EvaluationSettings()
     """What to measure."""
+    recipe: RecipeSettings = ContinuedPretrainingSettings()
+    """The recipe that the candidate was trained by, which says how it is scored."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from artifacts.errors import UserError
 from artifacts.storage.checksums import sha256_of
 from recipes.quiet import silence_libraries
-from recipes.settings import BaseModelSettings
+from recipes.settings import BaseModelSettings, ModelFamily
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -49,13 +49,16 @@ def identify(settings: BaseModelSettings) -> dict[str, Any]:
 
 
 def prepare(
-    settings: BaseModelSettings, folder: Path, report: Callable[[str], None] = print
+    settings: BaseModelSettings,
+    folder: Path,
+    report: Callable[[str], None] = print,
+    family: ModelFamily = "causal",
 ) -> dict[str, Any]:
     """Write a Hugging Face folder (safetensors, tokenizer, generation config) and return its stats.
 
     Raises:
         UserError: the source is absent, holds pickled weights only, asks for remote code, or is of
-            an architecture that cannot be trained on packed rows.
+            an architecture that the recipe cannot train.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if settings.package:
@@ -64,20 +67,22 @@ def prepare(
         provenance = _from_folder(Path(settings.folder), folder, report)
     else:
         provenance = _from_hub(str(settings.hub), str(settings.revision), folder, report)
-    _check_trainable(folder, report)
+    _check_trainable(folder, family, report)
     return provenance | _describe(folder)
 
 
-def _check_trainable(folder: Path, report: Callable[[str], None]) -> None:
+def _check_trainable(folder: Path, family: ModelFamily, report: Callable[[str], None]) -> None:
     """Refuse what training would refuse, before anything else is made from it."""
     silence_libraries()
     from recipes.model.causal_model import load_model
     from recipes.model.decoder import DECODER_MODEL_TYPES
+    from recipes.model.family import check_family
     from recipes.model.probe import check_trainable
     from recipes.model.transformers_network import TransformersNetwork
 
+    check_family(folder, family)
     kind = json.loads((folder / CONFIG_NAME).read_text())["model_type"]
-    if kind in DECODER_MODEL_TYPES:
+    if family != "causal" or kind in DECODER_MODEL_TYPES:
         return
     report(f"Trying {kind} on packed rows")
     network = load_model(folder).network

@@ -29,6 +29,10 @@ class TrainableModel(nn.Module):
         super().__init__()
         self.network = network
         self.loss: Callable[[Any, Any, Any], torch.Tensor] = summed_cross_entropy
+        self.exported_config: dict[str, Any] = {}
+        """What the exported config says otherwise than the base model's."""
+        self.exported_files: dict[str, str] = {}
+        """Files of the exported folder that the base model has not, or has otherwise."""
 
     def flops_per_token(self, sequence_length: int) -> float:
         """Forward and backward FLOPs a token of a row."""

@@ -3,7 +3,7 @@
 import inspect
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +12,8 @@ from torch import nn
 from artifacts.errors import UserError
 from recipes.data.batch import IGNORED, PADDING_SEGMENT, Batch
 from recipes.model.attention import allowed_positions
+
+Network = TypeVar("Network", bound=nn.Module)
 
 
 class TransformersNetwork(nn.Module):
@@ -139,21 +141,20 @@ def load_transformers(folder: Path) -> TransformersNetwork:
     from transformers import AutoModelForCausalLM
 
     inner = AutoModelForCausalLM.from_pretrained(
-        folder, config=_config_without_dropout(folder), dtype=torch.float32, use_safetensors=True
+        folder, config=config_without_dropout(folder), dtype=torch.float32, use_safetensors=True
     )
-    return _without_dropout(inner)
+    return without_dropout(TransformersNetwork(inner))
 
 
 def create_transformers(folder: Path) -> TransformersNetwork:
     """A model of a Hugging Face folder's architecture with random float32 weights."""
     from transformers import AutoModelForCausalLM
 
-    return _without_dropout(
-        AutoModelForCausalLM.from_config(_config_without_dropout(folder), dtype=torch.float32)
-    )
+    inner = AutoModelForCausalLM.from_config(config_without_dropout(folder), dtype=torch.float32)
+    return without_dropout(TransformersNetwork(inner))
 
 
-def _config_without_dropout(folder: Path) -> Any:
+def config_without_dropout(folder: Path) -> Any:
     """The folder's config with every dropout at zero.
 
     Dropout would make a step depend on more than its samples; pre-training goes without.
@@ -169,9 +170,9 @@ def _config_without_dropout(folder: Path) -> Any:
     return config
 
 
-def _without_dropout(inner: nn.Module) -> TransformersNetwork:
-    """Some models write the figure of a dropout into their code."""
-    for module in inner.modules():
+def without_dropout(network: Network) -> Network:
+    """The network rid of dropout, whose figure some models write into their code."""
+    for module in network.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
             module.p = 0.0
-    return TransformersNetwork(inner)
+    return network

@@ -30,7 +30,15 @@ def check_inputs(spec: TrainingSpec, workers: Workers) -> None:
             f"({found[:12]}…). Materialize `tokenized_shards` again."
         )
     config = json.loads((base_model / "config.json").read_text())
-    check_row_length(spec.shards.sequence_length, config)
+    form = spec.shards.form
+    if form != spec.training.form:
+        raise UserError(
+            f"The shards in {spec.shards_folder} hold {form}, but the recipe "
+            f"{spec.training.recipe} learns from {spec.training.form}. Materialize "
+            "`raw_corpus` and what follows with the sources' `examples` set."
+        )
+    if form in ("pretraining", "conversations"):
+        check_row_length(spec.shards.sequence_length, config)
     _check_division(spec, workers)
 
 

@@ -68,12 +68,13 @@ class Telemetry:
             self._last_line = now
             self._report(self._progress_line(step, values))
 
-    def validation(self, step: int, bits_per_byte: float) -> None:
+    def validation(self, step: int, value: float, unit: str) -> None:
         """Record a validation result."""
-        self._events.add_scalar("validation/bits_per_byte", bits_per_byte, step)
+        name = unit.replace(" ", "_")
+        self._events.add_scalar(f"validation/{name}", value, step)
         if self._remote:
-            self._remote.log({"validation_bits_per_byte": bits_per_byte}, step=step)
-        self._report(f"step {step} of {self._steps} · validation {bits_per_byte:.4f} bits per byte")
+            self._remote.log({f"validation_{name}": value}, step=step)
+        self._report(f"step {step} of {self._steps} · validation {value:.4f} {unit}")
 
     def close(self) -> None:
         """Flush everything."""

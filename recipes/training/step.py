@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from recipes.data.batch import Batch
+from recipes.data.batch import Batch, ExampleBatch
 from recipes.distributed.sharding import synchronise_gradients
 from recipes.distributed.workers import Workers
 from recipes.model.precision import mixed_precision
@@ -38,7 +38,7 @@ class StepOutcome:
 def train_step(
     model: nn.Module,
     optimizers: Optimizers,
-    batches: Sequence[Batch],
+    batches: Sequence[Batch | ExampleBatch],
     learning_rate: float,
     gradient_clip: float,
     largest_norm: float,

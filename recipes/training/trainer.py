@@ -18,6 +18,7 @@ from recipes.data.order import DataOrder
 from recipes.data.reader import BatchSplit, StepInput, TrainingData, load
 from recipes.distributed.workers import Workers
 from recipes.model.precision import choose_precision
+from recipes.objectives.by_recipe import objective_of
 from recipes.optimization.optimizer import build_optimizers
 from recipes.optimization.schedule import learning_rate_factor
 from recipes.sections import chosen
@@ -75,7 +76,8 @@ class Trainer:
         unseen = int((self._known.seen == 0).sum())
         self._steps = total_steps(spec.training, spec.shards, unseen)
         report(f"Loading {spec.base_model_folder}")
-        self._model = build_model(spec, workers, self._precision)
+        self._objective = objective_of(spec.training)
+        self._model = build_model(spec, self._objective, workers, self._precision)
         self._optimizers = build_optimizers(self._model, self._training.optimizer)
         self._checkpointer = Checkpointer(
             spec.checkpoints_url or spec.run_folder,
@@ -95,6 +97,7 @@ class Trainer:
             self._training.validation.rows,
             self._training.placement.device_batch_size,
             workers,
+            self._objective.read_batch,
         )
         audits = self._training.logging.audit_rows and workers.is_tp_rank_zero
         self._audit = RowAudit(self._run_folder, workers) if audits else None
@@ -104,7 +107,7 @@ class Trainer:
 
     def finish(self) -> TrainingResult:
         """Train to the last step, export the model and write `result.json`."""
-        if 0 not in self._state.validation_bits_per_byte:
+        if 0 not in self._state.validation:
             self._validate()
         while self._step < self._steps:
             self._train_one_step()
@@ -194,7 +197,14 @@ class Trainer:
             workers.dp_size,
         )
         manifest = self._spec.inputs.get("tokenized_shards", "")
-        data = TrainingData(self._shards, self._order, share, manifest, self._state.samples_seen)
+        data = TrainingData(
+            self._shards,
+            self._order,
+            share,
+            manifest,
+            self._state.samples_seen,
+            self._objective.read_batch,
+        )
         return iter(load(data, training.placement.reader_processes))
 
     def _tell(
@@ -227,10 +237,10 @@ class Trainer:
         )
 
     def _validate(self) -> None:
-        result = self._validation.bits_per_byte(self._model, self._precision)
+        result = self._validation.measure(self._model, self._precision)
         self._state.add_validation(self._step, result)
         if self._telemetry:
-            self._telemetry.validation(self._step, result)
+            self._telemetry.validation(self._step, result, self._validation.unit)
         if 0 < self._step < self._steps and self._state.best_step == self._step:
             self._export(self._run_folder / BEST_NAME)
 
@@ -272,6 +282,7 @@ class Trainer:
             samples_replayed=self._order.replayed(self._state.samples_seen),
             coverage=coverage,
             tokens_seen_before=seen_before,
+            validation_unit=self._validation.unit,
             precision=self._precision,
             workers=self._workers.count,
             parameters=sum(p.numel() for p in self._model.parameters()),

@@ -1,4 +1,4 @@
-"""Bits per byte on the validation split, the same rows every time."""
+"""The loss on the validation split in bits, on the same rows every time."""
 
 import math
 
@@ -8,8 +8,9 @@ from torch import nn
 
 from artifacts.permutation import permute
 from artifacts.shards.shard_set import ShardSet
-from recipes.data.batch import IGNORED, Batch
-from recipes.data.packed_rows import bytes_per_token, read_batch
+from recipes.data.batch import IGNORED, Batch, ExampleBatch
+from recipes.data.packed_rows import bytes_per_token
+from recipes.data.reader import ReadBatch
 from recipes.distributed.workers import Workers
 from recipes.model.precision import mixed_precision
 from recipes.sections import Precision
@@ -21,10 +22,14 @@ PADDING_ROW = -1
 class Validation:
     """Measures a model on a fixed sample of the validation rows."""
 
-    def __init__(self, shards: ShardSet, rows: int, batch_size: int, workers: Workers) -> None:
-        self._shards = shards
-        self._workers = workers
-        self._bytes_per_token = bytes_per_token(shards)
+    def __init__(
+        self, shards: ShardSet, rows: int, batch_size: int, workers: Workers, read: ReadBatch
+    ) -> None:
+        self._shards, self._workers, self._read_batch = shards, workers, read
+        is_text = shards.stats.form == "pretraining"
+        self._units_per_target = bytes_per_token(shards) if is_text else 1.0
+        self.unit = "bits per byte" if is_text else "bits per target"
+        """A target is a token of an answer, or a class."""
         count = min(rows, len(shards))
         chosen = np.sort(permute(np.arange(count), len(shards), SELECTION_KEY))
         # Every worker must run equally many forward passes, so the last ones may be padding.
@@ -34,8 +39,8 @@ class Validation:
         self._batches = padded.reshape(workers.dp_size, batches, batch_size)[workers.dp_rank]
 
     @torch.no_grad()
-    def bits_per_byte(self, model: nn.Module, precision: Precision) -> float:
-        """Mean loss a token in bits, over the bytes a token stands for."""
+    def measure(self, model: nn.Module, precision: Precision) -> float:
+        """Mean loss of a target in bits; of text, over the bytes that a token stands for."""
         model.eval()
         loss_sum, targets = 0.0, 0
         for rows in self._batches:
@@ -45,9 +50,9 @@ class Validation:
             targets += batch.target_count
         model.train()
         loss_sum, total = self._workers.sum(loss_sum, targets)
-        return loss_sum / max(total, 1.0) / math.log(2) / self._bytes_per_token
+        return loss_sum / max(total, 1.0) / math.log(2) / self._units_per_target
 
-    def _read(self, rows: np.ndarray) -> Batch:
-        batch = read_batch(self._shards, np.maximum(rows, 0))
+    def _read(self, rows: np.ndarray) -> Batch | ExampleBatch:
+        batch = self._read_batch(self._shards, np.maximum(rows, 0))
         batch.targets[torch.from_numpy(rows == PADDING_ROW)] = IGNORED
         return batch

@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response, Streami
 from starlette.exceptions import HTTPException
 
 from serving.api.admission import OriginMiddleware, check_origin, while_connected
-from serving.api.dispatcher import Gateway
+from serving.api.dispatcher import Answer, Gateway
 from serving.api.errors import ServingError
 from serving.api.guard import Front, authorize, guarded, note, noted, read
 from serving.api.models import (
@@ -131,7 +131,7 @@ def build_app(front: Front) -> FastAPI:
         wanted = body.generate_requests(gateway.settings)
         answers = await while_connected(request, gateway.answer_all(wanted))
         note(request, wanted, answers)
-        predictions = {"predictions": [answer.text for answer in answers]}
+        predictions = {"predictions": [_prediction(answer) for answer in answers]}
         return JSONResponse(
             predictions, headers=version_headers(answers[0].version, answers[0].fingerprint)
         )
@@ -200,6 +200,12 @@ async def _respond(
 
     headers = version_headers(begun.version, begun.fingerprint) | {"Cache-Control": "no-store"}
     return StreamingResponse(events(), media_type="text/event-stream", headers=headers)
+
+
+def _prediction(answer: Answer) -> str | dict[str, Any]:
+    """The text that was written, or the class that was told."""
+    scores = answer.end.class_scores
+    return {"label": answer.text, "scores": scores} if scores else answer.text
 
 
 def _completion_choice(text: str, chunk: Chunk, whole: bool) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 from artifacts.cache import cache_key, cached_folder
 from artifacts.errors import UserError
 from artifacts.storage.checksums import sha256_of
+from serving.engine.classifier import Classifier, is_classifier
 from serving.engine.served_model import ServedModel, read_config
 from serving.settings import EndpointSettings, Engine
 
@@ -40,7 +41,10 @@ def choose_engine(folder: Path, settings: EndpointSettings, conversions: Path) -
     """
     if settings.engine == "transformers":
         return Choice("transformers", "transformers")
-    obstacle = _obstacle(read_config(folder), settings)
+    if is_classifier(folder):
+        obstacle: str | None = "it tells classes apart"
+    else:
+        obstacle = _obstacle(read_config(folder), settings)
     if obstacle is None:
         made: list[Path] = []
 
@@ -61,10 +65,14 @@ def choose_engine(folder: Path, settings: EndpointSettings, conversions: Path) -
     return Choice("transformers", f"transformers, since openvino does not run it: {obstacle}")
 
 
-def load_model(folder: Path, settings: EndpointSettings, choice: Choice) -> ServedModel:
+def load_model(
+    folder: Path, settings: EndpointSettings, choice: Choice
+) -> ServedModel | Classifier:
     """Load a model into the chosen engine and start it; raises UserError where it is no good."""
-    model: ServedModel
-    if choice.converted is not None:
+    model: ServedModel | Classifier
+    if is_classifier(folder):
+        model = Classifier(folder)
+    elif choice.converted is not None:
         from serving.engine.openvino_model import OpenVinoModel
 
         model = OpenVinoModel(folder, choice.converted, settings)

@@ -9,7 +9,7 @@ from artifacts.errors import UserError
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-GENERATES = re.compile("CausalLM|LMHeadModel|ConditionalGeneration")
+SERVED = re.compile("CausalLM|LMHeadModel|ConditionalGeneration|MTModel|SequenceClassification")
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
@@ -27,10 +27,11 @@ def check_model_folder(folder: Path) -> None:
             "never run. Use a model that transformers itself knows."
         )
     for name in config.get("architectures") or []:
-        if not GENERATES.search(name):
+        if not SERVED.search(name):
             raise UserError(
-                f"{folder} holds a {name}, which does not generate text: language models, and "
-                "encoder-decoders with a language head, are served."
+                f"{folder} holds a {name}, which does not generate text: language models, "
+                "encoder-decoders with a language head, and models with a head for classes are "
+                "served."
             )
     if not (folder / "tokenizer.json").is_file():
         raise UserError(f"{folder} has no tokenizer.json: it is not a whole model folder.")

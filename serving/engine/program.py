@@ -26,6 +26,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from artifacts.errors import UserError
 from artifacts.program.lifetime import end_with_parent
 from serving.engine.choice import choose_engine, load_model
+from serving.engine.classifier import Classifier
 from serving.engine.process import SECRET_VARIABLE
 from serving.engine.protocol import GenerateRequest, Refusal
 from serving.engine.served_model import ServedModel
@@ -43,7 +44,7 @@ def _authorize(request: Request) -> None:
         raise HTTPException(401)
 
 
-def build_app(model: ServedModel) -> FastAPI:
+def build_app(model: ServedModel | Classifier) -> FastAPI:
     """The engine's two routes."""
     app = FastAPI(openapi_url=None, dependencies=[Depends(_authorize)])
 
@@ -76,7 +77,7 @@ def _end_with_front() -> None:
     os._exit(0)
 
 
-async def _serve(model: ServedModel, engine: str, listener: socket.socket) -> None:
+async def _serve(model: ServedModel | Classifier, engine: str, listener: socket.socket) -> None:
     server = uvicorn.Server(
         uvicorn.Config(build_app(model), log_level="warning", access_log=False, lifespan="off")
     )

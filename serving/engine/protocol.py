@@ -65,6 +65,8 @@ class Chunk(BaseModel):
     text: str = ""
     scores: list[TokenScore] = []
     """Of the echoed prompt and of the tokens of this piece, where they were asked for."""
+    class_scores: dict[str, float] = {}
+    """Of a classifier's answer, the probability of each class."""
     finish_reason: FinishReason | None = None
     prompt_tokens: int = 0
     completion_tokens: int = 0

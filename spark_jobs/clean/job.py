@@ -43,7 +43,7 @@ from spark_jobs.runtime.session import session
 from spark_jobs.runtime.tasks import map_tasks
 from spark_jobs.settings import CleanCorpusSettings
 
-CODE_VERSION = "8"
+CODE_VERSION = "9"
 
 
 class CleanSpec(BaseModel):

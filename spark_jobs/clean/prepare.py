@@ -14,6 +14,14 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from artifacts.cache import cache_key, cached
+from artifacts.examples import (
+    Example,
+    find_fault,
+    map_texts,
+    plain_text,
+    read_example,
+    write_example,
+)
 from artifacts.progress import Report
 from artifacts.storage import files
 from spark_jobs.clean.quality import personal_data_mask, quality_filter
@@ -26,6 +34,8 @@ from spark_jobs.text.normalize import fold, normalize, repair_encoding, text_has
 from spark_jobs.text.shingles import shingle, sum_words
 
 RAW_COLUMNS = ["id", "text", "source"]
+EXAMPLE_COLUMN = "example"
+"""Where a corpus has it, what `text` is the plain text of (`artifacts.examples`)."""
 
 
 def prepared_schema(bands: Bands | None) -> pa.Schema:
@@ -43,6 +53,8 @@ def prepared_schema(bands: Bands | None) -> pa.Schema:
         ("bytes", pa.int64()),
         ("fault", pa.string()),
         ("repaired", pa.bool_()),
+        (EXAMPLE_COLUMN, pa.string()),
+        ("label", pa.string()),
     ]
     if bands:
         fields += [
@@ -117,6 +129,7 @@ def prepare_part(
         key: of `preparation_key`.
     """
     raw, url = part
+    columns = [*RAW_COLUMNS, EXAMPLE_COLUMN]
     made = []
 
     def make() -> bytes:
@@ -127,9 +140,9 @@ def prepare_part(
         for column in ("text_hash", "bands", "signature"):
             if column in compression:
                 compression[column] = "none"
-        return to_parquet(_prepare(raw.read(RAW_COLUMNS), settings, bands, ngrams), compression)
+        return to_parquet(_prepare(raw.read(columns), settings, bands, ngrams), compression)
 
-    content = cached(cache, f"{key}-{raw.digest(RAW_COLUMNS)}", make)
+    content = cached(cache, f"{key}-{raw.digest(columns)}", make)
     files.write(url, content, sync=False)
     return {"url": url, "origin": hashlib.sha256(content).hexdigest(), "is_new": bool(made)}
 
@@ -138,7 +151,12 @@ def _prepare(
     raw: pa.Table, settings: CleanCorpusSettings, bands: Bands | None, ngrams: str | None
 ) -> pa.Table:
     texts, repaired = _normalized([text or "" for text in raw["text"].to_pylist()], settings)
-    faults = [_length_fault(text, settings) for text in texts]
+    examples = _normalized_examples(raw, settings)
+    texts = [plain_text(e) if e else text for e, text in zip(examples, texts, strict=True)]
+    faults = [
+        _example_fault(example) if example else _length_fault(text, settings)
+        for example, text in zip(examples, texts, strict=True)
+    ]
     for name in settings.quality_filters:
         check = quality_filter(name)
         faults = [f or check(text) for f, text in zip(faults, texts, strict=True)]
@@ -158,6 +176,8 @@ def _prepare(
         "bytes": [len(text.encode()) for text in texts],
         "fault": faults,
         "repaired": repaired,
+        EXAMPLE_COLUMN: [write_example(example) if example else None for example in examples],
+        "label": [example.get("label") if example else None for example in examples],
     }
     if bands:
         shingles = shingle(words, settings.near_duplicates.shingle_words)
@@ -178,6 +198,26 @@ def _normalized(raw: list[str], settings: CleanCorpusSettings) -> tuple[list[str
     if settings.mask_personal_data:
         texts = list(map(personal_data_mask(), texts))
     return texts, repaired
+
+
+def _normalized_examples(raw: pa.Table, settings: CleanCorpusSettings) -> list[Example | None]:
+    """Each document's example, its texts treated as documents are; None for plain text."""
+    if EXAMPLE_COLUMN not in raw.column_names:
+        return [None] * raw.num_rows
+
+    def normalized(text: str) -> str:
+        return _normalized([text], settings)[0][0]
+
+    return [
+        map_texts(read_example(line), normalized) if line else None
+        for line in raw[EXAMPLE_COLUMN].to_pylist()
+    ]
+
+
+def _example_fault(example: Example) -> str | None:
+    """Examples may be short, but each of their texts says something."""
+    fault = find_fault(example)
+    return fault[0] if fault else None
 
 
 def _fixed_binary(rows: np.ndarray) -> pa.Array:

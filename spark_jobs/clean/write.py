@@ -21,11 +21,15 @@ CLEAN_SCHEMA = pa.schema(
         pa.field("text_hash", pa.string(), nullable=False),
         pa.field("split", pa.string(), nullable=False),
         pa.field("slice", pa.int64(), nullable=False),
+        pa.field("example", pa.string()),
+        pa.field("label", pa.string()),
     ]
 )
 """A clean document: `cluster` names its duplicate cluster, `text_hash` its own text (see
 `clean.normalize.text_hash`), `bytes` is the length of `text` in UTF-8, `split` is for ever
-(`clean.splits`), `slice` says in which corpus of the lineage this text came first, from 1."""
+(`clean.splits`), `slice` says in which corpus of the lineage this text came first, from 1;
+`example` is what the text is the plain text of (`artifacts.examples`), `label` its class."""
+NEEDED_COLUMNS = [field.name for field in CLEAN_SCHEMA if not field.nullable]
 
 _DECIDED = pa.schema(
     [
@@ -71,7 +75,7 @@ def write_part(part: tuple[int, PreparedPart], decisions: str, output: str) -> d
 
 
 def _select(prepared: PreparedPart, stay: pa.RecordBatch) -> pa.Table:
-    columns = ["id", "text", "source", "bytes", "text_hash"]
+    columns = ["id", "text", "source", "bytes", "text_hash", "example", "label"]
     table = read_table(prepared.url, columns).take(stay["row"])
     for name in _DECIDED.names[1:]:
         table = table.append_column(name, stay[name])

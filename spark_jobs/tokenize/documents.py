@@ -1,6 +1,7 @@
 """The first tasks of the tokenizing job: parts' documents become tokens, sent to their shards."""
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
@@ -8,9 +9,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from artifacts.cache import cache_key
 from artifacts.errors import UserError
+from artifacts.examples import read_example
 from artifacts.shards.shard_set import in_split
 from spark_jobs.decontaminate import overlap
 from spark_jobs.runtime.cache import cached_rows
@@ -22,12 +25,22 @@ from spark_jobs.tokenize.shards import EXCHANGED_SCHEMA, Plan
 from spark_jobs.tokenize.shuffle import ExchangeWriter
 from spark_jobs.tokenize.tokenizer import DocumentTokenizer, Engine, TokenizerFiles
 
-TOKENISED_SCHEMA = pa.schema(
-    [("position", pa.int64()), ("tokens", pa.binary()), ("absent", pa.int64())]
+TOKENIZED_SCHEMA = pa.schema(
+    [
+        ("position", pa.int64()),
+        ("tokens", pa.binary()),
+        ("absent", pa.int64()),
+        ("targets", pa.binary()),
+        ("left_out", pa.string()),
+        ("was_cut", pa.bool_()),
+    ]
 )
 """What a document becomes: `position` shuffles it (`_position`), `tokens` are little-endian, start
-and end included, `absent` counts bytes that the vocabulary cannot express."""
+and end included, `absent` counts bytes that the vocabulary cannot express. Of an example,
+`targets` marks the tokens that are learnt, a byte each; `left_out` says why it is not used."""
 
+CUT = "cut"
+"""Among the reasons why examples are left out: those that are used in part."""
 REMOVED = -1
 """In place of a shard's number: the list of documents that were left out."""
 REMOVED_NAME = "overlaps_held_out.parquet"
@@ -51,13 +64,15 @@ class Cached:
     @classmethod
     def of(cls, folder: str | None, files: TokenizerFiles, engine: Engine, plan: Plan) -> "Cached":
         """The keys for a tokenizer and a plan."""
-        tokens = tokens_key(files, engine, (plan.start_token_id, plan.end_token_id))
+        tokens = tokens_key(files, engine, (plan.start_token_id, plan.end_token_id), plan)
         size = plan.decontamination.ngram_size
         ngrams = cache_key(overlap.__name__, ["numpy", "pyarrow"], ngram_size=size)
         return cls(folder, tokens, ngrams)
 
 
-def tokens_key(files: TokenizerFiles, backend: Engine, ends: tuple[int, int]) -> str:
+def tokens_key(
+    files: TokenizerFiles, backend: Engine, ends: tuple[int, int], plan: Plan | None = None
+) -> str:
     """The cache's key of tokens, but for the part; backends never share an entry."""
     libraries = {"gigatoken": ["gigatoken", "awkward"], "hugging_face": ["tokenizers"]}
     return cache_key(
@@ -67,6 +82,7 @@ def tokens_key(files: TokenizerFiles, backend: Engine, ends: tuple[int, int]) ->
         backend=backend,
         vocab_size=files.vocab_size,
         ends=list(ends),
+        examples=plan.example_identity if plan else None,
     )
 
 
@@ -85,19 +101,25 @@ def tokenize_parts(
 
     Returns:
         `ranges`: a shard's number in `plan.shard_names` to where its documents are, `REMOVED` to
-        where those are listed that overlap too much with reference text.
+        where those are listed that overlap too much with reference text; `unused`: reason to
+        examples that are not used, `CUT` to how many were cut.
     """
+    counts: Counter[str] = Counter()
     with ExchangeWriter(exchange) as writer:
         for part in parts:
             tokenizer = partial(_cached_tokenizer, files, engine)
             documents, removed = _documents_of(part, cache, tokenizer, plan)
+            unused = documents["left_out"].is_valid()
+            counts.update(documents["left_out"].filter(unused).to_pylist())
+            documents = documents.filter(pc.invert(unused))
+            counts[CUT] += pc.sum(documents["was_cut"]).as_py() or 0
             if removed.num_rows:
                 writer.add(REMOVED, removed)
             shards = plan.shard_numbers(documents)
             documents = documents.select(EXCHANGED_SCHEMA.names).cast(EXCHANGED_SCHEMA)
             for shard in np.unique(shards).tolist():
                 writer.add(shard, documents.filter(pa.array(shards == shard)))
-    return {"ranges": dict(writer.ranges)}
+    return {"ranges": dict(writer.ranges), "unused": dict(+counts)}
 
 
 def _documents_of(
@@ -109,12 +131,17 @@ def _documents_of(
     """A part's documents for the shards with their `split`, and those that were removed."""
     documents = part.read(["id", "source", "cluster", "bytes", "text_hash", "split", "slice"])
     ids = documents["id"]
+    examples = cache(lambda: part.read(["example"])["example"])
     texts = cache(lambda: part.read(["text"])["text"])
     name = part.origin or part.digest(["id", "text"])
 
     def tokenize(places: np.ndarray) -> pa.Table:
         chosen = documents.select(["id"]).append_column("text", texts()).take(places)
-        return _tokenize(chosen, tokenizer(), plan)
+        if plan.form == "pretraining":
+            return _tokenize(chosen, tokenizer(), plan)
+        lines = examples().take(places)
+        _refuse_plain_text(documents.take(places), lines, plan)
+        return _tokenize_examples(chosen, lines, tokenizer(), plan)
 
     def hash_ngrams(places: np.ndarray) -> pa.Table:
         size = plan.decontamination.ngram_size
@@ -164,11 +191,11 @@ def _cached_tokenizer(files: TokenizerFiles, engine: Engine) -> DocumentTokenize
 
 
 def _tokenize(documents: pa.Table, tokenizer: DocumentTokenizer, plan: Plan) -> pa.Table:
-    """`id` and `text` to `TOKENISED_SCHEMA`."""
+    """`id` and `text` to `TOKENIZED_SCHEMA`."""
     pieces = [
         _tokenize_batch(piece, tokenizer, plan) for piece in documents.to_batches(ARROW_BATCH_ROWS)
     ]
-    return pa.Table.from_batches(pieces, TOKENISED_SCHEMA)
+    return pa.Table.from_batches(pieces, TOKENIZED_SCHEMA)
 
 
 def _tokenize_batch(
@@ -190,7 +217,40 @@ def _tokenize_batch(
     positions = pa.array([_position(one, 0) for one in batch["id"].to_pylist()], pa.int64())
     absent = _count_bytes(batch["text"], tokenizer.absent_bytes)
     columns = [positions, packed.cast(pa.binary()), absent]
-    return pa.RecordBatch.from_arrays(columns, schema=TOKENISED_SCHEMA)
+    columns += [pa.nulls(batch.num_rows, field.type) for field in list(TOKENIZED_SCHEMA)[3:]]
+    return pa.RecordBatch.from_arrays(columns, schema=TOKENIZED_SCHEMA)
+
+
+def _tokenize_examples(
+    documents: pa.Table, lines: pa.ChunkedArray, tokenizer: DocumentTokenizer, plan: Plan
+) -> pa.Table:
+    """`id` and `text`, with the examples that they are, to `TOKENIZED_SCHEMA`."""
+    plain = _tokenize(documents, tokenizer, plan).to_pylist()
+    encoder = plan.example_tokenizer(tokenizer.files)
+    rows = []
+    for identifier, line, row in zip(
+        documents["id"].to_pylist(), lines.to_pylist(), plain, strict=True
+    ):
+        if line is not None:
+            found = encoder.encode(read_example(line), identifier)
+            row |= {
+                "tokens": found.tokens.astype(plan.dtype).tobytes(),
+                "targets": found.is_target.astype(np.uint8).tobytes(),
+                "left_out": found.left_out,
+                "was_cut": found.was_cut,
+            }
+        rows.append(row)
+    return pa.Table.from_pylist(rows, TOKENIZED_SCHEMA)
+
+
+def _refuse_plain_text(documents: pa.Table, lines: pa.ChunkedArray, plan: Plan) -> None:
+    plain = np.asarray(lines.is_null()) & ~in_split(documents, "replay")
+    if plain.any():
+        name = documents["id"][int(np.argmax(plain))].as_py()
+        raise UserError(
+            f"Document {name!r} is plain text, where the corpus consists of {plan.form}. Set "
+            "`examples` of its source, or assign the source to `replay`."
+        )
 
 
 def _choose(documents: pa.Table, found: np.ndarray, plan: Plan) -> tuple[pa.Table, pa.Table]:

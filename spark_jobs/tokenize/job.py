@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict
 from pyspark.sql import SparkSession
 
 from artifacts.errors import UserError, make_command
+from artifacts.examples import Form
 from artifacts.program.entry import run_program
 from artifacts.shards.shard_set import (
     ALL_SPLITS,
@@ -25,7 +26,7 @@ from artifacts.shards.shard_set import (
     ShardStats,
     token_dtype,
 )
-from spark_jobs.clean.write import CLEAN_SCHEMA
+from spark_jobs.clean.write import NEEDED_COLUMNS
 from spark_jobs.decontaminate.evaluation_texts import save_evaluation_ngrams
 from spark_jobs.decontaminate.held_out_ngrams import save_held_out_ngrams
 from spark_jobs.runtime.parquet import Part, find_parts, write_table
@@ -34,7 +35,9 @@ from spark_jobs.runtime.session import session
 from spark_jobs.runtime.tasks import count_tasks, map_tasks
 from spark_jobs.settings import TokenizedShardsSettings
 from spark_jobs.tokenize.card import write_card
-from spark_jobs.tokenize.documents import REMOVED, REMOVED_NAME, Cached, tokenize_parts
+from spark_jobs.tokenize.documents import CUT, REMOVED, REMOVED_NAME, Cached, tokenize_parts
+from spark_jobs.tokenize.examples import check_template
+from spark_jobs.tokenize.labels import find_labels
 from spark_jobs.tokenize.mixing import plan_mixing
 from spark_jobs.tokenize.shards import Plan, write_shard_of
 from spark_jobs.tokenize.shuffle import Range, read_ranges
@@ -47,7 +50,14 @@ from spark_jobs.tokenize.tokenizer import (
     measure_bytes_per_token,
 )
 
-CODE_VERSION = "5"
+CODE_VERSION = "6"
+
+PACKING_OF: dict[Form, str] = {
+    "conversations": "best_fit",
+    "pairs": "one_per_row",
+    "labeled": "one_per_row",
+}
+"""How examples are packed, so that none reaches from one row into another."""
 
 
 class TokenizeSpec(BaseModel):
@@ -62,6 +72,8 @@ class TokenizeSpec(BaseModel):
     output: str
     """Folder that the shards are written into."""
     settings: TokenizedShardsSettings
+    form: Form = "pretraining"
+    """What the corpus consists of, text to replay aside."""
     evaluation_texts: list[str] = []
     """Text files as in `clean.job.CleanSpec`, which no replayed text may overlap with."""
     cache: str | None = None
@@ -77,7 +89,8 @@ def run(
         The fields of `ShardStats`, and `tokens`, `rows`, `documents` (split to count),
         `padding_fraction`, `cut_documents`, `tokens_by_source`, `absent_bytes` (bytes that the
         vocabulary cannot express), `tokenizer_engine`, `parity_sample`, `warnings`, `mixing`,
-        `removed_as_overlapping_held_out` (split to documents).
+        `left_out` (reason to examples), `cut_examples`, `removed_as_overlapping_held_out` (split to
+        documents).
 
     Raises:
         UserError: there is no clean corpus or tokenizer, a split gets no document, nothing is left
@@ -93,9 +106,15 @@ def _run(
     settings = spec.settings
     files = load_tokenizer(spec.base_model)
     start, end = files.start_and_end(settings.start_token, settings.end_token)
-    parts = find_parts(spec.clean_corpus, CLEAN_SCHEMA.names, "clean_corpus")
+    parts = find_parts(spec.clean_corpus, NEEDED_COLUMNS, "clean_corpus")
     survey = survey_parts(parts, settings)
     _refuse_missing_splits(survey)
+    labels: tuple[str, ...] = ()
+    label_counts: list[int] = []
+    if spec.form == "conversations":
+        check_template(files, settings.examples)
+    elif spec.form == "labeled":
+        labels, label_counts = find_labels(parts, settings.examples.labels)
     # The comparison with Hugging Face takes one core, while Spark's workers read held-out texts.
     with ThreadPoolExecutor(1) as background:
         choice = background.submit(choose_engine, files, settings.engine, survey.sample)
@@ -108,8 +127,11 @@ def _run(
         engine, warnings = choice.result()
     plan = Plan(
         output=spec.output,
-        sequence_length=settings.sequence_length,
-        packing=settings.packing,
+        sequence_length=settings.row_tokens(spec.form),
+        packing=PACKING_OF.get(spec.form, settings.packing),
+        form=spec.form,
+        examples=settings.examples,
+        labels=labels,
         vocab_size=files.vocab_size,
         start_token_id=start,
         end_token_id=end,
@@ -118,11 +140,11 @@ def _run(
         mixing=mixing,
         shards=count_shards(survey, files.vocab_size, settings.shard_bytes),
     )
-    ranges = _tokenize(spark, spec, parts, files, plan, engine, scratch, report)
+    ranges, unused = _tokenize(spark, spec, parts, files, plan, engine, scratch, report)
     removed = _list_removed(spec.output, ranges.pop(REMOVED, []))
     written = _write_shards(spark, ranges, plan, report)
     stats = _stats(written, plan, files, engine, warnings)
-    _refuse_too_little(stats, settings)
+    _refuse_too_little(stats, plan.sequence_length)
     report(
         f"{sum(stats['tokens'].values()):,} tokens in {sum(stats['rows'].values()):,} rows "
         f"({stats['rows']['train']:,} to train on)"
@@ -131,8 +153,11 @@ def _run(
         "parity_sample": len(survey.sample),
         "mixing": mixing_record,
         "removed_as_overlapping_held_out": removed,
+        "label_counts": label_counts,
+        "cut_examples": unused.pop(CUT, 0),
+        "left_out": dict(unused),
     }
-    write_card(spec.output, stats, settings.content())
+    write_card(spec.output, stats, settings.content() | {"packing": plan.packing})
     return stats
 
 
@@ -163,8 +188,12 @@ def _tokenize(
     engine: Engine,
     scratch: str,
     report: Callable[[str], None],
-) -> dict[int, list[Range]]:
-    """Tokenize all parts, many of them in a task: where the documents of each shard are."""
+) -> tuple[dict[int, list[Range]], Counter[str]]:
+    """Tokenize all parts, many of them in a task.
+
+    Returns:
+        Where the documents of each shard are, and reason to examples that are left out or `CUT`.
+    """
     tokenize = partial(
         tokenize_parts,
         files=files,
@@ -176,10 +205,12 @@ def _tokenize(
     tasks = count_tasks(len(parts), spark.sparkContext.defaultParallelism)
     groups = [parts[task::tasks] for task in range(tasks)]
     ranges: dict[int, list[Range]] = defaultdict(list)
+    unused: Counter[str] = Counter()
     for record in map_tasks(spark, f"tokenizing with {engine}", groups, tokenize, report):
         for shard, found in record["ranges"].items():
             ranges[shard] += found
-    return ranges
+        unused.update(record["unused"])
+    return ranges, unused
 
 
 def _list_removed(output: str, ranges: list[Range]) -> dict[str, int]:
@@ -253,6 +284,10 @@ def _stats(
         tokenizer_sha256=files.sha256,
         start_token_id=plan.start_token_id,
         end_token_id=plan.end_token_id,
+        form=plan.form,
+        labels=list(plan.labels),
+        target_tokens=plan.examples.target_tokens if plan.form == "pairs" else 0,
+        chat_template=plan.examples.chat_template,
         shards=[
             ShardEntry(**{key: row[key] for key in ShardEntry.model_fields}) for row in written
         ],
@@ -270,17 +305,17 @@ def _stats(
     }
 
 
-def _refuse_too_little(stats: dict[str, Any], settings: TokenizedShardsSettings) -> None:
+def _refuse_too_little(stats: dict[str, Any], row_tokens: int) -> None:
     if stats["documents"].get("replay") == 0:
         raise UserError(
             "Every document to replay (`clean_corpus.split.sources`) overlaps with text that "
             "judges, so nothing is left to replay. Name another source of general text, or cut its "
             "documents smaller."
         )
-    if stats["tokens"]["train"] < settings.sequence_length:
+    if stats["tokens"]["train"] < row_tokens:
         raise UserError(
             f"All training text together is {stats['tokens']['train']:,} tokens, shorter than one "
-            f"row of {settings.sequence_length}. Give the corpus more text, or lower "
+            f"row of {row_tokens}. Give the corpus more text, or lower "
             "`tokenized_shards.sequence_length`."
         )
 

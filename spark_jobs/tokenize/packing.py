@@ -98,7 +98,19 @@ def _best_fit_rows(lengths: np.ndarray, row: int) -> tuple[np.ndarray, int]:
     return row_of, rows
 
 
-PACKINGS = {"concatenate": concatenate, "best_fit": best_fit}
+def one_per_row(documents: DocumentTokens, sequence_length: int, padding_id: int) -> PackedRows:
+    """A row for each document, none of which is longer than that."""
+    ends = np.append(documents.starts[1:], len(documents.tokens))
+    lengths = ends - documents.starts
+    count = len(lengths)
+    tokens = np.full((count, sequence_length), padding_id, documents.tokens.dtype)
+    tokens[np.arange(sequence_length) < lengths[:, None]] = documents.tokens
+    segments = np.zeros(count, SEGMENT)
+    segments["length"], segments["document"] = lengths, np.arange(count)
+    return PackedRows(tokens, segments, np.arange(count + 1))
+
+
+PACKINGS = {"concatenate": concatenate, "best_fit": best_fit, "one_per_row": one_per_row}
 
 
 def count_cut_documents(rows: PackedRows) -> int:

@@ -2,7 +2,7 @@
 
 import itertools
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from artifacts.arrays import run_starts
+from artifacts.examples import Form
 from artifacts.shards.shard_set import (
     DOCUMENT_SCHEMA,
     PackedRows,
@@ -21,10 +22,15 @@ from artifacts.shards.shard_set import (
     write_shard,
 )
 from artifacts.storage import files
-from spark_jobs.settings import DecontaminationSettings
+from spark_jobs.settings import DecontaminationSettings, ExampleSettings
+from spark_jobs.tokenize.examples import ExampleTokenizer
 from spark_jobs.tokenize.mixing import Mixing
 from spark_jobs.tokenize.packing import PACKINGS, DocumentTokens, count_cut_documents
 from spark_jobs.tokenize.shuffle import Range, read_ranges
+from spark_jobs.tokenize.tokenizer import TokenizerFiles
+
+MARK_BIT = 31
+"""Above all token ids."""
 
 EXCHANGED_SCHEMA = pa.schema(
     [
@@ -37,6 +43,7 @@ EXCHANGED_SCHEMA = pa.schema(
         ("absent", pa.int64()),
         ("text_hash", pa.string()),
         ("slice", pa.int64()),
+        ("targets", pa.binary()),
     ]
 )
 """A document on its way to its shard."""
@@ -56,8 +63,26 @@ class Plan:
     """Where the n-grams of held-out texts are; None where overlap is not looked for."""
     decontamination: DecontaminationSettings
     mixing: Mixing
+    form: Form
+    examples: ExampleSettings
+    labels: tuple[str, ...]
+    """Of labeled texts, the classes by their numbers."""
     shards: dict[Split, int]
     """Into how many shards each split is cut; follows from the corpus alone."""
+
+    @property
+    def example_identity(self) -> Any:
+        """What decides an example's tokens; None for plain text."""
+        if self.form == "pretraining":
+            return None
+        settings = self.examples.model_dump(mode="json")
+        return [self.form, settings, self.sequence_length, list(self.labels)]
+
+    def example_tokenizer(self, files: TokenizerFiles) -> ExampleTokenizer:
+        """Turns the corpus's examples into tokens."""
+        return ExampleTokenizer(
+            files, self.form, self.examples, self.sequence_length, self.end_token_id, self.labels
+        )
 
     @property
     def dtype(self) -> np.dtype:
@@ -90,12 +115,16 @@ def write_shard_of(ranges: tuple[int, list[Range]], plan: Plan) -> dict[str, Any
     documents = read_ranges(ranges[1])
     keys = ("slice", "position", "id")
     ordered = documents.sort_by([(key, "ascending") for key in keys])
-    return _write_one(name, split, ordered, plan)
+    return write_documents(name, split, ordered, plan)
 
 
-def _write_one(name: str, split: Split, documents: pa.Table, plan: Plan) -> dict[str, Any]:
+def write_documents(name: str, split: Split, documents: pa.Table, plan: Plan) -> dict[str, Any]:
+    """Write documents (`EXCHANGED_SCHEMA`, in order) as one shard, and describe it."""
     tokens, lengths = _flat_tokens(documents["tokens"].combine_chunks(), plan.dtype)
-    rows = _pack(tokens, lengths, documents["slice"].to_numpy(), plan)
+    marks = None
+    if plan.form != "pretraining":
+        marks = _flat_marks(documents["targets"], lengths)
+    rows = _pack(tokens, marks, lengths, documents["slice"].to_numpy(), plan)
     _check_nothing_lost(name, rows, len(tokens))
     table = documents.append_column("length", pa.array(lengths, pa.int64()))
     columns = ["id", "cluster", "source", "bytes", "length", "text_hash", "slice"]
@@ -114,7 +143,20 @@ def _write_one(name: str, split: Split, documents: pa.Table, plan: Plan) -> dict
     }
 
 
-def _pack(tokens: np.ndarray, lengths: np.ndarray, slices: np.ndarray, plan: Plan) -> PackedRows:
+def _flat_marks(targets: pa.ChunkedArray, lengths: np.ndarray) -> np.ndarray:
+    """Which tokens are learnt, document after document; of plain text, all."""
+    parts = zip(targets.to_pylist(), lengths.tolist(), strict=True)
+    marks = [np.ones(n, np.uint8) if m is None else np.frombuffer(m, np.uint8) for m, n in parts]
+    return np.concatenate([np.empty(0, np.uint8), *marks])
+
+
+def _pack(
+    tokens: np.ndarray,
+    marks: np.ndarray | None,
+    lengths: np.ndarray,
+    slices: np.ndarray,
+    plan: Plan,
+) -> PackedRows:
     """Rows of documents in the order of their slices, of which no row mixes two.
 
     So the rows of earlier slices stay as they are when text arrives, and training can take the rows
@@ -123,13 +165,20 @@ def _pack(tokens: np.ndarray, lengths: np.ndarray, slices: np.ndarray, plan: Pla
     bounds = np.append(run_starts(slices).nonzero()[0], len(slices))
     ends = np.append(0, np.cumsum(lengths))
     packed = []
+    if marks is not None:
+        # A token and its mark are packed as one number.
+        tokens = tokens.astype(np.uint32) | marks.astype(np.uint32) << MARK_BIT
     for first, last in itertools.pairwise(bounds.tolist()):
         starts = ends[first:last] - ends[first]
         content = DocumentTokens(tokens[ends[first] : ends[last]], starts)
         rows = PACKINGS[plan.packing](content, plan.sequence_length, plan.end_token_id)
         rows.segments["document"] += first
         packed.append(rows)
-    return join_rows(packed)
+    rows = join_rows(packed)
+    if marks is None:
+        return rows
+    unmarked = (rows.tokens & ((1 << MARK_BIT) - 1)).astype(plan.dtype)
+    return replace(rows, tokens=unmarked, targets=(rows.tokens >> MARK_BIT).astype(np.uint8))
 
 
 def _flat_tokens(chunk: pa.Array, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:

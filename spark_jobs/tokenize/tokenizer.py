@@ -37,8 +37,11 @@ class TokenizerFiles:
 
     definition: str
     """`tokenizer.json`, with its special tokens taken out so that they are plain text."""
+    original: str
+    """`tokenizer.json` as it is on disk."""
     sha256: str
     """Of `tokenizer.json` as it is on disk."""
+    chat_template: str | None
     specials: dict[str, int]
     """Special token to id."""
     bos_token: str | None
@@ -105,6 +108,8 @@ def load_tokenizer(url: str) -> TokenizerFiles:
     _vocabulary(definition).update(zip(absent_letters, count(first_absent_id), strict=False))
     return TokenizerFiles(
         definition=plain,
+        original=content.decode(),
+        chat_template=_chat_template(url, config),
         sha256=hashlib.sha256(content).hexdigest(),
         specials=specials,
         bos_token=_token_text(config.get("bos_token")),
@@ -120,26 +125,26 @@ class DocumentTokenizer:
     """Turns texts into token ids, without start and end tokens."""
 
     def __init__(self, files: TokenizerFiles, engine: Engine) -> None:
-        self._files = files
+        self.files = files
         self.engine = engine
 
     @cached_property
     def _hugging_face(self) -> Any:
         from tokenizers import Tokenizer
 
-        return Tokenizer.from_str(self._files.definition)
+        return Tokenizer.from_str(self.files.definition)
 
     @cached_property
     def _gigatoken(self) -> Any:
         import gigatoken
 
-        return gigatoken.Tokenizer.from_json(self._files.gigatoken_definition)
+        return gigatoken.Tokenizer.from_json(self.files.gigatoken_definition)
 
     @cached_property
     def absent_bytes(self) -> bytes:
         """The byte values that the vocabulary cannot express; they vanish from every text."""
         letters = byte_letters()
-        return bytes(letters.index(letter) for letter in self._files.absent_letters)
+        return bytes(letters.index(letter) for letter in self.files.absent_letters)
 
     def encode(self, texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
         """`(token ids of all texts, one after another; offsets of shape (len(texts) + 1,))`."""
@@ -159,9 +164,9 @@ class DocumentTokenizer:
         encoded = self._gigatoken.encode_batch(column, parallel=False).layout
         offsets = np.asarray(encoded.offsets.data).astype(np.int64)
         ids = np.asarray(encoded.content.data)[: offsets[-1]]
-        if not self._files.absent_letters:
+        if not self.files.absent_letters:
             return ids, offsets
-        present = ids < self._files.first_absent_id
+        present = ids < self.files.first_absent_id
         if present.all():
             return ids, offsets
         kept_before = np.concatenate([[0], np.cumsum(present)])
@@ -256,6 +261,12 @@ def _vocab_size(url: str, tokenizer_size: int) -> int:
             "tokenizer it was trained with."
         )
     return int(stated)
+
+
+def _chat_template(url: str, config: dict[str, Any]) -> str | None:
+    file = files.find(f"{url}/chat_template.jinja")
+    found = file.decode() if file else config.get("chat_template")
+    return found if isinstance(found, str) else None
 
 
 def _token_text(token: Any) -> str | None:

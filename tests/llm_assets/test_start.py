@@ -25,5 +25,5 @@ def test_new_text_continues_from_the_champion_and_nothing_trains_on_itself(
     assert project.run("llm-assets", "run").returncode == 0
     second = project.record.current("checkpoint", "test")
     assert second.manifest.inputs["start"] == first.fingerprint
-    start = second.stats["validation_bits_per_byte"]["start"]
-    assert start < first.stats["validation_bits_per_byte"]["start"] / 1.3
+    start = second.stats["validation"]["start"]
+    assert start < first.stats["validation"]["start"] / 1.3

@@ -150,7 +150,7 @@ def test_a_batch_that_is_not_a_number_is_skipped_and_counted(poisoned: TrainingS
     assert set(trained) == set(range(1, result.steps + 1)) - set(skipped)
     for step in skipped:
         assert f"step {step} was skipped: a gradient that is not finite" in output
-    assert result.validation_bits_per_byte["end"] < result.validation_bits_per_byte["start"]
+    assert result.validation["end"] < result.validation["start"]
 
 
 def test_a_run_saved_at_a_skipped_step_goes_on_from_it(

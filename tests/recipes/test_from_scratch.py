@@ -81,7 +81,7 @@ def test_a_real_text_is_learnt_from_nothing(
     assert losses[0] == pytest.approx(math.log(VOCAB_SIZE), abs=0.35)
     result = read_result(Path(spec.run_folder))
     assert result
-    bits = result.validation_bits_per_byte
+    bits = result.validation
     assert bits["end"] < 0.75 * bits["start"]
     assert sum(losses[-10:]) / 10 < 0.75 * losses[0]
 

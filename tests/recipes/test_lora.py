@@ -36,7 +36,7 @@ def adapted(make_spec: SpecMaker) -> TrainingSpec:
 def test_it_learns_with_few_parameters_on_disk(adapted: TrainingSpec) -> None:
     result = read_result(Path(adapted.run_folder))
     assert result
-    bits = result.validation_bits_per_byte
+    bits = result.validation
     assert bits["end"] < 0.98 * bits["start"]
     checkpoint = Path(adapted.run_folder) / "step-20" / "__0_0.distcp"
     weights = Path(adapted.base_model_folder) / "model.safetensors"

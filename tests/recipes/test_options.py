@@ -140,7 +140,7 @@ def test_permanent_checkpoints_outlive_the_run(make_spec: SpecMaker) -> None:
 
 def test_muon_learns(make_spec: SpecMaker) -> None:
     result = train_here(make_spec(steps=15, optimizer={"name": "muon"}, learning_rate=1e-2))
-    bits = result.validation_bits_per_byte
+    bits = result.validation
     assert bits["end"] < 0.7 * bits["start"]
 
 
@@ -156,7 +156,7 @@ def test_the_best_weights_are_exported_where_asked(make_spec: SpecMaker) -> None
     spec = make_spec("best", **ruinous, schedule=schedule)
     result = train_here(spec)
     assert result.best_step < result.steps
-    assert result.validation_bits_per_byte["best"] < result.validation_bits_per_byte["end"]
+    assert result.validation["best"] < result.validation["end"]
     exported = load_file(Path(spec.export_folder) / "model.safetensors")
     best = load_file(Path(spec.run_folder) / "best" / "model.safetensors")
     assert all((exported[name] == best[name]).all() for name in best)

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from artifacts.progress import CountedProgress
 from artifacts.store.identity import hash_json
 from llm_assets.sources.chunks import Batch, Chunks, group
-from llm_assets.sources.document import Document
+from llm_assets.sources.document import Document, of_example
 from llm_assets.sources.faults import UNREAD, Fault
 from llm_assets.sources.files import extracted, rows
 from llm_assets.sources.files.archives import Passed, members
@@ -139,6 +139,8 @@ def _documents(file: SourceFile, source: Files, tick: Tick) -> Iterator[Document
 
 def _document(row: tuple[str, str], file: SourceFile, source: Files) -> Document:
     identifier, text = row
+    if source.examples:
+        return of_example(identifier, text, source.name, file.name)
     return Document(identifier, text, source.name, path=file.name, language=file.format.language)
 
 

@@ -6,11 +6,13 @@ import json
 import math
 import sys
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import IO, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from llm_assets.sources.examples import take_example
 from llm_assets.sources.faults import Fault
 from llm_assets.sources.files.content import Content, not_utf8, too_large
 from llm_assets.sources.files.streams import BadFile, Overlong, lines_of
@@ -21,7 +23,7 @@ BATCH_BYTES = 8 * 1024 * 1024
 BATCH_ROWS = 1_000
 
 Row = tuple[str, str] | Fault
-"""A document's id and text, or its fault."""
+"""A document's id and text (of an example, `take_example`), or its fault."""
 
 
 def read_json(content: Content) -> Iterator[Row]:
@@ -97,7 +99,7 @@ def read_csv(content: Content) -> Iterator[Row]:
 def read_parquet(content: Content) -> Iterator[Row]:
     """The rows of a Parquet file; checksums of its pages are compared where it has them."""
     source = content.source
-    columns = [c for c in (source.text_column, source.id_column) if c]
+    columns = [*source.columns, *(["input"] if source.examples else [])]
     number = 0
     with content.open() as stream:
         _need_columns(content, pq.ParquetFile(stream).schema_arrow.names)
@@ -105,7 +107,7 @@ def read_parquet(content: Content) -> Iterator[Row]:
         parquet = pq.ParquetFile(
             stream,
             page_checksum_verification=True,
-            read_dictionary=[source.text_column],
+            read_dictionary=[] if source.examples else [source.text_column],
             buffer_size=BATCH_BYTES,
         )
         for batch in parquet.iter_batches(_batch_rows(parquet, columns), columns=columns):
@@ -146,11 +148,11 @@ def _row(record: dict[str, Any] | UnicodeDecodeError, content: Content, number: 
 
 def _need_columns(content: Content, names: Iterable[str]) -> None:
     found = list(names)
-    for column in filter(None, (content.source.text_column, content.source.id_column)):
+    for column in content.source.columns:
         if column not in found and column.split(".")[0] not in found:
             raise BadFile(
                 f"{content.file.shown} has no column {column!r}; its columns are "
-                f"{', '.join(found) or 'none'}. Set `text_column` or `id_column`, or take "
+                f"{', '.join(found) or 'none'}. Name the columns in the source's settings, or take "
                 f"{content.file.format.name!r} out of `formats` of the source."
             )
 
@@ -158,7 +160,12 @@ def _need_columns(content: Content, names: Iterable[str]) -> None:
 def pick(record: Any, content: Content, where: str, number: int) -> Row:
     """A record's id and text, or what is wrong with it."""
     source, shown = content.source, content.file.shown
-    text = _value(record, source.text_column)
+    if source.examples:
+        text = take_example(partial(_value, record), source.examples, f"{shown}, {where}")
+        if isinstance(text, Fault):
+            return text
+    else:
+        text = _value(record, source.text_column)
     if not isinstance(text, str):
         return Fault("no_text", _no_text(record, text, content, where))
     if len(text) > content.maximum_bytes:

@@ -120,6 +120,8 @@ class _ChunkWriter:
 
     def _add_document(self, document: Document) -> None:
         document.text = _repaired(document.text)
+        if document.example:
+            document.example = _repaired(document.example)
         size = len(document.text.encode("utf-8", "surrogatepass"))
         self._record.documents += 1
         self._record.bytes += size

@@ -29,7 +29,7 @@ from llm_assets.sources.snapshot.chunk_files import ChunkRecord, write_chunks
 from llm_assets.sources.snapshot.identifiers import number_repeated_ids
 from spark_jobs.runtime.scratch import scratch_folder
 
-CODE_VERSION = "6"
+CODE_VERSION = "7"
 LIBRARIES = ["google-cloud-bigquery", "pyarrow"]
 """Packages that sources are read with."""
 MOST_EXAMPLES = 50

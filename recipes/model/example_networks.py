@@ -1,0 +1,132 @@
+"""Models of transformers that learn from examples: an input, and what is to be said of it."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from recipes.data.batch import IGNORED, ExampleBatch
+from recipes.model.causal_model import TrainableModel
+from recipes.model.family import check_family
+from recipes.model.transformers_network import (
+    TransformersNetwork,
+    config_without_dropout,
+    without_dropout,
+)
+
+
+class SequenceToSequenceNetwork(TransformersNetwork):
+    """An encoder-decoder model."""
+
+    @property
+    def layers(self) -> nn.ModuleList:
+        """The blocks of the encoder and of the decoder."""
+        parts = (self.inner.get_encoder(), self.inner.get_decoder())
+        return nn.ModuleList([block for part in parts for block in _blocks(part)])
+
+    @property
+    def head_weight(self) -> torch.Tensor:
+        """The embeddings, shape (vocabulary, hidden size)."""
+        weight: torch.Tensor = self.inner.get_input_embeddings().weight
+        return weight
+
+    def loss(self, batch: ExampleBatch) -> torch.Tensor:  # type: ignore[override]
+        """Cross-entropy of the targets' tokens in nats, summed."""
+        config = self.inner.config
+        start = torch.full_like(batch.targets[:, :1], config.decoder_start_token_id)
+        before = torch.cat([start, batch.targets[:, :-1]], dim=1)
+        logits = self.inner(
+            input_ids=batch.tokens,
+            attention_mask=batch.is_input.long(),
+            decoder_input_ids=before.masked_fill(before == IGNORED, config.pad_token_id or 0),
+            use_cache=False,
+        ).logits
+        return F.cross_entropy(
+            logits.flatten(0, 1).float(),
+            batch.targets.flatten(),
+            ignore_index=IGNORED,
+            reduction="sum",
+        )
+
+
+class ClassificationNetwork(TransformersNetwork):
+    """An encoder with a head that tells classes apart."""
+
+    def __init__(self, inner: nn.Module, class_weights: list[float] | None = None) -> None:
+        super().__init__(inner)
+        weights = torch.tensor(class_weights) if class_weights else None
+        self.register_buffer("class_weights", weights, persistent=False)
+
+    @property
+    def head_weight(self) -> torch.Tensor:
+        """The embeddings, shape (vocabulary, hidden size)."""
+        weight: torch.Tensor = self.inner.get_input_embeddings().weight
+        return weight
+
+    def loss(self, batch: ExampleBatch) -> torch.Tensor:  # type: ignore[override]
+        """Cross-entropy of the classes in nats, summed, each by its class's weight."""
+        pad = self.inner.config.pad_token_id or 0
+        logits = self.inner(
+            input_ids=batch.tokens.masked_fill(~batch.is_input, pad),
+            attention_mask=batch.is_input.long(),
+        ).logits
+        return F.cross_entropy(
+            logits.float(),
+            batch.targets[:, 0],
+            weight=self.class_weights,
+            ignore_index=IGNORED,
+            reduction="sum",
+        )
+
+
+def load_sequence_to_sequence(folder: Path) -> TrainableModel:
+    """An encoder-decoder model with float32 weights; raises UserError for another family."""
+    from transformers import AutoModelForSeq2SeqLM
+
+    check_family(folder, "sequence_to_sequence")
+    config = config_without_dropout(folder)
+    inner = AutoModelForSeq2SeqLM.from_pretrained(
+        folder, config=config, dtype=torch.float32, use_safetensors=True
+    )
+    return TrainableModel(without_dropout(SequenceToSequenceNetwork(inner)))
+
+
+def load_classifier(
+    folder: Path, labels: list[str], seed: int, class_weights: list[float] | None
+) -> TrainableModel:
+    """An encoder with a head for these classes, a new one unless it has one for the same.
+
+    Raises:
+        UserError: the model is of another family.
+    """
+    from transformers import AutoModelForSequenceClassification
+
+    check_family(folder, "encoder")
+    config = config_without_dropout(folder)
+    config.id2label = dict(enumerate(labels))
+    config.label2id = {label: number for number, label in enumerate(labels)}
+    torch.manual_seed(seed)
+    inner = AutoModelForSequenceClassification.from_pretrained(
+        folder,
+        config=config,
+        dtype=torch.float32,
+        use_safetensors=True,
+        ignore_mismatched_sizes=True,
+    )
+    model = TrainableModel(without_dropout(ClassificationNetwork(inner, class_weights)))
+    model.exported_config = {
+        "architectures": [type(inner).__name__],
+        "id2label": {str(number): label for number, label in enumerate(labels)},
+        "label2id": config.label2id,
+    }
+    return model
+
+
+def _blocks(part: Any) -> list[nn.Module]:
+    lists: list[nn.ModuleList] = [
+        module for module in part.children() if isinstance(module, nn.ModuleList)
+    ]
+    largest = max(lists, key=lambda blocks: sum(p.numel() for p in blocks.parameters()))
+    return list(largest.children())

@@ -1,0 +1,20 @@
+"""The objective of each recipe."""
+
+from recipes.objectives.causal import NEXT_TOKEN
+from recipes.objectives.classification import CLASSES
+from recipes.objectives.objective import Objective
+from recipes.objectives.sequence_to_sequence import TARGETS
+from recipes.settings import RecipeSettings
+
+OBJECTIVES: dict[str, Objective] = {
+    "continued_pretraining": NEXT_TOKEN,
+    "pretraining": NEXT_TOKEN,
+    "fine_tuning": NEXT_TOKEN,
+    "sequence_to_sequence": TARGETS,
+    "classification": CLASSES,
+}
+
+
+def objective_of(training: RecipeSettings) -> Objective:
+    """What a recipe's settings ask for."""
+    return OBJECTIVES[training.recipe]

@@ -1,0 +1,34 @@
+"""What a recipe consists of beside its settings; everything else is the same for all."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from recipes.data.packed_rows import read_batch
+from recipes.data.reader import ReadBatch
+from recipes.evaluation.examples import Scorer
+from recipes.model.causal_model import TrainableModel
+from recipes.settings import RecipeSettings
+from recipes.spec import TrainingSpec
+
+
+def _accept(model: TrainableModel, spec: TrainingSpec) -> None:
+    """No check beyond what loading makes."""
+
+
+@dataclass(frozen=True)
+class Objective:
+    """Order, steps, checkpoints, resume, export, evaluation, gate and serving are built on these.
+
+    A model's forward takes a batch and gives the loss in nats, summed over the batch's targets, so
+    that any number of workers and of accumulation steps gives the same step.
+    """
+
+    load: Callable[[TrainingSpec], TrainableModel]
+    """The model to train, with float32 weights; raises UserError for one of another family."""
+    read_batch: ReadBatch = read_batch
+    """Rows of the shards as the model's forward takes them."""
+    check: Callable[[TrainableModel, TrainingSpec], None] = _accept
+    """Raises UserError where the model, on its device, cannot be trained on these rows."""
+    scorer: Callable[[RecipeSettings], Scorer] | None = None
+    """Scores held-out examples one by one; without one, models are measured by the bits that they
+    need for held-out text, or for the answers in it."""

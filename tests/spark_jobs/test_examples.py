@@ -1,0 +1,141 @@
+"""Examples as marked tokens."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from transformers import AutoTokenizer
+
+from artifacts.errors import UserError
+from artifacts.shards.shard_set import ShardSet
+from recipes.data.batch import IGNORED
+from recipes.data.example_rows import read_examples
+from recipes.data.packed_rows import read_batch
+from spark_jobs.runtime.parquet import find_parts
+from spark_jobs.settings import ExampleSettings
+from spark_jobs.tokenize.examples import ExampleTokenizer, check_template
+from spark_jobs.tokenize.labels import find_labels
+from spark_jobs.tokenize.tokenizer import load_tokenizer
+from tests.tiny_tasks import TASKS, chat_model, encoder_decoder, example_shards
+
+
+@pytest.fixture(scope="module")
+def chat_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("chat")
+    chat_model(folder)
+    return folder
+
+
+def encoder(folder: Path, form: Any, labels: tuple[str, ...] = (), **settings: Any) -> Any:
+    files = load_tokenizer(str(folder))
+    end = files.start_and_end(None, None)[1]
+    return ExampleTokenizer(files, form, ExampleSettings(**settings), 64, end, labels)
+
+
+TURNS = [
+    {"role": "user", "content": "The valve?"},
+    {"role": "assistant", "content": "It opens."},
+    {"role": "user", "content": "A pump?"},
+    {"role": "assistant", "content": "It fails."},
+]
+
+
+def test_only_the_answers_of_a_conversation_are_learnt(chat_folder: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(chat_folder)
+    found = encoder(chat_folder, "conversations").encode({"messages": TURNS}, "one")
+    whole = tokenizer.apply_chat_template(TURNS, tokenize=False)
+    assert tokenizer.decode(found.tokens) == whole
+    learnt = tokenizer.decode(found.tokens[found.is_target])
+    assert learnt == "It opens.<|endoftext|>\nIt fails.<|endoftext|>\n"
+    # The prompt is tokenized just as the endpoint does it.
+    prompt = tokenizer.apply_chat_template(
+        TURNS[:1], add_generation_prompt=True, tokenize=True, return_dict=False
+    )
+    assert found.tokens[: int(np.argmax(found.is_target))].tolist() == prompt
+
+
+def test_a_plain_conversation_is_prompt_newline_answer(chat_folder: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(chat_folder)
+    found = encoder(chat_folder, "conversations", template="plain").encode(
+        {"messages": TURNS[:2]}, "one"
+    )
+    assert tokenizer.decode(found.tokens) == "The valve?\nIt opens.<|endoftext|>"
+    assert tokenizer.decode(found.tokens[found.is_target]) == "It opens.<|endoftext|>"
+
+
+def test_a_special_token_in_a_turn_leaves_the_example_out(chat_folder: Path) -> None:
+    turns = [TURNS[0], {"role": "assistant", "content": "Ends here <|endoftext|> or not"}]
+    found = encoder(chat_folder, "conversations").encode({"messages": turns}, "one")
+    assert found.left_out == "holds_special_token"
+
+
+def test_examples_that_are_too_long_are_cut_dropped_or_refused(chat_folder: Path) -> None:
+    pair = {"input": "valve " * 40, "target": "pump " * 20}
+    limits = {"input_tokens": 16, "target_tokens": 8}
+    cut = encoder(chat_folder, "pairs", **limits).encode(pair, "one")
+    assert cut.was_cut and len(cut.tokens) == 24 and cut.is_target.sum() == 8
+    # The end of a target is kept, so that the model learns to end.
+    assert cut.tokens[-1] == encoder(chat_folder, "pairs").end_token_id
+    dropped = encoder(chat_folder, "pairs", too_long="drop", **limits).encode(pair, "one")
+    assert dropped.left_out == "too_long"
+    with pytest.raises(UserError, match=r"'one' has an input of \d+ tokens, more than"):
+        encoder(chat_folder, "pairs", too_long="refuse", **limits).encode(pair, "one")
+    long_prompt = [{"role": "user", "content": "valve " * 100}, TURNS[1]]
+    lost = encoder(chat_folder, "conversations").encode({"messages": long_prompt}, "one")
+    assert lost.left_out == "too_long"
+
+
+def test_a_missing_chat_template_is_named(chat_folder: Path) -> None:
+    files = replace(load_tokenizer(str(chat_folder)), chat_template=None)
+    with pytest.raises(UserError, match="has no chat template"):
+        check_template(files, ExampleSettings())
+    check_template(files, ExampleSettings(template="plain"))
+
+
+@pytest.mark.parametrize(
+    ("labels", "settings", "message"),
+    [
+        (["a"] * 5 + ["b"], (), "The class 'b' has 1 examples"),
+        (["a"] * 5, (), "it takes two classes"),
+        (["a", "b", "c"] * 3, ("a", "b"), "3 examples have the class 'c', which is none of"),
+    ],
+)
+def test_classes_that_cannot_be_learnt_are_named(
+    tmp_path: Path, labels: list[str], settings: tuple[str, ...], message: str
+) -> None:
+    pq.write_table(
+        pa.table({"label": labels, "split": ["train"] * len(labels)}), tmp_path / "part-0.parquet"
+    )
+    with pytest.raises(UserError, match=message):
+        find_labels(find_parts(str(tmp_path), ["label"], "clean_corpus"), settings)
+
+
+def test_packed_conversations_keep_their_marks(tmp_path: Path, chat_folder: Path) -> None:
+    task = TASKS["fine_tuning"]
+    stats = example_shards(tmp_path, chat_folder, task)
+    tokenizer = AutoTokenizer.from_pretrained(chat_folder)
+    shards = ShardSet(tmp_path, stats, "train")
+    batch = read_batch(shards, np.arange(2))
+    learnt = batch.targets[batch.targets != IGNORED]
+    answers = {one["messages"][1]["content"] for one in task.examples()}
+    said = tokenizer.decode(learnt).split("<|endoftext|>\n")
+    assert len(said) > 2 and set(said) - {""} <= answers
+    assert json.loads(stats.model_dump_json())["form"] == "conversations"
+
+
+def test_a_row_of_a_pair_is_its_input_and_its_target(tmp_path: Path) -> None:
+    task = TASKS["sequence_to_sequence"]
+    encoder_decoder(tmp_path / "base")
+    stats = example_shards(tmp_path, tmp_path / "base", task)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "base")
+    batch = read_examples(ShardSet(tmp_path, stats, "held_out"), np.arange(3))
+    for row, example in enumerate(task.examples()[9:30:10]):
+        given = tokenizer.decode(batch.tokens[row][batch.is_input[row]])
+        assert example["article"].startswith(given)
+        wanted = batch.targets[row][batch.targets[row] != IGNORED]
+        assert tokenizer.decode(wanted) == example["highlights"] + "<|endoftext|>"

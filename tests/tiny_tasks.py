@@ -1,0 +1,258 @@
+"""Tiny projects of every recipe that learns from examples: data, a random model, settings."""
+
+import json
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pydantic import TypeAdapter
+
+from artifacts.examples import Example, plain_text, read_example
+from artifacts.shards.shard_set import SPLITS, ShardEntry, ShardStats, Split, token_dtype
+from llm_assets.sources.example_settings import ExampleColumns
+from llm_assets.sources.examples import take_example
+from spark_jobs.settings import TokenizedShardsSettings
+from spark_jobs.tokenize.job import PACKING_OF
+from spark_jobs.tokenize.mixing import Mixing
+from spark_jobs.tokenize.shards import EXCHANGED_SCHEMA, Plan, write_documents
+from spark_jobs.tokenize.tokenizer import load_tokenizer
+from tests.tiny import _ENDINGS, _SUBJECTS, _VERBS, _save_random_model, tiny_base_model
+
+CHAT_TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}:\n{{ m.content }}<|endoftext|>\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:\n{% endif %}"
+)
+
+
+def sentences(generator: random.Random, count: int) -> list[str]:
+    return [
+        " ".join(map(generator.choice, (_SUBJECTS, _VERBS, _ENDINGS))) + "." for _ in range(count)
+    ]
+
+
+def conversations(count: int = 200) -> list[dict[str, Any]]:
+    """Questions on a part of a machine; the answer follows from the part."""
+    generator = random.Random(0)
+    examples = []
+    for number in range(count):
+        part = generator.choice(_SUBJECTS)
+        question = f"Question {number}: {' '.join(sentences(generator, 2))} What of {part.lower()}?"
+        answer = f"{part} {_VERBS[_SUBJECTS.index(part)]} every week, as the manual says."
+        turns = [("user", question), ("assistant", answer)]
+        examples.append({"messages": [{"role": r, "content": c} for r, c in turns]})
+    return examples
+
+
+def pairs(count: int = 200) -> list[dict[str, Any]]:
+    """Sections of a manual, each with its first sentence as the summary."""
+    generator = random.Random(1)
+    made = []
+    for number in range(count):
+        found = sentences(generator, generator.randint(2, 4))
+        made.append({"article": f"{number}. " + " ".join(found), "highlights": "The valve opens."})
+    return made
+
+
+def labeled(count: int = 240) -> list[dict[str, Any]]:
+    """Reports on two parts; the part decides who repairs it."""
+    generator = random.Random(2)
+    made = []
+    for number in range(count):
+        part, team = generator.choice([("valve", "plumber"), ("motor", "electrician")])
+        rest = " ".join(sentences(generator, 1))
+        made.append({"report": f"{part} is broken, report {number}. {rest}", "team": team})
+    return made
+
+
+def chat_model(folder: Path) -> None:
+    """A random Llama whose tokenizer has a chat template."""
+    tiny_base_model(folder)
+    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+
+
+def encoder_decoder(folder: Path, kind: str = "t5") -> None:
+    """A random two-layer T5 or BART."""
+    import transformers
+
+    tokenizer, special = _tokenizer(folder)
+    special |= {"decoder_start_token_id": special["eos_token_id"]}
+    if kind == "t5":
+        config = transformers.T5Config(
+            vocab_size=len(tokenizer),
+            d_model=64,
+            d_kv=16,
+            d_ff=128,
+            num_layers=2,
+            num_heads=4,
+            **special,
+        )
+        architecture = transformers.T5ForConditionalGeneration
+    else:
+        size = {"encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 128}
+        size |= {"decoder_ffn_dim": 128, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
+        module = {"bart": "Bart", "marian": "Marian"}[kind]
+        config = getattr(transformers, f"{module}Config")(
+            vocab_size=len(tokenizer), d_model=64, max_position_embeddings=128, **size, **special
+        )
+        architecture = getattr(
+            transformers, {"bart": "BartForConditionalGeneration", "marian": "MarianMTModel"}[kind]
+        )
+    _save_random_model(folder, architecture, config, special, seed=0)
+
+
+def encoder(folder: Path) -> None:
+    """A random two-layer RoBERTa."""
+    from transformers import RobertaConfig, RobertaForMaskedLM
+
+    tokenizer, special = _tokenizer(folder)
+    config = RobertaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=256,
+        initializer_range=0.1,
+        **special,
+    )
+    _save_random_model(folder, RobertaForMaskedLM, config, special, seed=0)
+
+
+def _tokenizer(folder: Path) -> tuple[Any, dict[str, int]]:
+    from transformers import AutoTokenizer
+
+    tiny_base_model(folder)
+    (folder / "model.safetensors").unlink()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    end = tokenizer.eos_token_id
+    return tokenizer, {"bos_token_id": end, "eos_token_id": end, "pad_token_id": end}
+
+
+@dataclass(frozen=True)
+class Task:
+    """A tiny project of one recipe."""
+
+    recipe: str
+    examples: Callable[[], list[dict[str, Any]]]
+    columns: dict[str, Any]
+    model: Callable[[Path], None]
+    checkpoint: dict[str, Any]
+    tokenized_shards: dict[str, Any]
+
+    def settings(self, folder: Path) -> dict[str, Any]:
+        """Write data and model into a folder, and give the sections of the pipeline file."""
+        data = folder / "examples.jsonl"
+        data.write_text("".join(json.dumps(example) + "\n" for example in self.examples()))
+        self.model(folder / "base")
+        source = {"type": "files", "name": "task", "path": str(data), "examples": self.columns}
+        return {
+            "raw_corpus": {"sources": [source]},
+            # Made-up examples resemble one another as no real ones do.
+            "clean_corpus": {"near_duplicates": {"enabled": False}},
+            "tokenized_shards": self.tokenized_shards,
+            "base_model": {"folder": str(folder / "base")},
+            "checkpoint": {"recipe": self.recipe, **self.checkpoint},
+        }
+
+
+TASKS = {
+    "fine_tuning": Task(
+        "fine_tuning",
+        conversations,
+        {"form": "conversations"},
+        chat_model,
+        {"budget": {"steps": 20}},
+        {"sequence_length": 192, "decontamination": {"maximum_overlap": 1.0}},
+    ),
+    "sequence_to_sequence": Task(
+        "sequence_to_sequence",
+        pairs,
+        {"form": "pairs", "document_column": "article", "summary_column": "highlights"},
+        encoder_decoder,
+        {"budget": {"steps": 40}, "metric": "rouge1"},
+        {
+            "examples": {"input_tokens": 64, "target_tokens": 12},
+            "decontamination": {"maximum_overlap": 1.0},
+        },
+    ),
+    "classification": Task(
+        "classification",
+        labeled,
+        {"form": "labeled", "text_column": "report", "label_column": "team"},
+        encoder,
+        {"budget": {"steps": 40, "global_batch_size": 16}, "class_weights": "balanced"},
+        {"examples": {"input_tokens": 48}, "decontamination": {"maximum_overlap": 1.0}},
+    ),
+}
+
+
+def example_shards(folder: Path, base_model: Path, task: Task) -> ShardStats:
+    """Shards of a task's examples as the tokenizing job writes them, one for each split."""
+    files = load_tokenizer(str(base_model))
+    settings = TokenizedShardsSettings.model_validate(task.tokenized_shards)
+    form = task.columns["form"]
+    examples = [_example(one, task) for one in task.examples()]
+    labels = tuple(sorted({e["label"] for e in examples})) if form == "labeled" else ()
+    end = files.start_and_end(None, None)[1]
+    plan = Plan(
+        output=str(folder),
+        sequence_length=settings.row_tokens(form),
+        packing=PACKING_OF[form],
+        vocab_size=files.vocab_size,
+        start_token_id=end,
+        end_token_id=end,
+        ngrams=None,
+        decontamination=settings.decontamination,
+        mixing=Mixing({}, 1),
+        form=form,
+        examples=settings.examples,
+        labels=labels,
+        shards={split: 1 for split in SPLITS},
+    )
+    encoder = plan.example_tokenizer(files)
+    rows: dict[Split, list[dict[str, Any]]] = {split: [] for split in SPLITS}
+    for number, example in enumerate(examples):
+        found = encoder.encode(example, str(number))
+        split: Split = {8: "validation", 9: "held_out"}.get(number % 10, "train")  # type: ignore[assignment]
+        rows[split].append(
+            {
+                "id": str(number),
+                "cluster": str(number),
+                "source": "task",
+                "bytes": len(plain_text(example).encode()),
+                "tokens": found.tokens.astype(plan.dtype).tobytes(),
+                "absent": 0,
+                "text_hash": str(number),
+                "slice": 1,
+                "position": number,
+                "targets": found.is_target.astype(np.uint8).tobytes(),
+            }
+        )
+    written = [
+        write_documents(f"{split}-00000", split, pa.Table.from_pylist(of, EXCHANGED_SCHEMA), plan)
+        for split, of in rows.items()
+    ]
+    return ShardStats(
+        sequence_length=plan.sequence_length,
+        dtype=token_dtype(files.vocab_size),
+        vocab_size=files.vocab_size,
+        tokenizer_sha256=files.sha256,
+        start_token_id=end,
+        end_token_id=end,
+        form=form,
+        labels=list(labels),
+        label_counts=[sum(e.get("label") == label for e in examples) for label in labels],
+        target_tokens=settings.examples.target_tokens if form == "pairs" else 0,
+        shards=[ShardEntry(**{k: row[k] for k in ShardEntry.model_fields}) for row in written],
+    )
+
+
+def _example(row: dict[str, Any], task: Task) -> Example:
+    columns = TypeAdapter(ExampleColumns).validate_python(task.columns)
+    found = take_example(row.get, columns, "a row")
+    assert isinstance(found, str)
+    return read_example(found)
