@@ -31,16 +31,17 @@ class Digests:
             with contextlib.suppress(OSError, ValueError, TypeError):
                 self._known = {k: (_hashable(s), d) for k, (s, d) in json.loads(path.read_bytes())}
 
-    def of(self, source: str, file: StoredFile, state: object, tick: Tick) -> str:
-        """A file's digest; the file is read only if its state is another than before."""
-        key = f"{source}\0{file.path}"
-        known = self._known.get(key)
-        if known is not None and known[0] == state:
-            return known[1]
+    def find(self, source: str, file: StoredFile, state: object) -> str | None:
+        """A file's digest, if its state is what it was before."""
+        known = self._known.get(f"{source}\0{file.path}")
+        return known[1] if known is not None and known[0] == state else None
+
+    def read(self, source: str, file: StoredFile, state: object, tick: Tick) -> str:
+        """A file's digest, for which the file is read."""
         began = time.time_ns()
         digest = file.digest(tick)
         if not isinstance(state, tuple) or began - max(state[2:]) > SETTLED_NANOSECONDS:
-            self._known[key] = (state, digest)
+            self._known[f"{source}\0{file.path}"] = (state, digest)
             self._changed = True
         return digest
 

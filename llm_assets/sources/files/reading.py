@@ -84,14 +84,17 @@ def _hashes(
     digests: Digests,
 ) -> list[str]:
     tick = _progress(report, source, "comparing with what is known", files)
+    found = [digests.find(source.name, *one) for one in zip(files, states, strict=True)]
+    missing = [number for number, digest in enumerate(found) if digest is None]
+
+    def digest(number: int) -> str:
+        return digests.read(source.name, files[number], states[number], tick)
+
     with ThreadPoolExecutor(HASH_THREADS) as threads:
-        found = list(
-            threads.map(
-                lambda file, state: digests.of(source.name, file, state, tick), files, states
-            )
-        )
+        for number, one in zip(missing, threads.map(digest, missing), strict=True):
+            found[number] = one
     digests.keep(source.name, files)
-    return found
+    return [one for one in found if one is not None]
 
 
 def _progress(
