@@ -18,6 +18,7 @@ from artifacts.settings import Settings
 from artifacts.yaml_files import read_yaml
 from llm_assets.automation_settings import AutomationSettings
 from llm_assets.gate.settings import ModelVersionSettings
+from llm_assets.notification_settings import NotificationSettings
 from llm_assets.retention_settings import RetentionSettings
 from llm_assets.sources.settings import RawCorpusSettings
 from recipes.evaluation.settings import EvaluationSettings
@@ -97,6 +98,7 @@ class PipelineSettings(Settings):
     endpoint: EndpointSettings = EndpointSettings()
     retention: RetentionSettings = RetentionSettings()
     automation: AutomationSettings = AutomationSettings()
+    notifications: NotificationSettings = NotificationSettings()
 
     spark: SparkSettings = SparkSettings()
     training: TrainingRunnerSettings = TrainingRunnerSettings()

@@ -15,6 +15,7 @@ from artifacts.errors import UserError
 from llm_assets import checks
 from llm_assets.assets import corpus, evaluation, model, serving
 from llm_assets.automation.jobs import build_jobs
+from llm_assets.automation.notifications import build_notifications
 from llm_assets.automation.schedules import build_schedules
 from llm_assets.automation.sensors import build_sensors
 from llm_assets.catalog import present
@@ -40,7 +41,7 @@ def build_definitions(settings: PipelineSettings, path: str) -> Definitions:
         asset_checks=load_asset_checks_from_modules([checks], asset_key_prefix=settings.key_prefix),
         jobs=jobs,
         schedules=build_schedules(settings, jobs),
-        sensors=build_sensors(settings, jobs),
+        sensors=[*build_sensors(settings, jobs), *build_notifications(settings)],
         resources=build_resources(settings, path),
         executor=in_process_executor,
     )

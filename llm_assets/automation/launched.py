@@ -59,9 +59,10 @@ class Runs:
     def unfinished(self) -> list[DagsterRun]:
         """Those of this pipeline that wait or run, whoever launched them."""
         runs = self.instance.get_runs(RunsFilter(statuses=UNFINISHED))
-        return [run for run in runs if self._is_ours(run) and not _has_died(run)]
+        return [run for run in runs if self.is_ours(run) and not _has_died(run)]
 
-    def _is_ours(self, run: DagsterRun) -> bool:
+    def is_ours(self, run: DagsterRun) -> bool:
+        """Whether a run is of this pipeline, as far as its tags and assets tell."""
         if PIPELINE_TAG in run.tags:
             return run.tags[PIPELINE_TAG] == self.settings.name
         if not run.job_name.startswith(ASSET_JOB):

@@ -15,11 +15,13 @@ from dagster import (
 )
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from artifacts.errors import UserError
 from llm_assets.assets.stage import user_faults
 from llm_assets.automation.decision import Question, Wait, answer, ask
 from llm_assets.automation.jobs import REDEPLOYMENT, RETRAINING, Job, training_config
 from llm_assets.automation.launched import ENDPOINT_SENSOR, QUESTION_TAG, TEXT_SENSOR, Runs
 from llm_assets.automation.limits import forbidden
+from llm_assets.automation.notifications import tell_once
 from llm_assets.automation.text import Surveys, Text, name_of, read_text
 from llm_assets.config import PipelineSettings
 from llm_assets.endpoint.base import endpoint_folder
@@ -94,11 +96,17 @@ def _look(
         text = read_text(settings, pipeline.store)
     except SourceChanged as error:
         return SensorResult(skip_reason=f"{error}; looking again at the next tick")
+    except UserError as error:
+        tell_once(settings, pipeline.store, "sources", str(error), context.log.warning)
+        raise
+    tell_once(settings, pipeline.store, "sources", None, context.log.warning)
     cursor = Cursor.read(context.cursor)
     if cursor is None or cursor.text != text.name or cursor.since > now.timestamp():
         cursor = Cursor(text=text.name, since=now.timestamp())
         Surveys(pipeline.store, settings.name).write(text)
     found = _decide(context, pipeline, models.state(), text, cursor, now)
+    alarm = found.reason if isinstance(found, Wait) and found.is_alarm else None
+    tell_once(settings, pipeline.store, "waiting", alarm, context.log.warning)
     chosen = {"skip_reason": found.reason} if isinstance(found, Wait) else {"run_requests": [found]}
     return SensorResult(cursor=cursor.model_dump_json(), **chosen)
 

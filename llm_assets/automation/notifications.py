@@ -1,0 +1,167 @@
+"""Tells people what happened: by a webhook in Slack's form, and by e-mail. Each thing once."""
+
+import json
+import os
+import smtplib
+from collections.abc import Callable
+from email.message import EmailMessage
+from typing import Any
+
+import httpx
+from dagster import (
+    DagsterEventType,
+    DagsterRunStatus,
+    DefaultSensorStatus,
+    RunStatusSensorContext,
+    SensorDefinition,
+    run_status_sensor,
+)
+
+from artifacts.errors import UserError
+from artifacts.progress import Report
+from artifacts.store.store import Store, layout
+from llm_assets.assets.stage import user_faults
+from llm_assets.automation.launched import Runs
+from llm_assets.config import PipelineSettings
+from llm_assets.notification_settings import EmailSettings, NotificationSettings
+
+SECONDS = 10.0
+ENCRYPTED, STARTTLS = 465, 587
+
+
+def build_notifications(settings: PipelineSettings) -> list[SensorDefinition]:
+    """Sensors that tell of failed and of ended runs; none where nobody is to be told.
+
+    Where a message cannot be sent the tick fails, and the next one sends it: Dagster's cursor
+    moves on only after it.
+    """
+    if not settings.notifications.is_on:
+        return []
+    return [
+        _status_sensor(settings, DagsterRunStatus.FAILURE, "failed_runs_are_told", _failure),
+        _status_sensor(settings, DagsterRunStatus.SUCCESS, "verdicts_are_told", _verdict),
+    ]
+
+
+def _status_sensor(
+    settings: PipelineSettings,
+    status: DagsterRunStatus,
+    name: str,
+    describe: Callable[[RunStatusSensorContext], str | None],
+) -> SensorDefinition:
+    @run_status_sensor(
+        run_status=status,
+        name=name,
+        default_status=DefaultSensorStatus.RUNNING,
+        description="Tells those that `notifications` names.",
+    )
+    def tell_of_run(context: RunStatusSensorContext) -> None:
+        if not Runs(context.instance, settings).is_ours(context.dagster_run):
+            return
+        if text := describe(context):
+            with user_faults():
+                send(settings.notifications, f"{settings.name}: {text}")
+
+    return tell_of_run
+
+
+def _failure(context: RunStatusSensorContext) -> str:
+    run = context.dagster_run
+    events = context.instance.all_logs(run.run_id, of_type=DagsterEventType.STEP_FAILURE)
+    failed = [event.dagster_event for event in events if event.dagster_event]
+    reasons = [_reason(event) for event in failed] or [context.dagster_event.message or ""]
+    return f"run {run.run_id[:8]} ({run.job_name}) failed. " + " ".join(reasons)
+
+
+def _reason(event: Any) -> str:
+    data = event.step_failure_data
+    said = data.user_failure_data.description if data.user_failure_data else None
+    cause = data.error.cause or data.error if data.error else None
+    return f"{event.step_key}: {said or (cause.message.strip() if cause else 'no reason given')}"
+
+
+def _verdict(context: RunStatusSensorContext) -> str | None:
+    """The gate's verdict, where the run made one."""
+    run = context.dagster_run
+    events = context.instance.all_logs(run.run_id, of_type=DagsterEventType.ASSET_MATERIALIZATION)
+    for event in events:
+        made = event.asset_materialization
+        if made is None or made.asset_key.path[-1] != "model_version":
+            continue
+        told = {name: value.value for name, value in made.metadata.items()}
+        if told.get("made_now"):
+            return f"{told['summary']}. {told['reasons']}"
+    return None
+
+
+def tell_once(
+    settings: PipelineSettings, store: Store, topic: str, text: str | None, report: Report
+) -> None:
+    """Tell of a state that lasts, such as a source that cannot be read, once until it changes.
+
+    Where a message cannot be sent that is reported, and the next call tries again.
+
+    Args:
+        topic: what the state is of.
+        text: the state; None when all is well again.
+    """
+    if not settings.notifications.is_on:
+        return
+    path = f"{layout.automation(settings.name)}/told.json"
+    told: dict[str, str] = json.loads(store.read_bytes(path) or b"{}")
+    if told.get(topic) == text:
+        return
+    if text is not None:
+        try:
+            send(settings.notifications, f"{settings.name}: {text}")
+        except UserError as error:
+            report(str(error))
+            return
+        told[topic] = text
+    else:
+        del told[topic]
+    store.write_bytes(path, json.dumps(told).encode())
+
+
+def send(settings: NotificationSettings, text: str) -> None:
+    """Send one message every way that is set; raises UserError where one does not work."""
+    if settings.webhook_variable:
+        address = _secret(settings.webhook_variable, "notifications.webhook_variable")
+        try:
+            httpx.post(address, json={"text": text}, timeout=SECONDS).raise_for_status()
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            # The address is a secret, and errors of httpx name it.
+            raise UserError(
+                f"The webhook of {settings.webhook_variable} took no message "
+                f"({type(error).__name__}). Check the address, and that it can be reached."
+            ) from None
+    if settings.email:
+        _mail(settings.email, text)
+
+
+def _mail(settings: EmailSettings, text: str) -> None:
+    message = EmailMessage()
+    message["Subject"] = text.splitlines()[0][:120]
+    message["From"], message["To"] = settings.sender, ", ".join(settings.to)
+    message.set_content(text)
+    kind = smtplib.SMTP_SSL if settings.port == ENCRYPTED else smtplib.SMTP
+    try:
+        with kind(settings.host, settings.port, timeout=SECONDS) as server:
+            if settings.port == STARTTLS:
+                server.starttls()
+            if settings.password_variable:
+                password = _secret(settings.password_variable, "notifications.email")
+                server.login(settings.sender, password)
+            server.send_message(message)
+    except (OSError, smtplib.SMTPException) as error:
+        raise UserError(
+            f"The mail server {settings.host}:{settings.port} took no message ({error}). Check "
+            "`notifications.email`."
+        ) from error
+
+
+def _secret(variable: str, key: str) -> str:
+    value = os.environ.get(variable, "")
+    if not value:
+        raise UserError(f"`{key}` names {variable}, which is not set where Dagster runs.")
+    return value

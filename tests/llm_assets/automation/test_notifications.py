@@ -1,0 +1,129 @@
+"""What people are told, by a real webhook and a real mail server of the tests' own."""
+
+import json
+import os
+import socketserver
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from dagster import Failure
+
+from artifacts.errors import UserError
+from llm_assets.automation.notifications import send
+from llm_assets.gate.verdict import Outcome
+from llm_assets.notification_settings import EmailSettings, NotificationSettings
+from tests.llm_assets.automation.conftest import Automated
+
+VARIABLE = "TEST_WEBHOOK"
+
+
+@pytest.fixture
+def webhook(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """What a webhook has heard; its address is in the environment."""
+    heard: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            heard.append(json.loads(body)["text"])
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv(VARIABLE, f"http://127.0.0.1:{server.server_port}/secret-path")
+        yield heard
+        server.shutdown()
+
+
+@pytest.fixture
+def mailbox() -> Iterator[tuple[int, list[str]]]:
+    """The port of a mail server, and the lines that it was given."""
+    lines: list[str] = []
+
+    class Handler(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            self.wfile.write(b"220 ready\r\n")
+            in_message = False
+            for raw in self.rfile:
+                line = raw.decode().rstrip()
+                lines.append(line)
+                if in_message and line != ".":
+                    continue
+                in_message = line.upper() == "DATA"
+                answer = {"DATA": b"354 go on", "QUIT": b"221 bye"}.get(line.upper(), b"250 yes")
+                self.wfile.write(answer + b"\r\n")
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_address[1], lines
+        server.shutdown()
+
+
+def test_source_that_cannot_be_read_is_told_once_until_it_can(
+    automated: Automated, webhook: list[str]
+) -> None:
+    automated.project.configure(notifications={"webhook_variable": VARIABLE})
+    away = automated.text.with_name("away")
+    automated.text.rename(away)
+    for _ in range(2):
+        with pytest.raises(Failure, match="matches no file"):
+            automated.tick()
+    assert len(webhook) == 1 and "manual: Source 'manual'" in webhook[0]
+    away.rename(automated.text)
+    automated.tick()
+    automated.text.rename(away)
+    with pytest.raises(Failure):
+        automated.tick()
+    assert len(webhook) == 2
+
+
+def test_spent_budget_is_told_once(automated: Automated, webhook: list[str]) -> None:
+    automated.project.configure(notifications={"webhook_variable": VARIABLE})
+    (automated.text / "new.txt").write_text("Something new to learn.")
+    automated.end(automated.launch(automated.tick()), succeeded=False)
+    automated.automate(retry_minutes=0, monthly_hours=1e-9)
+    automated.tick()
+    automated.tick()
+    assert len(webhook) == 1 and "budget is spent" in webhook[0]
+
+
+def test_webhook_that_is_down_holds_no_launch_back(
+    automated: Automated, monkeypatch: pytest.MonkeyPatch, webhook: list[str]
+) -> None:
+    automated.project.configure(notifications={"webhook_variable": VARIABLE})
+    working = os.environ[VARIABLE]
+    monkeypatch.setenv(VARIABLE, "http://127.0.0.1:1/")
+    automated.teach("second", Outcome.TOO_FEW_DOCUMENTS)
+    (automated.text / "new.txt").write_text("Something new to learn.")
+    automated.teach("third", Outcome.TOO_FEW_DOCUMENTS)
+    assert "The gate rejected" in str(automated.tick()) and not webhook
+    monkeypatch.setenv(VARIABLE, working)
+    automated.tick()
+    assert len(webhook) == 1 and "The gate rejected" in webhook[0]
+
+
+def test_mail_holds_the_message(mailbox: tuple[int, list[str]]) -> None:
+    port, lines = mailbox
+    email = EmailSettings(
+        host="127.0.0.1", port=port, sender="a@example.org", to=("b@example.org",)
+    )
+    send(NotificationSettings(email=email), "manual: version 3 promoted")
+    assert "Subject: manual: version 3 promoted" in lines and "To: b@example.org" in lines
+
+
+def test_webhook_that_is_down_is_named_without_its_address(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(VARIABLE, "http://127.0.0.1:1/secret-path")
+    with pytest.raises(UserError, match=VARIABLE) as refused:
+        send(NotificationSettings(webhook_variable=VARIABLE), "anything")
+    assert "secret-path" not in str(refused.value)
+    monkeypatch.delenv(VARIABLE)
+    with pytest.raises(UserError, match="is not set where Dagster runs"):
+        send(NotificationSettings(webhook_variable=VARIABLE), "anything")
