@@ -11,9 +11,12 @@ written in one step that storage refuses unless the lease is still the maker's.
 
 import contextlib
 import errno
+import functools
 import json
 import os
+import platform
 import shutil
+import subprocess
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -28,10 +31,10 @@ from artifacts.storage.transfer import remote_entries, upload_folder
 from artifacts.store import layout
 from artifacts.store.identity import Identity
 from artifacts.store.manifest import Manifest
-from artifacts.store.provenance import provenance
 
 UPLOADING_NAME = "uploading.json"
 """In the folder of an artifact whose files are just going up: their names."""
+REVISION_VARIABLE = "LLM_ASSETS_REVISION"
 TAKEN = (errno.EEXIST, errno.ENOTEMPTY)
 
 
@@ -131,3 +134,34 @@ def _discard(folder: Path, making: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         os.rename(folder, removed)
     shutil.rmtree(removed, ignore_errors=True)
+
+
+def provenance() -> dict[str, str]:
+    """Python's version and the revision of this code."""
+    return {"python": platform.python_version(), "revision": code_revision()}
+
+
+@functools.cache
+def code_revision() -> str:
+    """The git commit of this code, with `+changes` where files differ from it.
+
+    An image without a git checkout names its revision in `LLM_ASSETS_REVISION`; without either the
+    answer is `unknown`.
+    """
+    if named := os.environ.get(REVISION_VARIABLE):
+        return named
+    commit = _git("rev-parse", "HEAD")
+    if commit is None:
+        return "unknown"
+    return f"{commit}+changes" if _git("status", "--porcelain", "--untracked-files=no") else commit
+
+
+def _git(*arguments: str) -> str | None:
+    folder = Path(__file__).parent
+    try:
+        done = subprocess.run(
+            ["git", *arguments], cwd=folder, capture_output=True, text=True, check=True, timeout=10
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

@@ -4,6 +4,7 @@ Anything can be made again, so a mistake here costs time, never a result. Still 
 current, has an alias, is being read by running work, or stands behind one of those.
 """
 
+from collections import defaultdict
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -13,10 +14,11 @@ from artifacts.store.manifest import Manifest
 from artifacts.store.pipelines import PipelineHistory, read_histories
 from artifacts.store.store import Store
 from llm_assets.maintenance.inventory import Inventory, take_inventory
-from llm_assets.maintenance.reachability import Name, reach
 from llm_assets.registry.retired import retire
 from llm_assets.retention_settings import RetentionSettings
 
+Name = tuple[str, str]
+"""Kind and fingerprint of an artifact."""
 DAY_SECONDS = 86_400.0
 STATE_FOLDERS = ("step-", "best")
 """Beginnings of the names of a run's folders that hold what a training goes on from."""
@@ -212,3 +214,36 @@ def _cached(contents: Contents, settings: RetentionSettings) -> Iterator[Removal
             return
         left -= file.bytes
         yield Removal(file.path, "of the caches, it was used longest ago", file.bytes)
+
+
+def reach(inputs: Mapping[Name, Mapping[str, str]], roots: Mapping[Name, str]) -> dict[Name, str]:
+    """Everything that the roots need, each with the reason of the root that needs it.
+
+    An input that is named after its kind (`clean_corpus`) is what an artifact was made from, and is
+    followed all the way down. One with a name of its own (the model that a training started from,
+    the incumbent, an earlier corpus) is kept itself, but what that was made from is not: otherwise
+    nothing of a lineage could ever go.
+
+    Args:
+        inputs: every artifact there is, with the inputs of its manifest.
+        roots: artifacts that are needed in any case, and why; one that is absent needs nothing.
+    """
+    kinds: dict[str, set[str]] = defaultdict(set)
+    for kind, fingerprint in inputs:
+        kinds[fingerprint].add(kind)
+    found: dict[Name, str] = {}
+    followed = [(name, reason) for name, reason in roots.items() if name in inputs]
+    beside: list[tuple[Name, str]] = []
+    while followed:
+        name, reason = followed.pop()
+        if name in found:
+            continue
+        found[name] = reason
+        for role, fingerprint in inputs[name].items():
+            if (role, fingerprint) in inputs:
+                followed.append(((role, fingerprint), reason))
+            else:
+                beside += [((kind, fingerprint), reason) for kind in kinds[fingerprint]]
+    for name, reason in beside:
+        found.setdefault(name, reason)
+    return found

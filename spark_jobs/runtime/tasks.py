@@ -5,17 +5,19 @@ results by itself, and only a small record of each comes back.
 """
 
 import re
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from py4j.protocol import Py4JJavaError
+from pyspark import SparkContext
 from pyspark.errors import PythonException
 from pyspark.sql import SparkSession
 
 from artifacts.errors import UserError
 from artifacts.progress import Report
-from spark_jobs.runtime.progress import progress
 
 Item = TypeVar("Item")
 
@@ -23,6 +25,8 @@ TASKS_PER_CORE = 2
 """Where there are enough items; each costs PySpark about 0.1 s whatever its size."""
 ITEMS_PER_TASK = 32
 """At most, so that a cluster that grows with the work sees how much there is."""
+POLL_SECONDS = 1.0
+REPORT_SECONDS = 5.0
 
 _USER_ERROR = re.compile(
     r"^artifacts\.errors\.\w+: (.*?)\s*(?=\n\s+at org\.|\Z)", re.DOTALL | re.MULTILINE
@@ -74,3 +78,49 @@ def user_errors() -> Iterator[None]:
         if message is None:
             raise
         raise UserError(message.group(1).strip()) from error
+
+
+@contextmanager
+def progress(context: SparkContext, label: str, report: Report) -> Iterator[None]:
+    """Report the tasks done of the action that the block runs, every few seconds."""
+    group = f"{label}-{time.monotonic_ns()}"
+    context.setLocalProperty("spark.jobGroup.id", group)
+    finished = threading.Event()
+    watcher = threading.Thread(
+        target=_watch, args=(context, group, label, report, finished), daemon=True
+    )
+    watcher.start()
+    try:
+        yield
+    finally:
+        finished.set()
+        watcher.join()
+        context.setLocalProperty("spark.jobGroup.id", None)
+
+
+def _watch(
+    context: SparkContext, group: str, label: str, report: Report, finished: threading.Event
+) -> None:
+    started = last = time.monotonic()
+    while not finished.wait(POLL_SECONDS):
+        now = time.monotonic()
+        if now - last < REPORT_SECONDS:
+            continue
+        done, total = _count_tasks(context, group)
+        if total:
+            last = now
+            rest = f", about {(now - started) / done * (total - done):.0f} s to go" if done else ""
+            report(f"{label}: {done / total:.0%} done{rest}")
+
+
+def _count_tasks(context: SparkContext, group: str) -> tuple[int, int]:
+    tracker = context.statusTracker()
+    done = total = 0
+    for job in tracker.getJobIdsForGroup(group):
+        information = tracker.getJobInfo(job)
+        for stage_id in information.stageIds if information else ():
+            stage = tracker.getStageInfo(stage_id)
+            if stage:
+                done += stage.numCompletedTasks
+                total += stage.numTasks
+    return done, total

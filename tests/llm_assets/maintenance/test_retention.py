@@ -19,8 +19,7 @@ from artifacts.store.store import Draft
 from llm_assets.cli.main import commands
 from llm_assets.config import load_settings
 from llm_assets.definitions import build_definitions
-from llm_assets.maintenance.reachability import Name, reach
-from llm_assets.maintenance.retention import Version, plan_removals, read_contents
+from llm_assets.maintenance.retention import Name, Version, plan_removals, reach, read_contents
 from llm_assets.retention_settings import RetentionSettings
 from llm_assets.tracing.explain import explain
 from tests.damage import cut_manifest

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from artifacts.errors import UserError
-from llm_assets.sources.files.braces import expand_braces
+from llm_assets.sources.files.find import expand_braces
 from llm_assets.sources.settings import RawCorpusSettings
 from llm_assets.sources.snapshot.snapshot import source_fingerprints
 from tests.llm_assets.sources.test_snapshot import files_source, snapshot
