@@ -153,17 +153,6 @@ def tiny_shards(
     )
 
 
-def _write_random_model(folder: Path, architecture: Any, config: Any, seed: int) -> None:
-    import torch
-    from transformers import GenerationConfig
-
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = architecture(config)
-    model.generation_config = GenerationConfig.from_model_config(config)
-    model.save_pretrained(folder)
-
-
 def _train_tokenizer(vocab_size: int):  # type: ignore[no-untyped-def]
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast

@@ -132,8 +132,6 @@ class GoogleCloudSettings(Settings):
     """Secrets by name."""
     tensorboard: str | None = None
     """Full name of a Vertex AI TensorBoard that training writes to; absent means none."""
-    bigquery_location: str | None = None
-    """Where BigQuery jobs run, for instance `US`; the region if absent."""
     batch: BatchSettings = BatchSettings()
     """The Spark stages."""
     training: MachineSettings = MachineSettings()
