@@ -86,11 +86,12 @@ def loss_is_finite_and_falls(pipeline: PipelineResource) -> AssetCheckResult:
     bad = sum(loss is None or not math.isfinite(loss) for loss in losses)
     falls = None not in (start, end) and end < start
     said = "Every loss is a number." if not bad else f"{bad} losses are not finite numbers."
+    diverged = trained.stats["diverged"]
     return AssetCheckResult(
-        passed=not bad and falls,
+        passed=not bad and falls and not diverged,
         severity=AssetCheckSeverity.WARN,
-        description=f"{said} On validation text, {trained.stats['validation_unit']}: {start} "
-        f"before, {end} after.",
+        description=f"{diverged or said} On validation text, {trained.stats['validation_unit']}: "
+        f"{start} before, {end} after.",
         metadata={"losses_not_finite": bad, "validation_falls": falls},
     )
 

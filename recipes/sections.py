@@ -82,7 +82,7 @@ class OptimizerSettings(Settings):
     skip_gradient_above: float = Field(default=10.0, gt=1)
     """A step whose gradient norm is this many times the recent median is skipped, as is NaN."""
     stop_after_skips: int = Field(default=8, ge=1)
-    """Skipped steps in a row that end the run with an error."""
+    """Skipped steps in a row that end the training; the gate then rejects what it made."""
 
     @field_validator("betas")
     @classmethod

@@ -90,6 +90,8 @@ class TrainingResult(BaseModel):
     final_loss: float | None
     """Of the last step that was not skipped; None where all were."""
     skipped_steps: int
+    diverged: str | None = None
+    """Why training ended before its last step, which the gate's verdict repeats."""
     precision: str
     workers: int
     parameters: int

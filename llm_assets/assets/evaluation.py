@@ -1,5 +1,8 @@
 """Is the candidate better, and may it answer users?"""
 
+from pathlib import Path
+from typing import Any
+
 import pyarrow.parquet as pq
 from dagster import AssetExecutionContext, MaterializeResult
 
@@ -11,6 +14,7 @@ from llm_assets.assets.model import MODEL_FOLDER, base_model, checkpoint
 from llm_assets.assets.stage import materialization, stage
 from llm_assets.gate.judge import judge
 from llm_assets.gate.settings import CODE_VERSION as GATE_CODE_VERSION
+from llm_assets.gate.settings import GateSettings
 from llm_assets.gate.verdict import Verdict
 from llm_assets.pipeline import PipelineResource
 from llm_assets.registry.card import describe_coverage
@@ -19,7 +23,7 @@ from llm_assets.registry.lineage import lineage, weights_fingerprint
 from llm_assets.registry.records import ModelEntry
 from llm_assets.registry.resource import RegistryResource
 from llm_assets.runners.training import TrainingRunner
-from recipes.evaluation.settings import CODE_VERSION, EvaluationSpec, ModelSource
+from recipes.evaluation.settings import CODE_VERSION, EvaluationSpec, ModelSource, Question
 
 GROUP = "evaluation"
 VERDICT_NAME = "verdict.json"
@@ -47,11 +51,18 @@ def eval_metrics(
     base = record.current("base_model", needed_by="eval_metrics")
     models = registry.open(pipeline)
     models.register_base(base_entry(base))
-    incumbent = models.state().incumbent_of(model_source(candidate).fingerprint)
+    source = model_source(candidate)
+    state, gate = models.state(), pipeline.settings.model_version.gate
+    incumbent = state.incumbent_of(source.fingerprint)
+    question = Question(
+        look=state.look_of(source.fingerprint, incumbent.weights),
+        lifetime_error=gate.lifetime_error,
+        smallest_effect=gate.smallest_effect,
+    )
     identity = Identity(
         kind="eval_metrics",
         code_version=CODE_VERSION,
-        settings=settings.content() | recipe.scoring(),
+        settings=settings.content() | recipe.scoring() | {"question": question.model_dump()},
         inputs={
             "checkpoint": candidate.fingerprint,
             "tokenized_shards": shards.fingerprint,
@@ -66,15 +77,16 @@ def eval_metrics(
         verify_model(record, incumbent.model_url)
         spec = EvaluationSpec(
             base=model_source(base),
-            candidate=model_source(candidate),
+            candidate=source.model_copy(update={"fault": candidate.stats.get("diverged")}),
             incumbent=ModelSource(path=incumbent.model_url, fingerprint=incumbent.weights),
             shards=shards.url,
             shard_stats=ShardStats.model_validate(shards.stats),
             shards_fingerprint=shards.fingerprint,
             output=draft.url,
             cache=pipeline.store.cache,
-            settings=settings.drawn_for(model_source(candidate).fingerprint),
+            settings=settings.drawn_for(source.fingerprint),
             recipe=recipe,
+            question=question,
         )
         draft.stats |= training.evaluate(context, spec)
 
@@ -118,21 +130,10 @@ def model_version(
     )
 
     def build(draft: Draft) -> None:
-        evaluation.verify()
         candidate.verify()
-        verdict = judge(
-            pq.read_table(evaluation.path / SCORES_NAME),
-            evaluation.stats,
-            settings.gate,
-            candidate=source.fingerprint,
-            incumbent=incumbent.weights,
-            look=look,
+        draft.stats |= _judge(
+            evaluation, settings.gate, source.fingerprint, incumbent.weights, look, draft.path
         )
-        (draft.path / VERDICT_NAME).write_text(verdict.model_dump_json(indent=2))
-        draft.stats |= {
-            "promoted": verdict.promoted,
-            "reasons": [reason.text for reason in verdict.reasons],
-        }
 
     artifact = pipeline.make(context, identity, build)
     verdict = Verdict.model_validate_json((artifact.path / VERDICT_NAME).read_text())
@@ -148,6 +149,31 @@ def model_version(
     version = models.enter(entry, verdict)
     trained = {"trained_on": describe_coverage(version)}
     return materialization(artifact, verdict_metadata(version.version, verdict) | trained)
+
+
+def _judge(
+    evaluation: Artifact,
+    gate: GateSettings,
+    candidate: str,
+    incumbent: str,
+    look: int,
+    folder: Path,
+) -> dict[str, Any]:
+    """Write the verdict into a folder; returns what the manifest says of it."""
+    evaluation.verify()
+    verdict = judge(
+        pq.read_table(evaluation.path / SCORES_NAME),
+        evaluation.stats,
+        gate,
+        candidate=candidate,
+        incumbent=incumbent,
+        look=look,
+    )
+    (folder / VERDICT_NAME).write_text(verdict.model_dump_json(indent=2))
+    return {
+        "promoted": verdict.promoted,
+        "reasons": [reason.text for reason in verdict.reasons],
+    }
 
 
 def base_entry(base: Artifact) -> ModelEntry:

@@ -45,7 +45,9 @@ class Comparison(BaseModel):
     """`incumbent` or `base`."""
     difference: float
     level: float
-    """Probability with which each bound may miss the truth."""
+    """Probability with which each bound may miss the truth, at most."""
+    allowed: float = 0.0
+    """Standard errors by which both bounds lie farther out, for scores that people have read."""
     low: float | None
     high: float | None
     """Bounds at this level; None for no bound."""

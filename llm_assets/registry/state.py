@@ -96,13 +96,18 @@ class RegistryState(BaseModel):
         replaced = self.find_model(decisive[-1].against or "") if decisive else None
         return replaced or next(known for known in self.versions if known.is_base)
 
-    def look_of(self, weights: str, against: str, evaluation: str | None) -> int:
-        """Which judgement of the pipeline's life a comparison is: its own number, or the next."""
+    def look_of(self, weights: str, against: str, evaluation: str | None = None) -> int:
+        """Which judgement of the pipeline's life a comparison is: its own number, or the next.
+
+        Without an evaluation, as before one is made: the first of these two models has its number.
+        """
         asked = dict.fromkeys(
             (found.weights, found.against, found.evaluation_fingerprint) for found in self.verdicts
         )
-        this = (weights, against, evaluation)
-        return list(asked).index(this) + 1 if this in asked else len(asked) + 1
+        for number, (candidate, incumbent, measured) in enumerate(asked, 1):
+            if (candidate, incumbent) == (weights, against) and evaluation in (None, measured):
+                return number
+        return len(asked) + 1
 
     def register(self, entry: ModelEntry, is_base: bool = False) -> ModelVersion:
         """Add a model; known weights keep their number and take over where they lie now."""

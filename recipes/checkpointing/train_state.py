@@ -26,6 +26,8 @@ class TrainState(BaseModel):
     """Of the last step that was not skipped."""
     recent_tokens_per_second: list[float] = []
     """Of the last steps, oldest first."""
+    diverged: str | None = None
+    """Why training ends before its last step; never in a checkpoint."""
 
     def add_step(self, loss: float, tokens_per_second: float) -> None:
         """Remember what a step that was not skipped came to."""
@@ -34,22 +36,23 @@ class TrainState(BaseModel):
         self.recent_tokens_per_second = recent[-RECENT_STEPS:]
 
     def add_validation(self, step: int, value: float) -> None:
-        """Remember a validation.
+        """Remember a validation; one that is not a number ends the training.
 
         Raises:
-            UserError: it is not a number, so training cannot go on.
+            UserError: the starting model's is not a number.
         """
         if not math.isfinite(value):
-            raise UserError(self._not_a_number(step))
+            if not self.validation:
+                raise UserError(
+                    "The starting model's loss on the validation text is not a number. Its weights "
+                    "are damaged, or too large for `checkpoint.precision`: try float32, or another "
+                    "`base_model`."
+                )
+            self.diverged = self._not_a_number(step)
+            return
         self.validation[step] = value
 
     def _not_a_number(self, step: int) -> str:
-        if not self.validation:
-            return (
-                "The starting model's loss on the validation text is not a number. Its weights are "
-                "damaged, or too large for `checkpoint.precision`: try float32, or another "
-                "`base_model`."
-            )
         last = max(self.validation)
         return (
             f"Training stopped at step {step}: the loss on the validation text is no number since "
@@ -59,8 +62,9 @@ class TrainState(BaseModel):
 
     @property
     def best_step(self) -> int:
-        """The step with the best validation since training began."""
-        trained = {step: bits for step, bits in self.validation.items() if step}
+        """The step with the best validation since training began; 0 before the first."""
+        found = self.validation
+        trained = {step: bits for step, bits in found.items() if step} or found
         return min(trained, key=lambda step: (trained[step], step))
 
     def result(
@@ -86,7 +90,7 @@ class TrainState(BaseModel):
             tokens_seen_before=tokens_seen_before,
             validation={
                 "start": validation[0],
-                "end": validation[step],
+                "end": validation[max(validation)],
                 "best": validation[best],
             },
             validation_unit=validation_unit,
@@ -94,6 +98,7 @@ class TrainState(BaseModel):
             tokens_per_second=median(self.recent_tokens_per_second or [0.0]),
             final_loss=self.last_loss,
             skipped_steps=len(self.guard.skipped_steps),
+            diverged=self.diverged,
             precision=precision,
             workers=workers,
             parameters=parameters,

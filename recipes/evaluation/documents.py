@@ -17,6 +17,7 @@ from artifacts.shards.shard_set import ShardSet, ShardStats
 from recipes.evaluation.settings import EvaluationSettings
 
 GENERAL_TEXT = "general_english.txt"
+ROUND_PARTS = (4, 2)
 
 
 class Tokenizer(Protocol):
@@ -74,6 +75,19 @@ def held_out_documents(
     shards = ShardSet(folder, stats, "held_out")
     limit, least = settings.held_out_tokens, settings.minimum_documents
     return _read(shards, list_documents(shards), limit, least, tokenizer, settings)
+
+
+def in_rounds(documents: Sequence[Document], settings: EvaluationSettings) -> list[list[Document]]:
+    """Held-out documents as they are measured: a quarter of the tokens, up to a half, the rest.
+
+    The first round has the fewest documents at least; fewer rounds where that leaves none to add.
+    """
+    tokens = sum(len(document.tokens) for document in documents)
+    budget = min(tokens, settings.held_out_tokens or tokens)
+    least, seed = settings.minimum_documents, settings.seed
+    ends = [len(take(documents, budget // part, seed, least)) for part in ROUND_PARTS]
+    ends = sorted({*ends, len(documents)})
+    return [list(documents[a:b]) for a, b in zip([0, *ends], ends, strict=False)]
 
 
 def newest_documents(

@@ -2,21 +2,23 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from artifacts.store.identity import hash_json
 from recipes.evaluation.bootstrap import studentized_interval
-from recipes.evaluation.documents import Document
+from recipes.evaluation.documents import Document, digest
 from recipes.evaluation.metric import Metric
-from recipes.evaluation.settings import EvaluationSettings, TaskSettings
+from recipes.evaluation.settings import EvaluationSettings, SummarySettings, TaskSettings
 from recipes.evaluation.tasks import TaskScores
 
 FINGERPRINT_KEY = "evaluation_fingerprint"
 """In the result and in the metadata of the scores, so that they cannot be mixed up."""
+HELD_OUT_TASK = "held_out"
 ROLES = ("base", "candidate", "incumbent")
 
 
@@ -32,10 +34,40 @@ class Data:
     """Where the files of lm-eval's tasks are."""
     lm_eval_tasks: list[TaskSettings]
     """The multiple-choice set first, then what the settings name."""
+    summaries: SummarySettings | None
     metric: Metric
     """What the models are compared by."""
     fingerprint: str
     """Of data, code and settings, not of the models: figures with one fingerprint compare."""
+    share: float = 1.0
+    """Of all held-out documents, those within the budget."""
+    later: tuple[list[Document], ...] = ()
+    """Held-out documents that are measured only if those before them do not decide, by round."""
+
+    def next_round(self) -> "Data":
+        """What the next round measures: held-out documents alone."""
+        added, *later = self.later
+        return Data(
+            tasks={HELD_OUT_TASK: added},
+            prompts=[],
+            task_folders=[],
+            lm_eval_tasks=[],
+            summaries=None,
+            metric=self.metric,
+            fingerprint=hash_json({"before": self.fingerprint, "added": digest(added)}),
+            share=self.share,
+            later=tuple(later),
+        )
+
+    def with_round(self, added: "Data") -> "Data":
+        """This and the next round together."""
+        held_out = self.tasks[HELD_OUT_TASK] + added.tasks[HELD_OUT_TASK]
+        return replace(
+            self,
+            tasks=self.tasks | {HELD_OUT_TASK: held_out},
+            fingerprint=added.fingerprint,
+            later=added.later,
+        )
 
 
 @dataclass(frozen=True)
@@ -52,6 +84,11 @@ class Scores:
     """Metric name to what is no mean over samples."""
     details: dict[str, Any] = field(default_factory=dict)
     """More that the asset shows."""
+
+    def with_round(self, added: "Scores") -> "Scores":
+        """These and those of the next round's documents."""
+        held_out = np.concatenate([self.values[HELD_OUT_TASK], added.values[HELD_OUT_TASK]])
+        return replace(self, values=self.values | {HELD_OUT_TASK: held_out})
 
 
 def metrics(

@@ -12,7 +12,7 @@ from artifacts.shards.shard_set import ShardStats
 from artifacts.store.identity import FINGERPRINT_LENGTH
 from recipes.settings import ContinuedPretrainingSettings, RecipeSettings
 
-CODE_VERSION = "3"
+CODE_VERSION = "4"
 
 Folder = Annotated[str, BeforeValidator(os.fspath)]
 """A local folder; `gs://` in a spec that the container's launcher turns into mounted paths."""
@@ -97,15 +97,16 @@ class SummarySettings(Settings):
 class EvaluationSettings(Settings):
     """The `eval_metrics` asset: which data the models are measured on, and how much of it."""
 
-    held_out_tokens: int | None = Field(default=10_000, ge=1)
-    """Held-out tokens after which no more documents are taken, in the order of a hash of their
-    cluster; absent means all. 10,000 take two cores about 12 s at 135 M parameters."""
+    held_out_tokens: int | None = Field(default=40_000, ge=1)
+    """Most held-out tokens to measure, in the order of a hash of the documents' clusters; absent
+    means all. A quarter is measured first, then half, then all, until the verdict is known.
+    10,000 take two cores about 12 s at 135 M parameters."""
     document_tokens: int | None = Field(default=512, ge=16)
     """Most tokens of one document, its first ones: many short looks judge more surely than few long
     ones. Absent means all of it."""
     minimum_documents: int = Field(default=36, ge=1)
-    """Independent documents (duplicate clusters) taken even where they hold more than
-    `held_out_tokens`; the gate needs 30."""
+    """Independent documents (duplicate clusters) measured first even where they hold more than a
+    quarter of `held_out_tokens`; the gate needs 30."""
     newest_tokens: int | None = Field(default=2_500, ge=1)
     """Most held-out tokens that are measured of the newest slice by itself, once there are two, as
     `held_out_newest_bits_per_byte`; absent means all."""
@@ -180,6 +181,28 @@ class ModelSource(Settings):
     """A Hugging Face folder."""
     fingerprint: str
     """Of the artifact that holds it; models with one fingerprint are measured once."""
+    fault: str | None = None
+    """Why there is no use in measuring it, as when its training diverged."""
+
+
+class Question(Settings):
+    """What the gate asks, so that measuring ends once the answer is known."""
+
+    look: int = Field(ge=1)
+    """Which judgement of the pipeline's life it is."""
+    lifetime_error: float
+    smallest_effect: float
+    """Both as in `model_version.gate`."""
+
+
+class Rounds(Settings):
+    """How far a measurement went."""
+
+    measured: int = Field(ge=1)
+    planned: int
+    """Rounds that the budget allows; known before the first one."""
+    share: float
+    """Of all held-out documents, those within the budget."""
 
 
 class EvaluationSpec(Settings):
@@ -205,3 +228,5 @@ class EvaluationSpec(Settings):
     """What to measure."""
     recipe: RecipeSettings = ContinuedPretrainingSettings()
     """The recipe that the candidate was trained by, which says how it is scored."""
+    question: Question | None = None
+    """Ends the measuring when it is answered; None measures all that the settings allow."""

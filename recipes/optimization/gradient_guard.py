@@ -5,8 +5,6 @@ from statistics import median
 
 from pydantic import BaseModel
 
-from artifacts.errors import UserError
-
 HISTORY = 64
 ENOUGH_HISTORY = 16
 
@@ -31,12 +29,8 @@ class GradientGuard(BaseModel):
         self.recent_norms = [*self.recent_norms, norm][-HISTORY:]
         self.skipped_in_a_row = 0
 
-    def skip(self, step: int, norm: float, stop_after: int) -> str:
-        """Count a skipped step and say why.
-
-        Raises:
-            UserError: too many were skipped in a row.
-        """
+    def skip(self, step: int, norm: float, stop_after: int) -> tuple[str, bool]:
+        """Count a skipped step; returns why, and whether too many were skipped in a row."""
         self.skipped_steps = [*self.skipped_steps, step]
         self.skipped_in_a_row += 1
         if math.isfinite(norm):
@@ -44,13 +38,14 @@ class GradientGuard(BaseModel):
         else:
             reason = "a gradient that is not finite"
         if self.skipped_in_a_row >= stop_after:
-            raise UserError(
+            return (
                 f"Training stopped at step {step}: since step {step - self.skipped_in_a_row + 1} "
                 f"every step had {reason}; the weights are those from before. Lower "
                 "`checkpoint.optimizer.learning_rate`, or look at the rows it trained on "
                 "(`checkpoint.logging.audit_rows`)."
-            )
-        return f"step {step} was skipped: {reason} ({len(self.skipped_steps)} skipped so far)"
+            ), True
+        skipped = len(self.skipped_steps)
+        return f"step {step} was skipped: {reason} ({skipped} skipped so far)", False
 
     def _typical(self) -> float:
         return median(self.recent_norms) if self.recent_norms else math.nan

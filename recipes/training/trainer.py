@@ -106,7 +106,7 @@ class Trainer:
         self._telemetry = self._open_telemetry() if workers.is_rank_zero else None
 
     def finish(self) -> TrainingResult:
-        """Train to the last step, export the model and write `result.json`."""
+        """Train to the last step, or until it diverges; export the model, write `result.json`."""
         if 0 not in self._state.validation:
             self._validate()
         while self._step < self._steps:
@@ -114,6 +114,9 @@ class Trainer:
             last = self._step == self._steps
             if last or self._step % self._training.validation.every_steps == 0:
                 self._validate()
+            if self._state.diverged:
+                self._report(self._state.diverged)
+                break
             stop, save = self._agree(self._interruption.requested, self._saving.is_due(self._step))
             if last or stop or save:
                 self._save()
@@ -179,7 +182,11 @@ class Trainer:
         self._state.tokens_seen += outcome.targets
         if outcome.skipped:
             limit = self._training.optimizer.stop_after_skips
-            self._report(self._state.guard.skip(self._step, outcome.gradient_norm, limit))
+            why, is_over = self._state.guard.skip(self._step, outcome.gradient_norm, limit)
+            if is_over:
+                self._state.diverged = why
+            else:
+                self._report(why)
         else:
             self._state.guard.accept(outcome.gradient_norm)
         seconds = time.perf_counter() - began
@@ -239,6 +246,8 @@ class Trainer:
     def _validate(self) -> None:
         result = self._validation.measure(self._model, self._precision)
         self._state.add_validation(self._step, result)
+        if self._state.diverged:
+            return
         if self._telemetry:
             self._telemetry.validation(self._step, result, self._validation.unit)
         if 0 < self._step < self._steps and self._state.best_step == self._step:
@@ -262,9 +271,9 @@ class Trainer:
         self._checkpointer.wait()
         folder = Path(self._spec.export_folder)
         self._report(f"Writing the trained model to {folder}")
-        exports_best = self._training.export.weights == "best"
-        exported = self._state.best_step if exports_best else self._steps
-        if exported == self._steps:
+        exports_best = self._training.export.weights == "best" and self._state.best_step > 0
+        exported = self._state.best_step if exports_best else self._step
+        if exported == self._step:
             self._export(folder)
         elif self._workers.is_rank_zero:
             copy_model(self._run_folder / BEST_NAME, folder)

@@ -23,12 +23,16 @@ from artifacts.shards.documents import read_documents
 from artifacts.shards.shard_set import ShardSet, ShardStats
 from recipes.evaluation.contamination import find_contamination
 from recipes.evaluation.documents import Document, general_texts, take
-from recipes.evaluation.measure import Data, evaluate, read_data, scores_key
+from recipes.evaluation.measure import evaluate, read_data
+from recipes.evaluation.metric import BITS_PER_BYTE
+from recipes.evaluation.model_scores import scores_key
+from recipes.evaluation.results import Data
 from recipes.evaluation.settings import (
     EvaluationSettings,
     EvaluationSpec,
     GenerationSettings,
     ModelSource,
+    Question,
 )
 from tests.recipes.conftest import REPOSITORY
 from tests.tiny import tiny_base_model
@@ -138,7 +142,7 @@ def test_scores_measured_before_are_not_measured_again(
 def test_scores_measured_with_other_libraries_are_others(
     package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data = Data({}, [], [], [], "evaluation")
+    data = Data({}, [], [], [], None, BITS_PER_BYTE, "evaluation")
     model = ModelSource(path="model", fingerprint="model")
     before = scores_key(data, model)
     assert scores_key(replace(data, fingerprint="other"), model) != before
@@ -289,3 +293,40 @@ def test_the_newest_slice_of_held_out_text_is_measured_by_itself(
     pooled = [row for row in scores if row["task"] == "held_out"]
     assert {row["source"] for row in pooled} == {"manual"}
     assert result["documents"]["held_out"] == alone["documents"]["held_out"] == len(pooled)
+
+
+def test_measuring_ends_with_the_round_that_decides(
+    make_evaluation: MakeSpec, base_model: Path, tmp_path: Path
+) -> None:
+    """Two models that score the same need one round; where the question stays open, all is read."""
+    budget = {"held_out_tokens": 400, "minimum_documents": 2}
+    question = Question(look=1, lifetime_error=0.05, smallest_effect=0.005)
+    same = ModelSource(path=base_model, fingerprint="copy")
+    alike = evaluate(make_evaluation(candidate=same, question=question, settings=budget), silent)
+    assert alike["rounds"]["measured"] == 1 < alike["rounds"]["planned"]
+
+    fine = question.model_copy(update={"smallest_effect": 0.0})
+    lines: list[str] = []
+    spec = make_evaluation(
+        question=fine, settings=budget, cache=tmp_path / "cache", output=tmp_path / "open"
+    )
+    open_to_the_end = evaluate(spec, lines.append)
+    rounds = open_to_the_end["rounds"]
+    assert rounds["measured"] == rounds["planned"] == 3
+    assert sum("The verdict is open" in line for line in lines) == 2
+    everything = evaluate(make_evaluation(settings=budget), silent)
+    assert open_to_the_end["documents"] == everything["documents"]
+    assert 0 < rounds["share"] <= 1
+    assert open_to_the_end["metrics"] == everything["metrics"]
+    assert alike["documents"]["held_out"] < everything["documents"]["held_out"]
+    assert evaluate(spec, silent) == open_to_the_end
+
+
+def test_a_model_whose_training_diverged_is_a_fault_and_not_measured(
+    make_evaluation: MakeSpec, candidate: Path
+) -> None:
+    source = ModelSource(path=candidate, fingerprint="candidate", fault="Training stopped.")
+    lines: list[str] = []
+    result = evaluate(make_evaluation(candidate=source), lines.append)
+    assert result["faults"] == {"candidate": "Training stopped."}
+    assert not any("candidate: loading" in line for line in lines)

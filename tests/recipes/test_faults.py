@@ -176,17 +176,28 @@ def test_a_run_saved_at_a_skipped_step_goes_on_from_it(
     "checkpoint",
     "gradients not a number step after step",
     sees="since which step, and the settings",
-    then="ends with the weights from before",
+    then="ends with the weights from before, which the gate rejects",
 )
-def test_too_many_skipped_steps_in_a_row_end_the_run() -> None:
+def test_too_many_skipped_steps_in_a_row_are_enough() -> None:
     guard = GradientGuard()
     for step in range(20):
         guard.accept(1.0 + step / 100)
     assert guard.largest_norm(10.0) == pytest.approx(10.95)
-    assert "far above the recent" in guard.skip(21, 50.0, stop_after=3)
-    guard.skip(22, float("nan"), stop_after=3)
-    with pytest.raises(UserError, match=r"at step 23: since step 21 every step had"):
-        guard.skip(23, float("nan"), stop_after=3)
+    assert "far above the recent" in guard.skip(21, 50.0, stop_after=3)[0]
+    assert not guard.skip(22, float("nan"), stop_after=3)[1]
+    why, is_over = guard.skip(23, float("nan"), stop_after=3)
+    assert is_over and "at step 23: since step 21 every step had" in why
+
+
+def test_a_training_that_diverged_ends_with_a_model_for_the_gate_and_the_reason(
+    make_spec: SpecMaker,
+) -> None:
+    spec = make_spec("diverged", steps=30, skip_gradient_above=1.01, stop_after_skips=1)
+    result = train_here(spec)
+    assert result.diverged and "every step had a gradient norm of" in result.diverged
+    assert 16 < result.steps < 30
+    assert (Path(spec.export_folder) / "model.safetensors").exists()
+    assert train_here(spec) == result, "it is finished"
 
 
 @pytest.mark.fault(
@@ -218,8 +229,12 @@ def test_what_is_saved_can_be_loaded_and_a_divergence_is_dated() -> None:
     state = TrainState()
     state.add_validation(0, 2.5)
     state.add_validation(8, 2.25)
-    with pytest.raises(UserError, match=r"stopped at step 16: .* since some step after 8\."):
-        state.add_validation(16, float("nan"))
+    assert state.diverged is None
+    state.add_validation(16, float("nan"))
+    assert state.diverged and "stopped at step 16: " in state.diverged
+    assert "since some step after 8." in state.diverged
+    with pytest.raises(UserError, match="starting model's loss"):
+        TrainState().add_validation(0, float("nan"))
     assert TrainState.model_validate_json(state.model_dump_json()) == state
 
 

@@ -38,6 +38,7 @@ class Evaluation:
         self.fingerprints = ["evaluation", "evaluation"]
         self.faults: dict[str, str] = {}
         self.metric = BITS_PER_BYTE.model_dump()
+        self.rounds = {"measured": 1, "planned": 1, "share": 0.05}
         self.metrics: dict[str, Any] = {
             name: {role: {"value": 1.0} for role in self.models}
             for name in ("held_out_bits_per_byte", "general_bits_per_byte")
@@ -56,6 +57,7 @@ class Evaluation:
             "metrics": self.metrics,
             "models": self.models,
             "faults": self.faults,
+            "rounds": self.rounds,
             "evaluation_fingerprint": self.fingerprints[1],
             "vocab_size": 49_152,
             "metric": self.metric,
@@ -212,6 +214,26 @@ def test_the_more_was_judged_the_surer_the_gate_has_to_be() -> None:
     evaluation = Evaluation(gain=0.006)
     assert evaluation.judge().promoted
     assert outcomes(evaluation.judge(look=500)) == {Outcome.NOT_BETTER}
+
+
+def test_scores_that_may_have_been_read_make_the_gate_ask_for_more() -> None:
+    """The same gain at the same look: where most held-out text was measured, it does not do."""
+    evaluation = Evaluation(gain=0.012)
+    assert evaluation.judge(look=100).promoted
+    evaluation.rounds["share"] = 0.9
+    verdict = evaluation.judge(look=100)
+    assert outcomes(verdict) == {Outcome.NOT_BETTER}
+    assert verdict.comparisons[0].allowed == pytest.approx(0.9 * math.sqrt(99))
+    assert evaluation.judge(look=1).promoted
+
+
+def test_an_early_round_asks_for_more_than_the_last_one() -> None:
+    evaluation = Evaluation(gain=0.05)
+    levels = []
+    for measured in (1, 2, 3):
+        evaluation.rounds = {"measured": measured, "planned": 3, "share": 0.05}
+        levels.append(evaluation.judge().comparisons[0].level)
+    assert levels[0] < levels[1] < levels[2]
 
 
 def test_a_rejection_says_which_gain_would_have_been_found() -> None:

@@ -110,7 +110,8 @@ def test_looks_are_counted_over_the_whole_life_and_asking_again_is_no_new_one(
     state = registry.state()
     assert state.look_of("a", "base", "evaluation") == 1
     assert state.look_of("a", "b", "another") == 3
-    assert state.look_of("c", "b", "evaluation") == 4
+    assert state.look_of("c", "b", "evaluation") == state.look_of("c", "b") == 4
+    assert state.look_of("a", "b") == 3, "known before it is measured"
 
 
 def test_what_a_person_rejected_comes_back_only_by_a_person(registry: Registry) -> None:
