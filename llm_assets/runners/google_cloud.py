@@ -1,6 +1,7 @@
 """The runners of Google Cloud: Spark on Dataproc Serverless, PyTorch on Vertex AI."""
 
 import json
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 from dagster import AssetExecutionContext
 from pydantic import BaseModel
 
+from artifacts.errors import UserError
 from artifacts.storage import files
 from artifacts.store.identity import hash_json
 from llm_assets.cloud.config import load_cloud_settings
@@ -20,6 +22,7 @@ from llm_assets.pipes import (
     PipesGCSLiveMessageReader,
     PipesVertexCustomJobClient,
 )
+from llm_assets.runners.completeness import missing_of_evaluation, missing_of_training
 from llm_assets.runners.spark import SparkRunner
 from llm_assets.runners.training import TrainingRunner
 from recipes.evaluation.settings import EvaluationSpec
@@ -80,14 +83,20 @@ class VertexTrainingRunner(TrainingRunner):
     def train(self, context: AssetExecutionContext, spec: TrainingSpec) -> TrainingResult:
         result = f"{spec.run_folder}/{RESULT_NAME}"
         self._run(
-            context, "recipes.continued_pretraining", spec, result, spec.export_folder, "training"
+            context,
+            "recipes.continued_pretraining",
+            spec,
+            partial(missing_of_training, spec),
+            spec.export_folder,
+            "training",
         )
         return TrainingResult.model_validate_json(files.read(result))
 
     def evaluate(self, context: AssetExecutionContext, spec: EvaluationSpec) -> dict[str, Any]:
         output = str(spec.output)
         result = f"{output}/{RESULT_NAME}"
-        self._run(context, "recipes.evaluate", spec, result, output, "evaluation")
+        missing = partial(missing_of_evaluation, spec)
+        self._run(context, "recipes.evaluate", spec, missing, output, "evaluation")
         content: dict[str, Any] = json.loads(files.read(result))
         return content
 
@@ -107,10 +116,11 @@ class VertexTrainingRunner(TrainingRunner):
         context: AssetExecutionContext,
         module: str,
         spec: BaseModel,
-        result: str,
+        missing: Callable[[], list[str]],
         output: str,
         machines_of: str,
     ) -> None:
+        """Run a program as a job; one that ran before counts only with all that it has to leave."""
         settings = self._settings()
         machines: MachineSettings = getattr(settings, machines_of)
         fingerprint, folder = _stage_spec(settings, module.rsplit(".", 1)[1], spec)
@@ -128,9 +138,14 @@ class VertexTrainingRunner(TrainingRunner):
             parent=settings.parent,
             custom_job=custom_job(settings, machines, launcher, f"{folder}/output"),
             fingerprint=fingerprint,
-            accept_succeeded=partial(files.exists, result),
+            accept_succeeded=lambda: not missing(),
             before_submit=partial(files.remove, output),
         )
+        if lacking := missing():
+            raise UserError(
+                f"The job ended well, but left no {lacking[0]}. Materialize the asset again: the "
+                "job is not counted, and starts again."
+            )
 
 
 def _stage_spec(settings: GoogleCloudSettings, job: str, spec: BaseModel) -> tuple[str, str]:

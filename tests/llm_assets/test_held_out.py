@@ -1,7 +1,11 @@
 """Splits are handed from one trained corpus to the next."""
 
+from pathlib import Path
+
 from artifacts.shards.shard_set import ShardSet, ShardStats
 from artifacts.store.identity import Identity
+from artifacts.store.pipelines import Pipeline
+from artifacts.store.store import Artifact, Store
 from llm_assets.assets.held_out import EARLIER_INPUT, find_earlier
 from tests.conftest import Project
 from tests.damage import delete
@@ -67,29 +71,31 @@ def test_other_shares_decide_over_old_text_only_before_it_was_trained_on(
 
 
 def test_where_the_earlier_corpus_is_gone_the_newest_that_is_there_hands_on_its_splits(
-    with_shards: Project,
+    tmp_path: Path,
 ) -> None:
-    project = with_shards
-    make_shards(project)
-    train_once(project)
-    first = project.record.current("clean_corpus", "test")
-    (project.folder / "text" / "new.txt").write_text("A pump nobody has read about. " * 9)
-    make_shards(project)
-    train_once(project)
-    second = project.record.current("clean_corpus", "test")
-    raw = project.record.current("raw_corpus", "test").fingerprint
-    wanted = Identity(
-        kind="clean_corpus",
-        code_version=second.manifest.code_version,
-        settings=second.manifest.settings,
-        inputs={name: f for name, f in second.manifest.inputs.items() if name != EARLIER_INPUT},
-    )
-    assert wanted.inputs["raw_corpus"] == raw
-    assert find_earlier(project.record, wanted) == first.fingerprint
+    record = Pipeline(Store(str(tmp_path)), "manual")
+
+    def make(kind: str, **inputs: str) -> Artifact:
+        identity = Identity(kind=kind, code_version="1", inputs=inputs)
+        artifact, _ = record.store.make(identity, lambda draft: None)
+        record.advance(artifact)
+        return artifact
+
+    def train_on(corpus: Artifact) -> None:
+        shards = make("tokenized_shards", clean_corpus=corpus.fingerprint)
+        make("checkpoint", tokenized_shards=shards.fingerprint)
+
+    def week(text: str) -> Identity:
+        return Identity(kind="clean_corpus", code_version="1", inputs={"raw_corpus": text})
+
+    first = make("clean_corpus", raw_corpus="week 1")
+    train_on(first)
+    second = make("clean_corpus", raw_corpus="week 2", earlier=first.fingerprint)
+    train_on(second)
+    assert find_earlier(record, week("week 3")) == second.fingerprint
 
     delete(second)
-    assert find_earlier(project.record, wanted) == first.fingerprint, "made again as it was"
-    other = wanted.model_copy(update={"inputs": {"raw_corpus": "text of next week"}})
-    assert find_earlier(project.record, other) == first.fingerprint, "the newest that is there"
+    assert find_earlier(record, week("week 2")) == first.fingerprint, "made again as it was"
+    assert find_earlier(record, week("week 3")) == first.fingerprint, "the newest that is there"
     delete(first)
-    assert find_earlier(project.record, other) is None, "nothing knows the splits any more"
+    assert find_earlier(record, week("week 3")) is None, "nothing knows the splits any more"

@@ -137,6 +137,12 @@ def test_a_second_pipeline_lives_under_its_prefix(
     assert "checkpoint" in retraining.run_config["ops"]
 
 
+def test_a_training_that_diverged_goes_on_to_the_gate(project: Project) -> None:
+    graph = define(project).resolve_asset_graph()
+    (check,) = [key for key in graph.asset_check_keys if key.name == "loss_is_finite_and_falls"]
+    assert not graph.get_check_spec(check).blocking
+
+
 def test_every_asset_has_a_check_and_a_group_of_its_pipeline(project: Project) -> None:
     defs = define(project)
     graph = defs.resolve_asset_graph()
