@@ -63,6 +63,30 @@ def init(folder: Path, name: str | None, output: Path | None) -> None:
     click.echo(f"Wrote {started.path}. Now: llm-assets --config {started.path} run")
 
 
+@commands.command(name="import")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--revision", help="Commit of the model on the Hugging Face Hub.")
+@click.option("--output", type=click.Path(path_type=Path), help="Where to write the file.")
+def import_json(file: Path, revision: str | None, output: Path | None) -> None:
+    """Write a pipeline file from the JSON of GoogleCloudPlatform/llm-pipeline-examples.
+
+    \b
+    Example:
+      llm-assets import small1vm1gpu.json --revision COMMIT
+    """
+    import yaml
+
+    from llm_assets.cli.import_json import import_file, write_imported
+
+    imported = import_file(file, revision)
+    target = output or Path("config") / f"{file.stem}.yaml"
+    write_imported(imported, target)
+    for note in imported.notes:
+        click.echo(f"  {shown(note)}")
+    click.echo(f"Wrote {target}. In config/google_cloud.yaml it asks for:")
+    click.echo(yaml.safe_dump(imported.cloud, sort_keys=False))
+
+
 @commands.command()
 @json_option
 def status(as_json: bool) -> None:

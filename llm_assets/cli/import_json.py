@@ -1,0 +1,216 @@
+"""`llm-assets import FILE`: the JSON of a summarization pipeline as a pipeline file.
+
+The format is that of GoogleCloudPlatform/llm-pipeline-examples, with its clusters and trainings in
+sections of their own (`cluster_config`, `train_config`) or flat.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import Field, ValidationError
+
+from artifacts.errors import UserError
+from artifacts.settings import Settings
+from llm_assets.config import PipelineSettings
+
+INPUT_TOKENS, TARGET_TOKENS = 256, 30
+"""Fixed in the programs that read this JSON."""
+
+
+class ClusterConfig(Settings):
+    """Machines of the training."""
+
+    name_prefix: str
+    zone: str = Field(pattern=r"^[a-z]+-[a-z]+[0-9]+-[a-z]$")
+    node_count: int = Field(ge=1)
+    machine_type: str
+    gpu_type: str
+    gpu_count: int = Field(ge=0)
+
+
+class TrainConfig(Settings):
+    """The training."""
+
+    model_checkpoint: str
+    batch_size: int = Field(ge=1)
+    epochs: float = Field(gt=0)
+
+
+class ImportedSettings(Settings):
+    """Every key that the JSON may have."""
+
+    dataset: str
+    dataset_subset: str | None = None
+    document_column: str
+    summary_column: str
+    cluster_config: ClusterConfig
+    train_config: TrainConfig
+    model_display_name: str
+    deploy_machine_type: str
+    deploy_gpu_type: str
+    deploy_gpu_count: int = Field(ge=0)
+    override_deploy: bool = False
+    verify: bool = True
+    enable_caching: bool = True
+
+
+FLAT = {"cluster_prefix": ("cluster_config", "name_prefix")} | {
+    name: (section, name)
+    for section, model in (("cluster_config", ClusterConfig), ("train_config", TrainConfig))
+    for name in model.model_fields
+    if name != "name_prefix"
+}
+"""Key of the flat form to its section and its name there."""
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What a JSON file becomes."""
+
+    pipeline: dict[str, Any]
+    """The pipeline file."""
+    cloud: dict[str, Any]
+    """Keys of `config/google_cloud.yaml`."""
+    notes: list[str]
+    """What became of each key that has no setting of its own."""
+
+
+def import_file(path: Path, revision: str | None) -> Imported:
+    """Convert a JSON file.
+
+    Args:
+        revision: the commit of the model on the Hugging Face Hub; not needed for a folder.
+
+    Raises:
+        UserError: the file is no JSON object, or a key is unknown, missing or of a wrong type.
+    """
+    settings = _read(path)
+    cluster, training = settings.cluster_config, settings.train_config
+    name = re.sub(r"[^a-z0-9_]", "_", settings.model_display_name.lower()).lstrip("_0123456789")
+    model = _model(training.model_checkpoint, revision, path)
+    rows = training.batch_size * max(1, cluster.gpu_count) * cluster.node_count
+    pipeline = {
+        "name": name or "imported",
+        "description": f"{settings.model_display_name}: summaries, as {path.name} asked for.",
+        "platform": "google_cloud",
+        "raw_corpus": {"sources": [_source(settings)]},
+        "tokenized_shards": {
+            "examples": {"input_tokens": INPUT_TOKENS, "target_tokens": TARGET_TOKENS}
+        },
+        "base_model": model,
+        "checkpoint": {
+            "recipe": "sequence_to_sequence",
+            "budget": {"epochs": training.epochs, "global_batch_size": rows},
+            "placement": {"device_batch_size": training.batch_size},
+        },
+    }
+    PipelineSettings.model_validate(pipeline | {"store": "gs://bucket/store"})
+    return Imported(pipeline, _cloud(settings), _notes(settings, rows))
+
+
+def write_imported(imported: Imported, target: Path) -> None:
+    """Write the pipeline file; raises UserError where there is one already."""
+    if target.exists():
+        raise UserError(f"{target} is there already. Give another place with --output.")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(yaml.safe_dump(imported.pipeline, sort_keys=False))
+
+
+def _read(path: Path) -> ImportedSettings:
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path} has to be a JSON object; it is a {type(content).__name__}.")
+    nested: dict[str, Any] = {}
+    for key, value in content.items():
+        section, name = FLAT.get(key, (None, key))
+        if section is None:
+            nested[name] = nested.get(name, {}) | value if isinstance(value, dict) else value
+        else:
+            nested[section] = nested.get(section, {}) | {name: value}
+    try:
+        return ImportedSettings.model_validate(nested, strict=True)
+    except ValidationError as error:
+        raise UserError(f"{path}:\n  " + "\n  ".join(map(_fault, error.errors()))) from None
+
+
+def _fault(fault: Any) -> str:
+    key = ".".join(str(part) for part in fault["loc"])
+    if fault["type"] == "extra_forbidden":
+        known = sorted({*ImportedSettings.model_fields, *FLAT})
+        return f"{key}: unknown key; known are {', '.join(known)}."
+    if fault["type"] == "missing":
+        return f"{key}: missing."
+    return f"{key}: {fault['msg']} (got {fault['input']!r})."
+
+
+def _source(settings: ImportedSettings) -> dict[str, Any]:
+    examples = {
+        "form": "pairs",
+        "document_column": settings.document_column,
+        "summary_column": settings.summary_column,
+    }
+    if settings.dataset.startswith("gs://"):
+        return {"type": "files", "path": settings.dataset, "examples": examples}
+    subset = {"subset": settings.dataset_subset} if settings.dataset_subset else {}
+    return {"type": "hugging_face", "dataset": settings.dataset, **subset, "examples": examples}
+
+
+def _model(checkpoint: str, revision: str | None, path: Path) -> dict[str, Any]:
+    if Path(checkpoint).is_dir():
+        return {"folder": checkpoint}
+    if revision is None:
+        raise UserError(
+            f"{path}: model_checkpoint {checkpoint!r} is a name on the Hugging Face Hub, whose "
+            "content may change. Pin it: --revision with the commit's 40 hexadecimal digits."
+        )
+    return {"hub": checkpoint, "revision": revision}
+
+
+def _cloud(settings: ImportedSettings) -> dict[str, Any]:
+    cluster = settings.cluster_config
+    return {
+        "region": cluster.zone.rpartition("-")[0],
+        "training": {
+            "machine_type": cluster.machine_type,
+            **_accelerator(cluster.gpu_type, cluster.gpu_count),
+            "replicas": cluster.node_count,
+        },
+        "endpoint": {
+            "machine_type": settings.deploy_machine_type,
+            **_accelerator(settings.deploy_gpu_type, settings.deploy_gpu_count),
+        },
+    }
+
+
+def _accelerator(kind: str, count: int) -> dict[str, Any]:
+    """As Vertex AI names it: `NVIDIA_TESLA_A100`."""
+    name = kind.upper().replace("-", "_") if count else None
+    return {"accelerator_type": name, "accelerator_count": count}
+
+
+def _notes(settings: ImportedSettings, rows: int) -> list[str]:
+    cluster = settings.cluster_config
+    return [
+        f"cluster_config.name_prefix {cluster.name_prefix!r}: not needed, since each job has "
+        "machines of its own, which end with it",
+        f"cluster_config.zone {cluster.zone!r}: Vertex AI chooses a zone of the region",
+        f"train_config.batch_size {settings.train_config.batch_size}: rows on a GPU; over all of "
+        f"them that makes checkpoint.budget.global_batch_size {rows}",
+        "override_deploy: "
+        + (
+            "the gate is never left out; promote a version that it rejected with: "
+            "llm-assets approve VERSION --reason ..."
+            if settings.override_deploy
+            else "not set, as here: the gate decides"
+        ),
+        f"verify {settings.verify}: a new version is always probed before it gets traffic",
+        f"enable_caching {settings.enable_caching}: what is made is known by a hash of all that "
+        "decides it, so nothing stale is ever taken; `rm -r` of `cache/` in the store is safe",
+    ]
