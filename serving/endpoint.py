@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
@@ -13,6 +14,7 @@ from artifacts.errors import UserError
 from artifacts.leases.lease import local_lease
 from artifacts.progress import Report
 from serving.api.address import bearer_token, listen
+from serving.comparison import Comparison, JudgedDocument
 from serving.rollout import RolloutFailed
 from serving.settings import EndpointSettings
 from serving.state import Desired, StateFolder, Status
@@ -36,6 +38,10 @@ class Endpoint(BaseModel):
     """Whether this call changed what is served."""
     reason: str
     """In words: already serving, serving now, or why the wanted version is not."""
+    engine: str
+    """Which one computes, and why that one."""
+    comparison: Comparison | None
+    """Of its bits with the evaluation's; None where nothing was judged."""
 
 
 def start(
@@ -47,6 +53,7 @@ def start(
     report: Report = lambda _: None,
     name: str = "default",
     conversions: Path | None = None,
+    judged: Sequence[JudgedDocument] = (),
 ) -> Endpoint:
     """Have a version served, whatever is served now, and wait until it is.
 
@@ -56,6 +63,8 @@ def start(
 
     Args:
         conversions: where models in other forms are cached; absent, in the state folder.
+        judged: documents on which the engine has to say what the evaluation found; a version that
+            does not gets no traffic.
 
     Raises:
         RolloutFailed: the version that was served before still is.
@@ -69,6 +78,7 @@ def start(
         fingerprint=fingerprint,
         settings=settings,
         conversions=conversions,
+        judged=list(judged),
     )
     with local_lease(state_folder / "start.lock", lambda who: report(f"waiting for {who}")):
         running = status(state_folder)
@@ -210,6 +220,7 @@ def _needs_new_front(now: EndpointSettings, wanted: EndpointSettings) -> bool:
 
 
 def _endpoint(found: Status, desired: Desired, changed: bool, reason: str) -> Endpoint:
+    route = next((r for r in found.routes if r.version == desired.version), None)
     return Endpoint(
         url=found.url,
         pid=found.pid,
@@ -217,6 +228,8 @@ def _endpoint(found: Status, desired: Desired, changed: bool, reason: str) -> En
         fingerprint=desired.fingerprint,
         changed=changed,
         reason=reason,
+        engine=route.engine if route else "",
+        comparison=route.comparison if route else None,
     )
 
 

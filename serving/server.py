@@ -204,6 +204,7 @@ class Server:
                 ready=route.engine.ready.is_set(),
                 restarts=route.engine.restarts,
                 engine=route.engine.engine,
+                comparison=route.engine.comparison,
             )
             for route in self._router.routes
         ]

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from artifacts.leases.holder import process_started
 from artifacts.storage import files
+from serving.comparison import Comparison, JudgedDocument
 from serving.settings import EndpointSettings
 
 STATUS_NAME = "status.json"
@@ -36,6 +37,8 @@ class Desired(BaseModel):
     settings: EndpointSettings
     conversions: Path | None = None
     """Where converted models are cached; absent, beside the state."""
+    judged: list[JudgedDocument] = []
+    """Documents on which its engine has to say what the evaluation found."""
 
     def fits_engine_of(self, other: "Desired") -> bool:
         """Whether an engine started for another serves this too: what differs is the front's."""
@@ -62,6 +65,8 @@ class RouteStatus(BaseModel):
     restarts: int
     engine: str = ""
     """Which one computes, and why that one."""
+    comparison: Comparison | None = None
+    """With the evaluation; None where nothing was judged."""
 
 
 class Outcome(BaseModel):

@@ -1,12 +1,16 @@
 """The versions behind one local front, as a rollout moves them: a child process each."""
 
 import asyncio
+import math
+from collections.abc import Sequence
 
 from serving.api.router import Route, Router
+from serving.comparison import Comparison, JudgedDocument, compared
 from serving.engine.process import EngineLost, EngineProcess, Refused
 from serving.engine.protocol import GenerateRequest
 from serving.rollout import CanaryFailed, Seen
-from serving.settings import EndpointSettings
+from serving.settings import EndpointSettings, Weights
+from serving.telemetry import log
 
 PROBE_TOKENS = 8
 
@@ -29,6 +33,12 @@ class EngineTraffic:
         try:
             await self._new.start()
             await probe(self._new, self._settings)
+            if self._new.desired.judged:
+                async with asyncio.timeout(self._settings.start_timeout):
+                    self._new.comparison = await compare(
+                        self._new, self._new.desired.judged, self._settings.weights
+                    )
+                log("compared", version=self.version, text=str(self._new.comparison))
         except (EngineLost, Refused) as error:
             raise CanaryFailed(str(error)) from error
         self._router.routes.append(self._route)
@@ -58,6 +68,41 @@ class EngineTraffic:
         if self._route in self._router.routes:
             await self._router.drain(self._route, self._settings.request_timeout)
         await self._new.stop()
+
+
+async def compare(
+    engine: EngineProcess, documents: Sequence[JudgedDocument], weights: Weights
+) -> Comparison:
+    """Ask an engine how likely every token of what was judged is.
+
+    Raises:
+        CanaryFailed: it differs from the evaluation by more than its weights' format explains.
+        EngineLost: it ended.
+    """
+    found = []
+    for document in documents:
+        windows = await asyncio.gather(*(_bits(engine, window) for window in document.windows))
+        found.append(sum(windows))
+    comparison = compared(documents, found, weights)
+    if not comparison.fits:
+        raise CanaryFailed(f"its engine does not serve what was judged: {comparison}")
+    return comparison
+
+
+async def _bits(engine: EngineProcess, tokens: list[int]) -> float:
+    request = GenerateRequest(
+        prompt=tokens,
+        max_tokens=0,
+        max_prompt_tokens=len(tokens),
+        temperature=0.0,
+        top_p=1.0,
+        stream=False,
+        echo=True,
+        logprobs=True,
+    )
+    scores = [score async for chunk in engine.generate(request) for score in chunk.scores]
+    nats = [score.logprob for score in scores[1:] if score.logprob is not None]
+    return -sum(nats) / math.log(2) if len(nats) == len(tokens) - 1 else math.nan
 
 
 async def probe(engine: EngineProcess, settings: EndpointSettings) -> None:

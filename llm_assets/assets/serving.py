@@ -44,5 +44,7 @@ def endpoint(
             "model_fingerprint": champion.model_fingerprint,
             "made_now": served.changed,
             "outcome": served.reason,
+            "engine": served.engine,
+            "compared": served.compared,
         },
     )

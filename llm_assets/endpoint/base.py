@@ -9,8 +9,11 @@ from pydantic import BaseModel, ConfigDict
 
 from artifacts.store.store import Store, layout
 from llm_assets.config import PipelineSettings
+from llm_assets.endpoint.judged import judged_documents
 from llm_assets.registry.records import ModelVersion
 from serving import endpoint as process
+
+NOT_COMPARED = "not compared: no evaluation of it is in the store"
 
 
 class Served(BaseModel):
@@ -27,6 +30,10 @@ class Served(BaseModel):
     """Whether this call changed what is served."""
     reason: str
     """In words: already serving, or serving now."""
+    engine: str = ""
+    """Which one computes, and why that one, as far as is known."""
+    compared: str = ""
+    """Its bits beside the evaluation's, in words."""
 
 
 class ServingPlatform(ConfigurableResource, ABC):
@@ -53,6 +60,7 @@ class LocalServingPlatform(ServingPlatform):
     def serve(
         self, settings: PipelineSettings, version: ModelVersion, report: Callable[[str], None]
     ) -> Served:
+        store = Store(settings.store)
         endpoint = process.start(
             model_folder=Path(version.model_url),
             version=str(version.version),
@@ -61,13 +69,17 @@ class LocalServingPlatform(ServingPlatform):
             settings=settings.endpoint,
             report=report,
             name=settings.name,
-            conversions=Path(Store(settings.store).machine_cache) / layout.CONVERSIONS_FOLDER,
+            conversions=Path(store.machine_cache) / layout.CONVERSIONS_FOLDER,
+            judged=judged_documents(store, version),
         )
+        compared = str(endpoint.comparison) if endpoint.comparison else NOT_COMPARED
         return Served(
             url=endpoint.url,
             predict_url=f"{endpoint.url}/predict",
             changed=endpoint.changed,
             reason=endpoint.reason,
+            engine=endpoint.engine,
+            compared=compared,
         )
 
     def stop(self, settings: PipelineSettings) -> bool:

@@ -60,7 +60,9 @@ def serve_wanted(
         report(f"WARNING: version {wanted.version} cannot be served: {error}")
         version, served = before, _serve_again(serving, settings, record, before, error, report)
         report(f"WARNING: version {version.version} serves in place of version {wanted.version}")
-    registry.confirm(version.version)
+    if served.compared:
+        report(f"engine {served.engine}: {served.compared}")
+    registry.confirm(version.version, f"it serves: {served.compared}" if served.compared else "")
     return version, served
 
 

@@ -116,9 +116,9 @@ class Registry(ABC):
         """See `RegistryState.roll_back`."""
         return self._locate(self._change(lambda state: state.roll_back(name, reason)))
 
-    def confirm(self, version: int) -> None:
+    def confirm(self, version: int, found: str = "") -> None:
         """See `RegistryState.confirm`."""
-        self._change(lambda state: state.confirm(version))
+        self._change(lambda state: state.confirm(version, found))
 
     def restore(self) -> RegistryState:
         """Put the state before the last change in the place of one that is lost or damaged.

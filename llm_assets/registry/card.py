@@ -49,7 +49,12 @@ def tell_story(state: RegistryState, version: ModelVersion) -> list[str]:
         (one.at, f"{'approved' if one.approved else 'rejected'} by {one.name}: {one.reason}")
         for one in state.decisions_of(version.weights)
     ]
-    return [f"{at:%Y-%m-%d %H:%M} UTC {text}" for at, text in sorted(found + said)]
+    served = [
+        (move.at, f"champion: {move.reason}")
+        for move in state.history
+        if move.alias == "champion" and move.version == version.version
+    ]
+    return [f"{at:%Y-%m-%d %H:%M} UTC {text}" for at, text in sorted(found + said + served)]
 
 
 def describe_coverage(version: ModelVersion) -> str:

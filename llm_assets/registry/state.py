@@ -195,12 +195,13 @@ class RegistryState(BaseModel):
             self._note("wanted", target, name, f"rolled back: {reason}")
         return self.get(target)
 
-    def confirm(self, version: int) -> None:
-        """Note that the endpoint serves a version: only now it is the champion."""
+    def confirm(self, version: int, found: str = "") -> None:
+        """Note that the endpoint serves a version, and what was found of it: only now it is the
+        champion."""
         self.get(version)
         if self.champion != version:
             self.champion = version
-            self._note("champion", version, "the endpoint", "it serves")
+            self._note("champion", version, "the endpoint", found or "it serves")
 
     def _want(self, version: int, by: str, reason: str) -> None:
         self.succession = [number for number in self.succession if number != version] + [version]

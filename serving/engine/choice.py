@@ -62,6 +62,11 @@ def choose_engine(folder: Path, settings: EndpointSettings, conversions: Path) -
             f"`endpoint.engine` is openvino, which does not run the model in {folder}: {obstacle}. "
             "Leave the setting out, and transformers serves it."
         )
+    if settings.weights in ("int8", "int4"):
+        raise UserError(
+            f"`endpoint.weights` is {settings.weights}, which openvino alone has, and it "
+            f"does not run the model in {folder}: {obstacle}. Set bf16, and transformers serves it."
+        )
     return Choice("transformers", f"transformers, since openvino does not run it: {obstacle}")
 
 

@@ -61,10 +61,13 @@ def convert_model(folder: Path, target: Path, weights: Weights) -> None:
         if weights in ("int8", "int4"):
             _quantize(converted, weights)
             _write(converted, target)
-    except (RuntimeError, ValueError, KeyError, AttributeError, TypeError, IndexError) as error:
-        # What a model does that tracing, the frontend or the scheduler cannot take surfaces as any
-        # of these.
-        raise Unsupported(f"{type(error).__name__}: {first_line(error)}") from error
+    except Unsupported:
+        raise
+    except Exception as error:
+        # What a model does that tracing, the frontend or the scheduler cannot take surfaces as
+        # errors of any class. OpenVINO's end with what is the matter.
+        said = (str(error).strip() or type(error).__name__).splitlines()[-1]
+        raise Unsupported(f"{type(error).__name__}: {said}") from error
 
 
 def _attend(
@@ -220,9 +223,20 @@ def _quantize(model: ov.Model, weights: Weights) -> None:
     os.environ["NNCF_CI"] = "1"
     import nncf
 
-    int4 = weights == "int4"
-    mode = nncf.CompressWeightsMode.INT4_SYM if int4 else nncf.CompressWeightsMode.INT8_SYM
-    nncf.compress_weights(model, mode=mode)
+    mode = nncf.CompressWeightsMode.INT8_SYM
+    options = {}
+    if weights == "int4":
+        mode = nncf.CompressWeightsMode.INT4_SYM
+        # Where a group of 128 does not divide a row, a smaller one does.
+        adjust = nncf.GroupSizeFallbackMode.ADJUST
+        options["advanced_parameters"] = nncf.AdvancedCompressionParameters(
+            group_size_fallback_mode=adjust
+        )
+    try:
+        nncf.compress_weights(model, mode=mode, **options)
+    except Exception as error:
+        # NNCF's errors share no class of its own.
+        raise Unsupported(f"{weights}: {type(error).__name__}: {first_line(error)}") from error
 
 
 @torch.inference_mode()

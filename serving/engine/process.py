@@ -14,6 +14,7 @@ import httpx
 
 from artifacts.errors import UserError
 from artifacts.program.lifetime import PARENT_VARIABLE
+from serving.comparison import Comparison
 from serving.engine.model_folder import check_model_folder
 from serving.engine.protocol import Chunk, GenerateRequest, Refusal
 from serving.log_file import make_room
@@ -70,6 +71,8 @@ class EngineProcess:
         self.port: int | None = None
         self.engine = ""
         """Which one computes, and why that one."""
+        self.comparison: Comparison | None = None
+        """Of its bits with the evaluation's, once made."""
         self._log_path = log_path
         self._conversions = desired.conversions or log_path.parent / "conversions"
         self._on_change = on_change

@@ -1,0 +1,145 @@
+"""A version whose engine does not serve what was judged gets no traffic."""
+
+import math
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from artifacts.store.layout import MANIFEST_NAME
+from serving import endpoint as process
+from serving.comparison import JudgedDocument
+from serving.endpoint import Endpoint
+from serving.engine.choice import choose_engine, conversion_key
+from serving.rollout import RolloutFailed
+from tests.serving.conftest import SETTINGS, Client
+from tests.tiny import tiny_texts
+
+WINDOW = 32
+STEPS = 60
+
+
+@pytest.fixture(scope="module")
+def trained_folder(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Path:
+    """The tiny model after a little training: what random weights say is hard to make worse."""
+    folder = shutil.copytree(tiny_model_folder, tmp_path_factory.mktemp("trained") / "model")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    encoded = [tokenizer.encode(text) for text in tiny_texts(80)]
+    tokens = torch.tensor([one[:WINDOW] for one in encoded if len(one) >= WINDOW])
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    for step in range(STEPS):
+        batch = tokens[step % 4 :: 4]
+        optimizer.zero_grad()
+        model(batch, labels=batch).loss.backward()
+        optimizer.step()
+    model.save_pretrained(folder)
+    return folder
+
+
+def changed(folder: Path, target: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> Path:
+    """A copy of a model folder with other weights."""
+    shutil.copytree(folder, target)
+    weights = load_file(target / "model.safetensors")
+    change(weights)
+    save_file(weights, target / "model.safetensors", {"format": "pt"})
+    return target
+
+
+def judge(folder: Path) -> list[JudgedDocument]:
+    """What an evaluation in float32 finds for a few documents."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    documents = []
+    for number, text in enumerate(tiny_texts(4)):
+        tokens = tokenizer.encode(text)
+        windows = [tokens[at : at + WINDOW + 1] for at in range(0, len(tokens) - 1, WINDOW)]
+        bits = 0.0
+        for window in windows:
+            with torch.no_grad():
+                logprobs = model(torch.tensor([window])).logits[0, :-1].log_softmax(-1)
+            bits -= logprobs.gather(-1, torch.tensor(window[1:])[:, None]).sum().item()
+        documents.append(
+            JudgedDocument(
+                id=f"manual/{number}",
+                bytes=len(text.encode()),
+                bits=bits / math.log(2),
+                windows=windows,
+            )
+        )
+    return documents
+
+
+Serve = Callable[..., Endpoint]
+
+
+@pytest.fixture(scope="module")
+def serve(
+    tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path, conversions: Path
+) -> Iterator[Serve]:
+    """Moves an endpoint, which serves another version first, to a judged one."""
+    state = tmp_path_factory.mktemp("judged")
+
+    def move(model: Path, documents: list[JudgedDocument], cache: Path, **changes: object):  # type: ignore[no-untyped-def]
+        settings = SETTINGS.model_copy(update=changes)
+        return process.start(
+            model, "2", "judged", state, settings, conversions=cache, judged=documents
+        )
+
+    process.start(tiny_model_folder, "1", "before", state, SETTINGS, conversions=conversions)
+    yield move
+    process.stop(state)
+
+
+def version_that_serves(endpoint: Endpoint) -> str:
+    return Client(endpoint, Path()).complete(max_tokens=1).headers["x-model-version"]
+
+
+def test_conversion_with_one_wrong_tensor_gets_no_traffic(
+    serve: Serve, trained_folder: Path, tmp_path: Path
+) -> None:
+    """The files are whole and the model writes: its likelihoods alone show it."""
+
+    def flip(weights: dict[str, torch.Tensor]) -> None:
+        weights[name] = weights[name].flip(0)
+
+    name = "model.layers.1.mlp.down_proj.weight"
+
+    wrong = changed(trained_folder, tmp_path / "wrong", flip)
+    converted = choose_engine(wrong, SETTINGS, tmp_path).converted
+    assert converted is not None and (converted / MANIFEST_NAME).exists()
+    converted.rename(tmp_path / conversion_key(trained_folder, SETTINGS))
+    message = r"(?s)bits per byte served.*evaluated.*Version 1 still"
+    with pytest.raises(RolloutFailed, match=message):
+        serve(trained_folder, judge(trained_folder), tmp_path)
+
+
+def test_too_coarse_a_quantization_gets_no_traffic(
+    serve: Serve, trained_folder: Path, tmp_path: Path
+) -> None:
+    """What a layer takes from one of its inputs is made large, and that input as much smaller: the
+    model is the same, but one scale no longer fits a group of its weights."""
+
+    def uneven_pairs(weights: dict[str, torch.Tensor]) -> None:
+        for layer in ("model.layers.0", "model.layers.1"):
+            weights[f"{layer}.mlp.up_proj.weight"][::16] /= 1_000
+            weights[f"{layer}.mlp.down_proj.weight"][:, ::16] *= 1_000
+
+    uneven = changed(trained_folder, tmp_path / "uneven", uneven_pairs)
+    with pytest.raises(RolloutFailed, match=r"served in int4.*evaluated.*at most 10\.0%"):
+        serve(uneven, judge(uneven), tmp_path, weights="int4")
+
+
+def test_what_was_judged_serves_and_both_figures_are_on_record(
+    serve: Serve, trained_folder: Path, conversions: Path
+) -> None:
+    judged = judge(trained_folder)
+    endpoint = serve(trained_folder, judged, conversions)
+    found = endpoint.comparison
+    assert endpoint.engine == "openvino" and found is not None and found.documents == len(judged)
+    assert found.served == pytest.approx(found.evaluated, rel=1e-4) and found.largest < 1e-4
+    assert version_that_serves(endpoint) == "2"
