@@ -13,7 +13,7 @@ from llm_assets.endpoint.judged import judged_documents
 from llm_assets.registry.records import ModelVersion
 from serving import endpoint as process
 
-NOT_COMPARED = "not compared: no evaluation of it is in the store"
+NOT_COMPARED = "not compared: the store has no evaluation of it on plain text"
 
 
 class Served(BaseModel):

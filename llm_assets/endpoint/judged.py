@@ -16,8 +16,8 @@ COMPARED_TOKENS = 2_000
 
 
 def judged_documents(store: Store, version: ModelVersion) -> list[JudgedDocument]:
-    """The first documents of a version's evaluation; none where it was never measured, as a base
-    model, or where evaluation or shards are no longer in the store."""
+    """The first documents of a version's evaluation; none where it was not measured in bits of plain
+    text, as a base model, or where evaluation or shards are no longer in the store."""
     evaluation, shards = (
         store.find_named(kind, version.lineage[kind]) if kind in version.lineage else None
         for kind in ("eval_metrics", "tokenized_shards")
@@ -27,6 +27,8 @@ def judged_documents(store: Store, version: ModelVersion) -> list[JudgedDocument
     scores = pq.read_table(evaluation.path / SCORES_NAME)
     scores = scores.filter(pc.equal(scores["task"], "held_out"))
     stats = ShardStats.model_validate(shards.stats)
+    if stats.form != "pretraining":
+        return []
     held_out = ShardSet(shards.path, stats, "held_out")
     listed = list_documents(held_out)
     documents = []

@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from artifacts.errors import UserError
 from serving.engine.choice import choose_engine, load_model
@@ -18,7 +18,8 @@ from tests.tiny import VOCAB_SIZE, tiny_base_model, tiny_sequence_to_sequence_mo
 
 CAUSAL = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "phi", "phi3", "gpt2", "mixtral")
 ENCODER_DECODER = "t5"
-CLASSIFIER = "bert, a classifier"
+CLASSIFIER = "bert for classes"
+MASKED = "bert for masked words"
 PAGE = Path(__file__).parents[2] / "docs" / "evaluation_and_serving.md"
 HEAD = "| architecture | `auto` | difference from transformers, nats a token |"
 SETTINGS = EndpointSettings(weights="f32", threads=1, max_prompt_tokens=40, max_new_tokens=40)
@@ -29,9 +30,10 @@ def write_model(name: str, folder: Path, tokenizer: Path) -> None:
     """A tiny random model of an architecture, with a tokenizer."""
     if name == ENCODER_DECODER:
         return tiny_sequence_to_sequence_model(folder, tokenizer)
-    if name == CLASSIFIER:
+    if name in (CLASSIFIER, MASKED):
         config = tiny_config(architectures()["bert"], vocab_size=VOCAB_SIZE)
-        AutoModelForSequenceClassification.from_config(config).save_pretrained(folder)
+        kind = AutoModelForSequenceClassification if name == CLASSIFIER else AutoModelForMaskedLM
+        kind.from_config(config).save_pretrained(folder)
     else:
         write_tiny(tiny_config(architectures()[name], vocab_size=VOCAB_SIZE), folder)
     AutoTokenizer.from_pretrained(tokenizer).save_pretrained(folder)
@@ -83,7 +85,9 @@ def table(scratch: Path) -> str:
     """The whole table as Markdown."""
     tokenizer = scratch / "tokenizer"
     tiny_base_model(tokenizer)
-    rows = [row(name, scratch, tokenizer) for name in (*CAUSAL, ENCODER_DECODER, CLASSIFIER)]
+    rows = [
+        row(name, scratch, tokenizer) for name in (*CAUSAL, ENCODER_DECODER, CLASSIFIER, MASKED)
+    ]
     return "\n".join([HEAD, "|---|---|---|", *rows]) + "\n"
 
 
