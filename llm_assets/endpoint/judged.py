@@ -5,7 +5,8 @@ from collections.abc import Iterator
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from artifacts.shards.shard_set import ShardSet, ShardStats, list_documents, read_tokens
+from artifacts.shards.documents import list_documents, read_tokens
+from artifacts.shards.shard_set import ShardSet, ShardStats
 from artifacts.store.store import Store
 from llm_assets.registry.records import ModelVersion
 from serving.comparison import JudgedDocument
@@ -16,8 +17,11 @@ COMPARED_TOKENS = 2_000
 
 
 def judged_documents(store: Store, version: ModelVersion) -> list[JudgedDocument]:
-    """The first documents of a version's evaluation; none where it was not measured in bits of plain
-    text, as a base model, or where evaluation or shards are no longer in the store."""
+    """The first documents of a version's evaluation.
+
+    None where it was not measured in bits of plain text, as a base model, or where evaluation or
+    shards are no longer in the store.
+    """
     evaluation, shards = (
         store.find_named(kind, version.lineage[kind]) if kind in version.lineage else None
         for kind in ("eval_metrics", "tokenized_shards")
