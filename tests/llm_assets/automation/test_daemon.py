@@ -89,8 +89,12 @@ class Watched:
 
 
 @pytest.fixture
-def watched(tmp_path: Path, tiny_model_folder: Path) -> Iterator[Watched]:
+def watched(
+    tmp_path: Path, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Watched]:
     project = make_project(tmp_path / "project", tiny_model_folder)
+    # The history's folder is relative to where one is.
+    monkeypatch.chdir(project.folder)
     (project.folder / "noise").mkdir()
     (project.folder / "noise" / "first.txt").write_text("The first page of a notebook. " * 3)
     sources = [
