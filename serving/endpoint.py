@@ -169,9 +169,10 @@ def _wait(
                     return found
                 if child and not found.routes:
                     child.wait(STOP_SECONDS)
+                    raise UserError(f"Version {desired.version} is not served: {outcome.reason}")
+                still = f" Version {found.routes[0].version} still is." if found.routes else ""
                 raise RolloutFailed(
-                    f"Version {desired.version} is not served: {outcome.reason}. "
-                    + (f"Version {found.routes[0].version} still is." if found.routes else "")
+                    f"Version {desired.version} is not served: {outcome.reason}.{still}"
                 )
         elif child is None:
             raise UserError(f"The endpoint ended while it was changing. Its log: {state.log_path}")

@@ -33,6 +33,8 @@ def endpoint(
         models, serving, pipeline.settings, pipeline.record, context.log.info
     )
     kept = "" if judged.stats["promoted"] else "; the candidate was rejected and does not serve"
+    if served.instead_of is not None:
+        kept += f"; WARNING: version {served.instead_of} is wanted and cannot be served"
     return MaterializeResult(
         data_version=DataVersion(champion.model_fingerprint),
         metadata={

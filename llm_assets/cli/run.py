@@ -15,6 +15,7 @@ from rich.markup import escape
 
 from artifacts.errors import UserError
 from artifacts.leases.holder import describe_holder
+from artifacts.storage.machine import make_private
 from llm_assets.automation.launched import PIPELINE_TAG, PROCESS_TAG
 from llm_assets.cli.progress import Progress
 from llm_assets.cli.summary import print_summary
@@ -101,7 +102,7 @@ def _terminal(log_path: Path, verbose: bool) -> Iterator[TextIO]:
     if verbose:
         yield sys.stdout
         return
-    log_path.parent.mkdir(parents=True, exist_ok=True)
+    make_private(log_path.parent)
     sys.stdout.flush()
     sys.stderr.flush()
     kept = os.dup(1), os.dup(2)

@@ -34,6 +34,8 @@ class Served(BaseModel):
     """Which one computes, and why that one, as far as is known."""
     compared: str = ""
     """Its bits beside the evaluation's, in words."""
+    instead_of: int | None = None
+    """The version that is wanted and cannot be served, where another serves in its place."""
 
 
 class ServingPlatform(ConfigurableResource, ABC):
@@ -48,6 +50,10 @@ class ServingPlatform(ConfigurableResource, ABC):
         Raises:
             RolloutFailed: the version served before still is.
         """
+
+    @abstractmethod
+    def serves(self, settings: PipelineSettings) -> bool:
+        """Whether any version serves now."""
 
     @abstractmethod
     def stop(self, settings: PipelineSettings) -> bool:
@@ -81,6 +87,10 @@ class LocalServingPlatform(ServingPlatform):
             engine=endpoint.engine,
             compared=compared,
         )
+
+    def serves(self, settings: PipelineSettings) -> bool:
+        found = process.status(endpoint_folder(settings))
+        return found is not None and bool(found.routes)
 
     def stop(self, settings: PipelineSettings) -> bool:
         return process.stop(endpoint_folder(settings))

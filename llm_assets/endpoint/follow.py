@@ -25,8 +25,8 @@ def serve_wanted(
 ) -> tuple[ModelVersion, Served]:
     """Have the wanted version served; the champion is whichever serves in the end.
 
-    Where nothing serves and the wanted version cannot be started, the version before it is served
-    instead, and the report says so.
+    Where nothing serves and the wanted version is damaged or cannot be started, the version that
+    served before is served instead, and the report says so.
 
     Args:
         record: the pipeline's, whose artifacts are compared with their manifests before they serve.
@@ -48,17 +48,18 @@ def serve_wanted(
     if by_person:
         report("a person decided: the new version gets the traffic however slow it is")
     chosen = _whatever_its_speed(settings) if by_person else settings
-    verify_model(record, wanted.model_url)
     try:
+        verify_model(record, wanted.model_url)
         version, served = wanted, serving.serve(chosen, wanted, report)
     except RolloutFailed as error:
         raise RolloutFailed(f"{error}\n{_ways_on(wanted.version)}") from error
     except UserError as error:
         before = champion if champion != wanted else state.find("previous")
-        if before is None or before == wanted:
+        if before is None or before == wanted or serving.serves(settings):
             raise
         report(f"WARNING: version {wanted.version} cannot be served: {error}")
         version, served = before, _serve_again(serving, settings, record, before, error, report)
+        served = served.model_copy(update={"instead_of": wanted.version})
         report(f"WARNING: version {version.version} serves in place of version {wanted.version}")
     if served.compared:
         report(f"engine {served.engine}: {served.compared}")

@@ -54,6 +54,11 @@ class VertexServingPlatform(ServingPlatform):
             reason="serving now" if changed else "already serving",
         )
 
+    def serves(self, settings: PipelineSettings) -> bool:
+        vertex = Vertex(load_cloud_settings(Path(self.cloud_config_path)))
+        found = VertexEndpoint(vertex, settings.name).find()
+        return found is not None and any(found.traffic_split.values())
+
     def stop(self, settings: PipelineSettings) -> bool:
         vertex = Vertex(load_cloud_settings(Path(self.cloud_config_path)))
         endpoint = VertexEndpoint(vertex, settings.name)

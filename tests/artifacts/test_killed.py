@@ -1,0 +1,57 @@
+"""Killed at any point of making an artifact, nothing half-written is ever read."""
+
+from pathlib import Path
+
+import pytest
+
+from artifacts.store.identity import Identity
+from artifacts.store.pipelines import Pipeline
+from artifacts.store.store import Store
+from tests.faults import run_killed_at
+
+REPOSITORY = Path(__file__).parents[2]
+PROGRAM = """
+import sys
+from tests.artifacts.test_killed import make
+make(sys.argv[1])
+"""
+IDENTITY = Identity(kind="corpus", code_version="1")
+POINTS = {
+    "artifacts.store.draft:open_draft": "before anything is written",
+    "artifacts.store.draft:list_files": "before sums are taken",
+    "artifacts.storage.files:flush_folder": "before files reach the disk",
+    "artifacts.store.draft:_commit_local": "before the manifest",
+    "artifacts.leases.lease:LocalLease.check": "where the lease is asked",
+    "artifacts.store.pipelines:Pipeline.advance": "before the record",
+}
+
+
+def make(root: str) -> None:
+    store = Store(root)
+    artifact, _ = store.make(IDENTITY, lambda draft: (draft.path / "text").write_text("whole"))  # type: ignore[arg-type,func-returns-value]
+    Pipeline(store, "manual").advance(artifact)
+
+
+@pytest.mark.fault(
+    "store",
+    "killed {when}",
+    sees="the process is gone",
+    then="nothing half-written is read; asked again, it is made whole",
+)
+@pytest.mark.parametrize(("point", "when"), POINTS.items())
+def test_a_kill_at_any_point_leaves_nothing_half_made(
+    point: str, when: str, tmp_path: Path
+) -> None:
+    root = str(tmp_path / "store")
+    run_killed_at(point, "-c", PROGRAM, root, cwd=REPOSITORY)
+
+    found = Store(root).find(IDENTITY)
+    if found:
+        found.verify()
+    assert Pipeline(Store(root), "manual").find_current("corpus") is None
+
+    make(root)
+    current = Pipeline(Store(root), "manual").current("corpus", needed_by="test")
+    current.verify()
+    assert (current.path / "text").read_text() == "whole"
+    assert not list((tmp_path / "store" / "drafts").iterdir())

@@ -1,0 +1,114 @@
+"""What serves where the wanted version cannot."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from artifacts.errors import DamagedArtifact
+from artifacts.store.identity import Identity
+from artifacts.store.pipelines import Pipeline
+from artifacts.store.store import Artifact, Draft, Store
+from llm_assets.config import PipelineSettings
+from llm_assets.endpoint.base import LocalServingPlatform
+from llm_assets.endpoint.follow import serve_wanted
+from llm_assets.registry.local import LocalRegistry
+from llm_assets.registry.records import ModelEntry
+from tests.damage import cut, flip_bit, largest_file
+from tests.llm_assets.registry.conftest import verdict
+
+
+class Served:
+    """A registry in which version 1 replaced the base model, and nothing serves."""
+
+    def __init__(self, folder: Path, model: Path) -> None:
+        self.settings = PipelineSettings.model_validate(
+            {
+                "name": "manual",
+                "store": str(folder),
+                "raw_corpus": {"sources": [{"type": "files", "name": "m", "path": "m"}]},
+                "base_model": {"folder": "m"},
+                "endpoint": {"port": 0},
+            }
+        )
+        self.store = Store(str(folder))
+        self.record = Pipeline(self.store, "manual")
+        self.registry = LocalRegistry(folder, "manual")
+        self.platform = LocalServingPlatform()
+        self.lines: list[str] = []
+        self.base, self.champion = (self.make(kind, model) for kind in ("base_model", "checkpoint"))
+        self.registry.register_base(self.entry(self.base))
+        self.registry.confirm(0)
+        self.registry.enter(self.entry(self.champion), verdict("checkpoint", "base_model", True))
+        self.registry.confirm(1)
+
+    def make(self, kind: str, model: Path) -> Artifact:
+        def build(draft: Draft) -> None:
+            shutil.copytree(model, draft.path, dirs_exist_ok=True)
+
+        artifact, _ = self.store.make(Identity(kind=kind, code_version="1"), build)
+        self.record.advance(artifact)
+        return artifact
+
+    def entry(self, model: Artifact) -> ModelEntry:
+        return ModelEntry(
+            weights=model.manifest.kind,
+            model_fingerprint=model.fingerprint,
+            model_url=model.url,
+            license="Apache-2.0",
+            lineage={},
+        )
+
+    def serve(self) -> int:
+        version, _ = serve_wanted(
+            self.registry, self.platform, self.settings, self.record, self.lines.append
+        )
+        return version.version
+
+
+@pytest.fixture
+def served(tmp_path: Path, tiny_model_folder: Path) -> Iterator[Served]:
+    made = Served(tmp_path / "store", tiny_model_folder)
+    yield made
+    made.platform.stop(made.settings)
+
+
+@pytest.mark.fault(
+    "endpoint",
+    "champion damaged at a cold start",
+    sees="what is wrong with it, and which version serves in its place",
+    then="the version before serves and is the champion; the damaged one stays wanted",
+)
+def test_a_champion_that_is_damaged_gives_way_loudly_where_nothing_serves(served: Served) -> None:
+    flip_bit(largest_file(served.champion))
+
+    assert served.serve() == 0
+
+    said = "\n".join(served.lines)
+    assert "WARNING: version 1 cannot be served" in said and "another checksum" in said
+    assert "WARNING: version 0 serves in place of version 1" in said
+    state = served.registry.state()
+    assert (state.champion, state.succession[-1]) == (0, 1)
+
+    # Where something serves, damage is an error, and what serves goes on.
+    with pytest.raises(DamagedArtifact, match="doctor --repair"):
+        served.serve()
+    assert served.platform.serves(served.settings)
+
+
+@pytest.mark.fault(
+    "endpoint",
+    "champion cannot be loaded at a cold start",
+    sees="the reason, and which version serves in its place",
+    then="the version before serves and is the champion",
+)
+def test_a_champion_that_cannot_be_loaded_gives_way_loudly(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut(served.champion.path / "config.json")
+    # The bytes are those that were registered, and the model cannot be loaded all the same.
+    monkeypatch.setattr("llm_assets.endpoint.follow.verify_model", lambda record, url: None)
+
+    assert served.serve() == 0
+    assert any("WARNING: version 1 cannot be served" in line for line in served.lines)
