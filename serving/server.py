@@ -6,6 +6,7 @@ Started by its supervisor, which holds the socket: `python -m serving.server --s
 
 import argparse
 import asyncio
+import logging
 import os
 import signal
 import socket
@@ -37,7 +38,7 @@ from serving.state import (
     Status,
 )
 from serving.supervisor import CANNOT_SERVE
-from serving.telemetry import Metrics, log
+from serving.telemetry import LogHandler, Metrics, log
 from serving.traffic import EngineTraffic
 
 SHUTDOWN_SECONDS = 10
@@ -69,6 +70,7 @@ class Server:
             uvicorn.Config(
                 build_app(Front(self._gateway, token, journal)),
                 log_level="error",
+                log_config=None,
                 access_log=False,
                 lifespan="off",
                 http=limited_protocol(self._desired.settings),
@@ -238,6 +240,7 @@ def main() -> int:
     for descriptor in (sys.stderr.fileno(), arguments.beats):
         # A supervisor that stands still must not stop the answers.
         os.set_blocking(descriptor, False)
+    logging.basicConfig(level=logging.WARNING, handlers=[LogHandler()])
     state = StateFolder(arguments.state)
     desired = state.read_desired()
     if desired is None:

@@ -1,8 +1,10 @@
 """Metrics in Prometheus' text format, and one JSON line a request."""
 
 import json
+import logging
 import sys
 import threading
+import traceback
 from collections import defaultdict
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -98,6 +100,16 @@ def log(name: str, **fields: Any) -> None:
         print(event(name, **fields), file=sys.stderr, flush=True)
     except OSError:
         return
+
+
+class LogHandler(logging.Handler):
+    """What libraries log, as lines of the same log."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        trace = (
+            {"traceback": traceback.format_exception(*record.exc_info)} if record.exc_info else {}
+        )
+        log(record.levelname.lower(), of=record.name, text=record.getMessage(), **trace)
 
 
 class Tally:

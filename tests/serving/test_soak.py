@@ -185,7 +185,10 @@ def test_good_clients_lose_nothing_among_rude_ones_and_dying_engines(
         logs = [p for p in (folder / "front.log", before(folder / "front.log")) if p.exists()]
         size = sum(path.stat().st_size for path in logs)
         lines = [line for path in logs for line in path.read_text().splitlines()]
-        told = Counter(json.loads(line)["event"] for line in lines)
+        assert [line for line in lines if not line.startswith("{")] == []
+        events = [json.loads(line) for line in lines]
+        assert [event for event in events if "traceback" in event] == []
+        told = Counter(event["event"] for event in events)
         print(
             f"quiet {len(quiet)} requests, p95 {p95(quiet):.2f} s; loud {len(loud)}, "
             f"p95 {p95(loud):.2f} s; memory {memory / 1e6:.0f} -> "
