@@ -58,7 +58,7 @@ def load(client: Client, clients: int = 4) -> Iterator[list[tuple[int, str]]]:
 
 def new_engine(client: Client, version: str) -> psutil.Process:
     """The engine of a version, once it has traffic."""
-    for _ in range(600):
+    for _ in range(2_400):
         status = process.status(client.state_folder)
         for route in status.routes if status else []:
             if route.version == version and route.share > 0 and route.engine_pid:
