@@ -187,12 +187,12 @@ def main() -> None:
         "tokens/s",
         "transformers generate, one request at a time",
         "higher",
-        ["torch", "transformers", "fastapi", "uvicorn"],
+        ["openvino-genai", "torch", "transformers", "fastapi", "uvicorn"],
         {
             "front_adds_ms": at_most(measured.added * 1_000, 5, "ms"),
             "front_cpu_ms_a_request": at_most(statistics.mean(measured.front_cpu) * 1_000, 5, "ms"),
             "front_costs_throughput": at_most(1 - ours / direct, 0.05),
-            "batched_over_unbatched": at_least(ours / alone, 4),
+            "batched_over_unbatched": at_least(ours / alone, 10),
         },
     )
 
