@@ -38,7 +38,7 @@ def build_jobs(settings: PipelineSettings) -> list[Job]:
         define_asset_job(
             RETRAINING,
             AssetSelection.all(),
-            config=training_config({"steps": settings.checkpoint.budget.steps}),
+            config=training_config(_as_in_the_file(settings)),
             description="Reads the sources, trains, evaluates and, if the model is better, serves "
             "it. What has not changed is not made again. The settings below hold for this run.",
             tags=tags,
@@ -69,6 +69,16 @@ def training_config(overrides: dict[str, Any]) -> dict[str, Any]:
     """Run config that overrides settings of `checkpoint`; what is None is left as it is."""
     given = {name: value for name, value in overrides.items() if value is not None}
     return {"ops": {"checkpoint": {"config": given}}} if given else {}
+
+
+def _as_in_the_file(settings: PipelineSettings) -> dict[str, Any]:
+    """What a person may change for one run, with the pipeline file's values."""
+    training = settings.checkpoint
+    return {
+        "steps": training.budget.steps,
+        "learning_rate": training.optimizer.learning_rate,
+        "seed": training.seed,
+    }
 
 
 class RollbackConfig(Config):

@@ -119,7 +119,9 @@ def test_jobs_of_the_launchpad_are_filled_in(project: Project) -> None:
     jobs = {"retraining", "evaluation", "redeployment", "rollback", "cleaning"}
     assert jobs <= {job.name for job in defs.resolve_all_job_defs()}
     retraining = defs.resolve_job_def("retraining")
-    assert retraining.run_config == {"ops": {"checkpoint": {"config": {"steps": 12}}}}
+    assert retraining.run_config == {
+        "ops": {"checkpoint": {"config": {"steps": 12, "learning_rate": 0.01, "seed": 0}}}
+    }
 
 
 def test_a_second_pipeline_lives_under_its_prefix(
