@@ -99,8 +99,9 @@ class EvaluationSettings(Settings):
 
     held_out_tokens: int | None = Field(default=40_000, ge=1)
     """Most held-out tokens to measure, in the order of a hash of the documents' clusters; absent
-    means all. A quarter is measured first, then half, then all, until the verdict is known.
-    10,000 take two cores about 12 s at 135 M parameters."""
+    means all. A quarter is measured first, then half, then all, until the verdict is known;
+    examples of conversations, summaries and classes at once. 10,000 take two cores about 12 s at
+    135 M parameters."""
     document_tokens: int | None = Field(default=512, ge=16)
     """Most tokens of one document, its first ones: many short looks judge more surely than few long
     ones. Absent means all of it."""
