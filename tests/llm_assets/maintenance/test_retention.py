@@ -88,7 +88,7 @@ def test_thirty_weeks_level_off_and_every_version_explains_itself(weeks: Weeks) 
         assert "no longer in" not in told
         for kind in KINDS:
             assert f"{kind} {version.lineage[kind]}, made" in told
-            assert f'"of": "{kind}"' in told
+            assert f"of: {kind}" in told
 
 
 def _promote_the_oldest(weeks: Weeks) -> dict[str, object]:
