@@ -130,6 +130,36 @@ def find_newest(
     return None
 
 
+def adopt(run_url: str, target_url: str, before: int, content: dict[str, Any]) -> int | None:
+    """Begin another run with the newest valid checkpoint of one that took the same steps so far.
+
+    Args:
+        before: the first step that the two runs do not share.
+        content: what must agree for the other run to go on.
+
+    Returns:
+        The checkpoint's step; None where the run has none that early, or the other has begun.
+    """
+    if _step_folders(target_url):
+        return None
+    for step, url in reversed(_step_folders(run_url)):
+        try:
+            checkpoint = _read(url) if step < before else None
+            if checkpoint is None:
+                continue
+            verify(checkpoint)
+        except DamagedArtifact:
+            continue
+        manifest = checkpoint.manifest
+        copied = clear_step(target_url, step)
+        for entry in manifest.files:
+            files.make_folder(f"{copied}/{entry.path}".rpartition("/")[0])
+            files.copy(f"{url}/{entry.path}", f"{copied}/{entry.path}")
+        commit(target_url, step, content, manifest.state, manifest.permanent)
+        return step
+    return None
+
+
 def verify(checkpoint: Checkpoint) -> None:
     """Compare sizes and checksums with the manifest; raises DamagedArtifact naming the file."""
     for fault in find_faults(checkpoint.url, checkpoint.manifest.files):

@@ -10,14 +10,18 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from artifacts.errors import DamagedArtifact
 from artifacts.progress import Report
-from artifacts.shards.shard_set import ShardStats
+from artifacts.shards.masked import MaskedShardSet
+from artifacts.shards.shard_set import ShardSet, ShardStats, Split
 from artifacts.storage import files
+from artifacts.store.identity import hash_json
 from recipes.sections import Precision
 from recipes.settings import RecipeSettings
 
 SECONDS_TO_SAVE = 300
 """How long a worker that was asked to end may take over its checkpoint."""
 
+MODEL_FOLDER = "model"
+"""Where a checkpoint artifact keeps the exported Hugging Face model."""
 BEST_NAME = "best"
 PROFILE_NAME = "profile"
 RESULT_NAME = "result.json"
@@ -45,6 +49,11 @@ class TrainingSpec(BaseModel):
     seen: str | None = None
     """What the model that training starts from was trained on (`recipes.data.seen`), where it is
     known."""
+    masked: tuple[str, ...] = ()
+    """Texts, by their `text_hash`, that are masked in place: forgotten ones."""
+    order_inputs: dict[str, str] | None = None
+    """Inputs that decide the order of the rows where they are not the run's own: those of the run
+    that is trained once more without the masked texts."""
     inputs: dict[str, str] = {}
     """Input name to fingerprint, to refuse a run folder that was made from others."""
 
@@ -60,7 +69,14 @@ class TrainingSpec(BaseModel):
 
     def content(self) -> dict[str, Any]:
         """What must not differ between two starts of one run."""
-        return {"settings": self.training.content(), "inputs": self.inputs}
+        masked = {"masked": hash_json({"texts": sorted(self.masked)})} if self.masked else {}
+        return {"settings": self.training.content(), "inputs": self.inputs | masked}
+
+    def open_shards(self, *splits: Split) -> ShardSet:
+        """Splits of the shards, without the masked texts."""
+        if self.masked:
+            return MaskedShardSet(self.shards_folder, self.shards, self.masked, *splits)
+        return ShardSet(self.shards_folder, self.shards, *splits)
 
 
 class TrainingResult(BaseModel):

@@ -13,6 +13,7 @@ MAKING_FOLDER = "making"
 LEASES_FOLDER = "leases"
 PIPELINES_FOLDER = "pipelines"
 RUNS_FOLDER = "runs"
+FORGOTTEN_FOLDER = "forgotten"
 REGISTRY_FOLDER = "registry"
 ENDPOINT_FOLDER = "endpoint"
 CACHE_FOLDER = "cache"
@@ -65,6 +66,11 @@ def pipeline_record(pipeline: str) -> str:
 def run(run_id: str) -> str:
     """The folder of a training run: checkpoints, metrics, logs."""
     return f"{RUNS_FOLDER}/{run_id}"
+
+
+def forgotten(pipeline: str) -> str:
+    """The list of what a pipeline has forgotten."""
+    return f"{FORGOTTEN_FOLDER}/{pipeline}.json"
 
 
 def registry(pipeline: str) -> str:

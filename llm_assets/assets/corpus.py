@@ -14,6 +14,7 @@ from artifacts.store.store import Artifact, Draft
 from llm_assets.assets import figures, held_out
 from llm_assets.assets.estimate import training_estimate
 from llm_assets.assets.stage import materialization, stage, table
+from llm_assets.forgetting.listed import read_list
 from llm_assets.pipeline import PipelineResource
 from llm_assets.runners.spark import SparkRunner
 from llm_assets.runners.training import TrainingRunner
@@ -88,11 +89,13 @@ def clean_corpus(
     store = pipeline.store
     raw = pipeline.record.current("raw_corpus", needed_by="clean_corpus")
     general_url, general_digest = held_out.share_text(store, GENERAL_ENGLISH)
+    forgotten = read_list(store, pipeline.settings.name)
     wanted = Identity(
         kind="clean_corpus",
         code_version=clean.CODE_VERSION,
         settings=settings.content(),
-        inputs={"raw_corpus": raw.fingerprint, "general_english": general_digest},
+        inputs={"raw_corpus": raw.fingerprint, "general_english": general_digest}
+        | forgotten.inputs(),
     )
     earlier = held_out.find_earlier(pipeline.record, wanted)
 
@@ -103,6 +106,7 @@ def clean_corpus(
             output=draft.url,
             settings=settings,
             earlier=store.load("clean_corpus", earlier).url if earlier else None,
+            forgotten=forgotten.for_cleaning(),
             evaluation_texts=[general_url],
             cache=store.cache,
         )

@@ -10,7 +10,7 @@ from artifacts.shards.shard_set import ShardStats
 from artifacts.store.identity import Identity
 from artifacts.store.store import Artifact, Draft
 from llm_assets.assets.evaluation_metadata import evaluation_metadata, verdict_metadata
-from llm_assets.assets.model import MODEL_FOLDER, base_model, checkpoint
+from llm_assets.assets.model import base_model, checkpoint
 from llm_assets.assets.stage import materialization, stage
 from llm_assets.gate.judge import judge
 from llm_assets.gate.settings import CODE_VERSION as GATE_CODE_VERSION
@@ -24,6 +24,7 @@ from llm_assets.registry.records import ModelEntry
 from llm_assets.registry.resource import RegistryResource
 from llm_assets.runners.training import TrainingRunner
 from recipes.evaluation.settings import CODE_VERSION, EvaluationSpec, ModelSource, Question
+from recipes.spec import MODEL_FOLDER
 
 GROUP = "evaluation"
 VERDICT_NAME = "verdict.json"

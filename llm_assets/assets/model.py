@@ -30,11 +30,9 @@ from recipes.settings import (
     RecipeSettings,
     training_settings,
 )
-from recipes.spec import METRICS_NAME, TrainingSpec, read_metrics
+from recipes.spec import METRICS_NAME, MODEL_FOLDER, TrainingSpec, read_metrics
 
 GROUP = "model"
-MODEL_FOLDER = "model"
-"""Where a checkpoint artifact keeps the exported Hugging Face model."""
 
 
 class CheckpointOverrides(Config):

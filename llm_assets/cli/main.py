@@ -1,6 +1,5 @@
 """The `llm-assets` command."""
 
-import getpass
 import importlib.metadata
 import json
 import os
@@ -12,15 +11,11 @@ import click
 from artifacts.errors import UserError
 from artifacts.reasons import reason_of
 from artifacts.shown import shown
+from llm_assets.cli.options import json_option, name_option, reason_option, version_argument
+from llm_assets.cli.provenance import PROVENANCE
 from llm_assets.config import CONFIG_VARIABLE
 
-version_argument = click.argument("version", type=int)
-name_option = click.option("--name", default=getpass.getuser, help="Who decides; you by default.")
-reason_option = click.option("--reason", required=True, help="Why, for those who come after.")
-
-
 POSITIVE = click.FloatRange(min=0, min_open=True)
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 
 
 @click.group()
@@ -143,68 +138,6 @@ def restore_registry() -> None:
 
 @commands.command()
 @version_argument
-@click.option("--text", help="Say instead what it was trained on of the documents that hold this.")
-@json_option
-def explain(version: int, text: str | None, as_json: bool) -> None:
-    """Say which text, which code and which checkpoint stand behind a version."""
-    from llm_assets.cli.explain import tell_version
-    from llm_assets.cli.session import open_session
-
-    tell_version(open_session(), version, text, as_json, click.echo)
-
-
-@commands.command()
-@click.argument("identifier")
-@json_option
-def document(identifier: str, as_json: bool) -> None:
-    """Say what a document was merged with and why, and which versions were trained on it."""
-    from llm_assets.cli.explain import tell_document
-    from llm_assets.cli.session import open_session
-
-    tell_document(open_session(), identifier, as_json, click.echo)
-
-
-@commands.command()
-@click.option("--request", help="The request's id, the X-Request-Id of the answer.")
-@click.option("--text", help="The answer.")
-@click.option("--file", "path", type=click.Path(path_type=Path), help="A file with the answer.")
-@click.option("--version", type=int, help="Which version answered; the serving one by default.")
-@click.option("--page", is_flag=True, help="Ask in the browser instead.")
-@click.option("--port", type=click.IntRange(0, 65_535), default=8011, help="Of the page.")
-@json_option
-def trace(
-    request: str | None,
-    text: str | None,
-    path: Path | None,
-    version: int | None,
-    page: bool,
-    port: int,
-    as_json: bool,
-) -> None:
-    """Show the text that a version was trained on and that stands in an answer, or is near it.
-
-    \b
-    Examples:
-      llm-assets trace --request 5f0c2b       an answer that the endpoint gave
-      llm-assets trace --text "The valve ..." any text, as if the serving version had said it
-      llm-assets trace --page                 the same in the browser
-    """
-    from llm_assets.cli.session import open_session
-    from llm_assets.cli.trace import find_answers, read_answer, trace_answers
-    from llm_assets.cli.trace_page import serve_page
-
-    if page:
-        serve_page(open_session(), port, click.echo)
-        return
-    if request is None and text is None and path is None:
-        raise UserError("Name what to trace: --request ID, --text TEXT, --file PATH or --page.")
-    answer = read_answer(path) if path else text
-    session = open_session()
-    trace_answers(session, find_answers(session, request, answer, version), as_json, click.echo)
-
-
-@commands.command()
-@version_argument
 @name_option
 @reason_option
 def approve(version: int, name: str, reason: str) -> None:
@@ -316,6 +249,10 @@ def docs() -> None:
 
     for path in write_reference(Path("docs")):
         click.echo(f"wrote {path}")
+
+
+for command in PROVENANCE:
+    commands.add_command(command)
 
 
 def main() -> None:

@@ -18,6 +18,7 @@ from llm_assets.registry.retired import find_manifest
 from llm_assets.tracing.indexed import IndexedShard, open_indexed
 from llm_assets.tracing.lessons import Lesson, Run, lessons_of
 from recipes.data.trained import trained_texts
+from recipes.spec import MODEL_FOLDER
 
 NEIGHBORHOOD = 48
 """Tokens that are shown on either side of a stretch."""
@@ -79,7 +80,7 @@ class TrainingText:
                 "more: `retention.keep` in the pipeline file keeps that of a version."
             )
         model = store.load("checkpoint", version.model_fingerprint)
-        tokenizer = Tokenizer.from_file(str(model.path / "model" / "tokenizer.json"))
+        tokenizer = Tokenizer.from_file(str(model.path / MODEL_FOLDER / "tokenizer.json"))
         opened = [s for one in artifacts.values() for s in open_indexed(store, one, report)]
         return cls(list(artifacts.values()), opened, list(runs), unknown, tokenizer)
 

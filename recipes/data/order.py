@@ -100,7 +100,8 @@ class DataOrder:
                 shards = ShardSet(spec.shards_folder, spec.shards, "train")
                 known = look_up(shards, Seen.read(spec.seen))
             plan = Plan.of(known, training.order)
-        seed = order_seed(training.seed, spec.inputs)
+        inputs = spec.inputs if spec.order_inputs is None else spec.order_inputs
+        seed = order_seed(training.seed, inputs)
         return cls(seed, train, replay, training.replay_share, plan)
 
     @property

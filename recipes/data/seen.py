@@ -4,6 +4,7 @@ A document is known by the hash of its text, a stretch by its tokens' places in 
 holds however later shards are cut and packed. It goes with every checkpoint, as `seen.parquet`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -74,6 +75,11 @@ class Seen:
             return before[stretch] + np.clip(at - firsts[stretch], 0, lengths[stretch])
 
         return np.where(known[places] == texts, seen_below(ends) - seen_below(starts), 0)
+
+    def without(self, texts: Sequence[str]) -> "Seen":
+        """The record without some texts, by their `text_hash`."""
+        stays = ~np.isin(self.texts, text_numbers(texts))
+        return Seen(self.texts[stays], self.starts[stays], self.ends[stays], self.times[stays])
 
     def plus(self, texts: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> "Seen":
         """The record after each of these stretches was seen once more; they may overlap."""
@@ -151,7 +157,12 @@ def stretches_of(shard: Shard, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray
 
 
 def record_seen(
-    shards: ShardSet, known: Rows, before: Seen, rows: np.ndarray, path: str | None
+    shards: ShardSet,
+    known: Rows,
+    before: Seen,
+    rows: np.ndarray,
+    path: str | None,
+    masked: Sequence[str] = (),
 ) -> tuple[float, int]:
     """Add a run's rows to what its lineage has seen.
 
@@ -162,6 +173,7 @@ def record_seen(
         rows: the run's row numbers; those past the train split are replayed ones, which no record
             holds.
         path: where the new record is written; None on all workers but one.
+        masked: texts that no model of the lineage was trained on after all, by their `text_hash`.
 
     Returns:
         The share of the split's tokens that the lineage has now seen, and how many of the run's own
@@ -169,7 +181,7 @@ def record_seen(
     """
     rows = rows[rows < len(shards)]
     if path is not None:
-        add_rows(before, shards, rows).write(path)
+        add_rows(before, shards, rows).without(masked).write(path)
     # Stretches of a split's rows do not overlap: no document is in it twice.
     taken = np.unique(rows)
     seen_now = known.seen.sum() + (known.tokens - known.seen)[taken].sum()

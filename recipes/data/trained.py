@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from artifacts.shards.shard_set import ShardSet
+from artifacts.shards.texts import text_numbers
 from artifacts.storage import files
 from recipes.data.seen import stretches_of
 
@@ -32,7 +33,13 @@ optimizer step counted from 1, and the row's number among those of the run, repl
 _RECORDS_IN_GROUP = 65_536
 
 
-def record_trained(shards: ShardSet, rows: np.ndarray, steps: np.ndarray, path: str) -> None:
+def record_trained(
+    shards: ShardSet,
+    rows: np.ndarray,
+    steps: np.ndarray,
+    path: str,
+    masked: Sequence[str] = (),
+) -> None:
     """Write the record of a run.
 
     Args:
@@ -40,9 +47,11 @@ def record_trained(shards: ShardSet, rows: np.ndarray, steps: np.ndarray, path: 
         rows: shape (samples,), row numbers in these shards.
         steps: shape (samples,), the step that trained on each.
         path: a local file.
+        masked: texts that were masked in these rows, by their `text_hash`.
     """
     columns = [np.concatenate(parts) for parts in zip(*_by_shard(shards, rows, steps), strict=True)]
     order = np.lexsort((columns[4], columns[1], columns[3], columns[0]))
+    order = order[~np.isin(columns[0][order], text_numbers(masked))]
     table = pa.table([column[order] for column in columns], names=TRAINED_SCHEMA.names)
     pq.write_table(
         table.cast(TRAINED_SCHEMA), path, row_group_size=_RECORDS_IN_GROUP, compression="zstd"

@@ -45,11 +45,14 @@ def record_text(
         taught = ~np.isin(steps, state.guard.skipped_steps)
         shards = ShardSet(spec.shards_folder, spec.shards, *order.splits)
         rows = order.rows(0, len(steps))[taught]
-        record_trained(shards, rows, steps[taught], str(folder / TRAINED_NAME))
+        path = str(folder / TRAINED_NAME)
+        record_trained(shards, rows, steps[taught], path, spec.masked)
+    seen_path = str(folder / SEEN_NAME) if is_rank_zero else None
     return record_seen(
         ShardSet(spec.shards_folder, spec.shards, "train"),
         known,
         Seen.read(spec.seen if is_rank_zero else None),
         order.rows(0, state.samples_seen),
-        str(folder / SEEN_NAME) if is_rank_zero else None,
+        seen_path,
+        spec.masked,
     )

@@ -89,7 +89,7 @@ class Trainer:
         )
         self._saving = SavingPlan(self._training.checkpointing)
         self._order = DataOrder.of(spec, self._known)
-        self._shards = ShardSet(spec.shards_folder, spec.shards, *self._order.splits)
+        self._shards = spec.open_shards(*self._order.splits)
         validation = ShardSet(spec.shards_folder, spec.shards, "validation")
         check_tokens((self._shards, validation), spec.shards_folder, workers)
         self._validation = Validation(

@@ -46,6 +46,16 @@ from spark_jobs.settings import CleanCorpusSettings
 CODE_VERSION = "9"
 
 
+class Forgotten(BaseModel):
+    """Documents that are left out as if the sources did not hold them."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    ids: tuple[str, ...] = ()
+    texts: tuple[str, ...] = ()
+    """By their `text_hash`, whatever id they come back under."""
+
+
 class CleanSpec(BaseModel):
     """One run of this job."""
 
@@ -58,6 +68,8 @@ class CleanSpec(BaseModel):
     settings: CleanCorpusSettings
     earlier: str | None = None
     """Folder of the clean corpus that the lineage was last trained on, whose splits hold on."""
+    forgotten: Forgotten = Forgotten()
+    """What is to be in no corpus any more."""
     evaluation_texts: list[str] = []
     """Text files (`.txt`: one document; `.jsonl`: one a line, under `text`) of evaluation sets."""
     cache: str | None = None
@@ -91,20 +103,24 @@ def _run(spark: SparkSession, spec: CleanSpec, scratch: str, report: Report) -> 
     settings = spec.settings
     raw = find_parts(spec.raw_corpus, RAW_COLUMNS, "raw_corpus")
     history = read_history(spec.earlier)
+    forgotten = pa.array(spec.forgotten.texts, pa.string())
     ngrams = save_evaluation_ngrams(spec.evaluation_texts, scratch, settings.decontamination)
     prepare = partial(
         prepare_parts, spark, settings=settings, ngrams=ngrams, cache=spec.cache, report=report
     )
     parts = prepare(raw, f"{scratch}/prepared")
-    corpus = Prepared(parts, [])
+    corpus = Prepared(parts, [], spec.forgotten.ids, spec.forgotten.texts)
     corpus.refuse_repeated_ids()
     _refuse_unknown_sources(corpus, settings)
     past, past_parts = PastTexts(), []
     if history:
-        past = PastTexts(history, history.missing(_sound_hashes(corpus)))
+        known = pa.chunked_array([*_sound_hashes(corpus).chunks, forgotten])
+        past = PastTexts(history, history.missing(known))
         texts_left = write_past(spark, history, past.places, f"{scratch}/past", report)
         past_parts = prepare(texts_left, f"{scratch}/prepared_past")
-    prepared = Prepared(parts, past_parts) if past_parts else corpus
+    prepared = corpus
+    if past_parts:
+        prepared = Prepared(parts, past_parts, spec.forgotten.ids, spec.forgotten.texts)
 
     texts = group_exact(prepared.documents, settings.split)
     words = settings.near_duplicates.shingle_words
@@ -118,7 +134,7 @@ def _run(spark: SparkSession, spec: CleanSpec, scratch: str, report: Report) -> 
     stats = corpus_stats(decisions, near, settings)
 
     _write(spark, prepared, decisions, spec.output, scratch, report)
-    left = _left_out(history, decisions)
+    left = _left_out(history, decisions, forgotten)
     if history:
         write_past(spark, history, left, f"{spec.output}/{PAST_FOLDER}", report)
     report(
@@ -155,12 +171,13 @@ def _sound_hashes(prepared: Prepared) -> pa.ChunkedArray:
     return documents["text_hash"].filter(pc.is_null(documents["fault"]))
 
 
-def _left_out(history: History | None, decisions: Decisions) -> np.ndarray:
+def _left_out(history: History | None, decisions: Decisions, forgotten: pa.Array) -> np.ndarray:
     """The record's texts that are none of the documents that stay: their places in it."""
     if history is None:
         return np.empty(0, np.int64)
     hashes = decisions.documents["text_hash"]
-    return history.missing(hashes.filter(pa.array(decisions.stays)))
+    stay = hashes.filter(pa.array(decisions.stays)).combine_chunks()
+    return history.missing(pa.chunked_array([stay, forgotten]))
 
 
 def _refuse_unknown_sources(prepared: Prepared, settings: CleanCorpusSettings) -> None:

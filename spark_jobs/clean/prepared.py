@@ -4,7 +4,7 @@ The largest are the ids: with the rest, some 150 bytes a document.
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -15,14 +15,26 @@ from artifacts.errors import UserError
 from spark_jobs.clean.prepare import PreparedPart
 from spark_jobs.runtime.parquet import READERS, read_table
 
+FORGOTTEN = "forgotten"
+"""Reason of what is left out since somebody asked for it; never shown with its text."""
 _COLUMNS = ["id", "source", "text_hash", "characters", "bytes", "fault", "repaired"]
 
 
 class Prepared:
     """The prepared parts, addressed by document number over all of them."""
 
-    def __init__(self, parts: list[PreparedPart], past_parts: list[PreparedPart]) -> None:
-        """The parts of the corpus, and those of texts that have left it (`clean.history`)."""
+    def __init__(
+        self,
+        parts: list[PreparedPart],
+        past_parts: list[PreparedPart],
+        forgotten_ids: Sequence[str] = (),
+        forgotten_texts: Sequence[str] = (),
+    ) -> None:
+        """The parts of the corpus, and those of texts that have left it (`clean.history`).
+
+        Args:
+            forgotten_ids: documents that are dropped, as are those of `forgotten_texts`, by hash.
+        """
         self.parts = parts + past_parts
         with ThreadPoolExecutor(READERS) as readers:
             tables = list(readers.map(lambda part: read_table(part.url, _COLUMNS), self.parts))
@@ -33,6 +45,11 @@ class Prepared:
         documents = pa.concat_tables(tables).combine_chunks()
         # A text that was once in a split stays on record, whatever the settings now say of it.
         fault = pc.if_else(pa.array(self.past), None, documents["fault"]).cast(pa.string())
+        is_forgotten = pc.or_(
+            pc.is_in(documents["id"], pa.array(forgotten_ids, pa.string())),
+            pc.is_in(documents["text_hash"], pa.array(forgotten_texts, pa.string())),
+        )
+        fault = pc.if_else(is_forgotten, FORGOTTEN, fault)
         documents = documents.drop_columns("fault").append_column("fault", fault)
         self.documents = documents.append_column("past", pa.array(self.past))
         """The small columns, `fault` of `prepare.prepared_schema` among them, and `past`."""

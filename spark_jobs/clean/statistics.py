@@ -10,7 +10,7 @@ from artifacts.errors import UserError
 from artifacts.shards.shard_set import SPLITS
 from spark_jobs.clean.deduplicate import PAST, Decisions
 from spark_jobs.clean.near_duplicates import NearDuplicates
-from spark_jobs.clean.prepared import Prepared
+from spark_jobs.clean.prepared import FORGOTTEN, Prepared
 from spark_jobs.runtime.parquet import read_table
 from spark_jobs.settings import CleanCorpusSettings
 
@@ -93,7 +93,8 @@ def dropped_examples(
     """The first `count` dropped documents of each reason, by id, with the beginning of each."""
     documents = decisions.documents
     examples: dict[str, list[dict[str, str]]] = {}
-    for reason in sorted({*pc.unique(documents["reason"]).to_pylist()} - {None, PAST}):
+    unshown = {None, PAST, FORGOTTEN}
+    for reason in sorted({*pc.unique(documents["reason"]).to_pylist()} - unshown):
         numbers = np.flatnonzero(np.asarray(pc.equal(documents["reason"], reason).fill_null(False)))
         ids = documents["id"].take(pa.array(numbers)).combine_chunks()
         chosen = numbers[np.asarray(pc.sort_indices(ids))[:count]]

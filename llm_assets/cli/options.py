@@ -1,0 +1,10 @@
+"""Options that several commands have."""
+
+import getpass
+
+import click
+
+version_argument = click.argument("version", type=int)
+name_option = click.option("--name", default=getpass.getuser, help="Who decides; you by default.")
+reason_option = click.option("--reason", required=True, help="Why, for those who come after.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")

@@ -1,0 +1,101 @@
+"""The commands about text: where a version and an answer come from, and what is to be forgotten."""
+
+from pathlib import Path
+
+import click
+
+from artifacts.errors import UserError
+from llm_assets.cli.options import json_option, name_option, reason_option, version_argument
+
+
+@click.command()
+@version_argument
+@click.option("--text", help="Say instead what it was trained on of the documents that hold this.")
+@json_option
+def explain(version: int, text: str | None, as_json: bool) -> None:
+    """Say which text, which code and which checkpoint stand behind a version."""
+    from llm_assets.cli.explain import tell_version
+    from llm_assets.cli.session import open_session
+
+    tell_version(open_session(), version, text, as_json, click.echo)
+
+
+@click.command()
+@click.argument("identifier")
+@json_option
+def document(identifier: str, as_json: bool) -> None:
+    """Say what a document was merged with and why, and which versions were trained on it."""
+    from llm_assets.cli.explain import tell_document
+    from llm_assets.cli.session import open_session
+
+    tell_document(open_session(), identifier, as_json, click.echo)
+
+
+@click.command()
+@click.argument("identifiers", nargs=-1, metavar="[ID]...")
+@click.option("--file", "path", type=click.Path(path_type=Path), help="A file, an id on each line.")
+@click.option("--source", help="All documents of a source.")
+@name_option
+@reason_option
+@click.option("--yes", is_flag=True, help="Forget what is listed.")
+def forget(
+    identifiers: tuple[str, ...],
+    path: Path | None,
+    source: str | None,
+    name: str,
+    reason: str,
+    yes: bool,
+) -> None:
+    """List documents with their copies and what was trained on them; forget them with --yes.
+
+    They are in no later corpus, what serves is trained once more without them from where it first
+    met one, and every version that was trained on them is withdrawn.
+    """
+    from llm_assets.cli import forget as forgetting
+    from llm_assets.cli.session import open_session
+
+    session = open_session()
+    documents = forgetting.find_documents(session, identifiers, path, source)
+    forgetting.forget(session, documents, name, reason, yes, click.echo)
+
+
+@click.command()
+@click.option("--request", help="The request's id, the X-Request-Id of the answer.")
+@click.option("--text", help="The answer.")
+@click.option("--file", "path", type=click.Path(path_type=Path), help="A file with the answer.")
+@click.option("--version", type=int, help="Which version answered; the serving one by default.")
+@click.option("--page", is_flag=True, help="Ask in the browser instead.")
+@click.option("--port", type=click.IntRange(0, 65_535), default=8011, help="Of the page.")
+@json_option
+def trace(
+    request: str | None,
+    text: str | None,
+    path: Path | None,
+    version: int | None,
+    page: bool,
+    port: int,
+    as_json: bool,
+) -> None:
+    """Show the text that a version was trained on and that stands in an answer, or is near it.
+
+    \b
+    Examples:
+      llm-assets trace --request 5f0c2b       an answer that the endpoint gave
+      llm-assets trace --text "The valve ..." any text, as if the serving version had said it
+      llm-assets trace --page                 the same in the browser
+    """
+    from llm_assets.cli.session import open_session
+    from llm_assets.cli.trace import find_answers, read_answer, trace_answers
+    from llm_assets.cli.trace_page import serve_page
+
+    if page:
+        serve_page(open_session(), port, click.echo)
+        return
+    if request is None and text is None and path is None:
+        raise UserError("Name what to trace: --request ID, --text TEXT, --file PATH or --page.")
+    answer = read_answer(path) if path else text
+    session = open_session()
+    trace_answers(session, find_answers(session, request, answer, version), as_json, click.echo)
+
+
+PROVENANCE = (explain, document, forget, trace)

@@ -1,0 +1,143 @@
+"""Texts masked in place: what is forgotten teaches nothing, and nothing else changes."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from artifacts import checkpoints
+from artifacts.shards.masked import MaskedShardSet
+from artifacts.shards.shard_set import ShardSet
+from artifacts.shards.texts import text_numbers
+from recipes.data.seen import SEEN_NAME, Seen
+from recipes.data.trained import TRAINED_NAME, read_trained
+from recipes.spec import TrainingSpec
+from tests.recipes.conftest import SpecMaker, kill_at, train_here
+
+STEPS = 18
+
+
+@pytest.fixture(scope="module")
+def first(make_spec: SpecMaker) -> TrainingSpec:
+    """A finished run that kept some of its checkpoints."""
+    spec = make_spec("first", steps=STEPS, checkpointing={"permanent_every_steps": 6})
+    train_here(spec)
+    return spec
+
+
+@pytest.fixture(scope="module")
+def late(first: TrainingSpec) -> tuple[str, int]:
+    """A text that the run was trained on late for the first time, and at which step."""
+    shards = ShardSet(first.shards_folder, first.shards, "train")
+    texts = [text for s in shards.shards for text in s.documents()["text_hash"].to_pylist()]
+    steps = {text: steps_of(first, text) for text in texts}
+    return next((text, found[0]) for text, found in steps.items() if found and 8 < found[0] <= 12)
+
+
+def steps_of(spec: TrainingSpec, text: str) -> list[int]:
+    found = read_trained(f"{spec.run_folder}/{TRAINED_NAME}", text_numbers([text]))
+    return sorted(found["step"].to_pylist())
+
+
+def without(spec: TrainingSpec, text: str, name: str, **changes: object) -> TrainingSpec:
+    """The same run in folders of its own, with a text masked."""
+    folder = Path(spec.run_folder).parent.parent / name
+    update = {
+        "run_id": name,
+        "run_folder": str(folder / "run"),
+        "export_folder": str(folder / "model"),
+        "masked": (text,),
+        "order_inputs": spec.inputs,
+        "inputs": spec.inputs | {"masked": name.split("-")[0]},
+    }
+    return spec.model_copy(update=update | changes)
+
+
+def weights(spec: TrainingSpec) -> bytes:
+    return (Path(spec.export_folder) / "model.safetensors").read_bytes()
+
+
+def begin_late(spec: TrainingSpec, before: TrainingSpec, step: int) -> None:
+    """Begin where the earlier run stood before it met the text."""
+    taken = checkpoints.adopt(before.run_folder, spec.run_folder, step, spec.content())
+    assert taken == 6
+
+
+def test_masked_rows_keep_their_places(first: TrainingSpec, late: tuple[str, int]) -> None:
+    plain = ShardSet(first.shards_folder, first.shards, "train")
+    masked = MaskedShardSet(first.shards_folder, first.shards, [late[0]], "train")
+    every = np.arange(len(plain))
+    before, after = plain.read(every), masked.read(every)
+    changed = np.flatnonzero((before.tokens != after.tokens).any(axis=1))
+    trained = pq.read_table(f"{first.run_folder}/{TRAINED_NAME}")
+    assert 0 < len(changed) < 10 and len(trained)
+    assert set(after.tokens[before.tokens != after.tokens]) == {first.shards.end_token_id}
+    lengths = [int(rows.segments["length"].sum()) for rows in (before, after)]
+    listed = [row for s in plain.shards for row in s.documents().to_pylist()]
+    (size,) = (row["tokens"] for row in listed if row["text_hash"] == late[0])
+    assert lengths[0] - lengths[1] == size
+
+
+def test_forgetting_late_is_to_the_bit_as_never_having_read_it(
+    first: TrainingSpec, late: tuple[str, int]
+) -> None:
+    text, step = late
+    scratch = without(first, text, "same-scratch")
+    train_here(scratch)
+    assert weights(scratch) != weights(first)
+
+    again = without(first, text, "same-late")
+    begin_late(again, first, step)
+    kill_at(again, step + 2)
+    train_here(again)
+
+    assert weights(again) == weights(scratch)
+    assert steps_of(again, text) == [] != steps_of(first, text)
+    seen = Seen.read(f"{again.run_folder}/{SEEN_NAME}")
+    assert not np.isin(seen.texts, text_numbers([text])).any()
+
+
+def test_a_chain_of_three_versions_is_replayed_to_the_bit(
+    first: TrainingSpec, late: tuple[str, int]
+) -> None:
+    text, step = late
+
+    def chain(masked_first: TrainingSpec | None, name: str) -> list[TrainingSpec]:
+        """Two more runs, each from the one before, taking the rows that the plain ones took."""
+        runs = [masked_first or first]
+        for number in (2, 3):
+            inputs = first.inputs | {"start": f"version {number - 1}"}
+            plain = first.model_copy(update={"inputs": inputs, "training": short})
+            start = {"base_model_folder": runs[-1].export_folder}
+            if masked_first is None:
+                folder = Path(first.run_folder).parent.parent / f"plain-{number}"
+                places = {"run_folder": str(folder / "run"), "export_folder": str(folder / "model")}
+                spec = plain.model_copy(update=start | places)
+            else:
+                spec = without(plain, text, f"{name}-{number}", **start)
+            train_here(spec)
+            runs.append(spec)
+        return runs
+
+    budget = first.training.budget.model_copy(update={"steps": 6})
+    short = first.training.model_copy(update={"budget": budget})
+    scratch = without(first, text, "chain-scratch")
+    train_here(scratch)
+    again = without(first, text, "chain-late")
+    begin_late(again, first, step)
+    train_here(again)
+
+    whole, replayed = chain(scratch, "whole"), chain(again, "replayed")
+    plain = chain(None, "plain")
+    for one, other, was in zip(whole, replayed, plain, strict=True):
+        assert weights(one) == weights(other) != weights(was)
+
+
+def test_a_checkpoint_is_adopted_once_and_none_that_is_too_late(
+    first: TrainingSpec, late: tuple[str, int]
+) -> None:
+    spec = without(first, late[0], "adopted-once")
+    assert checkpoints.adopt(first.run_folder, spec.run_folder, 6, spec.content()) is None
+    begin_late(spec, first, late[1])
+    assert checkpoints.adopt(first.run_folder, spec.run_folder, 99, spec.content()) is None
