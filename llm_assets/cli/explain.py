@@ -6,8 +6,9 @@ from typing import Any
 
 from artifacts.progress import Report
 from artifacts.shards.shard_set import ShardStats
-from artifacts.shown import shown
+from artifacts.shown import shown, shown_in_line
 from llm_assets.cli.session import Session
+from llm_assets.forgetting.listed import read_list
 from llm_assets.tracing import explain as provenance
 from llm_assets.tracing.lessons import all_runs
 from spark_jobs.explain import explain_document
@@ -58,6 +59,9 @@ def tell_document(session: Session, identifier: str, as_json: bool, report: Repo
         return
     report(shown(str(story)))
     report(f"  {exposure}")
+    for one in read_list(store, session.settings.name).documents:
+        if story.survivor == one.id or story.text_hash == one.text_hash:
+            report(f"  forgotten {one.at:%Y-%m-%d} by {shown_in_line(one.by)}: in no later corpus")
 
 
 _KEPT = ("source", "split", "text_hash")

@@ -1,0 +1,162 @@
+"""Forgetting from the store: what serves is made once more, and what read the text is withdrawn."""
+
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from artifacts.errors import UserError
+from artifacts.shards.shard_set import ShardSet, ShardStats
+from artifacts.store import layout
+from artifacts.store.identity import Identity
+from artifacts.store.pipelines import Pipeline
+from artifacts.store.store import Draft, Store
+from llm_assets.cli import forget as forgetting
+from llm_assets.forgetting.listed import ForgottenDocument, add_to_list, read_list
+from llm_assets.forgetting.replay import replay
+from llm_assets.registry.local import LocalRegistry
+from llm_assets.tracing.lessons import lessons_of, runs_behind
+from recipes.data.seen import SEEN_NAME
+from recipes.data.trained import TRAINED_NAME
+from recipes.spec import METRICS_NAME, MODEL_FOLDER, TrainingSpec
+from tests.llm_assets.registry.conftest import base_entry, entry, verdict
+from tests.recipes.conftest import settings_of, train_here
+from tests.tiny import tiny_shards
+
+
+class Lab:
+    """A store with one version, trained by a real run that kept some of its checkpoints."""
+
+    def __init__(self, folder: Path, model: Path) -> None:
+        self.store = Store(str(folder / "store"))
+        self.registry = LocalRegistry(Path(self.store.root), "manual")
+        made, _ = self.store.make(
+            Identity(kind="tokenized_shards", code_version="1"),
+            lambda draft: draft.stats.update(tiny_shards(draft.path, model).model_dump()),
+        )
+        self.stats = ShardStats.model_validate(made.stats)
+        inputs = {"tokenized_shards": made.fingerprint}
+        training = settings_of(
+            steps=12,
+            precision="float32",
+            learning_rate=3e-3,
+            checkpointing={"every_steps": 3, "permanent_every_steps": 3},
+        )
+        identity = Identity(
+            kind="checkpoint", code_version="1", settings=training.content(), inputs=inputs
+        )
+        self.run = f"{self.store.root}/{layout.run(identity.fingerprint)}"
+        self.spec = TrainingSpec(
+            run_id=identity.fingerprint,
+            shards_folder=made.url,
+            shards=self.stats,
+            base_model_folder=str(model),
+            run_folder=self.run,
+            export_folder=str(folder / "unused"),
+            training=training,
+            inputs=inputs,
+        )
+
+        def build(draft: Draft) -> None:
+            spec = self.spec.model_copy(update={"export_folder": f"{draft.url}/{MODEL_FOLDER}"})
+            spec.write(Path(self.run, "spec.json"))
+            draft.stats |= train_here(spec).model_dump()
+            for name in (METRICS_NAME, SEEN_NAME, TRAINED_NAME):
+                (draft.path / name).write_bytes(Path(self.run, name).read_bytes())
+
+        self.checkpoint, _ = self.store.make(identity, build)
+        self.registry.register_base(base_entry())
+        candidate = entry("c").model_copy(
+            update={
+                "model_fingerprint": self.checkpoint.fingerprint,
+                "lineage": {"checkpoint": self.checkpoint.fingerprint},
+            }
+        )
+        self.version = self.registry.enter(candidate, verdict("c", "base"))
+        self.runs = runs_behind(self.store, self.registry.state(), self.version)
+        shards = ShardSet(made.path, self.stats, "train")
+        self.texts = [t for s in shards.shards for t in s.documents()["text_hash"].to_pylist()]
+        self.never = next(text for text in self.texts if not self.first_step(text))
+        self.late = next(text for text in self.texts if self.first_step(text) in (7, 8, 9))
+
+    def first_step(self, text: str) -> int:
+        """0 where the run never met the text."""
+        lessons = lessons_of(self.runs, [text])[text]
+        return lessons[0].steps[0] if lessons else 0
+
+    def session(self) -> Any:
+        record = Pipeline(self.store, "manual")
+        pipeline = SimpleNamespace(store=self.store, record=record)
+        return SimpleNamespace(pipeline=pipeline, registry=self.registry)
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Lab:
+    return Lab(tmp_path_factory.mktemp("forgetting"), tiny_model_folder)
+
+
+def test_what_serves_is_made_once_more_and_what_read_the_text_is_withdrawn(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    judged: list[str] = []
+    monkeypatch.setattr(forgetting, "_judge", lambda report: judged.append("judged"))
+    said: list[str] = []
+
+    forgetting._retrain(lab.session(), [lab.never], "Ada", "asked to", said.append)
+    assert said == ["No version was trained on them: nothing is trained again."] and not judged
+
+    forgetting._retrain(lab.session(), [lab.late], "Ada", "asked to", said.append)
+    assert any("goes on from its checkpoint of step 6;" in line for line in said), said
+    state = lab.registry.state()
+    assert state.is_rejected(lab.version.weights) and judged == ["judged"]
+    assert "withdrawn" in state.decisions_of(lab.version.weights)[-1].reason
+
+    made = Pipeline(lab.store, "manual").current("checkpoint", needed_by="test")
+    scratch = lab.spec.model_copy(
+        update={
+            "run_folder": str(tmp_path / "run"),
+            "export_folder": str(tmp_path / "model"),
+            "masked": (lab.late,),
+        }
+    )
+    train_here(scratch)
+    weights = "model.safetensors"
+    remade = (made.path / MODEL_FOLDER / weights).read_bytes()
+    assert remade == (tmp_path / "model" / weights).read_bytes()
+    assert remade != (lab.checkpoint.path / MODEL_FOLDER / weights).read_bytes()
+    assert made.manifest.inputs.keys() == {"tokenized_shards", "masked"}
+
+
+def test_without_the_early_checkpoints_it_says_from_where_it_starts_and_why_it_cannot(
+    lab: Lab, tmp_path: Path
+) -> None:
+    said: list[str] = []
+    Path(lab.run, "spec.json").rename(tmp_path / "spec.json")
+    with pytest.raises(UserError, match=r"version 1 cannot be trained once more: .*spec\.json"):
+        replay(lab.store, lab.runs, [lab.late], said.append)
+    (tmp_path / "spec.json").rename(Path(lab.run, "spec.json"))
+    for early in (3, 6):
+        shutil.rmtree(f"{lab.run}/step-{early}")
+    # Without the text's mask nothing is on record under this name yet.
+    other = next(t for t in lab.texts if t != lab.late and lab.first_step(t) in range(4, 10))
+    replay(lab.store, lab.runs, [other], said.append)
+    told = next(line for line in said if "trained from its beginning" in line)
+    assert "permanent_every_steps" in told
+
+
+def test_the_list_decides_what_later_corpora_are_made_of(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    assert read_list(store, "manual").inputs() == {}
+    one = ForgottenDocument(id="a", source="s", text_hash="t", by="Ada", reason="asked to")
+    copy = ForgottenDocument(id="b", source="s", text_hash=None, by="Ada", reason="asked to")
+    add_to_list(store, "manual", [one, copy])
+    first = read_list(store, "manual")
+    add_to_list(store, "manual", [one])
+    assert read_list(store, "manual") == first and first.texts == ["t"]
+    assert first.for_cleaning().ids == ("a", "b")
+    add_to_list(store, "manual", [one.model_copy(update={"id": "c", "text_hash": "u"})])
+    assert read_list(store, "manual").inputs() != first.inputs()
+    assert read_list(store, "other").documents == []
