@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from artifacts.shards.shard_set import ShardSet, ShardStats
 from artifacts.shards.texts import text_numbers
 from recipes.data.order import DataOrder, Plan
-from recipes.data.seen import Seen, add_rows
+from recipes.data.seen import Seen, add_rows, look_up
 from recipes.data.trained import TRAINED_NAME, read_trained, record_trained
 from recipes.settings import OrderSettings
 from recipes.spec import TrainingSpec
@@ -88,7 +88,7 @@ def test_of_any_lineage_the_record_says_what_the_audit_says(
     shards, seen = rows_of_the_manual, Seen.none()
     texts, folder = all_texts(shards), tmp_path_factory.mktemp("lineage")
     for number, (steps, batch, seed) in enumerate(runs):
-        plan = Plan.of(shards, seen, OrderSettings(seen_share=share)) if number else None
+        plan = Plan.of(look_up(shards, seen), OrderSettings(seen_share=share)) if number else None
         rows = DataOrder(seed, len(shards), plan=plan).rows(0, steps * batch)
         audit = {step + 1: part.tolist() for step, part in enumerate(np.split(rows, steps))}
         url = str(folder / f"{number}.parquet")
