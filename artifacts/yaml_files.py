@@ -13,7 +13,8 @@ def read_yaml(path: Path) -> Any:
     """The content of a YAML file.
 
     Raises:
-        yaml.YAMLError: it is no YAML, larger than a megabyte, or full of aliases.
+        yaml.YAMLError: it is no YAML, larger than a megabyte, nested without end, or full of
+            aliases.
         UnicodeDecodeError: it is not UTF-8.
     """
     if path.stat().st_size > MOST_BYTES:
@@ -22,4 +23,10 @@ def read_yaml(path: Path) -> Any:
     aliases = sum(isinstance(token, yaml.AliasToken) for token in yaml.scan(text))
     if aliases > MOST_ALIASES:
         raise yaml.YAMLError(f"{aliases:,} aliases (`*name`), more than {MOST_ALIASES}")
-    return yaml.safe_load(text)
+    try:
+        return yaml.safe_load(text)
+    except RecursionError:
+        raise yaml.YAMLError("nested deeper than any settings are") from None
+    except ValueError as error:
+        # Such as a date that is none.
+        raise yaml.YAMLError(str(error)) from None

@@ -66,7 +66,7 @@ def parse_manifest(content: bytes, folder: str) -> Manifest:
         manifest = Manifest.model_validate(fields)
         if (manifest.kind, manifest.fingerprint) != (kind, fingerprint):
             raise ValueError(f"it is the manifest of {manifest.kind}/{manifest.fingerprint}")
-    except (ValueError, ValidationError, KeyError, AttributeError, TypeError) as error:
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         fault = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
         raise DamagedArtifact(
             f"{folder}/{MANIFEST_NAME} cannot be read ({fault}). Set the artifact aside and make "
