@@ -87,9 +87,8 @@ def test_wheel_makes_and_serves_a_model_in_a_fresh_environment(tmp_path: Path) -
             project, *shell, ". ./env.sh; dagster asset materialize --select checkpoint 2>&1"
         )
         assert "RUN_SUCCESS" in told
-        assert "Validation successful" in _run(
-            project, *shell, ". ./env.sh; dagster definitions validate -w workspace.yaml 2>&1"
-        )
+        valid = "unset DAGSTER_MODULE_NAME; dagster definitions validate -w workspace.yaml 2>&1"
+        assert "Validation successful" in _run(project, *shell, f". ./env.sh; {valid}")
     finally:
         _run(project, *shell, "llm-assets stop")
 
