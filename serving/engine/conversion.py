@@ -6,7 +6,6 @@ attention is not plain causal attention would be wrong in silence: what was conv
 log-probabilities and compared with the model itself.
 """
 
-import os
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -219,8 +218,6 @@ def _write(model: ov.Model, target: Path) -> None:
 
 def _quantize(model: ov.Model, weights: Weights) -> None:
     """Write weights as whole numbers with a scale for each group of them, by NNCF's own rules."""
-    # Without it, importing the package reports to its makers.
-    os.environ["NNCF_CI"] = "1"
     import nncf
 
     mode = nncf.CompressWeightsMode.INT8_SYM

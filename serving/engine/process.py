@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import secrets
+import signal
 import sys
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
@@ -206,9 +207,10 @@ class EngineProcess:
                 check = asyncio.create_task(self._answers())
                 self.silent = not (await asyncio.wait([check], timeout=SILENT_SECONDS))[0]
                 if not await check:
-                    # It may have ended by itself during the check.
+                    # It may have ended by itself during the check. `Process.kill` would ask for its
+                    # exit code then, and so take it from whoever waits for it.
                     with suppress(ProcessLookupError):
-                        self._process.kill()
+                        os.kill(self._process.pid, signal.SIGKILL)
                 self.silent = False
         finally:
             self.silent = False

@@ -55,11 +55,12 @@ def client(
         until(lambda: is_healthy(client) or process.poll() is not None)
         assert process.poll() is None, log.read_text()
         yield client
-    engines = psutil.Process(process.pid).children(recursive=True)
+    # The endpoint's supervisor, its API server and the engine.
+    processes = psutil.Process(process.pid).children(recursive=True)
     process.terminate()
     assert process.wait(30) == 0, log.read_text()
-    assert len(engines) == 2
-    until(lambda: all(process_started(engine.pid) is None for engine in engines))
+    assert len(processes) == 3
+    until(lambda: all(process_started(one.pid) is None for one in processes))
 
 
 def until(condition: Callable[[], object]) -> None:

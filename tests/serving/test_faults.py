@@ -223,16 +223,21 @@ def test_metrics_count_requests_and_tokens(client: Client) -> None:
 )
 def test_engine_killed_mid_answer_is_replaced_and_the_answer_completed(client: Client) -> None:
     whole = client.complete(max_tokens=150).json()["choices"][0]["text"]
-    pieces: list[str] = []
     body = {"prompt": "The valve", "max_tokens": 150, "stream": True}
-    with client.http.stream("POST", "/v1/completions", json=body) as answer:
-        for line in answer.iter_lines():
-            if not line or line == "data: [DONE]":
-                continue
-            pieces.append(json.loads(line[6:])["choices"][0]["text"])
-            if len(pieces) == 3:
-                client.kill_engine()
-    assert len(pieces) > 3
-    written = "".join(pieces)
-    assert written[:20] == whole[:20] and len(written) > len(whole) // 2
-    assert metric(client, "serving_engine_restarts_total") >= 1
+    for _ in range(5):
+        until(lambda: client.http.get("/health").status_code == 200, 60)
+        before = metric(client, "serving_engine_restarts_total")
+        pieces: list[str] = []
+        with client.http.stream("POST", "/v1/completions", json=body) as answer:
+            for line in answer.iter_lines():
+                if not line or line == "data: [DONE]":
+                    continue
+                pieces.append(json.loads(line[6:])["choices"][0]["text"])
+                if len(pieces) == 1:
+                    client.kill_engine()
+        written = "".join(pieces)
+        assert written[:20] == whole[:20] and len(written) > len(whole) // 2
+        # A tiny model may have ended its answer before the engine was killed.
+        if metric(client, "serving_engine_restarts_total") > before:
+            return
+    raise AssertionError("no engine was killed in the middle of an answer")

@@ -74,7 +74,9 @@ def test_documents_begin_and_end_as_their_family_expects(
 ) -> None:
     files = TokenizerFiles(
         definition="{}",
+        original="{}",
         sha256="",
+        chat_template=None,
         specials={token: number for number, token in enumerate(specials)},
         bos_token=None if bos is None else specials[bos],
         eos_token=specials[eos],

@@ -1,6 +1,7 @@
 """Anything can be deleted or damaged, is noticed before it is used, and is made again as it was."""
 
 import shutil
+import subprocess
 from collections.abc import Iterator
 
 import pytest
@@ -168,6 +169,13 @@ def test_a_user_types_what_the_message_prescribes(whole: Project) -> None:
     ended = whole.materialize("clean_corpus")
     assert ended.returncode != 0
     (said,) = {line for line in ended.stderr.splitlines() if "llm-assets doctor" in line}
-    repaired = whole.run("bash", "-c", prescribed(said))
+    repaired = subprocess.run(
+        ["bash", "-c", prescribed(said)],
+        cwd=whole.folder,
+        env=whole.environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert repaired.returncode == 0, repaired.stdout + repaired.stderr
     assert content(current(whole, "raw_corpus")) == content(before)
