@@ -16,15 +16,19 @@ MAX_CHOICES = 8
 StopString = Annotated[str, Field(min_length=1, max_length=256)]
 
 
+Temperature = Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)]
+TopP = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
+
+
 class Sampling(BaseModel):
     """What every request may say about how to generate."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     max_tokens: int = Field(default=64, ge=1)
-    temperature: float = Field(default=0.0, ge=0, le=2, allow_inf_nan=False)
+    temperature: Temperature = 0.0
     """0 always takes the most likely token."""
-    top_p: float = Field(default=1.0, gt=0, le=1, allow_inf_nan=False)
+    top_p: TopP = 1.0
     stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)] = []
 
     def generate_request(
@@ -63,8 +67,21 @@ class StreamOptions(BaseModel):
     """Whether a last piece counts the tokens."""
 
 
-class OpenAIRequest(Sampling):
-    """What both of OpenAI's routes take.
+class OpenAIBody(BaseModel):
+    """A body as OpenAI's clients send it: null for what was not said."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        return {key: value for key, value in given.items() if value is not None}
+
+
+class OpenAIRequest(OpenAIBody, Sampling):
+    """What completions and chats take.
 
     Clients send many fields at the value that changes nothing. That value is accepted, any other
     refused: a field that has no effect is never taken in silence.
@@ -83,14 +100,6 @@ class OpenAIRequest(Sampling):
     logit_bias: Annotated[dict[str, float], Field(max_length=0)] = {}
     seed: int | None = None
     """Without effect at temperature 0, and refused at another."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_nulls(cls, given: Any) -> Any:
-        """OpenAI's clients send null for what was not said."""
-        if not isinstance(given, dict):
-            return given
-        return {key: value for key, value in given.items() if value is not None}
 
     @model_validator(mode="after")
     def _check_choices(self) -> Self:

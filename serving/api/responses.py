@@ -18,7 +18,7 @@ from serving.api.dispatcher import Gateway, Stream
 from serving.api.errors import ServingError
 from serving.api.guard import note, noted, read
 from serving.api.models import check_model, model_fields, version_headers
-from serving.api.requests import ChatMessage, Sampling
+from serving.api.requests import ChatMessage, OpenAIBody, Sampling, Temperature, TopP
 from serving.engine.protocol import Chunk, GenerateRequest, Message
 from serving.settings import EndpointSettings
 
@@ -57,35 +57,26 @@ class TextFormat(BaseModel):
     format: dict[Literal["type"], Literal["text"]] = {"type": "text"}
 
 
-class ResponsesRequest(BaseModel):
+class ResponsesRequest(OpenAIBody):
     """The body of a request; what would have no effect is refused."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     model: str | None = None
     input: str | Annotated[list[InputMessage], Field(min_length=1)]
     instructions: str | None = None
     max_output_tokens: int = Field(default=64, ge=1)
-    temperature: float = Field(default=0.0, ge=0, le=2, allow_inf_nan=False)
-    top_p: float = Field(default=1.0, gt=0, le=1, allow_inf_nan=False)
+    temperature: Temperature = 0.0
+    top_p: TopP = 1.0
     stream: bool = False
     text: TextFormat = TextFormat()
-    tools: Annotated[list[Any], Field(max_length=0)] = []
+    tools: list[Any] = Field(default=[], max_length=0)
     tool_choice: Literal["none", "auto"] = "auto"
-    metadata: dict[str, str] = {}
+    metadata: dict[str, str] = Field(default={})
     """Given back."""
     store: bool = False
     """Taken and ignored: nothing is stored."""
     user: str | None = None
     """Taken and ignored."""
     truncation: Literal["disabled"] = "disabled"
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_nulls(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
-        return {key: value for key, value in given.items() if value is not None}
 
     @model_validator(mode="after")
     def _check_instructions(self) -> Self:

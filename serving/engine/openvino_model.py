@@ -1,16 +1,16 @@
 """A causal language model behind openvino-genai's continuous batching on a CPU."""
 
-import asyncio
 import itertools
 import secrets
 import threading
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from openvino_genai import GenerationStatus
 
+from serving.engine.job import Job
 from serving.engine.pipeline import (
     BLOCK_TOKENS,
     generation_config,
@@ -19,7 +19,6 @@ from serving.engine.pipeline import (
 )
 from serving.engine.protocol import GenerateRequest
 from serving.engine.served_model import (
-    GenerationFailed,
     Scored,
     ServedModel,
     Step,
@@ -32,19 +31,12 @@ from serving.settings import EndpointSettings
 SEED_BITS = 32
 
 
-@dataclass(eq=False)
-class _Job:
+@dataclass(eq=False, kw_only=True)
+class _Job(Job):
     """One request in the batch."""
 
     handle: Any
-    request: GenerateRequest
-    prompt: list[int]
-    loop: asyncio.AbstractEventLoop
-    outputs: asyncio.Queue[Step | str] = field(default_factory=asyncio.Queue)
     begun: bool = False
-
-    def put(self, output: Step | str) -> None:
-        self.loop.call_soon_threadsafe(self.outputs.put_nowait, output)
 
 
 class OpenVinoModel(ServedModel):
@@ -92,20 +84,15 @@ class OpenVinoModel(ServedModel):
             config.rng_seed = secrets.randbits(SEED_BITS)
         prompt = [*tokens, *self.encode_written(request)]
         handle = self._pipeline.add_request(next(self._numbers), token_tensor(prompt), config)
-        job = _Job(handle, request, tokens if config.echo else [], asyncio.get_running_loop())
+        job = _Job(request=request, prompt=tokens if config.echo else [], handle=handle)
         self._jobs.add(job)
         self._asked.set()
-        finished = False
         try:
-            while not finished:
-                output = await job.outputs.get()
-                if isinstance(output, str):
-                    raise GenerationFailed(output)
-                finished = output.finished
-                yield output
+            async for step in job.steps():
+                yield step
         finally:
             self._jobs.discard(job)
-            if not finished:
+            if not job.finished:
                 handle.cancel()
 
     def _run(self) -> None:

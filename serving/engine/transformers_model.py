@@ -1,6 +1,5 @@
 """Any language model that transformers knows, by its own `generate`: slow, and the reference."""
 
-import asyncio
 import queue
 import threading
 from collections.abc import AsyncGenerator, Sequence
@@ -21,10 +20,10 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 
 from artifacts.errors import UserError
+from serving.engine.job import Job
 from serving.engine.protocol import GenerateRequest
 from serving.engine.sampling import choose_tokens
 from serving.engine.served_model import (
-    GenerationFailed,
     Scored,
     ServedModel,
     Step,
@@ -40,21 +39,15 @@ DEFAULT_CONTEXT_TOKENS = 1024
 DTYPES = {"bf16": torch.bfloat16, "f32": torch.float32}
 
 
-@dataclass(eq=False)
-class _Job:
+@dataclass(eq=False, kw_only=True)
+class _Job(Job):
     """One request in the batch."""
 
-    request: GenerateRequest
-    prompt: list[int]
     written: list[int]
-    loop: asyncio.AbstractEventLoop
-    outputs: asyncio.Queue[Step | str] = field(default_factory=asyncio.Queue)
     prompt_scored: list[Scored] = field(default_factory=list)
     count: int = 0
     done: bool = False
-
-    def put(self, output: Step | str) -> None:
-        self.loop.call_soon_threadsafe(self.outputs.put_nowait, output)
+    """Whether nothing more is to be generated: it has ended, or its client has gone."""
 
 
 class TransformersModel(ServedModel):
@@ -98,16 +91,11 @@ class TransformersModel(ServedModel):
     async def write(
         self, request: GenerateRequest, tokens: list[int]
     ) -> AsyncGenerator[Step, None]:
-        job = _Job(request, tokens, self.encode_written(request), asyncio.get_running_loop())
+        job = _Job(request=request, prompt=tokens, written=self.encode_written(request))
         self._waiting.put(job)
-        finished = False
         try:
-            while not finished:
-                output = await job.outputs.get()
-                if isinstance(output, str):
-                    raise GenerationFailed(output)
-                finished = output.finished
-                yield output
+            async for step in job.steps():
+                yield step
         finally:
             job.done = True
 
