@@ -37,6 +37,9 @@ class _Job(Job):
 
     handle: Any
     begun: bool = False
+    left: bool = False
+    """Whether its caller has gone. The engine's thread cancels then: a handle that is canceled
+    between being asked whether it can be read and being read raises."""
 
 
 class OpenVinoModel(ServedModel):
@@ -91,9 +94,7 @@ class OpenVinoModel(ServedModel):
             async for step in job.steps():
                 yield step
         finally:
-            self._jobs.discard(job)
-            if not job.finished:
-                handle.cancel()
+            job.left = not job.finished
 
     def _run(self) -> None:
         try:
@@ -111,6 +112,10 @@ class OpenVinoModel(ServedModel):
 
     def _hand_out(self) -> None:
         for job in list(self._jobs):
+            if job.left:
+                job.handle.cancel()
+                self._jobs.discard(job)
+                continue
             status = job.handle.get_status()
             tokens, logprobs = [], []
             while job.handle.can_read():

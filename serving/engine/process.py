@@ -186,7 +186,10 @@ class EngineProcess:
             self.ready.clear()
             self._on_change()
             assert self._process is not None
-            log("engine_ended", version=self.desired.version, status=self._process.returncode)
+            status = self._process.returncode
+            # One that was killed had no time for last words.
+            said = {"said": self._log_tail(1)} if status and status > 0 else {}
+            log("engine_ended", version=self.desired.version, status=status, **said)
             pause = RESTART_SECONDS[min(self.restarts, len(RESTART_SECONDS) - 1)]
             self.restarts += 1
             await asyncio.sleep(pause)
@@ -244,6 +247,6 @@ class EngineProcess:
             process.kill()
             await process.wait()
 
-    def _log_tail(self) -> str:
+    def _log_tail(self, count: int = LOG_TAIL_LINES) -> str:
         lines = self._log_path.read_text(errors="replace").splitlines()
-        return "\n".join(lines[-LOG_TAIL_LINES:])
+        return "\n".join(lines[-count:])

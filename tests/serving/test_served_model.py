@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+import random
 import shutil
+import sys
 from collections.abc import Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ from serving.settings import Engine
 from tests.serving.conftest import SETTINGS
 
 TOKENS = 150
+GROUPS = 100
 PROMPT = "The valve"
 Loader = Callable[[Path, Engine], ServedModel]
 
@@ -138,6 +141,36 @@ def test_model_stops_writing_when_the_caller_goes_away(
     assert 0 < asyncio.run(leave_after_first_piece()) < TOKENS / 2
     assert answer(model, ask(max_tokens=2)).completion_tokens <= 2
     assert model.fault is None
+
+
+def test_callers_who_go_away_at_any_moment_break_nothing(
+    tiny_model_folder: Path, loaded: Loader
+) -> None:
+    """Threads take turns far more often than usual, so that every moment comes up."""
+    model = loaded(tiny_model_folder, "openvino")
+    usual = sys.getswitchinterval()
+    generator = random.Random(1)
+
+    async def leave(seconds: float) -> None:
+        request = ask(max_tokens=TOKENS)
+        tokens = model.encode(request)
+        assert isinstance(tokens, list)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds), aclosing(model.generate(request, tokens)) as all_:
+                async for _ in all_:
+                    pass
+
+    async def come_and_go() -> None:
+        for _ in range(GROUPS):
+            await asyncio.gather(*(leave(generator.random() / 40) for _ in range(8)))
+
+    sys.setswitchinterval(1e-6)
+    try:
+        asyncio.run(come_and_go())
+    finally:
+        sys.setswitchinterval(usual)
+    assert model.fault is None
+    assert answer(model, ask()).text
 
 
 def test_engine_is_named_with_its_reason(
