@@ -18,6 +18,7 @@ def main() -> int:
     parser.add_argument("--state", type=Path, help="folder that says what to serve")
     parser.add_argument("--log", type=Path, help="file for what is logged; else standard error")
     parser.add_argument("--model", type=Path, help="a Hugging Face folder, instead of --state")
+    parser.add_argument("--name", default="default", help="what clients call the model")
     parser.add_argument("--version", default="1", help="name of the model's version")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=EndpointSettings().port)
@@ -32,6 +33,7 @@ def main() -> int:
             state.write_desired(
                 Desired(
                     model_folder=arguments.model.absolute(),
+                    name=arguments.name,
                     version=arguments.version,
                     fingerprint="unregistered",
                     settings=EndpointSettings(host=arguments.host, port=arguments.port),

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from llm_assets.cloud.accelerators import ACCELERATORS
 from llm_assets.cloud.settings import (
     EndpointMachineSettings,
     GoogleCloudSettings,
@@ -23,13 +24,6 @@ DOLLARS_AN_HOUR = {
 """A machine with its accelerators, Vertex AI's fee included."""
 SPOT_FACTOR = 0.4
 """What spot and flex-start machines cost of the full price, about."""
-TERAFLOPS = {
-    "NVIDIA_L4": 121,
-    "NVIDIA_TESLA_A100": 312,
-    "NVIDIA_A100_80GB": 312,
-    "NVIDIA_H100_80GB": 989,
-}
-"""Peak of dense bfloat16, by the vendor's data sheets."""
 UTILIZATION = 0.35
 """Share of the peak that training reaches here, about."""
 DOLLARS_A_DCU_HOUR = 0.06
@@ -94,7 +88,8 @@ def estimate_training(settings: GoogleCloudSettings, tokens: int, parameters: in
 
 def _compute_hours(machines: MachineSettings, operations: float) -> float:
     accelerators = max(1, machines.accelerator_count) * machines.replicas
-    peak = TERAFLOPS.get(machines.accelerator_type or "", 1) * 1e12
+    known = ACCELERATORS.get(machines.accelerator_type or "")
+    peak = (known.teraflops if known else 1.0) * 1e12
     return START_HOURS + operations / (peak * UTILIZATION * accelerators) / 3600
 
 

@@ -75,6 +75,18 @@ class MachineSettings(Settings):
         return self
 
 
+class VllmSettings(Settings):
+    """How vLLM serves a model on accelerators."""
+
+    max_model_len: int | None = Field(default=None, ge=16)
+    """Longest prompt and answer together, in tokens; absent takes what the model allows, as far as
+    the accelerators' memory holds it."""
+    gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
+    """Share of an accelerator's memory that vLLM takes."""
+    arguments: tuple[str, ...] = ()
+    """More arguments of `vllm serve`, each word one entry; they hold against all others."""
+
+
 class EndpointMachineSettings(Settings):
     """The Vertex AI endpoint: its machines, who reaches it, how long its changes may take."""
 
@@ -92,8 +104,10 @@ class EndpointMachineSettings(Settings):
     """Per cent of the accelerator (of the CPU, without one) above which replicas are added."""
     spot: bool = False
     """Use spot machines, which are cheaper and may go away while they answer."""
+    vllm: VllmSettings | None = VllmSettings()
+    """How vLLM serves where there are accelerators; null for an image with another engine."""
     start_minutes: float = Field(default=30.0, gt=0, le=120)
-    """How long a container may take to load its model and write its probe."""
+    """How long a container may take to load its model and continue its probe."""
     request_seconds: float = Field(default=120.0, gt=0, le=3600)
     """How long one answer may take."""
     drain_seconds: float = Field(default=60.0, ge=0)

@@ -7,6 +7,8 @@ from typing import Any
 
 from artifacts.store.store import Store
 from llm_assets.cloud.config import load_cloud_settings
+from llm_assets.cloud.serving_image import engine_memory
+from llm_assets.cloud.settings import GoogleCloudSettings
 from llm_assets.cloud.vertex import Vertex
 from llm_assets.config import PipelineSettings
 from llm_assets.endpoint.base import Served, ServingPlatform
@@ -15,6 +17,7 @@ from llm_assets.endpoint.vertex_traffic import VertexTraffic
 from llm_assets.registry.records import ModelVersion
 from llm_assets.registry.vertex import VertexModelRegistry
 from serving.rollout import RolledBack, RolloutFailed, roll_out
+from serving.vertex.context import longest_context
 
 PRIVATE = "its private address"
 AUTHORIZATION = '"Authorization: Bearer $(gcloud auth print-access-token)"'
@@ -38,6 +41,7 @@ class VertexServingPlatform(ServingPlatform):
         with store.lease(f"endpoint-{settings.name}", lambda who: report(f"waiting for {who}")):
             changed = not traffic.is_alone()
             if changed:
+                _check_fit(vertex.settings, version, report)
                 seconds = vertex.settings.endpoint.request_seconds
                 try:
                     _run(roll_out(traffic, rollout, seconds, report))
@@ -76,6 +80,16 @@ def _run(rollout: Coroutine[Any, Any, None]) -> None:
         loop.run_until_complete(rollout)
     finally:
         loop.close()
+
+
+def _check_fit(
+    settings: GoogleCloudSettings, version: ModelVersion, report: Callable[[str], None]
+) -> None:
+    """Refuse a model that the accelerators cannot hold, before they are paid for."""
+    memory = engine_memory(settings.endpoint)
+    if memory is not None:
+        tokens = longest_context(version.model_url, memory)
+        report(f"the accelerators hold texts of up to {tokens:,} tokens")
 
 
 def _who_serves(endpoint: VertexEndpoint) -> str:

@@ -2,6 +2,7 @@
 
 import contextlib
 import time
+from collections.abc import Callable
 from typing import Any
 
 from llm_assets.cloud.vertex import Vertex, VertexRefused
@@ -104,7 +105,7 @@ class VertexEndpoint:
 
         doing = f"the deployment of {deployed['display_name']}"
         try:
-            self._vertex.change(
+            self._change(
                 doing,
                 self._vertex.endpoints.deploy_model,
                 seconds,
@@ -117,7 +118,11 @@ class VertexEndpoint:
             raise self._vertex.refusal(doing, error) from error
 
     def split(self, shares: dict[str, int]) -> None:
-        """Set who gets how many per cent of the requests, by the ids of the deployed models."""
+        """Set who gets how many per cent of the requests, by the ids of the deployed models.
+
+        Args:
+            shares: sum to 100, or are none where nobody is to be answered.
+        """
         from google.cloud import aiplatform_v1
         from google.protobuf.field_mask_pb2 import FieldMask
 
@@ -130,11 +135,11 @@ class VertexEndpoint:
         )
 
     def undeploy(self, deployed_id: str) -> None:
-        """Remove a version and its machines; one that is gone already stays gone."""
+        """Remove a version without traffic and its machines; one that is gone stays gone."""
         from google.api_core.exceptions import NotFound
 
         with contextlib.suppress(NotFound):
-            self._vertex.change(
+            self._change(
                 "a version's removal",
                 self._vertex.endpoints.undeploy_model,
                 CHANGE_SECONDS,
@@ -143,14 +148,36 @@ class VertexEndpoint:
             )
 
     def delete(self) -> None:
-        """Remove every version, then the endpoint itself."""
+        """Take the traffic away, then every version, then the endpoint itself."""
+        from google.api_core.exceptions import NotFound
+
         self.settle(CHANGE_SECONDS)
         found = self.read()
-        for deployed in sorted(found.deployed_models, key=lambda d: found.traffic_split.get(d.id)):
+        if found.traffic_split:
+            self.split({})
+        for deployed in found.deployed_models:
             self.undeploy(deployed.id)
-        self._vertex.change(
-            "the endpoint's removal",
-            self._vertex.endpoints.delete_endpoint,
-            CHANGE_SECONDS,
-            name=self.name,
-        )
+        with contextlib.suppress(NotFound):
+            self._change(
+                "the endpoint's removal",
+                self._vertex.endpoints.delete_endpoint,
+                CHANGE_SECONDS,
+                name=self.name,
+            )
+
+    def _change(
+        self, doing: str, function: Callable[..., Any], seconds: float, **arguments: Any
+    ) -> None:
+        """Change the endpoint, which takes one change at a time.
+
+        Where one is under way - after a lost reply it is this very one - its end is awaited first.
+        """
+        from google.api_core.exceptions import FailedPrecondition
+
+        try:
+            self._vertex.change(doing, function, seconds, **arguments)
+        except VertexRefused as error:
+            if not isinstance(error.__cause__, FailedPrecondition):
+                raise
+            self.settle(seconds)
+            self._vertex.change(doing, function, seconds, **arguments)

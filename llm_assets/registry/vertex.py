@@ -28,7 +28,7 @@ from llm_assets.registry.state import RegistryState
 NUMBER_LABEL = "number"
 STORE_LABEL = "store"
 MODEL_LABEL = "model"
-IMAGE_LABEL = "image"
+CONTAINER_LABEL = "container"
 VERDICT_LABEL = "verdict"
 DEFAULT_ALIAS = "default"
 METRICS_SCHEMA = (
@@ -108,9 +108,11 @@ class VertexModelRegistry(Registry):
                 self._merge(self._upload_name(upload), wanted)
 
     def _ensure_upload(self, version: ModelVersion, uploads: dict[int, Any]) -> Any:
-        """The upload of this model and serving image, which Vertex AI shows to nobody."""
+        """The upload of this model and container, which Vertex AI shows to nobody."""
         upload, wanted = uploads.get(version.version), self._labels(version)
-        if upload and all(upload.labels.get(k) == wanted[k] for k in (MODEL_LABEL, IMAGE_LABEL)):
+        if upload and all(
+            upload.labels.get(k) == wanted[k] for k in (MODEL_LABEL, CONTAINER_LABEL)
+        ):
             return upload
         name = self._upload(version, is_first=not uploads)
         if upload is not None and upload.version_aliases:
@@ -126,9 +128,7 @@ class VertexModelRegistry(Registry):
             description=f"The versions of {self.folder}",
             version_description=f"{self.folder}/versions/{version.version}",
             artifact_uri=version.model_url,
-            container_spec=container_spec(
-                self._vertex.settings, version.version, version.model_fingerprint
-            ),
+            container_spec=self._container(version),
             labels=self._labels(version),
         )
         place = {"model_id": self._model_id} if is_first else {"parent_model": self._name}
@@ -165,6 +165,12 @@ class VertexModelRegistry(Registry):
             )
 
     def _attach_evaluation(self, name: str, version: ModelVersion) -> None:
+        """Show a version's figures in the console; what Vertex AI does not take is only reported.
+
+        Its schema for text generation has BLEU and ROUGE-Lsum, which nothing here measures; so the
+        figures are the evaluation's metadata.
+        """
+        from google.api_core.exceptions import InvalidArgument
         from google.cloud import aiplatform_v1
 
         models, doing = self._vertex.models, f"the evaluation of version {version.version}"
@@ -177,19 +183,19 @@ class VertexModelRegistry(Registry):
             evaluation = aiplatform_v1.ModelEvaluation(
                 display_name=f"version {version.version}",
                 metrics_schema_uri=METRICS_SCHEMA,
-                metrics={
-                    name: by_role["candidate"]["value"]
-                    for name, by_role in figures.items()
-                    if by_role.get("candidate", {}).get("value") is not None
-                },
                 metadata={
                     "evaluation_fingerprint": version.evaluation.get("evaluation_fingerprint"),
                     "figures": figures,
                 },
             )
-            self._vertex.call(
-                doing, models.import_model_evaluation, parent=name, model_evaluation=evaluation
-            )
+            try:
+                self._vertex.call(
+                    doing, models.import_model_evaluation, parent=name, model_evaluation=evaluation
+                )
+            except VertexRefused as error:
+                if not isinstance(error.__cause__, InvalidArgument):
+                    raise
+                self._vertex.report(f"WARNING: the console will not show {doing}: {error}")
 
     def _uploads(self) -> dict[int, Any]:
         """Number to the newest upload that has it; raises RegistryUnreachable."""
@@ -219,10 +225,14 @@ class VertexModelRegistry(Registry):
             NUMBER_LABEL: str(version.version),
             STORE_LABEL: self._store_label,
             MODEL_LABEL: version.weights,
-            IMAGE_LABEL: hash_json({"image": self._vertex.settings.images.serve})[:16],
+            CONTAINER_LABEL: hash_json(self._container(version))[:16],
             "license": version.license,
         }
         return as_labels(labels)
+
+    def _container(self, version: ModelVersion) -> dict[str, Any]:
+        settings = self._vertex.settings
+        return container_spec(settings, self._model_id, version.version, version.model_fingerprint)
 
     def _standing(self, state: RegistryState, version: ModelVersion) -> dict[str, str]:
         """The last word on a model as a label: a person's, else the gate's."""

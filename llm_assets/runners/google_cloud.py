@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from artifacts.errors import UserError
 from artifacts.storage import files
 from artifacts.store.identity import hash_json
+from llm_assets.cloud.accelerators import ACCELERATORS
 from llm_assets.cloud.config import load_cloud_settings
 from llm_assets.cloud.estimate import estimate_training
 from llm_assets.cloud.jobs import custom_job, spark_batch
@@ -33,8 +34,6 @@ from spark_jobs.tokenize import job as tokenize
 
 HOUR = 3600
 MESSAGES_FOLDER = "pipes"
-WITHOUT_BFLOAT16 = ("_V100", "_T4", "_P100", "_P4", "_K80")
-"""Accelerators of which no unit multiplies bfloat16."""
 MAIN_PROGRAM = 'import runpy\n\nrunpy.run_module("spark_jobs.{job}.job", run_name="__main__")\n'
 
 
@@ -101,9 +100,8 @@ class VertexTrainingRunner(TrainingRunner):
         return content
 
     def precision(self) -> Precision:
-        accelerator = self._settings().training.accelerator_type
-        is_fast = accelerator is not None and not accelerator.endswith(WITHOUT_BFLOAT16)
-        return "bfloat16" if is_fast else "float32"
+        known = ACCELERATORS.get(self._settings().training.accelerator_type or "")
+        return "bfloat16" if known and known.bfloat16 else "float32"
 
     def estimate(self, tokens: int, parameters: int) -> str | None:
         return estimate_training(self._settings(), tokens, parameters).line()

@@ -2,9 +2,11 @@
 
     python -m serving.vertex.container -- vllm serve {model} --host 127.0.0.1 --port {port}
 
-After `--` stands the command of an engine with OpenAI's routes. The model is fetched, checked and
-loaded; it must continue a probe before the container counts as healthy. So Vertex AI never gives
-traffic to a version that cannot write.
+After `--` stands the command of an engine with OpenAI's routes; `{model}`, `{port}`, `{name}` and
+`{context}` in it are filled in. The port is open from the start, since Vertex AI ends a container
+whose port is not, and answers 503 while the model is fetched, checked and loaded. It must continue
+a probe before the container counts as healthy; so Vertex AI never gives traffic to a version that
+cannot generate.
 """
 
 import asyncio
@@ -15,8 +17,10 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +34,7 @@ from serving.api.errors import ServingError
 from serving.engine.model_folder import check_model_folder
 from serving.engine.protocol import GenerateRequest
 from serving.telemetry import log
+from serving.vertex.context import longest_context
 from serving.vertex.routes import Backend, build_app, complete
 
 HEALTH_SECONDS = 0.5
@@ -53,28 +58,76 @@ class ContainerEnvironment(BaseModel):
     host: str = Field(default="0.0.0.0", alias="HOST")  # noqa: S104
     version: str = Field(default="unregistered", alias="MODEL_VERSION")
     fingerprint: str = Field(default="unregistered", alias="MODEL_FINGERPRINT")
+    name: str = Field(default="default", alias="MODEL_NAME")
+    memory_bytes: int | None = Field(default=None, alias="ENGINE_MEMORY_BYTES")
 
 
 def serve(environment: ContainerEnvironment, command: Sequence[str]) -> int:
     """Serve until a signal, or until the engine ends; returns the exit code.
 
     Raises:
-        UserError: the model cannot be fetched, is not whole, or does not write.
+        UserError: the model cannot be fetched, is not whole, does not fit, or generates nothing.
     """
-    with tempfile.TemporaryDirectory(prefix="model-") as scratch:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = int(listener.getsockname()[1])
+    url = f"http://127.0.0.1:{port}"
+    backend = Backend(_client(url), environment.version, environment.fingerprint)
+    with _listening(environment, backend), tempfile.TemporaryDirectory(prefix="model-") as scratch:
         model = fetch(environment.storage_uri, Path(scratch))
         check_model_folder(model)
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            port = int(listener.getsockname()[1])
-        filled = [part.format(model=model, port=port) for part in command]
+        filled = fill(command, environment, model, port)
         log("engine_starts", command=filled)
         with subprocess.Popen(
             filled, stdin=subprocess.DEVNULL, preexec_fn=_end_with_parent
         ) as engine:
             try:
-                return asyncio.run(_serve(environment, engine, f"http://127.0.0.1:{port}"))
+                _wait_ready(url, engine)
+                asyncio.run(_probe(url))
+                backend.ready = True
+                log("ready", version=environment.version, port=environment.port)
+                # When the engine has ended so does the container, and Vertex AI starts another.
+                while engine.poll() is None:
+                    time.sleep(HEALTH_SECONDS)
+                log("engine_ended", status=engine.returncode)
+                return int(engine.returncode)
             finally:
                 _end(engine)
+
+
+def fill(
+    command: Sequence[str], environment: ContainerEnvironment, model: Path, port: int
+) -> list[str]:
+    """The engine's command with what it is to serve; raises UserError where that does not fit."""
+    values = {"model": str(model), "port": str(port), "name": environment.name}
+    if any("{context}" in part for part in command):
+        values["context"] = str(longest_context(str(model), environment.memory_bytes))
+    filled = list(command)
+    for name, value in values.items():
+        filled = [part.replace(f"{{{name}}}", value) for part in filled]
+    return filled
+
+
+def _client(url: str) -> httpx.AsyncClient:
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    timeout = httpx.Timeout(None, connect=5.0)
+    return httpx.AsyncClient(base_url=url, timeout=timeout, limits=limits, trust_env=False)
+
+
+@contextmanager
+def _listening(environment: ContainerEnvironment, backend: Backend) -> Iterator[None]:
+    """Answer on the container's port while the block runs, beside the thread that runs it."""
+    app = build_app(backend, environment.health_route, environment.predict_route)
+    config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False)
+    server = uvicorn.Server(config)
+    with socket.create_server((environment.host, environment.port)) as listener:
+        thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
+        thread.start()
+        log("listening", port=environment.port)
+        try:
+            yield
+        finally:
+            server.should_exit = True
+            thread.join()
 
 
 def _end_with_parent() -> None:
@@ -96,61 +149,26 @@ def fetch(uri: str, folder: Path) -> Path:
     return folder
 
 
-async def _serve(
-    environment: ContainerEnvironment, engine: subprocess.Popen[bytes], url: str
-) -> int:
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    timeout = httpx.Timeout(None, connect=5.0)
-    async with httpx.AsyncClient(
-        base_url=url, timeout=timeout, limits=limits, trust_env=False
-    ) as client:
-        await _wait_ready(client, engine)
-        await _probe(client)
-        backend = Backend(client, environment.version, environment.fingerprint)
-        app = build_app(backend, environment.health_route, environment.predict_route)
-        server = uvicorn.Server(
-            uvicorn.Config(
-                app,
-                host=environment.host,
-                port=environment.port,
-                log_level="warning",
-                access_log=False,
-                server_header=False,
-            )
-        )
-        watching = asyncio.create_task(_stop_with(engine, server))
-        log("ready", version=environment.version, port=environment.port)
-        await server.serve()
-        watching.cancel()
-    return engine.poll() or 0
-
-
-async def _wait_ready(client: httpx.AsyncClient, engine: subprocess.Popen[bytes]) -> None:
-    while engine.poll() is None:
-        try:
-            if (await client.get("/health", timeout=5.0)).status_code == 200:
-                return
-        except httpx.HTTPError:
-            pass
-        await asyncio.sleep(HEALTH_SECONDS)
+def _wait_ready(url: str, engine: subprocess.Popen[bytes]) -> None:
+    with httpx.Client(base_url=url, timeout=5.0, trust_env=False) as client:
+        while engine.poll() is None:
+            try:
+                if client.get("/health").status_code == 200:
+                    return
+            except httpx.HTTPError:
+                pass
+            time.sleep(HEALTH_SECONDS)
     raise UserError(f"The engine ended with exit code {engine.returncode} while it loaded.")
 
 
-async def _probe(client: httpx.AsyncClient) -> None:
-    try:
-        text = await complete(client, PROBE)
-    except ServingError as error:
-        raise UserError(f"The model does not continue the probe: {error}") from error
+async def _probe(url: str) -> None:
+    async with _client(url) as client:
+        try:
+            text = await complete(client, PROBE)
+        except ServingError as error:
+            raise UserError(f"The model does not continue the probe: {error}") from error
     if not text:
-        raise UserError("The model wrote nothing after the probe.")
-
-
-async def _stop_with(engine: subprocess.Popen[bytes], server: uvicorn.Server) -> None:
-    """End the server when the engine has ended: Vertex AI then starts the container again."""
-    while engine.poll() is None:
-        await asyncio.sleep(HEALTH_SECONDS)
-    log("engine_ended", status=engine.returncode)
-    server.should_exit = True
+        raise UserError("The model generated nothing after the probe.")
 
 
 def _end(engine: subprocess.Popen[bytes]) -> None:
@@ -173,8 +191,7 @@ def main(arguments: Sequence[str], environment: dict[str, Any]) -> int:
         except ValidationError as error:
             names = ", ".join(str(fault["loc"][0]) for fault in error.errors())
             raise UserError(f"Vertex AI sets {names}; here it is missing or wrong.") from error
-        # uvicorn ends its serving on this signal and then raises it again; by default that would
-        # end the process with the engine still running.
+        # By default this signal would end the process with the engine still running.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         return serve(wanted, arguments[1:])
     except UserError as error:

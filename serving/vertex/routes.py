@@ -24,13 +24,15 @@ LARGEST_BODY = 10 * 1024 * 1024
 """Bytes; what Vertex AI takes at most."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Backend:
-    """The engine behind the routes, and the model's name for those who ask."""
+    """The engine behind the routes, and which model it is for those who ask."""
 
     engine: httpx.AsyncClient
     version: str
     fingerprint: str
+    ready: bool = False
+    """Whether the model has continued its probe."""
 
     @property
     def headers(self) -> dict[str, str]:
@@ -52,16 +54,11 @@ def build_app(backend: Backend, health_route: str, predict_route: str) -> FastAP
 
     @app.get(health_route)
     async def health() -> Response:
-        try:
-            answer = await backend.engine.get("/health", timeout=5.0)
-            healthy = answer.status_code == 200
-        except httpx.HTTPError:
-            healthy = False
-        return Response(status_code=200 if healthy else 503)
+        return Response(status_code=200 if await _is_healthy(backend) else 503)
 
     @app.post(predict_route)
     async def predict(request: Request) -> Response:
-        body = await _read(request)
+        body = await _read(request, backend)
         if "messages" in body:
             return await _pass_on(backend, CHAT, body)
         if "prompt" in body:
@@ -70,13 +67,22 @@ def build_app(backend: Backend, health_route: str, predict_route: str) -> FastAP
 
     @app.post(COMPLETIONS)
     async def completions(request: Request) -> Response:
-        return await _pass_on(backend, COMPLETIONS, await _read(request))
+        return await _pass_on(backend, COMPLETIONS, await _read(request, backend))
 
     @app.post(CHAT)
     async def chat(request: Request) -> Response:
-        return await _pass_on(backend, CHAT, await _read(request))
+        return await _pass_on(backend, CHAT, await _read(request, backend))
 
     return app
+
+
+async def _is_healthy(backend: Backend) -> bool:
+    if not backend.ready:
+        return False
+    try:
+        return (await backend.engine.get("/health", timeout=5.0)).status_code == 200
+    except httpx.HTTPError:
+        return False
 
 
 async def complete(engine: httpx.AsyncClient, wanted: GenerateRequest) -> str:
@@ -121,7 +127,9 @@ async def _pass_on(backend: Backend, route: str, body: dict[str, Any]) -> Respon
     return StreamingResponse(pieces(), answer.status_code, backend.headers, kind)
 
 
-async def _read(request: Request) -> dict[str, Any]:
+async def _read(request: Request, backend: Backend) -> dict[str, Any]:
+    if not backend.ready:
+        raise unavailable("The model is still being loaded.")
     content = bytearray()
     async for piece in request.stream():
         content += piece

@@ -15,9 +15,11 @@ import psutil
 import pytest
 
 from artifacts.leases.holder import process_started
+from serving.vertex.container import ContainerEnvironment, fill
 
-START_SECONDS = 60
+START_SECONDS = 180
 ENGINE = (sys.executable, "-m", "serving", "--model", "{model}", "--port", "{port}")
+ENGINE += ("--name", "{name}")
 
 
 def container(model: Path, port: int, log: Path, *engine: str) -> subprocess.Popen[bytes]:
@@ -29,6 +31,7 @@ def container(model: Path, port: int, log: Path, *engine: str) -> subprocess.Pop
         "HOST": "127.0.0.1",
         "MODEL_VERSION": "7",
         "MODEL_FINGERPRINT": "abc",
+        "MODEL_NAME": "manuals",
     }
     with log.open("wb") as output:
         return subprocess.Popen(
@@ -123,6 +126,47 @@ def test_nothing_else_of_the_engine_can_be_reached(client: httpx.Client) -> None
     assert client.get("/metrics").status_code == 404
     assert client.post("/load_lora_adapter", json={}).status_code == 404
     assert client.get("/health").status_code == 404, "the health route is the one asked for"
+
+
+def test_engine_knows_the_model_by_the_pipelines_name(client: httpx.Client) -> None:
+    body = {"prompt": "The valve", "max_tokens": 2, "model": "manuals"}
+    assert client.post("/answer", json=body).status_code == 200
+    assert client.post("/answer", json=body | {"model": "gpt-4"}).status_code == 404
+
+
+def test_port_is_open_while_the_model_is_loaded_and_says_that_it_is_not_ready(
+    tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    """Vertex AI ends a container whose port is closed; a health of 503 it waits for."""
+    port = free_port()
+    process = container(tiny_model_folder, port, tmp_path / "log", "sleep", "600")
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+            until(lambda: is_listening(client))
+            assert client.get("/alive").status_code == 503
+            answer = client.post("/answer", json={"instances": ["The valve"]})
+            assert answer.status_code == 503
+            assert "still being loaded" in answer.json()["error"]["message"]
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def is_listening(client: httpx.Client) -> bool:
+    try:
+        client.get("/alive")
+    except httpx.TransportError:
+        return False
+    return True
+
+
+def test_command_is_filled_in_and_braces_of_its_own_stay(tiny_model_folder: Path) -> None:
+    environment = ContainerEnvironment(AIP_STORAGE_URI="gs://b/m", MODEL_NAME="manuals")
+    command = ["--name", "{name}", "--length", "{context}", "--json", '{"a": 1}']
+    filled = fill(command, environment, tiny_model_folder, 1)
+    config = json.loads((tiny_model_folder / "config.json").read_text())
+    context = str(config["max_position_embeddings"])
+    assert filled == ["--name", "manuals", "--length", context, "--json", '{"a": 1}']
 
 
 @pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGKILL])

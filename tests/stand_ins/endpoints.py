@@ -1,12 +1,13 @@
-"""Vertex AI endpoints: real serving processes behind a traffic split."""
+"""Vertex AI endpoints: real serving processes behind a traffic split.
+
+The rules of a split and of a removal are those of `Endpoint.traffic_split` and
+`UndeployModelRequest.traffic_split`: shares sum to 100 or there are none, and a deployed model goes
+only when it has no traffic, the last one too.
+"""
 
 import re
 import threading
-import time
-import urllib.request
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -17,7 +18,8 @@ from tests.stand_ins.faults import RpcFailed, not_found
 from tests.stand_ins.grpc_server import Operations
 from tests.stand_ins.models import VertexModels, refuse
 from tests.stand_ins.prediction import PredictionServer
-from tests.stand_ins.processes import LocalImage, RealProcess, free_port
+from tests.stand_ins.processes import RealProcess
+from tests.stand_ins.serving_containers import LIVENESS_SECONDS, Replica, ServingContainers
 
 ENDPOINT_ID = re.compile(r"[a-z][a-z0-9-]{0,61}[a-z0-9]|[1-9][0-9]{0,8}")
 DEPLOYED_ID = re.compile(r"[0-9]{1,10}")
@@ -25,23 +27,12 @@ NEW_MODEL = "0"
 """Stands in a deploy request's traffic split for the model that is being deployed."""
 
 
-@dataclass
-class Replica:
-    """The container of a deployed model."""
-
-    process: RealProcess
-    port: int
-    predict_route: str
-
-
 class VertexEndpoints:
     """The endpoint service of one region."""
 
     def __init__(
         self,
-        folder: Path,
-        images: Mapping[str, LocalImage],
-        environment: Mapping[str, str],
+        containers: ServingContainers,
         models: VertexModels,
         operations: Operations,
         authorize: Callable[[str | None], None],
@@ -50,9 +41,7 @@ class VertexEndpoints:
         """Models that may be deployed at once, for lack of more machines."""
         self.hold_deployments = threading.Event()
         """While set, deployments are under way and do not end."""
-        self._folder = folder
-        self._images = images
-        self._environment = environment
+        self.containers = containers
         self._models = models
         self._operations = operations
         self._endpoints: dict[str, aiplatform_v1.Endpoint] = {}
@@ -77,6 +66,7 @@ class VertexEndpoints:
             self._endpoints.clear()
             self._deploying.clear()
             self.quota = 100
+            self.containers.liveness_seconds = LIVENESS_SECONDS
             self.prediction.reset()
 
     def find(self, name: str) -> aiplatform_v1.Endpoint:
@@ -116,6 +106,7 @@ class VertexEndpoints:
 
     def update_endpoint(self, request: aiplatform_v1.UpdateEndpointRequest) -> Any:
         endpoint = self.find(request.endpoint.name)
+        self._refuse_while_changing(endpoint.name)
         if list(request.update_mask.paths) != ["traffic_split"]:
             raise refuse("Only traffic_split is updated here.")
         self._split(endpoint, dict(request.endpoint.traffic_split))
@@ -132,6 +123,7 @@ class VertexEndpoints:
         with self._lock:
             if key in self._deploying or deployed.id in {d.id for d in endpoint.deployed_models}:
                 raise RpcFailed(grpc.StatusCode.ALREADY_EXISTS, f"{deployed.id} is there already.")
+            self._refuse_while_changing(endpoint.name)
             self._deploying[key] = None
         split = dict(request.traffic_split)
         return self._operations.run(
@@ -140,21 +132,30 @@ class VertexEndpoints:
 
     def undeploy_model(self, request: aiplatform_v1.UndeployModelRequest) -> Any:
         endpoint = self.find(request.endpoint)
-        wanted = request.deployed_model_id
-        with self._lock:
-            if wanted not in {d.id for d in endpoint.deployed_models}:
-                raise not_found(wanted)
-            last = len(endpoint.deployed_models) == 1
-            if endpoint.traffic_split.get(wanted) and not last and not request.traffic_split:
-                raise RpcFailed(grpc.StatusCode.FAILED_PRECONDITION, f"{wanted} still has traffic.")
-        return self._operations.run(endpoint.name, lambda: self._undeploy(endpoint, wanted))
+        self._refuse_while_changing(endpoint.name)
+        wanted, split = request.deployed_model_id, dict(request.traffic_split)
+        if wanted not in {deployed.id for deployed in endpoint.deployed_models}:
+            raise not_found(wanted)
+        if (split or endpoint.traffic_split).get(wanted):
+            raise RpcFailed(grpc.StatusCode.FAILED_PRECONDITION, f"{wanted} still has traffic.")
+        return self._operations.run(endpoint.name, lambda: self._undeploy(endpoint, wanted, split))
 
     def delete_endpoint(self, request: aiplatform_v1.DeleteEndpointRequest) -> Any:
         endpoint = self.find(request.name)
+        self._refuse_while_changing(endpoint.name)
         if endpoint.deployed_models:
             raise RpcFailed(grpc.StatusCode.FAILED_PRECONDITION, "There are deployed models.")
         del self._endpoints[request.name]
         return self._operations.run(request.name, empty_pb2.Empty)
+
+    def _refuse_while_changing(self, name: str) -> None:
+        """One change at a time, as Vertex AI's own words have it."""
+        running = self._operations.running(name)
+        if running:
+            raise RpcFailed(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"There are other operations running on the Endpoint {name}: {running[0]}",
+            )
 
     def _split(self, endpoint: aiplatform_v1.Endpoint, split: dict[str, int]) -> None:
         known = {deployed.id for deployed in endpoint.deployed_models}
@@ -173,9 +174,7 @@ class VertexEndpoints:
         key = (endpoint.name, deployed.id)
         try:
             replica = self._start(key, deployed, model)
-            while self.hold_deployments.is_set():
-                time.sleep(0.05)
-            self._wait_healthy(replica, model)
+            self.containers.wait_healthy(replica, model.container_spec, self.hold_deployments)
         finally:
             self._deploying.pop(key, None)
         with self._lock:
@@ -199,64 +198,20 @@ class VertexEndpoints:
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
                 "The following quotas are exceeded: CustomModelServingL4GPUsPerProject",
             )
-        spec = model.container_spec
-        image = self._images.get(spec.image_uri)
-        if image is None:
-            raise RpcFailed(
-                grpc.StatusCode.NOT_FOUND, f"Failed to pull image {spec.image_uri}: not found."
-            )
-        # A container has ports of its own; here all share one machine.
-        port = free_port()
-        environment = {
-            "AIP_MODE": "PREDICTION",
-            "AIP_HTTP_PORT": str(port),
-            "AIP_PREDICT_ROUTE": spec.predict_route,
-            "AIP_HEALTH_ROUTE": spec.health_route,
-            "AIP_STORAGE_URI": model.artifact_uri,
-            "AIP_ENDPOINT_ID": key[0].rsplit("/", 1)[1],
-            "AIP_DEPLOYED_MODEL_ID": deployed.id,
-            "AIP_MACHINE_TYPE": deployed.dedicated_resources.machine_spec.machine_type,
-        }
-        given = {variable.name: variable.value for variable in spec.env}
-        command = [*(list(spec.command) or image.entrypoint), *spec.args]
-        self._folder.mkdir(parents=True, exist_ok=True)
-        log = self._folder / f"{deployed.id}.log"
-        whole = {**self._environment, **environment, **image.environment, **given}
+        replica = self.containers.start(key[0], deployed, model)
         with self._lock:
             if key not in self._deploying:
+                replica.process.end()
                 raise RpcFailed(grpc.StatusCode.CANCELLED, "The endpoint was forgotten.")
-            process = RealProcess(command, image.root, whole, log)
-            replica = self._deploying[key] = Replica(process, port, spec.predict_route)
+            self._deploying[key] = replica
         return replica
 
-    def _wait_healthy(self, replica: Replica, model: aiplatform_v1.Model) -> None:
-        url = f"http://127.0.0.1:{replica.port}{model.container_spec.health_route}"
-        deadline = time.monotonic() + model.container_spec.deployment_timeout.total_seconds()
-        while not _is_healthy(url):
-            status = replica.process.poll()
-            if status is not None or time.monotonic() > deadline:
-                replica.process.end()
-                raise RpcFailed(
-                    grpc.StatusCode.INTERNAL,
-                    "Model server exited unexpectedly. Model server logs: "
-                    + replica.process.log()[-2000:],
-                )
-            time.sleep(0.1)
-
     def _undeploy(
-        self, endpoint: aiplatform_v1.Endpoint, wanted: str
+        self, endpoint: aiplatform_v1.Endpoint, wanted: str, split: dict[str, int]
     ) -> aiplatform_v1.UndeployModelResponse:
         self._replicas.pop((endpoint.name, wanted)).process.end(grace_seconds=5)
         with self._lock:
             endpoint.deployed_models = [d for d in endpoint.deployed_models if d.id != wanted]
-            split = {key: share for key, share in endpoint.traffic_split.items() if key != wanted}
-            endpoint.traffic_split = split
+        if split:
+            self._split(endpoint, split)
         return aiplatform_v1.UndeployModelResponse()
-
-
-def _is_healthy(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=5) as reply:
-            return bool(reply.status == 200)
-    except OSError:
-        return False

@@ -10,6 +10,7 @@ from tests.stand_ins.dataproc import Dataproc
 from tests.stand_ins.endpoints import VertexEndpoints
 from tests.stand_ins.grpc_server import GoogleServer
 from tests.stand_ins.identity import ServiceAccountKey, make_certificates
+from tests.stand_ins.model_copies import COPIES, ModelCopies
 from tests.stand_ins.models import VertexModels
 from tests.stand_ins.mount import Mount
 from tests.stand_ins.processes import REPOSITORY, LocalImage
@@ -17,6 +18,7 @@ from tests.stand_ins.projects import PROJECT_METHODS, Projects
 from tests.stand_ins.rest import RestServer
 from tests.stand_ins.secret_manager import SecretManager
 from tests.stand_ins.serve_image import serve_image
+from tests.stand_ins.serving_containers import ServingContainers
 from tests.stand_ins.storage import StorageServer
 from tests.stand_ins.tokens import TokenServer
 from tests.stand_ins.vertex import VertexJobs
@@ -89,10 +91,14 @@ class LocalGoogle:
             REGION, folder / "vertex", self.images, child_environment, self.mount
         )
         self.models = VertexModels(self.server.operations)
+        self.storage.make_bucket(COPIES)
         self.endpoints = VertexEndpoints(
-            folder / "endpoints",
-            self.images,
-            child_environment,
+            ServingContainers(
+                folder / "endpoints",
+                self.images,
+                child_environment,
+                ModelCopies(self.storage.direct_url).copy,
+            ),
             self.models,
             self.server.operations,
             self.tokens.authorize,

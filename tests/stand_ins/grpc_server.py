@@ -125,6 +125,11 @@ class Operations:
             operation.error.message = failure.message
             self._done[name] = operation
 
+    def running(self, resource: str) -> list[str]:
+        """Names of the changes of a resource that are under way."""
+        names = [name for name in self._cancel if name.startswith(f"{resource}/operations/")]
+        return [name for name in names if name not in self._done]
+
     def list_operations(self, request: operations_pb2.ListOperationsRequest) -> Any:
         names = [name for name in self._cancel if name.startswith(f"{request.name}/operations/")]
         found = [self._done.get(name, operations_pb2.Operation(name=name)) for name in names]

@@ -16,6 +16,12 @@ ALIAS = re.compile(r"[a-z][a-zA-Z0-9-]{0,126}[a-z0-9]")
 LABEL_KEY = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 LABEL_VALUE = re.compile(r"[a-z0-9_-]{0,63}")
 MODEL_ID = re.compile(r"[a-z_][a-z0-9_-]{0,62}")
+METRICS = {
+    "gs://google-cloud-aiplatform/schema/modelevaluation/"
+    "general_text_generation_metrics_1.0.0.yaml": {"bleu", "rougeLSum"}
+}
+"""Schema to the names it knows: those of "Run a computation-based evaluation pipeline", table of
+tasks and metrics, as that pipeline's import writes them."""
 
 
 def refuse(message: str) -> RpcFailed:
@@ -101,8 +107,11 @@ class VertexModels:
     def import_model_evaluation(self, request: aiplatform_v1.ImportModelEvaluationRequest) -> Any:
         parent = self._evaluated(request.parent)
         evaluation = aiplatform_v1.ModelEvaluation(request.model_evaluation)
-        if not evaluation.metrics_schema_uri.startswith("gs://"):
-            raise refuse("metrics_schema_uri is required.")
+        names = METRICS.get(evaluation.metrics_schema_uri)
+        if names is None:
+            raise refuse(f"Unknown metrics_schema_uri {evaluation.metrics_schema_uri!r}.")
+        if not set(evaluation.metrics or {}) <= names:
+            raise refuse("Invalid Metrics Format")
         for content in (evaluation.metrics, evaluation.metadata):
             check_finite(content)
         known = self._evaluations.setdefault(parent, [])

@@ -5,6 +5,7 @@ import sys
 from tests.stand_ins.processes import LocalImage
 
 ENGINE = (sys.executable, "-m", "serving", "--model", "{model}", "--port", "{port}")
+ENGINE += ("--name", "{name}")
 
 
 def serve_image() -> LocalImage:

@@ -1,5 +1,6 @@
 """A Vertex AI endpoint through the real clients: deploy, share, roll back, crash, ask again."""
 
+import asyncio
 import subprocess
 import sys
 import threading
@@ -16,6 +17,7 @@ from click.testing import CliRunner
 from dagster import materialize
 from google.cloud.aiplatform_v1 import PredictionServiceClient
 
+from artifacts.errors import UserError
 from artifacts.storage.machine import CACHE_VARIABLE
 from artifacts.store.identity import Identity
 from artifacts.store.manifest import MANIFEST_NAME, Manifest, dump_manifest
@@ -29,6 +31,8 @@ from llm_assets.cloud.vertex import Vertex
 from llm_assets.config import CONFIG_VARIABLE, PipelineSettings
 from llm_assets.endpoint.base import Served
 from llm_assets.endpoint.vertex import VertexServingPlatform
+from llm_assets.endpoint.vertex_endpoint import VertexEndpoint
+from llm_assets.endpoint.vertex_traffic import VertexTraffic
 from llm_assets.platform import build_resources
 from llm_assets.registry.vertex import VertexModelRegistry
 from serving.rollout import RolloutFailed
@@ -170,6 +174,8 @@ def test_real_models_are_deployed_share_the_traffic_and_go_back(
 ) -> None:
     """The serve image's own program, models fetched from the bucket, real answers."""
     cloud.google.images[SERVE_IMAGE] = serve_image()
+    # Shorter than the model takes to load: the port has to be open before that.
+    cloud.google.endpoints.containers.liveness_seconds = 0.2
     for model in "ab":
         store = Store(f"gs://{BUCKET}/models")
         for path in tiny_model_folder.iterdir():
@@ -408,6 +414,35 @@ def test_private_endpoint_is_reached_by_private_service_connect(cloud: Cloud) ->
     cloud.content["endpoint"] |= {"private_address": address}
     cloud.use_image(SERVE_IMAGE)
     assert cloud.serve(2).changed
+
+
+def test_model_that_the_accelerators_cannot_hold_is_refused_before_they_are_paid_for(
+    cloud: Cloud,
+) -> None:
+    cloud.serve(cloud.register("a"))
+    cloud.content["endpoint"] |= {"accelerator_type": "NVIDIA_L4", "accelerator_count": 1}
+    number = cloud.register("b")
+    store = Store(f"gs://{BUCKET}/models/b")
+    store.write_bytes("config.json", b'{"n_layer": 48, "n_head": 8, "n_embd": 1000000}')
+    with pytest.raises(UserError, match="does not fit"):
+        cloud.serve(number)
+    assert cloud.shares() == {"version-1": 100}
+    assert cloud.google.server.faults.count("DeployModel") == 1
+
+
+def test_stopping_a_half_done_rollout_removes_both_versions(cloud: Cloud) -> None:
+    """One has the traffic and the other none; Vertex AI undeploys neither while it has some."""
+    cloud.serve(cloud.register("a"))
+    version = cloud.registry.get(cloud.register("b"))
+    vertex = Vertex(GoogleCloudSettings.model_validate(cloud.content))
+    name = cloud.registry.resource_name(version.version)
+    endpoint = VertexEndpoint(vertex, "manual")
+    traffic = VertexTraffic(endpoint, vertex.settings, name, version, "The", print)
+    assert asyncio.run(traffic.start())
+    assert cloud.shares() == {"version-1": 100, "version-2": 0}
+    assert cloud.stop()
+    assert cloud.google.endpoints.endpoints() == []
+    assert cloud.google.endpoints.processes() == []
 
 
 def test_stopping_removes_all_that_costs(cloud: Cloud) -> None:

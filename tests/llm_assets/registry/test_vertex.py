@@ -45,10 +45,10 @@ def test_evaluation_is_imported_once_and_without_nan(
     for _ in range(2):
         judge(vertex_registry, "a", promoted=False)
     (evaluation,) = google.models.evaluations(f"{NAME}@2")
-    assert dict(evaluation.metrics) == {"held_out_bits_per_byte": 1.0}
+    candidate = evaluation.metadata["figures"]["held_out_bits_per_byte"]["candidate"]
+    assert candidate["value"] == 1.0
     vertex_registry.enter(entry("b", figure=math.nan), verdict("b", "base", promoted=False))
     (evaluation,) = google.models.evaluations(f"{NAME}@3")
-    assert dict(evaluation.metrics) == {}
     figures = evaluation.metadata["figures"]["held_out_bits_per_byte"]
     assert figures["base"]["value"] is None and figures["base"]["low"] == 0.5
 
@@ -65,6 +65,20 @@ def test_run_that_died_after_the_upload_is_completed_by_the_next(
     assert len(google.models.evaluations(f"{NAME}@2")) == 1
     assert google.server.faults.count("UploadModel") == 2
     assert google.models.find(f"{NAME}@wanted").labels["number"] == "1"
+
+
+def test_registration_does_not_depend_on_whether_the_evaluation_is_taken(
+    google: LocalGoogle, vertex_registry: VertexModelRegistry
+) -> None:
+    vertex_registry.register_base(base_entry())
+    invalid = grpc.StatusCode.INVALID_ARGUMENT
+    google.server.faults.add("ImportModelEvaluation", invalid, "Invalid Metrics Format")
+    reports: list[str] = []
+    vertex_registry._vertex.report = reports.append
+    assert judge(vertex_registry, "a").version == 1
+    assert google.models.find(f"{NAME}@wanted").labels["number"] == "1"
+    assert google.models.evaluations(f"{NAME}@2") == []
+    assert "Invalid Metrics Format" in reports[0] and "version 1" in reports[0]
 
 
 def test_another_serving_image_is_a_new_upload_of_the_same_number(

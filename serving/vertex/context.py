@@ -1,0 +1,61 @@
+"""How long a text an engine can hold: what the model allows, as far as its accelerators' memory."""
+
+import json
+from typing import Any
+
+from artifacts.errors import UserError
+from artifacts.storage import files
+
+BYTES_PER_VALUE = 2
+"""Of a weight and of a key or value: vLLM loads float32 weights in half precision."""
+STEP = 256
+"""Tokens; lengths are rounded down to a multiple of it."""
+SHORTEST = 1024
+"""Tokens below which an endpoint is of no use."""
+
+
+def longest_context(model: str, memory_bytes: int | None) -> int:
+    """Tokens of the longest prompt and answer together that an engine has room for.
+
+    Args:
+        model: a Hugging Face folder, of this machine or of a bucket.
+        memory_bytes: of all accelerators, for weights and cache; None has no limit.
+
+    Raises:
+        UserError: the weights leave no room for a text of 1,024 tokens.
+    """
+    config = json.loads(files.read(f"{model}/config.json"))
+    sizes = files.list_sizes(model)
+    stored = sum(size for name, size in sizes.items() if name.endswith(".safetensors"))
+    return fit_context(config, stored, memory_bytes)
+
+
+def fit_context(config: dict[str, Any], stored_bytes: int, memory_bytes: int | None) -> int:
+    """The same by a model's `config.json` and the size of its weights on disk."""
+    positions = int(config.get("max_position_embeddings") or config.get("n_positions") or SHORTEST)
+    if memory_bytes is None:
+        return positions
+    is_float32 = (config.get("dtype") or config.get("torch_dtype")) == "float32"
+    weights = stored_bytes // 2 if is_float32 else stored_bytes
+    room = max(0, memory_bytes - weights)
+    fits = room // bytes_per_token(config) // STEP * STEP
+    if fits >= positions:
+        return positions
+    if fits < SHORTEST:
+        raise UserError(
+            f"The model does not fit: its weights take {weights / 1e9:,.1f} GB of the "
+            f"{memory_bytes / 1e9:,.1f} GB that the accelerators have for weights and cache, "
+            f"which leaves room for {fits:,} tokens. Ask for a larger "
+            "`endpoint.accelerator_type`, or for more `endpoint.accelerator_count`, in the cloud "
+            "project's file."
+        )
+    return int(fits)
+
+
+def bytes_per_token(config: dict[str, Any]) -> int:
+    """Keys and values of one token in all layers, in half precision."""
+    layers = config.get("num_hidden_layers") or config["n_layer"]
+    heads = config.get("num_attention_heads") or config["n_head"]
+    width = config.get("head_dim") or (config.get("hidden_size") or config["n_embd"]) // heads
+    key_heads = config.get("num_key_value_heads") or heads
+    return int(2 * layers * key_heads * width * BYTES_PER_VALUE)
