@@ -23,6 +23,7 @@ SECONDS_TO_SAVE = 300
 MODEL_FOLDER = "model"
 """Where a checkpoint artifact keeps the exported Hugging Face model."""
 BEST_NAME = "best"
+"""Folder of a run for exports named by their step: that of the best validation so far."""
 PROFILE_NAME = "profile"
 RESULT_NAME = "result.json"
 METRICS_NAME = "metrics.jsonl"
@@ -100,7 +101,7 @@ class TrainingResult(BaseModel):
     validation_unit: str
     """`bits per byte` of text, or `bits per target` of examples."""
     best_step: int
-    """The step of the best validation; its weights are in `best/` unless it is the last one."""
+    """The step of the best validation; its weights are in `best/step-<n>` unless it is the last."""
     tokens_per_second: float
     """Median over the last steps, padding excluded."""
     final_loss: float | None

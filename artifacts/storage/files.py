@@ -18,6 +18,10 @@ from artifacts.errors import UserError
 
 HASH_BLOCK_BYTES = 4 * 1024 * 1024
 
+# gcsfs reads this when it is imported. Its experimental classes would ask another service what kind
+# of bucket each is; the plain ones serve flat and hierarchical buckets alike.
+os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
+
 
 def is_local(url: str | Path) -> bool:
     """Whether a name means a file of this machine."""
@@ -107,16 +111,22 @@ def size(url: str | Path) -> int:
     return int(filesystem.size(path))
 
 
-def list_sizes(url: str | Path) -> dict[str, int]:
-    """Every file below a folder: path relative to it → bytes, in order; empty where there is none.
+def describe(url: str | Path) -> dict[str, dict[str, Any]]:
+    """Every file below a folder: path relative to it → what its file system says of it, in order.
 
-    In an object store this is one listing.
+    Empty where there is no folder. In an object store this is one listing; objects whose names end
+    in a slash stand for folders that were made through a mounted bucket, and are left out.
     """
     filesystem, folder = resolve(url)
     filesystem.invalidate_cache()
     folder = folder.rstrip("/")
     found: dict[str, Any] = filesystem.find(folder, detail=True)
-    return {path[len(folder) + 1 :]: int(found[path]["size"]) for path in sorted(found)}
+    return {p[len(folder) + 1 :]: found[p] for p in sorted(found) if not p.endswith("/")}
+
+
+def list_sizes(url: str | Path) -> dict[str, int]:
+    """Every file below a folder: path relative to it → bytes, in order; empty without a folder."""
+    return {path: int(found["size"]) for path, found in describe(url).items()}
 
 
 def list_names(url: str | Path) -> list[str]:
@@ -127,7 +137,8 @@ def list_names(url: str | Path) -> list[str]:
         found = filesystem.ls(folder, detail=False)
     except FileNotFoundError:
         return []
-    return sorted(str(path).rstrip("/").rpartition("/")[2] for path in found)
+    paths = {str(path).rstrip("/") for path in found} - {folder.rstrip("/")}
+    return sorted(path.rpartition("/")[2] for path in paths)
 
 
 def make_folder(url: str | Path) -> None:

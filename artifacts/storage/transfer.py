@@ -17,7 +17,7 @@ from typing import Any
 from artifacts.errors import DamagedArtifact
 from artifacts.progress import Report
 from artifacts.storage.checksums import FileEntry
-from artifacts.storage.files import HASH_BLOCK_BYTES, resolve
+from artifacts.storage.files import HASH_BLOCK_BYTES, describe, resolve
 
 PART_BYTES = 16 * 1024 * 1024
 PARALLEL_PARTS = 4
@@ -122,12 +122,9 @@ def download_folder(
 
 def remote_entries(url: str) -> list[FileEntry]:
     """The files of a folder in Cloud Storage with the checksums that storage itself keeps."""
-    filesystem, folder = resolve(url)
-    filesystem.invalidate_cache()
-    found: dict[str, dict[str, Any]] = filesystem.find(folder, detail=True)
     return [
-        FileEntry(path=name[len(folder) + 1 :], bytes=int(item["size"]), crc32c=item["crc32c"])
-        for name, item in sorted(found.items())
+        FileEntry(path=path, bytes=int(found["size"]), crc32c=found["crc32c"])
+        for path, found in describe(url).items()
     ]
 
 

@@ -6,6 +6,8 @@ from typing import Any
 from llm_assets.cloud.settings import GoogleCloudSettings, MachineSettings
 
 HOUR = 3600
+HYPERDISK_MACHINES = ("a3-ultragpu-", "a4-", "a4x-")
+"""Machine families that boot from a hyperdisk alone; all others take an SSD persistent disk."""
 
 
 def spark_batch(settings: GoogleCloudSettings, main: str, arguments: Sequence[str]) -> Any:
@@ -41,7 +43,10 @@ def custom_job(
         machine["accelerator_count"] = machines.accelerator_count
     pool = {
         "machine_spec": machine,
-        "disk_spec": {"boot_disk_type": "pd-ssd", "boot_disk_size_gb": machines.boot_disk_gb},
+        "disk_spec": {
+            "boot_disk_type": boot_disk_type(machines.machine_type),
+            "boot_disk_size_gb": machines.boot_disk_gb,
+        },
         "container_spec": {"image_uri": settings.images.cuda, "args": list(arguments)},
     }
     pools = [{**pool, "replica_count": 1}]
@@ -64,3 +69,8 @@ def custom_job(
     if settings.tensorboard:
         spec["tensorboard"] = settings.tensorboard
     return {"job_spec": spec}
+
+
+def boot_disk_type(machine_type: str) -> str:
+    """The disk that a machine can boot from."""
+    return "hyperdisk-balanced" if machine_type.startswith(HYPERDISK_MACHINES) else "pd-ssd"

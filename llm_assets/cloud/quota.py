@@ -10,6 +10,13 @@ from llm_assets.cloud.settings import (
     MachineSettings,
 )
 
+QUOTA_KINDS = {
+    "NVIDIA_H100_80GB": "nvidia_h100",
+    "NVIDIA_H100_MEGA_80GB": "nvidia_h100_mega",
+    "NVIDIA_H200_141GB": "nvidia_h200",
+}
+"""Accelerators whose quotas leave their memory out; all others are named like the accelerator."""
+
 
 @dataclass(frozen=True)
 class Need:
@@ -41,11 +48,12 @@ def _need(
         preemptible = machines.spot
     else:
         preemptible = machines.strategy != "STANDARD"
-    kind = machines.accelerator_type.lower().replace("nvidia_tesla_", "nvidia_")
+    accelerator = machines.accelerator_type
+    kind = QUOTA_KINDS.get(accelerator) or accelerator.lower().replace("_tesla_", "_")
     bought = "preemptible_" if preemptible else ""
     metric = f"aiplatform.googleapis.com/custom_model_{use}_{bought}{kind}_gpus"
     count = replicas * machines.accelerator_count
-    yield Need(key, machines.accelerator_type, metric, count)
+    yield Need(key, accelerator, metric, count)
 
 
 def quota_limits(settings: GoogleCloudSettings) -> dict[str, int]:

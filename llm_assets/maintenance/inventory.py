@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
+from artifacts.storage import files
 from artifacts.store.layout import CACHE_FOLDER, RUNS_FOLDER
 from artifacts.store.store import Store
 
@@ -73,10 +74,9 @@ def take_inventory(store: Store) -> Inventory:
 def _files(store: Store) -> Iterator[tuple[str, int, float, float]]:
     """`(path, bytes, written at, used at)` of every file."""
     if not store.is_local:
-        root = store.root.removeprefix("gs://") + "/"
-        for path, entry in store.filesystem.find(root, detail=True).items():
-            written = entry["mtime"].timestamp()
-            yield path.removeprefix(root), entry["size"], written, written
+        for path, described in files.describe(store.root).items():
+            written = described["mtime"].timestamp()
+            yield path, described["size"], written, written
         return
     folders = [store.root]
     while folders:

@@ -7,8 +7,8 @@ cancelled. The example in each client's docstring is complete.
 
 from llm_assets.pipes.dataproc_serverless import PipesDataprocServerlessClient
 from llm_assets.pipes.failures import RemoteJobFailed
+from llm_assets.pipes.limits import Limits
 from llm_assets.pipes.messages import PipesGCSLiveMessageReader
-from llm_assets.pipes.remote_job import Limits
 from llm_assets.pipes.retries import RetryPolicy
 from llm_assets.pipes.vertex_custom_job import PipesVertexCustomJobClient
 

@@ -11,8 +11,9 @@ from dagster import (
 )
 from dagster._core.definitions.resource_annotation import TreatAsResourceParam
 
+from llm_assets.pipes.limits import Limits
 from llm_assets.pipes.messages import PipesGCSLiveMessageReader
-from llm_assets.pipes.remote_job import Limits, RemoteRun
+from llm_assets.pipes.remote_job import RemoteRun
 from llm_assets.pipes.service import Context, RemoteService, key_of
 
 ServiceClient = TypeVar("ServiceClient")

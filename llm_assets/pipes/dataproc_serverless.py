@@ -7,7 +7,7 @@ from dagster import PipesClientCompletedInvocation, PipesSession
 
 from llm_assets.pipes.client import RemoteJobPipesClient
 from llm_assets.pipes.failures import Place
-from llm_assets.pipes.names import attempt_name
+from llm_assets.pipes.names import as_dns_labels, attempt_name
 from llm_assets.pipes.service import (
     KEY_LABEL,
     AlreadyThere,
@@ -190,7 +190,7 @@ class DataprocBatches(RemoteService):
         from google.cloud.dataproc_v1 import Batch
 
         batch = Batch(self._batch)
-        batch.labels = {**batch.labels, **labels}
+        batch.labels = {**batch.labels, **as_dns_labels(labels)}
         arguments = [
             part for pair in session.get_bootstrap_cli_arguments().items() for part in pair
         ]

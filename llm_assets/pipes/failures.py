@@ -10,6 +10,8 @@ from dagster import Failure, MetadataValue
 QUOTA = re.compile(r"quota|insufficient '", re.IGNORECASE)
 RATE = re.compile(r"per minute|per second|per day|per user|rate.?limit", re.IGNORECASE)
 IMAGE = re.compile(r"pull|image .*not found|manifest unknown|imagepull", re.IGNORECASE)
+NO_MACHINES = re.compile(r"resources are insufficient|stock-?out|out of stock", re.IGNORECASE)
+QUOTA_PROJECT = re.compile(r"serviceusage\.services\.use|USER_PROJECT_DENIED")
 REGION = re.compile(r"\bregion\b|location id|\blocation\b.*match", re.IGNORECASE)
 DISABLED_API = re.compile(r"has not been used in project|is disabled|SERVICE_DISABLED")
 
@@ -30,6 +32,8 @@ class Place:
     """The role that lets the caller start jobs, `roles/dataproc.editor`."""
     project: str
     region: str
+    pulls_images: str = "the job's service account"
+    """Who fetches the job's container image, and so needs the right to."""
 
 
 def is_resource_quota(message: str) -> bool:
@@ -52,8 +56,19 @@ def explain(message: str, status: int | None, place: Place) -> str:
     if IMAGE.search(message):
         return (
             "The container image could not be pulled. Build and push it (images/build.sh or your "
-            "own), check its name, and give the job's service account "
-            f"roles/artifactregistry.reader on project {project}."
+            f"own), check its name, and give {place.pulls_images} roles/artifactregistry.reader on "
+            "its repository."
+        )
+    if NO_MACHINES.search(message):
+        return (
+            f"{region} had no such machines free. Ask for another machine or accelerator type, "
+            "another region, or flex-start, which waits in Google's own queue."
+        )
+    if QUOTA_PROJECT.search(message):
+        return (
+            "Your credentials charge their calls to a project in which you may not: ask for "
+            "roles/serviceusage.serviceUsageConsumer on it, or name another with `gcloud auth "
+            "application-default set-quota-project`."
         )
     if status == 403:
         return (

@@ -220,5 +220,5 @@ class PipesGCSLiveMessageReader(PipesMessageReader):
 
 def new_location(key: str) -> tuple[str, str]:
     """`(location, mark)`: a fresh place for one attempt's messages; the mark goes on its labels."""
-    mark = uuid.uuid4().hex[:16]
+    mark = f"m{uuid.uuid4().hex[:16]}"
     return f"{key}/{mark}", mark

@@ -40,3 +40,13 @@ def as_labels(values: Mapping[str, str]) -> dict[str, str]:
             :LONGEST_LABEL
         ].strip("-_")
     return labels
+
+
+def as_dns_labels(labels: Mapping[str, str]) -> dict[str, str]:
+    """The same by RFC 1035, as Dataproc asks: no `_`, and a value begins with a letter, if any."""
+    return {_as_dns_label(key): value and _as_dns_label(value) for key, value in labels.items()}
+
+
+def _as_dns_label(text: str) -> str:
+    clean = text.replace("_", "-")
+    return (clean if clean[:1].isalpha() else f"x-{clean}")[:LONGEST_LABEL].strip("-")

@@ -20,6 +20,7 @@ from llm_assets.pipes.failures import (
     failure_of_job,
     reported_on_closing,
 )
+from llm_assets.pipes.limits import Limits
 from llm_assets.pipes.messages import PipesGCSLiveMessageReader, new_location
 from llm_assets.pipes.names import as_labels
 from llm_assets.pipes.retries import Backoff, RetryPolicy, call_with_retries
@@ -36,23 +37,6 @@ from llm_assets.pipes.service import (
 FIRST_POLL_SECONDS = 0.5
 CANCEL_SECONDS = 60.0
 LONGEST_RESTART_DELAY_SECONDS = 600.0
-
-
-@dataclass(frozen=True)
-class Limits:
-    """How long to wait for what."""
-
-    poll_seconds: float = 10.0
-    """Longest time between two looks at a job in which nothing happens; the first come sooner."""
-    pending_seconds: float | None = 3600.0
-    """How long a job may wait for machines before it is cancelled; None waits for ever."""
-    drain_seconds: float = 30.0
-    """How long to wait for the last messages after a job has ended."""
-    restarts: int = 3
-    """How often an interrupted job (pre-emption, exit code 75) is started again within one run."""
-    restart_delay_seconds: float = 10.0
-    """Wait before the first restart; it doubles with each, up to ten minutes."""
-    retries: RetryPolicy = field(default_factory=RetryPolicy)
 
 
 @dataclass
@@ -188,7 +172,7 @@ class RemoteRun:
         self.job = job
         self._point_session_at(job.labels.get(MESSAGES_LABEL, ""))
         self.context.log.info(
-            f"{how} {self.service.place.service} job {job.name} ({job.phase.value}): "
+            f"{how} {self.service.place.service} job {job.name} ({job.in_words}): "
             f"{self.service.console_url(job.name)}"
         )
 
@@ -206,15 +190,25 @@ class RemoteRun:
             job = self._guard(f"a look at {name}", partial(self.service.get, name))
             if self.reader.poll() or job.phase is not self.job.phase:
                 backoff.reset()
+            if job.in_words != self.job.in_words:
+                self.context.log.info(f"{name} is {job.in_words}")
             if job.phase is not self.job.phase:
-                self.context.log.info(f"{name} is {job.phase.value}")
                 waiting_since = time.monotonic()
             self.job = job
             if job.phase.ended:
-                return self._judge(job)
+                return self._judge(self._with_reason(job))
             if job.phase is Phase.WAITING:
                 self._give_up_waiting(time.monotonic() - waiting_since)
             time.sleep(backoff.take())
+
+    def _with_reason(self, job: RemoteJob) -> RemoteJob:
+        """A failed job once its reason is there; it decides whether the job is started again."""
+        deadline = time.monotonic() + self.limits.reason_seconds
+        backoff = Backoff(FIRST_POLL_SECONDS, self.limits.poll_seconds)
+        while job.phase is Phase.FAILED and not job.detail and time.monotonic() < deadline:
+            time.sleep(backoff.take())
+            job = self._guard(f"a look at {job.name}", partial(self.service.get, job.name))
+        return job
 
     def _give_up_waiting(self, waited: float) -> None:
         limit = self.limits.pending_seconds

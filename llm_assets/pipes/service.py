@@ -10,9 +10,10 @@ from dagster import AssetExecutionContext, OpExecutionContext, PipesSession
 from llm_assets.pipes.failures import Place
 from llm_assets.pipes.names import external_key
 
-KEY_LABEL = "pipes_key"
-"""Says what the job does; the same for all its attempts."""
-MESSAGES_LABEL = "pipes_messages"
+KEY_LABEL = "pipeskey"
+"""Says what the job does; the same for all its attempts. One word, since Dataproc takes no other
+sign but a hyphen in a label, which a filter might read as its own."""
+MESSAGES_LABEL = "pipesmessages"
 """Says where the attempt writes its messages."""
 
 Context = OpExecutionContext | AssetExecutionContext
@@ -72,6 +73,12 @@ class RemoteJob:
     """Seconds since the epoch."""
     interrupted: bool = False
     """Ended in a way that says: my state is saved, start me again."""
+
+    @property
+    def in_words(self) -> str:
+        """Its phase, and why it waits where the service says so."""
+        why = f", since {self.detail}" if self.phase is Phase.WAITING and self.detail else ""
+        return self.phase.value + why
 
 
 class AlreadyThere(Exception):

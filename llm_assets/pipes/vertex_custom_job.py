@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from dagster import PipesClientCompletedInvocation, PipesSession
 
 from llm_assets.pipes.client import RemoteJobPipesClient
-from llm_assets.pipes.failures import Place
+from llm_assets.pipes.failures import NO_MACHINES, Place
 from llm_assets.pipes.names import attempt_name
 from llm_assets.pipes.service import (
     KEY_LABEL,
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 CALL_SECONDS = 60.0
 INTERRUPTED_STATUS = 75
 EXIT_STATUS = re.compile(r"non-zero status of (\d+)")
-PREEMPTED = re.compile(r"pre-?empt|stockout|spot .*reclaim", re.IGNORECASE)
+PREEMPTED = re.compile(r"pre-?empt|spot .*reclaim", re.IGNORECASE)
+QUEUED = "Vertex AI keeps a job queued while the project's quota for its machines is used up"
+"""Its page on the training service says so; the job itself says nothing."""
 PHASES = {
     "JOB_STATE_QUEUED": Phase.WAITING,
     "JOB_STATE_PENDING": Phase.WAITING,
@@ -167,6 +169,8 @@ class VertexCustomJobs(RemoteService):
             role="roles/aiplatform.user",
             project=project,
             region=region,
+            pulls_images="Vertex AI's service agent "
+            "(service-PROJECT_NUMBER@gcp-sa-aiplatform.iam.gserviceaccount.com)",
         )
         self._client = client
         self._parent = parent
@@ -217,14 +221,15 @@ class VertexCustomJobs(RemoteService):
 
 def _describe(job: "CustomJob") -> RemoteJob:
     phase = PHASES.get(job.state.name, Phase.WAITING)
-    detail = job.error.message
+    detail = QUEUED if job.state.name == "JOB_STATE_QUEUED" else job.error.message
     status = EXIT_STATUS.search(detail)
     asked_for_restart = status is not None and int(status[1]) == INTERRUPTED_STATUS
+    lost_machines = bool(PREEMPTED.search(detail) or NO_MACHINES.search(detail))
     return RemoteJob(
         name=job.name,
         phase=phase,
         detail=detail,
         labels=dict(job.labels),
         created=job.create_time.timestamp() if job.create_time else 0.0,
-        interrupted=phase is Phase.FAILED and (asked_for_restart or bool(PREEMPTED.search(detail))),
+        interrupted=phase is Phase.FAILED and (asked_for_restart or lost_machines),
     )

@@ -1,7 +1,10 @@
-"""The trained model as a Hugging Face folder."""
+"""The trained model as a Hugging Face folder.
+
+A mounted bucket renames no folders, so files are written where they belong and `config.json` comes
+last: a folder without it is no model.
+"""
 
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -9,13 +12,15 @@ import torch
 from safetensors.torch import save_file
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
+from artifacts.storage import files
 from recipes.distributed.workers import Workers
 from recipes.model.causal_model import TrainableModel
 from recipes.model.lora import merge_adapters, write_adapter
 from recipes.sections import LoraSettings
 
+CONFIG_NAME = "config.json"
+"""Written last: an export with it is whole."""
 CARRIED_PATTERNS = (
-    "config.json",
     "generation_config.json",
     "tokenizer*",
     "special_tokens_map.json",
@@ -39,8 +44,7 @@ def export_model(
 ) -> None:
     """Write weights, config, tokenizer and generation config; every worker must call it.
 
-    The folder appears whole: it is written beside its place and renamed. Adapters are merged, and
-    written by themselves into the folder `<folder>-adapter`.
+    Adapters are merged, and written by themselves into the folder `<folder>-adapter`.
     """
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     state = get_model_state_dict(model, options=options)
@@ -55,13 +59,52 @@ def export_model(
     workers.barrier()
 
 
+def is_whole(folder: Path) -> bool:
+    """Whether an export was written to its end."""
+    return (folder / CONFIG_NAME).exists()
+
+
 def copy_model(source: Path, folder: Path) -> None:
-    """Copy an exported folder, which appears whole."""
-    draft = folder.with_name(f".{folder.name}.writing")
-    shutil.rmtree(draft, ignore_errors=True)
-    shutil.copytree(source, draft)
-    shutil.rmtree(folder, ignore_errors=True)
-    os.replace(draft, folder)
+    """Copy an export."""
+    _clear(folder)
+    for path in source.iterdir():
+        if path.name != CONFIG_NAME:
+            shutil.copyfile(path, folder / path.name)
+    files.write(folder / CONFIG_NAME, files.read(source / CONFIG_NAME))
+
+
+class BestExports:
+    """The weights of a run's best validation, by step: `<folder>/step-<n>`.
+
+    Training may go on from either of its last two saves, as the last may be under way; what they
+    call the best stays.
+    """
+
+    def __init__(self, folder: Path, best_step: int) -> None:
+        """Begin with the best step of the checkpoint that training goes on from, 0 without one."""
+        self._folder = folder
+        self._of_saves = (best_step, best_step)
+
+    def folder(self, step: int) -> Path:
+        """Where a step's weights are."""
+        return self._folder / f"step-{step}"
+
+    def saved(self, best_step: int) -> None:
+        """A checkpoint is being saved, and the one before it has been committed."""
+        self._of_saves = (self._of_saves[1], best_step)
+
+    def keep(self, step: int) -> None:
+        """Remove all but this step's and those that a checkpoint names."""
+        needed = {self.folder(each).name for each in (step, *self._of_saves)}
+        for name in set(files.list_names(self._folder)) - needed:
+            files.remove(self._folder / name)
+
+
+def _clear(folder: Path) -> None:
+    """An empty folder; what makes an export whole goes first."""
+    files.remove(folder / CONFIG_NAME)
+    files.remove(folder)
+    files.make_folder(folder)
 
 
 def _write(
@@ -71,20 +114,16 @@ def _write(
     folder: Path,
     dtype: torch.dtype,
 ) -> None:
-    draft = folder.with_name(f".{folder.name}.writing")
-    shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir(parents=True)
+    _clear(folder)
     for pattern in CARRIED_PATTERNS:
         for path in base_model.glob(pattern):
-            shutil.copy2(path, draft / path.name)
+            shutil.copyfile(path, folder / path.name)
     for name, content in model.exported_files.items():
-        (draft / name).write_text(content)
-    config = json.loads((draft / "config.json").read_text()) | model.exported_config
+        (folder / name).write_text(content)
+    _write_weights(weights, folder)
+    config = json.loads((base_model / CONFIG_NAME).read_text()) | model.exported_config
     config["dtype"] = str(dtype).removeprefix("torch.")
-    (draft / "config.json").write_text(json.dumps(config, indent=2))
-    _write_weights(weights, draft)
-    shutil.rmtree(folder, ignore_errors=True)
-    os.replace(draft, folder)
+    files.write(folder / CONFIG_NAME, json.dumps(config, indent=2).encode())
 
 
 def _write_weights(weights: dict[str, torch.Tensor], folder: Path) -> None:

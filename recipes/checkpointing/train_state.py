@@ -65,7 +65,7 @@ class TrainState(BaseModel):
         """The step with the best validation since training began; 0 before the first."""
         found = self.validation
         trained = {step: bits for step, bits in found.items() if step} or found
-        return min(trained, key=lambda step: (trained[step], step))
+        return min(trained, key=lambda step: (trained[step], step), default=0)
 
     def result(
         self,

@@ -1,6 +1,11 @@
-"""What a run tells while it goes: log lines, `metrics.jsonl`, TensorBoard events."""
+"""What a run tells while it goes: log lines, `metrics.jsonl`, TensorBoard events.
+
+In a mounted bucket a file is there for others, and outlives its machine, once it is closed. So both
+files are closed, and go on, every few minutes and before each checkpoint.
+"""
 
 import json
+import os
 import time
 from pathlib import Path
 from statistics import median
@@ -13,6 +18,9 @@ from recipes.distributed.workers import Workers
 from recipes.spec import METRICS_NAME, TENSORBOARD_NAME, read_metrics
 
 SECONDS_BETWEEN_LINES = 5.0
+SECONDS_BETWEEN_PUBLICATIONS = 300.0
+LOG_FOLDER_VARIABLE = "LOG_FOLDER"
+"""Set by the launcher in a job of Vertex AI: what is there goes to its TensorBoard."""
 STEPS_FOR_ESTIMATE = 8
 
 
@@ -33,8 +41,9 @@ class Telemetry:
         self._steps = steps
         self._seconds: list[float] = []
         self._last_line = 0.0
+        self._published = time.monotonic()
         # A run that went on from a checkpoint makes the steps after it once more.
-        path = run_folder / METRICS_NAME
+        self._path = path = run_folder / METRICS_NAME
         try:
             kept = [line for line in read_metrics(run_folder) if line["step"] < first_step]
         except DamagedArtifact:
@@ -43,9 +52,8 @@ class Telemetry:
         content = "".join(json.dumps(line) + "\n" for line in kept)
         files.write(path, content.encode())
         self._metrics = path.open("a")
-        self._events = SummaryWriter(
-            str(run_folder / TENSORBOARD_NAME), purge_step=first_step, flush_secs=10
-        )
+        folder = os.environ.get(LOG_FOLDER_VARIABLE) or str(run_folder / TENSORBOARD_NAME)
+        self._events = SummaryWriter(folder, purge_step=first_step, flush_secs=10)
         self._remote = _join_weights_and_biases(weights_and_biases, run_folder)
 
     def step(self, step: int, seconds: float, values: dict[str, Any]) -> None:
@@ -67,6 +75,8 @@ class Telemetry:
         if step == self._steps or now - self._last_line >= SECONDS_BETWEEN_LINES:
             self._last_line = now
             self._report(self._progress_line(step, values))
+        if now - self._published >= SECONDS_BETWEEN_PUBLICATIONS:
+            self.publish()
 
     def validation(self, step: int, value: float, unit: str) -> None:
         """Record a validation result."""
@@ -75,6 +85,14 @@ class Telemetry:
         if self._remote:
             self._remote.log({f"validation_{name}": value}, step=step)
         self._report(f"step {step} of {self._steps} · validation {value:.4f} {unit}")
+
+    def publish(self) -> None:
+        """Bring all that was told so far to where others read it."""
+        self._metrics.close()
+        self._metrics = self._path.open("a")
+        # The next figure opens another file beside it.
+        self._events.close()
+        self._published = time.monotonic()
 
     def close(self) -> None:
         """Flush everything."""

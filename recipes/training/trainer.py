@@ -11,7 +11,7 @@ from artifacts.program.entry import Interrupted
 from artifacts.program.lifetime import Interruption
 from artifacts.shards.shard_set import ShardSet
 from recipes.checkpointing.checkpoint import Checkpointer
-from recipes.checkpointing.export import copy_model, export_model
+from recipes.checkpointing.export import BestExports, copy_model, export_model, is_whole
 from recipes.checkpointing.schedule import SavingPlan
 from recipes.checkpointing.train_state import TrainState
 from recipes.data.order import DataOrder
@@ -43,7 +43,7 @@ def train(
         Interrupted: a signal came; everything is saved.
     """
     finished = find_result(Path(spec.run_folder), report)
-    if finished and (Path(spec.export_folder) / "config.json").exists():
+    if finished and is_whole(Path(spec.export_folder)):
         report(f"The run {spec.run_id} is complete already: {finished.steps} steps.")
         return finished
     trainer = Trainer(spec, workers, interruption, report)
@@ -102,6 +102,7 @@ class Trainer:
         audits = self._training.logging.audit_rows and workers.is_tp_rank_zero
         self._audit = RowAudit(self._run_folder, workers) if audits else None
         self._step, self._state = self._resume()
+        self._bests = BestExports(self._run_folder / BEST_NAME, self._state.best_step)
         self._steps_to_read = self._open_reader()
         self._telemetry = self._open_telemetry() if workers.is_rank_zero else None
 
@@ -251,13 +252,17 @@ class Trainer:
         if self._telemetry:
             self._telemetry.validation(self._step, result, self._validation.unit)
         if 0 < self._step < self._steps and self._state.best_step == self._step:
-            self._export(self._run_folder / BEST_NAME)
+            self._export(self._bests.folder(self._step))
+            if self._workers.is_rank_zero:
+                self._bests.keep(self._step)
 
     def _agree(self, *wishes: bool) -> list[bool]:
         """What any worker wishes, all do."""
         return [count > 0 for count in self._workers.sum(*wishes)]
 
     def _save(self) -> None:
+        if self._telemetry:
+            self._telemetry.publish()
         self._checkpointer.save(
             self._step,
             self._model,
@@ -266,6 +271,7 @@ class Trainer:
             self._saving.is_permanent(self._step),
         )
         self._saving.saved()
+        self._bests.saved(self._state.best_step)
 
     def _complete(self) -> TrainingResult:
         self._checkpointer.wait()
@@ -276,7 +282,7 @@ class Trainer:
         if exported == self._step:
             self._export(folder)
         elif self._workers.is_rank_zero:
-            copy_model(self._run_folder / BEST_NAME, folder)
+            copy_model(self._bests.folder(exported), folder)
         coverage, seen_before = record_text(
             self._spec,
             self._known,

@@ -65,8 +65,11 @@ def local_session(driver_memory: str = "2g", partitions: int = 4) -> "SparkSessi
 
 
 def session() -> "SparkSession":
-    """The session of a job run as a program: the cluster's under spark-submit, else a local one."""
-    if "SPARK_ENV_LOADED" in os.environ or os.environ.get("DATAPROC_BATCH_ID"):
+    """The session of a job run as a program: the cluster's under spark-submit, else a local one.
+
+    By its gateway's port pyspark itself tells a Java that is there from one that it has to start.
+    """
+    if "PYSPARK_GATEWAY_PORT" in os.environ:
         from pyspark.sql import SparkSession
 
         return SparkSession.builder.getOrCreate()

@@ -8,8 +8,8 @@ import fsspec
 import pytest
 
 from artifacts.errors import DamagedArtifact
-from artifacts.storage import transfer
-from artifacts.storage.transfer import download_folder, upload_folder
+from artifacts.storage import files, transfer
+from artifacts.storage.transfer import download_folder, remote_entries, upload_folder
 from tests.stand_ins.google import LocalGoogle
 
 PART = 256 * 1024
@@ -97,3 +97,22 @@ def test_damaged_download_is_refused(
     filesystem.pipe_file(f"{cloud_root}/a/sub/1.txt", b"smell 1")
     with pytest.raises(DamagedArtifact, match=r"sub/1\.txt"):
         download_folder(f"{cloud_root}/a", entries, tmp_path / "back")
+
+
+def test_folders_made_through_a_mounted_bucket_are_no_files(
+    google: LocalGoogle, cloud_root: str, tmp_path: Path
+) -> None:
+    filesystem = fsspec.filesystem("gs")
+    for placeholder in ("a/", "a/model/", "a/empty/"):
+        filesystem.pipe_file(f"{cloud_root}/{placeholder}", b"")
+    files.write(f"{cloud_root}/a/model/config.json", b"{}")
+    url = f"{cloud_root}/a"
+    assert files.list_sizes(url) == {"model/config.json": 2}
+    assert files.list_names(url) == ["empty", "model"]
+    assert files.list_names(f"{url}/empty") == []
+    entries = remote_entries(url)
+    assert [entry.path for entry in entries] == ["model/config.json"]
+    download_folder(url, entries, tmp_path / "back")
+    assert (tmp_path / "back" / "model" / "config.json").read_bytes() == b"{}"
+    files.remove(url)
+    assert not filesystem.find(cloud_root)

@@ -158,7 +158,9 @@ def test_the_best_weights_are_exported_where_asked(make_spec: SpecMaker) -> None
     assert result.best_step < result.steps
     assert result.validation["best"] < result.validation["end"]
     exported = load_file(Path(spec.export_folder) / "model.safetensors")
-    best = load_file(Path(spec.run_folder) / "best" / "model.safetensors")
+    folders = sorted(path.name for path in (Path(spec.run_folder) / "best").iterdir())
+    assert f"step-{result.best_step}" in folders and len(folders) <= 3
+    best = load_file(Path(spec.run_folder, "best", f"step-{result.best_step}", "model.safetensors"))
     assert all((exported[name] == best[name]).all() for name in best)
     # What came after these weights taught the model nothing.
     trained = pq.read_table(f"{spec.run_folder}/{TRAINED_NAME}")

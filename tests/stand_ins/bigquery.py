@@ -55,7 +55,7 @@ def running_bigquery(project: str, mount: Mount) -> Iterator["Client"]:
             ),
             *("--rest-port", str(port), "--grpc-port", str(grpc_port)),
         ],
-        env=os.environ | {"BQEMU_GCS_LOCAL_ROOT": str(mount.folder), "HOME": str(home)},
+        env=os.environ | {"BQEMU_GCS_LOCAL_ROOT": str(mount.view("bigquery")), "HOME": str(home)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )

@@ -14,6 +14,7 @@ from google.protobuf import timestamp_pb2
 from tests.stand_ins.faults import RpcFailed, not_found
 from tests.stand_ins.filters import matches_labels
 from tests.stand_ins.grpc_server import Operations
+from tests.stand_ins.job_rules import check_batch
 from tests.stand_ins.processes import LocalImage, RealProcess
 
 State = dataproc_v1.Batch.State
@@ -79,6 +80,7 @@ class Dataproc:
 
     def create_batch(self, request: dataproc_v1.CreateBatchRequest) -> Any:
         self._check_region(request.parent)
+        check_batch(request.batch_id, request.batch)
         name = f"{request.parent}/batches/{request.batch_id}"
         with self._lock:
             if name in self._batches:

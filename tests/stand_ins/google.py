@@ -12,7 +12,7 @@ from tests.stand_ins.grpc_server import GoogleServer
 from tests.stand_ins.identity import ServiceAccountKey, make_certificates
 from tests.stand_ins.model_copies import COPIES, ModelCopies
 from tests.stand_ins.models import VertexModels
-from tests.stand_ins.mount import Mount
+from tests.stand_ins.mount import open_mount
 from tests.stand_ins.processes import REPOSITORY, LocalImage
 from tests.stand_ins.projects import PROJECT_METHODS, Projects
 from tests.stand_ins.rest import RestServer
@@ -26,6 +26,7 @@ from tests.stand_ins.vertex import VertexJobs
 PROJECT = "local-project"
 REGION = "us-central1"
 BUCKET = "local-bucket"
+HIERARCHICAL_BUCKET = "local-hierarchical-bucket"
 CUDA_IMAGE = f"{REGION}-docker.pkg.dev/{PROJECT}/llm-assets/cuda:local"
 SERVE_IMAGE = f"{REGION}-docker.pkg.dev/{PROJECT}/llm-assets/serve:local"
 SPARK_IMAGE = f"{REGION}-docker.pkg.dev/{PROJECT}/llm-assets/spark:local"
@@ -59,6 +60,7 @@ class LocalGoogle:
         self.tokens.public_pem = key.public_pem
         self.storage = StorageServer()
         self.storage.make_bucket(BUCKET)
+        self.storage.make_bucket(HIERARCHICAL_BUCKET)
         self.server = GoogleServer(certificates, self.tokens.authorize)
         self.environment = {
             "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH": str(authority),
@@ -86,7 +88,12 @@ class LocalGoogle:
             self.storage.download,
             self.server.operations,
         )
-        self.mount = Mount(folder / "gcs", self.storage.direct_url, BUCKET)
+        self.mount = open_mount(
+            folder / "gcs",
+            self.storage.direct_url,
+            [BUCKET, HIERARCHICAL_BUCKET],
+            hierarchical=[HIERARCHICAL_BUCKET],
+        )
         self.vertex = VertexJobs(
             REGION, folder / "vertex", self.images, child_environment, self.mount
         )

@@ -1,23 +1,121 @@
-"""What stands for the buckets that Vertex AI mounts under /gcs: a folder kept equal to storage."""
+"""What stands for the buckets that Vertex AI mounts under /gcs.
 
+Where this machine has FUSE, a file system with Cloud Storage FUSE's own rules
+(`tests.stand_ins.mounted_buckets`); elsewhere a folder that is kept equal to storage, which is
+kinder than Google, and the tests of those rules are skipped.
+"""
+
+import ctypes.util
 import json
+import os
+import subprocess
+import sys
 import threading
+import time
 import urllib.parse
 import urllib.request
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.stand_ins.processes import REPOSITORY
+
 SCAN_SECONDS = 0.3
+MOUNT_SECONDS = 20.0
 
 
-class Mount:
-    """`<folder>/<bucket>/<name>`: objects come in before a job starts, written files go out.
+def why_no_fuse() -> str | None:
+    """Why this machine cannot mount a bucket; None where it can."""
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        return "this machine has no /dev/fuse that may be opened"
+    if ctypes.util.find_library("fuse") is None and ctypes.util.find_library("fuse3") is None:
+        return "libfuse is not installed (Debian: apt-get install libfuse2)"
+    return None
+
+
+class Mount(ABC):
+    """`<view>/<bucket>/<name>` is an object, as one machine sees it."""
+
+    @abstractmethod
+    def view(self, machine: str) -> Path:
+        """Where a machine of this name finds the buckets: what it has for `/gcs`."""
+
+    @abstractmethod
+    def pull(self) -> None:
+        """Called before a job's programs start."""
+
+    @abstractmethod
+    def push(self) -> None:
+        """Called after a program's end, before anyone is told of it."""
+
+    @abstractmethod
+    def lose(self, machine: str) -> None:
+        """The machine is gone, and with it what its programs had not closed."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Undo it."""
+
+
+def open_mount(
+    folder: Path, storage_url: str, buckets: Sequence[str], hierarchical: Sequence[str]
+) -> Mount:
+    """The strictest mount that this machine can have.
+
+    Args:
+        buckets: the buckets there are.
+        hierarchical: those of them with a hierarchical namespace.
+    """
+    if why_no_fuse() is None:
+        return FuseMount(folder, storage_url, hierarchical)
+    return CopiedBucket(folder, storage_url, buckets[0])
+
+
+class FuseMount(Mount):
+    """A real file system, served by a process of its own."""
+
+    def __init__(self, folder: Path, storage_url: str, hierarchical: Sequence[str]) -> None:
+        folder.mkdir(parents=True)
+        self._folder = folder
+        program = [sys.executable, "-m", "tests.stand_ins.mounted_buckets"]
+        self._process = subprocess.Popen(
+            [*program, os.fspath(folder), storage_url, *hierarchical], cwd=REPOSITORY
+        )
+        deadline = time.monotonic() + MOUNT_SECONDS
+        while not os.path.ismount(folder):
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self._process.kill()
+                raise RuntimeError("the buckets could not be mounted")
+            time.sleep(0.02)
+
+    def view(self, machine: str) -> Path:
+        return self._folder / machine
+
+    def pull(self) -> None:
+        """Nothing to do: reading asks storage."""
+
+    def push(self) -> None:
+        """Nothing to do: a closed file is in storage."""
+
+    def lose(self, machine: str) -> None:
+        self.view(machine).rmdir()
+
+    def stop(self) -> None:
+        command = ["umount", "--lazy"] if os.geteuid() == 0 else ["fusermount", "-u", "-z"]
+        subprocess.run([*command, os.fspath(self._folder)], check=False)
+        self._process.terminate()
+        self._process.wait()
+
+
+class CopiedBucket(Mount):
+    """One folder for all: objects come in before a job starts, written files go out.
 
     As with the real mount, a file goes out once it is no longer being written.
     """
 
     def __init__(self, folder: Path, storage_url: str, bucket: str) -> None:
-        self.folder = folder
+        self._folder = folder
         self._root = folder / bucket
         self._root.mkdir(parents=True, exist_ok=True)
         self._objects = f"{storage_url}/storage/v1/b/{bucket}/o"
@@ -29,11 +127,16 @@ class Mount:
         self._stopped = threading.Event()
         threading.Thread(target=self._watch, daemon=True).start()
 
+    def view(self, machine: str) -> Path:
+        return self._folder
+
+    def lose(self, machine: str) -> None:
+        """Nothing is lost: the folder outlives the machine."""
+
     def stop(self) -> None:
         self._stopped.set()
 
     def pull(self) -> None:
-        """Bring the folder to what storage holds."""
         with self._lock:
             self._push(settled_only=False)
             present = {item["name"]: item["generation"] for item in self._list()}
@@ -48,7 +151,6 @@ class Mount:
                 del self._known[name]
 
     def push(self) -> None:
-        """Bring storage to what the folder holds."""
         with self._lock:
             self._push(settled_only=False)
 

@@ -1,5 +1,6 @@
 """Vertex AI custom jobs: one real process a replica, with what Google puts into its environment."""
 
+import itertools
 import json
 import threading
 import time
@@ -15,9 +16,12 @@ from google.rpc import code_pb2, status_pb2
 
 from tests.stand_ins.faults import RpcFailed, not_found
 from tests.stand_ins.filters import matches_labels
+from tests.stand_ins.job_places import cluster_of, output_folders
+from tests.stand_ins.job_rules import check_job
 from tests.stand_ins.mount import Mount
 from tests.stand_ins.processes import LocalImage, RealProcess, free_port
 
+PROJECT_NUMBER = "123456789012"
 State = aiplatform_v1.JobState
 ENDED = (
     State.JOB_STATE_SUCCEEDED,
@@ -26,6 +30,8 @@ ENDED = (
     State.JOB_STATE_EXPIRED,
 )
 POLL_SECONDS = 0.05
+REASON_SECONDS = 0.5
+"""A job's error is set some time after its state; Google takes up to a minute."""
 
 
 @dataclass
@@ -37,6 +43,8 @@ class _Running:
     restart: threading.Event = field(default_factory=threading.Event)
     cancelled: threading.Event = field(default_factory=threading.Event)
     starts: int = 0
+    machines: dict[str, str] = field(default_factory=dict)
+    """Replica to the name of its machine, which is another one after a restart."""
 
 
 def _now() -> timestamp_pb2.Timestamp:
@@ -58,14 +66,22 @@ class VertexJobs:
     ) -> None:
         self.hold_pending = False
         """Leave new jobs PENDING, as where no machine is free."""
+        self.hold_queued = False
+        """Leave new jobs QUEUED, as where the project's quota is used up (page "Understand the
+        custom training service", "Queue a new job"): over quota, none is refused."""
+        self.out_of_stock = 0
+        """How many of the next jobs fail since the region has no machines."""
+        self.denied: set[str] = set()
+        """Service accounts that the caller may not act as (`iam.serviceAccounts.actAs`)."""
         self.cancel_seconds = 0.0
         """How long a job is being cancelled before it is."""
         self._region = region
         self._folder = folder
         self._images = images
-        self._environment = {**environment, "GCS_MOUNT": str(mount.folder)}
+        self._environment = environment
         self._mount = mount
         self._jobs: dict[str, _Running] = {}
+        self._numbers = itertools.count()
         self._lock = threading.RLock()
 
     def stop(self) -> None:
@@ -81,7 +97,9 @@ class VertexJobs:
         self.stop()
         with self._lock:
             self._jobs.clear()
-            self.hold_pending = False
+            self.hold_pending = self.hold_queued = False
+            self.out_of_stock = 0
+            self.denied.clear()
             self.cancel_seconds = 0.0
 
     def jobs(self) -> list[aiplatform_v1.CustomJob]:
@@ -104,7 +122,7 @@ class VertexJobs:
         """Take the machines away: the job starts again where it asked for that, else it fails."""
         running = self._jobs[name]
         # Those of now: once the restart is asked for, new ones take their places.
-        replicas = list(running.replicas.values())
+        replicas = [(running.machines[key], p) for key, p in running.replicas.items()]
         restarts = running.job.job_spec.scheduling.restart_job_on_worker_restart
         if restarts:
             running.restart.set()
@@ -115,7 +133,9 @@ class VertexJobs:
                 "Replica workerpool0-0 was preempted.",
                 code_pb2.ABORTED,
             )
-        for process in replicas:
+        for machine, process in replicas:
+            if not grace_seconds:
+                self._mount.lose(machine)
             process.end(grace_seconds)
 
     def create_custom_job(self, request: aiplatform_v1.CreateCustomJobRequest) -> Any:
@@ -127,14 +147,24 @@ class VertexJobs:
                 f"({self._region}).",
             )
         job = aiplatform_v1.CustomJob(request.custom_job)
+        check_job(job)
+        account = job.job_spec.service_account
+        if account in self.denied:
+            raise RpcFailed(
+                grpc.StatusCode.PERMISSION_DENIED,
+                f"You do not have permission to act as service_account: {account}",
+            )
         with self._lock:
             number = 1000 + len(self._jobs)
-            job.name = f"{request.parent}/customJobs/{number}"
+            # Names that come back hold the project's number, whatever the request called it.
+            job.name = f"projects/{PROJECT_NUMBER}/locations/{region}/customJobs/{number}"
             job.state = State.JOB_STATE_PENDING
             job.create_time = _now()
             running = _Running(job)
             self._jobs[job.name] = running
-        if not self.hold_pending:
+        if self.hold_queued:
+            job.state = State.JOB_STATE_QUEUED
+        elif not self.hold_pending:
             threading.Thread(target=self._run, args=(running,), daemon=True).start()
         return aiplatform_v1.CustomJob(job)
 
@@ -171,11 +201,18 @@ class VertexJobs:
             if running.job.state in ENDED:
                 return
             running.job.end_time = _now()
-            if message:
-                running.job.error = status_pb2.Status(code=code, message=message)
             running.job.state = state
+        if message:
+            error = status_pb2.Status(code=code, message=message)
+            threading.Timer(REASON_SECONDS, setattr, (running.job, "error", error)).start()
 
     def _run(self, running: _Running) -> None:
+        if self.out_of_stock:
+            self.out_of_stock -= 1
+            message = f"Resources are insufficient in region: {self._region}. Please try a "
+            message += "different region or use a different accelerator."
+            self._end(running, State.JOB_STATE_FAILED, message, code_pb2.RESOURCE_EXHAUSTED)
+            return
         for pool in running.job.job_spec.worker_pool_specs:
             uri = pool.container_spec.image_uri
             if uri not in self._images:
@@ -198,14 +235,7 @@ class VertexJobs:
         job = running.job
         job_id = job.name.rsplit("/", 1)[1]
         pools = job.job_spec.worker_pool_specs
-        cluster = {
-            f"workerpool{number}": [
-                f"cmle-training-workerpool{number}-{job_id}-{index}:2222"
-                for index in range(pool.replica_count)
-            ]
-            for number, pool in enumerate(pools)
-            if pool.replica_count
-        }
+        cluster = cluster_of(job)
         rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         with self._lock:
             if running.cancelled.is_set():
@@ -216,24 +246,19 @@ class VertexJobs:
                     key = f"workerpool{number}-{index}"
                     task = {"type": f"workerpool{number}", "index": index}
                     spec = {"cluster": cluster, "environment": "cloud", "task": task}
-                    environment = rendezvous | self._replica_environment(job, spec, pool)
+                    image = self._images[pool.container_spec.image_uri]
+                    environment = {
+                        **rendezvous,
+                        "CLUSTER_SPEC": json.dumps(spec),
+                        **self._environment,
+                        **output_folders(job),
+                        **image.environment,
+                        **{variable.name: variable.value for variable in pool.container_spec.env},
+                    }
+                    running.machines[key] = f"machine-{next(self._numbers)}"
+                    environment["GCS_MOUNT"] = str(self._mount.view(running.machines[key]))
                     running.replicas[key] = self._start(job_id, key, pool, environment)
             running.job.state = State.JOB_STATE_RUNNING
-
-    def _replica_environment(
-        self, job: aiplatform_v1.CustomJob, cluster_spec: dict[str, Any], pool: Any
-    ) -> dict[str, str]:
-        environment = {"CLUSTER_SPEC": json.dumps(cluster_spec), **self._environment}
-        output = job.job_spec.base_output_directory.output_uri_prefix.rstrip("/")
-        if output:
-            environment |= {
-                "AIP_MODEL_DIR": f"{output}/model/",
-                "AIP_CHECKPOINT_DIR": f"{output}/checkpoints/",
-                "AIP_TENSORBOARD_LOG_DIR": f"{output}/logs/",
-            }
-        image = self._images[pool.container_spec.image_uri]
-        given = {variable.name: variable.value for variable in pool.container_spec.env}
-        return {**environment, **image.environment, **given}
 
     def _start(self, job_id: str, key: str, pool: Any, environment: dict[str, str]) -> RealProcess:
         folder = self._folder / job_id

@@ -1,6 +1,7 @@
 """The laptop's asset code on Google Cloud: from a BigQuery table to a registered model."""
 
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from google.cloud import storage
 
 from artifacts.storage.machine import CACHE_VARIABLE
 from artifacts.store.pipelines import Pipeline
@@ -17,11 +19,12 @@ from artifacts.store.store import Store
 from llm_assets.cloud.config import CLOUD_CONFIG_VARIABLE
 from tests.conftest import Project, make_project
 from tests.stand_ins.bigquery import fill_table, running_bigquery
-from tests.stand_ins.google import PROJECT, LocalGoogle
+from tests.stand_ins.google import BUCKET, PROJECT, LocalGoogle
 from tests.stand_ins.project import TEXTS_TABLE, move_to_cloud
 from tests.tiny import tiny_texts
 
 STAGE_SECONDS = 240.0
+CHECKPOINT = re.compile(r"/step-\d+/manifest\.json$")
 
 
 @pytest.fixture
@@ -65,7 +68,9 @@ def preempt_after_a_checkpoint(google: LocalGoogle, done: list[str]) -> None:
 
     def trained() -> bool:
         running = [job for job in google.vertex.jobs() if job.state.name == "JOB_STATE_RUNNING"]
-        return bool(running) and any(google.mount.folder.rglob("step-*/manifest.json"))
+        return bool(running) and any(
+            CHECKPOINT.search(blob.name) for blob in storage.Client().list_blobs(BUCKET)
+        )
 
     wait_for(trained)
     name = google.vertex.jobs()[0].name

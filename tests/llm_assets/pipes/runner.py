@@ -31,6 +31,7 @@ PARENT = f"projects/{PROJECT}/locations/{REGION}"
 PROGRAM = Path(__file__).parent / "programs" / "report.py"
 QUICK = Limits(
     poll_seconds=0.1,
+    reason_seconds=10.0,
     drain_seconds=2.0,
     restarts=2,
     restart_delay_seconds=0.1,

@@ -123,6 +123,55 @@ def test_job_that_is_never_scheduled_is_cancelled_with_advice(runner: Runner) ->
 
 
 @pytest.mark.fault(
+    "Google Cloud",
+    "job queued for a quota that is used up",
+    sees="that it is, and where to ask for more",
+    then="cancelled in the end",
+)
+def test_job_that_waits_for_a_quota_says_so(vertex_runner: Runner, google: LocalGoogle) -> None:
+    google.vertex.hold_queued = True
+    limits = Limits(poll_seconds=0.2, pending_seconds=1.0)
+    instance = DagsterInstance.ephemeral()
+    result = vertex_runner.changed(limits=limits).run(["materialize"], instance)
+    assert "while the project's quota for its machines is used up" in log_text(instance, result)
+    assert "iam-admin/quotas?project=local-project" in failure_text(result)
+    assert google.vertex.jobs()[0].state.name == "JOB_STATE_CANCELLED"
+
+
+@pytest.mark.fault(
+    "Google Cloud", "region out of machines", sees="a line", then="submitted again, with pauses"
+)
+def test_job_that_met_a_region_without_machines_is_submitted_again(
+    vertex_runner: Runner, google: LocalGoogle
+) -> None:
+    google.vertex.out_of_stock = 2
+    assert vertex_runner.run(["materialize"]).success
+    assert len(vertex_runner.jobs()) == 3
+
+
+def test_region_that_stays_without_machines_is_told_with_what_else_to_ask_for(
+    vertex_runner: Runner, google: LocalGoogle
+) -> None:
+    google.vertex.out_of_stock = 99
+    text = failure_text(vertex_runner.run(["materialize"]))
+    assert "Resources are insufficient in region" in text and "flex-start" in text
+    assert len(vertex_runner.jobs()) == 3
+
+
+def test_quota_project_that_may_not_be_used_is_told_as_such(
+    runner: Runner, google: LocalGoogle
+) -> None:
+    message = (
+        "Caller does not have required permission to use project local-project. Grant the caller "
+        "the roles/serviceusage.serviceUsageConsumer role (serviceusage.services.use)."
+    )
+    google.server.faults.add(
+        runner.create_method, grpc.StatusCode.PERMISSION_DENIED, message, times=1000
+    )
+    assert "set-quota-project" in failure_text(runner.run(["materialize"]))
+
+
+@pytest.mark.fault(
     "Google Cloud", "bucket missing", sees="the command that makes it", then="nothing is submitted"
 )
 def test_missing_bucket_stops_before_anything_is_submitted(runner: Runner) -> None:
@@ -155,6 +204,8 @@ def test_region_mismatch_names_the_region(runner: Runner) -> None:
 def test_missing_image_says_how_to_make_it(runner: Runner) -> None:
     text = failure_text(runner.changed(image="somewhere/missing:1").run(["materialize"]))
     assert "somewhere/missing:1" in text and "images/build.sh" in text
+    puller = "service agent" if runner.service == "vertex" else "the job's service account"
+    assert puller in text
 
 
 @pytest.mark.fault(

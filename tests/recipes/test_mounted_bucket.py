@@ -1,0 +1,77 @@
+"""Training whose folders are in a bucket that is mounted as Cloud Storage FUSE mounts it."""
+
+import uuid
+from pathlib import Path
+
+import pytest
+from google.cloud import storage
+
+from artifacts.storage.transfer import download_folder, remote_entries
+from recipes.spec import TrainingSpec, read_metrics
+from recipes.training import metrics
+from tests.recipes.conftest import SpecMaker, train_here
+from tests.stand_ins.google import BUCKET, HIERARCHICAL_BUCKET, LocalGoogle
+from tests.stand_ins.mount import why_no_fuse
+
+pytestmark = pytest.mark.skipif(why_no_fuse() is not None, reason=str(why_no_fuse()))
+
+
+@pytest.fixture(params=[BUCKET, HIERARCHICAL_BUCKET])
+def folder(request: pytest.FixtureRequest, google: LocalGoogle) -> Path:
+    """A fresh folder of each kind of bucket, as a machine sees it."""
+    name = uuid.uuid4().hex
+    return google.mount.view(name) / request.param / name
+
+
+def moved_to(folder: Path, spec: TrainingSpec) -> TrainingSpec:
+    """The spec with all that it writes in a folder."""
+    places = {"run_folder": str(folder / "run"), "export_folder": str(folder / "model")}
+    return spec.model_copy(update=places)
+
+
+def names(folder: Path) -> set[str]:
+    """Objects below a folder, placeholders left out."""
+    found = storage.Client().list_blobs(folder.parent.name, prefix=f"{folder.name}/")
+    names = {blob.name[len(folder.name) + 1 :] for blob in found}
+    return {name for name in names if name and not name.endswith("/")}
+
+
+def test_a_run_leaves_its_model_and_records_in_the_bucket(
+    make_spec: SpecMaker, folder: Path, tmp_path: Path
+) -> None:
+    # A learning rate that first helps and then ruins the model: an earlier step is exported.
+    schedule = {"warmup_steps": 16, "decay_fraction": 0.0}
+    often = {"validation": {"every_steps": 2}, "checkpointing": {"every_steps": 4}}
+    spec = make_spec(steps=16, learning_rate=0.5, weights="best", schedule=schedule, **often)
+    result = train_here(moved_to(folder, spec))
+    assert 0 < result.best_step < result.steps
+    left = names(folder)
+    assert {
+        "run/result.json",
+        "run/metrics.jsonl",
+        f"run/step-{result.steps}/manifest.json",
+    } <= left
+    assert {"model/config.json", "model/model.safetensors", "model/tokenizer.json"} <= left
+    assert any(name.startswith("run/tensorboard/events.out.tfevents.") for name in left)
+
+    url = f"gs://{folder.parent.name}/{folder.name}/model"
+    entries = remote_entries(url)
+    assert [entry.path for entry in entries if not entry.bytes] == []
+    download_folder(url, entries, tmp_path / "back")
+    assert (tmp_path / "back" / "config.json").read_text() == (
+        folder / "model" / "config.json"
+    ).read_text()
+
+
+def test_figures_are_in_the_bucket_while_training_goes_on(
+    make_spec: SpecMaker, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOG_FOLDER", str(folder / "logs"))
+    monkeypatch.setattr(metrics, "SECONDS_BETWEEN_PUBLICATIONS", 0.0)
+    monkeypatch.setattr(metrics, "SECONDS_BETWEEN_LINES", 0.0)
+    spec = moved_to(folder, make_spec(steps=3))
+    seen: dict[str, set[str]] = {}
+    train_here(spec, lambda line: seen.update({line.split(" ·")[0]: names(folder)}))
+    assert "run/metrics.jsonl" in seen["step 3 of 3"]
+    assert any(name.startswith("logs/events.out.tfevents.") for name in seen["step 3 of 3"])
+    assert [line["step"] for line in read_metrics(folder / "run")] == [1, 2, 3]

@@ -1,0 +1,99 @@
+"""What the services refuse before they make a job; each rule says where it is written."""
+
+import re
+
+import grpc
+from google.cloud import aiplatform_v1, dataproc_v1
+
+from tests.stand_ins.faults import RpcFailed
+
+LONGEST_SECONDS = 7 * 24 * 3600
+"""`Scheduling.timeout`: seven days (quotas page, "Limits for custom training")."""
+MOST_VARIABLES = 100
+"""`ContainerSpec.env`: "Maximum limit is 100"."""
+DISKS = ("pd-ssd", "pd-standard", "hyperdisk-balanced")
+"""`DiskSpec.boot_disk_type`."""
+HYPERDISK_ONLY = ("a3-ultragpu-", "a4-", "a4x-")
+"""Machine families whose boot disk is a hyperdisk: "for A3U machines ... hyperdisk-balanced"."""
+ATTACHED = {
+    "a2-highgpu-1g": ("NVIDIA_TESLA_A100", 1),
+    "a2-highgpu-8g": ("NVIDIA_TESLA_A100", 8),
+    "a2-ultragpu-1g": ("NVIDIA_A100_80GB", 1),
+    "a2-ultragpu-8g": ("NVIDIA_A100_80GB", 8),
+    "a3-highgpu-8g": ("NVIDIA_H100_80GB", 8),
+    "a3-megagpu-8g": ("NVIDIA_H100_MEGA_80GB", 8),
+    "a3-ultragpu-8g": ("NVIDIA_H200_141GB", 8),
+    "g2-standard-8": ("NVIDIA_L4", 1),
+    "g2-standard-48": ("NVIDIA_L4", 4),
+}
+"""Machines that come with their accelerators, whose kind and number must be given (page "Configure
+compute resources for training", table of machine types)."""
+
+BATCH_ID = re.compile(r"[a-z0-9-]{4,63}")
+"""`CreateBatchRequest.batch_id`."""
+RFC_1035 = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
+"""`Batch.labels`: keys, and values where they are not empty; at most 32 of them."""
+MOST_LABELS = 32
+TIME_TO_LIVE_SECONDS = (600, 14 * 24 * 3600)
+"""`ExecutionConfig.ttl`: 10 minutes to 14 days."""
+
+
+def check_batch(batch_id: str, batch: dataproc_v1.Batch) -> None:
+    """Raise INVALID_ARGUMENT as Dataproc Serverless would."""
+    if not BATCH_ID.fullmatch(batch_id):
+        _refuse(f"batch_id {batch_id!r} does not match {BATCH_ID.pattern}.")
+    texts = [*batch.labels, *filter(None, batch.labels.values())]
+    for text in texts:
+        if not RFC_1035.fullmatch(text):
+            _refuse(f"The label {text!r} does not conform to RFC 1035.")
+    if len(batch.labels) > MOST_LABELS:
+        _refuse(f"A batch has at most {MOST_LABELS} labels.")
+    seconds = batch.environment_config.execution_config.ttl.total_seconds()
+    shortest, longest = TIME_TO_LIVE_SECONDS
+    if seconds and not shortest <= seconds <= longest:
+        _refuse(f"ttl has to be between {shortest} s and {longest} s.")
+
+
+def check_job(job: aiplatform_v1.CustomJob) -> None:
+    """Raise INVALID_ARGUMENT as Vertex AI would."""
+    spec = job.job_spec
+    if not spec.worker_pool_specs:
+        _refuse("job_spec.worker_pool_specs is required")
+    if spec.worker_pool_specs[0].replica_count != 1:
+        # Page "Distributed training": the first pool is the primary replica, and there is one.
+        _refuse("The first worker pool must have replica_count 1.")
+    for pool in spec.worker_pool_specs:
+        _check_pool(pool)
+    if spec.scheduling.timeout.total_seconds() > LONGEST_SECONDS:
+        _refuse("scheduling.timeout must be at most 604800s.")
+    if spec.tensorboard and not (
+        spec.service_account and spec.base_output_directory.output_uri_prefix
+    ):
+        # Page "Use Vertex AI TensorBoard with custom training": both are required.
+        _refuse("tensorboard needs service_account and base_output_directory.")
+    if spec.scheduling.strategy == aiplatform_v1.Scheduling.Strategy.FLEX_START:
+        machines = {str(pool.machine_spec) for pool in spec.worker_pool_specs}
+        if len(machines) > 1:
+            # Page "Schedule training jobs based on resource availability", requirements.
+            _refuse("FLEX_START needs the same machine configuration for all worker pools.")
+
+
+def _check_pool(pool: aiplatform_v1.WorkerPoolSpec) -> None:
+    machine, disk = pool.machine_spec, pool.disk_spec.boot_disk_type
+    attached = ATTACHED.get(machine.machine_type)
+    given = (machine.accelerator_type.name, machine.accelerator_count)
+    if attached and given != attached:
+        _refuse(f"Machine type {machine.machine_type} needs {attached[1]} of {attached[0]}.")
+    if machine.machine_type.startswith(("a2-", "a3-", "a4-", "g2-")) and not given[1]:
+        _refuse(f"Machine type {machine.machine_type} needs its accelerators named.")
+    if disk and disk not in DISKS:
+        _refuse(f"boot_disk_type {disk} is not one of {', '.join(DISKS)}.")
+    if disk and machine.machine_type.startswith(HYPERDISK_ONLY) and disk != "hyperdisk-balanced":
+        _refuse(f"Machine type {machine.machine_type} does not support boot disk type {disk}.")
+    names = [variable.name for variable in pool.container_spec.env]
+    if len(names) > MOST_VARIABLES:
+        _refuse(f"container_spec.env has {len(names)} variables; the limit is {MOST_VARIABLES}.")
+
+
+def _refuse(message: str) -> None:
+    raise RpcFailed(grpc.StatusCode.INVALID_ARGUMENT, message)

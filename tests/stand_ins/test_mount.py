@@ -1,0 +1,130 @@
+"""The mounted buckets refuse what Cloud Storage FUSE refuses, by its page on semantics."""
+
+import errno
+import itertools
+import os
+from pathlib import Path
+
+import pytest
+from google.cloud import storage
+
+from tests.stand_ins.google import BUCKET, HIERARCHICAL_BUCKET, LocalGoogle
+from tests.stand_ins.mount import why_no_fuse
+
+pytestmark = pytest.mark.skipif(why_no_fuse() is not None, reason=str(why_no_fuse()))
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(params=[BUCKET, HIERARCHICAL_BUCKET])
+def bucket(request: pytest.FixtureRequest) -> str:
+    """Each kind of bucket."""
+    return request.param
+
+
+@pytest.fixture
+def folder(google: LocalGoogle, bucket: str) -> Path:
+    """A new folder that a fresh machine has made in the bucket."""
+    made = new_machine(google) / bucket / f"mount-{next(_numbers)}"
+    made.mkdir()
+    return made
+
+
+def new_machine(google: LocalGoogle) -> Path:
+    return google.mount.view(f"test-{next(_numbers)}")
+
+
+def seen_by(machine: Path, folder: Path) -> Path:
+    """The same folder, as another machine sees it."""
+    return machine / folder.parent.name / folder.name
+
+
+def objects(folder: Path) -> dict[str, bytes]:
+    """Name, as the folder's listing begins it, to content of what is in storage."""
+    found = storage.Client().list_blobs(folder.parent.name, prefix=f"{folder.name}/")
+    return {blob.name[len(folder.name) + 1 :]: blob.download_as_bytes() for blob in found}
+
+
+def test_a_file_is_in_storage_once_it_is_closed_and_not_before(folder: Path) -> None:
+    with (folder / "metrics.jsonl").open("w") as file:
+        file.write("one\n")
+        file.flush()
+        os.fsync(file.fileno())
+        assert "metrics.jsonl" not in objects(folder)
+        assert (folder / "metrics.jsonl").read_text() == "one\n"
+    assert objects(folder)["metrics.jsonl"] == b"one\n"
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write("two\n")
+    assert objects(folder)["metrics.jsonl"] == b"one\ntwo\n"
+
+
+def test_what_a_lost_machine_had_open_is_lost(google: LocalGoogle, folder: Path) -> None:
+    machine = new_machine(google)
+    with (seen_by(machine, folder) / "file").open("w") as file:
+        file.write("never closed")
+        file.flush()
+        google.mount.lose(machine.name)
+    assert "file" not in objects(folder)
+
+
+def test_a_folder_leaves_a_placeholder_in_a_flat_bucket_alone(folder: Path, bucket: str) -> None:
+    (folder / "model").mkdir()
+    placeholders = {"", "model/"} if bucket == BUCKET else set()
+    assert set(objects(folder)) == placeholders
+    assert os.listdir(folder) == ["model"]
+
+
+def test_a_folder_of_a_flat_bucket_is_not_renamed(folder: Path, bucket: str) -> None:
+    (folder / "draft").mkdir()
+    (folder / "draft" / "config.json").write_text("{}")
+    if bucket == HIERARCHICAL_BUCKET:
+        (folder / "draft").rename(folder / "model")
+        assert objects(folder) == {"model/config.json": b"{}"}
+        return
+    with pytest.raises(OSError) as raised:
+        (folder / "draft").rename(folder / "model")
+    assert raised.value.errno == errno.EMFILE
+    assert "draft/config.json" in objects(folder)
+
+
+def test_a_file_is_renamed_over_another(folder: Path) -> None:
+    (folder / "result.json").write_text("old")
+    (folder / ".result.json.tmp").write_text("new")
+    os.replace(folder / ".result.json.tmp", folder / "result.json")
+    assert objects(folder).pop("result.json") == b"new"
+    assert os.listdir(folder) == ["result.json"]
+    assert (folder / "result.json").read_text() == "new"
+
+
+def test_another_machine_believes_for_a_minute_what_it_has_seen(
+    google: LocalGoogle, folder: Path
+) -> None:
+    other = seen_by(new_machine(google), folder)
+    assert not (other / "key").exists()
+    (folder / "key").write_text("new")
+    assert not (other / "key").exists()
+    assert os.listdir(other) == ["key"]
+    assert (other / "key").exists()
+
+
+def test_the_first_to_close_wins_and_the_other_is_told(google: LocalGoogle, folder: Path) -> None:
+    (folder / "file").write_text("start")
+    other = seen_by(new_machine(google), folder)
+    late = (other / "file").open("a")
+    (folder / "file").write_text("first")
+    late.write(" second")
+    with pytest.raises(OSError) as raised:
+        late.close()
+    assert raised.value.errno == errno.ESTALE
+    assert objects(folder)["file"] == b"first"
+
+
+def test_a_folder_with_files_is_not_removed(folder: Path) -> None:
+    (folder / "model").mkdir()
+    (folder / "model" / "file").write_text("x")
+    with pytest.raises(OSError) as raised:
+        (folder / "model").rmdir()
+    assert raised.value.errno == errno.ENOTEMPTY
+    (folder / "model" / "file").unlink()
+    (folder / "model").rmdir()
+    assert not (folder / "model").exists()
