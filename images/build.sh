@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Builds an image with Cloud Build and prints its name: images/build.sh cuda|spark|serve|serve_transformers [--print]
-# The tag is a hash of everything that goes into the image, so the same content is built once.
+# The tag is a hash of everything that goes into the image, so the same content is built once. What is
+# printed names the image by its digest; with --print, which asks nobody, by its tag.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -17,6 +18,8 @@ esac
 setting() { sed -n "s/^$1: *\([^ #]*\).*/\1/p" "${LLM_ASSETS_GOOGLE_CLOUD:-config/google_cloud.yaml}"; }
 project="$(setting project)"
 region="$(setting region)"
+bucket="$(setting bucket)"
+builder="$(setting builder_account)"
 
 # shellcheck disable=SC2086
 content="$(git ls-files -co --exclude-standard -- "images/$image" constraints.txt $code | LC_ALL=C sort)"
@@ -26,8 +29,17 @@ done <<< "$content" | sha256sum | cut -c1-16)"
 name="$region-docker.pkg.dev/$project/llm-assets/$image:$tag"
 if [[ "${2:-}" == "--print" ]]; then echo "$name"; exit 0; fi
 
-if ! gcloud artifacts docker images describe "$name" --project="$project" >/dev/null 2>&1; then
-  gcloud builds submit . --project="$project" --region="$region" \
-    --config=images/cloudbuild.yaml --substitutions="_IMAGE=$name,_DOCKERFILE=images/$image/Dockerfile" >&2
+digest() {
+  gcloud artifacts docker images describe "$name" --project="$project" \
+    --format="value(image_summary.fully_qualified_digest)"
+}
+if ! digest >/dev/null 2>&1; then
+  account=()
+  if [[ -n "$builder" ]]; then
+    account=(--service-account="projects/$project/serviceAccounts/$builder")
+  fi
+  gcloud builds submit . --project="$project" --region="$region" "${account[@]}" \
+    --gcs-source-staging-dir="gs://$bucket/builds" --config=images/cloudbuild.yaml \
+    --substitutions="_IMAGE=$name,_DOCKERFILE=images/$image/Dockerfile" >&2
 fi
-echo "$name"
+digest

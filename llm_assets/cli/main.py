@@ -8,14 +8,12 @@ from pathlib import Path
 
 import click
 
-from artifacts.errors import UserError
 from artifacts.reasons import reason_of
 from artifacts.shown import shown
+from llm_assets.cli.cloud import CLOUD
 from llm_assets.cli.options import json_option, name_option, reason_option, version_argument
 from llm_assets.cli.provenance import PROVENANCE
 from llm_assets.config import CONFIG_VARIABLE
-
-POSITIVE = click.FloatRange(min=0, min_open=True)
 
 
 @click.group()
@@ -172,51 +170,6 @@ def rollback(name: str, reason: str) -> None:
 
 
 @commands.command()
-def check() -> None:
-    """Test what a run needs: sources, port and disk; on Google Cloud, the project.
-
-    There, rights, APIs, quota, images and the bucket are tested.
-    """
-    from llm_assets.config import config_path, load_settings
-
-    settings = load_settings(config_path())
-    if settings.platform == "local":
-        from llm_assets.preflight import preflight
-
-        for note in preflight(settings):
-            click.echo(shown(note))
-        click.echo("Everything a run needs is there.")
-        return
-    from llm_assets.cloud.check import check as check_project
-    from llm_assets.cloud.config import cloud_config_path, load_cloud_settings
-
-    findings = check_project(load_cloud_settings())
-    for finding in findings:
-        click.echo(f"{'ok     ' if finding.ok else 'PROBLEM'} {finding.key}: {finding.text}")
-    problems = sum(not finding.ok for finding in findings)
-    if problems:
-        raise UserError(f"{problems} of {len(findings)} tests failed; see {cloud_config_path()}.")
-    click.echo("Everything a run needs is there.")
-
-
-@commands.command()
-@click.option("--corpus-gb", type=POSITIVE, default=1.0, help="Text to clean, in gigabytes.")
-@click.option("--tokens", type=POSITIVE, default=1e9, help="Tokens to train on, repeats counted.")
-@click.option("--parameters", type=POSITIVE, default=1.24e9, help="Parameters of the model.")
-def estimate(corpus_gb: float, tokens: float, parameters: float) -> None:
-    """Estimate time and cost of a run on Google Cloud."""
-    from llm_assets.cloud.config import load_cloud_settings
-    from llm_assets.cloud.estimate import PRICES_AS_OF
-    from llm_assets.cloud.estimate import estimate as estimate_stages
-
-    settings = load_cloud_settings()
-    stages = estimate_stages(settings, int(corpus_gb * 1e9), int(tokens), int(parameters))
-    for stage in stages:
-        click.echo(stage.line())
-    click.echo(f"Prices: {PRICES_AS_OF}")
-
-
-@commands.command()
 @click.option("--yes", is_flag=True, help="Remove what is listed.")
 def clean(yes: bool) -> None:
     """List what the `retention` settings no longer keep in the store, and remove it with --yes."""
@@ -251,7 +204,7 @@ def docs() -> None:
         click.echo(f"wrote {path}")
 
 
-for command in PROVENANCE:
+for command in CLOUD + PROVENANCE:
     commands.add_command(command)
 
 

@@ -1,61 +1,33 @@
 """Tests every right, API, quota, image and bucket before money is spent."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
+from llm_assets.cloud.check_rights import check_rights
+from llm_assets.cloud.finding import Finding
 from llm_assets.cloud.quota import needs, quota_limits
 from llm_assets.cloud.rest import CALL_SECONDS, get_json, open_session, rest_url
+from llm_assets.cloud.rights import APIS
 from llm_assets.cloud.settings import GoogleCloudSettings
 from llm_assets.pipes.failures import Place, explain
 from llm_assets.pipes.retries import first_line
 
-APIS = {
-    "dataproc.googleapis.com": "the Spark stages",
-    "aiplatform.googleapis.com": "training, evaluation, registry and endpoint",
-    "storage.googleapis.com": "artifacts",
-    "bigquery.googleapis.com": "source text in BigQuery",
-    "artifactregistry.googleapis.com": "container images",
-    "secretmanager.googleapis.com": "secrets",
-}
-PERMISSIONS = {
-    "dataproc.batches.create": "roles/dataproc.editor",
-    "dataproc.batches.list": "roles/dataproc.editor",
-    "aiplatform.customJobs.create": "roles/aiplatform.user",
-    "aiplatform.customJobs.cancel": "roles/aiplatform.user",
-    "aiplatform.models.upload": "roles/aiplatform.user",
-    "aiplatform.endpoints.create": "roles/aiplatform.user",
-    "aiplatform.endpoints.deploy": "roles/aiplatform.user",
-    "bigquery.jobs.create": "roles/bigquery.jobUser",
-    "iam.serviceAccounts.actAs": "roles/iam.serviceAccountUser",
-}
-BUCKET_PERMISSIONS = (
-    "storage.objects.create",
-    "storage.objects.get",
-    "storage.objects.list",
-    "storage.objects.delete",
-)
 MANIFEST_TYPES = (
     "application/vnd.oci.image.index.v1+json, application/vnd.oci.image.manifest.v1+json, "
     "application/vnd.docker.distribution.manifest.v2+json"
 )
 
 
-@dataclass(frozen=True)
-class Finding:
-    """The result of one test."""
+def check(settings: GoogleCloudSettings, uses_bigquery: bool = True) -> list[Finding]:
+    """Run every test; one that cannot be run is a finding too, never an exception.
 
-    key: str
-    """The line of `config/google_cloud.yaml` that it is about."""
-    ok: bool
-    text: str
-    """What was found and, where it is not well, what to do."""
-
-
-def check(settings: GoogleCloudSettings) -> list[Finding]:
-    """Run every test; one that cannot be run is a finding too, never an exception."""
+    Args:
+        uses_bigquery: whether a pipeline reads source text from there.
+    """
     tests: list[tuple[str, Callable[[GoogleCloudSettings], Iterator[Finding]]]] = [
         ("project", _check_apis),
-        ("project", _check_permissions),
+        ("project", partial(check_rights, uses_bigquery=uses_bigquery)),
         ("bucket", _check_bucket),
         ("images", _check_images),
         ("secrets", _check_secrets),
@@ -100,27 +72,6 @@ def _check_apis(settings: GoogleCloudSettings) -> Iterator[Finding]:
             yield Finding("project", False, f"{api} ({use}) is not enabled. Run: {command}")
 
 
-def _check_permissions(settings: GoogleCloudSettings) -> Iterator[Finding]:
-    from google.cloud.resourcemanager_v3 import ProjectsClient
-
-    options = {"api_endpoint": settings.api_endpoint} if settings.api_endpoint else None
-    reply = ProjectsClient(client_options=options).test_iam_permissions(
-        resource=f"projects/{settings.project}",
-        permissions=list(PERMISSIONS),
-        timeout=CALL_SECONDS,
-    )
-    missing = sorted(set(PERMISSIONS) - set(reply.permissions))
-    if not missing:
-        yield Finding("project", True, f"all {len(PERMISSIONS)} rights that runs need are there")
-    for permission in missing:
-        yield Finding(
-            "project",
-            False,
-            f"the right {permission} is missing. Ask for {PERMISSIONS[permission]} on project "
-            f"{settings.project} for the identity that runs Dagster.",
-        )
-
-
 def _check_bucket(settings: GoogleCloudSettings) -> Iterator[Finding]:
     from google.api_core.exceptions import NotFound
     from google.cloud.storage import Client
@@ -142,10 +93,21 @@ def _check_bucket(settings: GoogleCloudSettings) -> Iterator[Finding]:
             f"{url} is in {location}, the jobs in {settings.region}: every byte would cross "
             "regions, slowly and at a price. Use one region for both.",
         )
-    granted = bucket.test_iam_permissions(list(BUCKET_PERMISSIONS), timeout=CALL_SECONDS)
-    missing = sorted(set(BUCKET_PERMISSIONS) - set(granted))
-    text = f"may not {', '.join(missing)} in {url}. Ask for roles/storage.objectUser on it."
-    yield Finding("bucket", not missing, text if missing else f"{url} can be read and written")
+    yield from _check_soft_delete(bucket)
+
+
+def _check_soft_delete(bucket: Any) -> Iterator[Finding]:
+    """Deleted objects that are kept cost what they did before; rotated checkpoints are many."""
+    days = bucket.soft_delete_policy.retention_duration_seconds or 0
+    days = days / 86_400
+    if days:
+        yield Finding(
+            "bucket",
+            None,
+            f"gs://{bucket.name} keeps deleted objects for {days:g} days, and every checkpoint "
+            "that a training rotates is paid for as long. Where that is not wanted: gcloud storage "
+            f"buckets update gs://{bucket.name} --clear-soft-delete",
+        )
 
 
 def _check_images(settings: GoogleCloudSettings) -> Iterator[Finding]:
@@ -182,8 +144,14 @@ def _check_secrets(settings: GoogleCloudSettings) -> Iterator[Finding]:
         read_secret(settings, name)
         yield Finding(key, True, f"secret {name} can be read")
     except NotFound:
-        command = f"gcloud secrets create {name} --data-file=- --project={settings.project}"
-        yield Finding(key, False, f"there is no secret {name}. Run: {command}")
+        place = f"{name} --data-file=- --project={settings.project}"
+        yield Finding(
+            key,
+            False,
+            f"there is no secret {name}, or it has no value. Run, with the token as its input: "
+            f"gcloud secrets create {place} (or `versions add` where it is there). Where no model "
+            "is gated, remove this line.",
+        )
     except PermissionDenied:
         role = "roles/secretmanager.secretAccessor"
         yield Finding(key, False, f"secret {name} may not be read. Ask for {role} on it.")

@@ -27,3 +27,11 @@ def get_json(session: Any, url: str) -> dict[str, Any]:
     reply.raise_for_status()
     content: dict[str, Any] = reply.json()
     return content
+
+
+def post_json(session: Any, url: str, body: dict[str, Any]) -> dict[str, Any]:
+    """The JSON answer to a JSON body; raises what `requests` raises."""
+    reply = session.post(url, json=body, timeout=CALL_SECONDS)
+    reply.raise_for_status()
+    content: dict[str, Any] = reply.json()
+    return content

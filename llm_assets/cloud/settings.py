@@ -138,6 +138,8 @@ class GoogleCloudSettings(Settings):
     """Bucket for artifacts, specs and messages, without gs://."""
     service_account: str = Field(pattern=ACCOUNT)
     """The account that jobs run as."""
+    builder_account: str | None = Field(default=None, pattern=ACCOUNT)
+    """The account that images are built as; Cloud Build's default one if absent."""
     subnetwork: str | None = None
     """Subnetwork of the Spark batches; the project's default one if absent."""
     images: ImageSettings

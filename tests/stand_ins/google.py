@@ -9,7 +9,8 @@ from pathlib import Path
 from tests.stand_ins.dataproc import Dataproc
 from tests.stand_ins.endpoints import VertexEndpoints
 from tests.stand_ins.grpc_server import GoogleServer
-from tests.stand_ins.identity import ServiceAccountKey, make_certificates
+from tests.stand_ins.iam import Iam
+from tests.stand_ins.identity import SERVICE_ACCOUNT, ServiceAccountKey, make_certificates
 from tests.stand_ins.model_copies import COPIES, ModelCopies
 from tests.stand_ins.models import VertexModels
 from tests.stand_ins.mount import open_mount
@@ -111,8 +112,12 @@ class LocalGoogle:
             self.tokens.authorize,
         )
         self.secrets = SecretManager()
-        self.projects = Projects()
-        self.rest = RestServer(self.tokens, REGION)
+        self.iam = Iam(PROJECT)
+        self.storage.allows = lambda bucket, permission: self.iam.allows(
+            SERVICE_ACCOUNT, permission, f"//storage.googleapis.com/projects/_/buckets/{bucket}"
+        )
+        self.projects = Projects(self.iam)
+        self.rest = RestServer(self.tokens, REGION, self.iam)
         self.server.add_service(BatchControllerGrpcTransport, self.dataproc)
         self.server.add_service(JobServiceGrpcTransport, self.vertex)
         self.server.add_service(ModelServiceGrpcTransport, self.models)
@@ -135,7 +140,7 @@ class LocalGoogle:
         self.server.faults.clear()
         self.storage.clear()
         self.secrets.values.clear()
-        self.projects.denied.clear()
+        self.iam.reset()
         self.rest.reset()
 
     def stop(self) -> None:

@@ -1,25 +1,40 @@
-"""Resource Manager: which rights the caller has on the project."""
+"""Resource Manager: a project's number, and which rights the caller has on it."""
 
 from typing import Any
 
+from google.cloud import resourcemanager_v3
 from google.iam.v1 import iam_policy_pb2
 
 from tests.stand_ins.grpc_server import MethodTypes
+from tests.stand_ins.iam import Iam
+from tests.stand_ins.identity import SERVICE_ACCOUNT
 
 PROJECT_METHODS = {
     "/google.cloud.resourcemanager.v3.Projects/TestIamPermissions": MethodTypes(
         iam_policy_pb2.TestIamPermissionsRequest.FromString,
         iam_policy_pb2.TestIamPermissionsResponse.SerializeToString,
-    )
+    ),
+    "/google.cloud.resourcemanager.v3.Projects/GetProject": MethodTypes(
+        resourcemanager_v3.GetProjectRequest.deserialize,
+        resourcemanager_v3.Project.serialize,
+    ),
 }
+NUMBER = "123456789012"
+VERTEX_AI_AGENT = f"service-{NUMBER}@gcp-sa-aiplatform.iam.gserviceaccount.com"
 
 
 class Projects:
-    """Grants every right but those that a test takes away."""
+    """One project; names of it in answers have its number, as Google's have."""
 
-    def __init__(self) -> None:
-        self.denied: set[str] = set()
+    def __init__(self, iam: Iam) -> None:
+        self._iam = iam
 
     def test_iam_permissions(self, request: iam_policy_pb2.TestIamPermissionsRequest) -> Any:
-        granted = [p for p in request.permissions if p not in self.denied]
+        place = f"//cloudresourcemanager.googleapis.com/{request.resource}"
+        granted = [p for p in request.permissions if self._iam.allows(SERVICE_ACCOUNT, p, place)]
         return iam_policy_pb2.TestIamPermissionsResponse(permissions=granted)
+
+    def get_project(self, request: resourcemanager_v3.GetProjectRequest) -> Any:
+        return resourcemanager_v3.Project(
+            name=f"projects/{NUMBER}", project_id=request.name.rsplit("/", 1)[1]
+        )

@@ -1,18 +1,22 @@
-"""The few REST calls that a check makes: enabled APIs, quotas, images in the registry."""
+"""The few REST calls that a check makes: enabled APIs, rights, quotas, images in the registry."""
 
+import json
 import urllib.parse
 from typing import Any
 
 from tests.stand_ins.faults import RpcFailed
 from tests.stand_ins.http_server import Answer, json_answer, start_http_server
+from tests.stand_ins.iam import Iam
+from tests.stand_ins.identity import SERVICE_ACCOUNT
 from tests.stand_ins.tokens import TokenServer
 
 
 class RestServer:
     """What is enabled, allowed and pushed; tests change the fields."""
 
-    def __init__(self, tokens: TokenServer, region: str) -> None:
+    def __init__(self, tokens: TokenServer, region: str, iam: Iam) -> None:
         self.region = region
+        self._iam = iam
         self.disabled: set[str] = set()
         """APIs that are not enabled."""
         self.quotas: dict[str, int] = {}
@@ -37,9 +41,9 @@ class RestServer:
             self._tokens.authorize(headers.get("authorization"))
         except RpcFailed:
             return json_answer(401, {})
-        return json_answer(*self.answer(target))
+        return json_answer(*self.answer(target, body))
 
-    def answer(self, target: str) -> tuple[int, Any]:
+    def answer(self, target: str, body: bytes) -> tuple[int, Any]:
         """Status and JSON content for a request."""
         parts = urllib.parse.urlparse(target)
         query = urllib.parse.parse_qs(parts.query)
@@ -47,10 +51,25 @@ class RestServer:
             return 200, {"services": [self._service(name) for name in query["names"]]}
         if parts.path.endswith("/consumerQuotaMetrics"):
             return 200, {"metrics": [self._metric(m, v) for m, v in self.quotas.items()]}
+        if parts.path.endswith(":testIamPermissions"):
+            return 200, {"permissions": self._granted(parts.path, json.loads(body))}
+        if parts.path.endswith("/iam:troubleshoot"):
+            asked = json.loads(body)["accessTuple"]
+            state = self._iam.troubleshoot(
+                asked["principal"], asked["permission"], asked["fullResourceName"]
+            )
+            return 200, {"access": state}
         if parts.path.startswith("/v2/") and "/manifests/" in parts.path:
             image = parts.path.removeprefix("/v2/").replace("/manifests/", ":")
             return (200 if image in self.images else 404), {}
         return 404, {}
+
+    def _granted(self, path: str, body: dict[str, list[str]]) -> list[str]:
+        """The caller's permissions on a service account or a repository."""
+        name = path.removeprefix("/v1/").removesuffix(":testIamPermissions")
+        host = "iam" if "/serviceAccounts/" in name else "artifactregistry"
+        place = f"//{host}.googleapis.com/{name}"
+        return [p for p in body["permissions"] if self._iam.allows(SERVICE_ACCOUNT, p, place)]
 
     def _service(self, name: str) -> dict[str, str]:
         disabled = name.rsplit("/", 1)[1] in self.disabled

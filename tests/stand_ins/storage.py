@@ -6,6 +6,7 @@ import threading
 import time
 import urllib.parse
 import urllib.request
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,6 +49,8 @@ class StorageServer:
         self.requests: list[LoggedRequest] = []
         self.denied: set[str] = set()
         """Rights on buckets that the caller lacks."""
+        self.allows: Callable[[str, str], bool] = lambda bucket, permission: True
+        """Whether the caller has a permission on a bucket."""
         self._faults: list[StorageFault] = []
         self._lock = threading.Lock()
         self._rewriting = threading.Lock()
@@ -185,7 +188,8 @@ class StorageServer:
     def _test_permissions(self, path: str) -> Answer:
         """The one call that fake-gcs-server lacks."""
         asked = urllib.parse.parse_qs(urllib.parse.urlparse(path).query)["permissions"]
-        granted = [permission for permission in asked if permission not in self.denied]
+        bucket = path.split("/b/")[1].split("/")[0]
+        granted = [p for p in asked if p not in self.denied and self.allows(bucket, p)]
         content = {"kind": "storage#testIamPermissionsResponse", "permissions": granted}
         return json_answer(200, content)
 

@@ -33,14 +33,15 @@ def settings(google: LocalGoogle) -> GoogleCloudSettings:
 
 
 def problems(settings: GoogleCloudSettings) -> list[Finding]:
-    return [finding for finding in check(settings) if not finding.ok]
+    return [finding for finding in check(settings) if finding.ok is False]
 
 
 def test_project_in_which_all_is_well_has_no_problem(settings: GoogleCloudSettings) -> None:
     findings = check(settings)
     assert [f for f in findings if not f.ok] == []
     assert {f.key.split(".")[0] for f in findings} == {
-        *("project", "bucket", "images", "secrets", "training", "evaluation", "endpoint")
+        *("project", "bucket", "images", "secrets", "training", "evaluation", "endpoint"),
+        "service_account",
     }
     assert "hf_secret" not in str(findings)
 
@@ -52,7 +53,7 @@ FAULTS: dict[str, tuple[Callable[[LocalGoogle], object], str, str]] = {
         "gcloud services enable dataproc",
     ),
     "right": (
-        lambda g: g.projects.denied.add("aiplatform.customJobs.create"),
+        lambda g: g.iam.denied.add("aiplatform.customJobs.create"),
         "project",
         "roles/aiplatform.user",
     ),
@@ -69,7 +70,7 @@ FAULTS: dict[str, tuple[Callable[[LocalGoogle], object], str, str]] = {
     ),
     "quota": (lambda g: g.rest.quotas.update({METRIC: 1}), "training", "allows 1"),
     "serving right": (
-        lambda g: g.projects.denied.add("aiplatform.endpoints.deploy"),
+        lambda g: g.iam.denied.add("aiplatform.endpoints.deploy"),
         "project",
         "aiplatform.endpoints.deploy",
     ),
@@ -77,6 +78,16 @@ FAULTS: dict[str, tuple[Callable[[LocalGoogle], object], str, str]] = {
         lambda g: g.rest.images.discard(SERVE_IMAGE.split("/", 1)[1]),
         "images.serve",
         "images/build.sh serve",
+    ),
+    "right to run jobs as the account": (
+        lambda g: g.iam.denied.add("iam.serviceAccounts.actAs"),
+        "service_account",
+        "roles/iam.serviceAccountUser on the account",
+    ),
+    "Vertex AI's right on the jobs' account": (
+        lambda g: g.iam.denied.add("iam.serviceAccounts.setIamPolicy"),
+        "service_account",
+        "roles/iam.serviceAccountAdmin on the account",
     ),
     "second version's quota": (
         lambda g: g.rest.quotas.update({SERVING_METRIC: 1}),
@@ -93,8 +104,25 @@ def test_each_fault_names_its_line_and_remedy(
 ) -> None:
     break_it, key, remedy = FAULTS[fault]
     break_it(google)
-    found = {finding.key: finding.text for finding in problems(settings)}
-    assert remedy in found[key]
+    assert remedy in " ".join(found.text for found in problems(settings) if found.key == key)
+
+
+def test_rights_that_the_caller_may_not_see_are_unknown_and_no_problem(
+    google: LocalGoogle, settings: GoogleCloudSettings
+) -> None:
+    google.iam.hidden = True
+    assert problems(settings) == []
+    (unknown,) = [finding for finding in check(settings) if finding.ok is None]
+    assert "securityReviewer" in unknown.text and "--smoke" in unknown.text
+
+
+def test_rights_of_bigquery_are_asked_for_only_where_it_is_read(
+    google: LocalGoogle, settings: GoogleCloudSettings
+) -> None:
+    google.iam.denied.add("bigquery.jobs.create")
+    assert [f for f in check(settings, uses_bigquery=False) if not f.ok] == []
+    (problem,) = problems(settings)
+    assert "roles/bigquery.jobUser" in problem.text
 
 
 def test_missing_bucket_is_told_with_the_command(settings: GoogleCloudSettings) -> None:

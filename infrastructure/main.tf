@@ -1,0 +1,52 @@
+# Everything that pipelines with `platform: google_cloud` need in one project. docs/google_cloud.md
+# leads through it; `llm-assets setup` writes what was made here into config/google_cloud.yaml.
+
+terraform {
+  required_version = ">= 1.5"
+  required_providers {
+    google      = { source = "hashicorp/google", version = "~> 7.0" }
+    google-beta = { source = "hashicorp/google-beta", version = "~> 7.0" }
+  }
+}
+
+provider "google" {
+  project = var.project
+  region  = var.region
+  # Budgets are asked for in the name of this project, whatever the credentials belong to.
+  user_project_override = true
+  billing_project       = var.project
+}
+
+provider "google-beta" {
+  project = var.project
+  region  = var.region
+}
+
+locals {
+  apis = [
+    "aiplatform.googleapis.com",
+    "artifactregistry.googleapis.com",
+    "bigquery.googleapis.com",
+    "billingbudgets.googleapis.com",
+    "cloudbuild.googleapis.com",
+    "cloudresourcemanager.googleapis.com",
+    "compute.googleapis.com",
+    "dataproc.googleapis.com",
+    "iam.googleapis.com",
+    "logging.googleapis.com",
+    "policytroubleshooter.googleapis.com",
+    "secretmanager.googleapis.com",
+    "serviceusage.googleapis.com",
+    "storage.googleapis.com",
+  ]
+}
+
+resource "google_project_service" "apis" {
+  for_each           = toset(local.apis)
+  service            = each.value
+  disable_on_destroy = false
+}
+
+data "google_project" "project" {
+  depends_on = [google_project_service.apis]
+}

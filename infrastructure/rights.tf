@@ -1,0 +1,125 @@
+# Who may do what on which resource. The list is llm_assets/cloud/rights.py's, where `llm-assets
+# check` asks for each; a test compares the two.
+
+resource "google_service_account" "jobs" {
+  account_id   = "llm-assets"
+  display_name = "Jobs and endpoints of llm-assets"
+  depends_on   = [google_project_service.apis]
+}
+
+resource "google_service_account" "builder" {
+  account_id   = "llm-assets-builder"
+  display_name = "Image builds of llm-assets"
+  depends_on   = [google_project_service.apis]
+}
+
+# Made by Google when the API is first used; here at once, so that it can be given its right.
+resource "google_project_service_identity" "vertex_ai" {
+  provider   = google-beta
+  service    = "aiplatform.googleapis.com"
+  depends_on = [google_project_service.apis]
+}
+
+locals {
+  members = {
+    operator  = var.operators
+    jobs      = [google_service_account.jobs.member]
+    builder   = [google_service_account.builder.member]
+    vertex_ai = [google_project_service_identity.vertex_ai.member]
+  }
+
+  rights = {
+    operator = {
+      project = [
+        "roles/aiplatform.user",
+        "roles/bigquery.jobUser",
+        "roles/cloudbuild.builds.editor",
+        "roles/dataproc.editor",
+        "roles/iam.securityReviewer",
+        "roles/logging.viewer",
+        "roles/serviceusage.serviceUsageConsumer",
+      ]
+      bucket     = ["roles/storage.legacyBucketReader", "roles/storage.objectUser"]
+      repository = ["roles/artifactregistry.reader"]
+      secret     = ["roles/secretmanager.secretAccessor"]
+      dataset    = ["roles/bigquery.dataViewer"]
+      jobs       = ["roles/iam.serviceAccountUser"]
+      builder    = ["roles/iam.serviceAccountUser"]
+    }
+    jobs = {
+      project    = ["roles/aiplatform.user", "roles/dataproc.worker"]
+      bucket     = ["roles/storage.admin"]
+      repository = ["roles/artifactregistry.reader"]
+    }
+    builder = {
+      project    = ["roles/logging.logWriter"]
+      bucket     = ["roles/storage.objectViewer"]
+      repository = ["roles/artifactregistry.writer"]
+    }
+    vertex_ai = {
+      jobs = ["roles/iam.serviceAccountAdmin"]
+    }
+  }
+
+  # One entry a holder's member, resource and role, under a name that is known before anything exists.
+  grants = merge([
+    for holder, resources in local.rights : merge([
+      for resource, roles in resources : merge([
+        for role in roles : {
+          for index, member in local.members[holder] :
+          "${resource}/${role}/${holder}/${index}" => { resource = resource, role = role, member = member }
+        }
+      ]...)
+    ]...)
+  ]...)
+}
+
+resource "google_project_iam_member" "rights" {
+  for_each = { for name, grant in local.grants : name => grant if grant.resource == "project" }
+  project  = var.project
+  role     = each.value.role
+  member   = each.value.member
+}
+
+resource "google_storage_bucket_iam_member" "rights" {
+  for_each = { for name, grant in local.grants : name => grant if grant.resource == "bucket" }
+  bucket   = google_storage_bucket.bucket.name
+  role     = each.value.role
+  member   = each.value.member
+}
+
+resource "google_artifact_registry_repository_iam_member" "rights" {
+  for_each   = { for name, grant in local.grants : name => grant if grant.resource == "repository" }
+  location   = google_artifact_registry_repository.images.location
+  repository = google_artifact_registry_repository.images.name
+  role       = each.value.role
+  member     = each.value.member
+}
+
+resource "google_secret_manager_secret_iam_member" "rights" {
+  for_each  = { for name, grant in local.grants : name => grant if grant.resource == "secret" }
+  secret_id = google_secret_manager_secret.hugging_face_token.secret_id
+  role      = each.value.role
+  member    = each.value.member
+}
+
+resource "google_bigquery_dataset_iam_member" "rights" {
+  for_each   = { for name, grant in local.grants : name => grant if grant.resource == "dataset" && var.bigquery_dataset != "" }
+  dataset_id = var.bigquery_dataset
+  role       = each.value.role
+  member     = each.value.member
+}
+
+resource "google_service_account_iam_member" "jobs" {
+  for_each           = { for name, grant in local.grants : name => grant if grant.resource == "jobs" }
+  service_account_id = google_service_account.jobs.name
+  role               = each.value.role
+  member             = each.value.member
+}
+
+resource "google_service_account_iam_member" "builder" {
+  for_each           = { for name, grant in local.grants : name => grant if grant.resource == "builder" }
+  service_account_id = google_service_account.builder.name
+  role               = each.value.role
+  member             = each.value.member
+}

@@ -1,0 +1,45 @@
+variable "project" {
+  description = "The project's id. It exists already and has billing."
+  type        = string
+}
+
+variable "region" {
+  description = "One region for everything: jobs, bucket, images."
+  type        = string
+  default     = "us-central1"
+}
+
+variable "operators" {
+  description = "Who runs Dagster, as IAM names them: user:ada@example.com, serviceAccount:..."
+  type        = list(string)
+}
+
+variable "bigquery_dataset" {
+  description = "Data set of this project with source text; empty where there is none."
+  type        = string
+  default     = ""
+}
+
+variable "soft_delete_days" {
+  description = "Days for which deleted objects are kept, and paid for: 0, or 7 to 90. Rotated checkpoints are deleted objects."
+  type        = number
+  default     = 0
+}
+
+variable "internet" {
+  description = "Whether Spark batches may reach the internet, by Cloud NAT. The shipped ones need not."
+  type        = bool
+  default     = false
+}
+
+variable "billing_account" {
+  description = "Id of the billing account, for a budget that alerts; empty makes none."
+  type        = string
+  default     = ""
+}
+
+variable "monthly_budget" {
+  description = "Money a month, in the billing account's currency, of which 50, 90 and 100 % alert."
+  type        = number
+  default     = 500
+}

@@ -1,0 +1,102 @@
+"""Writes `config/google_cloud.yaml` from what Terraform made."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from artifacts.errors import UserError
+from llm_assets.cloud.settings import GoogleCloudSettings
+
+INFRASTRUCTURE = Path("infrastructure")
+TERRAFORM_SECONDS = 120
+HEADER = (
+    "# The cloud project that pipelines with `platform: google_cloud` run in; what Terraform made\n"
+    "# was written by `llm-assets setup`, the rest is yours to change: docs/google_cloud.md.\n"
+)
+IMAGES = ("spark", "cuda", "serve")
+
+
+class Outputs(BaseModel):
+    """What `terraform output -json` says of infrastructure/."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    settings: dict[str, Any]
+    repository: str = Field(min_length=1)
+    secret: str = Field(min_length=1)
+
+
+def read_outputs(path: Path | None) -> Outputs:
+    """The outputs in a file, or those that `terraform output -json` prints.
+
+    Raises:
+        UserError: there is no Terraform, nothing was applied yet, or the file is another one.
+    """
+    text = path.read_text() if path else _ask_terraform()
+    where = str(path or f"the output of Terraform in {INFRASTRUCTURE}/")
+    try:
+        values = {name: output["value"] for name, output in json.loads(text).items()}
+        return Outputs.model_validate(values)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        lacking = "settings, repository and secret"
+        if isinstance(error, ValidationError):
+            lacking = ", ".join(str(fault["loc"][0]) for fault in error.errors())
+        raise UserError(
+            f"{where} lacks {lacking}. Run `terraform -chdir={INFRASTRUCTURE} apply` to its end "
+            "first; a file is what `terraform output -json` prints."
+        ) from error
+
+
+def write_settings(outputs: Outputs, path: Path) -> GoogleCloudSettings:
+    """Bring a cloud project's file to what was made; every other key stays as it is.
+
+    Raises:
+        UserError: the file is no mapping, or the result would not be valid.
+    """
+    before = yaml.safe_load(path.read_text()) if path.exists() else {}
+    if not isinstance(before, dict):
+        raise UserError(f"{path} is not a mapping of settings. Remove it, or mend it by hand.")
+    names = before.get("images") or {kind: f"{kind}:latest" for kind in IMAGES}
+    images = {kind: _moved(name, outputs.repository) for kind, name in names.items()}
+    secrets = before.get("secrets") or {}
+    if secrets.get("hugging_face_token"):
+        secrets = secrets | {"hugging_face_token": outputs.secret}
+    content = before | outputs.settings | {"images": images, "secrets": secrets}
+    try:
+        settings = GoogleCloudSettings.model_validate(content)
+    except ValidationError as error:
+        faults = "; ".join(
+            f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()
+        )
+        raise UserError(f"{path} would not be valid, and was left alone: {faults}") from error
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(HEADER + yaml.safe_dump(content, sort_keys=False, width=100))
+    return settings
+
+
+def _moved(image: str, repository: str) -> str:
+    """An image of the same name and tag in another repository."""
+    return f"{repository}/{image.rsplit('/', 1)[-1]}"
+
+
+def _ask_terraform() -> str:
+    if not INFRASTRUCTURE.is_dir():
+        raise UserError(
+            f"There is no folder {INFRASTRUCTURE}/ here: run this in the checkout, or give the "
+            "file with what `terraform output -json` printed: --outputs FILE."
+        )
+    command = ["terraform", f"-chdir={INFRASTRUCTURE}", "output", "-json"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TERRAFORM_SECONDS)
+    except (FileNotFoundError, subprocess.TimeoutExpired) as error:
+        raise UserError(
+            f"`{' '.join(command)}` did not run ({type(error).__name__}). Install Terraform, or "
+            "give the file with its output: --outputs FILE."
+        ) from error
+    if done.returncode:
+        raise UserError(f"`{' '.join(command)}` failed: {done.stderr.strip()}")
+    return done.stdout

@@ -1,0 +1,75 @@
+"""infrastructure/ as a parser reads it."""
+
+from collections.abc import Set
+from pathlib import Path
+from typing import Any
+
+import hcl2
+
+from llm_assets.cloud.settings import GoogleCloudSettings
+from tests.stand_ins.iam import Iam
+from tests.stand_ins.identity import SERVICE_ACCOUNT
+from tests.stand_ins.projects import VERTEX_AI_AGENT
+
+FOLDER = Path(__file__).parents[2] / "infrastructure"
+Binding = tuple[str, str, str]
+
+
+def read(kind: str) -> list[dict[str, Any]]:
+    """Every block of a kind: `resource`, `locals`, `output`, `variable`."""
+    found: list[dict[str, Any]] = []
+    for path in sorted(FOLDER.glob("*.tf")):
+        found += _plain(hcl2.loads(path.read_text())).get(kind, [])
+    return found
+
+
+def local(name: str) -> Any:
+    """A local value that is a constant."""
+    (found,) = [block[name] for block in read("locals") if name in block]
+    return found
+
+
+def grants() -> set[Binding]:
+    """`(holder, resource, role)` of everything that is granted."""
+    return {
+        (holder, resource, role)
+        for holder, resources in local("rights").items()
+        if not holder.startswith("__")
+        for resource, roles in resources.items()
+        if not resource.startswith("__")
+        for role in roles
+    }
+
+
+def bind(iam: Iam, settings: GoogleCloudSettings, without: Set[Binding] = frozenset()) -> None:
+    """Give the stand-in the bindings that `terraform apply` makes; the caller is the operator."""
+    members = {
+        "operator": SERVICE_ACCOUNT,
+        "jobs": settings.service_account,
+        "builder": str(settings.builder_account),
+        "vertex_ai": VERTEX_AI_AGENT,
+    }
+    project = f"projects/{settings.project}"
+    region = f"{project}/locations/{settings.region}"
+    accounts = f"//iam.googleapis.com/{project}/serviceAccounts"
+    places = {
+        "project": f"//cloudresourcemanager.googleapis.com/{project}",
+        "bucket": f"//storage.googleapis.com/projects/_/buckets/{settings.bucket}",
+        "repository": f"//artifactregistry.googleapis.com/{region}/repositories/llm-assets",
+        "secret": f"//secretmanager.googleapis.com/{project}/secrets/hugging-face-token",
+        "dataset": f"//bigquery.googleapis.com/{project}/datasets/corpus",
+        "jobs": f"{accounts}/{settings.service_account}",
+        "builder": f"{accounts}/{settings.builder_account}",
+    }
+    iam.bindings = {
+        (members[holder], role, places[resource]) for holder, resource, role in grants() - without
+    }
+
+
+def _plain(value: Any) -> Any:
+    """What the parser gives, without the quotes that it keeps around strings."""
+    if isinstance(value, dict):
+        return {str(key).strip('"'): _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return value.strip('"') if isinstance(value, str) else value

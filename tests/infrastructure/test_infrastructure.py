@@ -1,0 +1,82 @@
+"""What Terraform makes is what `check` asks for: neither more nor less."""
+
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from llm_assets.cloud.check import check
+from llm_assets.cloud.check_rights import check_rights
+from llm_assets.cloud.rights import APIS, GRANTS
+from llm_assets.cloud.settings import GoogleCloudSettings
+from tests.infrastructure import terraform
+from tests.stand_ins.google import CUDA_IMAGE, SERVE_IMAGE, SPARK_IMAGE, LocalGoogle
+from tests.stand_ins.project import cloud_settings
+
+SEEN_BY_USE = {"secret", "dataset"}
+ASKED_FOR = sorted(grant for grant in terraform.grants() if grant[1] not in SEEN_BY_USE)
+
+
+@pytest.fixture
+def settings(google: LocalGoogle) -> GoogleCloudSettings:
+    """A project as `terraform apply` and `images/build.sh` leave it."""
+    images = (CUDA_IMAGE, SPARK_IMAGE, SERVE_IMAGE)
+    google.rest.images |= {image.split("/", 1)[1] for image in images}
+    accounts = {
+        "service_account": "llm-assets@local-project.iam.gserviceaccount.com",
+        "builder_account": "llm-assets-builder@local-project.iam.gserviceaccount.com",
+    }
+    return GoogleCloudSettings.model_validate(cloud_settings(google) | accounts)
+
+
+def test_rights_and_apis_that_are_made_are_those_that_are_checked() -> None:
+    assert terraform.grants() == {(g.holder, g.resource, g.role) for g in GRANTS}
+    assert set(terraform.local("apis")) == set(APIS)
+
+
+def test_project_that_terraform_made_passes_the_check(
+    google: LocalGoogle, settings: GoogleCloudSettings
+) -> None:
+    terraform.bind(google.iam, settings)
+    assert [finding.text for finding in check(settings) if not finding.ok] == []
+
+
+def test_check_names_each_right_that_is_taken_away(
+    google: LocalGoogle, settings: GoogleCloudSettings
+) -> None:
+    for place in sorted({grant[:2] for grant in ASKED_FOR}):
+        taken = {grant for grant in ASKED_FOR if grant[:2] == place}
+        terraform.bind(google.iam, settings, without=taken)
+        found = check_rights(settings, uses_bigquery=True)
+        problems = [finding.text for finding in found if finding.ok is False]
+        assert len(problems) == len(taken)
+        assert all(any(role in text for text in problems) for _, _, role in taken), problems
+
+
+def test_outputs_are_keys_of_the_settings() -> None:
+    outputs = {name: block for output in terraform.read("output") for name, block in output.items()}
+    keys = {key for key in outputs["settings"]["value"] if not key.startswith("__")}
+    assert keys <= set(GoogleCloudSettings.model_fields)
+    required = {n for n, field in GoogleCloudSettings.model_fields.items() if field.is_required()}
+    assert required <= keys | {"images"}
+
+
+def test_every_reference_is_to_something_declared() -> None:
+    text = "\n".join(path.read_text() for path in sorted(terraform.FOLDER.glob("*.tf")))
+    text = re.sub(r"#.*", "", text)
+    declared = {f"var.{name}" for block in terraform.read("variable") for name in block}
+    declared |= {f"local.{name}" for block in terraform.read("locals") for name in block}
+    for block in terraform.read("resource") + terraform.read("data"):
+        declared |= {f"{kind}.{name}" for kind, named in block.items() for name in named}
+    used = set(re.findall(r"\b(?:var|local)\.\w+|\bgoogle_\w+\.\w+", text)) - {"google_cloud.yaml"}
+    assert used <= declared
+
+
+def test_files_are_formatted() -> None:
+    program = shutil.which("terraform") or shutil.which("tofu")
+    if program is None:
+        pytest.skip("neither terraform nor tofu is installed here")
+    command = [program, f"-chdir={terraform.FOLDER}", "fmt", "-check", "-diff"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr

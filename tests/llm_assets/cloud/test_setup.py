@@ -1,0 +1,84 @@
+"""From what Terraform made to the cloud project's file."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from artifacts.errors import UserError
+from llm_assets.cli.main import commands
+from llm_assets.cloud.config import CLOUD_CONFIG_VARIABLE, load_cloud_settings
+from llm_assets.cloud.setup import read_outputs, write_settings
+
+MADE = {
+    "settings": {
+        "project": "text-team-1",
+        "region": "europe-west4",
+        "bucket": "text-team-1-llm-assets",
+        "service_account": "llm-assets@text-team-1.iam.gserviceaccount.com",
+        "builder_account": "llm-assets-builder@text-team-1.iam.gserviceaccount.com",
+        "subnetwork": "projects/text-team-1/regions/europe-west4/subnetworks/llm-assets",
+        "tensorboard": "projects/1/locations/europe-west4/tensorboards/2",
+    },
+    "repository": "europe-west4-docker.pkg.dev/text-team-1/llm-assets",
+    "secret": "hugging-face-token",
+}
+
+
+def write_outputs(folder: Path, values: dict[str, Any]) -> Path:
+    path = folder / "outputs.json"
+    path.write_text(json.dumps({name: {"value": value} for name, value in values.items()}))
+    return path
+
+
+def test_file_is_brought_to_what_was_made_and_keeps_the_rest(tmp_path: Path) -> None:
+    path = tmp_path / "google_cloud.yaml"
+    path.write_text(Path("config/google_cloud.yaml").read_text())
+    machines = load_cloud_settings(path).training
+    write_settings(read_outputs(write_outputs(tmp_path, MADE)), path)
+    settings = load_cloud_settings(path)
+    assert settings.region == "europe-west4" and settings.training == machines
+    assert settings.images.cuda == f"{MADE['repository']}/cuda:latest"
+    assert settings.secrets.hugging_face_token == "hugging-face-token"
+    assert settings.tensorboard == "projects/1/locations/europe-west4/tensorboards/2"
+
+
+def test_command_writes_a_file_where_there_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "config" / "google_cloud.yaml"
+    monkeypatch.setenv(CLOUD_CONFIG_VARIABLE, str(path))
+    arguments = ["setup", "--outputs", str(write_outputs(tmp_path, MADE))]
+    done = CliRunner().invoke(commands, arguments, catch_exceptions=False)
+    assert done.exit_code == 0 and "text-team-1" in done.output
+    assert yaml.safe_load(path.read_text())["secrets"] == {}
+    assert load_cloud_settings(path).images.spark.endswith("/spark:latest")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("{}", "settings, repository, secret"),
+        ("not JSON", "terraform -chdir=infrastructure apply"),
+        ('{"settings": {"value": {}}, "repository": {"value": "a"}}', "lacks secret"),
+        ("[]", "terraform output -json"),
+    ],
+)
+def test_other_files_are_refused_with_what_is_wanted(
+    tmp_path: Path, text: str, expected: str
+) -> None:
+    path = tmp_path / "outputs.json"
+    path.write_text(text)
+    with pytest.raises(UserError, match=expected):
+        read_outputs(path)
+
+
+def test_result_that_would_not_be_valid_leaves_the_file_alone(tmp_path: Path) -> None:
+    path = tmp_path / "google_cloud.yaml"
+    path.write_text("web_acess: true\n")
+    with pytest.raises(UserError, match="web_acess"):
+        write_settings(read_outputs(write_outputs(tmp_path, MADE)), path)
+    assert path.read_text() == "web_acess: true\n"
