@@ -28,7 +28,7 @@ def main() -> int:
 def _train(spec: TrainingSpec, interruption: Interruption, report: Report) -> None:
     silence_libraries()
     from recipes.distributed.workers import join_workers, leave_workers
-    from recipes.training.trainer import train
+    from recipes.train import train
 
     with _only_trainer(spec, report):
         workers = join_workers()

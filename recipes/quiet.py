@@ -14,6 +14,8 @@ def silence_libraries() -> None:
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if os.path.exists("/dev/nvidia0") else "cpu")
     # Said by torchdata of what it calls in torch.
     warnings.filterwarnings("ignore", "'set_vital' is deprecated")
+    # Said by torchtune's sharded recipes on a processor, where adapters begin with random numbers.
+    warnings.filterwarnings("ignore", "DTensor random operators")
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.set_verbosity_error()

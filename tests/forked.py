@@ -28,7 +28,7 @@ IMPORTED = [
     "matplotlib.backends.backend_agg",
     "matplotlib.figure",
     "pandas",
-    "recipes.training.trainer",
+    "recipes.train",
     "tests.forked",
     "transformers.models.llama.modeling_llama",
 ]

@@ -3,8 +3,8 @@
 from artifacts.shards.shard_set import ShardStats
 from artifacts.store.store import Artifact
 from llm_assets.runners.training import TrainingRunner
-from recipes.settings import TrainingSettings
 from recipes.training.budget import total_steps
+from recipes.training_settings import TrainingSettings
 
 
 def training_estimate(

@@ -10,7 +10,7 @@ import numpy as np
 from artifacts.permutation import permute
 from artifacts.shards.shard_set import ShardSet, Split
 from recipes.data.seen import Rows, Seen, look_up
-from recipes.settings import OrderSettings
+from recipes.sections import OrderSettings
 from recipes.spec import TrainingSpec
 
 REPLAY_SEED = 0x5DEECE66D

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from artifacts.errors import UserError
 from artifacts.storage.checksums import sha256_of
 from recipes.quiet import silence_libraries
-from recipes.settings import BaseModelSettings, ModelFamily
+from recipes.settings import BaseModelSettings
+from recipes.training_settings import ModelFamily
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

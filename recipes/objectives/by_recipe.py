@@ -10,6 +10,7 @@ OBJECTIVES: dict[str, Objective] = {
     "continued_pretraining": NEXT_TOKEN,
     "pretraining": NEXT_TOKEN,
     "fine_tuning": NEXT_TOKEN,
+    "torchtune": NEXT_TOKEN,
     "sequence_to_sequence": TARGETS,
     "classification": CLASSES,
 }

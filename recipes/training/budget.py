@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from artifacts.errors import UserError
 from artifacts.shards.shard_set import ShardStats, Split
-from recipes.settings import TrainingSettings
+from recipes.training_settings import TrainingSettings
 
 
 def total_steps(

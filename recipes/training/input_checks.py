@@ -9,7 +9,6 @@ from pathlib import Path
 from artifacts.errors import DamagedArtifact, UserError
 from artifacts.shards.shard_set import ShardSet
 from recipes.distributed.workers import Workers
-from recipes.model.causal_model import TrainableModel
 from recipes.model.row_length import check_row_length
 from recipes.spec import TrainingSpec
 
@@ -84,9 +83,8 @@ def check_tokens(shard_sets: Iterable[ShardSet], folder: str, workers: Workers) 
                 )
 
 
-def check_vocabulary(spec: TrainingSpec, model: TrainableModel) -> None:
-    """Refuse shards whose token ids the model has no embedding for."""
-    size = model.network.head_weight.shape[0]
+def check_vocabulary(spec: TrainingSpec, size: int) -> None:
+    """Refuse shards whose token ids a model of so many embeddings has none for."""
     if spec.shards.vocab_size > size:
         raise UserError(
             f"The shards in {spec.shards_folder} have a vocabulary of {spec.shards.vocab_size}, "

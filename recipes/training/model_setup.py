@@ -20,7 +20,7 @@ def build_model(
     """
     training = spec.training
     model = objective.load(spec)
-    check_vocabulary(spec, model)
+    check_vocabulary(spec, model.network.head_weight.shape[0])
     model.to(workers.device)
     objective.check(model, spec)
     if training.adapters:

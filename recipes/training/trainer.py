@@ -11,18 +11,19 @@ from artifacts.program.entry import Interrupted
 from artifacts.program.lifetime import Interruption
 from artifacts.shards.shard_set import ShardSet
 from recipes.checkpointing.checkpoint import Checkpointer
-from recipes.checkpointing.export import BestExports, copy_model, export_model, is_whole
+from recipes.checkpointing.export import BestExports, copy_model, export_model
 from recipes.checkpointing.schedule import SavingPlan
 from recipes.checkpointing.train_state import TrainState
 from recipes.data.order import DataOrder
 from recipes.data.reader import BatchSplit, StepInput, TrainingData, load
 from recipes.distributed.workers import Workers
+from recipes.model.causal_model import TrainableModel
 from recipes.model.precision import choose_precision
 from recipes.objectives.by_recipe import objective_of
-from recipes.optimization.optimizer import build_optimizers
+from recipes.optimization.optimizer import Optimizers, build_optimizers
 from recipes.optimization.schedule import learning_rate_factor
 from recipes.sections import chosen
-from recipes.spec import BEST_NAME, PROFILE_NAME, TrainingResult, TrainingSpec, find_result
+from recipes.spec import BEST_NAME, PROFILE_NAME, TrainingResult, TrainingSpec
 from recipes.training.budget import total_steps
 from recipes.training.hardware import device_readings, model_utilization
 from recipes.training.input_checks import check_inputs, check_tokens
@@ -31,26 +32,6 @@ from recipes.training.model_setup import build_model
 from recipes.training.records import look_up_known, record_text
 from recipes.training.step import StepOutcome, train_step
 from recipes.training.validation import Validation
-
-
-def train(
-    spec: TrainingSpec, workers: Workers, interruption: Interruption, report: Callable[[str], None]
-) -> TrainingResult:
-    """Bring a run to its end, from wherever it stands.
-
-    Raises:
-        UserError: the inputs do not fit together, or the run folder belongs to other settings.
-        Interrupted: a signal came; everything is saved.
-    """
-    finished = find_result(Path(spec.run_folder), report)
-    if finished and is_whole(Path(spec.export_folder)):
-        report(f"The run {spec.run_id} is complete already: {finished.steps} steps.")
-        return finished
-    trainer = Trainer(spec, workers, interruption, report)
-    try:
-        return trainer.finish()
-    finally:
-        trainer.close()
 
 
 class Trainer:
@@ -77,8 +58,7 @@ class Trainer:
         self._steps = total_steps(spec.training, spec.shards, unseen)
         report(f"Loading {spec.base_model_folder}")
         self._objective = objective_of(spec.training)
-        self._model = build_model(spec, self._objective, workers, self._precision)
-        self._optimizers = build_optimizers(self._model, self._training.optimizer)
+        self._model, self._optimizers = self._build()
         self._checkpointer = Checkpointer(
             spec.checkpoints_url or spec.run_folder,
             spec.content(),
@@ -110,21 +90,32 @@ class Trainer:
         """Train to the last step, or until it diverges; export the model, write `result.json`."""
         if 0 not in self._state.validation:
             self._validate()
-        while self._step < self._steps:
-            self._train_one_step()
-            last = self._step == self._steps
-            if last or self._step % self._training.validation.every_steps == 0:
-                self._validate()
-            if self._state.diverged:
-                self._report(self._state.diverged)
-                break
-            stop, save = self._agree(self._interruption.requested, self._saving.is_due(self._step))
-            if last or stop or save:
-                self._save()
-            if stop and not last:
-                self._checkpointer.wait()
-                raise Interrupted(f"step {self._step} of {self._steps}")
+        self._train()
         return self._complete()
+
+    def _build(self) -> tuple[TrainableModel, Optimizers]:
+        model = build_model(self._spec, self._objective, self._workers, self._precision)
+        return model, build_optimizers(model, self._training.optimizer)
+
+    def _train(self) -> None:
+        while self._step < self._steps and not self._state.diverged:
+            self._train_one_step()
+            self._end_step()
+
+    def _end_step(self) -> None:
+        """Validate and save where it is time to; raises Interrupted where a signal has come."""
+        last = self._step == self._steps
+        if last or self._step % self._training.validation.every_steps == 0:
+            self._validate()
+        if self._state.diverged:
+            self._report(self._state.diverged)
+            return
+        stop, save = self._agree(self._interruption.requested, self._saving.is_due(self._step))
+        if last or stop or save:
+            self._save()
+        if stop and not last:
+            self._checkpointer.wait()
+            raise Interrupted(f"step {self._step} of {self._steps}")
 
     def close(self) -> None:
         """Flush the metrics."""
@@ -160,11 +151,8 @@ class Trainer:
 
     def _train_next_step(self) -> None:
         began = time.perf_counter()
-        step_input = next(self._steps_to_read)
+        step_input = self._begin_step()
         waited = time.perf_counter() - began
-        self._step += 1
-        if self._audit:
-            self._audit.write(self._step, step_input.rows.tolist())
         learning_rate = self._training.optimizer.learning_rate * learning_rate_factor(
             self._training.schedule, self._step, self._steps
         )
@@ -179,6 +167,20 @@ class Trainer:
             self._workers,
             self._checkpointer.wait_until_copied,
         )
+        self._record(outcome, learning_rate, time.perf_counter() - began, waited)
+
+    def _begin_step(self) -> StepInput:
+        """Read this worker's part of the next step."""
+        step_input = next(self._steps_to_read)
+        self._step += 1
+        if self._audit:
+            self._audit.write(self._step, step_input.rows.tolist())
+        return step_input
+
+    def _record(
+        self, outcome: StepOutcome, learning_rate: float, seconds: float, waited: float
+    ) -> None:
+        """Take a step that was done into the state, and tell of it."""
         self._state.samples_seen += self._training.budget.global_batch_size
         self._state.tokens_seen += outcome.targets
         if outcome.skipped:
@@ -190,8 +192,6 @@ class Trainer:
                 self._report(why)
         else:
             self._state.guard.accept(outcome.gradient_norm)
-        seconds = time.perf_counter() - began
-        if not outcome.skipped:
             self._state.add_step(outcome.loss, outcome.tokens / seconds)
         self._tell(outcome, learning_rate, seconds, waited)
 

@@ -14,8 +14,9 @@ from pydantic import BaseModel
 
 from artifacts.shards.shard_set import ShardStats
 from recipes.continued_pretraining import main as train_main
-from recipes.settings import RecipeSettings, TrainingSettings, training_settings
+from recipes.settings import RecipeSettings, training_settings
 from recipes.spec import TrainingResult, TrainingSpec, command, read_metrics
+from recipes.training_settings import TrainingSettings
 from tests.forked import ForkedProcess, Surroundings
 from tests.tiny import tiny_base_model, tiny_shards
 
@@ -108,7 +109,7 @@ def train_here(
     """Train in this process; raises what training raises."""
     from artifacts.program.lifetime import Interruption
     from recipes.distributed.workers import join_workers
-    from recipes.training.trainer import train
+    from recipes.train import train
 
     return train(spec, join_workers(), Interruption(), report)
 

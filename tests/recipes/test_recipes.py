@@ -23,7 +23,7 @@ from recipes.distributed.workers import join_workers
 from recipes.evaluate import run as evaluate
 from recipes.evaluation.settings import EvaluationSettings, EvaluationSpec, ModelSource
 from recipes.spec import TrainingSpec, read_result
-from recipes.training.trainer import train
+from recipes.train import train
 from tests.recipes.conftest import course, kill_at, launcher, run, settings_of, train_here
 from tests.tiny_tasks import TASKS, example_shards
 

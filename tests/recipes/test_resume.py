@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from artifacts.program.entry import INTERRUPTED
+from artifacts.program.entry import INTERRUPTED, Interrupted
 from artifacts.program.lifetime import Interruption
 from recipes.distributed.workers import join_workers
 from recipes.spec import TrainingSpec, read_metrics, read_result
-from recipes.training.trainer import Interrupted, train
+from recipes.train import train
 from tests.recipes.conftest import (
     SpecMaker,
     course,

@@ -14,7 +14,7 @@ from artifacts.program.entry import Interrupted
 from artifacts.program.lifetime import Interruption
 from recipes.checkpointing.checkpoint import Checkpointer
 from recipes.distributed.workers import join_workers
-from recipes.training.trainer import train
+from recipes.train import train
 from tests.recipes.conftest import SpecMaker, course, train_here
 
 

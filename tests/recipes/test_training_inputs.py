@@ -13,7 +13,7 @@ from artifacts.shards.shard_set import ShardStats
 from recipes.distributed.workers import Workers, join_workers
 from recipes.model.row_length import check_row_length
 from recipes.spec import TrainingSpec
-from recipes.training.trainer import train
+from recipes.train import train
 from tests.recipes.conftest import SpecMaker, launcher, run
 
 

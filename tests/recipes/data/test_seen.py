@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from artifacts.shards.shard_set import ShardEntry, ShardSet, ShardStats
 from recipes.data.order import DataOrder, Plan
 from recipes.data.seen import SEEN_NAME, Seen, add_rows, look_up
-from recipes.settings import OrderSettings, training_settings
+from recipes.sections import OrderSettings
+from recipes.settings import training_settings
 from recipes.spec import TrainingSpec
 from recipes.training.budget import total_steps
 from tests.recipes.conftest import SpecMaker, train_here

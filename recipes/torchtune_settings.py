@@ -1,0 +1,94 @@
+"""Settings of the recipe that runs torchtune's own; importing them loads no torch."""
+
+from typing import Any, Literal, Self
+
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+
+from artifacts.examples import Form
+from recipes.sections import BudgetSettings, PlacementSettings
+from recipes.torchtune_config import PRECISIONS, Program, content, read_config, rows_per_step
+from recipes.training_settings import TrainingSettings
+
+
+class TorchtuneSettings(TrainingSettings):
+    """Runs a recipe of torchtune, as `tune run <run> --config <config>` does, on the graph's rows.
+
+    Budget, batch, precision, optimizer and schedule are those of the torchtune configuration.
+    """
+
+    recipe: Literal["torchtune"]
+    """Which recipe this is."""
+    precision: Literal["auto", "bfloat16", "float32"] = "auto"
+    """That of the configuration's `dtype`, of which the weights are as well."""
+    run: Program
+    """Which of torchtune's recipes runs."""
+    overrides: dict[str, Any] = Field(default_factory=dict)
+    """Changes to the configuration, dotted key to value, such as `optimizer.lr: 1e-5`."""
+    config: dict[str, Any]
+    """A torchtune YAML file, the name of one that torchtune ships (`llama3_2/1B_full`), or its
+    content."""
+    data: Literal["pretraining", "conversations"] = "pretraining"
+    """What it learns from: text, or the answers in conversations."""
+    initialize: Literal["base_model", "champion"] = "base_model"
+    """Start from the base model's weights, or from those of the model that serves."""
+
+    @field_validator("config", mode="before")
+    @classmethod
+    def _read(cls, given: Any, validated: ValidationInfo) -> Any:
+        if not {"run", "overrides"} <= validated.data.keys():
+            return {}
+        return read_config(validated.data["run"], given, validated.data["overrides"])
+
+    @model_validator(mode="after")
+    def _take_over(self) -> Self:
+        faults = [
+            f"`{section}` is that of the torchtune configuration: change it by `overrides`, such "
+            f"as {example}"
+            for section, example in (
+                ("optimizer", "optimizer.lr: 1e-5"),
+                ("schedule", "lr_scheduler.num_warmup_steps: 10"),
+            )
+            if getattr(self, section) != type(getattr(self, section))()
+        ]
+        usual, batch_size = PlacementSettings(), self.config["batch_size"]
+        faults += [
+            f"`placement.{key}` is that of the torchtune configuration"
+            for key in ("replicas", "tensor_parallel", "activation_checkpointing", "compile")
+            if getattr(self.placement, key) != getattr(usual, key)
+        ]
+        if self.placement.device_batch_size not in (usual.device_batch_size, batch_size):
+            faults.append(f"`placement.device_batch_size` is the configuration's, {batch_size}")
+        precision = PRECISIONS[self.config["dtype"]]
+        if self.precision not in ("auto", precision):
+            faults.append(f"`precision` is that of the torchtune configuration, {precision}")
+        if faults:
+            raise ValueError("; ".join(faults))
+        budget = {"global_batch_size": rows_per_step(self.config, self.placement.workers)}
+        if "budget" in self.model_fields_set:
+            budget = self.budget.model_dump() | budget
+        elif most := self.config.get("max_steps_per_epoch"):
+            budget["steps"] = most * self.config.get("epochs", 1)
+        else:
+            budget["epochs"] = self.config.get("epochs", 1)
+        placed = {"device_batch_size": batch_size}
+        return self.model_copy(
+            update={
+                "budget": BudgetSettings.model_validate(budget),
+                "placement": self.placement.model_copy(update=placed),
+                "precision": precision,
+            }
+        )
+
+    @property
+    def form(self) -> Form:
+        return self.data
+
+    @property
+    def starts_from(self) -> Literal["base_model", "champion", "random"]:
+        return self.initialize
+
+    def content(self) -> dict[str, Any]:
+        """The same, of the configuration what decides what is learnt."""
+        found = super().content()
+        del found["overrides"]
+        return found | {"config": content(self.config, self.run)}
