@@ -256,7 +256,7 @@ def test_where_and_how_it_runs_is_no_part_of_what_it_learns() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"overrides": {"optimiser.lr": 1}}, "`optimiser` is no key that full_finetune_single"),
+        ({"overrides": {"optimzer.lr": 1}}, "`optimzer` is no key that full_finetune_single"),
         ({"overrides": {"shuffle": False}}, "`shuffle: False` cannot be honored"),
         ({"overrides": {"optimizer_in_bwd": True}}, "`optimizer_in_bwd: True` cannot be honored"),
         ({"overrides": {"resume_from_checkpoint": True}}, "a run goes on .* by itself"),
