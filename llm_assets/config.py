@@ -29,7 +29,11 @@ from recipes.settings import (
     RecipeSettings,
 )
 from serving.settings import EndpointSettings
-from spark_jobs.settings import CleanCorpusSettings, TokenizedShardsSettings
+from spark_jobs.settings import (
+    DOCUMENTS_IN_MEMORY,
+    CleanCorpusSettings,
+    TokenizedShardsSettings,
+)
 
 CONFIG_VARIABLE = "LLM_ASSETS_CONFIG"
 DEFAULT_CONFIG = "config/smollm2_package_docs.yaml"
@@ -61,6 +65,9 @@ class SparkSettings(RunnerSettings):
     """Heap of the local Spark driver, as Spark writes sizes."""
     partitions: int = Field(default=4, ge=1)
     """Parallel tasks of a local Spark stage; never changes what is made."""
+    documents_in_memory: int = Field(default=DOCUMENTS_IN_MEMORY, ge=0)
+    """Most documents, those of the lineage's record included, that are decided over in the driver's
+    Python, at 970 bytes each; past it Spark's joins decide the same, to the byte."""
 
 
 class TrainingRunnerSettings(RunnerSettings):

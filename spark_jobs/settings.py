@@ -7,6 +7,9 @@ from pydantic import Field, model_validator
 from artifacts.examples import Form
 from artifacts.settings import Settings
 
+DOCUMENTS_IN_MEMORY = 4_000_000
+"""By default, most documents that are decided over in the driver's memory: about 4 GB."""
+
 
 class NearDuplicateSettings(Settings):
     """How near-copies are found: MinHash candidates, verified by true Jaccard similarity."""

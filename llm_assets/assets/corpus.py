@@ -109,6 +109,7 @@ def clean_corpus(
             forgotten=forgotten.for_cleaning(),
             evaluation_texts=[general_url],
             cache=store.cache,
+            documents_in_memory=pipeline.settings.spark.documents_in_memory,
         )
         draft.stats |= spark.clean(context, spec)
 

@@ -5,7 +5,6 @@ text that was once in a split and is none of its documents now. So a copy of wha
 known as such when it comes back, and can never be held out; nor can held-out text be trained on.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -17,6 +16,7 @@ from pyspark.sql import SparkSession
 
 from artifacts.progress import Report
 from artifacts.storage import files
+from spark_jobs.clean.part_rows import PartRows, Place
 from spark_jobs.runtime.parquet import Part, find_parts, write_table
 from spark_jobs.runtime.tasks import map_tasks
 
@@ -64,31 +64,27 @@ def read_history(clean_corpus: str | None) -> History | None:
 
 
 def write_past(
-    spark: SparkSession, history: History, places: np.ndarray, folder: str, report: Report
+    spark: SparkSession, history: History, chosen: PartRows, folder: str, report: Report
 ) -> list[Part]:
     """Write some of the record's texts into a folder, in their order, and give its parts."""
-    if not len(places):
+    if not chosen.count:
         return []
-    groups = list(enumerate(_groups(history.parts, places)))
+    groups = [
+        (number, [(history.parts[part], *place) for part, *place in group])
+        for number, group in enumerate(chosen.groups(_TEXTS_IN_FILE))
+    ]
     map_tasks(spark, "reading past texts", groups, partial(_write_group, folder=folder), report)
     return find_parts(folder, _COLUMNS, "clean_corpus")
 
 
-def _groups(parts: list[Part], places: np.ndarray) -> Iterator[list[tuple[Part, np.ndarray]]]:
-    """Parts with the rows that are wanted of each, as many as go into one file."""
-    ends = np.cumsum([part.rows for part in parts])
-    for first in range(0, len(places), _TEXTS_IN_FILE):
-        chosen = places[first : first + _TEXTS_IN_FILE]
-        numbers = np.searchsorted(ends, chosen, side="right")
-        yield [
-            (parts[number], chosen[numbers == number] - (ends[number] - parts[number].rows))
-            for number in np.unique(numbers).tolist()
-        ]
-
-
-def _write_group(group: tuple[int, list[tuple[Part, np.ndarray]]], folder: str) -> dict[str, Any]:
+def _write_group(
+    group: tuple[int, list[tuple[Part, Place, int, int]]], folder: str
+) -> dict[str, Any]:
     number, wanted = group
-    tables = [part.read(_COLUMNS).select(_COLUMNS).take(pa.array(rows)) for part, rows in wanted]
+    tables = [
+        part.read(_COLUMNS).select(_COLUMNS).take(place.read()["row"][first:last])
+        for part, place, first, last in wanted
+    ]
     # What a part was made of says nothing of what is left of it.
     table = pa.concat_tables([table.replace_schema_metadata() for table in tables])
     write_table(f"{folder}/part-{number:05d}.parquet", table)

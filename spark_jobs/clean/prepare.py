@@ -227,6 +227,13 @@ def _fixed_binary(rows: np.ndarray) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(width), len(content), [None, pa.py_buffer(content)])
 
 
+def matrix_of(values: pa.Array, dtype: type) -> np.ndarray:
+    """Fixed-size binary values as a matrix again, one row a value."""
+    width = values.type.byte_width // np.dtype(dtype).itemsize
+    content: np.ndarray = np.frombuffer(values.buffers()[1], dtype)
+    return content[values.offset * width :][: len(values) * width].reshape(-1, width)
+
+
 def _length_fault(text: str, settings: CleanCorpusSettings) -> str | None:
     if not text:
         return "empty"

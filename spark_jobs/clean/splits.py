@@ -23,7 +23,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from artifacts.shards.shard_set import Split
-from spark_jobs.clean.history import History
 from spark_jobs.settings import SplitSettings
 
 NAMES: tuple[Split | None, ...] = (None, "train", "replay", "validation", "held_out")
@@ -72,59 +71,63 @@ def by_source(sources: pa.ChunkedArray, settings: SplitSettings) -> np.ndarray:
     return np.array(codes)[np.asarray(places)]
 
 
-@dataclass(frozen=True)
-class Texts:
-    """Documents grouped by equal texts."""
+def representative_rank(past: np.ndarray, forced: np.ndarray) -> np.ndarray:
+    """Which documents of equal text stand for it: those of the highest rank. Shape (documents,).
 
-    members: np.ndarray
-    """Document numbers, group by group in the order of the texts' hashes."""
-    group: np.ndarray
-    """The group of each."""
-    representatives: np.ndarray
-    """Of each group, the document that stands for it."""
+    Those whose source is set apart for judging come first, those that have left last.
+    """
+    return np.where(past, -1, np.where(forced >= VALIDATION, forced, 0))
 
 
 @dataclass(frozen=True)
-class Memory:
-    """What the record of earlier corpora says of each document, in the documents' order."""
+class TextFacts:
+    """What is known of each different text by itself; all arrays have the shape (texts,)."""
 
+    present: np.ndarray
+    """Whether the text is still in the sources."""
+    forced: np.ndarray
+    """Code of the split that the settings assign to the text's source."""
     by_text: np.ndarray
-    """Code of the split that this very text was in."""
+    """Code of the split that this very text was in, by the record of earlier corpora."""
+    by_id: np.ndarray
+    """Code of the split that a document of this id was in, where its text is new."""
     slices: np.ndarray
     """In which corpus of the lineage this text came first; of new text, the one being made."""
-    by_id: np.ndarray
-    """Code of the split that the document of this id was in, where its text is new."""
 
-    def of_texts(self, texts: Texts) -> "Memory":
-        """The same of each text, the strictest where its documents differ."""
-        by_text, by_id = np.zeros((2, len(texts.representatives)), np.int64)
-        np.maximum.at(by_text, texts.group, self.by_text[texts.members])
-        np.maximum.at(by_id, texts.group, self.by_id[texts.members])
-        by_id = np.where(by_text == NONE, by_id, NONE)
-        return Memory(by_text, self.slices[texts.representatives], by_id)
+    def for_cluster(self) -> "ClusterFacts":
+        """What each text says of its cluster."""
+
+        def where(condition: np.ndarray, codes: np.ndarray) -> np.ndarray:
+            return np.where(condition, codes, NONE)
+
+        recorded = self.by_text
+        judges = recorded >= VALIDATION
+        return ClusterFacts(
+            trained=where((recorded == TRAIN) | (recorded == REPLAY), recorded),
+            guard=where(judges, recorded),
+            present_guard=where(judges & self.present, recorded),
+            force=where(self.present & (self.forced >= VALIDATION), self.forced),
+            by_id=self.by_id,
+        )
 
 
-def remember(documents: pa.Table, past: np.ndarray, history: History | None) -> Memory:
-    """Look documents up in the record.
+@dataclass(frozen=True)
+class ClusterFacts:
+    """Codes of splits, `NONE` where there is none; of a cluster, the largest of its texts' counts.
 
-    Args:
-        documents: `id` and `text_hash`; the last ones are those of `past`.
-        past: places in the record of the texts that are no longer in the sources.
+    All arrays have the shape (texts,).
     """
-    count = documents.num_rows
-    if history is None:
-        zeros = np.zeros(count, np.int64)
-        return Memory(zeros, np.ones(count, np.int64), zeros)
-    record = history.documents
-    places = np.asarray(pc.index_in(documents["text_hash"], record["text_hash"]).fill_null(-1))
-    places = places.astype(np.int64)
-    # Under other cleaning settings a text may have another hash than it was recorded with.
-    places[count - len(past) :] = past
-    splits = np.append(codes_of(record["split"]), NONE)
-    slices = np.append(record["slice"].to_numpy(), history.slice)
-    ids = np.asarray(pc.index_in(documents["id"], record["id"]).fill_null(-1))
-    by_text = splits[places]
-    return Memory(by_text, slices[places], np.where(by_text == NONE, splits[ids], NONE))
+
+    trained: np.ndarray
+    """Of earlier text to train on."""
+    guard: np.ndarray
+    """Of earlier held-out or validation text."""
+    present_guard: np.ndarray
+    """The same, of text that is still in the sources."""
+    force: np.ndarray
+    """Of a source that the settings set apart for judging."""
+    by_id: np.ndarray
+    """Of the documents that had one of its ids before."""
 
 
 @dataclass(frozen=True)
@@ -143,43 +146,31 @@ class Fates:
     """Whether it stays even beside others of its cluster."""
 
 
-def decide(
-    component: np.ndarray, present: np.ndarray, memory: Memory, forced: np.ndarray, new: np.ndarray
-) -> Fates:
-    """The split of every cluster, and who may be in it. All arrays have the shape (texts,).
+def decide(texts: TextFacts, clusters: ClusterFacts, new: np.ndarray) -> Fates:
+    """The split of every text's cluster, and who may be in it.
 
     Args:
-        component: equal numbers mean one cluster.
-        present: whether the text is still in the sources.
-        forced: codes of the splits that the settings assign to the texts' sources.
-        new: codes of the splits that the clusters' hashes mean.
+        clusters: of each text's cluster, the largest codes.
+        new: shape (texts,), codes of the splits that the clusters' hashes mean.
     """
-
-    def strictest(codes: np.ndarray) -> np.ndarray:
-        found = np.zeros(component.max(initial=-1) + 1, np.int64)
-        np.maximum.at(found, component, codes)
-        return found[component]
-
-    recorded = memory.by_text
-    trained = strictest((recorded == TRAIN) | (recorded == REPLAY)) > 0
-    guard = strictest(np.where(recorded >= VALIDATION, recorded, NONE))
+    trained = clusters.trained > NONE
+    guard, force = clusters.guard, clusters.force
     guarded = guard > NONE
-    force = strictest(np.where(present & (forced >= VALIDATION), forced, NONE))
-    of_ids = strictest(memory.by_id)
-    fresh = np.where(force, force, np.where(of_ids, of_ids, new))
+    fresh = np.where(force, force, np.where(clusters.by_id, clusters.by_id, new))
     split = np.where(guarded, guard, np.where(trained, TRAIN, fresh))
     spoilt = trained & ~guarded & (force > NONE)
-    stays = present & guarded & (recorded == guard)
-    has_guard = strictest(stays.astype(np.int64)) > 0
-    as_forced = (force == NONE) | (forced == force)
+    stays = texts.present & guarded & (texts.by_text == guard)
+    has_guard = clusters.present_guard == guard
+    as_forced = (force == NONE) | (texts.forced == force)
     eligible = np.where(guarded, np.where(has_guard, stays, ~trained), as_forced)
-    return Fates(split, guarded, spoilt, present & eligible & ~spoilt, stays)
+    return Fates(split, guarded, spoilt, texts.present & eligible & ~spoilt, stays)
 
 
-def final_splits(fates: Fates, memory: Memory, forced: np.ndarray) -> np.ndarray:
+def final_splits(fates: Fates, texts: TextFacts) -> np.ndarray:
     """Codes for the documents that stay: training text goes where its own source says."""
+    forced = texts.forced
     trained = (fates.split == TRAIN) | (fates.split == REPLAY)
     lenient = np.where(forced == REPLAY, REPLAY, TRAIN)
-    chosen_by_hash = (fates.split >= VALIDATION) & ~fates.guarded & (memory.by_id == NONE)
+    chosen_by_hash = (fates.split >= VALIDATION) & ~fates.guarded & (texts.by_id == NONE)
     is_lenient_source = (forced == TRAIN) | (forced == REPLAY)
     return np.where(trained | (chosen_by_hash & is_lenient_source), lenient, fates.split)

@@ -3,6 +3,7 @@
 import fnmatch
 import hashlib
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -107,12 +108,17 @@ def write_table(url: str, table: pa.Table) -> None:
 def to_parquet(table: pa.Table, compression: str | dict[str, str] = "zstd") -> bytes:
     """A table as a Parquet file of one row group."""
     sink = pa.BufferOutputStream()
-    pq.write_table(
-        table,
-        sink,
-        row_group_size=max(1, table.num_rows),
-        compression=compression,
-        use_dictionary=[name for name in table.schema.names if name in ("source", "reason")],
-        write_page_checksum=True,
-    )
+    rows = max(1, table.num_rows)
+    pq.write_table(table, sink, row_group_size=rows, **parquet_options(table.schema, compression))
     return sink.getvalue().to_pybytes()
+
+
+def parquet_options(
+    schema: pa.Schema, compression: str | dict[str, str] = "zstd"
+) -> dict[str, Any]:
+    """How Parquet files are written here."""
+    return {
+        "compression": compression,
+        "use_dictionary": [name for name in schema.names if name in ("source", "reason")],
+        "write_page_checksum": True,
+    }

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from artifacts.arrays import run_starts, sorted_unique
-from spark_jobs.clean.verify import Compare
+from spark_jobs.clean.decide.in_memory.verify import Compare
 
 BANDS_AT_ONCE = 4
 """Each needs some 40 bytes a document besides the bands themselves."""
@@ -61,7 +61,7 @@ def find_near_duplicates(bands: np.ndarray, compare: Compare, threshold: float) 
 
     Args:
         bands: uint64 of shape (n, bands), from `spark_jobs.clean.signatures.band_keys`.
-        compare: true similarities of pairs (`spark_jobs.clean.verify`).
+        compare: true similarities of pairs (`spark_jobs.clean.decide.in_memory.verify`).
         threshold: least Jaccard similarity of near-duplicates.
     """
     count = len(bands)

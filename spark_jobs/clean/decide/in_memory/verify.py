@@ -13,8 +13,8 @@ from pyspark.sql import SparkSession
 from artifacts.arrays import sorted_unique
 from artifacts.progress import Report
 from artifacts.storage import files
-from spark_jobs.clean.prepared import Prepared
-from spark_jobs.runtime.parquet import read_table
+from spark_jobs.clean.decide.documents import DocumentPart
+from spark_jobs.clean.decide.in_memory.prepared import Prepared
 from spark_jobs.runtime.tasks import map_tasks
 from spark_jobs.text.normalize import fold
 from spark_jobs.text.shingles import shingle, sum_words
@@ -70,7 +70,7 @@ def fetch_shingles(
         scratch: folder that the sets pass through.
     """
     found = prepared.by_part(numbers)
-    items = [(part.url, rows, f"{scratch}/shingles-{uuid.uuid4().hex}") for part, _, rows in found]
+    items = [(part, rows, f"{scratch}/shingles-{uuid.uuid4().hex}") for part, _, rows in found]
     map_tasks(spark, "shingling candidates", items, partial(_shingle, words=words), report)
     sets: list[np.ndarray] = [np.empty(0, np.uint64)] * len(numbers)
     for (_, places, _), (_, _, url) in zip(found, items, strict=True):
@@ -81,41 +81,52 @@ def fetch_shingles(
     return sets
 
 
-def _shingle(item: tuple[str, np.ndarray, str], words: int) -> dict[str, Any]:
-    url, rows, target = item
-    texts = read_table(url, ["text"])["text"].take(pa.array(rows)).to_pylist()
-    shingles = shingle(sum_words(list(map(fold, texts))), words)
-    sets = [sorted_unique(shingles.hashes[a:b]) for a, b in itertools.pairwise(shingles.offsets)]
+def _shingle(item: tuple[DocumentPart, np.ndarray, str], words: int) -> dict[str, Any]:
+    part, rows, target = item
+    sets = shingle_sets(part.read_rows("text", pa.array(rows)).to_pylist(), words)
     table = pa.table({"shingles": pa.array(sets, pa.list_(pa.uint64()))})
     with files.open_file(target, "wb") as file, pa.ipc.new_stream(file, table.schema) as stream:
         stream.write_table(table)
     return {}
 
 
-def _plausible(pairs: np.ndarray, fetch: FetchSignatures, threshold: float) -> np.ndarray:
-    """Shape (m,): whether the signatures leave it open that a pair reaches the threshold.
+def shingle_sets(texts: list[str], words: int) -> list[np.ndarray]:
+    """Each text's shingles of so many words: sorted hashes, each once."""
+    shingles = shingle(sum_words(list(map(fold, texts))), words)
+    return [sorted_unique(shingles.hashes[a:b]) for a, b in itertools.pairwise(shingles.offsets)]
 
-    They hold the lowest byte of each hash (`spark_jobs.clean.prepare`).
-    """
+
+def _plausible(pairs: np.ndarray, fetch: FetchSignatures, threshold: float) -> np.ndarray:
+    """Shape (m,): whether the signatures leave it open that a pair reaches the threshold."""
     numbers, places = np.unique(pairs, return_inverse=True)
     places = places.reshape(pairs.shape)
     signatures = fetch(numbers)
-    width = signatures.shape[1]
-    deviation = np.sqrt(threshold * (1 - threshold) / width)
-    least = (threshold - SIGNATURE_DEVIATIONS * deviation) * width
     return np.concatenate(
         [
-            (signatures[chunk[:, 0]] == signatures[chunk[:, 1]]).sum(axis=1) >= least
+            plausible(signatures[chunk[:, 0]], signatures[chunk[:, 1]], threshold)
             for chunk in _chunks(places)
         ]
     )
+
+
+def plausible(left: np.ndarray, right: np.ndarray, threshold: float) -> np.ndarray:
+    """Shape (m,): whether two signatures each leave it open that the threshold is reached.
+
+    Args:
+        left, right: shape (m, permutations), the lowest byte of each hash (`clean.prepare`).
+    """
+    width = left.shape[1]
+    deviation = np.sqrt(threshold * (1 - threshold) / width)
+    least = (threshold - SIGNATURE_DEVIATIONS * deviation) * width
+    is_open: np.ndarray = (left == right).sum(axis=1) >= least
+    return is_open
 
 
 def _true_similarity(pairs: np.ndarray, fetch: FetchShingles) -> np.ndarray:
     if not len(pairs):
         return np.empty(0)
     numbers, places = np.unique(pairs, return_inverse=True)
-    return _jaccard(_as_matrix(fetch(numbers)), places.reshape(pairs.shape))
+    return jaccard(fetch(numbers), places.reshape(pairs.shape))
 
 
 def _as_matrix(sets: list[np.ndarray]) -> "csr_matrix":
@@ -132,7 +143,14 @@ def _as_matrix(sets: list[np.ndarray]) -> "csr_matrix":
     return matrix
 
 
-def _jaccard(sets: "csr_matrix", pairs: np.ndarray) -> np.ndarray:
+def jaccard(shingles: list[np.ndarray], pairs: np.ndarray) -> np.ndarray:
+    """Jaccard similarities of shingle sets: shape (m,).
+
+    Args:
+        shingles: of `shingle_sets`.
+        pairs: shape (m, 2), places in `shingles`.
+    """
+    sets = _as_matrix(shingles)
     sizes = np.diff(sets.indptr)
     similarity = [np.empty(0)]
     for chunk in _chunks(pairs):

@@ -12,7 +12,7 @@ document whether it stays.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -20,27 +20,28 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from artifacts.arrays import run_starts
-from spark_jobs.clean.duplicates import EXACT, NEAR, list_duplicates
+from spark_jobs.clean.decide.decider import GUARDED, PAST, SPOILT
+from spark_jobs.clean.decide.duplicates import EXACT, NEAR
+from spark_jobs.clean.decide.in_memory.duplicates import list_duplicates
+from spark_jobs.clean.decide.in_memory.near_duplicates import NearDuplicates, find_near_duplicates
+from spark_jobs.clean.decide.in_memory.prepared import Prepared
+from spark_jobs.clean.decide.in_memory.texts import Texts, text_facts
+from spark_jobs.clean.decide.in_memory.verify import comparison
 from spark_jobs.clean.history import History
-from spark_jobs.clean.near_duplicates import NearDuplicates, find_near_duplicates
 from spark_jobs.clean.prepare import bands_of
-from spark_jobs.clean.prepared import Prepared
 from spark_jobs.clean.splits import (
     NAMES,
-    VALIDATION,
+    ClusterFacts,
     Fates,
-    Texts,
     by_hash,
     by_source,
     decide,
     final_splits,
-    remember,
+    representative_rank,
 )
-from spark_jobs.clean.verify import comparison
 from spark_jobs.settings import CleanCorpusSettings, SplitSettings
 from spark_jobs.text.normalize import HASH_BYTES
 
-GUARDED, SPOILT, PAST = "copy_of_held_out", "trained_on_before", "left_the_sources"
 _REASONS = (None, EXACT, NEAR, GUARDED, SPOILT, PAST)
 
 _SURVIVAL_ORDER = [
@@ -67,22 +68,11 @@ class Decisions:
         return np.asarray(pc.is_null(self.documents["reason"]))
 
 
-@dataclass(frozen=True)
-class PastTexts:
-    """The texts of earlier corpora that are no longer in the sources."""
-
-    history: History | None = None
-    places: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
-    """Where the record has them."""
-
-
 def group_exact(documents: pa.Table, split: SplitSettings) -> Texts:
     """Group documents of equal text, those with a fault left out.
 
-    One whose source is set apart for judging represents its group, one that has left never does.
-
     Args:
-        documents: `text_hash`, `source`, `characters`, `id`, `fault` and `past`.
+        documents: rows of `documents.DOCUMENT_SCHEMA`.
     """
     hashes = _fixed_strings(documents["text_hash"])
     sound = np.flatnonzero(np.asarray(pc.is_null(documents["fault"])))
@@ -90,10 +80,8 @@ def group_exact(documents: pa.Table, split: SplitSettings) -> Texts:
     begins = run_starts(hashes[members])
     group = np.cumsum(begins) - 1
     forced = by_source(documents["source"], split)
-    preferred = np.where(
-        documents["past"].to_numpy(), -1, np.where(forced >= VALIDATION, forced, 0)
-    )
-    survivor = _survivors(documents, members, group, preferred[members])
+    rank = representative_rank(documents["past"].to_numpy(), forced)
+    survivor = _survivors(documents, members, group, rank[members])
     return Texts(members, group, members[survivor[begins]])
 
 
@@ -122,7 +110,11 @@ def find_near(
 
 
 def decide_survivors(
-    documents: pa.Table, texts: Texts, near: NearDuplicates, past: PastTexts, split: SplitSettings
+    documents: pa.Table,
+    texts: Texts,
+    near: NearDuplicates,
+    history: History | None,
+    split: SplitSettings,
 ) -> Decisions:
     """Give every document its cluster, the reason why it goes or its split.
 
@@ -130,7 +122,7 @@ def decide_survivors(
         documents: the small columns, one row a document; nothing else of the corpus is needed.
         texts: of `group_exact`, `near`: of `find_near`.
     """
-    chosen = _choose(documents, texts, near, past, split)
+    chosen = _choose(documents, texts, near, history, split)
     reason = pa.array(_REASONS).take(pa.array(_reasons(documents, texts, chosen)))
     columns = {
         "cluster": _as_strings(_clusters(documents, texts, chosen)),
@@ -163,16 +155,19 @@ class _Chosen:
 
 
 def _choose(
-    documents: pa.Table, texts: Texts, near: NearDuplicates, past: PastTexts, split: SplitSettings
+    documents: pa.Table,
+    texts: Texts,
+    near: NearDuplicates,
+    history: History | None,
+    split: SplitSettings,
 ) -> _Chosen:
     representatives = texts.representatives
     numbers = np.arange(len(representatives))
     named_by = _first_of(near.component, numbers)
-    known = remember(documents, past.places, past.history).of_texts(texts)
-    forced = by_source(documents["source"], split)[representatives]
-    present = ~documents["past"].to_numpy()[representatives]
+    facts = text_facts(documents, texts, history, split)
     names = documents["text_hash"].take(pa.array(representatives[named_by])).combine_chunks()
-    fates = decide(near.component, present, known, forced, by_hash(names, split))
+    clusters = _largest(facts.for_cluster(), near.component)
+    fates = decide(facts, clusters, by_hash(names, split))
     eligible = fates.eligible.astype(np.int64)
     best = _survivors(documents, representatives, near.component, eligible)
     stays = fates.stays | (fates.eligible & (best == numbers))
@@ -181,9 +176,20 @@ def _choose(
         named_by,
         np.where(stays, numbers, best),
         stays,
-        np.where(stays, final_splits(fates, known, forced), 0),
-        np.where(stays, known.slices, 0),
+        np.where(stays, final_splits(fates, facts), 0),
+        np.where(stays, facts.slices, 0),
     )
+
+
+def _largest(facts: ClusterFacts, component: np.ndarray) -> ClusterFacts:
+    """Of each text's cluster, the largest codes."""
+
+    def largest(codes: np.ndarray) -> np.ndarray:
+        found = np.zeros(component.max(initial=-1) + 1, np.int64)
+        np.maximum.at(found, component, codes)
+        return found[component]
+
+    return ClusterFacts(**{name: largest(codes) for name, codes in vars(facts).items()})
 
 
 def _reasons(documents: pa.Table, texts: Texts, chosen: _Chosen) -> np.ndarray:

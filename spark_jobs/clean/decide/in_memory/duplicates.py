@@ -3,24 +3,9 @@
 import numpy as np
 import pyarrow as pa
 
-from spark_jobs.clean.near_duplicates import NearDuplicates
-from spark_jobs.clean.splits import Texts
-
-EXACT, NEAR = "exact_duplicate", "near_duplicate"
-
-DUPLICATES_NAME = "duplicates.parquet"
-DUPLICATE_SCHEMA = pa.schema(
-    [
-        ("id", pa.string()),
-        ("survivor", pa.string()),
-        ("cluster", pa.string()),
-        ("reason", pa.string()),
-        ("neighbor", pa.string()),
-        ("similarity", pa.float64()),
-    ]
-)
-"""A dropped copy: the document kept in its place, and the most similar document that was compared
-with it (Jaccard similarity of the shingle sets; 1 for an exact copy)."""
+from spark_jobs.clean.decide.duplicates import DUPLICATE_SCHEMA, EXACT, NEAR
+from spark_jobs.clean.decide.in_memory.near_duplicates import NearDuplicates
+from spark_jobs.clean.decide.in_memory.texts import Texts
 
 
 def list_duplicates(

@@ -1,0 +1,1 @@
+"""Which documents stay: decided in the driver's memory, or by Spark's joins, with one result."""

@@ -1,0 +1,1 @@
+"""Decides by Spark's joins, with nothing of any document on the driver."""

@@ -1,0 +1,244 @@
+"""Decides by Spark's joins over small columns, with nothing of any document on the driver."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from spark_jobs.clean.decide.by_spark.candidates import shared_buckets, star_pairs, window_pairs
+from spark_jobs.clean.decide.by_spark.components import connect
+from spark_jobs.clean.decide.by_spark.similarity import EDGE_SCHEMA, Verifier
+from spark_jobs.clean.decide.by_spark.survivors import decide_survivors
+from spark_jobs.clean.decide.by_spark.texts import group_exact, read_documents, read_record
+from spark_jobs.clean.decide.by_spark.work import Work
+from spark_jobs.clean.decide.decider import (
+    CHOSEN_SCHEMA,
+    DECIDED_SCHEMA,
+    Decider,
+    Example,
+    Outcome,
+    Run,
+)
+from spark_jobs.clean.decide.documents import FORGOTTEN, DocumentPart
+from spark_jobs.clean.decide.duplicates import DUPLICATE_SCHEMA, EXACT, NEAR
+from spark_jobs.clean.part_rows import PartRows
+
+_COUNTED_SCHEMA = pa.schema(
+    [
+        ("reason", pa.string()),
+        ("source", pa.string()),
+        ("documents", pa.int64()),
+        ("bytes", pa.int64()),
+        ("repaired", pa.int64()),
+    ]
+)
+_SLICE_SCHEMA = pa.schema(
+    [("slice", pa.int64()), ("split", pa.string()), ("documents", pa.int64())]
+)
+
+
+@dataclass(frozen=True)
+class _Near:
+    """Near-copies among different texts."""
+
+    edges: DataFrame
+    """Rows of `similarity.EDGE_SCHEMA`."""
+    clusters: DataFrame
+    """Of `components.connect`."""
+    candidates: int
+    verified: int
+
+
+class SparkDecider(Decider):
+    """Decides over any number of documents; the driver holds a few numbers of each part."""
+
+    def __init__(self, run: Run, parts: list[DocumentPart], documents: int) -> None:
+        """With about how many documents there are, those of the record included."""
+        self._run = run
+        self._parts = parts
+        self._work = Work(run.spark, documents, run.scratch, run.report)
+        self._record = read_record(self._work, run.history)
+
+    def repeated_ids(self) -> list[tuple[str, int]]:
+        counts = self._documents(self._parts).groupBy("id").count().where("count > 1")
+        rows = self._work.collect(counts.orderBy("id").limit(3), "counting ids")
+        return [(str(row["id"]), int(row["count"])) for row in rows]
+
+    def sources(self) -> set[str]:
+        found = self._documents(self._parts).select("source").distinct()
+        return {str(row["source"]) for row in self._work.collect(found, "listing sources")}
+
+    def texts_left(self) -> PartRows:
+        return self._not_among(self._documents(self._parts).where("fault is null"))
+
+    def decide(self, past: list[DocumentPart]) -> Outcome:
+        work = self._work
+        parts = [*self._parts, *past]
+        documents = self._documents(parts)
+        groups = group_exact(work, documents, self._record, self._slice())
+        near = self._find_near(groups, parts)
+        texts = decide_survivors(work, groups, near.clusters, self._run.settings.split)
+        fates = work.keep(_document_fates(documents.where("not past"), texts), "deciding documents")
+        counted = work.collect(_count_fates(fates), "counting documents")
+        copies = _exact_copies(fates).union(_near_copies(texts, near.edges))
+        stay = texts.where("stays")
+        decided = stay.select(
+            "part", "row", F.col("cluster_name").alias("cluster"), "split", "slice"
+        )
+        return Outcome(
+            stay=work.by_part(decided, DECIDED_SCHEMA, "bringing decisions to parts"),
+            left=self._not_among(stay),
+            duplicates=work.in_order(copies, "id", DUPLICATE_SCHEMA),
+            fates=pa.Table.from_pylist(counted, _COUNTED_SCHEMA),
+            slices=self._slices(stay),
+            lengths=self._histogram(
+                stay.select((F.length(F.bin("characters")) - 1).alias("value"))
+            ),
+            cluster_sizes=self._histogram(_cluster_sizes(texts)),
+            examples=self._examples(fates, counted),
+            exact_copies=self._sum(groups, F.col("members") - 1),
+            near_copies=near.edges.count(),
+            candidates=near.candidates,
+            verified=near.verified,
+        )
+
+    def _documents(self, parts: list[DocumentPart]) -> DataFrame:
+        run = self._run
+        return read_documents(self._work, parts, run.forgotten, run.settings.split)
+
+    def _slice(self) -> int:
+        """Number of this corpus in its lineage."""
+        last = self._work.collect(self._record.agg(F.max("slice").alias("last")), "counting")
+        return int(last[0]["last"] or 0) + 1
+
+    def _find_near(self, texts: DataFrame, parts: list[DocumentPart]) -> _Near:
+        """Cluster the near-copies among different texts, as `in_memory.near_duplicates` does."""
+        work, settings = self._work, self._run.settings.near_duplicates
+        if not settings.enabled:
+            edges = work.empty(EDGE_SCHEMA)
+            return _Near(edges, connect(work, edges), 0, 0)
+        verifier = Verifier(work, texts, parts, settings)
+        buckets = shared_buckets(work, texts, parts)
+        stars = star_pairs(work, buckets)
+        first = verifier.verify(stars)
+        clusters = connect(work, first.edges)
+        window = window_pairs(work, buckets, clusters, stars)
+        second = verifier.verify(window)
+        linked = clusters.selectExpr("cluster as low", "text as high")
+        return _Near(
+            edges=first.edges.union(second.edges),
+            clusters=connect(work, linked.union(second.edges.select("low", "high"))),
+            candidates=stars.count() + window.count(),
+            verified=first.compared + second.compared,
+        )
+
+    def _not_among(self, documents: DataFrame) -> PartRows:
+        """Rows of the record whose texts none of these documents has, and are not forgotten."""
+        forgotten = F.col("text_hash").isin(list(self._run.forgotten.texts))
+        left = self._record.where(~forgotten).join(documents, "text_hash", "left_anti")
+        return self._work.by_part(left, CHOSEN_SCHEMA, "comparing with the record")
+
+    def _slices(self, stay: DataFrame) -> pa.Table:
+        counts = stay.groupBy("slice", "split").agg(F.count("*").alias("documents"))
+        return pa.Table.from_pylist(self._work.collect(counts, "counting splits"), _SLICE_SCHEMA)
+
+    def _histogram(self, values: DataFrame) -> dict[int, int]:
+        """The different values of a frame's one column, `value`, and how often each occurs."""
+        rows = self._work.collect(values.groupBy("value").count(), "counting")
+        return {int(row["value"]): int(row["count"]) for row in rows}
+
+    def _sum(self, frame: DataFrame, values: F.Column) -> int:
+        row = self._work.collect(frame.agg(F.sum(values).alias("sum")), "counting")[0]
+        return int(row["sum"] or 0)
+
+    def _examples(
+        self, fates: DataFrame, counted: list[dict[str, Any]]
+    ) -> dict[str, list[Example]]:
+        examples = {}
+        for reason in sorted({row["reason"] for row in counted} - {None, FORGOTTEN}):
+            chosen = fates.where(F.col("reason") == reason).select("id", "part", "row")
+            chosen = chosen.orderBy("id").limit(self._run.settings.examples_per_reason)
+            rows = self._work.collect(chosen, "choosing examples")
+            examples[reason] = [Example(**row) for row in rows]
+        return examples
+
+
+def _document_fates(documents: DataFrame, texts: DataFrame) -> DataFrame:
+    """Every document with `reason` (null: stays), `survivor`, `cluster` and `neighbor`.
+
+    `neighbor` is the document that stands for its text; a fault's document has none of the three.
+    """
+    names = ["id", "source", "bytes", "repaired", "part", "row"]
+    of_text = texts.select(
+        "text_hash",
+        "stays",
+        "cluster_reason",
+        "survivor",
+        F.col("cluster_name").alias("cluster"),
+        F.col("id").alias("neighbor"),
+        F.struct("part", "row").alias("place"),
+    )
+    stands_for_it = F.col("place") == F.struct("part", "row")
+    reason = F.when(stands_for_it & F.col("stays"), F.lit(None)).otherwise(
+        F.coalesce("cluster_reason", F.when(stands_for_it, NEAR).otherwise(EXACT))
+    )
+    sound = documents.where("fault is null").join(of_text, "text_hash")
+    nothing = F.lit(None).cast("string")
+    faulty = documents.where("fault is not null").select(
+        *names,
+        F.col("fault").alias("reason"),
+        *(nothing.alias(name) for name in ("survivor", "cluster", "neighbor")),
+        F.lit(False).alias("is_exact"),
+    )
+    return sound.select(
+        *names,
+        reason.alias("reason"),
+        *("survivor", "cluster", "neighbor"),
+        (~stands_for_it).alias("is_exact"),
+    ).union(faulty)
+
+
+def _count_fates(fates: DataFrame) -> DataFrame:
+    return fates.groupBy("reason", "source").agg(
+        F.count("*").alias("documents"),
+        F.sum("bytes").alias("bytes"),
+        F.sum(F.col("repaired").cast("long")).alias("repaired"),
+    )
+
+
+def _cluster_sizes(texts: DataFrame) -> DataFrame:
+    """Documents that are still in the sources, of each cluster with any: `value`."""
+    return texts.groupBy("cluster").agg(F.sum("present").alias("value")).where("value > 0")
+
+
+def _exact_copies(fates: DataFrame) -> DataFrame:
+    """Rows of `DUPLICATE_SCHEMA`, each with its text's representative as the neighbor."""
+    return fates.where("is_exact").select(
+        *("id", "survivor", "cluster"),
+        F.lit(EXACT).alias("reason"),
+        "neighbor",
+        F.lit(1.0).alias("similarity"),
+    )
+
+
+def _near_copies(texts: DataFrame, edges: DataFrame) -> DataFrame:
+    """Rows of `DUPLICATE_SCHEMA`, each with the most similar text that it was compared with."""
+    both = edges.selectExpr("low as text", "high as other", "similarity").union(
+        edges.selectExpr("high as text", "low as other", "similarity")
+    )
+    order = F.struct((-F.col("similarity")).alias("unlike"), "other")
+    nearest = both.groupBy("text").agg(F.min(order).alias("nearest"))
+    dropped = texts.where("not past and not stays and not is_best").join(nearest, "text")
+    others = texts.select(F.col("text").alias("other"), F.col("id").alias("neighbor"))
+    return (
+        dropped.withColumn("other", F.col("nearest.other"))
+        .join(others, "other")
+        .select(
+            *("id", "survivor", F.col("cluster_name").alias("cluster")),
+            F.lit(NEAR).alias("reason"),
+            "neighbor",
+            (-F.col("nearest.unlike")).alias("similarity"),
+        )
+    )

@@ -1,0 +1,180 @@
+"""How joins over all documents of a corpus are run: their settings, and the ways in and out.
+
+What is read of parts and written for them goes through the same files as everywhere else
+(`artifacts.storage`), by tasks; in between are DataFrames of small columns, which Spark shuffles,
+spills and computes again where an executor was lost.
+"""
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from artifacts.arrays import run_starts
+from artifacts.progress import Report
+from spark_jobs.clean.part_rows import PartRows, Place, write_part_rows
+from spark_jobs.runtime.tasks import count_tasks, progress, user_errors
+
+Item = TypeVar("Item")
+
+DOCUMENTS_PER_PARTITION = 200_000
+"""Of a shuffle; with 21 bands a document, 4 million rows of 32 bytes."""
+BATCH_ROWS = 20_000
+"""Of small columns, between Java and Python."""
+
+_WRITTEN_SCHEMA = pa.schema(
+    [("part", pa.int64()), ("url", pa.string()), ("batch", pa.int64()), ("rows", pa.int64())]
+)
+
+
+class Work:
+    """Joins over so many documents, in one Spark session."""
+
+    def __init__(self, spark: SparkSession, documents: int, scratch: str, report: Report) -> None:
+        self.spark = spark
+        self.partitions = max(
+            spark.sparkContext.defaultParallelism, -(-documents // DOCUMENTS_PER_PARTITION)
+        )
+        """Of a shuffle; changes speed only, never what is made."""
+        self._scratch = scratch
+        self._report = report
+        spark.sparkContext.setCheckpointDir(f"{scratch}/checkpoints")
+
+    def keep(self, frame: DataFrame, label: str, batch_rows: int = BATCH_ROWS) -> DataFrame:
+        """The frame as a checkpoint: made once, and read again from storage whoever is lost."""
+        with self._running(label, batch_rows):
+            return frame.checkpoint()
+
+    def collect(self, frame: DataFrame, label: str) -> list[dict[str, Any]]:
+        """The rows of a frame that is small whatever the corpus."""
+        with self._running(label):
+            return [row.asDict() for row in frame.collect()]
+
+    def empty(self, schema: pa.Schema) -> DataFrame:
+        """A frame without rows."""
+        return self.spark.createDataFrame([], from_arrow_schema(schema))
+
+    def over_parts(
+        self, items: Sequence[Item], read: Callable[[int, Item], pa.Table], schema: pa.Schema
+    ) -> DataFrame:
+        """What `read(number, item)` finds in each part, as one frame.
+
+        Args:
+            items: one for each part; what says where the part is.
+        """
+        tasks = max(1, count_tasks(len(items), self.spark.sparkContext.defaultParallelism))
+        numbers = self.spark.range(0, len(items), 1, tasks)
+        work = functools.partial(_read_parts, items=list(items), read=read)
+        return numbers.mapInArrow(work, from_arrow_schema(schema))
+
+    def by_part(self, frame: DataFrame, schema: pa.Schema, label: str) -> PartRows:
+        """Bring rows to their parts.
+
+        Args:
+            frame: `part` and the columns of `schema`, of which the first is `row`.
+        """
+        rows = frame.select("part", *schema.names).repartition("part")
+        write = functools.partial(_write_by_part, folder=self._scratch, schema=schema)
+        written = rows.sortWithinPartitions("part", "row").mapInArrow(
+            write, from_arrow_schema(_WRITTEN_SCHEMA)
+        )
+        with self._running(label):
+            records = written.collect()
+        return PartRows({row.part: Place(row.url, row.batch, row.rows) for row in records})
+
+    def in_order(
+        self, frame: DataFrame, column: str, schema: pa.Schema
+    ) -> Iterator[pa.RecordBatch]:
+        """All rows in the order of a column, a batch at a time, from files that tasks write."""
+        ordered = frame.select(*schema.names).orderBy(column)
+        write = functools.partial(_write_ordered, folder=self._scratch, schema=schema)
+        with self._running("sorting"):
+            records = ordered.mapInArrow(write, from_arrow_schema(_WRITTEN_SCHEMA)).collect()
+        for row in sorted(records, key=lambda row: (row.part, row.batch)):
+            yield Place(row.url, row.batch, row.rows).read()
+
+    @contextmanager
+    def _running(self, label: str, batch_rows: int = BATCH_ROWS) -> Iterator[None]:
+        """Run an action under the settings for it, which are the session's own again afterwards."""
+        wanted = {
+            "spark.sql.shuffle.partitions": str(self.partitions),
+            # Splits the partitions of keys that very many rows share, and joins small tables as
+            # such.
+            "spark.sql.adaptive.enabled": "true",
+            "spark.sql.execution.arrow.maxRecordsPerBatch": str(batch_rows),
+        }
+        before = {key: self.spark.conf.get(key) for key in wanted}
+        try:
+            for key, value in wanted.items():
+                self.spark.conf.set(key, value)
+            with user_errors(), progress(self.spark.sparkContext, label, self._report):
+                yield
+        finally:
+            for key, value in before.items():
+                self.spark.conf.set(key, value)
+
+
+def _read_parts(
+    batches: Iterator[pa.RecordBatch],
+    items: list[Item],
+    read: Callable[[int, Item], pa.Table],
+) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        for number in batch.column(0).to_pylist():
+            yield from read(number, items[number]).to_batches(BATCH_ROWS)
+
+
+def _write_by_part(
+    batches: Iterator[pa.RecordBatch], folder: str, schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    """Write rows, which come in the order of their parts, and say where."""
+    yield _written(write_part_rows(folder, schema, _cut(batches, schema)))
+
+
+def _cut(
+    batches: Iterator[pa.RecordBatch], schema: pa.Schema
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Part by part, the rows of each as one batch."""
+    number = -1
+    held: list[pa.RecordBatch] = []
+    for batch in batches:
+        parts = batch.column(0).to_numpy()
+        starts = np.flatnonzero(run_starts(parts)).tolist()
+        for first, last in zip(starts, [*starts[1:], len(parts)], strict=True):
+            if held and parts[first] != number:
+                yield number, _joined(held, schema)
+                held = []
+            number = int(parts[first])
+            held.append(batch.slice(first, last - first))
+    if held:
+        yield number, _joined(held, schema)
+
+
+def _joined(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
+    table = pa.Table.from_batches(batches).select(schema.names).cast(schema)
+    return table.combine_chunks().to_batches()[0]
+
+
+def _write_ordered(
+    batches: Iterator[pa.RecordBatch], folder: str, schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    """Write rows, which come in the order of Spark's partitions, and say where."""
+    numbered = ((number, batch.cast(schema)) for number, batch in enumerate(filter(len, batches)))
+    written = write_part_rows(folder, schema, numbered).places
+    partition = TaskContext.get().partitionId()
+    yield _records([(partition, *place) for place in written.values()])
+
+
+def _written(rows: PartRows) -> pa.RecordBatch:
+    return _records([(part, *place) for part, place in rows.places.items()])
+
+
+def _records(rows: list[tuple[int, str, int, int]]) -> pa.RecordBatch:
+    named = [dict(zip(_WRITTEN_SCHEMA.names, row, strict=True)) for row in rows]
+    return pa.RecordBatch.from_pylist(named, _WRITTEN_SCHEMA)

@@ -1,0 +1,1 @@
+"""Decides in the driver's memory, on columns of whole arrays."""

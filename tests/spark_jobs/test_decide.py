@@ -1,0 +1,232 @@
+"""Both deciders give the same clean corpus, to the byte, however its text is cut and ordered."""
+
+import itertools
+import random
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyspark.sql import SparkSession
+
+from artifacts.errors import UserError
+from spark_jobs.clean import job as clean
+from spark_jobs.clean.decide.by_spark import candidates
+from spark_jobs.clean.decide.by_spark.components import connect
+from spark_jobs.clean.decide.by_spark.work import Work
+from spark_jobs.clean.decide.in_memory.near_duplicates import Edges, components
+from spark_jobs.clean.part_rows import PartRows, Place
+from spark_jobs.settings import CleanCorpusSettings, SplitSettings
+from tests.spark_jobs.conftest import Corpus
+from tests.spark_jobs.test_duplicates import edited, families
+
+SPLIT = SplitSettings(
+    validation=0.15, held_out=0.15, sources={"exam": "held_out", "general": "replay"}
+)
+
+Document = tuple[str, str, str]
+"""Id, text and source."""
+
+
+def write_raw(folder: Path, documents: list[Document], generator: random.Random) -> None:
+    """Documents in random order, in files and row groups of random sizes."""
+    folder.mkdir(parents=True)
+    documents = generator.sample(documents, len(documents))
+    number = 0
+    while documents:
+        size = generator.randint(1, 150)
+        columns = zip(*documents[:size], strict=True)
+        table = pa.table(dict(zip(("id", "text", "source"), map(list, columns), strict=True)))
+        rows = generator.randint(1, size)
+        pq.write_table(table, folder / f"part-{number:05d}.parquet", row_group_size=rows)
+        documents, number = documents[size:], number + 1
+
+
+def first_texts(generator: random.Random) -> list[Document]:
+    """Families of near-copies, exact copies among the sources, stubs, and one text with a hundred
+    near-copies."""
+    texts = families(12, generator.randrange(10**6))
+    notice = " ".join(f"notice{number}" for number in range(120))
+    texts += [edited(notice, 0.03, generator) for _ in range(100)]
+    texts += [text.upper().replace(" ", "  ") for text in generator.sample(texts, 20)]
+    texts += ["stub"] * 3
+    sources = ["manual", "manual", "wiki", "exam", "general"]
+    return [(f"d{n}", text, generator.choice(sources)) for n, text in enumerate(texts)]
+
+
+def a_week_later(documents: list[Document], generator: random.Random) -> list[Document]:
+    """Some have left, some were edited, some are new and some of those are copies."""
+    stay = generator.sample(documents, len(documents) * 4 // 5)
+    later = [
+        (name, f"{text} edited" if generator.random() < 0.2 else text, source)
+        for name, text, source in stay
+    ]
+    copies = [
+        (f"c{number}", f"{text} copied", generator.choice(["manual", "exam", "general"]))
+        for number, (_, text, _) in enumerate(generator.sample(documents, 30))
+    ]
+    fresh = [(f"n{n}", t, "manual") for n, t in enumerate(families(5, generator.randrange(10**6)))]
+    return [*later, *copies, *fresh]
+
+
+def clean_twice(
+    spark: SparkSession, raw: Path, folder: Path, earlier: Path | None = None, **forgotten: object
+) -> Path:
+    """Clean the same text by either decider, compare, and give the folder of one of them."""
+    found = {}
+    for name, documents_in_memory in (("memory", 10**6), ("spark", 0)):
+        spec = clean.CleanSpec(
+            raw_corpus=str(raw),
+            output=str(folder / name),
+            settings=CleanCorpusSettings(minimum_characters=40, split=SPLIT),
+            earlier=str(earlier) if earlier else None,
+            forgotten=clean.Forgotten(**forgotten),
+            documents_in_memory=documents_in_memory,
+        )
+        found[name] = clean.run(spark, spec, lambda line: None)
+    assert found["memory"] == found["spark"]
+    assert list(found["memory"]) == list(found["spark"])
+    contents = [
+        {path.relative_to(root): path.read_bytes() for path in sorted(root.rglob("*.parquet"))}
+        for root in (folder / "memory", folder / "spark")
+    ]
+    assert contents[0].keys() == contents[1].keys()
+    assert [name for name in contents[0] if contents[0][name] != contents[1][name]] == []
+    return folder / "spark"
+
+
+def check_lineage(spark: SparkSession, folder: Path, seed: int) -> None:
+    generator = random.Random(seed)
+    documents = first_texts(generator)
+    write_raw(folder / "raw", documents, generator)
+    first = clean_twice(spark, folder / "raw", folder / "first")
+    write_raw(folder / "later", a_week_later(documents, generator), generator)
+    clean_twice(spark, folder / "later", folder / "second", first, ids=("d3", "c4"))
+
+
+def test_both_deciders_give_the_same_bytes(spark: SparkSession, tmp_path: Path) -> None:
+    check_lineage(spark, tmp_path, seed=1)
+
+
+@pytest.mark.soak
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@given(seed=st.integers(0, 10**6))
+def test_both_deciders_give_the_same_bytes_for_any_text(
+    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, seed: int
+) -> None:
+    check_lineage(spark, tmp_path_factory.mktemp("lineage"), seed)
+
+
+def test_both_deciders_refuse_the_same(
+    spark: SparkSession, raw_corpus: Corpus, tmp_path: Path
+) -> None:
+    raw = raw_corpus([("a", "x" * 50), ("a", "y" * 50), ("b", "z" * 50)])
+    spec = clean.CleanSpec(
+        raw_corpus=raw,
+        output=str(tmp_path / "clean"),
+        settings=CleanCorpusSettings(),
+        documents_in_memory=0,
+    )
+
+    with pytest.raises(UserError, match=r"'a' \(2 times\).*id_column"):
+        clean.run(spark, spec, lambda line: None)
+
+
+def cut(rows: np.ndarray, schema: pa.Schema, ends: list[int]) -> list[pa.RecordBatch]:
+    bounds = [0, *sorted(end % (len(rows) + 1) for end in ends), len(rows)]
+    return [
+        pa.record_batch(list(rows[first:last].T), schema=schema)
+        for first, last in itertools.pairwise(bounds)
+    ]
+
+
+def as_rows(batches: list[pa.RecordBatch]) -> list[list[int]]:
+    return [list(row.values()) for batch in batches for row in batch.to_pylist()]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 4), st.integers(0, 2)), max_size=40),
+    st.lists(st.integers(0, 40), max_size=6),
+)
+def test_buckets_are_found_however_their_rows_are_cut(
+    keys: list[tuple[int, int]], ends: list[int]
+) -> None:
+    rows = np.array(sorted((*key, text) for text, key in enumerate(keys))).reshape(-1, 3)
+    found = as_rows(list(candidates.find_shared(iter(cut(rows, candidates.BAND_SCHEMA, ends)))))
+
+    buckets: dict[tuple[int, int], list[int]] = {}
+    for key, band, text in rows.tolist():
+        buckets.setdefault((key, band), []).append(text)
+    assert found == [
+        [*bucket, text, texts[0]]
+        for bucket, texts in buckets.items()
+        if len(texts) > 1
+        for text in texts
+    ]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3)), max_size=40),
+    st.lists(st.integers(0, 40), max_size=6),
+)
+def test_a_window_is_found_however_its_rows_are_cut(
+    texts: list[tuple[int, int]], ends: list[int]
+) -> None:
+    rows = np.array(sorted((key, 0, text, cluster) for text, (key, cluster) in enumerate(texts)))
+    schema = candidates.BAND_SCHEMA.append(pa.field("cluster", pa.int64()))
+    batches = cut(rows.reshape(-1, 4), schema, ends)
+    found = as_rows(list(candidates.find_window(iter(batches))))
+
+    expected = [
+        [one, other]
+        for one, (key, cluster) in enumerate(texts)
+        for other, (other_key, other_cluster) in enumerate(texts)
+        if one < other and key == other_key and cluster != other_cluster
+    ]
+    assert sorted(found) == sorted(expected)
+
+
+def test_components_are_those_of_a_search_on_one_machine(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    generator = np.random.default_rng(7)
+    path = np.arange(300)
+    star = np.concatenate([[1000], generator.permutation(np.arange(1001, 2000))])
+    loose = generator.integers(3000, 4000, (600, 2))
+    pairs = np.concatenate(
+        [
+            generator.permutation(np.stack([path[:-1], path[1:]], axis=1)),
+            np.stack([np.full(999, star[500]), np.delete(star, 500)], axis=1),
+            loose[loose[:, 0] != loose[:, 1]],
+        ]
+    )
+    low, high = pairs.min(axis=1), pairs.max(axis=1)
+    work = Work(spark, 4000, str(tmp_path), lambda line: None)
+    rows = list(zip(low.tolist(), high.tolist(), strict=True))
+    edges = spark.createDataFrame(rows, "low long, high long")
+
+    found = {row.text: row.cluster for row in connect(work, edges).collect()}
+
+    component = components(Edges(low, high, np.ones(len(low))), 4000)
+    smallest = {number: int(np.argmax(component == number)) for number in set(component.tolist())}
+    assert found == {
+        text: smallest[number]
+        for text, number in enumerate(component.tolist())
+        if smallest[number] != text
+    }
+
+
+def test_rows_of_parts_are_cut_into_groups_of_one_size() -> None:
+    rows = PartRows({2: Place("b", 0, 5), 0: Place("a", 0, 3), 5: Place("b", 1, 4)})
+
+    groups = [
+        [(number, first, last) for number, _, first, last in group] for group in rows.groups(4)
+    ]
+
+    assert groups == [[(0, 0, 3), (2, 0, 1)], [(2, 1, 5)], [(5, 0, 4)]]
+    assert rows.count == 12
