@@ -80,7 +80,7 @@ def loss_is_finite_and_falls(pipeline: PipelineResource) -> AssetCheckResult:
     It blocks nothing: a candidate that diverged gets the gate's verdict, with its reasons.
     """
     trained = _current(pipeline, "checkpoint")
-    losses = [record["loss"] for record in read_metrics(trained.path)]
+    losses = [record["loss"] for record in read_metrics(trained.url)]
     validation = trained.stats["validation"]
     start, end = validation["start"], validation["end"]
     bad = sum(loss is None or not math.isfinite(loss) for loss in losses)

@@ -139,16 +139,17 @@ def find_result(run_folder: Path, report: Report) -> TrainingResult | None:
         return None
 
 
-def read_metrics(run_folder: Path) -> list[dict[str, Any]]:
+def read_metrics(run_folder: str | Path) -> list[dict[str, Any]]:
     """The per-step metrics of a run so far, oldest first; half a last line is left out.
+
+    Args:
+        run_folder: a folder or a URL; nothing else in it is read.
 
     Raises:
         DamagedArtifact: a line is no object with a step.
     """
-    path = run_folder / METRICS_NAME
-    if not path.exists():
-        return []
-    lines = path.read_bytes().splitlines(keepends=True)
+    path = f"{run_folder}/{METRICS_NAME}"
+    lines = (files.find(path) or b"").splitlines(keepends=True)
     try:
         found = [json.loads(line) for line in lines if line.endswith(b"\n")]
         if not all(isinstance(line, dict) and isinstance(line["step"], int) for line in found):
@@ -158,7 +159,7 @@ def read_metrics(run_folder: Path) -> list[dict[str, Any]]:
     return found
 
 
-def _damaged(path: Path, fault: str) -> DamagedArtifact:
+def _damaged(path: str | Path, fault: str) -> DamagedArtifact:
     return DamagedArtifact(
         f"{path} cannot be read ({fault}). Set it aside with: llm-assets doctor --repair"
     )

@@ -149,7 +149,7 @@ def checkpoint(
 
 def _checkpoint_metadata(artifact: Artifact) -> dict[str, Any]:
     stats = artifact.stats
-    losses = [(record["step"], record["loss"]) for record in read_metrics(artifact.path)]
+    losses = [(record["step"], record["loss"]) for record in read_metrics(artifact.url)]
     before, after = (stats["validation"][end] for end in ("start", "end"))
     return {
         "summary": f"{stats['steps']} steps, {before:.4f} -> {after:.4f} "

@@ -118,7 +118,7 @@ def _passed_over(raw: Artifact) -> list[tuple[str, str]]:
 
 
 def _training_lines(checkpoint: Artifact, shards: Artifact) -> list[tuple[str, str]]:
-    losses = [record["loss"] for record in read_metrics(checkpoint.path)]
+    losses = [record["loss"] for record in read_metrics(checkpoint.url)]
     stats = checkpoint.stats
     share = stats["tokens_seen"] / max(1, shards.stats["tokens"]["train"])
     return [

@@ -4,6 +4,8 @@ Export instead of reading rows through the API: Google's machines write in paral
 bytes that were read stay for later reference.
 """
 
+import json
+import uuid
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -20,6 +22,7 @@ from llm_assets.sources.opened import OpenedSource
 
 BATCH_DOCUMENTS = 1_000
 JOB_SECONDS = 3_600.0
+EXPORTED_NAME = "exported.json"
 
 
 def fingerprint_bigquery(source: BigQuery) -> str:
@@ -89,14 +92,14 @@ def open_bigquery(source: BigQuery, report: Callable[[str], None]) -> OpenedSour
 def read_bigquery(
     source: BigQuery, fingerprint: str, report: Callable[[str], None] = print
 ) -> Iterator[Batch]:
-    """Batches of one state of the source, ordered by id."""
+    """Batches of one state of the source, in the order in which BigQuery exported them.
+
+    Each export has a folder of its own, since BigQuery deletes nothing of an earlier one, and a job
+    that was given up may still write. `exported.json`, written last, says which files count.
+    """
     folder = export_folder(source, fingerprint)
-    done = f"{folder}/exported"
-    if not files.exists(done):
-        report(f"Exporting {source.table or 'the query'} to {folder}")
-        _run(source, export_statement(source, folder))
-        files.write(done, b"")
-    names = [name for name in files.list_names(folder) if name.endswith(".parquet")]
+    done = files.find(f"{folder}/{EXPORTED_NAME}")
+    names = json.loads(done) if done else _export(source, folder, report)
     if not names:
         raise UserError(f"{folder} holds no exported Parquet files. Delete it and ask again.")
     for number, name in enumerate(names, start=1):
@@ -109,24 +112,50 @@ def read_bigquery(
                 ]
 
 
+def _export(source: BigQuery, folder: str, report: Callable[[str], None]) -> list[str]:
+    """Export to a fresh folder in this one; the files' names relative to this one."""
+    report(f"Exporting {source.table or 'the query'} to {folder}")
+    attempt = uuid.uuid4().hex[:12]
+    _run(source, export_statement(source, f"{folder}/{attempt}"))
+    names = [f"{attempt}/{name}" for name in files.list_names(f"{folder}/{attempt}")]
+    files.write(f"{folder}/{EXPORTED_NAME}", json.dumps(names).encode())
+    return names
+
+
 def export_statement(source: BigQuery, folder: str) -> str:
-    """The EXPORT DATA statement: id and text, in a fixed order, as Parquet."""
+    """The EXPORT DATA statement: id and text as Parquet.
+
+    Unordered: BigQuery would sort on one worker, which a large table exceeds.
+    """
     return (
-        f"EXPORT DATA OPTIONS (uri = '{folder}/part-*.parquet', format = 'PARQUET', "
-        "overwrite = true) AS "
+        f"EXPORT DATA OPTIONS (uri = '{folder}/part-*.parquet', format = 'PARQUET') AS "
         f"SELECT CAST(`{source.id_column}` AS STRING) AS id, `{source.text_column}` AS text "
-        f"FROM {source.origin} ORDER BY id"
+        f"FROM {source.origin}"
     )
 
 
 def _run(source: BigQuery, statement: str) -> list[Any]:
+    """The rows of a statement; a job that nobody waits for any more is cancelled."""
     from google.api_core.exceptions import GoogleAPICallError
     from google.cloud.bigquery import Client, QueryJobConfig
 
     client = Client(project=source.project, location=source.location)
     config = QueryJobConfig(maximum_bytes_billed=source.maximum_bytes_billed)
     try:
-        return list(client.query(statement, job_config=config).result(timeout=JOB_SECONDS))
+        job = client.query(statement, job_config=config)
+        try:
+            return list(job.result(timeout=JOB_SECONDS))
+        except GoogleAPICallError:
+            raise
+        except BaseException:
+            job.cancel()
+            raise
+    except TimeoutError as error:
+        raise UserError(
+            f"BigQuery did not finish job {job.job_id} of `{source.name}` within "
+            f"{JOB_SECONDS / 60:g} minutes, and it was cancelled. Read less with `query`, or give "
+            f"project {source.project} more slots, and ask again."
+        ) from error
     except GoogleAPICallError as error:
         raise UserError(_explain(source, error)) from error
 

@@ -12,10 +12,11 @@ import subprocess
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tests.stand_ins.http_server import Answer, forward, start_http_server
 from tests.stand_ins.mount import Mount
@@ -31,8 +32,25 @@ START_SECONDS = 60.0
 CHANGES_ROWS = re.compile(rb"\b(INSERT|UPDATE|DELETE|MERGE|CREATE)\b")
 
 
+@dataclass
+class Slowness:
+    """Whether jobs seem to run for ever, and what was asked meanwhile."""
+
+    is_on: bool = False
+    cancelled: list[str] = field(default_factory=list)
+    """Paths of the cancelled jobs."""
+
+    def answer(self, method: str, path: str, given: Answer) -> Answer:
+        """The emulator's answer, where the job is still running (`JobStatus.state`)."""
+        if method == "POST" and path.partition("?")[0].endswith("/cancel"):
+            self.cancelled.append(path)
+        return _with_changes(given, _still_running) if self.is_on else given
+
+
 @contextmanager
-def running_bigquery(project: str, mount: Mount) -> Iterator["Client"]:
+def running_bigquery(
+    project: str, mount: Mount, slowness: Slowness | None = None
+) -> Iterator["Client"]:
     """Start the emulator; yields a client, and every client made meanwhile finds it too."""
     from google.cloud.bigquery import Client
 
@@ -67,7 +85,11 @@ def running_bigquery(project: str, mount: Mount) -> Iterator["Client"]:
         changes += method == "POST" and bool(CHANGES_ROWS.search(body))
         given = forward(port, method, path, headers, body)
         mount.push()
-        return _with_last_change(given, changes) if "/tables/" in path else given
+        if slowness:
+            given = slowness.answer(method, path, given)
+        if "/tables/" in path:
+            return _with_changes(given, lambda table: _last_changed(table, changes))
+        return given
 
     relay = start_http_server(answer)
     try:
@@ -82,18 +104,25 @@ def running_bigquery(project: str, mount: Mount) -> Iterator["Client"]:
         shutil.rmtree(home, ignore_errors=True)
 
 
-def _with_last_change(given: Answer, changes: int) -> Answer:
+def _last_changed(content: dict[str, Any], changes: int) -> dict[str, Any]:
     """A table's description with another etag after each change, as Google gives it."""
+    return content | {"etag": f"change-{changes}"} if "tableReference" in content else content
+
+
+def _still_running(content: dict[str, Any]) -> dict[str, Any]:
+    if "jobComplete" in content:
+        return {"jobReference": content.get("jobReference"), "jobComplete": False}
+    return content | {"status": {"state": "RUNNING"}} if "status" in content else content
+
+
+def _with_changes(given: Answer, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Answer:
     status, headers, body = given
     try:
-        table = json.loads(body)
+        content = json.loads(body)
     except ValueError:
         return given
-    if "tableReference" not in table:
-        return given
-    content = json.dumps(table | {"etag": f"change-{changes}"}).encode()
     kept = [one for one in headers if one[0].lower() not in ("content-length", "content-encoding")]
-    return status, kept, content
+    return status, kept, json.dumps(change(content)).encode()
 
 
 def fill_table(client: "Client", table: str, texts: Mapping[str, str]) -> None:

@@ -7,9 +7,16 @@ import pytest
 from pydantic import ValidationError
 
 from artifacts.errors import UserError
-from llm_assets.sources.bigquery import export_statement, fingerprint_bigquery, read_bigquery
+from artifacts.storage import files
+from llm_assets.sources import bigquery
+from llm_assets.sources.bigquery import (
+    export_folder,
+    export_statement,
+    fingerprint_bigquery,
+    read_bigquery,
+)
 from llm_assets.sources.bigquery_settings import BigQuery
-from tests.stand_ins.bigquery import add_rows, fill_table, running_bigquery
+from tests.stand_ins.bigquery import Slowness, add_rows, fill_table, running_bigquery
 from tests.stand_ins.google import BUCKET, PROJECT, LocalGoogle
 
 if TYPE_CHECKING:
@@ -46,17 +53,22 @@ def test_wrong_identifiers_and_statements_are_refused(changes: dict, fault: str)
         settings(**changes)
 
 
-def test_export_is_one_ordered_statement() -> None:
+def test_export_is_one_statement_that_sorts_nothing() -> None:
     source = settings(table=None, query="SELECT id, body AS text FROM `a.b.c`;")
     statement = export_statement(source, "gs://b/folder")
     assert statement.startswith("EXPORT DATA OPTIONS (uri = 'gs://b/folder/part-*.parquet'")
-    assert statement.endswith("FROM (SELECT id, body AS text FROM `a.b.c`) ORDER BY id")
+    assert statement.endswith("FROM (SELECT id, body AS text FROM `a.b.c`)")
 
 
 @pytest.fixture
-def client(started_google: LocalGoogle) -> Iterator["Client"]:
+def slowness() -> Slowness:
+    return Slowness()
+
+
+@pytest.fixture
+def client(started_google: LocalGoogle, slowness: Slowness) -> Iterator["Client"]:
     """A client of a running emulator, whose exports land in the local storage."""
-    with running_bigquery(PROJECT, started_google.mount) as made:
+    with running_bigquery(PROJECT, started_google.mount, slowness) as made:
         yield made
 
 
@@ -66,7 +78,7 @@ def test_rows_are_exported_once_and_change_is_noticed(client: "Client") -> None:
     before = fingerprint_bigquery(source)
     assert fingerprint_bigquery(source) == before
     (batch,) = read_bigquery(source, before)
-    assert [(d.id, d.text, d.source) for d in batch] == [
+    assert sorted((d.id, d.text, d.source) for d in batch) == [
         ("a", "first", "bigquery"),
         ("b", "second", "bigquery"),
     ]
@@ -74,6 +86,29 @@ def test_rows_are_exported_once_and_change_is_noticed(client: "Client") -> None:
     assert fingerprint_bigquery(source) != before
     (pinned,) = read_bigquery(source, before)
     assert len(pinned) == 2
+
+
+def test_files_of_an_export_that_was_given_up_are_not_read(client: "Client") -> None:
+    fill_table(client, TABLE, {"a": "first"})
+    source = settings(watermark_column="ingested_at", export=f"gs://{BUCKET}/given-up")
+    state = fingerprint_bigquery(source)
+    folder = export_folder(source, state)
+    # BigQuery wrote a part, and then its job was given up.
+    files.write(f"{folder}/part-000000000007.parquet", b"half a file")
+    files.write(f"{folder}/before/part-000000000007.parquet", b"half a file")
+    (batch,) = read_bigquery(source, state)
+    assert [d.id for d in batch] == ["a"]
+
+
+def test_job_that_takes_too_long_is_cancelled_and_told(
+    client: "Client", slowness: Slowness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill_table(client, TABLE, {"a": "first"})
+    monkeypatch.setattr(bigquery, "JOB_SECONDS", 0.6)
+    slowness.is_on = True
+    with pytest.raises(UserError, match=r"within 0.01 minutes, and it was cancelled"):
+        fingerprint_bigquery(settings(watermark_column="ingested_at"))
+    assert len(slowness.cancelled) == 1
 
 
 def test_missing_table_is_told_with_its_setting(client: "Client") -> None:

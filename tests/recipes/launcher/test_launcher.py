@@ -42,7 +42,8 @@ def submit(google: LocalGoogle, arguments: list[str], replicas: int = 1) -> Cust
     deadline = time.monotonic() + WAIT_SECONDS
     while time.monotonic() < deadline:
         found = client.get_custom_job(name=submitted.name)
-        if found.state >= JobState.JOB_STATE_SUCCEEDED and found.end_time:
+        # A failed job's reason comes after its state.
+        if found.state == JobState.JOB_STATE_SUCCEEDED or found.error.message:
             return found
         time.sleep(0.2)
     raise AssertionError(google.vertex.logs(submitted.name))
