@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from llm_assets.cloud.settings import GoogleCloudSettings, MachineSettings
+from recipes.launcher.secrets import ENDPOINT_VARIABLE, PREFIX
 
 HOUR = 3600
 HYPERDISK_MACHINES = ("a3-ultragpu-", "a4-", "a4x-")
@@ -47,7 +48,11 @@ def custom_job(
             "boot_disk_type": boot_disk_type(machines.machine_type),
             "boot_disk_size_gb": machines.boot_disk_gb,
         },
-        "container_spec": {"image_uri": settings.images.cuda, "args": list(arguments)},
+        "container_spec": {
+            "image_uri": settings.images.cuda,
+            "args": list(arguments),
+            "env": [{"name": n, "value": v} for n, v in _secrets(settings).items()],
+        },
     }
     pools = [{**pool, "replica_count": 1}]
     if machines.replicas > 1:
@@ -74,3 +79,13 @@ def custom_job(
 def boot_disk_type(machine_type: str) -> str:
     """The disk that a machine can boot from."""
     return "hyperdisk-balanced" if machine_type.startswith(HYPERDISK_MACHINES) else "pd-ssd"
+
+
+def _secrets(settings: GoogleCloudSettings) -> dict[str, str]:
+    """Variables from which the launcher reads secrets; the job's description holds names alone."""
+    key = settings.secrets.weights_and_biases_key
+    if key is None:
+        return {}
+    name = f"projects/{settings.project}/secrets/{key}/versions/latest"
+    endpoint = {ENDPOINT_VARIABLE: settings.api_endpoint} if settings.api_endpoint else {}
+    return {f"{PREFIX}WANDB_API_KEY": name, **endpoint}

@@ -28,6 +28,9 @@ class SecretSettings(Settings):
 
     hugging_face_token: str | None = None
     """Name of the secret with the Hugging Face token; needed for gated models such as Llama."""
+    weights_and_biases_key: str | None = None
+    """Name of the secret with the Weights & Biases key, which training reads where it runs; needed
+    with `checkpoint.logging.weights_and_biases`."""
 
 
 class BatchSettings(Settings):
@@ -37,8 +40,9 @@ class BatchSettings(Settings):
     """Dataproc Serverless runtime; 2.3 is the long-term one and has Spark 3.5."""
     properties: dict[str, str] = Field(default_factory=dict)
     """Spark properties, for instance `spark.dynamicAllocation.maxExecutors`."""
-    time_to_live_hours: float = Field(default=24.0, gt=0, le=336)
-    """A batch is ended after this many hours, whatever it does."""
+    time_to_live_hours: float = Field(default=24.0, ge=0.17, le=336)
+    """A batch is ended after this many hours, whatever it does; Dataproc takes 10 minutes at least
+    and 14 days at most."""
 
 
 def check_accelerator(accelerator_type: str | None, count: int) -> None:

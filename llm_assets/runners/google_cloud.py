@@ -123,6 +123,7 @@ class VertexTrainingRunner(TrainingRunner):
         machines: MachineSettings = getattr(settings, machines_of)
         fingerprint, folder = _stage_spec(settings, module.rsplit(".", 1)[1], spec)
         launcher = ["--processes", str(max(1, machines.accelerator_count))]
+        launcher += ["--accelerators", str(machines.accelerator_count)]
         launcher += ["--spec", f"{folder}/spec.json"]
         if machines_of == "evaluation":
             launcher += ["--launcher", "command", "--", "python", "-m", module]

@@ -16,6 +16,7 @@ from recipes.launcher import commands, ssh
 from recipes.launcher.cluster import Cluster, read_cluster
 from recipes.launcher.folders import localize_spec, make_folders, output_folders
 from recipes.launcher.relay import relayed_messages, without_session
+from recipes.launcher.secrets import with_secrets
 
 USAGE_ERROR = 2
 IDLE_SECONDS = 30.0
@@ -43,6 +44,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--launcher", choices=["torchrun", "deepspeed", "command"], default="torchrun"
     )
     parser.add_argument("--processes", default="auto", help="a node: a number, or one a GPU")
+    parser.add_argument(
+        "--accelerators", type=int, default=0, help="GPUs that this node has to have, else it ends"
+    )
     parser.add_argument("--ssh", action="store_true", help="DeepSpeed starts the nodes by ssh")
     parser.add_argument(
         "--spec", help="gs:// or path of a JSON spec; the program gets it as --spec, localized"
@@ -54,13 +58,14 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _launch(options: argparse.Namespace, cluster: Cluster, folder: Path) -> int:
+    commands.check_accelerators(options.accelerators)
     make_folders(os.environ)
     program = list(options.program)
     if options.spec:
         local = localize_spec(options.spec, folder / "spec.json", os.environ)
         program += ["--spec", os.fspath(local)]
     command = _command(options, cluster, folder, program)
-    environment = {**os.environ, **output_folders(os.environ)}
+    environment = with_secrets({**os.environ, **output_folders(os.environ)})
     print(
         f"Node {cluster.rank} of {len(cluster.hosts)}, master {cluster.master_address}: "
         f"{' '.join(command)}",

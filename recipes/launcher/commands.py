@@ -22,6 +22,25 @@ def count_processes(asked: str) -> int:
     return max(1, torch.cuda.device_count() if torch.cuda.is_available() else 1)
 
 
+def check_accelerators(asked: int) -> None:
+    """Raise UserError where PyTorch sees fewer GPUs than this machine was asked for with.
+
+    Training would go on without them, hundreds of times slower at the same price.
+    """
+    if not asked:
+        return
+    import torch
+
+    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if found < asked:
+        raise UserError(
+            f"This machine was asked for with {asked} accelerator(s), and PyTorch "
+            f"{torch.__version__} (CUDA {torch.version.cuda or 'none'}) sees {found}. Its CUDA may "
+            "be newer than the machine's driver: build the image for an older one (CUDA in "
+            "images/cuda/Dockerfile)."
+        )
+
+
 def local_command(processes: int, program: Sequence[str]) -> list[str]:
     """A process per rank on this machine, meeting on loopback; DeepSpeed's programs too."""
     return [

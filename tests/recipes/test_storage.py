@@ -1,5 +1,6 @@
 """Checkpoints in object storage, and storage that fails for a while."""
 
+import uuid
 from typing import Any
 
 import fsspec
@@ -12,10 +13,14 @@ from artifacts import checkpoints
 from artifacts.errors import UserError
 from artifacts.program.entry import Interrupted
 from artifacts.program.lifetime import Interruption
+from artifacts.storage import files
 from recipes.checkpointing.checkpoint import Checkpointer
 from recipes.distributed.workers import join_workers
+from recipes.spec import read_metrics
 from recipes.train import train
+from recipes.training.trainer import train
 from tests.recipes.conftest import SpecMaker, course, train_here
+from tests.stand_ins.google import BUCKET, LocalGoogle
 
 
 class FailingFileSystem(MemoryFileSystem):
@@ -106,3 +111,13 @@ def test_storage_that_stays_away_ends_the_save_and_leaves_no_checkpoint(model: n
         checkpointer(url, lines).save(3, model, [torch.optim.AdamW(model.parameters())], {})
     FailingFileSystem.failures = 0
     assert checkpoints.find_newest(url, {}, lines.append) is None
+
+
+def test_figures_of_a_run_in_a_bucket_are_read_without_its_weights(google: LocalGoogle) -> None:
+    folder = f"gs://{BUCKET}/runs/{uuid.uuid4().hex}"
+    files.write(f"{folder}/metrics.jsonl", b'{"step": 1, "loss": 2.0}\n')
+    files.write(f"{folder}/model/model.safetensors", b"weights")
+    google.storage.clear()
+    assert read_metrics(folder) == [{"step": 1, "loss": 2.0}]
+    assert google.storage.requests
+    assert not any("safetensors" in request.path for request in google.storage.requests)

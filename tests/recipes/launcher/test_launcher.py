@@ -21,9 +21,12 @@ LAUNCHER = [sys.executable, "-m", "recipes.launcher"]
 WAIT_SECONDS = 90.0
 
 
-def submit(google: LocalGoogle, arguments: list[str], replicas: int = 1) -> CustomJob:
+def submit(
+    google: LocalGoogle, arguments: list[str], replicas: int = 1, **variables: str
+) -> CustomJob:
     """Run a job of `replicas` nodes to its end."""
-    container = {"image_uri": CUDA_IMAGE, "command": LAUNCHER, "args": arguments}
+    container: dict[str, Any] = {"image_uri": CUDA_IMAGE, "command": LAUNCHER, "args": arguments}
+    container["env"] = [{"name": name, "value": value} for name, value in variables.items()]
     pool: dict[str, Any] = {
         "replica_count": 1,
         "machine_spec": {"machine_type": "n1-standard-4"},
@@ -69,6 +72,39 @@ def test_failed_training_never_exits_0(google: LocalGoogle, status: int) -> None
     assert job.state is JobState.JOB_STATE_FAILED
     expected = 75 if status == 75 else 1
     assert f"non-zero status of {expected}" in job.error.message
+
+
+WRITE_KEY = (
+    "import os, pathlib;"
+    "pathlib.Path(os.environ['OUTPUT_FOLDER'], 'key').write_text(os.environ['THE_KEY'][::-1])"
+)
+
+
+def test_program_gets_a_secret_that_the_job_only_names(google: LocalGoogle) -> None:
+    google.secrets.values["key"] = "hush-hush"
+    name = f"projects/{PROJECT}/secrets/key/versions/latest"
+    arguments = ["--launcher", "command", "--", sys.executable, "-c", WRITE_KEY]
+    job = submit(google, arguments, SECRET_THE_KEY=name, API_ENDPOINT=google.endpoint)
+    assert job.state is JobState.JOB_STATE_SUCCEEDED, google.vertex.logs(job.name)
+    assert read_object(google, "launcher/model/key") == b"hsuh-hsuh"
+    assert "hush-hush" not in f"{job} {google.vertex.logs(job.name)}"
+
+
+def test_secret_that_may_not_be_read_ends_the_job_with_the_role_to_ask_for(
+    google: LocalGoogle,
+) -> None:
+    name = f"projects/{PROJECT}/secrets/absent/versions/latest"
+    arguments = ["--launcher", "command", "--", "true"]
+    job = submit(google, arguments, SECRET_THE_KEY=name, API_ENDPOINT=google.endpoint)
+    assert "status of 2" in job.error.message
+    assert "roles/secretmanager.secretAccessor" in str(google.vertex.logs(job.name))
+
+
+def test_machine_without_the_accelerators_that_are_paid_for_ends_at_once() -> None:
+    process = launch("--accelerators", "64", "--", "-m", "this")
+    _, errors = process.communicate(timeout=WAIT_SECONDS)
+    assert process.returncode == 2
+    assert "64 accelerator(s)" in errors and "driver" in errors
 
 
 def launch(*arguments: str, **environment: str) -> subprocess.Popen[str]:
