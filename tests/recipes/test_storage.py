@@ -18,7 +18,6 @@ from recipes.checkpointing.checkpoint import Checkpointer
 from recipes.distributed.workers import join_workers
 from recipes.spec import read_metrics
 from recipes.train import train
-from recipes.training.trainer import train
 from tests.recipes.conftest import SpecMaker, course, train_here
 from tests.stand_ins.google import BUCKET, LocalGoogle
 
