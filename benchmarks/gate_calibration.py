@@ -93,7 +93,7 @@ def _judge_in_rounds(
         value, error, skewness = summarize(differences[open_, :end], sizes[open_, :end])
         rounds = Rounds(measured=number, planned=len(ends), share=share)
         at = level(GATE.lifetime_error, look, rounds)
-        above = reach(error, skewness, end, at) + allowance(look, share) * error
+        above = reach(error, skewness, end, at) + allowance(look - 1, share) * error
         gained = (value + above < 0) & (value <= -EFFECT)
         hopeless = value - reach(error, -skewness, end, FUTILITY) > -EFFECT
         promoted[open_[gained]] = True
@@ -155,7 +155,8 @@ def power(population: Population, clusters: int, random: np.random.Generator) ->
     for times in (2, 4):
         better = equal - times * EFFECT * sizes
         for look in LOOKS:
-            promoted, documents = judge("ours", better, sizes, look, SHARES[0], 1)
+            # A pipeline's own procedure, settled before any score could be read.
+            promoted, documents = judge("ours", better, sizes, look, 0.0, 1)
             found[f"{times}x_look_{look}"] = float(promoted.mean())
             found[f"{times}x_look_{look}_documents"] = float(documents.mean())
         for rule in ("before", "weekly"):
@@ -181,7 +182,7 @@ def mixed_year(
         equal, sizes = population.draw(years, clusters, random)
         bits = equal + truth[:, None] * sizes
         for rule in RULES:
-            promoted, _ = judge(rule, bits, sizes, look, SHARES[0], population.cluster_size)
+            promoted, _ = judge(rule, bits, sizes, look, 0.0, population.cluster_size)
             champion[rule] += np.where(promoted, truth, 0)
             found[rule] += int((promoted & (truth < 0)).sum())
             wrong[rule] |= promoted & (truth >= 0)

@@ -1,8 +1,5 @@
 """Is the candidate better, and may it answer users?"""
 
-from pathlib import Path
-from typing import Any
-
 import pyarrow.parquet as pq
 from dagster import AssetExecutionContext, MaterializeResult
 
@@ -14,12 +11,11 @@ from llm_assets.assets.model import base_model, checkpoint
 from llm_assets.assets.stage import materialization, stage
 from llm_assets.gate.judge import judge
 from llm_assets.gate.settings import CODE_VERSION as GATE_CODE_VERSION
-from llm_assets.gate.settings import GateSettings
 from llm_assets.gate.verdict import Verdict
 from llm_assets.pipeline import PipelineResource
 from llm_assets.registry.card import describe_coverage
 from llm_assets.registry.integrity import verify_model
-from llm_assets.registry.lineage import lineage, weights_fingerprint
+from llm_assets.registry.lineage import lineage, procedure, weights_fingerprint
 from llm_assets.registry.records import ModelEntry
 from llm_assets.registry.resource import RegistryResource
 from llm_assets.runners.training import TrainingRunner
@@ -55,8 +51,10 @@ def eval_metrics(
     source = model_source(candidate)
     state, gate = models.state(), pipeline.settings.model_version.gate
     incumbent = state.incumbent_of(source.fingerprint)
+    look = state.look_of(source.fingerprint, incumbent.weights)
     question = Question(
-        look=state.look_of(source.fingerprint, incumbent.weights),
+        look=look,
+        readable=state.readable_before(look, procedure_of(candidate, pipeline)),
         lifetime_error=gate.lifetime_error,
         smallest_effect=gate.smallest_effect,
     )
@@ -120,10 +118,12 @@ def model_version(
     incumbent = state.incumbent_of(source.fingerprint)
     measured = evaluation.stats["evaluation_fingerprint"]
     look = state.look_of(source.fingerprint, incumbent.weights, measured)
+    chosen = procedure_of(candidate, pipeline)
+    readable = state.readable_before(look, chosen)
     identity = Identity(
         kind="model_version",
         code_version=GATE_CODE_VERSION,
-        settings=settings.content() | {"look": look},
+        settings=settings.content() | {"look": look, "readable": readable, "procedure": chosen},
         inputs={
             "eval_metrics": evaluation.fingerprint,
             "incumbent": incumbent.model_fingerprint,
@@ -132,9 +132,20 @@ def model_version(
 
     def build(draft: Draft) -> None:
         candidate.verify()
-        draft.stats |= _judge(
-            evaluation, settings.gate, source.fingerprint, incumbent.weights, look, draft.path
+        evaluation.verify()
+        verdict = judge(
+            pq.read_table(evaluation.path / SCORES_NAME),
+            evaluation.stats,
+            settings.gate,
+            candidate=source.fingerprint,
+            incumbent=incumbent.weights,
+            look=look,
+            readable=readable,
+            procedure=chosen,
         )
+        (draft.path / VERDICT_NAME).write_text(verdict.model_dump_json(indent=2))
+        draft.stats["promoted"] = verdict.promoted
+        draft.stats["reasons"] = [reason.text for reason in verdict.reasons]
 
     artifact = pipeline.make(context, identity, build)
     verdict = Verdict.model_validate_json((artifact.path / VERDICT_NAME).read_text())
@@ -152,29 +163,14 @@ def model_version(
     return materialization(artifact, verdict_metadata(version.version, verdict) | trained)
 
 
-def _judge(
-    evaluation: Artifact,
-    gate: GateSettings,
-    candidate: str,
-    incumbent: str,
-    look: int,
-    folder: Path,
-) -> dict[str, Any]:
-    """Write the verdict into a folder; returns what the manifest says of it."""
-    evaluation.verify()
-    verdict = judge(
-        pq.read_table(evaluation.path / SCORES_NAME),
-        evaluation.stats,
-        gate,
-        candidate=candidate,
-        incumbent=incumbent,
-        look=look,
-    )
-    (folder / VERDICT_NAME).write_text(verdict.model_dump_json(indent=2))
-    return {
-        "promoted": verdict.promoted,
-        "reasons": [reason.text for reason in verdict.reasons],
+def procedure_of(candidate: Artifact, pipeline: PipelineResource) -> str:
+    """What people chose for this candidate, down to how it is measured and judged."""
+    settings = pipeline.settings
+    judged_by = {
+        "eval_metrics": settings.eval_metrics.content(),
+        "gate": settings.model_version.content(),
     }
+    return procedure(candidate, judged_by)
 
 
 def base_entry(base: Artifact) -> ModelEntry:

@@ -16,6 +16,7 @@ from llm_assets.assets.estimate import training_estimate
 from llm_assets.assets.stage import materialization, stage
 from llm_assets.pipeline import PipelineResource
 from llm_assets.registry.integrity import verify_model
+from llm_assets.registry.lineage import CHOSEN
 from llm_assets.registry.resource import RegistryResource
 from llm_assets.registry.start import find_seen, find_start, with_start
 from llm_assets.runners.training import TrainingRunner
@@ -105,6 +106,7 @@ def checkpoint(
 ) -> MaterializeResult:
     """The trained model: resumable state under `runs/`, and an exported Hugging Face folder."""
     settings = training.resolve(config.apply(pipeline.settings.checkpoint))
+    chosen = config.model_dump() | {"settings": settings.content()}
     shards = pipeline.record.current("tokenized_shards", needed_by="checkpoint")
     if config.continue_from_champion:
         models = registry.open(pipeline)
@@ -138,7 +140,7 @@ def checkpoint(
         )
         if estimate := training_estimate(training, settings, shards, base):
             context.log.info(f"Expected for {estimate}")
-        draft.stats |= training.train(context, spec).model_dump()
+        draft.stats |= training.train(context, spec).model_dump() | {CHOSEN: chosen}
         for name in (METRICS_NAME, SEEN_NAME, TRAINED_NAME):
             content = pipeline.store.read_bytes(f"{layout.run(run_id)}/{name}")
             (draft.path / name).write_bytes(content or b"")

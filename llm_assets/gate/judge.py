@@ -37,6 +37,8 @@ def judge(
     candidate: str,
     incumbent: str | None,
     look: int,
+    readable: int,
+    procedure: str = "",
 ) -> Verdict:
     """Decide whether the candidate may replace the incumbent.
 
@@ -53,6 +55,8 @@ def judge(
         candidate, incumbent: fingerprints of the weights that this is about, so that figures of
             others decide nothing; None where there is no incumbent.
         look: which judgement of the pipeline's life this is, from 1.
+        readable: judgements before the candidate's procedure was chosen.
+        procedure: what people chose for making and judging the candidate, for the record.
 
     Returns:
         The verdict with every reason that speaks against the candidate, or the one for it. Where
@@ -64,7 +68,10 @@ def judge(
     )
     if not against:
         metric = Metric.model_validate(evaluation["metric"])
-        comparisons = _compare_all(scores, metric, evaluation["rounds"], settings, incumbent, look)
+        rounds = Rounds.model_validate(evaluation["rounds"])
+        at = level(settings.lifetime_error, look, rounds)
+        allowed = allowance(readable, rounds.share)
+        comparisons = _compare_all(scores, metric, settings, incumbent, at, allowed)
         against = [
             *(_judge_chance(scores, evaluation) if metric.is_bits else []),
             *_judge_domain(comparisons[0], settings),
@@ -80,6 +87,7 @@ def judge(
         thresholds=settings,
         gate_code_version=CODE_VERSION,
         look=look,
+        procedure=procedure,
         evaluation_fingerprint=evaluation.get("evaluation_fingerprint"),
     )
 
@@ -87,19 +95,16 @@ def judge(
 def _compare_all(
     scores: pa.Table,
     metric: Metric,
-    rounds: Mapping[str, Any],
     settings: GateSettings,
     incumbent: str | None,
-    look: int,
+    at: float,
+    allowed: float,
 ) -> list[Comparison]:
     """Held-out text first, general English, and where there are slices the newest one.
 
     The newest slice is shown, not decided on.
     """
     reference = "incumbent" if incumbent is not None else "base"
-    known = Rounds.model_validate(rounds)
-    at = level(settings.lifetime_error, look, known)
-    allowed = allowance(look, known.share)
     domain, *others = measured_tasks(metric)
     found = [compare(scores, metric, domain, reference, at, allowed, settings.smallest_effect)]
     found += [compare(scores, metric, task, "base", GENERAL_LEVEL) for task in others]

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from artifacts.settings import Settings
 
-CODE_VERSION = "4"
+CODE_VERSION = "5"
 
 
 class GateSettings(Settings):

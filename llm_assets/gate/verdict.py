@@ -89,6 +89,9 @@ class Verdict(BaseModel):
     gate_code_version: str
     look: int
     """Which judgement of the pipeline's life this was; each spends a part of `lifetime_error`."""
+    procedure: str = ""
+    """Fingerprint of what people chose for making and judging the candidate; empty where that is
+    not known."""
     evaluation_fingerprint: str | None
     at: datetime = Field(default_factory=lambda: datetime.now(UTC))
 

@@ -1,7 +1,13 @@
 """What an artifact is and what is behind it, as the registry records it."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from artifacts.store.identity import hash_json
 from artifacts.store.store import Artifact
+
+CHOSEN = "chosen"
+"""Of a checkpoint's `stats`: its settings before a budget was worked out from the text."""
 
 
 def lineage(artifact: Artifact) -> dict[str, str]:
@@ -14,6 +20,22 @@ def lineage(artifact: Artifact) -> dict[str, str]:
         if artifact.store.exists(name, fingerprint):
             found |= lineage(artifact.store.load(name, fingerprint))
     return found
+
+
+def procedure(candidate: Artifact, judged_by: Mapping[str, Any]) -> str:
+    """Fingerprint of what people chose for making a candidate and for judging it.
+
+    These are the settings of every stage. The text is not among them, since it arrives, nor the
+    code, which nobody chooses by one pipeline's scores, nor a budget that follows from the text.
+
+    Args:
+        judged_by: settings of evaluation and gate.
+    """
+    chosen: dict[str, Any] = {"judged_by": judged_by}
+    for kind, fingerprint in lineage(candidate).items():
+        manifest = candidate.store.load(kind, fingerprint).manifest
+        chosen[kind] = manifest.stats.get(CHOSEN, manifest.settings)
+    return hash_json(chosen)
 
 
 def weights_fingerprint(artifact: Artifact, folder: str = "") -> str:

@@ -109,6 +109,18 @@ class RegistryState(BaseModel):
                 return number
         return len(asked) + 1
 
+    def readable_before(self, look: int, procedure: str) -> int:
+        """Judgements whose scores may have been read when a candidate's procedure was chosen.
+
+        A procedure was chosen at the latest before it was judged first. What it makes of text that
+        arrives is no choice.
+
+        Args:
+            look: of the candidate.
+        """
+        known = [found.look for found in self.verdicts if found.procedure == procedure]
+        return min([look, *known] if procedure else [look]) - 1
+
     def register(self, entry: ModelEntry, is_base: bool = False) -> ModelVersion:
         """Add a model; known weights keep their number and take over where they lie now."""
         known = self.find_model(entry.weights)

@@ -12,7 +12,9 @@ Who reads the scores of earlier candidates learns also about the documents that 
 measured on, where they are the same. Scores of k candidates, each on a share of the held-out text
 drawn for it, can lift the next one's by at most about share times root k standard errors (reached
 by adding up variations weighted by their scores; the rate of Dwork and others 2015 and of Steinke &
-Ullman 2015), so the bound moves by as much. benchmarks/gate_calibration.py simulates all of it.
+Ullman 2015), so the bound moves by as much. Only a choice can carry what was read: where the
+procedure that makes candidates was settled before a score could be read, nothing moves, however
+often it runs on text that arrives. benchmarks/gate_calibration.py simulates all of it.
 """
 
 import math
@@ -74,13 +76,14 @@ def level(lifetime_error: float, look: int, rounds: Rounds) -> float:
     return part * spend(lifetime_error, look)
 
 
-def allowance(look: int, share: float) -> float:
-    """Standard errors that reading the scores of all looks before may have lifted this one by.
+def allowance(readable: int, share: float) -> float:
+    """Standard errors that reading the scores of earlier looks may have lifted this one by.
 
     Args:
+        readable: looks before this candidate's procedure was chosen.
         share: of the held-out documents, how many one candidate is measured on at most.
     """
-    return share * math.sqrt(look - 1)
+    return share * math.sqrt(readable)
 
 
 def is_decided(
@@ -97,7 +100,7 @@ def is_decided(
     if not np.isfinite(differences).all():
         return True
     at = level(question.lifetime_error, question.look, rounds)
-    allowed = allowance(question.look, rounds.share)
+    allowed = allowance(question.readable, rounds.share)
     if estimate(differences, sizes, clusters, at, allowed).is_gain(question.smallest_effect):
         return True
     return estimate(differences, sizes, clusters, FUTILITY).low > -question.smallest_effect

@@ -191,6 +191,8 @@ class Question(Settings):
 
     look: int = Field(ge=1)
     """Which judgement of the pipeline's life it is."""
+    readable: int = Field(ge=0)
+    """Judgements whose scores whoever chose the candidate's procedure may have read."""
     lifetime_error: float
     smallest_effect: float
     """Both as in `model_version.gate`."""

@@ -232,6 +232,7 @@ def test_a_year_ends_with_a_better_champion_a_sound_registry_and_a_bounded_store
     ]
     assert not set(by_gate) & set(bad)
     assert state.champion == year.wanted and state.champion not in refused
+    assert refused and len(set(by_gate)) > 4, "new text goes on winning, and a person overruled it"
     for number in refused:
         assert by_gate.count(number) == 1, "what a person rejected, the gate never brings back"
     subjects = range(len(set(w // 4 for w in range(WEEKS))))

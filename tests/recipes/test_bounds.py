@@ -42,8 +42,8 @@ def test_bounds_widen_with_certainty_with_large_losses_and_with_what_was_read() 
     losses = random.exponential(10, 100) ** 1.3
     skewed = estimate(losses, sizes, names, 0.025)
     assert skewed.high - skewed.difference > 1.1 * (skewed.difference - skewed.low)
-    assert allowance(1, share=0.5) == 0, "nothing was read before the first look"
-    read = estimate(even, sizes, names, 0.025, allowance(10, share=0.5))
+    assert allowance(0, share=0.5) == 0, "nothing was read before the first look"
+    read = estimate(even, sizes, names, 0.025, allowance(9, share=0.5))
     assert read.high - sure[0].high == pytest.approx(1.5 * read.error)
 
 
@@ -63,7 +63,7 @@ def test_measuring_ends_when_a_gain_is_sure_or_none_is_likely(
     random = np.random.default_rng(0)
     sizes = np.full(50, 500.0)
     differences = (random.normal(0, noise, 50) - gain) * sizes
-    question = Question(look=1, lifetime_error=0.05, smallest_effect=0.005)
+    question = Question(look=1, readable=0, lifetime_error=0.05, smallest_effect=0.005)
     rounds = Rounds(measured=1, planned=3, share=0.1)
     assert is_decided(differences, sizes, np.arange(50), question, rounds) is decided
 

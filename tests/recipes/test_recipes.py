@@ -186,6 +186,7 @@ def test_the_gate_promotes_what_was_learnt_by_the_recipes_own_metric(
         candidate="candidate",
         incumbent=None,
         look=1,
+        readable=0,
     )
     outcomes = {reason.outcome for reason in verdict.reasons}
     assert outcomes <= {"no_incumbent", "too_few_documents"}, verdict.summary

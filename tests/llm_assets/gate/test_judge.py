@@ -45,7 +45,11 @@ class Evaluation:
         }
 
     def judge(
-        self, gate: GateSettings = GATE, incumbent: str | None = INCUMBENT, look: int = 1
+        self,
+        gate: GateSettings = GATE,
+        incumbent: str | None = INCUMBENT,
+        look: int = 1,
+        readable: int = 0,
     ) -> Verdict:
         columns = {"task": self.task, "cluster": self.cluster, "document": self.cluster}
         columns |= {"size": self.bytes, "tokens": self.bytes // 4 + 1}
@@ -62,7 +66,15 @@ class Evaluation:
             "vocab_size": 49_152,
             "metric": self.metric,
         }
-        return judge(table, evaluation, gate, candidate=CANDIDATE, incumbent=incumbent, look=look)
+        return judge(
+            table,
+            evaluation,
+            gate,
+            candidate=CANDIDATE,
+            incumbent=incumbent,
+            look=look,
+            readable=readable,
+        )
 
 
 def outcomes(verdict: Verdict) -> set[Outcome]:
@@ -219,9 +231,10 @@ def test_the_more_was_judged_the_surer_the_gate_has_to_be() -> None:
 def test_scores_that_may_have_been_read_make_the_gate_ask_for_more() -> None:
     """The same gain at the same look: where most held-out text was measured, it does not do."""
     evaluation = Evaluation(gain=0.012)
-    assert evaluation.judge(look=100).promoted
+    assert evaluation.judge(look=100, readable=99).promoted
     evaluation.rounds["share"] = 0.9
-    verdict = evaluation.judge(look=100)
+    assert evaluation.judge(look=100).promoted, "the procedure was settled before the first score"
+    verdict = evaluation.judge(look=100, readable=99)
     assert outcomes(verdict) == {Outcome.NOT_BETTER}
     assert verdict.comparisons[0].allowed == pytest.approx(0.9 * math.sqrt(99))
     assert evaluation.judge(look=1).promoted

@@ -45,6 +45,8 @@ def verdict(
     promoted: bool = True,
     thresholds: GateSettings | None = None,
     evaluation: str = "evaluation",
+    look: int = 1,
+    procedure: str = "",
 ) -> Verdict:
     """What the gate found about one model against another."""
     outcome = Outcome.BETTER if promoted else Outcome.NOT_BETTER
@@ -57,7 +59,8 @@ def verdict(
         thresholds=thresholds or GateSettings(),
         gate_code_version=CODE_VERSION,
         evaluation_fingerprint=evaluation,
-        look=1,
+        look=look,
+        procedure=procedure,
     )
 
 

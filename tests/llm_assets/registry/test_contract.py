@@ -114,6 +114,17 @@ def test_looks_are_counted_over_the_whole_life_and_asking_again_is_no_new_one(
     assert state.look_of("a", "b") == 3, "known before it is measured"
 
 
+def test_scores_can_be_read_only_by_who_chooses_after_them(registry: Registry) -> None:
+    for look, (model, chosen) in enumerate((("a", ""), ("b", "weekly"), ("c", "tried")), 1):
+        said = verdict(model, "base", promoted=False, look=look, procedure=chosen)
+        registry.enter(entry(model), said)
+    state = registry.state()
+    assert state.readable_before(9, "weekly") == 1, "what it makes of new text is no choice"
+    assert state.readable_before(9, "tried") == 2
+    assert state.readable_before(9, "another") == state.readable_before(9, "") == 8
+    assert state.readable_before(2, "weekly") == state.readable_before(2, "another") == 1
+
+
 def test_what_a_person_rejected_comes_back_only_by_a_person(registry: Registry) -> None:
     judge(registry, "a")
     serve(registry)
