@@ -75,9 +75,8 @@ def setup(outputs: Path | None) -> None:
 
     path = cloud_config_path()
     settings = write_settings(read_outputs(outputs), path)
-    click.echo(
-        f"Wrote {path} for project {settings.project}. Now build the images: images/build.sh spark"
-    )
+    click.echo(f"Wrote {path} for project {settings.project}.")
+    click.echo("Now build the images: images/build.sh spark, cuda and serve.")
 
 
 CLOUD = (check, estimate, setup)
