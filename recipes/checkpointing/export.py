@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
+from artifacts.model_format import older_config, write_older_names
 from artifacts.storage import files
 from recipes.distributed.workers import Workers
 from recipes.model.causal_model import TrainableModel
@@ -120,10 +121,11 @@ def _write(
             shutil.copyfile(path, folder / path.name)
     for name, content in model.exported_files.items():
         (folder / name).write_text(content)
+    write_older_names(folder)
     _write_weights(weights, folder)
     config = json.loads((base_model / CONFIG_NAME).read_text()) | model.exported_config
     config["dtype"] = str(dtype).removeprefix("torch.")
-    files.write(folder / CONFIG_NAME, json.dumps(config, indent=2).encode())
+    files.write(folder / CONFIG_NAME, json.dumps(older_config(config), indent=2).encode())
 
 
 def _write_weights(weights: dict[str, torch.Tensor], folder: Path) -> None:

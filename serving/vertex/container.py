@@ -29,6 +29,7 @@ import uvicorn
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from artifacts.errors import UserError
+from artifacts.model_format import write_older_names
 from artifacts.storage import files
 from serving.api.errors import ServingError
 from serving.engine.model_folder import check_model_folder
@@ -145,6 +146,8 @@ def fetch(uri: str, folder: Path) -> Path:
         filesystem.get(f"{path.rstrip('/')}/", f"{folder}/", recursive=True)
     except FileNotFoundError as error:
         raise UserError(f"There is no model at {uri} (AIP_STORAGE_URI).") from error
+    # vLLM carries transformers 4.
+    write_older_names(folder)
     log("model_fetched", uri=uri, seconds=round(time.monotonic() - started, 1))
     return folder
 

@@ -1,5 +1,6 @@
 """Models compute what Hugging Face's do, and no document sees another."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,8 @@ def test_logits_equal_hugging_faces_both_ways(folder: Path, tmp_path: Path) -> N
     export_model(model, folder, tmp_path / "export", torch.float32, join_workers())
     exported = AutoModelForCausalLM.from_pretrained(tmp_path / "export").eval()
     assert torch.equal(exported(tokens).logits, expected)
+    config = json.loads((tmp_path / "export" / "config.json").read_text())
+    assert config.get("rope_theta") == config.get("rope_parameters", {}).get("rope_theta")
 
 
 def test_families_with_a_built_in_decoder_use_it(folder: Path) -> None:
