@@ -18,10 +18,12 @@ from benchmarks.harness import alternate, at_most, keep
 from benchmarks.sizes import SIZES
 from recipes.checkpointing.checkpoint import Checkpointer
 from recipes.data.batch import Batch
+from recipes.distributed.fully_sharded import FullySharded
+from recipes.distributed.strategy import Strategy
 from recipes.distributed.workers import join_workers
 from recipes.model.causal_model import TrainableModel
 from recipes.model.decoder import Decoder
-from recipes.optimization.optimizer import Optimizers, build_optimizers
+from recipes.optimization.optimizer import build_optimizers
 from recipes.sections import OptimizerSettings
 from recipes.training.step import train_step
 
@@ -35,14 +37,12 @@ STEPS = 2
 class Saving:
     """One way of saving, timed."""
 
-    def __init__(
-        self, folder: Path, in_background: bool, model: TrainableModel, optimizers: Optimizers
-    ) -> None:
+    def __init__(self, folder: Path, in_background: bool, strategy: Strategy) -> None:
         self._workers = join_workers()
         self._checkpointer = Checkpointer(
-            str(folder), {}, 1, in_background, self._workers, lambda line: None
+            strategy, str(folder), {}, 1, in_background, self._workers, lambda line: None
         )
-        self._model, self._optimizers = model, optimizers
+        self._strategy = strategy
         self._batch = random_batch()
         self._step = 0
         self.stalls: list[float] = []
@@ -52,7 +52,7 @@ class Saving:
         self._step += 1
         self._checkpointer.take_stall()
         began = time.perf_counter()
-        self._checkpointer.save(self._step, self._model, self._optimizers, {})
+        self._checkpointer.save(self._step, {})
         for _ in range(STEPS):
             self.step()
         self.stalls.append(self._checkpointer.take_stall())
@@ -63,13 +63,10 @@ class Saving:
         """Seconds of one training step."""
         began = time.perf_counter()
         train_step(
-            self._model,
-            self._optimizers,
+            self._strategy,
             [self._batch],
             learning_rate=1e-4,
-            gradient_clip=1.0,
             largest_norm=float("inf"),
-            precision="bfloat16",
             workers=self._workers,
             before_update=self._checkpointer.wait_until_copied,
         )
@@ -89,9 +86,10 @@ def main() -> None:
     decoder.initialize()
     model = TrainableModel(decoder)
     optimizers = build_optimizers(model, OptimizerSettings())
+    strategy = FullySharded(model, optimizers, 1.0, "bfloat16", torch.device("cpu"))
     with tempfile.TemporaryDirectory() as root:
-        background = Saving(Path(root) / "background", True, model, optimizers)
-        at_once = Saving(Path(root) / "at_once", False, model, optimizers)
+        background = Saving(Path(root) / "background", True, strategy)
+        at_once = Saving(Path(root) / "at_once", False, strategy)
         at_once.step()
         background.save()
         first = background.stalls.pop()

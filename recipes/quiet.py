@@ -12,8 +12,9 @@ def silence_libraries() -> None:
     os.environ.setdefault("TQDM_DISABLE", "1")
     # accelerate imports DeepSpeed where it is installed, which then remarks on the accelerator.
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if os.path.exists("/dev/nvidia0") else "cpu")
-    # Said by torchdata of what it calls in torch.
+    # Said of what torchdata and DeepSpeed call in torch.
     warnings.filterwarnings("ignore", "'set_vital' is deprecated")
+    warnings.filterwarnings("ignore", "`torch.distributed.* is deprecated")
     # Said by torchtune's sharded recipes on a processor, where adapters begin with random numbers.
     warnings.filterwarnings("ignore", "DTensor random operators")
     from transformers.utils import logging as transformers_logging

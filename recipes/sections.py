@@ -5,6 +5,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from artifacts.settings import Settings
+from recipes.deepspeed_settings import DeepSpeedSettings
 
 Precision = Literal["bfloat16", "float32"]
 Switch = Literal["auto", "always", "never"]
@@ -168,6 +169,8 @@ class PlacementSettings(ExecutionSettings):
     """Keep only each layer's input and compute the rest again backwards: less memory, more time."""
     compile: Switch = "auto"
     """torch.compile of the layers; auto compiles on a GPU, where it pays within minutes."""
+    deepspeed: DeepSpeedSettings | None = None
+    """DeepSpeed's ZeRO in the place of FSDP2."""
 
 
 class CheckpointingSettings(ExecutionSettings):

@@ -56,6 +56,8 @@ class TorchtuneSettings(TrainingSettings):
             for key in ("replicas", "tensor_parallel", "activation_checkpointing", "compile")
             if getattr(self.placement, key) != getattr(usual, key)
         ]
+        if self.placement.deepspeed:
+            faults.append("`placement.deepspeed` does not go with torchtune, which has FSDP2")
         if self.placement.device_batch_size not in (usual.device_batch_size, batch_size):
             faults.append(f"`placement.device_batch_size` is the configuration's, {batch_size}")
         precision = PRECISIONS[self.config["dtype"]]

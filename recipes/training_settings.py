@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from artifacts.examples import Form
 from artifacts.settings import Settings
+from recipes.deepspeed_configuration import contradictions
 from recipes.sections import (
     BudgetSettings,
     CheckpointingSettings,
@@ -82,9 +83,24 @@ class TrainingSettings(Settings):
             faults.append("lora is trained with adamw")
         if self.placement.tensor_parallel > 1 and (self.adapters or self.optimizer.name == "muon"):
             faults.append("placement.tensor_parallel goes with neither lora nor muon")
+        if self.placement.deepspeed:
+            faults += self._beside_deepspeed()
         if faults:
             raise ValueError("; ".join(faults))
         return self
+
+    def _beside_deepspeed(self) -> list[str]:
+        """What does not go with DeepSpeed, whatever its own settings."""
+        placement = self.placement
+        refused = {
+            "optimizer.name: muon": self.optimizer.name == "muon",
+            "placement.replicas": placement.replicas > 1,
+            "placement.tensor_parallel": placement.tensor_parallel > 1,
+            "placement.compile: always": placement.compile == "always",
+            "checkpointing.in_background: always": self.checkpointing.in_background == "always",
+        }
+        faults = [f"placement.deepspeed does not go with {key}" for key in refused if refused[key]]
+        return faults + contradictions(self.precision, self.budget, self.optimizer, placement)
 
     def content(self) -> dict[str, Any]:
         """The settings that decide what the checkpoint is, for its fingerprint."""

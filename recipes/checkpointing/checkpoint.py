@@ -1,41 +1,21 @@
-"""The training state on disk: weights and optimizer through PyTorch DCP, the manifest last."""
+"""The training state on disk: when it is written, the manifest last, and where to go on from."""
 
 import errno
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
-from torch import nn
-from torch.distributed.checkpoint import (
-    CheckpointException,
-    FileSystemReader,
-    FileSystemWriter,
-    StorageReader,
-    StorageWriter,
-)
-from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
+from torch.distributed.checkpoint import CheckpointException
 
 from artifacts import checkpoints
 from artifacts.errors import UserError
+from artifacts.storage import files
 from recipes.checkpointing.staging import StagingBuffers, side_stream
+from recipes.distributed.strategy import Strategy
 from recipes.distributed.workers import Workers
-from recipes.optimization.optimizer import Optimizers
-
-# Frozen weights are the base model's, which the run's inputs pin.
-TRAINED_ONLY = StateDictOptions(ignore_frozen_params=True)
-PARTIAL = StateDictOptions(strict=False)
 
 SECONDS_BETWEEN_ATTEMPTS = (1.0, 5.0, 20.0, 60.0)
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -46,6 +26,7 @@ class Checkpointer:
 
     def __init__(
         self,
+        strategy: Strategy,
         run_url: str,
         content: dict[str, Any],
         keep: int,
@@ -54,6 +35,7 @@ class Checkpointer:
         report: Callable[[str], None],
         retry_seconds: Sequence[float] = SECONDS_BETWEEN_ATTEMPTS,
     ) -> None:
+        self._strategy = strategy
         self._run_url, self._content, self._keep = run_url, content, keep
         self._workers, self._report = workers, report
         self._retry_seconds = retry_seconds
@@ -66,14 +48,7 @@ class Checkpointer:
         # Saving in the background must not mix its messages with those of the training steps.
         self._group = dist.new_group(backend="gloo") if workers.count > 1 else None
 
-    def save(
-        self,
-        step: int,
-        model: nn.Module,
-        optimizers: Optimizers,
-        state: dict[str, Any],
-        permanent: bool = False,
-    ) -> None:
+    def save(self, step: int, state: dict[str, Any], permanent: bool = False) -> None:
         """Write and commit the checkpoint of a step; older ones rotate out afterwards.
 
         In the background, it returns at once: the state is copied while the next step's gradients
@@ -84,7 +59,7 @@ class Checkpointer:
             UserError: the disk is full; the checkpoints before are untouched.
         """
         with self._standing_still():
-            self._save(step, model, optimizers, state, permanent)
+            self._save(step, state, permanent)
 
     def wait_until_copied(self) -> None:
         """Return once the model and the optimizer may be changed again."""
@@ -117,21 +92,14 @@ class Checkpointer:
             pending.result()
         self._workers.barrier()
 
-    def _save(
-        self,
-        step: int,
-        model: nn.Module,
-        optimizers: Optimizers,
-        state: dict[str, Any],
-        permanent: bool,
-    ) -> None:
+    def _save(self, step: int, state: dict[str, Any], permanent: bool) -> None:
         self._wait()
         if self._workers.is_rank_zero:
             checkpoints.clear_step(self._run_url, step)
         self._workers.barrier()
         if self._tensors is None:
             # Steps change these tensors in place, so they are looked up once.
-            self._tensors = _tensors(model, optimizers)
+            self._tensors = self._strategy.tensors()
         if self._buffers is None:
             self._write(step, self._tensors, state, permanent)
         else:
@@ -145,22 +113,22 @@ class Checkpointer:
         """Drop all but the last checkpoint of a finished run, and the permanent ones."""
         checkpoints.rotate(self._run_url, 1)
 
-    def restore(
-        self, model: nn.Module, optimizers: Optimizers
-    ) -> tuple[int, dict[str, Any]] | None:
+    def restore(self) -> tuple[int, dict[str, Any]] | None:
         """Load the newest valid checkpoint: `(step, state)`, or None where there is none.
 
         Raises:
-            UserError: the run was made with other settings or inputs.
+            UserError: the run was made with other settings or inputs, or by another strategy.
         """
         found = checkpoints.find_newest(self._run_url, self._content, self._report)
         if found is None:
             return None
-        tensors = _tensors(model, optimizers)
-        with _alone_is_meant():
-            dcp.load(tensors, storage_reader=_reader(found.url))
-            set_model_state_dict(model, tensors["model"], options=PARTIAL)
-            set_optimizer_state_dict(model, optimizers, tensors["optimizer"])
+        if not files.exists(f"{found.url}/{self._strategy.marker}"):
+            raise UserError(
+                f"{found.url} was not written by {self._strategy.name}: optimizer state does not "
+                "move between FSDP2 and DeepSpeed. Go on with `checkpoint.placement.deepspeed` as "
+                f"it was, or remove {self._run_url} and begin again."
+            )
+        self._strategy.read(found.url)
         return found.manifest.step, found.manifest.state
 
     def _write(
@@ -173,9 +141,7 @@ class Checkpointer:
                 self._patiently(step, lambda: self._commit(step, state, permanent))
 
     def _write_files(self, step: int, tensors: dict[str, Any]) -> None:
-        writer = _writer(checkpoints.step_url(self._run_url, step))
-        with _alone_is_meant():
-            dcp.save(tensors, storage_writer=writer, process_group=self._group)
+        self._strategy.write(checkpoints.step_url(self._run_url, step), tensors, self._group)
 
     def _commit(self, step: int, state: dict[str, Any], permanent: bool) -> None:
         checkpoints.commit(self._run_url, step, self._content, state, permanent)
@@ -198,29 +164,6 @@ class Checkpointer:
                     ) from error
                 self._report(f"{fault} ({_first_line(error)}); trying again in {seconds:g} s")
                 time.sleep(seconds)
-
-
-def _tensors(model: nn.Module, optimizers: Optimizers) -> dict[str, Any]:
-    return {
-        "model": get_model_state_dict(model, options=TRAINED_ONLY),
-        "optimizer": get_optimizer_state_dict(model, optimizers),
-    }
-
-
-def _writer(url: str) -> StorageWriter:
-    return FsspecWriter(url) if "://" in url else FileSystemWriter(url)
-
-
-def _reader(url: str) -> StorageReader:
-    return FsspecReader(url) if "://" in url else FileSystemReader(url)
-
-
-@contextmanager
-def _alone_is_meant() -> Iterator[None]:
-    """DCP remarks on every call that one process alone is saving."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module=r"torch\.distributed")
-        yield
 
 
 @contextmanager

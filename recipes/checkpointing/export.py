@@ -10,10 +10,10 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 from artifacts.model_format import older_config, write_older_names
 from artifacts.storage import files
+from recipes.distributed.strategy import Strategy
 from recipes.distributed.workers import Workers
 from recipes.model.causal_model import TrainableModel
 from recipes.model.lora import merge_adapters, write_adapter
@@ -36,7 +36,7 @@ INDEX_NAME = "model.safetensors.index.json"
 
 
 def export_model(
-    model: TrainableModel,
+    strategy: Strategy,
     base_model: Path,
     folder: Path,
     dtype: torch.dtype,
@@ -47,11 +47,10 @@ def export_model(
 
     Adapters are merged, and written by themselves into the folder `<folder>-adapter`.
     """
-    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    state = get_model_state_dict(model, options=options)
+    model, found = strategy.model, strategy.whole_weights()
     if workers.is_rank_zero:
         names = model.hugging_face_names()
-        weights = {names[name]: tensor for name, tensor in state.items()}
+        weights = {names[name]: tensor for name, tensor in found.items()}
         if lora:
             write_adapter(weights, lora, base_model, folder.with_name(f"{folder.name}-adapter"))
             weights = merge_adapters(weights, lora)

@@ -1,9 +1,8 @@
 """How one model is spread over workers: FSDP2, hybrid sharding, tensor parallelism."""
 
 import torch
-from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from recipes.distributed.tensor_parallel import split_matrices
 from recipes.distributed.workers import Workers
@@ -36,12 +35,6 @@ def shard(model: TrainableModel, workers: Workers, replicas: int, precision: Pre
     for layer in model.network.layers:
         fully_shard(layer, mesh=shares, mp_policy=policy)
     fully_shard(model, mesh=shares, mp_policy=policy)
-
-
-def synchronise_gradients(model: nn.Module, wanted: bool) -> None:
-    """Reduce gradients over workers in the next backward pass, or only accumulate them."""
-    if isinstance(model, FSDPModule):
-        model.set_requires_gradient_sync(wanted)
 
 
 def _mesh(workers: Workers, replicas: int) -> DeviceMesh:

@@ -15,6 +15,8 @@ class Workers:
     rank: int
     count: int
     device: torch.device
+    local_rank: int = 0
+    """Rank among the workers of this machine."""
     tensor_parallel: int = 1
     """Neighboring workers that compute the same rows, each with a part of every matrix."""
 
@@ -22,6 +24,11 @@ class Workers:
     def is_rank_zero(self) -> bool:
         """True on the one worker that writes logs and manifests."""
         return self.rank == 0
+
+    @property
+    def is_local_rank_zero(self) -> bool:
+        """True on one worker of every machine."""
+        return self.local_rank == 0
 
     @property
     def dp_rank(self) -> int:
@@ -72,7 +79,7 @@ def join_workers() -> Workers:
     if count > 1:
         # Checkpoints are saved from host memory, hence a CPU backend beside nccl.
         dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
-    return Workers(int(os.environ.get("RANK", "0")), count, device)
+    return Workers(int(os.environ.get("RANK", "0")), count, device, local_rank)
 
 
 def leave_workers() -> None:

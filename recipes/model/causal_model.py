@@ -34,9 +34,15 @@ class TrainableModel(nn.Module):
         self.exported_files: dict[str, str] = {}
         """Files of the exported folder that the base model has not, or has otherwise."""
 
+    @property
+    def parameter_count(self) -> int:
+        """Numbers in all parameters, those that other workers hold included."""
+        # ZeRO-3 leaves parameters empty and keeps their sizes beside them.
+        return sum(getattr(p, "ds_numel", p.numel()) for p in self.parameters())
+
     def flops_per_token(self, sequence_length: int) -> float:
         """Forward and backward FLOPs a token of a row."""
-        parameters = sum(p.numel() for p in self.parameters())
+        parameters = self.parameter_count
         if isinstance(self.network, Decoder):
             shape = self.network.shape
             layers, heads, head_dim = shape.layers, shape.heads, shape.head_dim

@@ -1,7 +1,7 @@
 """The optimizers and their parameter groups."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -24,7 +24,7 @@ def build_optimizers(model: TrainableModel, settings: OptimizerSettings) -> Opti
     trained = [p for p in model.parameters() if p.requires_grad]
     muon = [p for p in trained if p.ndim == 2 and id(p) in in_layers]
     if settings.name == "adamw":
-        return [_adamw(trained, settings)]
+        return [adamw(trained, settings)]
     by_muon = {id(p) for p in muon}
     is_split = any(isinstance(p, DTensor) for p in muon)
     kind = SplitMuon if is_split else torch.optim.Muon
@@ -35,16 +35,24 @@ def build_optimizers(model: TrainableModel, settings: OptimizerSettings) -> Opti
             weight_decay=settings.weight_decay,
             adjust_lr_fn="match_rms_adamw",
         ),
-        _adamw([p for p in trained if id(p) not in by_muon], settings),
+        adamw([p for p in trained if id(p) not in by_muon], settings),
     ]
 
 
-def _adamw(parameters: list[nn.Parameter], settings: OptimizerSettings) -> torch.optim.Optimizer:
+AdamW = TypeVar("AdamW", bound=torch.optim.AdamW)
+
+
+def adamw(
+    parameters: list[nn.Parameter],
+    settings: OptimizerSettings,
+    kind: type[AdamW] = torch.optim.AdamW,
+) -> AdamW:
+    """Fused AdamW, or a kind of it, under which matrices decay and norms and biases do not."""
     groups: list[dict[str, Any]] = [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": settings.weight_decay},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(
+    return kind(
         [group for group in groups if group["params"]],
         lr=settings.learning_rate,
         betas=settings.betas,

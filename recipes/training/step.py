@@ -6,15 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import nn
-from torch.distributed.tensor import DTensor
 
 from recipes.data.batch import Batch, ExampleBatch
-from recipes.distributed.sharding import synchronise_gradients
+from recipes.distributed.strategy import Strategy
 from recipes.distributed.workers import Workers
-from recipes.model.precision import mixed_precision
-from recipes.optimization.optimizer import Optimizers, set_learning_rate
-from recipes.sections import Precision
 
 
 @dataclass(frozen=True)
@@ -36,13 +31,10 @@ class StepOutcome:
 
 
 def train_step(
-    model: nn.Module,
-    optimizers: Optimizers,
+    strategy: Strategy,
     batches: Sequence[Batch | ExampleBatch],
     learning_rate: float,
-    gradient_clip: float,
     largest_norm: float,
-    precision: Precision,
     workers: Workers,
     before_update: Callable[[], None],
 ) -> StepOutcome:
@@ -58,34 +50,17 @@ def train_step(
     began = time.perf_counter()
     local_loss = torch.zeros((), device=workers.device)
     for batch in batches:
-        synchronise_gradients(model, batch is batches[-1])
-        with mixed_precision(precision, workers.device):
-            loss = model(batch.to(workers.device))
-        # Sharded gradients are averaged over workers, hence the factor.
-        (loss * (workers.dp_size / max(targets, 1.0))).backward()
+        loss = strategy.loss(batch)
+        # Gradients are averaged over workers, hence the factor.
+        strategy.backward(loss * (workers.dp_size / max(targets, 1.0)), batch is batches[-1])
         local_loss += loss.detach()
-    gradient_norm = _clip(model, gradient_clip)
     (loss_sum,) = workers.sum(float(local_loss))
-    finite = math.isfinite(gradient_norm) and math.isfinite(loss_sum)
-    skipped = not finite or gradient_norm > largest_norm
-    if not skipped:
-        before_update()
-        set_learning_rate(optimizers, learning_rate)
-        for optimizer in optimizers:
-            optimizer.step()
-    model.zero_grad(set_to_none=True)
-    compute_seconds = time.perf_counter() - began
+    update = strategy.update(learning_rate, largest_norm, math.isfinite(loss_sum), before_update)
     return StepOutcome(
         loss=loss_sum / max(targets, 1.0),
-        gradient_norm=gradient_norm,
+        gradient_norm=update.gradient_norm,
         tokens=int(tokens),
         targets=int(targets),
-        compute_seconds=compute_seconds,
-        skipped=skipped,
+        compute_seconds=time.perf_counter() - began,
+        skipped=update.skipped,
     )
-
-
-def _clip(model: nn.Module, limit: float) -> float:
-    """Scale the gradient down to a largest norm; returns the norm before."""
-    norm = nn.utils.clip_grad_norm_(model.parameters(), limit)
-    return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)

@@ -16,11 +16,10 @@ from recipes.checkpointing.schedule import SavingPlan
 from recipes.checkpointing.train_state import TrainState
 from recipes.data.order import DataOrder
 from recipes.data.reader import BatchSplit, StepInput, TrainingData, load
+from recipes.distributed.strategy import Strategy
 from recipes.distributed.workers import Workers
-from recipes.model.causal_model import TrainableModel
 from recipes.model.precision import choose_precision
 from recipes.objectives.by_recipe import objective_of
-from recipes.optimization.optimizer import Optimizers, build_optimizers
 from recipes.optimization.schedule import learning_rate_factor
 from recipes.sections import chosen
 from recipes.spec import BEST_NAME, PROFILE_NAME, TrainingResult, TrainingSpec
@@ -28,7 +27,7 @@ from recipes.training.budget import total_steps
 from recipes.training.hardware import device_readings, model_utilization
 from recipes.training.input_checks import check_inputs, check_tokens
 from recipes.training.metrics import RowAudit, Telemetry
-from recipes.training.model_setup import build_model
+from recipes.training.model_setup import build_strategy
 from recipes.training.records import look_up_known, record_text
 from recipes.training.step import StepOutcome, train_step
 from recipes.training.validation import Validation
@@ -58,12 +57,15 @@ class Trainer:
         self._steps = total_steps(spec.training, spec.shards, unseen)
         report(f"Loading {spec.base_model_folder}")
         self._objective = objective_of(spec.training)
-        self._model, self._optimizers = self._build()
+        self._strategy = self._build()
+        self._parameters = self._strategy.model.parameter_count
         self._checkpointer = Checkpointer(
+            self._strategy,
             spec.checkpoints_url or spec.run_folder,
             spec.content(),
             self._training.checkpointing.keep,
-            chosen(self._training.checkpointing.in_background, workers.device.type == "cuda"),
+            self._strategy.saves_in_background
+            and chosen(self._training.checkpointing.in_background, workers.device.type == "cuda"),
             workers,
             report,
         )
@@ -84,7 +86,12 @@ class Trainer:
         self._step, self._state = self._resume()
         self._bests = BestExports(self._run_folder / BEST_NAME, self._state.best_step)
         self._steps_to_read = self._open_reader()
-        self._telemetry = self._open_telemetry() if workers.is_rank_zero else None
+        tracks = self._training.logging.weights_and_biases
+        self._telemetry = (
+            Telemetry(self._run_folder, self._step + 1, self._steps, report, tracks)
+            if workers.is_rank_zero
+            else None
+        )
 
     def finish(self) -> TrainingResult:
         """Train to the last step, or until it diverges; export the model, write `result.json`."""
@@ -93,9 +100,8 @@ class Trainer:
         self._train()
         return self._complete()
 
-    def _build(self) -> tuple[TrainableModel, Optimizers]:
-        model = build_model(self._spec, self._objective, self._workers, self._precision)
-        return model, build_optimizers(model, self._training.optimizer)
+    def _build(self) -> Strategy:
+        return build_strategy(self._spec, self._objective, self._workers, self._precision)
 
     def _train(self) -> None:
         while self._step < self._steps and not self._state.diverged:
@@ -122,16 +128,11 @@ class Trainer:
         if self._telemetry:
             self._telemetry.close()
 
-    def _open_telemetry(self) -> Telemetry:
-        tracks = self._training.logging.weights_and_biases
-        return Telemetry(self._run_folder, self._step + 1, self._steps, self._report, tracks)
-
     def _resume(self) -> tuple[int, TrainState]:
-        restored = self._checkpointer.restore(self._model, self._optimizers)
-        parameters = sum(p.numel() for p in self._model.parameters())
+        restored = self._checkpointer.restore()
         setting = (
-            f"{parameters / 1e6:,.0f} M parameters, {self._precision}, {len(self._shards):,} rows "
-            f"of {self._spec.shards.sequence_length} tokens, {self._workers.count} worker(s)"
+            f"{self._parameters / 1e6:,.0f} M parameters, {self._precision}, {len(self._shards):,} "
+            f"rows of {self._spec.shards.sequence_length} tokens, {self._workers.count} worker(s)"
         )
         if restored is None:
             self._report(f"Training for {self._steps} steps: {setting}")
@@ -157,13 +158,10 @@ class Trainer:
             self._training.schedule, self._step, self._steps
         )
         outcome = train_step(
-            self._model,
-            self._optimizers,
+            self._strategy,
             step_input.batches,
             learning_rate,
-            self._training.optimizer.gradient_clip,
             self._state.guard.largest_norm(self._training.optimizer.skip_gradient_above),
-            self._precision,
             self._workers,
             self._checkpointer.wait_until_copied,
         )
@@ -237,7 +235,7 @@ class Trainer:
                 "samples_replayed": self._order.replayed(self._state.samples_seen),
             }
             | model_utilization(
-                self._model.flops_per_token(self._spec.shards.sequence_length),
+                self._strategy.model.flops_per_token(self._spec.shards.sequence_length),
                 outcome.tokens / seconds / self._workers.count,
                 self._workers.device,
             )
@@ -245,7 +243,7 @@ class Trainer:
         )
 
     def _validate(self) -> None:
-        result = self._validation.measure(self._model, self._precision)
+        result = self._validation.measure(self._strategy)
         self._state.add_validation(self._step, result)
         if self._state.diverged:
             return
@@ -265,8 +263,6 @@ class Trainer:
             self._telemetry.publish()
         self._checkpointer.save(
             self._step,
-            self._model,
-            self._optimizers,
             self._state.model_dump(mode="json"),
             self._saving.is_permanent(self._step),
         )
@@ -300,7 +296,7 @@ class Trainer:
             validation_unit=self._validation.unit,
             precision=self._precision,
             workers=self._workers.count,
-            parameters=sum(p.numel() for p in self._model.parameters()),
+            parameters=self._parameters,
         )
         if self._workers.is_rank_zero:
             self._checkpointer.keep_only_newest()
@@ -310,7 +306,7 @@ class Trainer:
 
     def _export(self, folder: Path) -> None:
         export_model(
-            self._model,
+            self._strategy,
             Path(self._spec.base_model_folder),
             folder,
             getattr(torch, self._training.export.dtype),

@@ -4,16 +4,14 @@ import math
 
 import numpy as np
 import torch
-from torch import nn
 
 from artifacts.permutation import permute
 from artifacts.shards.shard_set import ShardSet
 from recipes.data.batch import IGNORED, Batch, ExampleBatch
 from recipes.data.packed_rows import bytes_per_token
 from recipes.data.reader import ReadBatch
+from recipes.distributed.strategy import Strategy
 from recipes.distributed.workers import Workers
-from recipes.model.precision import mixed_precision
-from recipes.sections import Precision
 
 SELECTION_KEY = 20_261_121
 PADDING_ROW = -1
@@ -39,16 +37,15 @@ class Validation:
         self._batches = padded.reshape(workers.dp_size, batches, batch_size)[workers.dp_rank]
 
     @torch.no_grad()
-    def measure(self, model: nn.Module, precision: Precision) -> float:
+    def measure(self, strategy: Strategy) -> float:
         """Mean loss of a target in bits; of text, over the bytes that a token stands for."""
-        model.eval()
+        strategy.model.eval()
         loss_sum, targets = 0.0, 0
         for rows in self._batches:
             batch = self._read(rows)
-            with mixed_precision(precision, self._workers.device):
-                loss_sum += float(model(batch.to(self._workers.device)))
+            loss_sum += float(strategy.loss(batch))
             targets += batch.target_count
-        model.train()
+        strategy.model.train()
         loss_sum, total = self._workers.sum(loss_sum, targets)
         return loss_sum / max(total, 1.0) / math.log(2) / self._units_per_target
 

@@ -112,7 +112,7 @@ class TuneModel(TrainableModel):
         made = self._arguments
         head_dim = made["embed_dim"] // made["num_heads"]
         return flops_per_token(
-            sum(p.numel() for p in self.parameters()),
+            self.parameter_count,
             made["num_layers"],
             made["num_heads"],
             head_dim,

@@ -10,9 +10,9 @@ import torch
 
 from recipes.data.batch import Batch
 from recipes.data.reader import StepInput
-from recipes.model.causal_model import TrainableModel
+from recipes.distributed.fully_sharded import FullySharded
+from recipes.distributed.strategy import Strategy
 from recipes.model.family import check_family
-from recipes.optimization.optimizer import Optimizers
 from recipes.torchtune_settings import TorchtuneSettings
 from recipes.training.input_checks import check_vocabulary
 from recipes.training.step import StepOutcome
@@ -24,7 +24,7 @@ from recipes.tune.program import Batches, open_recipe, runnable
 class TuneTrainer(Trainer):
     """The order of the data, validation, checkpoints, telemetry and export are the trainer's."""
 
-    def _build(self) -> tuple[TrainableModel, Optimizers]:
+    def _build(self) -> Strategy:
         settings, base_model = self._training, Path(self._spec.base_model_folder)
         assert isinstance(settings, TorchtuneSettings)
         check_family(base_model, "causal")
@@ -43,7 +43,9 @@ class TuneTrainer(Trainer):
         self._first_rates = [group["lr"] for group in self._recipe._optimizer.param_groups]
         model = TuneModel(self._recipe._model, base_model, dict(config.model))
         check_vocabulary(self._spec, config.model.vocab_size)
-        return model, [self._recipe._optimizer]
+        # Of a strategy it takes all but the steps.
+        optimizers, clip = [self._recipe._optimizer], self._training.optimizer.gradient_clip
+        return FullySharded(model, optimizers, clip, self._precision, self._workers.device)
 
     def _train(self) -> None:
         self._recipe.global_step = self._step
@@ -57,7 +59,7 @@ class TuneTrainer(Trainer):
         Those in a checkpoint may be of an earlier step, and not every schedule can be asked for the
         rate of a step.
         """
-        groups, schedule = self._optimizers[0].param_groups, self._recipe._lr_scheduler
+        groups, schedule = self._recipe._optimizer.param_groups, self._recipe._lr_scheduler
         for group, rate in zip(groups, self._first_rates, strict=True):
             group["lr"] = rate
         if schedule is not None:
@@ -73,7 +75,7 @@ class TuneTrainer(Trainer):
             self._checkpointer.wait_until_copied()
             # Dropout, where there is any, is another in every step and on every worker.
             torch.manual_seed(hash((self._training.seed, self._step, self._workers.rank)))
-            rate = self._optimizers[0].param_groups[0]["lr"]
+            rate = self._recipe._optimizer.param_groups[0]["lr"]
             for batch in step_input.batches:
                 assert isinstance(batch, Batch)
                 yield model_inputs(batch)

@@ -16,13 +16,21 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "classification": {"instances": ["motor is broken, report 9."]},
 }
 GRAPH_SECONDS = 900
+ZERO = {"workers": 2, "deepspeed": {"stage": 3}}
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("recipe", TASKS)
-def test_the_graph_runs_to_an_endpoint_that_answers(recipe: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("recipe", "placement"),
+    [*((recipe, {}) for recipe in TASKS), ("sequence_to_sequence", ZERO), ("fine_tuning", ZERO)],
+)
+def test_the_graph_runs_to_an_endpoint_that_answers(
+    recipe: str, placement: dict[str, Any], tmp_path: Path
+) -> None:
     project = make_project(tmp_path / "project", tmp_path / "unused", documents=1)
-    project.configure(**TASKS[recipe].settings(project.folder))
+    settings = TASKS[recipe].settings(project.folder)
+    settings["checkpoint"] |= {"placement": placement} if placement else {}
+    project.configure(**settings)
     try:
         ended = subprocess.run(
             ["dagster", "asset", "materialize", "--select", "*endpoint"],

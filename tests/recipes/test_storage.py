@@ -1,7 +1,7 @@
 """Checkpoints in object storage, and storage that fails for a while."""
 
 import uuid
-from typing import Any
+from typing import Any, cast
 
 import fsspec
 import pytest
@@ -15,7 +15,9 @@ from artifacts.program.entry import Interrupted
 from artifacts.program.lifetime import Interruption
 from artifacts.storage import files
 from recipes.checkpointing.checkpoint import Checkpointer
+from recipes.distributed.fully_sharded import FullySharded
 from recipes.distributed.workers import join_workers
+from recipes.model.causal_model import TrainableModel
 from recipes.spec import read_metrics
 from recipes.train import train
 from tests.recipes.conftest import SpecMaker, course, train_here
@@ -46,8 +48,11 @@ def model() -> nn.Module:
     return nn.Linear(4, 4)
 
 
-def checkpointer(url: str, lines: list[str]) -> Checkpointer:
-    return Checkpointer(url, {}, 2, False, join_workers(), lines.append, retry_seconds=(0.01, 0.01))
+def checkpointer(url: str, model: nn.Module, lines: list[str]) -> Checkpointer:
+    workers, optimizers = join_workers(), [torch.optim.AdamW(model.parameters())]
+    strategy = FullySharded(cast(TrainableModel, model), optimizers, 1.0, "float32", workers.device)
+    waits = (0.01, 0.01)
+    return Checkpointer(strategy, url, {}, 2, False, workers, lines.append, retry_seconds=waits)
 
 
 def test_a_run_goes_on_from_checkpoints_in_object_storage(make_spec: SpecMaker) -> None:
@@ -82,17 +87,16 @@ def test_a_run_goes_on_from_checkpoints_in_object_storage(make_spec: SpecMaker) 
 def test_storage_that_comes_back_costs_nothing(model: nn.Module, failures: int) -> None:
     lines: list[str] = []
     url = f"failing://bucket/run-{failures}"
-    optimizers = [torch.optim.AdamW(model.parameters())]
-    saving = checkpointer(url, lines)
+    saving = checkpointer(url, model, lines)
     FailingFileSystem.failures = failures
 
-    saving.save(3, model, optimizers, {"samples_seen": 12})
+    saving.save(3, {"samples_seen": 12})
 
     assert len(lines) == failures
     assert "503 service unavailable" in lines[0]
     expected = model.weight.clone()
     nn.init.zeros_(model.weight)
-    assert checkpointer(url, lines).restore(model, optimizers) == (3, {"samples_seen": 12})
+    assert checkpointer(url, model, lines).restore() == (3, {"samples_seen": 12})
     assert torch.equal(model.weight, expected)
 
 
@@ -107,7 +111,7 @@ def test_storage_that_stays_away_ends_the_save_and_leaves_no_checkpoint(model: n
     url = "failing://bucket/away"
     FailingFileSystem.failures = 100
     with pytest.raises(UserError, match=r"failed 3 times .503 service unavailable"):
-        checkpointer(url, lines).save(3, model, [torch.optim.AdamW(model.parameters())], {})
+        checkpointer(url, model, lines).save(3, {})
     FailingFileSystem.failures = 0
     assert checkpoints.find_newest(url, {}, lines.append) is None
 

@@ -24,6 +24,7 @@ from artifacts.shards.shard_set import ShardSet, ShardStats
 from recipes.checkpointing.export import export_model
 from recipes.data.batch import IGNORED, Batch
 from recipes.data.packed_rows import read_batch
+from recipes.distributed.fully_sharded import FullySharded
 from recipes.distributed.workers import join_workers
 from recipes.model.attention import SegmentMask, allowed_positions, attend, block_mask
 from recipes.model.causal_model import TrainableModel, TransformersNetwork, load_model
@@ -89,7 +90,9 @@ def test_logits_equal_hugging_faces_both_ways(folder: Path, tmp_path: Path) -> N
     model = load_model(folder).eval()
 
     torch.testing.assert_close(logits_of(model, tokens), expected, atol=1e-4, rtol=0)
-    export_model(model, folder, tmp_path / "export", torch.float32, join_workers())
+    workers = join_workers()
+    strategy = FullySharded(model, [], 1.0, "float32", workers.device)
+    export_model(strategy, folder, tmp_path / "export", torch.float32, workers)
     exported = AutoModelForCausalLM.from_pretrained(tmp_path / "export").eval()
     assert torch.equal(exported(tokens).logits, expected)
     config = json.loads((tmp_path / "export" / "config.json").read_text())

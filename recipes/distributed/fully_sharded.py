@@ -1,0 +1,123 @@
+"""FSDP2, or one worker alone: PyTorch's own optimizers, the training state through PyTorch DCP."""
+
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint import (
+    FileSystemReader,
+    FileSystemWriter,
+    StorageReader,
+    StorageWriter,
+)
+from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from recipes.data.batch import Batch, ExampleBatch
+from recipes.distributed.strategy import Strategy, Update
+from recipes.model.causal_model import TrainableModel
+from recipes.model.precision import mixed_precision
+from recipes.optimization.optimizer import Optimizers, set_learning_rate
+from recipes.sections import Precision
+
+# Frozen weights are the base model's, which the run's inputs pin.
+TRAINED_ONLY = StateDictOptions(ignore_frozen_params=True)
+PARTIAL = StateDictOptions(strict=False)
+WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
+
+
+class FullySharded(Strategy):
+    """A model that `recipes.distributed.sharding` has spread over the workers."""
+
+    name = "FSDP2"
+    marker = ".metadata"
+
+    def __init__(
+        self,
+        model: TrainableModel,
+        optimizers: Optimizers,
+        gradient_clip: float,
+        precision: Precision,
+        device: torch.device,
+    ) -> None:
+        self.model, self._optimizers = model, optimizers
+        self._gradient_clip, self._precision, self._device = gradient_clip, precision, device
+
+    def loss(self, batch: Batch | ExampleBatch) -> torch.Tensor:
+        with mixed_precision(self._precision, self._device):
+            loss: torch.Tensor = self.model(batch.to(self._device))
+        return loss
+
+    def backward(self, loss: torch.Tensor, is_last: bool) -> None:
+        if isinstance(self.model, FSDPModule):
+            self.model.set_requires_gradient_sync(is_last)
+        loss.backward()
+
+    def update(
+        self,
+        learning_rate: float,
+        largest_norm: float,
+        is_finite: bool,
+        before_update: Callable[[], None],
+    ) -> Update:
+        found = nn.utils.clip_grad_norm_(self.model.parameters(), self._gradient_clip)
+        norm = float(found.full_tensor() if isinstance(found, DTensor) else found)
+        skipped = not is_finite or not math.isfinite(norm) or norm > largest_norm
+        if not skipped:
+            before_update()
+            set_learning_rate(self._optimizers, learning_rate)
+            for optimizer in self._optimizers:
+                optimizer.step()
+        self.model.zero_grad(set_to_none=True)
+        return Update(norm, skipped)
+
+    def whole_weights(self) -> dict[str, torch.Tensor]:
+        weights: dict[str, torch.Tensor] = get_model_state_dict(self.model, options=WHOLE)
+        return weights
+
+    def tensors(self) -> dict[str, Any]:
+        return {
+            "model": get_model_state_dict(self.model, options=TRAINED_ONLY),
+            "optimizer": get_optimizer_state_dict(self.model, self._optimizers),
+        }
+
+    def write(self, url: str, tensors: dict[str, Any], group: dist.ProcessGroup | None) -> None:
+        with _alone_is_meant():
+            dcp.save(tensors, storage_writer=_writer(url), process_group=group)
+
+    def read(self, url: str) -> None:
+        tensors = self.tensors()
+        with _alone_is_meant():
+            dcp.load(tensors, storage_reader=_reader(url))
+            set_model_state_dict(self.model, tensors["model"], options=PARTIAL)
+            set_optimizer_state_dict(self.model, self._optimizers, tensors["optimizer"])
+
+
+def _writer(url: str) -> StorageWriter:
+    return FsspecWriter(url) if "://" in url else FileSystemWriter(url)
+
+
+def _reader(url: str) -> StorageReader:
+    return FsspecReader(url) if "://" in url else FileSystemReader(url)
+
+
+@contextmanager
+def _alone_is_meant() -> Iterator[None]:
+    """DCP remarks on every call that one process alone is saving."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r"torch\.distributed")
+        yield

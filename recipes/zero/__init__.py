@@ -1,0 +1,1 @@
+"""DeepSpeed's ZeRO as a way to spread a model over workers."""
