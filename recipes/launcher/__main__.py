@@ -64,17 +64,30 @@ def _launch(options: argparse.Namespace, cluster: Cluster, folder: Path) -> int:
     if options.spec:
         local = localize_spec(options.spec, folder / "spec.json", os.environ)
         program += ["--spec", os.fspath(local)]
-    command = _command(options, cluster, folder, program)
     environment = with_secrets({**os.environ, **output_folders(os.environ)})
+    uses_ssh = options.ssh and options.launcher == "deepspeed" and not cluster.is_single
+    if not cluster.is_master:
+        environment = without_session(environment)
+        if uses_ssh:
+            command = ssh.server_command(cluster, _shared_folder(), folder / "ssh", environment)
+        else:
+            command = _command(options, cluster, folder, program)
+        return _run_told(cluster, command, environment)
+    command = _command(options, cluster, folder, program)
+    with relayed_messages(environment) as relayed:
+        if not uses_ssh:
+            return _run_told(cluster, command, relayed)
+        with ssh.joined_nodes(cluster, _shared_folder(), folder / "ssh", relayed) as joined:
+            return _run_told(cluster, command, joined)
+
+
+def _run_told(cluster: Cluster, command: Sequence[str], environment: Mapping[str, str]) -> int:
     print(
         f"Node {cluster.rank} of {len(cluster.hosts)}, master {cluster.master_address}: "
         f"{' '.join(command)}",
         flush=True,
     )
-    if not cluster.is_master:
-        return run(command, without_session(environment))
-    with relayed_messages(environment) as relayed:
-        return run(command, relayed)
+    return run(command, environment)
 
 
 def _command(
@@ -87,13 +100,6 @@ def _command(
         return commands.local_command(processes, program)
     if options.launcher == "torchrun":
         return commands.torchrun_command(cluster, processes, program)
-    if options.ssh:
-        shared = _shared_folder()
-        home = Path.home() / ".ssh"
-        if not cluster.is_master:
-            return ssh.server_command(shared, home)
-        ssh.publish_key(shared, home)
-        ssh.write_client_config(cluster, home)
     hostfile = folder / "hostfile"
     return commands.deepspeed_command(cluster, processes, hostfile, program, options.ssh)
 

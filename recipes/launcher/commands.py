@@ -79,7 +79,8 @@ def deepspeed_command(
     write_hostfile(cluster, processes, hostfile)
     command.append(f"--hostfile={hostfile}")
     if ssh:
-        command += [f"--ssh_port={SSH_PORT}", f"--num_nodes={len(cluster.hosts)}"]
+        # All nodes were logged in to already, with a key that DeepSpeed's own check does not use.
+        command += [f"--ssh_port={SSH_PORT}", f"--num_nodes={len(cluster.hosts)}", "--no_ssh_check"]
     else:
         command += ["--no_ssh", f"--node_rank={cluster.rank}"]
     if program and program[0] == "-m":

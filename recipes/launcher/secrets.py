@@ -24,7 +24,7 @@ def with_secrets(environment: Mapping[str, str]) -> dict[str, str]:
     names = {key.removeprefix(PREFIX): name for key, name in environment.items() if _named(key)}
     if not names:
         return dict(environment)
-    from google.api_core.exceptions import GoogleAPICallError
+    from google.api_core.exceptions import GoogleAPIError
     from google.cloud.secretmanager_v1 import SecretManagerServiceClient
 
     endpoint = environment.get(ENDPOINT_VARIABLE)
@@ -35,9 +35,9 @@ def with_secrets(environment: Mapping[str, str]) -> dict[str, str]:
     for variable, name in names.items():
         try:
             reply = client.access_secret_version(name=name, timeout=CALL_SECONDS)
-        except GoogleAPICallError as error:
+        except GoogleAPIError as error:
             raise UserError(
-                f"The secret {name} cannot be read ({error.message}). Give the job's service "
+                f"The secret {name} cannot be read ({error}). Give the job's service "
                 "account roles/secretmanager.secretAccessor on it."
             ) from error
         values[variable] = reply.payload.data.decode().strip()

@@ -1,75 +1,174 @@
-"""Logging in from the master to the other nodes, for DeepSpeed where it is asked to use ssh.
+"""Logging in from the master to every node, for DeepSpeed where it is asked to use ssh.
 
-Each job has a key pair of its own. The private half never leaves the master; the others learn the
-public half from the job's checkpoint folder.
+Every start of a job has keys of its own, in a folder that goes with it. A node writes its host key
+into the job's shared folder under a token that it has just made, and the master answers to that
+token with the public half of its key. So no node accepts a key of an earlier start, and the master
+no host that it was not told of. Folders are listed rather than asked for a name, since a mounted
+bucket believes for a minute that a name is not there.
 """
 
+import json
 import os
+import re
+import socket
 import subprocess
+import sys
 import time
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from artifacts.errors import UserError
+from artifacts.storage import files
+from recipes.launcher import session
 from recipes.launcher.cluster import Cluster
 from recipes.launcher.commands import SSH_PORT
 
-KEY_WAIT_SECONDS = 600.0
-POLL_SECONDS = 2.0
+JOIN_SECONDS = 1800.0
+"""Machines of a job start minutes apart."""
+LOGIN_SECONDS = 20
+POLL_SECONDS = 1.0
+HOST_KEY = re.compile(r"(?P<rank>\d+)-(?P<token>[0-9a-f]{32})\.host")
+KEY_NAME = "id_ed25519"
 
 
-def publish_key(shared: Path, home: Path) -> None:
-    """On the master: make the key pair and put the public half where the others look."""
-    home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    private = home / "id_ed25519"
-    if not private.exists():
-        _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", os.fspath(private))
-    shared.mkdir(parents=True, exist_ok=True)
-    (shared / "id_ed25519.pub").write_bytes(private.with_suffix(".pub").read_bytes())
+def server_command(
+    cluster: Cluster, shared: Path, folder: Path, environment: Mapping[str, str]
+) -> list[str]:
+    """On every node but the master: wait for its key; the command that serves ssh to it.
 
-
-def write_client_config(cluster: Cluster, home: Path) -> None:
-    """On the master: how to reach the other nodes."""
-    lines = [f"Host {' '.join(cluster.hosts)}"]
-    lines += [f"  Port {SSH_PORT}", f"  IdentityFile {home / 'id_ed25519'}"]
-    lines += ["  StrictHostKeyChecking no", f"  UserKnownHostsFile {home / 'known_hosts'}"]
-    config = home / "config"
-    config.write_text("\n".join(lines) + "\n")
-    config.chmod(0o600)
-
-
-def server_command(shared: Path, home: Path) -> list[str]:
-    """On every other node: accept the master's key and serve ssh until the job ends.
+    Args:
+        shared: a folder that all nodes see.
+        folder: of this node and this start alone.
+        environment: of what the master starts here; it is on no command line.
 
     Raises:
-        UserError: the master's key did not come.
+        UserError: the master's key did not come, or the image has no OpenSSH.
     """
-    published = shared / "id_ed25519.pub"
-    deadline = time.monotonic() + KEY_WAIT_SECONDS
-    while not published.exists():
+    own = f"{cluster.rank}-{uuid.uuid4().hex}"
+    files.write(shared / f"{own}.host", _make_key(folder / "host_key"))
+    deadline = time.monotonic() + JOIN_SECONDS
+    while f"{own}.key" not in os.listdir(shared):
         if time.monotonic() > deadline:
-            raise UserError(f"The master's ssh key did not come to {published}. Did it start?")
+            raise UserError(
+                f"The master's ssh key did not come to {shared} within {JOIN_SECONDS / 60:g} "
+                "minutes. Look at the log of the first replica."
+            )
         time.sleep(POLL_SECONDS)
-    home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    authorized = home / "authorized_keys"
-    authorized.write_bytes(published.read_bytes())
-    authorized.chmod(0o600)
-    host_key = home / "host_ed25519"
-    if not host_key.exists():
-        _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", os.fspath(host_key))
+    return _server(cluster, folder, files.read(shared / f"{own}.key"), environment)
+
+
+@contextmanager
+def joined_nodes(
+    cluster: Cluster, shared: Path, folder: Path, environment: Mapping[str, str]
+) -> Iterator[dict[str, str]]:
+    """On the master: the environment for DeepSpeed, once every node can be logged in to.
+
+    The master serves ssh to itself while the block runs, as DeepSpeed starts its own node so too.
+
+    Raises:
+        UserError: a node did not come, or the image has no OpenSSH.
+    """
+    shared.mkdir(parents=True, exist_ok=True)
+    public = _make_key(folder / KEY_NAME)
+    hosts = {0: {_make_key(folder / "host_key")}}
+    server = subprocess.Popen(_server(cluster, folder, public, environment))
+    try:
+        _wait_for_nodes(cluster, shared, folder, public, hosts)
+        yield {**environment, "PDSH_SSH_ARGS_APPEND": f"-F {folder / 'config'}"}
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def _wait_for_nodes(
+    cluster: Cluster, shared: Path, folder: Path, public: bytes, hosts: dict[int, set[bytes]]
+) -> None:
+    missing = set(range(len(cluster.hosts)))
+    answered: set[str] = set()
+    deadline = time.monotonic() + JOIN_SECONDS
+    while missing:
+        for name in set(os.listdir(shared)) - answered:
+            if found := HOST_KEY.fullmatch(name):
+                hosts.setdefault(int(found["rank"]), set()).add(files.read(shared / name))
+                files.write((shared / name).with_suffix(".key"), public)
+                answered.add(name)
+        _write_client_config(cluster, folder, hosts)
+        missing -= {rank for rank in missing & hosts.keys() if _answers(cluster, folder, rank)}
+        if missing and time.monotonic() > deadline:
+            names = ", ".join(cluster.hosts[rank] for rank in sorted(missing))
+            raise UserError(
+                f"No ssh connection to {names} within {JOIN_SECONDS / 60:g} minutes. Look at the "
+                "logs of those replicas; DeepSpeed also runs without --ssh."
+            )
+        time.sleep(POLL_SECONDS if missing else 0)
+
+
+def _answers(cluster: Cluster, folder: Path, rank: int) -> bool:
+    command = ["ssh", "-F", os.fspath(folder / "config"), cluster.hosts[rank], "true"]
+    return subprocess.run(command, capture_output=True).returncode == 0
+
+
+def _write_client_config(cluster: Cluster, folder: Path, hosts: Mapping[int, set[bytes]]) -> None:
     options = {
         "Port": SSH_PORT,
-        "HostKey": host_key,
-        "AuthorizedKeysFile": authorized,
+        "IdentityFile": folder / KEY_NAME,
+        "IdentitiesOnly": "yes",
+        "BatchMode": "yes",
+        "ConnectTimeout": LOGIN_SECONDS,
+        "StrictHostKeyChecking": "yes",
+        "UserKnownHostsFile": folder / "known_hosts",
+    }
+    (folder / "config").write_text("".join(f"{key} {value}\n" for key, value in options.items()))
+    known = [
+        f"[{cluster.hosts[rank]}]:{SSH_PORT} {key.decode()}"
+        for rank, keys in hosts.items()
+        for key in keys
+    ]
+    (folder / "known_hosts").write_text("".join(known))
+
+
+def _server(
+    cluster: Cluster, folder: Path, accepted: bytes, environment: Mapping[str, str]
+) -> list[str]:
+    """The command of an ssh server that accepts one key and starts commands in an environment."""
+    kept = folder / "environment.json"
+    for path, content in ((folder / "accepted", accepted), (kept, json.dumps(dict(environment)))):
+        path.touch(mode=0o600)
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+    options = {
+        "Port": SSH_PORT,
+        "HostKey": folder / "host_key",
+        "AuthorizedKeysFile": folder / "accepted",
         "PasswordAuthentication": "no",
+        "KbdInteractiveAuthentication": "no",
+        "AllowTcpForwarding": "no",
         "StrictModes": "no",
         "PidFile": "none",
+        "ForceCommand": f"{sys.executable} {session.__file__} {kept}",
+        **_listening(cluster.hosts[cluster.rank]),
     }
     flags = [part for key, value in options.items() for part in ("-o", f"{key}={value}")]
     return ["/usr/sbin/sshd", "-D", "-e", "-f", "/dev/null", *flags]
 
 
-def _run(*command: str) -> None:
+def _listening(host: str) -> dict[str, str]:
+    """The address by which the others know this node, where it is one of this machine's own."""
+    try:
+        address = socket.gethostbyname(host)
+        with socket.create_server((address, 0)):
+            return {"ListenAddress": address}
+    except OSError:
+        return {}
+
+
+def _make_key(path: Path) -> bytes:
+    """Make a key pair, and return its public half."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", os.fspath(path)]
     try:
         subprocess.run(command, check=True, capture_output=True)
     except FileNotFoundError as error:
-        raise UserError(f"--ssh needs {command[0]}; add openssh to the image.") from error
+        raise UserError("--ssh needs ssh-keygen; add openssh to the image.") from error
+    return path.with_suffix(".pub").read_bytes()

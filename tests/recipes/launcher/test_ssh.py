@@ -1,40 +1,102 @@
-"""Logging in between nodes: a key pair a job, whose private half stays on the master."""
+"""DeepSpeed over ssh: real servers on addresses of loopback, real keys, pdsh between them."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
-from recipes.launcher.cluster import read_cluster
-from recipes.launcher.ssh import publish_key, server_command, write_client_config
+from tests.stand_ins.google import BUCKET, LocalGoogle
+from tests.stand_ins.processes import REPOSITORY, free_port
 
-needs_ssh = pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="no openssh here")
+NEEDED = ("/usr/sbin/sshd", "ssh", "ssh-keygen", "pdsh")
+MISSING = [name for name in NEEDED if shutil.which(name) is None]
+pytestmark = pytest.mark.skipif(
+    bool(MISSING),
+    reason=f"not installed: {', '.join(MISSING)} (Debian: apt-get install openssh-server pdsh)",
+)
 
-
-@needs_ssh
-def test_only_the_public_half_is_shared_and_the_others_accept_it(tmp_path: Path) -> None:
-    shared, master, worker = tmp_path / "shared", tmp_path / "master", tmp_path / "worker"
-    publish_key(shared, master)
-    assert [path.name for path in shared.iterdir()] == ["id_ed25519.pub"]
-    assert (master / "id_ed25519").stat().st_mode & 0o077 == 0
-    command = server_command(shared, worker)
-    assert (worker / "authorized_keys").read_text() == (shared / "id_ed25519.pub").read_text()
-    assert "Port=2222" in command and "PasswordAuthentication=no" in command
-    assert not (worker / "id_ed25519").exists()
+SUM_RANKS = str(Path(__file__).parent / "sum_ranks.py")
+HOSTS = ("127.0.0.2", "127.0.0.3")
+WAIT_SECONDS = 150.0
+STALE = f"1-{'0' * 32}"
 
 
-@needs_ssh
-def test_starting_again_keeps_the_key(tmp_path: Path) -> None:
-    publish_key(tmp_path / "shared", tmp_path / "master")
-    before = (tmp_path / "shared" / "id_ed25519.pub").read_text()
-    publish_key(tmp_path / "shared", tmp_path / "master")
-    assert (tmp_path / "shared" / "id_ed25519.pub").read_text() == before
+class Nodes:
+    """The launchers of a job's nodes, each with its own address and its own view of the bucket."""
+
+    def __init__(self, google: LocalGoogle, folder: Path, name: str) -> None:
+        self._google, self._folder, self._name = google, folder, name
+        self._port = free_port()
+        self.processes: list[subprocess.Popen[str]] = []
+
+    def start(self, rank: int, status: int, **variables: str) -> subprocess.Popen[str]:
+        program = [sys.executable, "-m", "recipes.launcher", "--launcher", "deepspeed", "--ssh"]
+        pools = {"workerpool0": [f"{HOSTS[0]}:2222"], "workerpool1": [f"{HOSTS[1]}:2222"]}
+        spec = {"cluster": pools, "task": {"type": f"workerpool{rank}", "index": 0}}
+        output = f"gs://{BUCKET}/{self._name}"
+        environment: Mapping[str, str] = {
+            **os.environ,
+            "CLUSTER_SPEC": json.dumps(spec),
+            "MASTER_ADDR": HOSTS[0],
+            "MASTER_PORT": str(self._port),
+            "GCS_MOUNT": str(self._google.mount.view(f"{self._name}-{rank}")),
+            "AIP_MODEL_DIR": f"{output}/model/",
+            "AIP_CHECKPOINT_DIR": f"{output}/checkpoints/",
+            "AIP_TENSORBOARD_LOG_DIR": f"{output}/logs/",
+            **variables,
+        }
+        with (self._folder / f"node-{rank}.log").open("w") as log:
+            process = subprocess.Popen(
+                [*program, "--processes", "1", "--", SUM_RANKS, str(status)],
+                cwd=REPOSITORY,
+                env=environment,
+                stdout=log,
+                stderr=log,
+                text=True,
+            )
+        self.processes.append(process)
+        return process
+
+    def bucket(self, rank: int) -> Path:
+        """The job's output folder as a node sees it."""
+        return self._google.mount.view(f"{self._name}-{rank}") / BUCKET / self._name
+
+    def log(self, rank: int) -> str:
+        return (self._folder / f"node-{rank}.log").read_text()
 
 
-def test_master_knows_how_to_reach_every_host(tmp_path: Path) -> None:
-    pools = {"workerpool0": ["a:2222"], "workerpool1": ["b:2222"]}
-    spec = {"cluster": pools, "task": {"type": "workerpool0", "index": 0}}
-    write_client_config(read_cluster({"CLUSTER_SPEC": json.dumps(spec)}), tmp_path)
-    config = (tmp_path / "config").read_text()
-    assert "Host a b" in config and "Port 2222" in config
+@pytest.fixture
+def nodes(google: LocalGoogle, tmp_path: Path) -> Iterator[Nodes]:
+    # Debian's ssh server wants this folder where it is started by root.
+    if os.geteuid() == 0:
+        Path("/run/sshd").mkdir(exist_ok=True)
+    started = Nodes(google, tmp_path, tmp_path.name)
+    yield started
+    for process in started.processes:
+        process.terminate()
+        process.wait()
+
+
+@pytest.mark.parametrize("status", [0, pytest.param(75, marks=pytest.mark.soak)])
+def test_master_starts_every_node_with_a_key_of_this_start_alone(nodes: Nodes, status: int) -> None:
+    # What an earlier start left: the name of a node that is gone, and another master's key.
+    shared = nodes.bucket(0) / "checkpoints" / "launcher"
+    shared.mkdir(parents=True)
+    (shared / f"{STALE}.host").write_text("ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAINone\n")
+    (shared / f"{STALE}.key").write_text("ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIStale\n")
+    worker = nodes.start(1, status)
+    master = nodes.start(0, status, WANDB_API_KEY="hush-hush")
+    code = master.wait(timeout=WAIT_SECONDS)
+    logs = nodes.log(0) + nodes.log(1)
+    assert code == status, logs
+    record = json.loads((nodes.bucket(0) / "model" / "sum.json").read_text())
+    assert (record["sum"], record["world"]) == (3, 2)
+    assert worker.poll() is None
+    assert "pdsh" in logs and "hush-hush" not in logs
+    keys = [path.read_text() for path in shared.glob("1-*.key")]
+    assert len(set(keys)) == 1 and "Stale" not in keys[0]
