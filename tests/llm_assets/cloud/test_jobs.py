@@ -1,11 +1,13 @@
 """The jobs that the settings make, on machines of every kind that Vertex AI has."""
 
 import pytest
+from google.api_core.exceptions import PermissionDenied
 from google.cloud import aiplatform_v1
 
 from llm_assets.cloud.jobs import custom_job
 from llm_assets.cloud.quota import needs
 from llm_assets.cloud.settings import GoogleCloudSettings, MachineSettings
+from llm_assets.pipes.failures import Place, failure_of
 from tests.stand_ins.google import LocalGoogle
 from tests.stand_ins.job_rules import ATTACHED, check_job
 from tests.stand_ins.project import cloud_settings
@@ -42,3 +44,27 @@ def test_every_machine_gets_a_disk_and_a_quota_that_exist(
     training = next(iter(needs(settings.model_copy(update={"training": machines}))))
     assert training.metric == f"aiplatform.googleapis.com/{QUOTAS[accelerator]}"
     assert training.accelerators == 3 * count
+
+
+def test_account_that_the_caller_may_not_act_as_is_told_with_its_role(
+    google: LocalGoogle, settings: GoogleCloudSettings
+) -> None:
+    google.vertex.denied.add(settings.service_account)
+    client = aiplatform_v1.JobServiceClient(client_options={"api_endpoint": google.endpoint})
+    job = custom_job(settings, settings.training, [], "gs://local-bucket/jobs/output")
+    with pytest.raises(PermissionDenied, match="act as service_account") as raised:
+        client.create_custom_job(parent=settings.parent, custom_job=job)
+    place = Place("Vertex AI", "aiplatform.googleapis.com", "role", "local-project", "us-central1")
+    text = failure_of(raised.value, "submitting", place).description or ""
+    assert "roles/iam.serviceAccountUser on the job's service account" in text
+
+
+def test_job_names_a_secret_and_does_not_hold_it(
+    google: LocalGoogle, settings: GoogleCloudSettings
+) -> None:
+    google.secrets.values["wandb-key"] = "hush-hush"
+    secrets = settings.secrets.model_copy(update={"weights_and_biases_key": "wandb-key"})
+    settings = settings.model_copy(update={"secrets": secrets})
+    job = str(custom_job(settings, settings.training, [], "gs://local-bucket/jobs/output"))
+    assert "SECRET_WANDB_API_KEY" in job and "secrets/wandb-key/versions/latest" in job
+    assert "hush-hush" not in job
