@@ -1,8 +1,8 @@
 """The endpoint against its own engine alone, and against one request at a time.
 
-Eight clients ask the same engine, in turn through the front and directly; what differs is what the
-front costs. The peer of the headline is transformers' own `generate` in bfloat16, one request after
-another, in turn with the two.
+Eight clients ask the same engine, in turn through the API server and directly; what differs is what
+the API server costs. The peer of the headline is transformers' own `generate` in bfloat16, one
+request after another, in turn with the two.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ def one_at_a_time(model: Path) -> float:
     return float(done.stdout.split()[-1])
 
 
-async def ask_front(http: httpx.AsyncClient, number: int, tokens: int) -> int:
+async def ask_server(http: httpx.AsyncClient, number: int, tokens: int) -> int:
     """Tokens that the endpoint wrote."""
     body = {"prompt": PROMPT.format(number), "max_tokens": tokens}
     answer = await http.post("/v1/completions", json=body)
@@ -94,12 +94,12 @@ async def throughput(http: httpx.AsyncClient, ask) -> float:  # type: ignore[no-
     return sum(written) / (time.perf_counter() - started)
 
 
-async def added_seconds(front: httpx.AsyncClient, engine: httpx.AsyncClient) -> float:
-    """Median of what a one-token answer takes longer through the front, pair by pair."""
+async def added_seconds(server: httpx.AsyncClient, engine: httpx.AsyncClient) -> float:
+    """Median of what a one-token answer takes longer through the API server, pair by pair."""
     differences = []
     for number in range(SINGLE_REQUESTS):
         started = time.perf_counter()
-        await ask_front(front, number, 1)
+        await ask_server(server, number, 1)
         between = time.perf_counter()
         await ask_engine(engine, number, 1)
         differences.append(2 * between - started - time.perf_counter())
@@ -110,36 +110,36 @@ async def added_seconds(front: httpx.AsyncClient, engine: httpx.AsyncClient) -> 
 class Measured:
     """What each round gave."""
 
-    fronts: list[float] = field(default_factory=list)
-    """Tokens per second through the front."""
+    servers: list[float] = field(default_factory=list)
+    """Tokens per second through the API server."""
     engines: list[float] = field(default_factory=list)
     """Tokens per second of its engine, asked directly."""
     alone: list[float] = field(default_factory=list)
     """Tokens per second of the peer."""
     front_cpu: list[float] = field(default_factory=list)
-    """Seconds of processor time that a request costs the front."""
+    """Seconds of processor time that a request costs the API server."""
     added: float = 0.0
-    """Seconds that the front adds to an answer of one token."""
+    """Seconds that the API server adds to an answer of one token."""
 
 
 async def measure(
     url: str, front_pid: int, engine_pid: int, engine_port: int, model: Path
 ) -> Measured:
-    """Front, engine and peer in turn."""
+    """API server, engine and peer in turn."""
     measured, process_of_front = Measured(), psutil.Process(front_pid)
     secret = psutil.Process(engine_pid).environ()[SECRET_VARIABLE]
     headers = {"Authorization": f"Bearer {secret}"}
     async with (
-        httpx.AsyncClient(base_url=url, timeout=300) as front,
+        httpx.AsyncClient(base_url=url, timeout=300) as server,
         httpx.AsyncClient(
             base_url=f"http://127.0.0.1:{engine_port}", timeout=300, headers=headers
         ) as engine,
     ):
-        await throughput(front, ask_front)
+        await throughput(server, ask_server)
 
         async def through_front() -> None:
             before = sum(process_of_front.cpu_times()[:2])
-            measured.fronts.append(await throughput(front, ask_front))
+            measured.servers.append(await throughput(server, ask_server))
             used = sum(process_of_front.cpu_times()[:2]) - before
             measured.front_cpu.append(used / REQUESTS)
 
@@ -154,7 +154,7 @@ async def measure(
             ways.reverse()
             # The endpoint is idle meanwhile, and has no request to neglect.
             measured.alone.append(one_at_a_time(model))
-        measured.added = await added_seconds(front, engine)
+        measured.added = await added_seconds(server, engine)
     return measured
 
 
@@ -178,11 +178,11 @@ def main() -> None:
         finally:
             process.stop(state)
     ours, direct, alone = (
-        statistics.median(rates) for rates in (measured.fronts, measured.engines, measured.alone)
+        statistics.median(rates) for rates in (measured.servers, measured.engines, measured.alone)
     )
     keep(
         "serving",
-        measured.fronts,
+        measured.servers,
         measured.alone,
         "tokens/s",
         "transformers generate, one request at a time",

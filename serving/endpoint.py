@@ -82,7 +82,7 @@ def start(
     )
     with local_lease(state_folder / "start.lock", lambda who: report(f"waiting for {who}")):
         running = status(state_folder)
-        if running and _needs_new_front(running.settings, settings):
+        if running and _needs_new_server(running.settings, settings):
             report(
                 "the endpoint's address, token or limits of connections changed: starting it again"
             )
@@ -211,7 +211,7 @@ def _serves(running: Status, desired: Desired) -> bool:
     )
 
 
-def _needs_new_front(now: EndpointSettings, wanted: EndpointSettings) -> bool:
+def _needs_new_server(now: EndpointSettings, wanted: EndpointSettings) -> bool:
     """Whether what is set when the server begins to listen has changed."""
     fixed = {
         *("host", "port", "token_variable"),

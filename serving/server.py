@@ -23,8 +23,8 @@ from artifacts.program.lifetime import end_with_parent
 from serving.api.address import bearer_token
 from serving.api.admission import MAX_HEADER_BYTES, limited_protocol
 from serving.api.app import build_app
-from serving.api.dispatcher import Gateway
-from serving.api.guard import Front
+from serving.api.dispatcher import Dispatcher
+from serving.api.guard import ApiContext
 from serving.api.router import Router
 from serving.engine.process import EngineProcess
 from serving.journal import Journal
@@ -53,7 +53,7 @@ class Server:
         self._state, self._beats = state, beats
         self._desired = desired
         self._router = Router()
-        self._gateway = Gateway(self._router, desired.settings, Metrics())
+        self._dispatcher = Dispatcher(self._router, desired.settings, Metrics())
         before = state.read_status()
         self._after_crash = before is not None and before.phase not in ("stopped", "failed")
         self._supervisor = os.getppid()
@@ -65,10 +65,10 @@ class Server:
     async def run(self, listener: socket.socket, token: str | None) -> int:
         """Serve until asked to stop; returns the exit code."""
         self._address = listener.getsockname()[:2]
-        journal = Journal(self._state.folder, lambda: self._gateway.settings.journal)
+        journal = Journal(self._state.folder, lambda: self._dispatcher.settings.journal)
         server = uvicorn.Server(
             uvicorn.Config(
-                build_app(Front(self._gateway, token, journal)),
+                build_app(ApiContext(self._dispatcher, token, journal)),
                 log_level="error",
                 log_config=None,
                 access_log=False,
@@ -135,8 +135,8 @@ class Server:
         """
         wanted, good = self._desired, self._state.read_good()
         if self._after_crash and good and good != wanted:
-            # The front before this one ended while it changed versions. What was good then comes
-            # first, so that a wanted version that cannot serve costs no outage.
+            # The API server before this one ended while it changed versions. What was good then
+            # comes first, so that a wanted version that cannot serve costs no outage.
             await self._change(good)
         await self._change(wanted)
         while self._router.routes:
@@ -153,7 +153,7 @@ class Server:
         fault = None if fits else await self._roll_out(wanted)
         if fault is None:
             self._desired = wanted
-            self._gateway.settings = wanted.settings
+            self._dispatcher.settings = wanted.settings
             for route in routes:
                 route.engine.desired = wanted
             self._note_good(wanted)
@@ -216,7 +216,7 @@ class Server:
             api_server_pid=os.getpid(),
             host=self._address[0],
             port=self._address[1],
-            settings=self._gateway.settings,
+            settings=self._dispatcher.settings,
             phase=self._phase,
             routes=routes,
             outcome=self._outcome,

@@ -1,8 +1,9 @@
 """The endpoint's state folder: what is wanted, and what is.
 
-`desired.json` is written by whoever wants a version served. The front alone writes `status.json`
-and `serving.json` (what took all traffic last). Each is replaced whole, so that a reader never sees
-half of one, and a front that was killed finds what was wanted and what was good when it starts.
+`desired.json` is written by whoever wants a version served. The API server alone writes
+`status.json` and `serving.json` (what took all traffic last). Each is replaced whole, so that a
+reader never sees half of one, and an API server finds what was wanted and what was good when the
+one before it was killed.
 """
 
 import os
@@ -41,7 +42,7 @@ class Desired(BaseModel):
     """Documents on which its engine has to say what the evaluation found."""
 
     def fits_engine_of(self, other: "Desired") -> bool:
-        """Whether an engine started for another serves this too: what differs is the front's."""
+        """Whether an engine that was started for another serves this too."""
         mine, its = (
             (one.version, one.fingerprint, one.settings.model_dump(include=OF_ENGINES))
             for one in (self, other)
@@ -82,7 +83,7 @@ class Outcome(BaseModel):
 
 
 class Status(BaseModel):
-    """What the front is doing."""
+    """What the endpoint is doing."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -118,7 +119,7 @@ class StateFolder:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.status_path = folder / STATUS_NAME
-        self.log_path = folder / "front.log"
+        self.log_path = folder / "endpoint.log"
 
     def read_desired(self) -> Desired | None:
         """What is wanted, or None where nothing was ever asked for."""
@@ -136,7 +137,7 @@ class StateFolder:
         self._write("serving.json", desired)
 
     def read_status(self) -> Status | None:
-        """What the front last said, or None where there was never one."""
+        """What the API server last said, or None where there was never one."""
         return self._read(STATUS_NAME, Status)
 
     def write_status(self, status: Status) -> None:

@@ -1,4 +1,4 @@
-"""The versions behind one local front, as a rollout moves them: a child process each."""
+"""The versions behind one local API server, as a rollout moves them: a child process each."""
 
 import asyncio
 import math

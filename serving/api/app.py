@@ -11,9 +11,9 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response, Streami
 from starlette.exceptions import HTTPException
 
 from serving.api.admission import OriginMiddleware, check_origin, while_connected
-from serving.api.dispatcher import Answer, Gateway
+from serving.api.dispatcher import Answer, Dispatcher
 from serving.api.errors import ServingError
-from serving.api.guard import Front, authorize, guarded, note, noted, read
+from serving.api.guard import ApiContext, authorize, guarded, note, noted, read
 from serving.api.models import (
     check_model,
     model_body,
@@ -34,12 +34,12 @@ from serving.api.responses import respond
 from serving.engine.protocol import Chunk, GenerateRequest
 
 
-def build_app(front: Front) -> FastAPI:
+def build_app(context: ApiContext) -> FastAPI:
     """The routes: health, metrics, models, predict, completions, chat, responses, a page."""
-    gateway = front.gateway
+    dispatcher = context.dispatcher
 
     def check(request: Request) -> None:
-        check_origin(request, gateway.settings)
+        check_origin(request, dispatcher.settings)
 
     app = FastAPI(
         docs_url=None,
@@ -50,7 +50,7 @@ def build_app(front: Front) -> FastAPI:
     )
     app.add_middleware(
         OriginMiddleware,
-        allow_origins=gateway.settings.allowed_origins,
+        allow_origins=dispatcher.settings.allowed_origins,
         allow_methods=["GET", "POST"],
         allow_headers=["Authorization", "Content-Type", "X-Request-Id"],
     )
@@ -64,52 +64,52 @@ def build_app(front: Front) -> FastAPI:
                 "share": route.share,
                 "ready": route.healthy,
             }
-            for route in gateway.router.routes
+            for route in dispatcher.router.routes
         ]
-        ready = gateway.router.healthy
+        ready = dispatcher.router.healthy
         body = {
             "status": "ok" if ready else "starting",
-            "model": next(iter(model_names(gateway)), None),
+            "model": next(iter(model_names(dispatcher)), None),
             "versions": routes,
         }
         return JSONResponse(body, status_code=200 if ready else 503)
 
     @app.get("/metrics")
     async def metrics(request: Request) -> Response:
-        authorize(front, request)
+        authorize(context, request)
         engines = [
             (r.engine.desired.version, r.engine.ready.is_set(), r.share, r.engine.restarts)
-            for r in gateway.router.routes
+            for r in dispatcher.router.routes
         ]
-        return PlainTextResponse(gateway.metrics.render(engines))
+        return PlainTextResponse(dispatcher.metrics.render(engines))
 
     @app.get("/v1/models")
     async def models(request: Request) -> Response:
-        authorize(front, request)
-        names = [model_body(front, name) for name in model_names(gateway)]
+        authorize(context, request)
+        names = [model_body(context, name) for name in model_names(dispatcher)]
         return JSONResponse({"object": "list", "data": names})
 
     @app.get("/v1/models/{name}")
     async def model(request: Request, name: str) -> Response:
-        authorize(front, request)
-        check_model(gateway, name)
-        return JSONResponse(model_body(front, name))
+        authorize(context, request)
+        check_model(dispatcher, name)
+        return JSONResponse(model_body(context, name))
 
     @app.post("/predict")
     async def predict(request: Request) -> Response:
-        return await guarded(front, request, _predict)
+        return await guarded(context, request, _predict)
 
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
-        return await guarded(front, request, _completions)
+        return await guarded(context, request, _completions)
 
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
-        return await guarded(front, request, _chat)
+        return await guarded(context, request, _chat)
 
     @app.post("/v1/responses")
     async def responses(request: Request) -> Response:
-        return await guarded(front, request, lambda one: respond(one, gateway))
+        return await guarded(context, request, lambda one: respond(one, dispatcher))
 
     add_pages(app)
 
@@ -127,9 +127,9 @@ def build_app(front: Front) -> FastAPI:
         return ServingError(error.status_code, text, "no_such_route").response()
 
     async def _predict(request: Request) -> Response:
-        body = await read(request, PredictRequest, gateway)
-        wanted = body.generate_requests(gateway.settings)
-        answers = await while_connected(request, gateway.answer_all(wanted))
+        body = await read(request, PredictRequest, dispatcher)
+        wanted = body.generate_requests(dispatcher.settings)
+        answers = await while_connected(request, dispatcher.answer_all(wanted))
         note(request, wanted, answers)
         predictions = {"predictions": [_prediction(answer) for answer in answers]}
         return JSONResponse(
@@ -137,23 +137,23 @@ def build_app(front: Front) -> FastAPI:
         )
 
     async def _completions(request: Request) -> Response:
-        body = await read(request, CompletionRequest, gateway)
-        check_model(gateway, body.model)
-        prompts = body.generate_requests(gateway.settings)
+        body = await read(request, CompletionRequest, dispatcher)
+        check_model(dispatcher, body.model)
+        prompts = body.generate_requests(dispatcher.settings)
         wanted = [prompt for prompt in prompts for _ in range(body.n)]
-        return await _respond(gateway, wanted, body, _completion_choice, request)
+        return await _respond(dispatcher, wanted, body, _completion_choice, request)
 
     async def _chat(request: Request) -> Response:
-        body = await read(request, ChatRequest, gateway)
-        check_model(gateway, body.model)
-        wanted = body.generate_chat(gateway.settings)
-        return await _respond(gateway, [wanted] * body.n, body, _chat_choice, request)
+        body = await read(request, ChatRequest, dispatcher)
+        check_model(dispatcher, body.model)
+        wanted = body.generate_chat(dispatcher.settings)
+        return await _respond(dispatcher, [wanted] * body.n, body, _chat_choice, request)
 
     return app
 
 
 async def _respond(
-    gateway: Gateway,
+    dispatcher: Dispatcher,
     wanted: list[GenerateRequest],
     body: OpenAIRequest,
     choice: Callable[[str, Chunk, bool], dict[str, Any]],
@@ -166,7 +166,7 @@ async def _respond(
         "created": int(time()),
     }
     if not body.stream:
-        answers = await while_connected(request, gateway.answer_all(wanted))
+        answers = await while_connected(request, dispatcher.answer_all(wanted))
         note(request, wanted, answers)
         first = answers[0]
         envelope |= model_fields(body.model, first.version, first.fingerprint)
@@ -179,7 +179,7 @@ async def _respond(
             envelope | {"choices": choices, "usage": usage},
             headers=version_headers(first.version, first.fingerprint),
         )
-    begun = await while_connected(request, gateway.stream(wanted[0]))
+    begun = await while_connected(request, dispatcher.stream(wanted[0]))
     envelope |= model_fields(body.model, begun.version, begun.fingerprint)
     if chat:
         envelope["object"] = "chat.completion.chunk"

@@ -48,7 +48,7 @@ class Stream:
             yield chunk
 
 
-class Gateway:
+class Dispatcher:
     """Routes requests, tries again when an engine dies, and gives up in time."""
 
     def __init__(self, router: Router, settings: EndpointSettings, metrics: Metrics) -> None:

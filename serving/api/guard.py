@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect
 
 from serving.api.admission import check_content_type
-from serving.api.dispatcher import Answer, Gateway, Stream
+from serving.api.dispatcher import Answer, Dispatcher, Stream
 from serving.api.errors import ServingError, client_gone, invalid, overloaded
 from serving.api.requests import describe
 from serving.engine.protocol import Chunk, GenerateRequest
@@ -28,10 +28,10 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 @dataclass(frozen=True)
-class Front:
+class ApiContext:
     """What the routes need."""
 
-    gateway: Gateway
+    dispatcher: Dispatcher
     token: str | None
     """Bearer token that every request but `/health` must carry; None asks for none."""
     journal: Journal
@@ -39,14 +39,14 @@ class Front:
     """Seconds since the epoch."""
 
 
-async def guarded(front: Front, request: Request, handler: Handler) -> Response:
+async def guarded(context: ApiContext, request: Request, handler: Handler) -> Response:
     """Authorize, admit or turn away, time and log one request."""
-    metrics, settings = front.gateway.metrics, front.gateway.settings
+    metrics, settings = context.dispatcher.metrics, context.dispatcher.settings
     started, status, version = monotonic(), 500, ""
-    request.state.journal = front.journal
+    request.state.journal = context.journal
     request.state.id = request.headers.get("x-request-id", "")[:64] or uuid.uuid4().hex
     try:
-        authorize(front, request)
+        authorize(context, request)
         if metrics.in_flight >= settings.max_waiting:
             raise overloaded()
         metrics.in_flight += 1
@@ -112,18 +112,18 @@ async def _then(pieces: Any, metrics: Any) -> AsyncIterator[Any]:
         metrics.in_flight -= 1
 
 
-def authorize(front: Front, request: Request) -> None:
+def authorize(context: ApiContext, request: Request) -> None:
     """Check the bearer token; raises ServingError 401."""
-    if front.token is None:
+    if context.token is None:
         return
     given = request.headers.get("authorization", "")
-    if not hmac.compare_digest(given.encode(), f"Bearer {front.token}".encode()):
+    if not hmac.compare_digest(given.encode(), f"Bearer {context.token}".encode()):
         raise ServingError(401, "A valid bearer token is needed.", "unauthorized")
 
 
-async def read(request: Request, kind: type[Body], gateway: Gateway) -> Body:
+async def read(request: Request, kind: type[Body], dispatcher: Dispatcher) -> Body:
     """The request's body as a model; raises ServingError 400, 408 or 413."""
-    limit, seconds = gateway.settings.max_body_bytes, gateway.settings.body_timeout
+    limit, seconds = dispatcher.settings.max_body_bytes, dispatcher.settings.body_timeout
     check_content_type(request)
     too_large = ServingError(413, f"The body is larger than {limit:,} bytes.", "body_too_large")
     request.state.body = None

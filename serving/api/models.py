@@ -2,27 +2,27 @@
 
 from typing import Any
 
-from serving.api.dispatcher import Gateway
+from serving.api.dispatcher import Dispatcher
 from serving.api.errors import ServingError
-from serving.api.guard import Front
+from serving.api.guard import ApiContext
 from serving.engine.protocol import Chunk
 
 
-def model_names(gateway: Gateway) -> list[str]:
+def model_names(dispatcher: Dispatcher) -> list[str]:
     """The pipeline's name, which stays, and the versions that have traffic."""
-    serving = [route.engine.desired for route in gateway.router.routes if route.share > 0]
+    serving = [route.engine.desired for route in dispatcher.router.routes if route.share > 0]
     names = [desired.name for desired in serving] + [desired.version for desired in serving]
     return list(dict.fromkeys(names))
 
 
-def model_body(front: Front, name: str) -> dict[str, Any]:
+def model_body(context: ApiContext, name: str) -> dict[str, Any]:
     """A model as OpenAI lists it."""
-    return {"id": name, "object": "model", "created": front.started, "owned_by": "llm-assets"}
+    return {"id": name, "object": "model", "created": context.started, "owned_by": "llm-assets"}
 
 
-def check_model(gateway: Gateway, model: str | None) -> None:
+def check_model(dispatcher: Dispatcher, model: str | None) -> None:
     """The model name may be left out, `default`, the pipeline's, or a version that has traffic."""
-    if model not in (None, "default", *model_names(gateway)):
+    if model not in (None, "default", *model_names(dispatcher)):
         raise ServingError(404, f"There is no model {model!r} here.", "model_not_found", "model")
 
 

@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from serving.api.admission import while_connected
-from serving.api.dispatcher import Gateway, Stream
+from serving.api.dispatcher import Dispatcher, Stream
 from serving.api.errors import ServingError
 from serving.api.guard import note, noted, read
 from serving.api.models import check_model, model_fields, version_headers
@@ -97,20 +97,20 @@ class ResponsesRequest(OpenAIBody):
         return sampling.generate_request(settings, messages=turns)
 
 
-async def respond(request: Request, gateway: Gateway) -> Response:
+async def respond(request: Request, dispatcher: Dispatcher) -> Response:
     """Answer one request, whole or as a stream of events."""
-    body = await read(request, ResponsesRequest, gateway)
-    check_model(gateway, body.model)
-    wanted = body.generate_request(gateway.settings)
+    body = await read(request, ResponsesRequest, dispatcher)
+    check_model(dispatcher, body.model)
+    wanted = body.generate_request(dispatcher.settings)
     if body.stream:
-        begun = await while_connected(request, gateway.stream(wanted))
+        begun = await while_connected(request, dispatcher.stream(wanted))
         headers = version_headers(begun.version, begun.fingerprint)
         return StreamingResponse(
             _events(body, begun, noted(request, wanted, begun), request.state.id),
             media_type="text/event-stream",
             headers=headers | {"Cache-Control": "no-store"},
         )
-    (answer,) = answers = await while_connected(request, gateway.answer_all([wanted]))
+    (answer,) = answers = await while_connected(request, dispatcher.answer_all([wanted]))
     note(request, [wanted], answers)
     fields = model_fields(body.model, answer.version, answer.fingerprint)
     headers = version_headers(answer.version, answer.fingerprint)

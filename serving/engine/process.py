@@ -149,7 +149,7 @@ class EngineProcess:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log_file,
-                # Ctrl-C in the front's terminal must not reach the engine before the front does.
+                # Ctrl-C in a terminal must not reach the engine before the API server.
                 start_new_session=True,
                 env=os.environ
                 | ENGINE_ENVIRONMENT

@@ -1,8 +1,8 @@
-"""The engine: one loaded model behind two routes, for its front alone.
+"""The engine: one loaded model behind two routes, for its API server alone.
 
-Started by the front as `python -m serving.engine.program --model FOLDER …`. It listens on a free
-loopback port, which it prints as its first line of output once the model is loaded, and ends when
-its standard input closes: an engine never outlives its front.
+Started by the API server as `python -m serving.engine.program --model FOLDER …`. It listens on a
+free loopback port, which it prints as its first line of output once the model is loaded, and ends
+when its standard input closes: an engine never outlives its API server.
 """
 
 import argparse
@@ -69,7 +69,7 @@ def build_app(model: ServedModel | Classifier) -> FastAPI:
     return app
 
 
-def _end_with_front() -> None:
+def _end_with_api_server() -> None:
     """Wait until standard input closes, then end at once."""
     with suppress(OSError, ValueError):
         while os.read(sys.stdin.fileno(), 4096):
@@ -92,7 +92,7 @@ async def _serve(model: ServedModel | Classifier, engine: str, listener: socket.
 
 
 def main() -> int:
-    """Load, listen, serve until the front goes away."""
+    """Load, listen, serve until the API server goes away."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--settings", type=EndpointSettings.model_validate_json, required=True)
@@ -100,7 +100,7 @@ def main() -> int:
     arguments = parser.parse_args()
     # An engine that stands still does not see its standard input close.
     end_with_parent(signal.SIGKILL)
-    threading.Thread(target=_end_with_front, daemon=True).start()
+    threading.Thread(target=_end_with_api_server, daemon=True).start()
     try:
         choice = choose_engine(arguments.model, arguments.settings, arguments.conversions)
         if choice.converted_now and CONVERTED_VARIABLE not in os.environ:

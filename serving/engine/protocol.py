@@ -1,4 +1,4 @@
-"""What front and engine say to each other over loopback: JSON lines."""
+"""What API server and engine say to each other over loopback: JSON lines."""
 
 from typing import Literal
 

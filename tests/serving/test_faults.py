@@ -24,7 +24,7 @@ def strict(tmp_path_factory: pytest.TempPathFactory, chat_model_folder: Path) ->
     patch = pytest.MonkeyPatch()
     patch.setenv("ENDPOINT_TOKEN", TOKEN)
     folder = tmp_path_factory.mktemp("strict")
-    (folder / "front.log").symlink_to("/dev/full")
+    (folder / "endpoint.log").symlink_to("/dev/full")
     client = start(
         folder,
         chat_model_folder,
@@ -201,7 +201,7 @@ def test_more_than_it_can_take_is_429_with_retry_after(client: Client) -> None:
 def test_prompts_are_not_logged(client: Client) -> None:
     secret = "zebra crossing"
     assert client.complete(secret, max_tokens=1).status_code == 200
-    lines = (client.state_folder / "front.log").read_text().splitlines()
+    lines = (client.state_folder / "endpoint.log").read_text().splitlines()
     requests = [json.loads(line) for line in lines if '"request"' in line]
     assert requests[-1]["path"] == "/v1/completions" and requests[-1]["status"] == 200
     assert not any(secret in line for line in lines)

@@ -182,7 +182,7 @@ def test_good_clients_lose_nothing_among_rude_ones_and_dying_engines(
         with in_threads(*good(client, loud), *rude(client)):
             disturb(client, other_model_folder)
         time.sleep(5)
-        logs = [p for p in (folder / "front.log", before(folder / "front.log")) if p.exists()]
+        logs = [p for p in (folder / "endpoint.log", before(folder / "endpoint.log")) if p.exists()]
         size = sum(path.stat().st_size for path in logs)
         lines = [line for path in logs for line in path.read_text().splitlines()]
         assert [line for line in lines if not line.startswith("{")] == []

@@ -30,7 +30,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> I
 
 
 def log_of(client: Client, event: str) -> list[dict[str, object]]:
-    path = client.state_folder / "front.log"
+    path = client.state_folder / "endpoint.log"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     return [line for line in lines if line["event"] == event]
 
@@ -124,7 +124,7 @@ def test_a_broken_chunked_body_is_the_clients_fault_and_no_traceback(
         broken.shutdown(socket.SHUT_WR)
         broken.recv(4096)
     assert kept.complete(max_tokens=1).status_code == 200
-    assert "Traceback" not in (kept.state_folder / "front.log").read_text()
+    assert "Traceback" not in (kept.state_folder / "endpoint.log").read_text()
     assert 'status="500"' not in kept.http.get("/metrics").text
 
 
