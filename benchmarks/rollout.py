@@ -26,7 +26,8 @@ CLIENTS = 8
 TOKENS = 16
 SECONDS = 300
 PEER_SECONDS = 90
-SETTINGS = EndpointSettings(port=8_799, rollout=RolloutSettings(steps=(0.1, 0.5), step_seconds=10))
+ROLLOUT = RolloutSettings(steps=(0.1, 0.5), step_seconds=10, min_requests=20)
+SETTINGS = EndpointSettings(port=8_799, rollout=ROLLOUT)
 
 
 class Load:

@@ -4,13 +4,12 @@ One piece of logic for every place that serves; what the place is like stands be
 """
 
 import asyncio
-from dataclasses import dataclass, field
-from statistics import median
 from time import monotonic
 from typing import Protocol
 
 from artifacts.errors import UserError
 from artifacts.progress import Report
+from serving.evidence import Evidence, Seen
 from serving.settings import RolloutSettings
 
 WATCH_SECONDS = 0.1
@@ -26,23 +25,6 @@ class RolloutFailed(UserError):
 
 class CanaryFailed(Exception):
     """The new version did not start, did not generate, or did badly on its share."""
-
-
-@dataclass
-class Seen:
-    """What was seen of one side of the traffic since its share last changed."""
-
-    answered: int = 0
-    failed: int = 0
-    waiting: int = 0
-    """Requests that are under way."""
-    seconds: list[float] = field(default_factory=list)
-    """Of each answer or of each token, the same on both sides."""
-
-    @property
-    def requests(self) -> int:
-        """All of them."""
-        return self.answered + self.failed + self.waiting
 
 
 class Traffic(Protocol):
@@ -68,11 +50,18 @@ class Traffic(Protocol):
         ...
 
     async def set_share(self, share: float) -> None:
-        """Give the new version a share, 0 to 1, and the old ones the rest; count from zero."""
+        """Give the new version a share, 0 to 1, and the old ones the rest; count from zero.
+
+        With a share of 0 it gets copies of all requests, and its answers are dropped.
+        """
         ...
 
     async def observe(self) -> tuple[Seen, Seen]:
-        """What was seen of the new version and of the old ones; raises CanaryFailed if it died."""
+        """What was seen of the new version and of the old ones since the look or the share before.
+
+        Raises:
+            CanaryFailed: the new version died.
+        """
         ...
 
     async def promote(self) -> None:
@@ -96,14 +85,15 @@ async def roll_out(
         request_seconds: seconds that one request may take.
 
     Raises:
-        RolledBack: the new version could not be loaded, failed its probe, or made too many errors
-            or was too slow on its share; it is gone and the old one serves alone.
+        RolledBack: the new version could not be loaded, failed its probe, or was found to be worse
+            than the old one; it is gone and the old one serves alone.
     """
+    evidence = Evidence(settings)
     try:
         report(f"loading version {traffic.version}")
         beside = await traffic.start()
         for share in settings.steps if beside else ():
-            await _watch_step(traffic, share, settings, request_seconds, report)
+            await _watch_step(traffic, share, evidence, settings, request_seconds, report)
     except (UserError, CanaryFailed, TimeoutError) as error:
         await traffic.roll_back()
         raise RolledBack(str(error)) from error
@@ -112,30 +102,37 @@ async def roll_out(
         await traffic.roll_back()
         raise
     await traffic.set_share(1.0)
-    report(f"version {traffic.version} has all the traffic")
+    seen = f"; {evidence.summary}" if beside and settings.steps else ""
+    report(f"version {traffic.version} has all the traffic{seen}")
     await traffic.promote()
 
 
 async def _watch_step(
     traffic: Traffic,
     share: float,
+    evidence: Evidence,
     settings: RolloutSettings,
     request_seconds: float,
     report: Report,
 ) -> None:
     """Give a version a share of the traffic and watch how it goes.
 
-    The step lasts until enough requests were answered to compare, if any came; at the longest, as
+    The step lasts until each version has answered enough requests, if any came; at the longest, as
     much longer as one request may take. A version that has failed at least as often as it answered
-    by then is out.
+    by then is out, however few requests that were.
     """
     await traffic.set_share(share)
-    report(f"version {traffic.version} gets {share:.0%} of the traffic")
+    given = f"{share:.0%} of the traffic" if share else "copies of all requests"
+    report(f"version {traffic.version} gets {given}")
     started = monotonic()
+    new, old = Seen(), Seen()
     while True:
         await asyncio.sleep(WATCH_SECONDS)
-        new, old = await traffic.observe()
-        check(new, old, settings)
+        seen = await traffic.observe()
+        evidence.add(*seen, share)
+        new, old = new.then(seen[0]), old.then(seen[1])
+        if against := evidence.against:
+            raise CanaryFailed(against)
         seconds = monotonic() - started
         enough = all(
             side.answered >= settings.min_requests or not side.requests for side in (new, old)
@@ -143,29 +140,10 @@ async def _watch_step(
         if seconds >= settings.step_seconds and enough:
             return
         if seconds > settings.step_seconds + request_seconds:
-            if new.requests and new.answered <= new.failed:
+            if new.failed and new.answered <= new.failed:
                 raise CanaryFailed(f"it answered {new.answered} of {new.requests} requests")
+            report(
+                f"version {traffic.version} answered {new.answered} requests, too few to know it "
+                f"well (`endpoint.rollout.min_requests` is {settings.min_requests})"
+            )
             return
-
-
-def check(new: Seen, old: Seen, settings: RolloutSettings) -> None:
-    """Raise CanaryFailed where a version fails too often or is too slow beside the old ones.
-
-    Errors count from `min_requests` on, and only as far as they exceed the old versions' share:
-    what troubles both is not the new version's fault.
-    """
-    requests = new.answered + new.failed
-    excess = _error_rate(new) - _error_rate(old)
-    if requests >= settings.min_requests and excess > settings.max_errors:
-        raise CanaryFailed(
-            f"{new.failed} of {requests} requests failed on it, and {old.failed} of "
-            f"{old.answered + old.failed} on the version before"
-        )
-    if min(len(old.seconds), len(new.seconds)) >= settings.min_requests:
-        slowdown = median(new.seconds) / median(old.seconds)
-        if slowdown > settings.max_slowdown:
-            raise CanaryFailed(f"it is {slowdown:.1f} times as slow as the version before")
-
-
-def _error_rate(seen: Seen) -> float:
-    return seen.failed / max(seen.answered + seen.failed, 1)

@@ -1,6 +1,6 @@
 """What the local endpoint offers and how much it takes on."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -13,16 +13,22 @@ Weights = Literal["bf16", "int8", "int4", "f32"]
 class RolloutSettings(Settings):
     """How a new version takes over from the old one."""
 
-    steps: tuple[float, ...] = (0.1, 0.5)
-    """Shares of the traffic that the new version gets, one after another, before all of it."""
+    steps: tuple[Annotated[float, Field(ge=0, lt=1)], ...] = (0.1, 0.5)
+    """Shares of the traffic that the new version gets, one after another, before all of it. With 0
+    it gets copies of all requests, and its answers are dropped (shadow mode; on this machine)."""
     step_seconds: float = Field(default=2.0, ge=0)
-    """How long each share is watched."""
-    max_errors: float = Field(default=0.02, ge=0, le=1)
-    """Share of failed requests, beyond the old version's, above which it gets everything back."""
-    max_slowdown: float = Field(default=3.0, gt=1)
-    """Median seconds for a token, as a multiple of the old version's, above which it does, too."""
-    min_requests: int = Field(default=5, ge=1)
-    """Fewest requests in a step to compare errors and speed on."""
+    """How long each share is watched at least."""
+    min_requests: int = Field(default=500, ge=1)
+    """Requests that each version answers in a step before the next; a step in which fewer come ends
+    after `request_timeout`, and one in which none come after `step_seconds`."""
+    false_alarm: float = Field(default=0.01, gt=0, lt=0.5)
+    """Chance that a version which is no worse than the old one is taken back."""
+    tolerated_slowdown: float = Field(default=1.05, ge=1)
+    """Seconds for a token, as a multiple of the old version's, that do not count as slower."""
+    block: int = Field(default=20, ge=1)
+    """Answers of each version whose mean seconds for a token are compared at a time."""
+    warm_up: int = Field(default=50, ge=0)
+    """First answers of a new version whose speed does not count, since its caches are cold."""
     probe: str = "The"
     """Prompt that a new version must continue before it gets any traffic."""
 

@@ -2,17 +2,23 @@
 
 import asyncio
 import math
+import random
 from collections.abc import Sequence
+from dataclasses import replace
+from time import monotonic
 
 from serving.api.router import Route, Router
-from serving.comparison import Comparison, JudgedDocument, compared
+from serving.comparison import LIMITS, Comparison, JudgedDocument, compared
 from serving.engine.process import EngineLost, EngineProcess, Refused
 from serving.engine.protocol import GenerateRequest
-from serving.rollout import CanaryFailed, Seen
+from serving.evidence import Seen
+from serving.rollout import CanaryFailed
 from serving.settings import EndpointSettings, Weights
 from serving.telemetry import log
 
 PROBE_TOKENS = 8
+READ_PAUSE = 4.0
+"""Between two documents read amid the requests, as a multiple of the time that one took."""
 
 
 class EngineTraffic:
@@ -24,6 +30,8 @@ class EngineTraffic:
         self._settings = settings
         self._old = [route for route in router.routes if route.share > 0]
         self._route = Route(new, 0.0)
+        self._deviations: list[float] = []
+        self._reading: asyncio.Task[None] | None = None
 
     @property
     def version(self) -> str:
@@ -42,11 +50,16 @@ class EngineTraffic:
         except (EngineLost, Refused) as error:
             raise CanaryFailed(str(error)) from error
         self._router.routes.append(self._route)
+        if self._old and self._new.desired.judged:
+            self._reading = asyncio.create_task(self._read_documents())
         return bool(self._old)
 
     async def set_share(self, share: float) -> None:
-        for route in (self._route, *self._old):
-            route.forget()
+        self._router.shadow = None if share else self._route
+        self._share(share)
+        _look([self._route, *self._old])
+
+    def _share(self, share: float) -> None:
         self._route.share = share
         for route in self._old:
             route.share = (1.0 - share) / len(self._old)
@@ -56,18 +69,43 @@ class EngineTraffic:
             raise CanaryFailed("its engine died")
         if self._new.silent:
             raise CanaryFailed("its engine answers no more")
-        return _seen([self._route]), _seen(self._old)
+        new, self._deviations = replace(_look([self._route]), deviations=self._deviations), []
+        return new, _look(self._old)
 
     async def promote(self) -> None:
+        self._end_watch()
         for route in self._old:
             await self._router.drain(route, self._settings.request_timeout)
             await route.engine.stop()
 
     async def roll_back(self) -> None:
-        await self.set_share(0.0)
+        self._end_watch()
+        self._share(0.0)
         if self._route in self._router.routes:
             await self._router.drain(self._route, self._settings.request_timeout)
         await self._new.stop()
+
+    def _end_watch(self) -> None:
+        self._router.shadow = None
+        if self._reading is not None:
+            self._reading.cancel()
+
+    async def _read_documents(self) -> None:
+        """Have judged documents read amid the requests, a random one each time.
+
+        The old version reads along, so that both carry the same burden.
+        """
+        documents, weights = self._new.desired.judged, self._settings.weights
+        while True:
+            document, began = random.choice(documents), monotonic()  # noqa: S311
+            beside = (bits_of(route.engine, document) for route in self._old)
+            found, *_ = await asyncio.gather(
+                bits_of(self._new, document), *beside, return_exceptions=True
+            )
+            if isinstance(found, float):
+                largest = compared([document], [found], weights).largest
+                self._deviations.append(largest / LIMITS[weights][0])
+            await asyncio.sleep(READ_PAUSE * (monotonic() - began))
 
 
 async def compare(
@@ -79,14 +117,16 @@ async def compare(
         CanaryFailed: it differs from the evaluation by more than its weights' format explains.
         EngineLost: it ended.
     """
-    found = []
-    for document in documents:
-        windows = await asyncio.gather(*(_bits(engine, window) for window in document.windows))
-        found.append(sum(windows))
+    found = [await bits_of(engine, document) for document in documents]
     comparison = compared(documents, found, weights)
     if not comparison.fits:
         raise CanaryFailed(f"its engine does not serve what was judged: {comparison}")
     return comparison
+
+
+async def bits_of(engine: EngineProcess, document: JudgedDocument) -> float:
+    """What an engine finds for a document; raises EngineLost or Refused."""
+    return sum(await asyncio.gather(*(_bits(engine, window) for window in document.windows)))
 
 
 async def _bits(engine: EngineProcess, tokens: list[int]) -> float:
@@ -127,10 +167,10 @@ async def probe(engine: EngineProcess, settings: EndpointSettings) -> None:
         raise EngineLost("the probe got no answer")
 
 
-def _seen(routes: list[Route]) -> Seen:
-    return Seen(
-        answered=sum(route.succeeded for route in routes),
-        failed=sum(route.failed for route in routes),
-        waiting=sum(route.in_flight for route in routes),
-        seconds=[seconds for route in routes for seconds in route.token_seconds],
-    )
+def _look(routes: list[Route]) -> Seen:
+    """What was seen of routes together since the last look."""
+    seen = Seen()
+    for route in routes:
+        one = route.look()
+        seen = replace(seen.then(one), waiting=seen.waiting + one.waiting)
+    return seen

@@ -109,7 +109,8 @@ def roll_back_version(
 @job(
     config={"ops": {"roll_back_version": {"config": {"name": "", "reason": ""}}}},
     description="Has the version before the one that serves answer again, as "
-    "`llm-assets rollback` does, however slow it is. Say below who decides, and why.",
+    "`llm-assets rollback` does: it gets all traffic as soon as it generates. Say below who "
+    "decides, and why.",
 )
 def rollback() -> None:
     roll_back_version()

@@ -1,6 +1,5 @@
 """The endpoint follows the registry: what is wanted is served, and what serves is confirmed."""
 
-import sys
 from collections.abc import Callable
 
 from artifacts.errors import MissingArtifact, UserError, materialize_command
@@ -30,7 +29,7 @@ def serve_wanted(
 
     Args:
         record: the pipeline's, whose artifacts are compared with their manifests before they serve.
-        by_person: a person decided, so that the speed check only warns and never holds it back.
+        by_person: a person decided, so the version gets all traffic as soon as it generates.
 
     Raises:
         MissingArtifact: nothing is registered, or the wanted model was deleted.
@@ -46,8 +45,8 @@ def serve_wanted(
             + materialize_command("model_version")
         )
     if by_person:
-        report("a person decided: the new version gets the traffic however slow it is")
-    chosen = _whatever_its_speed(settings) if by_person else settings
+        report("a person decided: the new version gets all traffic as soon as it generates")
+    chosen = _at_once(settings) if by_person else settings
     try:
         verify_model(record, wanted.model_url)
         version, served = wanted, serving.serve(chosen, wanted, report)
@@ -70,7 +69,7 @@ def serve_wanted(
 def _ways_on(version: int) -> str:
     return (
         f"Version {version} stays wanted: materialize `endpoint` to try again, `llm-assets approve "
-        f"{version}` to have it however slow it is, or `llm-assets reject {version}` to give it up."
+        f"{version}` to have it whatever was seen, or `llm-assets reject {version}` to give it up."
     )
 
 
@@ -90,7 +89,7 @@ def _serve_again(
         raise fault from None
 
 
-def _whatever_its_speed(settings: PipelineSettings) -> PipelineSettings:
-    rollout = settings.endpoint.rollout.model_copy(update={"max_slowdown": sys.float_info.max})
+def _at_once(settings: PipelineSettings) -> PipelineSettings:
+    rollout = settings.endpoint.rollout.model_copy(update={"steps": ()})
     endpoint = settings.endpoint.model_copy(update={"rollout": rollout})
     return settings.model_copy(update={"endpoint": endpoint})

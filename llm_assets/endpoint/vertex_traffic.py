@@ -13,7 +13,7 @@ from llm_assets.cloud.settings import GoogleCloudSettings
 from llm_assets.endpoint.vertex_endpoint import VertexEndpoint
 from llm_assets.pipes.retries import first_line
 from llm_assets.registry.records import ModelVersion
-from serving.rollout import Seen
+from serving.evidence import Seen
 
 SAMPLE_TOKENS = 8
 MACHINE_SECONDS = 900.0
@@ -97,7 +97,6 @@ class VertexTraffic:
         return bool(self._serving_others(self._endpoint.read()))
 
     async def set_share(self, share: float) -> None:
-        self._new, self._old = Seen(), Seen()
         found = self._endpoint.read()
         old = self._serving_others(found)
         percent = 100 if not old else round(100 * share)
@@ -111,9 +110,9 @@ class VertexTraffic:
             self._endpoint.split(shares)
 
     async def observe(self) -> tuple[Seen, Seen]:
-        self._ask()
         # The next request is always under way, so a step does not end before both were seen.
-        self._new.waiting = self._old.waiting = 1
+        self._new, self._old = Seen(waiting=1), Seen(waiting=1)
+        self._ask()
         return self._new, self._old
 
     def _ask(self) -> None:

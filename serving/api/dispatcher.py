@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from time import monotonic
 
@@ -55,6 +55,8 @@ class Dispatcher:
         self.router = router
         self.settings = settings
         self.metrics = metrics
+        self._copies: set[asyncio.Task[None]] = set()
+        """Under way; the event loop itself keeps none alive."""
 
     async def answer_all(self, requests: Sequence[GenerateRequest]) -> list[Answer]:
         """Whole answers by one version, in the order of the requests; raises ServingError."""
@@ -98,6 +100,7 @@ class Dispatcher:
     async def stream(self, request: GenerateRequest, preferred: Route | None = None) -> Stream:
         """Begin an answer; raises ServingError where none can begin."""
         deadline = monotonic() + self.settings.request_timeout
+        self._copy(request, deadline)
         lost = ""
         for _ in range(ATTEMPTS):
             try:
@@ -114,6 +117,17 @@ class Dispatcher:
                 lost = str(error)
                 await asyncio.sleep(NOTICE_SECONDS)
         raise unavailable(f"No engine could answer: {lost}.")
+
+    def _copy(self, request: GenerateRequest, deadline: float) -> None:
+        """Send a request to the version in the shadow too, whose answer is dropped.
+
+        One that is slow gets no more of them at once than the endpoint admits.
+        """
+        shadow = self.router.shadow
+        if shadow and shadow.healthy and shadow.in_flight < self.settings.max_waiting:
+            copy = asyncio.create_task(_drop(self._pieces(request, deadline, shadow)))
+            self._copies.add(copy)
+            copy.add_done_callback(self._copies.discard)
 
     async def _pieces(
         self, request: GenerateRequest, deadline: float, preferred: Route | None
@@ -176,6 +190,13 @@ class Dispatcher:
                     except StopAsyncIteration:
                         return
                 yield chunk
+
+
+async def _drop(pieces: AsyncGenerator[tuple[Route, Chunk], None]) -> None:
+    with suppress(EngineLost, Refused, TimeoutError):
+        async with aclosing(pieces) as inner:
+            async for _ in inner:
+                pass
 
 
 async def _ready_again(route: Route, deadline: float) -> bool:

@@ -6,6 +6,10 @@ from contextlib import contextmanager
 from time import monotonic
 
 from serving.engine.process import EngineLost, EngineProcess
+from serving.evidence import Seen
+
+MOST_SECONDS = 1_000
+"""Answers whose seconds are kept until somebody looks."""
 
 
 class Route:
@@ -16,10 +20,7 @@ class Route:
         self.share = share
         self.in_flight = 0
         self.credit = 0.0
-        self.succeeded = 0
-        self.failed = 0
-        self.token_seconds: list[float] = []
-        """Seconds a token of each answer since the last `forget`."""
+        self._seen = Seen()
 
     @property
     def healthy(self) -> bool:
@@ -30,16 +31,17 @@ class Route:
         """Note how a request went; None where that says nothing about the engine."""
         if succeeded is None:
             return
-        self.succeeded += succeeded
-        self.failed += not succeeded
+        self._seen.answered += succeeded
+        self._seen.failed += not succeeded
         if succeeded and tokens:
-            self.token_seconds.append(seconds / tokens)
-            del self.token_seconds[:-1000]
+            self._seen.seconds.append(seconds / tokens)
+            del self._seen.seconds[:-MOST_SECONDS]
 
-    def forget(self) -> None:
-        """Count from zero."""
-        self.succeeded = self.failed = 0
-        self.token_seconds.clear()
+    def look(self) -> Seen:
+        """What was seen since the last look."""
+        seen, self._seen = self._seen, Seen()
+        seen.waiting = self.in_flight
+        return seen
 
 
 class Router:
@@ -47,6 +49,8 @@ class Router:
 
     def __init__(self) -> None:
         self.routes: list[Route] = []
+        self.shadow: Route | None = None
+        """One of them, without traffic, that gets copies of all requests."""
 
     @property
     def healthy(self) -> bool:

@@ -30,7 +30,7 @@ SETTINGS = {
     "body_timeout": 3.0,
     "engine_timeout": 5.0,
     "request_timeout": 60.0,
-    "rollout": RolloutSettings(steps=(0.2, 0.6), step_seconds=2.0, max_slowdown=100.0),
+    "rollout": RolloutSettings(steps=(0.2, 0.6), step_seconds=2.0, min_requests=20),
 }
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 LONG = json.dumps({"prompt": "The valve", "max_tokens": 150}).encode()

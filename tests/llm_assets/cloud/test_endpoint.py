@@ -65,7 +65,6 @@ class Cloud:
                         "steps": [0.5],
                         "step_seconds": 0.1,
                         "min_requests": 3,
-                        "max_slowdown": 6,
                     }
                 },
             }
@@ -140,7 +139,7 @@ def cloud(google: LocalGoogle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     for image, behavior in (
         (SERVE_IMAGE, {}),
         (BROKEN_IMAGE, {"BROKEN": "1"}),
-        (SLOW_IMAGE, {"ANSWER_SECONDS": "0.8"}),
+        (SLOW_IMAGE, {"ANSWER_SECONDS": "0.4"}),
         (FAILING_IMAGE, {"FAIL_SHARE": "1"}),
     ):
         light = LocalImage(entrypoint=LIGHT, environment=behavior)
@@ -222,7 +221,7 @@ def test_endpoint_is_a_dedicated_one_with_the_machines_of_the_settings(cloud: Cl
     ("image", "reason"),
     [
         (FAILING_IMAGE, "requests failed on it"),
-        (SLOW_IMAGE, "times as slow as the version before"),
+        (SLOW_IMAGE, "slower than the version before"),
         (BROKEN_IMAGE, "the model's files are damaged"),
         (f"{SERVE_IMAGE}-missing", "images/build.sh"),
     ],
@@ -230,6 +229,11 @@ def test_endpoint_is_a_dedicated_one_with_the_machines_of_the_settings(cloud: Cl
 def test_version_that_disappoints_is_taken_back(cloud: Cloud, image: str, reason: str) -> None:
     cloud.serve(cloud.register("a"))
     version = cloud.register("b", image)
+    more = cloud.pipeline.endpoint.rollout.model_copy(
+        update={"min_requests": 100, "block": 1, "warm_up": 0}
+    )
+    endpoint = cloud.pipeline.endpoint.model_copy(update={"rollout": more})
+    cloud.pipeline = cloud.pipeline.model_copy(update={"endpoint": endpoint})
     with pytest.raises(RolloutFailed, match=rf"(?s){reason}.*Still serving: version 1"):
         cloud.serve(version)
     assert cloud.shares() == {"version-1": 100}

@@ -1,0 +1,115 @@
+"""What may be concluded from the requests of a rollout."""
+
+import itertools
+import math
+import random
+
+import pytest
+
+from serving.evidence import Bets, Evidence, Seen
+from serving.settings import RolloutSettings
+
+SETTINGS = RolloutSettings()
+LOOKS = 500
+
+
+def watch(
+    slow: float = 1.0, slow_share: float = 1.0, failing: float = 0.0, seed: int = 0
+) -> str | None:
+    """What speaks against a version after up to 500 looks at two requests of each side."""
+    evidence, draw = Evidence(SETTINGS), random.Random(seed)
+
+    def look(times: float, failing: float) -> Seen:
+        failed = sum(draw.random() < failing for _ in range(2))
+        seconds = [draw.lognormvariate(0, 0.25) for _ in range(2 - failed)]
+        return Seen(
+            answered=2 - failed,
+            failed=failed,
+            seconds=[one * (times if draw.random() < slow_share else 1) for one in seconds],
+        )
+
+    for _ in range(LOOKS):
+        evidence.add(look(slow, failing), look(1.0, 0.0), 0.5)
+        if evidence.against:
+            break
+    return evidence.against
+
+
+@pytest.mark.parametrize("mean", [0.1, 0.5])
+def test_a_fair_game_keeps_its_capital_in_expectation(mean: float) -> None:
+    """Of all sequences of eight numbers, by their probabilities: what Ville's inequality needs."""
+    expected = 0.0
+    for values in itertools.product((0.0, 1.0), repeat=8):
+        bets = Bets()
+        for value in values:
+            bets.add(value, mean)
+        chance = math.prod(mean if value else 1 - mean for value in values)
+        expected += chance * math.exp(bets.logarithm)
+    assert expected == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_equal_versions_have_nothing_against_them(seed: int) -> None:
+    assert watch(seed=seed) is None
+
+
+def test_a_fifth_slower_is_seen() -> None:
+    assert "slower than the version before: 1." in str(watch(slow=1.2))
+
+
+def test_one_slow_answer_in_five_is_seen_though_the_median_hides_it() -> None:
+    assert "slower than the version before" in str(watch(slow=4.0, slow_share=0.2))
+
+
+def test_two_failures_in_a_hundred_are_seen() -> None:
+    assert "requests failed on it, and 0 of" in str(watch(failing=0.02))
+
+
+def test_failures_that_both_versions_have_are_not_the_new_ones() -> None:
+    evidence = Evidence(SETTINGS)
+    for _ in range(100):
+        evidence.add(Seen(answered=9, failed=1), Seen(answered=9, failed=1), 0.5)
+    assert evidence.against is None
+
+
+def test_one_failed_request_is_too_few_to_decide_by() -> None:
+    evidence = Evidence(SETTINGS)
+    evidence.add(Seen(answered=3, failed=1), Seen(answered=40), 0.1)
+    assert evidence.against is None
+
+
+def test_of_unequal_shares_only_a_large_slowdown_is_seen() -> None:
+    """A token of a fuller batch takes longer, and an engine seldom asked finds its caches cold."""
+    little, much = Evidence(SETTINGS), Evidence(SETTINGS)
+    for _ in range(SETTINGS.warm_up + LOOKS):
+        little.add(Seen(answered=1, seconds=[1.5]), Seen(answered=1, seconds=[1.0]), 0.1)
+        much.add(Seen(answered=1, seconds=[9.0]), Seen(answered=1, seconds=[1.0]), 0.1)
+    assert little.against is None
+    assert "slower" in str(much.against)
+
+
+def test_a_moment_in_which_one_engine_is_slow_counts_once() -> None:
+    evidence = Evidence(SETTINGS)
+    for look in range(LOOKS):
+        slow = 9.0 if 100 <= look < 200 else 1.0
+        evidence.add(Seen(answered=1, seconds=[slow]), Seen(answered=1, seconds=[1.0]), 0.5)
+    assert evidence.against is None
+
+
+def test_cold_caches_of_the_first_answers_do_not_count() -> None:
+    evidence = Evidence(SETTINGS)
+    for _ in range(SETTINGS.warm_up):
+        evidence.add(Seen(answered=1, seconds=[9.0]), Seen(answered=1, seconds=[1.0]), 0.5)
+    for _ in range(LOOKS):
+        evidence.add(Seen(answered=1, seconds=[1.0]), Seen(answered=1, seconds=[1.0]), 0.5)
+    assert evidence.against is None
+
+
+def test_other_bits_than_the_evaluations_are_seen() -> None:
+    evidence = Evidence(SETTINGS)
+    for _ in range(20):
+        evidence.add(Seen(deviations=[0.4]), Seen(), 0.5)
+    assert evidence.against is None
+    for _ in range(40):
+        evidence.add(Seen(deviations=[3.0]), Seen(), 0.5)
+    assert "its bits differ from the evaluation's" in str(evidence.against)
