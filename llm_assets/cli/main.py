@@ -5,6 +5,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -132,6 +133,25 @@ def restore_registry() -> None:
     state = open_session().registry.restore()
     click.echo(f"The registry is as it was before its last change, {len(state.versions)} versions.")
     click.echo("`llm-assets versions` lists them; materialize the graph to enter the newest again.")
+
+
+@commands.command()
+@version_argument
+@click.option("--to", "form", required=True, type=click.Choice(["gguf", "openvino", "safetensors"]))
+@click.option("--output", type=click.Path(path_type=Path), help="The folder to write.")
+def export(version: int, form: Any, output: Path | None) -> None:
+    """Write a version's model for llama.cpp, Ollama and LM Studio, or for OpenVINO.
+
+    What was written is read back, and predicts a shipped text as the model does.
+
+    \b
+    Example:
+      llm-assets export 3 --to gguf
+    """
+    from llm_assets.cli.export import export_version
+    from llm_assets.cli.session import open_session
+
+    click.echo(shown(export_version(open_session(), version, form, output)))
 
 
 @commands.command()

@@ -45,6 +45,12 @@ def test_a_version_is_explained_down_to_the_source_text(served: Project) -> None
     assert told["artifacts"]["checkpoint"]["settings"]["optimizer"]["learning_rate"] == 0.01
 
 
+def test_a_version_is_taken_home(served: Project) -> None:
+    assert "Read back, it needs" in ask(served, "export", "1", "--to", "gguf")
+    written = {path.name for path in (served.folder / "manual-1-gguf").iterdir()}
+    assert written == {"manual-1.gguf", "Modelfile"}
+
+
 def test_a_piece_of_text_is_traced_to_the_rows_that_hold_it(served: Project) -> None:
     text = tiny_texts(240)[7]
     found = ask(served, "explain", "1", "--text", text)

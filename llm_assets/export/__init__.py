@@ -1,0 +1,1 @@
+"""Model versions in the forms that other programs run."""
