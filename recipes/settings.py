@@ -132,6 +132,26 @@ class ClassificationSettings(TrainingSettings):
         return self.initialize
 
 
+class MaskedLanguageModelingSettings(TrainingSettings):
+    """Goes on training an encoder (RoBERTa, BERT, ...) to tell hidden tokens of the team's text.
+
+    Of the tokens, 15 % are drawn anew each time that a row is read.
+    """
+
+    recipe: Literal["masked_language_modeling"]
+    """Which recipe this is."""
+    initialize: Literal["base_model", "champion"] = "base_model"
+    """Start from the base model's weights, or from those of the model that serves."""
+
+    @property
+    def family(self) -> ModelFamily:
+        return "encoder"
+
+    @property
+    def starts_from(self) -> Literal["base_model", "champion", "random"]:
+        return self.initialize
+
+
 class PretrainingSettings(TrainingSettings):
     """Trains random weights in the base model's architecture, with its tokenizer."""
 
@@ -148,6 +168,7 @@ RECIPES = (
     "pretraining",
     "fine_tuning",
     "torchtune",
+    "masked_language_modeling",
     "sequence_to_sequence",
     "classification",
 )
@@ -164,6 +185,7 @@ RecipeSettings = Annotated[
     Annotated[ContinuedPretrainingSettings, Tag("continued_pretraining")]
     | Annotated[PretrainingSettings, Tag("pretraining")]
     | Annotated[TorchtuneSettings, Tag("torchtune")]
+    | Annotated[MaskedLanguageModelingSettings, Tag("masked_language_modeling")]
     | Annotated[FineTuningSettings, Tag("fine_tuning")]
     | Annotated[SequenceToSequenceSettings, Tag("sequence_to_sequence")]
     | Annotated[ClassificationSettings, Tag("classification")],

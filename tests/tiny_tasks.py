@@ -20,7 +20,15 @@ from spark_jobs.tokenize.job import PACKING_OF
 from spark_jobs.tokenize.mixing import Mixing
 from spark_jobs.tokenize.shards import EXCHANGED_SCHEMA, Plan, write_documents
 from spark_jobs.tokenize.tokenizer import load_tokenizer
-from tests.tiny import _ENDINGS, _SUBJECTS, _VERBS, _save_random_model, tiny_base_model
+from tests.tiny import (
+    _ENDINGS,
+    _SUBJECTS,
+    _VERBS,
+    _save_random_model,
+    tiny_base_model,
+    tiny_shards,
+    tiny_texts,
+)
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}{{ m.role }}:\n{{ m.content }}<|endoftext|>\n{% endfor %}"
@@ -68,6 +76,11 @@ def labeled(count: int = 240) -> list[dict[str, Any]]:
     return made
 
 
+def texts(count: int = 240) -> list[dict[str, Any]]:
+    """Sections of a manual."""
+    return [{"text": text} for text in tiny_texts(count)]
+
+
 def chat_model(folder: Path) -> None:
     """A random Llama whose tokenizer has a chat template."""
     tiny_base_model(folder)
@@ -104,11 +117,14 @@ def encoder_decoder(folder: Path, kind: str = "t5") -> None:
     _save_random_model(folder, architecture, config, special, seed=0)
 
 
-def encoder(folder: Path) -> None:
+def encoder(folder: Path, mask: bool = False) -> None:
     """A random two-layer RoBERTa."""
     from transformers import RobertaConfig, RobertaForMaskedLM
 
     tokenizer, special = _tokenizer(folder)
+    if mask:
+        tokenizer.add_special_tokens({"mask_token": "<mask>"})
+        tokenizer.save_pretrained(folder)
     config = RobertaConfig(
         vocab_size=len(tokenizer),
         hidden_size=64,
@@ -120,6 +136,11 @@ def encoder(folder: Path) -> None:
         **special,
     )
     _save_random_model(folder, RobertaForMaskedLM, config, special, seed=0)
+
+
+def masked_encoder(folder: Path) -> None:
+    """The same, its tokenizer with a mask token."""
+    encoder(folder, mask=True)
 
 
 def _tokenizer(folder: Path) -> tuple[Any, dict[str, int]]:
@@ -139,6 +160,7 @@ class Task:
     recipe: str
     examples: Callable[[], list[dict[str, Any]]]
     columns: dict[str, Any]
+    """None of text."""
     model: Callable[[Path], None]
     checkpoint: dict[str, Any]
     tokenized_shards: dict[str, Any]
@@ -148,7 +170,9 @@ class Task:
         data = folder / "examples.jsonl"
         data.write_text("".join(json.dumps(example) + "\n" for example in self.examples()))
         self.model(folder / "base")
-        source = {"type": "files", "name": "task", "path": str(data), "examples": self.columns}
+        source: dict[str, Any] = {"type": "files", "name": "task", "path": str(data)}
+        if self.columns:
+            source["examples"] = self.columns
         return {
             "raw_corpus": {"sources": [source]},
             # Made-up examples resemble one another as no real ones do.
@@ -187,11 +211,21 @@ TASKS = {
         {"budget": {"steps": 40, "global_batch_size": 16}, "class_weights": "balanced"},
         {"examples": {"input_tokens": 48}, "decontamination": {"maximum_overlap": 1.0}},
     ),
+    "masked_language_modeling": Task(
+        "masked_language_modeling",
+        texts,
+        {},
+        masked_encoder,
+        {"budget": {"steps": 60, "global_batch_size": 8}},
+        {"sequence_length": 64, "decontamination": {"maximum_overlap": 1.0}},
+    ),
 }
 
 
 def example_shards(folder: Path, base_model: Path, task: Task) -> ShardStats:
     """Shards of a task's examples as the tokenizing job writes them, one for each split."""
+    if not task.columns:
+        return tiny_shards(folder, base_model, [row["text"] for row in task.examples()])
     files = load_tokenizer(str(base_model))
     settings = TokenizedShardsSettings.model_validate(task.tokenized_shards)
     form = task.columns["form"]

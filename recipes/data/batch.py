@@ -1,6 +1,7 @@
 """A batch of packed rows, as the model takes it."""
 
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 
@@ -58,7 +59,7 @@ class ExampleBatch:
         """How many positions are not padding."""
         return int(self.is_input.sum()) + self.target_count
 
-    def to(self, device: torch.device) -> "ExampleBatch":
+    def to(self, device: torch.device) -> Self:
         """The same batch on another device."""
         tensors = (self.tokens, self.is_input, self.targets)
-        return ExampleBatch(*(tensor.to(device, non_blocking=True) for tensor in tensors))
+        return type(self)(*(tensor.to(device, non_blocking=True) for tensor in tensors))

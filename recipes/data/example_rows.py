@@ -8,8 +8,12 @@ from recipes.data.batch import IGNORED, ExampleBatch
 from recipes.data.packed_rows import check_vocabulary
 
 
-def read_examples(shards: ShardSet, rows: np.ndarray) -> ExampleBatch:
+def read_examples(
+    shards: ShardSet, rows: np.ndarray, samples: np.ndarray | None = None
+) -> ExampleBatch:
     """Read rows of one example each; the batch is as wide as its longest input and target.
+
+    It is the same for any samples.
 
     Raises:
         DamagedArtifact: a token id lies outside the shards' vocabulary.

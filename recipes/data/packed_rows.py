@@ -9,8 +9,8 @@ from artifacts.shards.shard_set import PackedRows, ShardSet
 from recipes.data.batch import IGNORED, PADDING_SEGMENT, Batch
 
 
-def read_batch(shards: ShardSet, rows: np.ndarray) -> Batch:
-    """Read rows and derive targets, positions and segment numbers.
+def read_batch(shards: ShardSet, rows: np.ndarray, samples: np.ndarray | None = None) -> Batch:
+    """Read rows and derive targets, positions and segment numbers; the same for any samples.
 
     Raises:
         DamagedArtifact: a token id lies outside the shards' vocabulary.

@@ -21,7 +21,8 @@ from recipes.data.batch import Batch, ExampleBatch
 from recipes.data.order import DataOrder
 from recipes.data.packed_rows import read_batch, worker_share
 
-ReadBatch = Callable[[ShardSet, np.ndarray], Batch | ExampleBatch]
+ReadBatch = Callable[[ShardSet, np.ndarray, np.ndarray | None], Batch | ExampleBatch]
+"""Makes a batch of some rows of the shards, which are these samples of the run."""
 
 ORDERED_SAMPLES = 8_192
 """Samples whose rows are worked out at a time."""
@@ -91,11 +92,16 @@ class StepReader(Iterator[StepInput]):
 
     def __next__(self) -> StepInput:
         split = self._data.split
-        rows = worker_share(self._global_batch(), split.rank, split.workers)
-        batches = [
-            self._data.read(self._data.shards, rows[start : start + split.device_batch_size])
+        every = self._samples_seen + np.arange(split.global_batch_size)
+        rows, samples = (
+            worker_share(part, split.rank, split.workers) for part in (self._global_batch(), every)
+        )
+        pieces = [
+            slice(start, start + split.device_batch_size)
             for start in range(0, len(rows), split.device_batch_size)
         ]
+        read, shards = self._data.read, self._data.shards
+        batches = [read(shards, rows[piece], samples[piece]) for piece in pieces]
         self._samples_seen += self._stride
         return StepInput(rows, batches)
 

@@ -7,7 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from artifacts.errors import UserError
 from recipes.data.batch import IGNORED, ExampleBatch
+from recipes.data.masked_rows import HIDDEN
 from recipes.model.causal_model import TrainableModel
 from recipes.model.family import check_family
 from recipes.model.transformers_network import (
@@ -79,6 +81,56 @@ class ClassificationNetwork(TransformersNetwork):
             ignore_index=IGNORED,
             reduction="sum",
         )
+
+
+class MaskedNetwork(TransformersNetwork):
+    """An encoder that tells hidden tokens."""
+
+    def __init__(self, inner: nn.Module, mask_token: int) -> None:
+        super().__init__(inner)
+        self._mask_token = mask_token
+
+    @property
+    def head_weight(self) -> torch.Tensor:
+        """The embeddings, shape (vocabulary, hidden size)."""
+        weight: torch.Tensor = self.inner.get_input_embeddings().weight
+        return weight
+
+    def logits(self, batch: ExampleBatch) -> torch.Tensor:  # type: ignore[override]
+        """The model's own logits, shape (texts, longest text, vocabulary)."""
+        pad = self.inner.config.pad_token_id or 0
+        shown = batch.tokens.masked_fill(batch.tokens == HIDDEN, self._mask_token)
+        logits: torch.Tensor = self.inner(
+            input_ids=shown.masked_fill(~batch.is_input, pad),
+            attention_mask=batch.is_input.long(),
+        ).logits
+        return logits
+
+    def loss(self, batch: ExampleBatch) -> torch.Tensor:  # type: ignore[override]
+        """Cross-entropy of the hidden tokens in nats, summed."""
+        told = batch.targets != IGNORED
+        return F.cross_entropy(
+            self.logits(batch)[told].float(), batch.targets[told], reduction="sum"
+        )
+
+
+def load_masked(folder: Path) -> TrainableModel:
+    """An encoder that tells hidden tokens; raises UserError for another family or tokenizer."""
+    from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+    check_family(folder, "encoder")
+    mask_token = AutoTokenizer.from_pretrained(folder).mask_token_id
+    if mask_token is None:
+        raise UserError(
+            f"The tokenizer in {folder} has no mask token, without which no token can be hidden. "
+            "Choose a `base_model` that was trained on hidden tokens, such as RoBERTa."
+        )
+    inner = AutoModelForMaskedLM.from_pretrained(
+        folder, config=config_without_dropout(folder), dtype=torch.float32, use_safetensors=True
+    )
+    model = TrainableModel(without_dropout(MaskedNetwork(inner, mask_token)))
+    model.exported_config = {"architectures": [type(inner).__name__]}
+    return model
 
 
 def load_sequence_to_sequence(folder: Path) -> TrainableModel:

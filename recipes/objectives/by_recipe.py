@@ -2,6 +2,7 @@
 
 from recipes.objectives.causal import NEXT_TOKEN
 from recipes.objectives.classification import CLASSES
+from recipes.objectives.masked import MASKED
 from recipes.objectives.objective import Objective
 from recipes.objectives.sequence_to_sequence import TARGETS
 from recipes.settings import RecipeSettings
@@ -11,6 +12,7 @@ OBJECTIVES: dict[str, Objective] = {
     "pretraining": NEXT_TOKEN,
     "fine_tuning": NEXT_TOKEN,
     "torchtune": NEXT_TOKEN,
+    "masked_language_modeling": MASKED,
     "sequence_to_sequence": TARGETS,
     "classification": CLASSES,
 }

@@ -80,6 +80,7 @@ class Trainer:
             self._training.placement.device_batch_size,
             workers,
             self._objective.read_batch,
+            tells_every_token=spec.shards.form == "pretraining" and not self._objective.scorer,
         )
         audits = self._training.logging.audit_rows and workers.is_tp_rank_zero
         self._audit = RowAudit(self._run_folder, workers) if audits else None

@@ -21,13 +21,18 @@ class Validation:
     """Measures a model on a fixed sample of the validation rows."""
 
     def __init__(
-        self, shards: ShardSet, rows: int, batch_size: int, workers: Workers, read: ReadBatch
+        self,
+        shards: ShardSet,
+        rows: int,
+        batch_size: int,
+        workers: Workers,
+        read: ReadBatch,
+        tells_every_token: bool,
     ) -> None:
         self._shards, self._workers, self._read_batch = shards, workers, read
-        is_text = shards.stats.form == "pretraining"
-        self._units_per_target = bytes_per_token(shards) if is_text else 1.0
-        self.unit = "bits per byte" if is_text else "bits per target"
-        """A target is a token of an answer, or a class."""
+        self._units_per_target = bytes_per_token(shards) if tells_every_token else 1.0
+        self.unit = "bits per byte" if tells_every_token else "bits per target"
+        """A target is a token of an answer, a hidden token, or a class."""
         count = min(rows, len(shards))
         chosen = np.sort(permute(np.arange(count), len(shards), SELECTION_KEY))
         # Every worker must run equally many forward passes, so the last ones may be padding.
@@ -50,6 +55,8 @@ class Validation:
         return loss_sum / max(total, 1.0) / math.log(2) / self._units_per_target
 
     def _read(self, rows: np.ndarray) -> Batch | ExampleBatch:
-        batch = self._read_batch(self._shards, np.maximum(rows, 0))
-        batch.targets[torch.from_numpy(rows == PADDING_ROW)] = IGNORED
+        real = rows[rows != PADDING_ROW]
+        batch = self._read_batch(self._shards, real if len(real) else np.zeros_like(rows), None)
+        if not len(real):
+            batch.targets.fill_(IGNORED)
         return batch

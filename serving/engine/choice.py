@@ -7,13 +7,16 @@ from typing import Any
 from artifacts.cache import cache_key, cached_folder
 from artifacts.errors import UserError
 from artifacts.storage.checksums import sha256_of
-from serving.engine.classifier import Classifier, is_classifier
+from serving.engine.classifier import Classifier
+from serving.engine.mask_filler import MaskFiller
 from serving.engine.served_model import ServedModel, read_config
 from serving.settings import EndpointSettings, Engine
 
 REFUSAL_NAME = "unsupported.txt"
 """In place of a converted model: why there is none, lest every start try again."""
 LIBRARIES = ("nncf", "openvino", "openvino-genai", "safetensors", "torch", "transformers")
+ENCODERS = {"ForSequenceClassification": Classifier, "ForMaskedLM": MaskFiller}
+"""The end of an architecture's name to what answers with such a model."""
 WINDOWS = ("sliding_window", "window_size", "attention_window", "attention_chunk_size")
 
 
@@ -41,8 +44,8 @@ def choose_engine(folder: Path, settings: EndpointSettings, conversions: Path) -
     """
     if settings.engine == "transformers":
         return Choice("transformers", "transformers")
-    if is_classifier(folder):
-        obstacle: str | None = "it tells classes apart"
+    if _encoder(folder):
+        obstacle: str | None = "it is an encoder"
     else:
         obstacle = _obstacle(read_config(folder), settings)
     if obstacle is None:
@@ -75,8 +78,8 @@ def load_model(
 ) -> ServedModel | Classifier:
     """Load a model into the chosen engine and start it; raises UserError where it is no good."""
     model: ServedModel | Classifier
-    if is_classifier(folder):
-        model = Classifier(folder)
+    if encoder := _encoder(folder):
+        model = encoder(folder)
     elif choice.converted is not None:
         from serving.engine.openvino_model import OpenVinoModel
 
@@ -96,6 +99,11 @@ def conversion_key(folder: Path, settings: EndpointSettings) -> str:
     return cache_key(
         "serving.engine.conversion", LIBRARIES, model=content, weights=settings.weights
     )
+
+
+def _encoder(folder: Path) -> type[Classifier] | None:
+    architecture = (read_config(folder).get("architectures") or [""])[0]
+    return next((ENCODERS[head] for head in ENCODERS if architecture.endswith(head)), None)
 
 
 def _obstacle(config: dict[str, Any], settings: EndpointSettings) -> str | None:

@@ -14,9 +14,11 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "fine_tuning": {"messages": [{"role": "user", "content": "What of a pump?"}]},
     "sequence_to_sequence": {"instances": ["3. The valve opens every week."]},
     "classification": {"instances": ["motor is broken, report 9."]},
+    "masked_language_modeling": {"instances": ["The valve<mask> every week."]},
 }
 GRAPH_SECONDS = 900
 ZERO = {"workers": 2, "deepspeed": {"stage": 3}}
+TORCHTUNE_CONFIG = Path(__file__).parents[1] / "recipes" / "torchtune_1b.yaml"
 
 
 @pytest.mark.soak
@@ -31,6 +33,43 @@ def test_the_graph_runs_to_an_endpoint_that_answers(
     settings = TASKS[recipe].settings(project.folder)
     settings["checkpoint"] |= {"placement": placement} if placement else {}
     project.configure(**settings)
+    answer = answer_of_the_whole_graph(project, REQUESTS[recipe])
+    if recipe == "classification":
+        assert answer["predictions"][0]["label"] == "electrician"
+        assert sum(answer["predictions"][0]["scores"].values()) == pytest.approx(1, abs=0.01)
+    elif recipe == "masked_language_modeling":
+        found = answer["predictions"][0]
+        assert found["label"] in found["scores"] and sum(found["scores"].values()) <= 1.01
+    elif recipe == "sequence_to_sequence":
+        assert isinstance(answer["predictions"][0], str)
+    else:
+        assert answer["choices"][0]["message"]["role"] == "assistant"
+
+
+@pytest.mark.soak
+def test_a_torchtune_configuration_trains_what_is_served(
+    tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    """A team's file for Llama 3.2 1B, at a rate by which a model this small learns."""
+    project = make_project(tmp_path / "project", tiny_model_folder)
+    project.configure(
+        checkpoint={
+            "recipe": "torchtune",
+            "run": "full_finetune_distributed",
+            "config": str(TORCHTUNE_CONFIG),
+            "overrides": {"optimizer.lr": 1e-2},
+            "budget": {"steps": 12},
+            "optimizer": {},
+        }
+    )
+    answer = answer_of_the_whole_graph(project, {"prompt": "The valve", "max_tokens": 4})
+    assert isinstance(answer["choices"][0]["text"], str)
+    trained = project.record.current("checkpoint", needed_by="test")
+    assert trained.stats["validation"]["end"] < 0.8 * trained.stats["validation"]["start"]
+
+
+def answer_of_the_whole_graph(project: Project, body: dict[str, Any]) -> Any:
+    """Materialize everything, see that the gate lets the model pass, and ask the endpoint."""
     try:
         ended = subprocess.run(
             ["dagster", "asset", "materialize", "--select", "*endpoint"],
@@ -43,22 +82,16 @@ def test_the_graph_runs_to_an_endpoint_that_answers(
         assert ended.returncode == 0, ended.stderr[-4000:]
         judged = project.record.current("model_version", needed_by="test")
         assert judged.stats["promoted"], judged.stats["reasons"]
-        answer = ask(project, REQUESTS[recipe])
+        return ask(project, body)
     finally:
         project.run("llm-assets", "stop")
-    if recipe == "classification":
-        assert answer["predictions"][0]["label"] == "electrician"
-        assert sum(answer["predictions"][0]["scores"].values()) == pytest.approx(1, abs=0.01)
-    elif recipe == "sequence_to_sequence":
-        assert isinstance(answer["predictions"][0], str)
-    else:
-        assert answer["choices"][0]["message"]["role"] == "assistant"
 
 
 def ask(project: Project, body: dict[str, Any]) -> Any:
     status = project.run("llm-assets", "status").stdout
     url = next(word.strip(",") for word in status.split() if word.startswith("http://"))
-    route = "/v1/chat/completions" if "messages" in body else "/predict"
+    routes = {"messages": "/v1/chat/completions", "prompt": "/v1/completions"}
+    route = next((routes[key] for key in routes if key in body), "/predict")
     answer = httpx.post(f"{url}{route}", json=body, timeout=60)
     assert answer.status_code == 200, answer.text
     return answer.json()
