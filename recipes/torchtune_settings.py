@@ -9,6 +9,9 @@ from recipes.sections import BudgetSettings, PlacementSettings
 from recipes.torchtune_config import PRECISIONS, Program, content, read_config, rows_per_step
 from recipes.training_settings import TrainingSettings
 
+TAKEN_OVER = ("activation_checkpointing", "compile", "deepspeed", "replicas", "tensor_parallel")
+"""Keys of the placement that a torchtune configuration decides in its own words."""
+
 
 class TorchtuneSettings(TrainingSettings):
     """Runs a recipe of torchtune, as `tune run <run> --config <config>` does, on the graph's rows.
@@ -53,7 +56,7 @@ class TorchtuneSettings(TrainingSettings):
         usual, batch_size = PlacementSettings(), self.config["batch_size"]
         faults += [
             f"`placement.{key}` is that of the torchtune configuration"
-            for key in ("replicas", "tensor_parallel", "activation_checkpointing", "compile")
+            for key in TAKEN_OVER
             if getattr(self.placement, key) != getattr(usual, key)
         ]
         if self.placement.deepspeed:

@@ -268,6 +268,7 @@ def test_where_and_how_it_runs_is_no_part_of_what_it_learns() -> None:
         ({"config": {"seed": "${number}"}}, "no torchtune configuration: .*number"),
         ({"config": {"batch_size": 2}}, "`epochs` is absent|`model` is absent"),
         ({"optimizer": {"learning_rate": 1e-3}}, "`optimizer` is that of the torchtune config"),
+        ({"placement": {"deepspeed": {"stage": 3}}}, "`placement.deepspeed` is that of the"),
         ({"placement": {"compile": "always"}}, "`placement.compile` is that of the torchtune"),
         ({"precision": "bfloat16"}, "`precision` is that of the torchtune configuration, float32"),
         ({"run": "ppo_full_finetune_single_device"}, "'full_finetune_single_device', "),
