@@ -135,7 +135,7 @@ class ClassificationSettings(TrainingSettings):
 class MaskedLanguageModelingSettings(TrainingSettings):
     """Goes on training an encoder (RoBERTa, BERT, ...) to tell hidden tokens of the team's text.
 
-    Of the tokens, 15 % are drawn anew each time that a row is read.
+    Of the tokens, 15 % are hidden, others each time that a row is read.
     """
 
     recipe: Literal["masked_language_modeling"]
