@@ -17,6 +17,7 @@ from artifacts.examples import Form
 from artifacts.settings import Settings
 from artifacts.yaml_files import read_yaml
 from llm_assets.automation_settings import AutomationSettings
+from llm_assets.forgetting_settings import ForgettingSettings
 from llm_assets.gate.settings import ModelVersionSettings
 from llm_assets.notification_settings import NotificationSettings
 from llm_assets.retention_settings import RetentionSettings
@@ -104,6 +105,7 @@ class PipelineSettings(Settings):
     model_version: ModelVersionSettings = ModelVersionSettings()
     endpoint: EndpointSettings = EndpointSettings()
     retention: RetentionSettings = RetentionSettings()
+    forgetting: ForgettingSettings = ForgettingSettings()
     automation: AutomationSettings = AutomationSettings()
     notifications: NotificationSettings = NotificationSettings()
 

@@ -20,6 +20,7 @@ from recipes.settings import RecipeSettings
 SECONDS_TO_SAVE = 300
 """How long a worker that was asked to end may take over its checkpoint."""
 
+SPEC_NAME = "spec.json"
 MODEL_FOLDER = "model"
 """Where a checkpoint artifact keeps the exported Hugging Face model."""
 BEST_NAME = "best"
@@ -73,10 +74,15 @@ class TrainingSpec(BaseModel):
         masked = {"masked": hash_json({"texts": sorted(self.masked)})} if self.masked else {}
         return {"settings": self.training.content(), "inputs": self.inputs | masked}
 
+    @property
+    def hidden(self) -> list[str]:
+        """Texts, by their `text_hash`, that nothing is learnt from: masked or erased."""
+        return sorted({*self.masked, *self.shards.erased})
+
     def open_shards(self, *splits: Split) -> ShardSet:
-        """Splits of the shards, without the masked texts."""
-        if self.masked:
-            return MaskedShardSet(self.shards_folder, self.shards, self.masked, *splits)
+        """Splits of the shards, without the hidden texts."""
+        if self.hidden:
+            return MaskedShardSet(self.shards_folder, self.shards, self.hidden, *splits)
         return ShardSet(self.shards_folder, self.shards, *splits)
 
 

@@ -5,18 +5,24 @@ from typing import Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from artifacts.shards.shard_set import Shard, ShardSet
 
 
 def list_documents(shards: ShardSet) -> pa.Table:
-    """The documents of all shards, with `shard` and `number`: where `read_tokens` finds them."""
+    """The documents of all shards, with `shard` and `number`: where `read_tokens` finds them.
+
+    Those that were erased are left out.
+    """
     tables = []
     for place, shard in enumerate(shards.shards):
         table = shard.documents()
         table = table.append_column("shard", pa.array([place] * len(table), pa.int64()))
         tables.append(table.append_column("number", pa.array(range(len(table)), pa.int64())))
-    return pa.concat_tables(tables)
+    listed = pa.concat_tables(tables)
+    erased = pc.is_in(listed["text_hash"], pa.array(shards.stats.erased, pa.string()))
+    return listed.filter(pc.invert(erased))
 
 
 def read_tokens(

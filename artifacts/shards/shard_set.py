@@ -94,6 +94,9 @@ class ShardStats(BaseModel):
     """Of pairs, the most tokens of a target."""
     chat_template: str | None = None
     """Of conversations, where they were not written by the base model's own."""
+    erased: list[str] = []
+    """Texts, by their `text_hash`, whose tokens were overwritten with the end token. Their segments
+    stay, so that all rows keep their numbers and their order; no reader takes them for text."""
     shards: list[ShardEntry]
 
 

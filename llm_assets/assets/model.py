@@ -1,5 +1,6 @@
 """The starting weights and the trained checkpoint."""
 
+from functools import partial
 from typing import Any
 
 from dagster import AssetExecutionContext, Config, MaterializeResult
@@ -14,14 +15,14 @@ from llm_assets.assets.continuation import continue_from_champion
 from llm_assets.assets.corpus import tokenized_shards
 from llm_assets.assets.estimate import training_estimate
 from llm_assets.assets.stage import materialization, stage
+from llm_assets.forgetting.replay import train_once_more
 from llm_assets.pipeline import PipelineResource
 from llm_assets.registry.integrity import verify_model
 from llm_assets.registry.lineage import CHOSEN
 from llm_assets.registry.resource import RegistryResource
 from llm_assets.registry.start import find_seen, find_start, with_start
+from llm_assets.runners.checkpoint import train_into
 from llm_assets.runners.training import TrainingRunner
-from recipes.data.seen import SEEN_NAME
-from recipes.data.trained import TRAINED_NAME
 from recipes.evaluation.settings import ModelSource
 from recipes.model import base_model as base_model_recipe
 from recipes.sections import BUDGETS
@@ -31,7 +32,7 @@ from recipes.settings import (
     RecipeSettings,
     training_settings,
 )
-from recipes.spec import METRICS_NAME, MODEL_FOLDER, TrainingSpec, read_metrics
+from recipes.spec import MODEL_FOLDER, TrainingSpec, read_metrics
 
 GROUP = "model"
 
@@ -48,6 +49,12 @@ class CheckpointOverrides(Config):
     )
     longer: int = Field(
         default=1, ge=1, description="Times the usual training, where it goes on from the champion."
+    )
+
+    without_forgotten: int | None = Field(
+        default=None,
+        description="A version: its runs are made once more without what was forgotten since. "
+        "`llm-assets forget` asks for it; all other settings are those of its runs.",
     )
 
     def apply(self, settings: RecipeSettings) -> RecipeSettings:
@@ -105,6 +112,15 @@ def checkpoint(
     registry: RegistryResource,
 ) -> MaterializeResult:
     """The trained model: resumable state under `runs/`, and an exported Hugging Face folder."""
+    if config.without_forgotten is not None:
+        artifact = train_once_more(
+            pipeline.record,
+            registry.open(pipeline).state(),
+            config.without_forgotten,
+            partial(training.train, context),
+            context.log.info,
+        )
+        return materialization(artifact, _checkpoint_metadata(artifact))
     settings = training.resolve(config.apply(pipeline.settings.checkpoint))
     chosen = config.model_dump() | {"settings": settings.content()}
     shards = pipeline.record.current("tokenized_shards", needed_by="checkpoint")
@@ -140,10 +156,8 @@ def checkpoint(
         )
         if estimate := training_estimate(training, settings, shards, base):
             context.log.info(f"Expected for {estimate}")
-        draft.stats |= training.train(context, spec).model_dump() | {CHOSEN: chosen}
-        for name in (METRICS_NAME, SEEN_NAME, TRAINED_NAME):
-            content = pipeline.store.read_bytes(f"{layout.run(run_id)}/{name}")
-            (draft.path / name).write_bytes(content or b"")
+        train_into(pipeline.store, draft, spec, partial(training.train, context))
+        draft.stats[CHOSEN] = chosen
 
     artifact = pipeline.make(context, identity, build)
     return materialization(artifact, _checkpoint_metadata(artifact))

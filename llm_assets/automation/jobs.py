@@ -126,6 +126,7 @@ def clean_store(
             pipeline.record,
             registry.open(pipeline),
             pipeline.settings.retention,
+            pipeline.settings.forgetting,
             delete=True,
             report=context.log.info,
         )

@@ -1,9 +1,7 @@
-"""`llm-assets forget`: documents out of every later corpus, and out of what serves."""
+"""`llm-assets forget`: documents out of the store, every later corpus, and what serves."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow.compute as pc
@@ -11,16 +9,45 @@ import pyarrow.compute as pc
 from artifacts.errors import UserError
 from artifacts.progress import Report
 from artifacts.shown import shown_in_line
-from artifacts.store.store import Artifact
+from llm_assets.automation.jobs import training_config
+from llm_assets.cli.run import materialize_assets
 from llm_assets.cli.session import Session
-from llm_assets.forgetting.listed import ForgottenDocument, add_to_list
-from llm_assets.forgetting.replay import first_step, replay
+from llm_assets.forgetting.erase import erase
+from llm_assets.forgetting.listed import (
+    ForgottenDocument,
+    ForgottenList,
+    WithdrawnVersion,
+    add_to_list,
+    read_list,
+)
+from llm_assets.forgetting.replay import MASKED_INPUT, first_step
+from llm_assets.registry.state import RegistryState
 from llm_assets.tracing.explain import exposures
 from llm_assets.tracing.lessons import all_runs, runs_behind
-from spark_jobs.explain import DocumentStory, explain_document
+from spark_jobs.explain import explain_document
 from spark_jobs.runtime.parquet import find_parts
 
-JUDGE = "eval_metrics,model_version,endpoint"
+JUDGED = ("eval_metrics", "model_version", "endpoint")
+
+
+@dataclass(frozen=True)
+class Meant:
+    """A document that is to be forgotten, with the copies that would come in its place."""
+
+    id: str
+    source: str
+    split: str
+    text_hash: str
+    copies: dict[str, str]
+    """Id to why it was dropped as a copy."""
+
+    def entries(self, name: str, reason: str) -> list[ForgottenDocument]:
+        """The document and its copies, as the list has them."""
+        first = ForgottenDocument(
+            id=self.id, source=self.source, text_hash=self.text_hash, by=name, reason=reason
+        )
+        copy = {"text_hash": None, "survivor": self.id}
+        return [first, *(first.model_copy(update=copy | {"id": one}) for one in self.copies)]
 
 
 def find_documents(
@@ -38,6 +65,8 @@ def find_documents(
         for part in find_parts(clean.url, ["id", "source"], "clean_corpus"):
             table = part.read(["id", "source"])
             found += table.filter(pc.equal(table["source"], source))["id"].to_pylist()
+        listed = read_list(session.pipeline.store, session.settings.name).documents
+        found += [one.id for one in listed if one.source == source and one.text_hash]
         if not found:
             raise UserError(f"The clean corpus has no document of the source {source!r}.")
     if not found:
@@ -48,106 +77,126 @@ def find_documents(
 def forget(
     session: Session, identifiers: list[str], name: str, reason: str, yes: bool, report: Report
 ) -> None:
-    """List what would go, and with `yes` forget it.
+    """List what would go, and with `yes` forget it. Killed and called again, it goes on.
 
     Raises:
-        UserError: a document is unknown, or a training runs.
+        UserError: a document is unknown, or something is being made that may hold one.
     """
-    store, state = session.pipeline.store, session.registry.state()
-    _refuse_while_training(session)
-    clean = session.pipeline.record.current("clean_corpus", needed_by="forget")
-    stories = {
-        story.survivor: story
-        for story in (explain_document(clean.url, None, None, one) for one in identifiers)
-    }
-    kept = [_kept(story) for story in stories.values()]
-    for story, exposure in zip(
-        stories.values(), exposures(all_runs(store, state), kept), strict=True
-    ):
-        report(str(exposure))
-        for copy in story.merged:
-            report(f"  with it its copy {shown_in_line(copy.id)} ({copy.reason})")
+    store, pipeline = session.pipeline.store, session.settings.name
+    _refuse_while_making(session)
+    meant = _find(session, identifiers, read_list(store, pipeline))
+    _list(session, meant, report)
     if not yes:
         report("Nothing was done. To forget all of these: the same command with --yes")
         return
-    add_to_list(store, session.settings.name, _entries(list(stories.values()), name, reason))
-    report("They are in no corpus that is made from now on.")
-    report(
-        "What was made before holds them until it is removed (`llm-assets clean`): take them out "
-        "of your sources as well."
-    )
-    _retrain(session, [story.text_hash for story in stories.values()], name, reason, report)
+    add_to_list(store, pipeline, [entry for one in meant for entry in one.entries(name, reason)])
+    report("They are in no corpus that is made from now on. Take them out of your sources as well.")
+    _retrain(session, [one.text_hash for one in meant], name, reason, report)
+    if not session.settings.forgetting.erase:
+        report(
+            "What was made before still holds their text until retention removes it, since "
+            "`forgetting.erase` is off."
+        )
+        return
+    _refuse_while_making(session)
+    record, state = session.pipeline.record, session.registry.state()
+    erase(record, state, read_list(store, pipeline), report)
+
+
+def _find(session: Session, identifiers: Sequence[str], listed: ForgottenList) -> list[Meant]:
+    """Documents by their ids, each once; those forgotten before as the list has them."""
+    known = {one.id: one for one in listed.documents}
+    clean = session.pipeline.record.current("clean_corpus", needed_by="forget")
+    found: dict[str, Meant] = {}
+    for identifier in identifiers:
+        entry = known.get(identifier)
+        entry = known[entry.survivor] if entry and entry.survivor else entry
+        if entry and entry.text_hash:
+            copies = {one.id: "a copy" for one in listed.documents if one.survivor == entry.id}
+            found[entry.id] = Meant(entry.id, entry.source, "", entry.text_hash, copies)
+            continue
+        story = explain_document(clean.url, None, None, identifier)
+        copies = {copy.id: copy.reason for copy in story.merged}
+        found[story.survivor] = Meant(
+            story.survivor, story.source, story.split, story.text_hash, copies
+        )
+    return list(found.values())
+
+
+def _list(session: Session, meant: Sequence[Meant], report: Report) -> None:
+    fields = ("id", "source", "split", "text_hash")
+    kept = [{field: getattr(one, field) for field in fields} for one in meant]
+    runs = all_runs(session.pipeline.store, session.registry.state())
+    for one, exposure in zip(meant, exposures(runs, kept), strict=True):
+        report(str(exposure))
+        for copy, why in one.copies.items():
+            report(f"  with it its copy {shown_in_line(copy)} ({why})")
+        if one.split == "held_out":
+            report("  It is held out: models are compared without it from now on.")
 
 
 def _retrain(session: Session, texts: list[str], name: str, reason: str, report: Report) -> None:
     """Make what serves once more without the texts, and withdraw every version that read them."""
-    store, state = session.pipeline.store, session.registry.state()
-    chains = {v.version: runs_behind(store, state, v) for v in state.versions if not v.is_base}
-    affected = [number for number, runs in chains.items() if first_step(runs, texts)]
+    state = session.registry.state()
+    affected = _affected(session, state, texts)
     if not affected:
         report("No version was trained on them: nothing is trained again.")
         return
     wanted = state.find("wanted")
-    made: Artifact | None = None
-    if wanted and wanted.version in affected:
-        made = replay(store, chains[wanted.version], texts, report)
-        session.pipeline.record.advance(made)
+    replayed = wanted is not None and wanted.version in affected
+    if wanted and replayed:
+        report(f"Version {wanted.version} is made once more without them.")
+        config = training_config({"without_forgotten": wanted.version})
+        materialize_assets(session.settings, ["checkpoint"], config)
+    _withdraw(session, affected, name, reason, report)
+    if replayed or _is_unfinished(session):
+        report("The gate judges the version without them, and the endpoint follows.")
+        materialize_assets(session.settings, JUDGED)
+        report("Done: `llm-assets versions` shows what serves.")
+
+
+def _affected(session: Session, state: RegistryState, texts: Sequence[str]) -> list[int]:
+    """Versions that were trained on one of the texts."""
+    store = session.pipeline.store
+    chains = {v.version: runs_behind(store, state, v) for v in state.versions if not v.is_base}
+    return [number for number, runs in chains.items() if first_step(runs, texts)]
+
+
+def _withdraw(
+    session: Session, affected: Sequence[int], name: str, reason: str, report: Report
+) -> None:
+    state = session.registry.state()
     for number in affected:
         if not state.is_rejected(state.get(number).weights):
-            session.registry.reject(
-                number, name, f"withdrawn, it was trained on forgotten text: {reason}"
-            )
-    report(f"Withdrawn: version {', '.join(map(str, affected))}.")
-    if made:
-        _judge(report)
+            why = f"withdrawn, it was trained on forgotten text: {reason}"
+            session.registry.reject(number, name, why)
+    versions = [state.get(number) for number in affected]
+    gone = [WithdrawnVersion(version=v.version, checkpoint=v.model_fingerprint) for v in versions]
+    add_to_list(session.pipeline.store, session.settings.name, withdrawn=gone)
+    report(
+        f"Withdrawn: version {', '.join(map(str, affected))}. `llm-assets clean --yes` removes "
+        f"their weights after {session.settings.forgetting.grace_days:g} days "
+        "(`forgetting.grace_days`)."
+    )
 
 
-def _judge(report: Report) -> None:
-    """Have the gate judge what was made, and the endpoint follow."""
-    environment = os.environ | {"DAGSTER_MODULE_NAME": "llm_assets.definitions"}
-    environment.setdefault("DAGSTER_HOME", os.getcwd())
-    report("The gate judges the version without them, and the endpoint follows.")
-    program = [sys.executable, "-m", "dagster", "asset", "materialize", "--select", JUDGE]
-    ended = subprocess.run(program, env=environment, capture_output=True, text=True)
-    if ended.returncode:
-        raise UserError(
-            "The judging failed; what was withdrawn stays so. Look into it and do it again with: "
-            f'dagster asset materialize --select "{JUDGE}"\n{ended.stderr[-2_000:]}'
-        )
-    report("Done: `llm-assets versions` shows what serves.")
+def _is_unfinished(session: Session) -> bool:
+    """Whether an earlier call was interrupted: what it made is not judged or does not serve yet."""
+    state = session.registry.state()
+    if state.champion is not None and state.find("champion") != state.find("wanted"):
+        return True
+    current = session.pipeline.record.find_current("checkpoint")
+    registered = {one.model_fingerprint for one in state.versions}
+    return bool(
+        current
+        and MASKED_INPUT in current.manifest.inputs
+        and current.fingerprint not in registered
+    )
 
 
-def _refuse_while_training(session: Session) -> None:
+def _refuse_while_making(session: Session) -> None:
     for identity in session.pipeline.store.in_the_making():
-        if identity.kind in ("clean_corpus", "tokenized_shards", "checkpoint"):
-            raise UserError(
-                f"{identity.kind} {identity.fingerprint} is being made, and may hold what is to be "
-                "forgotten. Wait for its end or cancel its run, then do this again."
-            )
-
-
-def _kept(story: DocumentStory) -> dict[str, str]:
-    return {
-        "id": story.survivor,
-        "source": story.source,
-        "split": story.split,
-        "text_hash": story.text_hash,
-    }
-
-
-def _entries(stories: Sequence[DocumentStory], name: str, reason: str) -> list[ForgottenDocument]:
-    """The documents, and the copies that would come in their place."""
-
-    def entry(story: DocumentStory, identifier: str, text: str | None) -> ForgottenDocument:
-        return ForgottenDocument(
-            id=identifier, source=story.source, text_hash=text, by=name, reason=reason
+        raise UserError(
+            f"{identity.kind} {identity.fingerprint} is being made, and may hold what is to be "
+            "forgotten. Wait for its end or cancel its run, then do this again."
         )
-
-    return [
-        one
-        for story in stories
-        for one in (
-            entry(story, story.survivor, story.text_hash),
-            *(entry(story, copy.id, None) for copy in story.merged),
-        )
-    ]

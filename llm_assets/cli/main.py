@@ -197,8 +197,15 @@ def clean(yes: bool) -> None:
     from llm_assets.maintenance.clean import clean as clean_store
 
     session = open_session()
-    settings = session.settings.retention
-    clean_store(session.pipeline.record, session.registry, settings, yes, click.echo)
+    settings = session.settings
+    clean_store(
+        session.pipeline.record,
+        session.registry,
+        settings.retention,
+        settings.forgetting,
+        yes,
+        click.echo,
+    )
     if not yes:
         click.echo("Nothing was removed. Remove it with: llm-assets clean --yes")
 

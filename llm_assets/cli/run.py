@@ -3,26 +3,28 @@
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
-from dagster import DagsterInstance, Definitions, ExecuteInProcessResult
+from dagster import AssetKey, DagsterInstance, Definitions, ExecuteInProcessResult
 from rich.console import Console
 from rich.markup import escape
 
 from artifacts.errors import UserError
 from artifacts.leases.holder import describe_holder
 from artifacts.storage.machine import make_private
+from llm_assets.automation.jobs import asset_key
 from llm_assets.automation.launched import PIPELINE_TAG, PROCESS_TAG
 from llm_assets.cli.progress import Progress
 from llm_assets.cli.summary import print_summary
-from llm_assets.config import config_path, load_settings
+from llm_assets.config import PipelineSettings, config_path, load_settings
 from llm_assets.preflight import preflight
 
 LOG_FOLDER = Path(".llm_assets/logs")
+INTERRUPTED = "Interrupted. Nothing is lost: the same command goes on from here."
 
 
 def run_pipeline(verbose: bool) -> int:
@@ -33,7 +35,7 @@ def run_pipeline(verbose: bool) -> int:
     path = config_path()
     settings = load_settings(path)
     _use_this_folders_history()
-    log_path = LOG_FOLDER / f"run-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}.log"
+    log_path = _log_path()
     started = time.monotonic()
     with _terminal(log_path, verbose) as terminal:
         console = Console(file=terminal)
@@ -48,7 +50,7 @@ def run_pipeline(verbose: bool) -> int:
         with progress:
             result = _execute(defs, progress, settings.name)
         if result is None or progress.interrupted:
-            console.print("\nInterrupted. Nothing is lost: the same command goes on from here.")
+            console.print(f"\n{INTERRUPTED}")
             return 130
         if not result.success:
             console.print(f"\n[red]The run failed.[/] The whole log: {log_path}", highlight=False)
@@ -59,7 +61,43 @@ def run_pipeline(verbose: bool) -> int:
     return 0
 
 
-def _execute(defs: Definitions, progress: Progress, pipeline: str) -> ExecuteInProcessResult | None:
+def materialize_assets(
+    settings: PipelineSettings, assets: Sequence[str], run_config: dict[str, Any] | None = None
+) -> None:
+    """Make some assets of the graph in this process, with a line for each as it is made.
+
+    Args:
+        assets: by their names, without the pipeline's prefix.
+
+    Raises:
+        UserError: one of them failed, or the run was interrupted; the message names the log.
+    """
+    _use_this_folders_history()
+    log_path = _log_path()
+    with _terminal(log_path, verbose=False) as terminal:
+        from llm_assets.definitions import defs
+
+        progress = Progress(Console(file=terminal), _assets_in_order(defs))
+        keys = [asset_key(settings, name) for name in assets]
+        with progress:
+            result = _execute(defs, progress, settings.name, keys, run_config)
+    if result is None or progress.interrupted:
+        raise UserError(INTERRUPTED)
+    if not result.success:
+        raise UserError(f"The run failed; the same command goes on from here. Its log: {log_path}")
+
+
+def _log_path() -> Path:
+    return LOG_FOLDER / f"run-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}.log"
+
+
+def _execute(
+    defs: Definitions,
+    progress: Progress,
+    pipeline: str,
+    assets: Sequence[AssetKey] | None = None,
+    run_config: dict[str, Any] | None = None,
+) -> ExecuteInProcessResult | None:
     from dagster import DagsterExecutionInterruptedError
     from dagster._core.utils import make_new_run_id
 
@@ -71,6 +109,8 @@ def _execute(defs: Definitions, progress: Progress, pipeline: str) -> ExecuteInP
                 instance=instance,
                 run_id=run_id,
                 raise_on_error=False,
+                asset_selection=assets,
+                run_config=run_config,
                 tags={PIPELINE_TAG: pipeline, PROCESS_TAG: describe_holder()},
             )
         except (KeyboardInterrupt, DagsterExecutionInterruptedError):

@@ -19,10 +19,10 @@ from llm_assets.assets.evaluation_metadata import UNMEASURED, number
 from llm_assets.config import PipelineSettings
 from llm_assets.sources.unread import Unread
 from recipes.evaluation.metric import Metric
+from recipes.evaluation.settings import SAMPLES_NAME
 from recipes.spec import read_metrics
 
 SPARKS = "▁▂▃▄▅▆▇█"
-SAMPLES_NAME = "samples.json"
 
 
 def print_summary(

@@ -23,17 +23,31 @@ class ForgottenDocument(BaseModel):
     source: str
     text_hash: str | None
     """None for a copy that was dropped in its cluster: its text was never in a corpus."""
+    survivor: str | None = None
+    """Of such a copy, the document that was kept in its place."""
     by: str = Field(min_length=1)
     reason: str = Field(min_length=1)
     at: datetime = Field(default_factory=lambda: datetime.now(UTC))
 
 
+class WithdrawnVersion(BaseModel):
+    """A version that was trained on what was forgotten, so that its weights are to go."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    version: int
+    checkpoint: str
+    """Fingerprint."""
+    at: datetime = Field(default_factory=lambda: datetime.now(UTC))
+
+
 class ForgottenList(BaseModel):
-    """All of them, oldest first."""
+    """All of them, oldest first, and what became of the versions that read them."""
 
     model_config = ConfigDict(extra="forbid")
 
     documents: list[ForgottenDocument] = []
+    withdrawn: list[WithdrawnVersion] = []
 
     @property
     def texts(self) -> list[str]:
@@ -57,16 +71,24 @@ def read_list(store: Store, pipeline: str) -> ForgottenList:
     return ForgottenList.model_validate_json(content) if content else ForgottenList()
 
 
-def add_to_list(store: Store, pipeline: str, documents: Sequence[ForgottenDocument]) -> None:
-    """Enter documents; one that is on the list already stays as it was entered."""
+def add_to_list(
+    store: Store,
+    pipeline: str,
+    documents: Sequence[ForgottenDocument] = (),
+    withdrawn: Sequence[WithdrawnVersion] = (),
+) -> None:
+    """Enter documents and versions; what is on the list already stays as it was entered."""
 
     def enter(content: bytes | None) -> bytes | None:
         found = ForgottenList.model_validate_json(content) if content else ForgottenList()
         known = {(one.id, one.text_hash) for one in found.documents}
         new = [one for one in documents if (one.id, one.text_hash) not in known]
-        if not new:
+        gone = {one.checkpoint for one in found.withdrawn}
+        to_go = [one for one in withdrawn if one.checkpoint not in gone]
+        if not new and not to_go:
             return None
         found.documents += new
+        found.withdrawn += to_go
         return found.model_dump_json(indent=2).encode()
 
     store.update(layout.forgotten(pipeline), enter)

@@ -1,22 +1,21 @@
 """The runs behind a version, made once more without some texts, from where they first met one."""
 
-import subprocess
 from collections.abc import Sequence
-from pathlib import Path
 
 from artifacts import checkpoints
 from artifacts.errors import UserError
-from artifacts.program.entry import INTERRUPTED
 from artifacts.progress import Report
 from artifacts.storage import files
 from artifacts.store import layout
 from artifacts.store.identity import Identity, hash_json
+from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Artifact, Draft, Store
+from llm_assets.forgetting.listed import read_list
 from llm_assets.registry.start import START_INPUT
-from llm_assets.tracing.lessons import Run, lessons_of
-from recipes.data.seen import SEEN_NAME
-from recipes.data.trained import TRAINED_NAME
-from recipes.spec import METRICS_NAME, MODEL_FOLDER, TrainingSpec, command, read_result
+from llm_assets.registry.state import RegistryState
+from llm_assets.runners.checkpoint import Train, train_into
+from llm_assets.tracing.lessons import Run, lessons_of, runs_behind
+from recipes.spec import MODEL_FOLDER, SPEC_NAME, TrainingSpec
 
 MASKED_INPUT = "masked"
 """Name of the masked texts' digest among a checkpoint's inputs."""
@@ -32,7 +31,31 @@ def first_step(runs: Sequence[Run], texts: Sequence[str]) -> dict[str, int]:
     return found
 
 
-def replay(store: Store, runs: Sequence[Run], texts: Sequence[str], report: Report) -> Artifact:
+def train_once_more(
+    record: Pipeline, state: RegistryState, version: int, train: Train, report: Report
+) -> Artifact:
+    """Make a version's runs once more without what its pipeline has forgotten.
+
+    What comes out is the pipeline's current checkpoint then.
+
+    Raises:
+        UserError: the version was trained on nothing that was forgotten, or see `replay`.
+    """
+    runs = runs_behind(record.store, state, state.get(version))
+    texts = read_list(record.store, record.name).texts
+    if not first_step(runs, texts):
+        raise UserError(
+            f"Version {version} was trained on nothing that was forgotten, so there is nothing to "
+            "make once more: `llm-assets forget ID --reason WHY` enters a document."
+        )
+    made = replay(record.store, runs, texts, train, report)
+    record.advance(made)
+    return made
+
+
+def replay(
+    store: Store, runs: Sequence[Run], texts: Sequence[str], train: Train, report: Report
+) -> Artifact:
     """Make all runs from the first that met one of the texts on, the texts masked in place.
 
     What comes out is to the bit what the runs would have come to with the texts masked from their
@@ -40,6 +63,7 @@ def replay(store: Store, runs: Sequence[Run], texts: Sequence[str], report: Repo
 
     Args:
         runs: behind one version, oldest first; one of them met a text.
+        train: runs one training to its end.
 
     Returns:
         The last run's checkpoint.
@@ -51,20 +75,17 @@ def replay(store: Store, runs: Sequence[Run], texts: Sequence[str], report: Repo
     place = next(number for number, run in enumerate(runs) if run.checkpoint in met)
     made: Artifact | None = None
     for run in runs[place:]:
-        made = _replay_one(store, run, texts, made, met.get(run.checkpoint), report)
+        step = met.get(run.checkpoint) if made is None else None
+        spec, identity = _without(store, run, texts, made)
+        made = _make(store, run, spec, identity, step, train, report)
     assert made is not None
     return made
 
 
-def _replay_one(
-    store: Store,
-    run: Run,
-    texts: Sequence[str],
-    start: Artifact | None,
-    step: int | None,
-    report: Report,
-) -> Artifact:
-    """One run; `start` takes the place of the model that it started from."""
+def _without(
+    store: Store, run: Run, texts: Sequence[str], start: Artifact | None
+) -> tuple[TrainingSpec, Identity]:
+    """A run without the texts; `start` takes the place of the model that it started from."""
     before = _spec_of(store, run)
     masked = tuple(sorted({*before.masked, *texts}))
     manifest = store.load("checkpoint", run.checkpoint).manifest
@@ -84,18 +105,31 @@ def _replay_one(
     update |= {"run_id": identity.fingerprint, "run_folder": folder}
     spec = before.model_copy(update=update | {"inputs": inputs, "order_inputs": order})
     _check_inputs(spec, run)
+    return spec, identity
+
+
+def _make(
+    store: Store,
+    run: Run,
+    spec: TrainingSpec,
+    identity: Identity,
+    step: int | None,
+    train: Train,
+    report: Report,
+) -> Artifact:
+    """Train; `step` is the first that met a text, where all before it is as it was."""
+    before = f"{store.root}/{layout.run(run.checkpoint)}"
+    steps = store.load("checkpoint", run.checkpoint).stats["steps"]
+    if spec.training.export.weights != "last":
+        # Which weights are the best was decided by all steps, also those that are not taken.
+        step = None
 
     def build(draft: Draft) -> None:
         ours = spec.model_copy(update={"export_folder": f"{draft.url}/{MODEL_FOLDER}"})
-        if start is None and step and spec.training.export.weights == "last":
-            taken = checkpoints.adopt(before.run_folder, folder, step, ours.content())
-            _tell_start(run, taken, step, report)
-        _train(ours, report)
-        result = read_result(Path(folder))
-        assert result is not None, "a training that ended well leaves its result"
-        draft.stats |= result.model_dump()
-        for name in (METRICS_NAME, SEEN_NAME, TRAINED_NAME):
-            (draft.path / name).write_bytes(Path(folder, name).read_bytes())
+        if step and not store.has_file(f"{layout.run(spec.run_id)}/{SPEC_NAME}"):
+            taken = checkpoints.adopt(before, spec.run_folder, step, ours.content())
+            _tell_start(run, taken, step, steps, report)
+        train_into(store, draft, ours, train)
 
     artifact, _ = store.make(identity, build, lambda holder: report(f"Waiting for {holder}"))
     report(f"{run.name} without the text: checkpoint {artifact.fingerprint}")
@@ -103,12 +137,12 @@ def _replay_one(
 
 
 def _spec_of(store: Store, run: Run) -> TrainingSpec:
-    content = store.read_bytes(f"{layout.run(run.checkpoint)}/spec.json")
+    place = f"{layout.run(run.checkpoint)}/{SPEC_NAME}"
+    content = store.read_bytes(place)
     if content is None:
         raise UserError(
-            f"{run.name} cannot be trained once more: {layout.run(run.checkpoint)}/spec.json is no "
-            f"longer in {store.root}. Train a version from the base model instead: the text is in "
-            "no later corpus."
+            f"{run.name} cannot be trained once more: {place} is no longer in {store.root}. "
+            "Train a version from the base model instead: the text is in no later corpus."
         )
     return TrainingSpec.model_validate_json(content)
 
@@ -125,27 +159,15 @@ def _check_inputs(spec: TrainingSpec, run: Run) -> None:
             )
 
 
-def _tell_start(run: Run, taken: int | None, step: int, report: Report) -> None:
+def _tell_start(run: Run, taken: int | None, step: int, steps: int, report: Report) -> None:
     if taken is not None:
-        report(f"{run.name} goes on from its checkpoint of step {taken}; step {step} met the text.")
+        report(
+            f"{run.name} goes on from its checkpoint of step {taken}; step {step} met the text. "
+            f"To train: {steps - taken:,} of {steps:,} steps."
+        )
         return
     report(
-        f"{run.name} is trained from its beginning: of its checkpoints none before step {step} is "
-        "left (`checkpoint.checkpointing.permanent_every_steps` keeps some)."
+        f"{run.name} is trained from its beginning, all {steps:,} steps: of its checkpoints none "
+        f"before step {step} is left (`checkpoint.checkpointing.permanent_every_steps` and "
+        "`retention.optimizer_state` keep some)."
     )
-
-
-def _train(spec: TrainingSpec, report: Report) -> None:
-    folder = Path(spec.run_folder)
-    spec.write(folder / "spec.json")
-    log_path = folder / "program.log"
-    report(f"Training; its log: {log_path}")
-    with log_path.open("ab") as log:
-        workers = spec.training.placement.workers
-        ended = subprocess.run(command(folder / "spec.json", workers), stdout=log, stderr=log)
-    if ended.returncode:
-        saved = ", its state saved" if ended.returncode == INTERRUPTED else ""
-        raise UserError(
-            f"The training ended with exit code {ended.returncode}{saved}; {log_path} says why. "
-            "The same command goes on from here."
-        )

@@ -4,12 +4,22 @@ import time
 from collections.abc import Callable
 
 from artifacts.store.pipelines import Pipeline
-from llm_assets.maintenance.retention import Version, plan_removals, read_contents, remove
+from llm_assets.forgetting.listed import read_list
+from llm_assets.forgetting_settings import ForgettingSettings
+from llm_assets.maintenance.retention import (
+    DAY_SECONDS,
+    Name,
+    Version,
+    plan_removals,
+    read_contents,
+    remove,
+)
 from llm_assets.registry.base import Registry
 from llm_assets.registry.records import Alias
 from llm_assets.retention_settings import RetentionSettings
 
-ALIASES: tuple[Alias, ...] = ("wanted", "champion", "previous")
+SERVING: tuple[Alias, ...] = ("wanted", "champion")
+ALIASES: tuple[Alias, ...] = (*SERVING, "previous")
 LISTED_FILES = 10
 """Files of caches that a listing names one by one."""
 
@@ -20,6 +30,7 @@ def clean(
     record: Pipeline,
     registry: Registry,
     settings: RetentionSettings,
+    forgetting: ForgettingSettings,
     delete: bool,
     report: Report,
 ) -> int:
@@ -33,8 +44,10 @@ def clean(
         DamagedArtifact: a manifest or a record cannot be read; nothing is removed.
     """
     contents = read_contents(record.store)
+    now = time.time()
+    withdrawn = find_withdrawn(record, registry, forgetting, now)
     removals = plan_removals(
-        contents, record.name, find_versions(registry), settings, now=time.time()
+        contents, record.name, find_versions(registry), settings, now, withdrawn
     )
     cached = [removal for removal in removals if removal.is_cached]
     for removal in [*(each for each in removals if not each.is_cached), *cached[:LISTED_FILES]]:
@@ -52,6 +65,20 @@ def clean(
     done = "Removed" if delete else "To be removed"
     report(f"{done}: {total / 1e6:,.1f} MB in {len(removals):,} places; {kept / 1e6:,.1f} MB stay.")
     return total
+
+
+def find_withdrawn(
+    record: Pipeline, registry: Registry, settings: ForgettingSettings, now: float
+) -> dict[Name, str]:
+    """Checkpoints that were trained on forgotten text and whose time is over, with the reason."""
+    serving = {found.model_fingerprint for alias in SERVING if (found := registry.find(alias))}
+    return {
+        ("checkpoint", one.checkpoint): f"version {one.version} was withdrawn {one.at:%Y-%m-%d}: "
+        "it was trained on forgotten text"
+        for one in read_list(record.store, record.name).withdrawn
+        if one.checkpoint not in serving
+        and one.at.timestamp() <= now - settings.grace_days * DAY_SECONDS
+    }
 
 
 def find_versions(registry: Registry) -> list[Version]:

@@ -7,6 +7,7 @@ current, has an alias, is being read by running work, or stands behind one of th
 from collections import defaultdict
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from artifacts.storage import files
 from artifacts.store import layout
@@ -89,20 +90,23 @@ def plan_removals(
     versions: Sequence[Version],
     settings: RetentionSettings,
     now: float,
+    withdrawn: Mapping[Name, str] = MappingProxyType({}),
 ) -> list[Removal]:
     """Everything that no rule keeps, artifacts first.
 
     Args:
         pipeline: whose versions are given; what another one ever made stays.
         now: in seconds since 1970.
+        withdrawn: checkpoints that go whatever keeps them, each with the reason.
     """
     oldest = now - settings.days * DAY_SECONDS
     roots = dict(_roots(contents, pipeline, versions, settings, oldest))
     inputs = {name: manifest.inputs for name, manifest in contents.manifests.items()}
     needed = reach(inputs | contents.running, roots)
+    needed = {name: reason for name, reason in needed.items() if name not in withdrawn}
     explained = {item for version in versions for item in version.lineage.items()}
     return [
-        *_artifacts(contents, needed, explained),
+        *_artifacts(contents, needed, explained, withdrawn),
         *_runs(contents, needed, settings, oldest),
         *_leftovers(contents, oldest),
         *_cached(contents, settings),
@@ -155,12 +159,16 @@ def _roots(
 
 
 def _artifacts(
-    contents: Contents, needed: Container[Name], explained: Container[Name]
+    contents: Contents,
+    needed: Container[Name],
+    explained: Container[Name],
+    withdrawn: Mapping[Name, str],
 ) -> Iterator[Removal]:
     for name, manifest in contents.manifests.items():
         if name in needed:
             continue
-        reason = f"made {manifest.created_at:%Y-%m-%d}, and nothing that stays needs it"
+        unneeded = f"made {manifest.created_at:%Y-%m-%d}, and nothing that stays needs it"
+        reason = withdrawn.get(name, unneeded)
         if name in explained:
             reason += "; its manifest stays, for the versions it explains"
         size = contents.inventory.folders[name].bytes

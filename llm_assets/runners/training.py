@@ -12,7 +12,7 @@ from llm_assets.runners.child_process import run_child
 from recipes.evaluation.settings import EvaluationSpec
 from recipes.sections import Precision
 from recipes.settings import RecipeSettings
-from recipes.spec import TrainingResult, TrainingSpec, command, read_result
+from recipes.spec import SPEC_NAME, TrainingResult, TrainingSpec, command, read_result
 
 
 class TrainingRunner(ConfigurableResource, ABC):
@@ -60,7 +60,7 @@ class LocalTrainingRunner(TrainingRunner):
 
     def train(self, context: AssetExecutionContext, spec: TrainingSpec) -> TrainingResult:
         run_folder = Path(spec.run_folder)
-        spec_path = run_folder / "spec.json"
+        spec_path = run_folder / SPEC_NAME
         spec.write(spec_path)
         program = command(spec_path, spec.training.placement.workers)
         run_child(context, program, run_folder / "program.log", self.restarts)

@@ -37,6 +37,7 @@ from recipes.evaluation.results import (
 )
 from recipes.evaluation.settings import (
     CODE_VERSION,
+    SAMPLES_NAME,
     EvaluationSpec,
     ModelSource,
     Question,
@@ -49,7 +50,6 @@ NEWEST_TASK = "held_out_newest"
 """The newest slice of held-out text by itself: what was learnt of the text that arrived last."""
 RESULT_NAME = "result.json"
 SCORES_NAME = "scores.parquet"
-SAMPLES_NAME = "samples.json"
 TASKS_NAME = "task_scores.parquet"
 MULTIPLE_CHOICE_FOLDER = "multiple_choice"
 

@@ -13,6 +13,7 @@ from artifacts.store.identity import FINGERPRINT_LENGTH
 from recipes.settings import ContinuedPretrainingSettings, RecipeSettings
 
 CODE_VERSION = "4"
+SAMPLES_NAME = "samples.json"
 
 Folder = Annotated[str, BeforeValidator(os.fspath)]
 """A local folder; `gs://` in a spec that the container's launcher turns into mounted paths."""

@@ -46,7 +46,7 @@ def record_text(
         shards = ShardSet(spec.shards_folder, spec.shards, *order.splits)
         rows = order.rows(0, len(steps))[taught]
         path = str(folder / TRAINED_NAME)
-        record_trained(shards, rows, steps[taught], path, spec.masked)
+        record_trained(shards, rows, steps[taught], path, spec.hidden)
     seen_path = str(folder / SEEN_NAME) if is_rank_zero else None
     return record_seen(
         ShardSet(spec.shards_folder, spec.shards, "train"),
@@ -54,5 +54,5 @@ def record_text(
         Seen.read(spec.seen if is_rank_zero else None),
         order.rows(0, state.samples_seen),
         seen_path,
-        spec.masked,
+        spec.hidden,
     )

@@ -9,7 +9,6 @@ import torch
 
 from artifacts.program.entry import Interrupted
 from artifacts.program.lifetime import Interruption
-from artifacts.shards.shard_set import ShardSet
 from recipes.checkpointing.checkpoint import Checkpointer
 from recipes.checkpointing.export import BestExports, copy_model, export_model
 from recipes.checkpointing.schedule import SavingPlan
@@ -72,7 +71,7 @@ class Trainer:
         self._saving = SavingPlan(self._training.checkpointing)
         self._order = DataOrder.of(spec, self._known)
         self._shards = spec.open_shards(*self._order.splits)
-        validation = ShardSet(spec.shards_folder, spec.shards, "validation")
+        validation = spec.open_shards("validation")
         check_tokens((self._shards, validation), spec.shards_folder, workers)
         self._validation = Validation(
             validation,

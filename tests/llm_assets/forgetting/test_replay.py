@@ -1,9 +1,7 @@
-"""Forgetting from the store: what serves is made once more, and what read the text is withdrawn."""
+"""The runs behind a version made once more from the store, without what was forgotten."""
 
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -12,10 +10,9 @@ from artifacts.shards.shard_set import ShardSet, ShardStats
 from artifacts.store import layout
 from artifacts.store.identity import Identity
 from artifacts.store.pipelines import Pipeline
-from artifacts.store.store import Draft, Store
-from llm_assets.cli import forget as forgetting
+from artifacts.store.store import Artifact, Draft, Store
 from llm_assets.forgetting.listed import ForgottenDocument, add_to_list, read_list
-from llm_assets.forgetting.replay import replay
+from llm_assets.forgetting.replay import replay, train_once_more
 from llm_assets.registry.local import LocalRegistry
 from llm_assets.tracing.lessons import lessons_of, runs_behind
 from recipes.data.seen import SEEN_NAME
@@ -81,15 +78,22 @@ class Lab:
         self.never = next(text for text in self.texts if not self.first_step(text))
         self.late = next(text for text in self.texts if self.first_step(text) in (7, 8, 9))
 
+    def forget(self, text: str) -> None:
+        one = ForgottenDocument(id=text, source="s", text_hash=text, by="Ada", reason="asked to")
+        add_to_list(self.store, "manual", [one])
+
     def first_step(self, text: str) -> int:
         """0 where the run never met the text."""
         lessons = lessons_of(self.runs, [text])[text]
         return lessons[0].steps[0] if lessons else 0
 
-    def session(self) -> Any:
-        record = Pipeline(self.store, "manual")
-        pipeline = SimpleNamespace(store=self.store, record=record)
-        return SimpleNamespace(pipeline=pipeline, registry=self.registry)
+    @property
+    def record(self) -> Pipeline:
+        return Pipeline(self.store, "manual")
+
+    def once_more(self, said: list[str]) -> Artifact:
+        state = self.registry.state()
+        return train_once_more(self.record, state, self.version.version, train_here, said.append)
 
 
 @pytest.fixture(scope="module")
@@ -97,29 +101,23 @@ def lab(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> La
     return Lab(tmp_path_factory.mktemp("forgetting"), tiny_model_folder)
 
 
-def test_what_serves_is_made_once_more_and_what_read_the_text_is_withdrawn(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    judged: list[str] = []
-    monkeypatch.setattr(forgetting, "_judge", lambda report: judged.append("judged"))
+def test_a_version_is_made_once_more_without_what_was_forgotten(lab: Lab, tmp_path: Path) -> None:
     said: list[str] = []
+    lab.forget(lab.never)
+    with pytest.raises(UserError, match="Version 1 was trained on nothing that was forgotten"):
+        lab.once_more(said)
 
-    forgetting._retrain(lab.session(), [lab.never], "Ada", "asked to", said.append)
-    assert said == ["No version was trained on them: nothing is trained again."] and not judged
+    lab.forget(lab.late)
+    lab.once_more(said)
 
-    forgetting._retrain(lab.session(), [lab.late], "Ada", "asked to", said.append)
     assert any("goes on from its checkpoint of step 6;" in line for line in said), said
-    state = lab.registry.state()
-    assert state.is_rejected(lab.version.weights) and judged == ["judged"]
-    assert "withdrawn" in state.decisions_of(lab.version.weights)[-1].reason
-
-    made = Pipeline(lab.store, "manual").current("checkpoint", needed_by="test")
+    assert any("To train: 6 of 12 steps." in line for line in said), said
+    made = lab.record.current("checkpoint", needed_by="test")
     scratch = lab.spec.model_copy(
         update={
             "run_folder": str(tmp_path / "run"),
             "export_folder": str(tmp_path / "model"),
-            "masked": (lab.late,),
+            "masked": (lab.late, lab.never),
         }
     )
     train_here(scratch)
@@ -136,14 +134,14 @@ def test_without_the_early_checkpoints_it_says_from_where_it_starts_and_why_it_c
     said: list[str] = []
     Path(lab.run, "spec.json").rename(tmp_path / "spec.json")
     with pytest.raises(UserError, match=r"version 1 cannot be trained once more: .*spec\.json"):
-        replay(lab.store, lab.runs, [lab.late], said.append)
+        replay(lab.store, lab.runs, [lab.late], train_here, said.append)
     (tmp_path / "spec.json").rename(Path(lab.run, "spec.json"))
     for early in (3, 6):
         shutil.rmtree(f"{lab.run}/step-{early}")
     # Without the text's mask nothing is on record under this name yet.
     other = next(t for t in lab.texts if t != lab.late and lab.first_step(t) in range(4, 10))
-    replay(lab.store, lab.runs, [other], said.append)
-    told = next(line for line in said if "trained from its beginning" in line)
+    replay(lab.store, lab.runs, [other], train_here, said.append)
+    told = next(line for line in said if "trained from its beginning, all 12 steps" in line)
     assert "permanent_every_steps" in told
 
 

@@ -19,6 +19,7 @@ from artifacts.store.store import Draft
 from llm_assets.cli.main import commands
 from llm_assets.config import load_settings
 from llm_assets.definitions import build_definitions
+from llm_assets.forgetting.listed import WithdrawnVersion, add_to_list
 from llm_assets.maintenance.retention import Name, Version, plan_removals, reach, read_contents
 from llm_assets.retention_settings import RetentionSettings
 from llm_assets.tracing.explain import explain
@@ -243,3 +244,26 @@ def test_a_hundred_thousand_files_are_listed_within_five_seconds(weeks: Weeks) -
     weeks.clean(delete=False)
     # Processor time: other processes on the machine do not count.
     assert time.process_time() - began < 5
+
+
+def test_weights_that_read_forgotten_text_go_after_their_time_whatever_keeps_them(
+    weeks: Weeks,
+) -> None:
+    versions = [weeks.retrain(week, promoted=True) for week in range(2)]
+    first, serving = (weeks.registry.get(version) for version in versions)
+    withdrawn = [
+        WithdrawnVersion(version=one.version, checkpoint=one.model_fingerprint)
+        for one in (first, serving)
+    ]
+    add_to_list(weeks.store, "manual", withdrawn=withdrawn)
+    kept: dict[str, object] = {"keep": versions}
+    weeks.clean(**kept)
+    assert weeks.store.exists("checkpoint", first.model_fingerprint)
+
+    lines = weeks.clean(grace_days=0, **kept)
+
+    assert any("it was trained on forgotten text" in line for line in lines)
+    assert not weeks.store.exists("checkpoint", first.model_fingerprint)
+    assert not Path(weeks.store.root, "runs", first.model_fingerprint).exists()
+    assert weeks.store.exists("checkpoint", serving.model_fingerprint), "it still serves"
+    assert first.model_fingerprint in explain(weeks.store, weeks.registry.state(), first)

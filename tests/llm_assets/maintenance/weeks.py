@@ -6,6 +6,7 @@ from pathlib import Path
 from artifacts.store.identity import Identity
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Artifact, Draft, Store
+from llm_assets.forgetting_settings import ForgettingSettings
 from llm_assets.maintenance.clean import clean
 from llm_assets.registry.lineage import lineage, weights_fingerprint
 from llm_assets.registry.local import LocalRegistry
@@ -78,10 +79,11 @@ class Weeks:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(b"x" * size)
 
-    def clean(self, delete: bool = True, **settings: object) -> list[str]:
+    def clean(self, delete: bool = True, grace_days: float = 7, **settings: object) -> list[str]:
         lines: list[str] = []
         chosen = RetentionSettings.model_validate({"days": 0, "versions": 2} | settings)
-        clean(self.record, self.registry, chosen, delete, lines.append)
+        forgetting = ForgettingSettings(grace_days=grace_days)
+        clean(self.record, self.registry, chosen, forgetting, delete, lines.append)
         return lines
 
     @property

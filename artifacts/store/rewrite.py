@@ -1,0 +1,108 @@
+"""Files of an artifact written again under its name, where something must not stay in the store.
+
+This is the one exception to "an artifact never changes", and keeps the other promise: nothing
+half-written is ever read. While its files change the artifact has no `manifest.json`; what it said
+waits in `manifest.before.json`. Killed and called again, rewriting goes on from there.
+"""
+
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+from artifacts.storage import files
+from artifacts.storage.checksums import FileEntry, sha256_of
+from artifacts.storage.transfer import remote_entries
+from artifacts.store import layout
+from artifacts.store.manifest import Manifest, dump_manifest, parse_manifest
+from artifacts.store.store import Artifact, Store
+
+BEFORE_NAME = "manifest.before.json"
+REWRITTEN = "rewritten"
+"""In the provenance of a manifest: when files were written again, and why."""
+
+
+def find_rewritable(store: Store, kind: str, fingerprint: str) -> Artifact | None:
+    """An artifact, also one whose rewriting was interrupted; None where there is none."""
+    artifact = store.find_named(kind, fingerprint)
+    if artifact:
+        return artifact
+    folder = layout.artifact(kind, fingerprint)
+    content = store.read_bytes(f"{folder}/{BEFORE_NAME}")
+    return Artifact(store, parse_manifest(content, f"{store.root}/{folder}")) if content else None
+
+
+def rewrite(
+    artifact: Artifact,
+    contents: Iterable[tuple[str, bytes]],
+    stats: dict[str, Any],
+    reason: str,
+) -> list[str]:
+    """Put other contents into files of an artifact, under its lease.
+
+    Args:
+        artifact: of `find_rewritable`.
+        contents: path in the artifact's folder and the file's new content, one at a time; without
+            any, and with unchanged stats, nothing happens.
+        stats: the manifest's new ones.
+        reason: for the manifest's provenance.
+
+    Returns:
+        Paths of the files that were written.
+    """
+    store, before = artifact.store, artifact.manifest
+    folder = layout.artifact(before.kind, before.fingerprint)
+    written: list[str] = []
+    with store.lease(layout.artifact_lease(before.kind, before.fingerprint)):
+        resumed = not store.exists(before.kind, before.fingerprint)
+        for path, content in _announced(store, before, contents):
+            files.write(f"{artifact.url}/{path}", content)
+            written.append(path)
+        if not (written or resumed or stats != before.stats):
+            return []
+        _set_aside(store, before)
+        # An interrupted rewriting may have changed any file.
+        changed = {entry.path for entry in before.files} if resumed else set(written)
+        rewritten = before.provenance.get(REWRITTEN, [])
+        note = {"at": datetime.now(UTC).isoformat(timespec="seconds"), "reason": reason}
+        after = before.model_copy(
+            update={
+                "files": _entries(artifact, changed),
+                "stats": stats,
+                "provenance": before.provenance | {REWRITTEN: [*rewritten, note]},
+            }
+        )
+        store.write_bytes(f"{folder}/{layout.MANIFEST_NAME}", dump_manifest(after))
+        files.remove(f"{store.root}/{folder}/{BEFORE_NAME}")
+    return written
+
+
+def _announced(
+    store: Store, before: Manifest, contents: Iterable[tuple[str, bytes]]
+) -> Iterator[tuple[str, bytes]]:
+    for path, content in contents:
+        _set_aside(store, before)
+        yield path, content
+
+
+def _set_aside(store: Store, before: Manifest) -> None:
+    folder = layout.artifact(before.kind, before.fingerprint)
+    if store.exists(before.kind, before.fingerprint):
+        store.write_bytes(f"{folder}/{BEFORE_NAME}", dump_manifest(before))
+        files.remove(f"{store.root}/{folder}/{layout.MANIFEST_NAME}")
+
+
+def _entries(artifact: Artifact, changed: set[str]) -> list[FileEntry]:
+    if not artifact.store.is_local:
+        known = {entry.path: entry for entry in remote_entries(artifact.url)}
+        return [
+            known[entry.path] if entry.path in changed else entry
+            for entry in artifact.manifest.files
+        ]
+
+    def entry_now(entry: FileEntry) -> FileEntry:
+        url = f"{artifact.url}/{entry.path}"
+        return FileEntry(path=entry.path, bytes=files.size(url), sha256=sha256_of(url))
+
+    return [
+        entry_now(entry) if entry.path in changed else entry for entry in artifact.manifest.files
+    ]

@@ -1,0 +1,16 @@
+"""Settings of forgetting; no Dagster here."""
+
+from pydantic import Field
+
+from artifacts.settings import Settings
+
+
+class ForgettingSettings(Settings):
+    """What `llm-assets forget` does beside keeping a document out of every later corpus."""
+
+    erase: bool = True
+    """Whether its text is also taken out of the snapshots, corpora, shards and caches that were
+    made before. Off, it stays there until retention removes them."""
+    grace_days: float = Field(default=7, ge=0)
+    """How long the weights of withdrawn versions stay, for going back; then cleaning removes
+    them, except of a version that still serves."""

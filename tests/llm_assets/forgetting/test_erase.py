@@ -1,0 +1,166 @@
+"""A forgotten text in what was made before: gone, and everything else as it was."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from artifacts.cache import read_cached, write_cached
+from artifacts.shards.documents import list_documents
+from artifacts.shards.masked import MaskedShardSet
+from artifacts.shards.shard_set import ShardSet, ShardStats
+from artifacts.store.identity import Identity
+from artifacts.store.pipelines import Pipeline
+from artifacts.store.rewrite import BEFORE_NAME
+from artifacts.store.store import Artifact, Draft, Store
+from llm_assets.forgetting import erase as erasing
+from llm_assets.forgetting.erase import erase
+from llm_assets.forgetting.listed import ForgottenDocument, ForgottenList
+from llm_assets.registry.state import RegistryState
+from spark_jobs.clean.duplicates import DUPLICATE_SCHEMA, DUPLICATES_NAME
+from spark_jobs.runtime.parquet import write_table
+from tests.tiny import tiny_shards, tiny_texts
+
+COPY = "copy of 3"
+
+
+class Corpora:
+    """A store with a snapshot, a clean corpus without the snapshot's one copy, and shards."""
+
+    def __init__(self, folder: Path, model: Path) -> None:
+        self.store = Store(str(folder / "store"))
+        self.record = Pipeline(self.store, "manual")
+        self.texts = tiny_texts()
+        self.ids = [f"text-{number}" for number in range(len(self.texts))]
+        raw = self._make("raw_corpus", {}, self._write_raw)
+        clean = self._make("clean_corpus", {"raw_corpus": raw.fingerprint}, self._write_clean)
+        self._make(
+            "tokenized_shards",
+            {"clean_corpus": clean.fingerprint},
+            lambda draft: draft.stats.update(
+                tiny_shards(draft.path, model, self.texts).model_dump()
+            ),
+        )
+        write_cached(self.store.cache, "entry", b"some text")
+
+    def _make(self, kind: str, inputs: dict[str, str], build: Callable[[Draft], None]) -> Artifact:
+        made, _ = self.store.make(Identity(kind=kind, code_version="1", inputs=inputs), build)
+        self.record.advance(made)
+        return made
+
+    def _write_raw(self, draft: Draft) -> None:
+        table = pa.table({"id": [*self.ids, COPY], "text": [*self.texts, self.texts[3]]})
+        half = len(table) // 2
+        for number, part in enumerate((table[:half], table[half:])):
+            write_table(f"{draft.url}/part-{number:05d}.parquet", part)
+
+    def _write_clean(self, draft: Draft) -> None:
+        table = pa.table({"id": self.ids, "text": self.texts, "text_hash": self.ids})
+        write_table(f"{draft.url}/part-00000.parquet", table)
+        copy = {name: None for name in DUPLICATE_SCHEMA.names}
+        copy |= {"id": COPY, "survivor": "text-3", "reason": "exact_duplicate"}
+        duplicates = pa.Table.from_pylist([copy], DUPLICATE_SCHEMA)
+        write_table(f"{draft.url}/{DUPLICATES_NAME}", duplicates)
+        example = {"id": COPY, "text": self.texts[3][:20]}
+        draft.stats["dropped_examples"] = {"exact_duplicate": [example]}
+
+    def erase(self) -> list[str]:
+        """Forget `text-3`, which is in the train split."""
+        one = ForgottenDocument(
+            id="text-3", source="s", text_hash="text-3", by="Ada", reason="asked to"
+        )
+        said: list[str] = []
+        erase(self.record, RegistryState(), ForgottenList(documents=[one]), said.append)
+        return said
+
+    def current(self, kind: str) -> Artifact:
+        return self.record.current(kind, needed_by="test")
+
+    def ids_of(self, kind: str) -> list[str]:
+        parts = sorted(self.current(kind).path.glob("part-*.parquet"))
+        return [one for part in parts for one in pq.read_table(part)["id"].to_pylist()]
+
+    def shards(self) -> tuple[Path, ShardStats]:
+        made = self.current("tokenized_shards")
+        return made.path, ShardStats.model_validate(made.stats)
+
+
+@pytest.fixture
+def corpora(tmp_path: Path, tiny_model_folder: Path) -> Corpora:
+    return Corpora(tmp_path, tiny_model_folder)
+
+
+def test_the_text_is_in_no_snapshot_corpus_or_shard_and_in_no_cache(corpora: Corpora) -> None:
+    folder, stats = corpora.shards()
+    every = np.arange(len(ShardSet(folder, stats, "train")))
+    masked = MaskedShardSet(folder, stats, ["text-3"], "train").read(every)
+    order = ShardSet(folder, stats, "train").read(every).segments.tolist()
+
+    said = corpora.erase()
+
+    assert sum("written again" in line for line in said) == 3, said
+    assert corpora.ids_of("raw_corpus") == [one for one in corpora.ids if one != "text-3"]
+    assert corpora.ids_of("clean_corpus") == corpora.ids_of("raw_corpus")
+    assert corpora.current("clean_corpus").stats["dropped_examples"] == {"exact_duplicate": []}
+    folder, stats = corpora.shards()
+    erased = ShardSet(folder, stats, "train")
+    assert (erased.read(every).tokens == masked.tokens).all()
+    assert erased.read(every).segments.tolist() == order
+    assert stats.erased == ["text-3"]
+    assert "text-3" not in list_documents(erased)["text_hash"].to_pylist()
+    assert read_cached(corpora.store.cache, "entry") is None
+    for kind in ("raw_corpus", "clean_corpus", "tokenized_shards"):
+        artifact = corpora.current(kind)
+        artifact.verify()
+        assert artifact.manifest.provenance["rewritten"][0]["reason"] == "texts were forgotten"
+
+
+def test_erasing_again_writes_nothing(corpora: Corpora) -> None:
+    corpora.erase()
+    before = [corpora.current(kind).manifest for kind in ("raw_corpus", "tokenized_shards")]
+    assert not any("written again" in line for line in corpora.erase())
+    assert before == [corpora.current(kind).manifest for kind in ("raw_corpus", "tokenized_shards")]
+
+
+def test_killed_halfway_nobody_reads_half_of_it_and_the_next_call_goes_on(
+    corpora: Corpora, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = erasing._filtered
+
+    def killed(parquet: pq.ParquetFile, ids: pa.Array) -> bytes:
+        if corpora.store.exists("raw_corpus", raw.fingerprint):
+            return whole(parquet, ids)
+        raise KeyboardInterrupt
+
+    raw = corpora.current("raw_corpus")
+    monkeypatch.setattr(erasing, "_filtered", killed)
+    with pytest.raises(KeyboardInterrupt):
+        corpora.erase()
+    assert corpora.record.find_current("raw_corpus") is None
+    assert (Path(raw.url) / BEFORE_NAME).exists()
+
+    monkeypatch.undo()
+    corpora.erase()
+
+    corpora.current("raw_corpus").verify()
+    assert corpora.ids_of("raw_corpus") == [one for one in corpora.ids if one != "text-3"]
+    assert not (Path(raw.url) / BEFORE_NAME).exists()
+
+
+def test_what_was_made_elsewhere_is_named_and_left_as_it_is(
+    corpora: Corpora, tmp_path: Path
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    table = pa.table({"id": corpora.ids, "text": corpora.texts})
+    write_table(f"{elsewhere}/part-00000.parquet", table)
+    identity = Identity(kind="raw_corpus", code_version="adopted")
+    corpora.record.advance(corpora.store.adopt(identity, str(elsewhere), {}, {}))
+
+    said = corpora.erase()
+
+    assert any(f"lies in {elsewhere}, made elsewhere: take the text out there" in x for x in said)
+    assert "text-3" in corpora.ids_of("raw_corpus")

@@ -1,0 +1,154 @@
+"""`llm-assets forget` as a user types it: from the listing to what serves."""
+
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from artifacts.store import layout
+from artifacts.store.identity import Identity
+from artifacts.store.store import Draft
+from llm_assets.forgetting.listed import read_list
+from llm_assets.registry.local import LocalRegistry
+from llm_assets.tracing.lessons import all_runs, lessons_of
+from recipes.spec import read_metrics
+from tests.conftest import Project
+
+
+def forget(project: Project, *arguments: str) -> str:
+    """What the command says on success."""
+    ended = project.run("llm-assets", "forget", *arguments, "--name", "Ada", "--reason", "asked to")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return " ".join(ended.stdout.split())
+
+
+def refusal(project: Project, *arguments: str) -> str:
+    """What the command says where it refuses: one message, no traceback."""
+    ended = project.run("llm-assets", "forget", *arguments, "--reason", "asked to")
+    assert ended.returncode != 0 and "Traceback" not in ended.stderr, ended.stderr
+    return ended.stderr.strip()
+
+
+def documents(project: Project) -> dict[str, dict[str, str]]:
+    """The clean corpus by id."""
+    corpus = project.record.current("clean_corpus", "test")
+    rows = [row for path in corpus.path.glob("part-*") for row in pq.read_table(path).to_pylist()]
+    return {row["id"]: row for row in rows}
+
+
+def steps_of(project: Project, text: str) -> list[int]:
+    """Steps of all runs behind registered versions that were trained on a text."""
+    store = project.record.store
+    runs = all_runs(store, LocalRegistry(Path(store.root), "manual").state())
+    return [step for lesson in lessons_of(runs, [text])[text] for step in lesson.steps]
+
+
+def never_trained(project: Project) -> dict[str, str]:
+    return next(
+        row
+        for row in documents(project).values()
+        if row["split"] == "train" and not steps_of(project, row["text_hash"])
+    )
+
+
+def test_what_is_not_there_or_not_named_is_refused(made: Project, tmp_path: Path) -> None:
+    assert "knows no document 'manual/nowhere'" in refusal(made, "manual/nowhere")
+    assert "Name what to forget" in refusal(made)
+    assert "no document of the source 'elsewhere'" in refusal(made, "--source", "elsewhere")
+    missing, binary = tmp_path / "missing.txt", tmp_path / "binary.txt"
+    binary.write_bytes(b"\xff\xfe\x00")
+    for path in (missing, binary):
+        assert f"{path} cannot be read" in refusal(made, "--file", str(path))
+
+
+def test_the_listing_says_what_each_document_was_to_the_versions_and_does_nothing(
+    made: Project, tmp_path: Path
+) -> None:
+    rows = documents(made).values()
+    held_out = next(row["id"] for row in rows if row["split"] == "held_out")
+    trained = next(row for row in rows if steps_of(made, row["text_hash"]))
+    unread = never_trained(made)["id"]
+    path = tmp_path / "ids.txt"
+    path.write_text(f"{held_out}\n{unread}\n\n{trained['id']}\n")
+
+    said = forget(made, "--file", str(path))
+
+    assert f"{held_out} (manual): held out text, never trained on" in said
+    assert "models are compared without it from now on" in said
+    assert f"{unread} (manual): never trained on" in said
+    step = steps_of(made, trained["text_hash"])[0]
+    assert (
+        f"{trained['id']} (manual): trained on by version 1 at step" in said and str(step) in said
+    )
+    assert said.endswith("Nothing was done. To forget all of these: the same command with --yes")
+    assert read_list(made.record.store, "manual").documents == []
+
+
+def test_while_something_is_made_nothing_is_forgotten(made: Project) -> None:
+    def build(draft: Draft) -> None:
+        said = refusal(made, "manual/0000.txt", "--yes")
+        assert "is being made, and may hold what is to be forgotten" in said
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        made.record.store.make(Identity(kind="checkpoint", code_version="1"), build)
+    assert read_list(made.record.store, "manual").documents == []
+
+
+@pytest.mark.soak
+def test_a_document_is_forgotten_from_the_store_and_from_what_serves(project: Project) -> None:
+    project.configure(
+        checkpoint={"checkpointing": {"every_steps": 3, "permanent_every_steps": 3}},
+        forgetting={"grace_days": 0},
+    )
+    assert project.run("llm-assets", "run").returncode == 0
+    row = next(
+        row
+        for row in documents(project).values()
+        if len(row["text"]) > 300 and steps_of(project, row["text_hash"])[:1] > [6]
+    )
+    before = project.record.current("checkpoint", "test")
+
+    said = forget(project, row["id"], "--yes")
+
+    assert "version 1 is made once more" in said.lower()
+    assert "Withdrawn: version 1." in said
+    listed = read_list(project.record.store, "manual")
+    assert listed.texts == [row["text_hash"]] and listed.withdrawn[0].version == 1
+    registry = LocalRegistry(Path(project.record.store.root), "manual")
+    state = registry.state()
+    assert state.is_rejected(state.get(1).weights)
+    serving = state.find("champion")
+    assert serving and serving.version == 2 and not steps_after(project, row["text_hash"])
+    run = Path(project.record.store.root, layout.run(serving.model_fingerprint))
+    assert read_metrics(run)[0]["step"] in (7, 10), "it went on from a checkpoint"
+    assert not holders(project.folder / "store", row["text"])
+    clean_corpus = project.record.current("clean_corpus", "test")
+    clean_corpus.verify()
+    assert row["id"] not in documents(project)
+
+    cleaned = project.run("llm-assets", "clean", "--yes")
+    assert "trained on forgotten text" in cleaned.stdout
+    assert not before.path.exists()
+    assert "forgotten" in project.run("llm-assets", "document", row["id"]).stdout
+    assert forget(project, row["id"], "--yes").count("nothing is trained again") == 1
+
+    assert project.run("llm-assets", "run").returncode == 0
+    assert row["id"] not in documents(project)
+
+
+def steps_after(project: Project, text: str) -> list[int]:
+    store = project.record.store
+    state = LocalRegistry(Path(store.root), "manual").state()
+    found = [run for run in all_runs(store, state) if run.version == 2]
+    return [step for lesson in lessons_of(found, [text])[text] for step in lesson.steps]
+
+
+def holders(store: Path, text: str) -> list[Path]:
+    """Files of a store in which a text stands, plain, in Parquet, or as tokens of shards."""
+    found = [path for path in store.rglob("*.json*") if text[:60] in path.read_text()]
+    for path in store.rglob("*.parquet"):
+        table = pq.read_table(path)
+        if "text" in table.column_names and text in table["text"].to_pylist():
+            found.append(path)
+    return found
