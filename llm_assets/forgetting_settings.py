@@ -11,6 +11,9 @@ class ForgettingSettings(Settings):
     erase: bool = True
     """Whether its text is also taken out of the snapshots, corpora, shards and caches that were
     made before. Off, it stays there until retention removes them."""
+    signing_key: str = ".llm_assets/forgetting.pem"
+    """File with the ed25519 key, in PEM, that signs certificates; one that is absent is made, and
+    its public half beside it with the ending `.pub`."""
     grace_days: float = Field(default=7, ge=0)
     """How long the weights of withdrawn versions stay, for going back; then cleaning removes
     them, except of a version that still serves."""

@@ -73,6 +73,11 @@ def forgotten(pipeline: str) -> str:
     return f"{FORGOTTEN_FOLDER}/{pipeline}.json"
 
 
+def certificates(pipeline: str) -> str:
+    """The folder of signed statements on what a pipeline has forgotten."""
+    return f"{FORGOTTEN_FOLDER}/{pipeline}"
+
+
 def registry(pipeline: str) -> str:
     """The folder of a pipeline's model versions."""
     return f"{REGISTRY_FOLDER}/{pipeline}"

@@ -1,17 +1,22 @@
 """`llm-assets forget`: documents out of the store, every later corpus, and what serves."""
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow.compute as pc
 
 from artifacts.errors import UserError
 from artifacts.progress import Report
 from artifacts.shown import shown_in_line
+from artifacts.store import layout
 from llm_assets.automation.jobs import training_config
 from llm_assets.cli.run import materialize_assets
 from llm_assets.cli.session import Session
+from llm_assets.cli.verify import told
+from llm_assets.forgetting.certificate import state_it
 from llm_assets.forgetting.erase import erase
 from llm_assets.forgetting.listed import (
     ForgottenDocument,
@@ -20,7 +25,9 @@ from llm_assets.forgetting.listed import (
     add_to_list,
     read_list,
 )
+from llm_assets.forgetting.probe import measure_memory
 from llm_assets.forgetting.replay import MASKED_INPUT, first_step
+from llm_assets.forgetting.signing import open_signer, sign
 from llm_assets.registry.state import RegistryState
 from llm_assets.tracing.explain import exposures
 from llm_assets.tracing.lessons import all_runs, runs_behind
@@ -91,16 +98,19 @@ def forget(
         return
     add_to_list(store, pipeline, [entry for one in meant for entry in one.entries(name, reason)])
     report("They are in no corpus that is made from now on. Take them out of your sources as well.")
-    _retrain(session, [one.text_hash for one in meant], name, reason, report)
-    if not session.settings.forgetting.erase:
+    texts = [one.text_hash for one in meant]
+    replaced = _retrain(session, texts, name, reason, report)
+    memory = _probe(session, texts, report) if replaced else None
+    if session.settings.forgetting.erase:
+        _refuse_while_making(session)
+        record, state = session.pipeline.record, session.registry.state()
+        erase(record, state, read_list(store, pipeline), report)
+    else:
         report(
             "What was made before still holds their text until retention removes it, since "
             "`forgetting.erase` is off."
         )
-        return
-    _refuse_while_making(session)
-    record, state = session.pipeline.record, session.registry.state()
-    erase(record, state, read_list(store, pipeline), report)
+    _certify(session, {one.id for one in meant}, memory, report)
 
 
 def _find(session: Session, identifiers: Sequence[str], listed: ForgottenList) -> list[Meant]:
@@ -135,13 +145,45 @@ def _list(session: Session, meant: Sequence[Meant], report: Report) -> None:
             report("  It is held out: models are compared without it from now on.")
 
 
-def _retrain(session: Session, texts: list[str], name: str, reason: str, report: Report) -> None:
-    """Make what serves once more without the texts, and withdraw every version that read them."""
+def _probe(session: Session, texts: Sequence[str], report: Report) -> dict[str, Any] | None:
+    """What the model before and the one after remember, where that can be asked."""
+    made = session.pipeline.record.current("checkpoint", needed_by="forget")
+    if session.settings.form != "pretraining":
+        report("The probe of memory is left out: it is made for models of plain text.")
+        return None
+    memory = measure_memory(session.pipeline.store, made, texts)
+    for line in told(memory) if memory else ():
+        report(line)
+    return memory
+
+
+def _certify(
+    session: Session, documents: Collection[str], memory: dict[str, Any] | None, report: Report
+) -> None:
+    """Sign what was done, and keep it in the store."""
+    store, settings = session.pipeline.store, session.settings
+    listed = read_list(store, settings.name).documents
+    meant = [one for one in listed if {one.id, one.survivor} & set(documents)]
+    state, erased = session.registry.state(), settings.forgetting.erase
+    statement = state_it(session.pipeline.record, state, meant, erased, memory)
+    content = sign(statement, open_signer(Path(settings.forgetting.signing_key)))
+    digest = hashlib.sha256(content).hexdigest()[:12]
+    place = f"{layout.certificates(settings.name)}/{digest}.json"
+    store.write_bytes(place, content)
+    report(f"Signed: {store.root}/{place}. Check it with: llm-assets verify {store.root}/{place}")
+
+
+def _retrain(session: Session, texts: list[str], name: str, reason: str, report: Report) -> bool:
+    """Make what serves once more without the texts, and withdraw every version that read them.
+
+    Returns:
+        Whether a model takes the place of one that read them.
+    """
     state = session.registry.state()
     affected = _affected(session, state, texts)
     if not affected:
         report("No version was trained on them: nothing is trained again.")
-        return
+        return False
     wanted = state.find("wanted")
     replayed = wanted is not None and wanted.version in affected
     if wanted and replayed:
@@ -153,6 +195,8 @@ def _retrain(session: Session, texts: list[str], name: str, reason: str, report:
         report("The gate judges the version without them, and the endpoint follows.")
         materialize_assets(session.settings, JUDGED)
         report("Done: `llm-assets versions` shows what serves.")
+    current = session.pipeline.record.find_current("checkpoint")
+    return bool(current and set(texts) <= set(current.stats.get("masked", [])))
 
 
 def _affected(session: Session, state: RegistryState, texts: Sequence[str]) -> list[int]:

@@ -1,5 +1,6 @@
 """The commands about text: where a version and an answer come from, and what is to be forgotten."""
 
+import sys
 from pathlib import Path
 
 import click
@@ -98,4 +99,23 @@ def trace(
     trace_answers(session, find_answers(session, request, answer, version), as_json, click.echo)
 
 
-PROVENANCE = (explain, document, forget, trace)
+@click.command()
+@click.argument("certificate", type=click.Path(path_type=Path))
+@click.option("--key", type=click.Path(path_type=Path), help="The issuer's public key, in PEM.")
+@click.option("--retrain", is_flag=True, help="Train the runs once more and compare the weights.")
+def verify(certificate: Path, key: Path | None, retrain: bool) -> None:
+    """Check a certificate of `forget`: its signature, and what it states against the store.
+
+    \b
+    Examples:
+      llm-assets verify forgotten-0f3a.json --key issuer.pub
+      llm-assets verify forgotten-0f3a.json --retrain   on another machine, with the store
+    """
+    from llm_assets.cli.session import open_session
+    from llm_assets.cli.verify import verify_certificate
+
+    if not verify_certificate(open_session, certificate, key, retrain, click.echo):
+        sys.exit(1)
+
+
+PROVENANCE = (explain, document, forget, trace, verify)

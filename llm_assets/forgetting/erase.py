@@ -61,6 +61,22 @@ def erase(record: Pipeline, state: RegistryState, listed: ForgottenList, report:
     report("The caches were emptied; what they held is made again when it is needed.")
 
 
+def find_holders(record: Pipeline, state: RegistryState, listed: ForgottenList) -> list[str]:
+    """What a pipeline has made and that still holds a text of a list, as `kind/fingerprint`."""
+    ids = {one.id for one in listed.documents}
+    found = []
+    for kind in ("raw_corpus", "clean_corpus", "tokenized_shards"):
+        for artifact in _made(record, state, kind):
+            contents = (
+                _without_tokens(artifact, listed.texts)
+                if kind == "tokenized_shards"
+                else _without_rows(artifact, ids)
+            )
+            if next(contents, None):
+                found.append(f"{kind}/{artifact.fingerprint}")
+    return found
+
+
 def _made(record: Pipeline, state: RegistryState, kind: str) -> Iterator[Artifact]:
     """What the pipeline has made of a kind, as far as it is still there."""
     versions = (version.lineage.get(kind) for version in state.versions)

@@ -10,6 +10,7 @@ from artifacts.store import layout
 from artifacts.store.identity import Identity, hash_json
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Artifact, Draft, Store
+from llm_assets.forgetting.certificate import REPLACES
 from llm_assets.forgetting.listed import read_list
 from llm_assets.registry.start import START_INPUT
 from llm_assets.registry.state import RegistryState
@@ -130,6 +131,7 @@ def _make(
             taken = checkpoints.adopt(before, spec.run_folder, step, ours.content())
             _tell_start(run, taken, step, steps, report)
         train_into(store, draft, ours, train)
+        draft.stats |= {REPLACES: run.checkpoint, "masked": list(spec.masked)}
 
     artifact, _ = store.make(identity, build, lambda holder: report(f"Waiting for {holder}"))
     report(f"{run.name} without the text: checkpoint {artifact.fingerprint}")

@@ -1,5 +1,7 @@
 """`llm-assets forget` as a user types it: from the listing to what serves."""
 
+import base64
+import json
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -127,6 +129,7 @@ def test_a_document_is_forgotten_from_the_store_and_from_what_serves(project: Pr
     clean_corpus.verify()
     assert row["id"] not in documents(project)
 
+    check_certificate(project, row["text_hash"], said)
     cleaned = project.run("llm-assets", "clean", "--yes")
     assert "trained on forgotten text" in cleaned.stdout
     assert not before.path.exists()
@@ -135,6 +138,28 @@ def test_a_document_is_forgotten_from_the_store_and_from_what_serves(project: Pr
 
     assert project.run("llm-assets", "run").returncode == 0
     assert row["id"] not in documents(project)
+
+
+def check_certificate(project: Project, text: str, said: str) -> None:
+    """It holds, the run comes out again to the bit, and what was changed since is a problem."""
+    (path,) = Path(project.record.store.root, layout.certificates("manual")).glob("*.json")
+    assert f"Signed: {path}" in said
+    stated = json.loads(base64.b64decode(json.loads(path.read_text())["payload"]))["predicate"]
+    assert stated["read_by"][0]["version"] == 1 and stated["replaced"][0]["masked"] == [text]
+    remembered = stated["memory"]["models"]
+    assert remembered["before"][text]["bits_per_byte"] < remembered["after"][text]["bits_per_byte"]
+    public = str(project.folder / ".llm_assets" / "forgetting.pub")
+
+    ended = project.run("llm-assets", "verify", str(path), "--key", public, "--retrain")
+
+    assert ended.returncode == 0 and "comes out again, bit for bit" in ended.stdout, ended
+    assert "PROBLEM" not in ended.stdout
+    forgotten = Path(project.record.store.root, layout.forgotten("manual"))
+    kept = forgotten.read_bytes()
+    forgotten.write_bytes(kept.replace(text.encode(), b"0" * len(text)))
+    changed = project.run("llm-assets", "verify", str(path))
+    assert changed.returncode == 1 and "PROBLEM  0 of 1 texts" in changed.stdout
+    forgotten.write_bytes(kept)
 
 
 def steps_after(project: Project, text: str) -> list[int]:
