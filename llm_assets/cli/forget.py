@@ -210,16 +210,19 @@ def _withdraw(
     session: Session, affected: Sequence[int], name: str, reason: str, report: Report
 ) -> None:
     state = session.registry.state()
-    for number in affected:
-        if not state.is_rejected(state.get(number).weights):
-            why = f"withdrawn, it was trained on forgotten text: {reason}"
-            session.registry.reject(number, name, why)
     versions = [state.get(number) for number in affected]
+    new = [one for one in versions if not state.is_rejected(one.weights)]
+    for one in new:
+        why = f"withdrawn, it was trained on forgotten text: {reason}"
+        session.registry.reject(one.version, name, why)
     gone = [WithdrawnVersion(version=v.version, checkpoint=v.model_fingerprint) for v in versions]
     add_to_list(session.pipeline.store, session.settings.name, withdrawn=gone)
+    if not new:
+        report("Every version that was trained on them is withdrawn already.")
+        return
     report(
-        f"Withdrawn: version {', '.join(map(str, affected))}. `llm-assets clean --yes` removes "
-        f"their weights after {session.settings.forgetting.grace_days:g} days "
+        f"Withdrawn: version {', '.join(str(one.version) for one in new)}. `llm-assets clean --yes`"
+        f" removes their weights after {session.settings.forgetting.grace_days:g} days "
         "(`forgetting.grace_days`)."
     )
 
