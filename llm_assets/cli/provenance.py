@@ -118,4 +118,20 @@ def verify(certificate: Path, key: Path | None, retrain: bool) -> None:
         sys.exit(1)
 
 
-PROVENANCE = (explain, document, forget, trace, verify)
+@click.command()
+@version_argument
+@click.argument("folder", type=click.Path(path_type=Path))
+def lineage(version: int, folder: Path) -> None:
+    """Write a version's lineage for other tools: CycloneDX, OpenLineage and Croissant.
+
+    \b
+    Example:
+      llm-assets lineage 2 exported/  bom.cdx.json, openlineage.jsonl and croissant.json in there
+    """
+    from llm_assets.cli.lineage import write_lineage
+    from llm_assets.cli.session import open_session
+
+    write_lineage(open_session(), version, folder, click.echo)
+
+
+PROVENANCE = (explain, document, forget, trace, verify, lineage)

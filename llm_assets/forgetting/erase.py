@@ -27,7 +27,7 @@ from artifacts.store.store import Artifact
 from llm_assets.forgetting.listed import ForgottenList
 from llm_assets.registry.state import RegistryState
 from recipes.evaluation.settings import SAMPLES_NAME
-from spark_jobs.clean.duplicates import DUPLICATE_SCHEMA, DUPLICATES_NAME
+from spark_jobs.clean.decide.duplicates import DUPLICATE_SCHEMA, DUPLICATES_NAME
 from spark_jobs.runtime.parquet import find_parts, read_table
 
 REASON = "texts were forgotten"

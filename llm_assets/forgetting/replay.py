@@ -12,6 +12,7 @@ from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Artifact, Draft, Store
 from llm_assets.forgetting.certificate import REPLACES
 from llm_assets.forgetting.listed import read_list
+from llm_assets.registry.lineage import CHOSEN
 from llm_assets.registry.start import START_INPUT
 from llm_assets.registry.state import RegistryState
 from llm_assets.runners.checkpoint import Train, train_into
@@ -119,8 +120,9 @@ def _make(
     report: Report,
 ) -> Artifact:
     """Train; `step` is the first that met a text, where all before it is as it was."""
-    before = f"{store.root}/{layout.run(run.checkpoint)}"
-    steps = store.load("checkpoint", run.checkpoint).stats["steps"]
+    folder = f"{store.root}/{layout.run(run.checkpoint)}"
+    before = store.load("checkpoint", run.checkpoint).manifest
+    steps = before.stats["steps"]
     if spec.training.export.weights != "last":
         # Which weights are the best was decided by all steps, also those that are not taken.
         step = None
@@ -128,10 +130,13 @@ def _make(
     def build(draft: Draft) -> None:
         ours = spec.model_copy(update={"export_folder": f"{draft.url}/{MODEL_FOLDER}"})
         if step and not store.has_file(f"{layout.run(spec.run_id)}/{SPEC_NAME}"):
-            taken = checkpoints.adopt(before, spec.run_folder, step, ours.content())
+            taken = checkpoints.adopt(folder, spec.run_folder, step, ours.content())
             _tell_start(run, taken, step, steps, report)
         train_into(store, draft, ours, train)
         draft.stats |= {REPLACES: run.checkpoint, "masked": list(spec.masked)}
+        if CHOSEN in before.stats:
+            # What people chose is as it was, so the gate does not take it for another attempt.
+            draft.stats[CHOSEN] = before.stats[CHOSEN]
 
     artifact, _ = store.make(identity, build, lambda holder: report(f"Waiting for {holder}"))
     report(f"{run.name} without the text: checkpoint {artifact.fingerprint}")

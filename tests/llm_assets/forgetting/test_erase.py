@@ -20,7 +20,7 @@ from llm_assets.forgetting import erase as erasing
 from llm_assets.forgetting.erase import erase
 from llm_assets.forgetting.listed import ForgottenDocument, ForgottenList
 from llm_assets.registry.state import RegistryState
-from spark_jobs.clean.duplicates import DUPLICATE_SCHEMA, DUPLICATES_NAME
+from spark_jobs.clean.decide.duplicates import DUPLICATE_SCHEMA, DUPLICATES_NAME
 from spark_jobs.runtime.parquet import write_table
 from tests.tiny import tiny_shards, tiny_texts
 

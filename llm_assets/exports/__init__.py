@@ -1,0 +1,1 @@
+"""What the manifests say, in the formats that other tools read."""
