@@ -186,6 +186,10 @@ class DataprocBatches(RemoteService):
             f"?project={self.place.project}"
         )
 
+    def log_query(self, name: str) -> str:
+        batch_id = name.rsplit("/", 1)[-1]
+        return f'resource.type="cloud_dataproc_batch" resource.labels.batch_id="{batch_id}"'
+
     def _enrich(self, labels: Mapping[str, str], session: PipesSession) -> "Batch":
         from google.cloud.dataproc_v1 import Batch
 

@@ -101,14 +101,19 @@ def failure_of(error: Exception, doing: str, place: Place) -> RemoteJobFailed:
 
 
 def failure_of_job(
-    text: str, detail: str, console: str, name: str, place: Place
+    text: str, detail: str, links: Mapping[str, str], name: str, place: Place
 ) -> RemoteJobFailed:
-    """The failure of a job that ended badly."""
+    """The failure of a job that ended badly.
+
+    Args:
+        links: of `RemoteService.links`.
+    """
     advice = explain(detail, None, place)
-    parts = [text, f"Reason given: {detail}" if detail else "", advice, f"Look at {console}"]
+    parts = [text, f"Reason given: {detail}" if detail else "", advice]
+    parts += [f"Look at {links['console']}", f"What it printed: {links['logs']}"]
     return RemoteJobFailed(
         description="\n".join(part for part in parts if part),
-        metadata={"job": name, "console": MetadataValue.url(console)},
+        metadata={"job": name, **{key: MetadataValue.url(url) for key, url in links.items()}},
         allow_retries=not advice,
     )
 

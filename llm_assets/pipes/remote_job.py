@@ -222,7 +222,7 @@ class RemoteRun:
             f"cancelled. {place.region} may have none free: ask for another machine or accelerator "
             "type, another region, or flex-start, or raise `pending_seconds`.",
             self.job.detail,
-            self.service.console_url(self.job.name),
+            self.service.links(self.job.name),
             self.job.name,
             place,
         )
@@ -246,8 +246,8 @@ class RemoteRun:
         return True
 
     def _failure(self, text: str, job: RemoteJob) -> RemoteJobFailed:
-        console = self.service.console_url(job.name)
-        return failure_of_job(text, job.detail, console, job.name, self.service.place)
+        links = self.service.links(job.name)
+        return failure_of_job(text, job.detail, links, job.name, self.service.place)
 
     def _drain(self, job: RemoteJob) -> None:
         """Wait for the messages still on their way; a failed job's may never come."""
@@ -285,7 +285,7 @@ class RemoteRun:
         assert self.job is not None
         return {
             "job": self.job.name,
-            "console": MetadataValue.url(self.service.console_url(self.job.name)),
+            **{k: MetadataValue.url(url) for k, url in self.service.links(self.job.name).items()},
             "adopted": self.adopted,
             "restarts": self.restarts,
         }

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from urllib.parse import quote
 
 from dagster import AssetExecutionContext, OpExecutionContext, PipesSession
 
@@ -115,3 +116,16 @@ class RemoteService(ABC):
     @abstractmethod
     def console_url(self, name: str) -> str:
         """Where a person sees the job."""
+
+    @abstractmethod
+    def log_query(self, name: str) -> str:
+        """The query by which Cloud Logging finds what the job's programs printed."""
+
+    def links(self, name: str) -> dict[str, str]:
+        """`console` and `logs`: where a person sees the job, and its programs' lines."""
+        query = quote(self.log_query(name), safe="")
+        logs = f"https://console.cloud.google.com/logs/query;query={query}"
+        return {
+            "console": self.console_url(name),
+            "logs": f"{logs}?project={self.place.project}",
+        }

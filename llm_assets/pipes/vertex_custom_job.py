@@ -200,6 +200,9 @@ class VertexCustomJobs(RemoteService):
             f"{job_id}?project={self.place.project}"
         )
 
+    def log_query(self, name: str) -> str:
+        return f'resource.type="ml_job" resource.labels.job_id="{name.rsplit("/", 1)[-1]}"'
+
     def _enrich(
         self, key: str, attempt: int, labels: Mapping[str, str], session: PipesSession
     ) -> "CustomJob":

@@ -1,19 +1,23 @@
 """Where a custom job's replicas are and where they write, as Vertex AI tells them."""
 
+from typing import Any
+
 from google.cloud import aiplatform_v1
 
 
-def cluster_of(job: aiplatform_v1.CustomJob) -> dict[str, list[str]]:
-    """The `cluster` of CLUSTER_SPEC: each pool's replicas by host name and port."""
+def cluster_spec(job: aiplatform_v1.CustomJob, pool: int, index: int) -> dict[str, Any]:
+    """CLUSTER_SPEC of one replica: all replicas by host name and port, and which of them it is."""
     job_id = job.name.rsplit("/", 1)[1]
-    return {
+    cluster = {
         f"workerpool{number}": [
-            f"cmle-training-workerpool{number}-{job_id}-{index}:2222"
-            for index in range(pool.replica_count)
+            f"cmle-training-workerpool{number}-{job_id}-{replica}:2222"
+            for replica in range(spec.replica_count)
         ]
-        for number, pool in enumerate(job.job_spec.worker_pool_specs)
-        if pool.replica_count
+        for number, spec in enumerate(job.job_spec.worker_pool_specs)
+        if spec.replica_count
     }
+    task = {"type": f"workerpool{pool}", "index": index}
+    return {"cluster": cluster, "environment": "cloud", "task": task}
 
 
 def output_folders(job: aiplatform_v1.CustomJob) -> dict[str, str]:

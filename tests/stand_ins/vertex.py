@@ -5,21 +5,21 @@ import json
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import grpc
 from google.cloud import aiplatform_v1
-from google.protobuf import empty_pb2, timestamp_pb2
+from google.protobuf import empty_pb2
 from google.rpc import code_pb2, status_pb2
 
 from tests.stand_ins.faults import RpcFailed, not_found
 from tests.stand_ins.filters import matches_labels
-from tests.stand_ins.job_places import cluster_of, output_folders
+from tests.stand_ins.job_places import cluster_spec, output_folders
 from tests.stand_ins.job_rules import check_job
 from tests.stand_ins.mount import Mount
 from tests.stand_ins.processes import LocalImage, RealProcess, free_port
+from tests.stand_ins.running_job import RunningJob, now
 
 PROJECT_NUMBER = "123456789012"
 State = aiplatform_v1.JobState
@@ -30,27 +30,9 @@ ENDED = (
     State.JOB_STATE_EXPIRED,
 )
 POLL_SECONDS = 0.05
+BETWEEN_REPLICAS_SECONDS = 0.3
 REASON_SECONDS = 0.5
 """A job's error is set some time after its state; Google takes up to a minute."""
-
-
-@dataclass
-class _Running:
-    """The processes of one job."""
-
-    job: aiplatform_v1.CustomJob
-    replicas: dict[str, RealProcess] = field(default_factory=dict)
-    restart: threading.Event = field(default_factory=threading.Event)
-    cancelled: threading.Event = field(default_factory=threading.Event)
-    starts: int = 0
-    machines: dict[str, str] = field(default_factory=dict)
-    """Replica to the name of its machine, which is another one after a restart."""
-
-
-def _now() -> timestamp_pb2.Timestamp:
-    now = timestamp_pb2.Timestamp()
-    now.GetCurrentTime()
-    return now
 
 
 class VertexJobs:
@@ -80,7 +62,7 @@ class VertexJobs:
         self._images = images
         self._environment = environment
         self._mount = mount
-        self._jobs: dict[str, _Running] = {}
+        self._jobs: dict[str, RunningJob] = {}
         self._numbers = itertools.count()
         self._lock = threading.RLock()
 
@@ -159,8 +141,8 @@ class VertexJobs:
             # Names that come back hold the project's number, whatever the request called it.
             job.name = f"projects/{PROJECT_NUMBER}/locations/{region}/customJobs/{number}"
             job.state = State.JOB_STATE_PENDING
-            job.create_time = _now()
-            running = _Running(job)
+            job.create_time = now()
+            running = RunningJob(job)
             self._jobs[job.name] = running
         if self.hold_queued:
             job.state = State.JOB_STATE_QUEUED
@@ -184,29 +166,29 @@ class VertexJobs:
             self._cancel(running)
         return empty_pb2.Empty()
 
-    def _cancel(self, running: _Running) -> None:
+    def _cancel(self, running: RunningJob) -> None:
         self._end(running, State.JOB_STATE_CANCELLED, "Cancelled.", code_pb2.CANCELLED)
         running.cancelled.set()
         for process in list(running.replicas.values()):
             process.end()
 
-    def _find(self, name: str) -> _Running:
+    def _find(self, name: str) -> RunningJob:
         with self._lock:
             if name not in self._jobs:
                 raise not_found(name)
             return self._jobs[name]
 
-    def _end(self, running: _Running, state: State, message: str = "", code: int = 0) -> None:
+    def _end(self, running: RunningJob, state: State, message: str = "", code: int = 0) -> None:
         with self._lock:
             if running.job.state in ENDED:
                 return
-            running.job.end_time = _now()
+            running.job.end_time = now()
             running.job.state = state
         if message:
             error = status_pb2.Status(code=code, message=message)
             threading.Timer(REASON_SECONDS, setattr, (running.job, "error", error)).start()
 
-    def _run(self, running: _Running) -> None:
+    def _run(self, running: RunningJob) -> None:
         if self.out_of_stock:
             self.out_of_stock -= 1
             message = f"Resources are insufficient in region: {self._region}. Please try a "
@@ -229,46 +211,52 @@ class VertexJobs:
             if not self._watch(running):
                 return
 
-    def _start_replicas(self, running: _Running) -> None:
+    def _start_replicas(self, running: RunningJob) -> None:
+        """Start each replica once its machine is there, the primary's last.
+
+        Page "Understand the custom training service", "Start workers in parallel": the job is
+        RUNNING when all are there.
+        """
         running.restart.clear()
         running.starts += 1
-        job = running.job
-        job_id = job.name.rsplit("/", 1)[1]
-        pools = job.job_spec.worker_pool_specs
-        cluster = cluster_of(job)
         rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        pools = list(enumerate(running.job.job_spec.worker_pool_specs))
+        for number, pool in reversed(pools):
+            for index in range(pool.replica_count):
+                with self._lock:
+                    if running.cancelled.is_set():
+                        return
+                    self._start(running, number, index, rendezvous)
+                time.sleep(BETWEEN_REPLICAS_SECONDS)
         with self._lock:
-            if running.cancelled.is_set():
-                return
-            running.job.start_time = _now()
-            for number, pool in enumerate(pools):
-                for index in range(pool.replica_count):
-                    key = f"workerpool{number}-{index}"
-                    task = {"type": f"workerpool{number}", "index": index}
-                    spec = {"cluster": cluster, "environment": "cloud", "task": task}
-                    image = self._images[pool.container_spec.image_uri]
-                    environment = {
-                        **rendezvous,
-                        "CLUSTER_SPEC": json.dumps(spec),
-                        **self._environment,
-                        **output_folders(job),
-                        **image.environment,
-                        **{variable.name: variable.value for variable in pool.container_spec.env},
-                    }
-                    running.machines[key] = f"machine-{next(self._numbers)}"
-                    environment["GCS_MOUNT"] = str(self._mount.view(running.machines[key]))
-                    running.replicas[key] = self._start(job_id, key, pool, environment)
-            running.job.state = State.JOB_STATE_RUNNING
+            if not running.cancelled.is_set():
+                running.job.start_time = now()
+                running.job.state = State.JOB_STATE_RUNNING
 
-    def _start(self, job_id: str, key: str, pool: Any, environment: dict[str, str]) -> RealProcess:
-        folder = self._folder / job_id
+    def _start(
+        self, running: RunningJob, number: int, index: int, rendezvous: dict[str, str]
+    ) -> None:
+        job = running.job
+        key = f"workerpool{number}-{index}"
+        container = job.job_spec.worker_pool_specs[number].container_spec
+        image = self._images[container.image_uri]
+        running.machines[key] = f"machine-{next(self._numbers)}"
+        environment = {
+            **rendezvous,
+            "CLUSTER_SPEC": json.dumps(cluster_spec(job, number, index)),
+            **self._environment,
+            **output_folders(job),
+            **image.environment,
+            **{variable.name: variable.value for variable in container.env},
+            "GCS_MOUNT": str(self._mount.view(running.machines[key])),
+        }
+        folder = self._folder / job.name.rsplit("/", 1)[1]
         folder.mkdir(parents=True, exist_ok=True)
-        image = self._images[pool.container_spec.image_uri]
-        command = list(pool.container_spec.command) or list(image.entrypoint)
-        command += list(pool.container_spec.args)
-        return RealProcess(command, image.root, environment, folder / f"{key}.log")
+        command = [*(container.command or image.entrypoint), *container.args]
+        log = folder / f"{key}.log"
+        running.replicas[key] = RealProcess(command, image.root, environment, log)
 
-    def _watch(self, running: _Running) -> bool:
+    def _watch(self, running: RunningJob) -> bool:
         """Wait for the end; True where the replicas are to be started again."""
         while True:
             time.sleep(POLL_SECONDS)
@@ -295,7 +283,7 @@ class VertexJobs:
                 self._end(running, State.JOB_STATE_FAILED, message, code_pb2.INTERNAL)
             return False
 
-    def _find_end(self, running: _Running) -> tuple[str, int] | None:
+    def _find_end(self, running: RunningJob) -> tuple[str, int] | None:
         """The replica whose exit ends the job, and its status: the primary, or one that failed."""
         for key, process in running.replicas.items():
             status = process.poll()

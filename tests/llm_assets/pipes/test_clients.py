@@ -1,5 +1,7 @@
 """What both clients do when all goes well, and when asked again."""
 
+from urllib.parse import quote
+
 from dagster import DagsterInstance
 
 from tests.llm_assets.pipes.runner import Runner, failure_text, log_text
@@ -75,6 +77,10 @@ def test_failure_of_the_program_is_the_runs_failure(vertex_runner: Runner) -> No
     text = failure_text(result)
     assert "failed" in text and "ValueError: the valve is stuck" in text
     assert "console.cloud.google.com" in text
+    (job,) = vertex_runner.jobs()
+    number = job.name.rsplit("/", 1)[1]
+    query = quote(f'resource.type="ml_job" resource.labels.job_id="{number}"', safe="")
+    assert f"https://console.cloud.google.com/logs/query;query={query}" in text
 
 
 def test_job_that_fails_after_its_last_message_has_failed(vertex_runner: Runner) -> None:
