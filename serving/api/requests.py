@@ -144,6 +144,7 @@ class CompletionRequest(OpenAIRequest):
     def generate_requests(self, settings: EndpointSettings) -> list[GenerateRequest]:
         """One engine request per prompt; raises ServingError 400 where a limit is passed."""
         asked = {"echo": self.echo, "logprobs": self.logprobs is not None}
+        asked["top"] = bool(self.logprobs)
         return [
             self.generate_request(settings, prompt=prompt).model_copy(update=asked)
             for prompt in self.prompts

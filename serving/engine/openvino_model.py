@@ -1,10 +1,11 @@
 """A causal language model behind openvino-genai's continuous batching on a CPU."""
 
+import asyncio
 import itertools
 import secrets
 import threading
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from serving.engine.pipeline import (
     open_pipeline,
     token_tensor,
 )
+from serving.engine.prompt_scorer import PromptScorer
 from serving.engine.protocol import GenerateRequest
 from serving.engine.served_model import (
     Scored,
@@ -62,6 +64,7 @@ class OpenVinoModel(ServedModel):
         self._pipeline = open_pipeline(
             converted, settings.weights, settings.cache_tokens, settings.threads
         )
+        self._scorer = PromptScorer(converted, settings.weights, settings.threads)
         self._numbers = itertools.count()
         self._jobs: set[_Job] = set()
         self._asked = threading.Event()
@@ -81,6 +84,12 @@ class OpenVinoModel(ServedModel):
         config = generation_config(request.max_tokens, self.end_tokens)
         config.logprobs = int(request.logprobs)
         config.echo = request.echo and request.logprobs and not request.written
+        read: list[Scored] = []
+        if config.echo and request.top:
+            config.echo, read = False, await asyncio.to_thread(self._scorer.score, tokens)
+            if not request.max_tokens:
+                yield Step([], True, read)
+                return
         if request.temperature > 0:
             config.do_sample = True
             config.temperature, config.top_p = request.temperature, request.top_p
@@ -92,7 +101,8 @@ class OpenVinoModel(ServedModel):
         self._asked.set()
         try:
             async for step in job.steps():
-                yield step
+                yield replace(step, scored=[*read, *step.scored])
+                read = []
         finally:
             job.left = not job.finished
 

@@ -29,9 +29,6 @@ def open_pipeline(
 ) -> ContinuousBatchingPipeline:
     """Load a converted model.
 
-    Arithmetic is float32 where the weights are, else what this processor does fast. Keys and values
-    are kept in 16 bits: OpenVINO's own choice of 8 would not be what was judged.
-
     Args:
         cache_tokens: tokens of all requests together whose keys and values are kept.
         threads: of the arithmetic; None takes what this process may use.
@@ -41,16 +38,20 @@ def open_pipeline(
     scheduler.max_num_batched_tokens = batch_tokens
     # What a cached prefix leaves out has no log-probabilities.
     scheduler.enable_prefix_caching = False
-    properties: dict[str, Any] = {
-        "INFERENCE_NUM_THREADS": threads or len(os.sched_getaffinity(0)),
-    }
-    if weights == "f32":
-        properties |= {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
-    else:
-        capabilities = ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
-        half = "bf16" if "BF16" in capabilities else "f16"
-        properties |= {"KV_CACHE_PRECISION": half}
+    properties = arithmetic(weights, threads)
     return ContinuousBatchingPipeline(str(folder), scheduler, "CPU", properties)
+
+
+def arithmetic(weights: Weights, threads: int | None) -> dict[str, Any]:
+    """OpenVINO's properties: float32 where the weights are, else what this processor does fast.
+
+    Keys and values are kept in 16 bits: OpenVINO's own choice of 8 would not be what was judged.
+    """
+    properties = {"INFERENCE_NUM_THREADS": threads or len(os.sched_getaffinity(0))}
+    if weights == "f32":
+        return properties | {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
+    capabilities = ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    return properties | {"KV_CACHE_PRECISION": "bf16" if "BF16" in capabilities else "f16"}
 
 
 def token_tensor(tokens: list[int]) -> ov.Tensor:

@@ -37,6 +37,8 @@ class GenerateRequest(BaseModel):
     """Whether to send each piece when it is written, or everything in one line at the end."""
     logprobs: bool = False
     """Whether to say how likely each token was."""
+    top: bool = False
+    """Whether to say which token was most likely in each place of an echoed prompt, too."""
     echo: bool = False
     """Whether to give the prompt back before the answer, with its log-probabilities if asked."""
     written: str = ""

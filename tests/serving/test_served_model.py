@@ -19,6 +19,7 @@ from serving.engine.protocol import Chunk, GenerateRequest
 from serving.engine.served_model import ServedModel
 from serving.settings import Engine
 from tests.serving.conftest import SETTINGS
+from tests.tiny import tiny_texts
 
 TOKENS = 150
 GROUPS = 100
@@ -77,6 +78,25 @@ def test_tokens_have_the_log_probabilities_that_transformers_gives_them(
     torch.testing.assert_close(found, expected[:, 0], atol=1e-4, rtol=0)
     assert "".join(score.token for score in whole.scores) == model.tokenizer.decode(written[0])
     assert whole.scores[-1].top == (whole.scores[-1].token, whole.scores[-1].logprob)
+
+
+@pytest.mark.parametrize("new", [0, 1])
+@pytest.mark.parametrize("engine", ["openvino", "transformers"])
+def test_places_of_a_prompt_have_their_most_likely_tokens(
+    engine: Engine, new: int, tiny_model_folder: Path, loaded: Loader
+) -> None:
+    model = loaded(tiny_model_folder, engine)
+    prompt = model.tokenizer.encode(" ".join(tiny_texts(3)))[:140]
+    found = answer(model, ask(prompt, max_tokens=new, logprobs=True, echo=True, top=True)).scores
+    reference = AutoModelForCausalLM.from_pretrained(tiny_model_folder)
+    with torch.no_grad():
+        expected, tops = reference(torch.tensor([prompt])).logits[0].log_softmax(-1).max(-1)
+    likeliest = [score.top for score in found[1:] if score.top is not None]
+    count = len(prompt) - 1 + new
+    assert len(likeliest) == count and found[0].logprob is None
+    assert [token for token, _ in likeliest] == [model.tokenizer.decode([t]) for t in tops[:count]]
+    logprobs = torch.tensor([logprob for _, logprob in likeliest])
+    torch.testing.assert_close(logprobs, expected[:count], atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("engine", ["openvino", "transformers"])
