@@ -17,7 +17,7 @@ from typing import Any
 
 import mfusepy
 
-from tests.stand_ins.bucket_objects import BucketObjects, Object
+from tests.stand_ins.bucket_objects import BucketObjects, Object, PreconditionFailed
 from tests.stand_ins.bucket_view import FOLDER, Machine, OpenFile
 
 WRITES = os.O_WRONLY | os.O_RDWR
@@ -143,7 +143,12 @@ class MountedBuckets(mfusepy.Operations):
             raise OSError(errno.EEXIST, path)
         if machine.folders is None:
             # Files and Directories: a 0-byte object whose name ends in a slash stands for a folder.
-            machine.objects.write(f"{name}/", b"", 0)
+            try:
+                machine.objects.write(f"{name}/", b"", 0)
+            except PreconditionFailed:
+                # Another machine was faster; writing has ended what this one believed.
+                machine.believe(name, FOLDER)
+                raise OSError(errno.EEXIST, path) from None
         else:
             machine.folders.add(name)
         machine.believe(name, FOLDER)

@@ -107,6 +107,14 @@ def test_another_machine_believes_for_a_minute_what_it_has_seen(
     assert (other / "key").exists()
 
 
+def test_two_machines_make_the_same_folder(google: LocalGoogle, folder: Path) -> None:
+    other = seen_by(new_machine(google), folder)
+    assert not (other / "checkpoints").exists()
+    (folder / "checkpoints").mkdir()
+    (other / "checkpoints").mkdir(exist_ok=True)
+    assert (other / "checkpoints").is_dir()
+
+
 def test_the_first_to_close_wins_and_the_other_is_told(google: LocalGoogle, folder: Path) -> None:
     (folder / "file").write_text("start")
     other = seen_by(new_machine(google), folder)
