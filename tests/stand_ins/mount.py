@@ -102,10 +102,14 @@ class FuseMount(Mount):
         self.view(machine).rmdir()
 
     def stop(self) -> None:
-        command = ["umount", "--lazy"] if os.geteuid() == 0 else ["fusermount", "-u", "-z"]
-        subprocess.run([*command, os.fspath(self._folder)], check=False)
         self._process.terminate()
-        self._process.wait()
+        try:
+            self._process.wait(MOUNT_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+        if os.path.ismount(self._folder):
+            command = ["umount", "--lazy"] if os.geteuid() == 0 else ["fusermount", "-u", "-z"]
+            subprocess.run([*command, os.fspath(self._folder)], check=False)
 
 
 class CopiedBucket(Mount):
