@@ -1,17 +1,24 @@
 """Commands that set a cloud project up, test it, and say what it will cost."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from artifacts.errors import UserError
 from artifacts.shown import shown
 
+if TYPE_CHECKING:
+    from llm_assets.cloud.finding import Finding
+    from llm_assets.cloud.settings import GoogleCloudSettings
+
 POSITIVE = click.FloatRange(min=0, min_open=True)
 
 
 @click.command()
-def check() -> None:
+@click.option("--smoke", is_flag=True, help="On Google Cloud, also run the smallest batch and job.")
+@click.option("--yes", is_flag=True, help="Do not ask before --smoke costs money.")
+def check(smoke: bool, yes: bool) -> None:
     """Test what a run needs: sources, port and disk; on Google Cloud, the project.
 
     There, rights, APIs, quota, images and the bucket are tested.
@@ -30,13 +37,34 @@ def check() -> None:
     from llm_assets.cloud.config import cloud_config_path, load_cloud_settings
 
     uses_bigquery = any(source.type == "bigquery" for source in settings.raw_corpus.sources)
-    findings = check_project(load_cloud_settings(), uses_bigquery)
+    cloud = load_cloud_settings()
+    findings = check_project(cloud, uses_bigquery)
     for finding in findings:
-        click.echo(finding.line())
+        click.echo(shown(finding.line()))
+    if smoke and all(finding.ok is not False for finding in findings):
+        findings += _smoke(cloud, yes)
     problems = sum(finding.ok is False for finding in findings)
     if problems:
         raise UserError(f"{problems} of {len(findings)} tests failed; see {cloud_config_path()}.")
     click.echo("Everything a run needs is there.")
+
+
+def _smoke(cloud: "GoogleCloudSettings", yes: bool) -> "list[Finding]":
+    """Run the smallest batch and job, after their price was said; shows what each found."""
+    from llm_assets.cloud.config import cloud_config_path
+    from llm_assets.cloud.estimate import PRICES_AS_OF, estimate_smoke
+    from llm_assets.runners.smoke import smoke as run_smallest
+
+    for stage in estimate_smoke(cloud):
+        click.echo(stage.line())
+    click.echo(f"Prices: {PRICES_AS_OF}")
+    if not yes:
+        click.confirm("Start them?", abort=True)
+    findings = []
+    for finding in run_smallest(cloud, cloud_config_path()):
+        findings.append(finding)
+        click.echo(shown(finding.line()))
+    return findings
 
 
 @click.command()

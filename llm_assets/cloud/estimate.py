@@ -74,6 +74,16 @@ def estimate(
     ]
 
 
+def estimate_smoke(settings: GoogleCloudSettings) -> list[Estimate]:
+    """Hours and dollars of the smallest batch and job: mostly the start of their machines."""
+    batch = START_HOURS * SPARK_DCUS * DOLLARS_A_DCU_HOUR
+    one = settings.evaluation.model_copy(update={"replicas": 1})
+    return [
+        Estimate("the smallest batch", START_HOURS, batch),
+        Estimate(f"a job on {one.machine_type}", START_HOURS, _dollars(one, START_HOURS)),
+    ]
+
+
 def estimate_training(settings: GoogleCloudSettings, tokens: int, parameters: int) -> Estimate:
     """Hours and dollars of `checkpoint`: 6 operations a parameter and token (Kaplan et al. 2020).
 

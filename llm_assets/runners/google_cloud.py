@@ -10,6 +10,7 @@ from dagster import AssetExecutionContext
 from pydantic import BaseModel
 
 from artifacts.errors import UserError
+from artifacts.smoke import SmokeSpec
 from artifacts.storage import files
 from artifacts.store.identity import hash_json
 from llm_assets.cloud.accelerators import ACCELERATORS
@@ -50,6 +51,10 @@ class DataprocSparkRunner(SparkRunner):
         self, context: AssetExecutionContext, spec: tokenize.TokenizeSpec
     ) -> dict[str, Any]:
         return self._run(context, "tokenize", spec, spec.output)
+
+    def smoke(self, context: AssetExecutionContext, spec: SmokeSpec) -> dict[str, Any]:
+        """Run the smallest batch; returns what it found."""
+        return self._run(context, "smoke", spec, f"{spec.output}/spark")
 
     def _run(
         self, context: AssetExecutionContext, job: str, spec: BaseModel, output: str
@@ -96,6 +101,17 @@ class VertexTrainingRunner(TrainingRunner):
         result = f"{output}/{RESULT_NAME}"
         missing = partial(missing_of_evaluation, spec)
         self._run(context, "recipes.evaluate", spec, missing, output, "evaluation")
+        content: dict[str, Any] = json.loads(files.read(result))
+        return content
+
+    def smoke(self, context: AssetExecutionContext, spec: SmokeSpec) -> dict[str, Any]:
+        """Run the smallest job on one of the evaluation's machines; returns what it found."""
+        result = f"{spec.output}/{RESULT_NAME}"
+
+        def missing() -> list[str]:
+            return [] if files.exists(result) else [result]
+
+        self._run(context, "recipes.smoke", spec, missing, f"{spec.output}/mounted", "evaluation")
         content: dict[str, Any] = json.loads(files.read(result))
         return content
 

@@ -41,6 +41,13 @@ def cloud_settings(google: LocalGoogle, replicas: int = 1) -> dict[str, Any]:
     }
 
 
+def cuda_image() -> LocalImage:
+    """What stands for the cuda image: its launcher, in this environment."""
+    launcher = [sys.executable, "-m", "recipes.launcher"]
+    paths = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    return LocalImage(entrypoint=launcher, environment=paths)
+
+
 def move_to_cloud(config: Path, google: LocalGoogle, replicas: int = 2) -> Path:
     """Change a pipeline file's platform and store, and read its text from `TEXTS_TABLE`.
 
@@ -61,8 +68,6 @@ def move_to_cloud(config: Path, google: LocalGoogle, replicas: int = 2) -> Path:
     cloud = cloud_settings(google, replicas)
     path = config.parent / "google_cloud.yaml"
     path.write_text(yaml.safe_dump(cloud))
-    launcher = [sys.executable, "-m", "recipes.launcher"]
-    paths = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
-    google.images[CUDA_IMAGE] = LocalImage(entrypoint=launcher, environment=paths)
+    google.images[CUDA_IMAGE] = cuda_image()
     google.images[SERVE_IMAGE] = serve_image()
     return path

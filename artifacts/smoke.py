@@ -1,0 +1,13 @@
+"""What the smallest batch and the smallest job of `llm-assets check --smoke` are given."""
+
+from pydantic import BaseModel, ConfigDict
+
+PROBE = b"written by llm-assets check --smoke\n"
+
+
+class SmokeSpec(BaseModel):
+    """Where they try to write; a new place for each check, so that none is taken for done."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    output: str

@@ -1,0 +1,71 @@
+"""The smallest batch and job on real machines, by the same code as the stages."""
+
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from dagster import AssetExecutionContext, DagsterInstance, MaterializeResult, asset, materialize
+
+from artifacts.smoke import SmokeSpec
+from llm_assets.cloud.finding import Finding
+from llm_assets.cloud.settings import GoogleCloudSettings
+from llm_assets.runners.google_cloud import DataprocSparkRunner, VertexTrainingRunner
+
+QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
+"""What goes wrong is a finding, without a traceback."""
+Program = Callable[[AssetExecutionContext, SmokeSpec], dict[str, Any]]
+
+
+def smoke(settings: GoogleCloudSettings, cloud_config: Path) -> Iterator[Finding]:
+    """Run the smallest batch, then the smallest job, and say what each found.
+
+    Their messages have arrived and their images have started where they found anything at all.
+
+    Args:
+        cloud_config: the file that holds the settings.
+    """
+    spec = SmokeSpec(output=f"gs://{settings.bucket}/smoke/{uuid.uuid4().hex[:12]}")
+    path = str(cloud_config)
+    batch = DataprocSparkRunner(cloud_config_path=path).smoke
+    job = VertexTrainingRunner(cloud_config_path=path).smoke
+    yield from _run("images.spark", batch, spec, settings)
+    yield from _run("images.cuda", job, spec, settings)
+
+
+def _run(
+    key: str, program: Program, spec: SmokeSpec, settings: GoogleCloudSettings
+) -> Iterator[Finding]:
+    found: dict[str, Any] = {}
+
+    @asset(name=f"smoke_{key.rpartition('.')[2]}")
+    def smallest(context: AssetExecutionContext) -> MaterializeResult:
+        found.update(program(context, spec))
+        return MaterializeResult(metadata=found)
+
+    with DagsterInstance.ephemeral() as instance:
+        done = materialize([smallest], instance=instance, run_config=QUIET, raise_on_error=False)
+    if not done.success:
+        (failure,) = [event.step_failure_data for event in done.get_step_failure_events()]
+        told = failure.user_failure_data and failure.user_failure_data.description
+        cause = failure.error and (failure.error.cause or failure.error)
+        yield Finding(key, False, told or (cause.message if cause else "it failed").strip())
+        return
+    yield from describe(key, found, settings)
+
+
+def describe(key: str, found: dict[str, Any], settings: GoogleCloudSettings) -> Iterator[Finding]:
+    """What a program found, compared with what the settings ask for."""
+    versions = [f"{name} {found[name]}" for name in ("spark", "torch", "cuda") if found.get(name)]
+    yield Finding(key, True, f"starts, with Python {found['python']}, {', '.join(versions)}")
+    if found.get("executor_python", found["python"]) != found["python"]:
+        text = f"executors run Python {found['executor_python']}: build the image again"
+        yield Finding(key, False, text)
+    writes = "can be written and read" if found["bucket"] else "lost what was just written to it"
+    renames = {True: "; it renames folders", False: "; it renames no folders", None: ""}
+    text = f"gs://{settings.bucket} {writes} from there{renames[found.get('renames_folders')]}"
+    yield Finding("bucket", found["bucket"], text)
+    if "accelerators" in found:
+        wanted = settings.evaluation.accelerator_count
+        text = f"{found['accelerators']} accelerators are seen, {wanted} asked for"
+        yield Finding("evaluation", found["accelerators"] >= wanted, text)

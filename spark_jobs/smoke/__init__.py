@@ -1,0 +1,1 @@
+"""The smallest batch of `llm-assets check --smoke`."""
