@@ -120,6 +120,9 @@ class LoraSettings(Settings):
     """Inner size of an adapter."""
     alpha: float = Field(default=32.0, gt=0, allow_inf_nan=False)
     """The adapter's output is scaled by alpha / rank."""
+    dora: bool = False
+    """Learn the length of each row of a matrix apart from its direction (Liu et al., "DoRA",
+    2024): often better at a low rank, and slower."""
     targets: tuple[LoraTarget, ...] = ("q_proj", "k_proj", "v_proj", "o_proj")
     """Which matrices of each layer get one."""
 

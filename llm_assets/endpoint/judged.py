@@ -26,7 +26,7 @@ def judged_documents(store: Store, version: ModelVersion) -> list[JudgedDocument
         store.find_named(kind, version.lineage[kind]) if kind in version.lineage else None
         for kind in ("eval_metrics", "tokenized_shards")
     )
-    if evaluation is None or shards is None:
+    if evaluation is None or shards is None or not evaluation.stats["metric"]["is_bits"]:
         return []
     scores = pq.read_table(evaluation.path / SCORES_NAME)
     scores = scores.filter(pc.equal(scores["task"], "held_out"))

@@ -11,7 +11,7 @@ from artifacts.errors import UserError
 from recipes.model.causal_model import TrainableModel
 from recipes.sections import LoraSettings
 
-DOWN, UP = ".lora_a.weight", ".lora_b.weight"
+DOWN, UP, MAGNITUDE = ".lora_a.weight", ".lora_b.weight", ".magnitude"
 
 
 def add_adapters(model: TrainableModel, lora: LoraSettings, seed: int) -> None:
@@ -20,7 +20,7 @@ def add_adapters(model: TrainableModel, lora: LoraSettings, seed: int) -> None:
     Raises:
         UserError: the model has none of the targeted matrices.
     """
-    from torchtune.modules.peft import LoRALinear
+    from torchtune.modules.peft import DoRALinear, LoRALinear
 
     torch.manual_seed(seed)
     model.requires_grad_(False)
@@ -29,7 +29,7 @@ def add_adapters(model: TrainableModel, lora: LoraSettings, seed: int) -> None:
         for name, linear in list(parent.named_children()):
             if name not in lora.targets or not isinstance(linear, nn.Linear):
                 continue
-            adapter = LoRALinear(
+            adapter = (DoRALinear if lora.dora else LoRALinear)(
                 linear.in_features,
                 linear.out_features,
                 rank=lora.rank,
@@ -37,6 +37,8 @@ def add_adapters(model: TrainableModel, lora: LoraSettings, seed: int) -> None:
                 use_bias=linear.bias is not None,
             )
             adapter.weight, adapter.bias = linear.weight, linear.bias
+            if lora.dora:
+                adapter.initialize_dora_magnitude()
             setattr(parent, name, adapter)
             adapted += 1
     if not adapted:
@@ -53,7 +55,10 @@ def merge_adapters(weights: dict[str, torch.Tensor], lora: LoraSettings) -> dict
         if name.endswith(DOWN):
             matrix = name.removesuffix(DOWN)
             change = lora.alpha / lora.rank * (weights[matrix + UP] @ down)
-            merged[f"{matrix}.weight"] = merged[f"{matrix}.weight"] + change
+            changed = merged[f"{matrix}.weight"] + change
+            if lora.dora:
+                changed *= (weights[matrix + MAGNITUDE] / changed.norm(dim=1))[:, None]
+            merged[f"{matrix}.weight"] = changed
     return merged
 
 
@@ -64,7 +69,9 @@ def write_adapter(
     folder.mkdir(parents=True, exist_ok=True)
     adapters = {
         "base_model.model."
-        + name.replace(".lora_a.", ".lora_A.").replace(".lora_b.", ".lora_B."): tensor.contiguous()
+        + name.replace(".lora_a.", ".lora_A.")
+        .replace(".lora_b.", ".lora_B.")
+        .replace(MAGNITUDE, ".lora_magnitude_vector"): tensor.contiguous()
         for name, tensor in weights.items()
         if _is_adapter(name)
     }
@@ -75,6 +82,7 @@ def write_adapter(
         "r": lora.rank,
         "lora_alpha": lora.alpha,
         "lora_dropout": 0.0,
+        "use_dora": lora.dora,
         "bias": "none",
         "target_modules": list(lora.targets),
         "base_model_name_or_path": str(base_model),
@@ -83,4 +91,4 @@ def write_adapter(
 
 
 def _is_adapter(name: str) -> bool:
-    return name.endswith((DOWN, UP))
+    return name.endswith((DOWN, UP, MAGNITUDE))

@@ -9,7 +9,9 @@ from artifacts.errors import UserError
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-SERVED = re.compile("CausalLM|LMHeadModel|ConditionalGeneration|MTModel|SequenceClassification")
+SERVED = re.compile(
+    "CausalLM|LMHeadModel|ConditionalGeneration|MTModel|SequenceClassification|MaskedLM"
+)
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
@@ -30,8 +32,8 @@ def check_model_folder(folder: Path) -> None:
         if not SERVED.search(name):
             raise UserError(
                 f"{folder} holds a {name}, which does not generate text: language models, "
-                "encoder-decoders with a language head, and models with a head for classes are "
-                "served."
+                "encoder-decoders with a language head, and encoders with a head for classes or for "
+                "masked tokens are served."
             )
     if not (folder / "tokenizer.json").is_file():
         raise UserError(f"{folder} has no tokenizer.json: it is not a whole model folder.")

@@ -67,6 +67,23 @@ def test_the_merged_export_is_base_plus_adapter(adapted: TrainingSpec) -> None:
         assert torch.isfinite(AutoModelForCausalLM.from_pretrained(export)(tokens).logits).all()
 
 
+def test_dora_starts_at_the_base_model_and_is_merged_into_what_was_trained(
+    make_spec: SpecMaker,
+) -> None:
+    spec = make_spec("dora", steps=8, learning_rate=1e-2, lora=LORA | {"dora": True})
+    result = train_here(spec)
+    assert result.validation["end"] < result.validation["start"]
+    plain = train_here(make_spec("plain", steps=1))
+    assert result.validation["start"] == pytest.approx(plain.validation["start"], rel=1e-5)
+    on = make_spec("on", steps=1).model_copy(update={"base_model_folder": spec.export_folder})
+    assert train_here(on).validation["start"] == pytest.approx(result.validation["end"], rel=1e-5)
+
+    folder = Path(f"{spec.export_folder}-adapter")
+    assert json.loads((folder / "adapter_config.json").read_text())["use_dora"] is True
+    names = load_file(folder / "adapter_model.safetensors").keys()
+    assert sum(name.endswith("q_proj.lora_magnitude_vector") for name in names) == 2
+
+
 @pytest.mark.soak
 def test_two_workers_train_the_same_adapters(make_spec: SpecMaker, adapted: TrainingSpec) -> None:
     spec = make_spec("shared", steps=20, learning_rate=1e-2, lora=LORA)

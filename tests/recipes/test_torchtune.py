@@ -29,6 +29,7 @@ from recipes.tune.network import TuneModel
 from recipes.tune.program import runnable
 from tests.recipes.conftest import SpecMaker, course, launcher, run, train_here
 from tests.recipes.model.architectures import architectures, tiny_config, write_tiny
+from tests.tiny import tiny_base_model
 
 STEPS = 8
 CONFIGS = {
@@ -133,6 +134,45 @@ def test_it_trains_on_the_rows_of_our_own_engine(make: Make, make_spec: SpecMake
     train_here(ours)
     trained(theirs)
     assert course(theirs)[0][0] == pytest.approx(course(ours)[0][0], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("config", "changes", "tolerance"),
+    [
+        ("llama3_2/1B_lora_single_device", {"model.use_dora": True}, 1e-5),
+        ("llama3_2/1B_qlora_single_device", {"compile": False, "dtype": "bf16"}, 5e-3),
+    ],
+)
+def test_dora_and_qlora_learn_and_are_merged(
+    config: str,
+    changes: dict[str, Any],
+    tolerance: float,
+    make: Make,
+    make_spec: SpecMaker,
+    tmp_path: Path,
+) -> None:
+    """Four-bit weights come in blocks, so the base model is a little wider than usual."""
+    wide_base_model(tmp_path)
+    spec = make("lora_finetune_single_device", changes, config=config).model_copy(
+        update={"base_model_folder": str(tmp_path)}
+    )
+    trained(spec)
+    result = read_result(Path(spec.run_folder))
+    assert result is not None and result.validation["end"] < 0.98 * result.validation["start"]
+    on = make_spec("on", steps=1).model_copy(update={"base_model_folder": spec.export_folder})
+    measured_by_ours = train_here(on).validation["start"]
+    assert measured_by_ours == pytest.approx(result.validation["end"], rel=tolerance)
+
+
+def wide_base_model(folder: Path) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    tiny_base_model(folder)
+    config = AutoConfig.from_pretrained(
+        folder, hidden_size=128, intermediate_size=256, num_key_value_heads=4, head_dim=32
+    )
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
 
 
 @pytest.mark.parametrize("program", ["full_finetune_single_device", "lora_finetune_distributed"])
