@@ -32,8 +32,8 @@ def check_model_folder(folder: Path) -> None:
         if not SERVED.search(name):
             raise UserError(
                 f"{folder} holds a {name}, which does not generate text: language models, "
-                "encoder-decoders with a language head, and encoders with a head for classes or for "
-                "masked tokens are served."
+                "encoder-decoders with a language head, and encoders with a head for classes or "
+                "for masked tokens are served."
             )
     if not (folder / "tokenizer.json").is_file():
         raise UserError(f"{folder} has no tokenizer.json: it is not a whole model folder.")
