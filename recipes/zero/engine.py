@@ -13,6 +13,7 @@ from recipes.distributed.workers import Workers
 from recipes.launcher.local import LOOPBACK_INTERFACE
 from recipes.model.causal_model import TrainableModel
 from recipes.optimization.optimizer import adamw
+from recipes.quiet import silence_libraries
 from recipes.sections import OptimizerSettings
 
 
@@ -69,6 +70,8 @@ def start_engine(
         _form_group_of_one()
     import deepspeed
 
+    # Its import sets the level of its log again.
+    silence_libraries()
     # It would compile an operator for inference at its first start, for minutes.
     deepspeed.ops.__compatible_ops__ = {}
     inner = adamw([p for p in model.parameters() if p.requires_grad], optimizer, GuardedAdamW)
