@@ -34,6 +34,8 @@ MICRO_BATCH = "train_micro_batch_size_per_gpu"
 BFLOAT16 = ("bf16.enabled", "torch_autocast.enabled")
 ADAM_EPSILON = 1e-8
 """torch's default."""
+REDUCE_BUCKET_NUMBERS = 50_000_000
+"""Gradients that travel at once, a buffer of 0.2 GB; DeepSpeed's own default takes 2 GB."""
 ELSEWHERE = {
     "activation_checkpointing": "placement.activation_checkpointing decides it",
     "gradient_accumulation_steps": "it follows from budget.global_batch_size, "
@@ -90,7 +92,9 @@ def configuration(
     """
     own = settings.configuration
     passed = {key: own[key] for key in PASSED_ON if own.get(key, AUTO) != AUTO}
-    zero = {k: v for k, v in passed.pop("zero_optimization", {}).items() if v != AUTO}
+    zero = {"reduce_bucket_size": REDUCE_BUCKET_NUMBERS} | {
+        key: value for key, value in passed.pop("zero_optimization", {}).items() if value != AUTO
+    }
     share = rows // workers
     passes = -(-share // device_batch_size)
     # DeepSpeed wants equal passes; the gradient is scaled by what they are.

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from recipes.deepspeed_configuration import configuration
+from recipes.deepspeed_configuration import REDUCE_BUCKET_NUMBERS, configuration
 from recipes.deepspeed_settings import DeepSpeedSettings
 from tests.recipes.conftest import settings_of
 
@@ -60,6 +60,7 @@ def test_a_configuration_with_auto_decides_nothing_but_what_it_says(tmp_path: Pa
             "stage": 2,
             "offload_optimizer": {"device": "cpu", "pin_memory": True},
             "allgather_bucket_size": 1000,
+            "reduce_bucket_size": REDUCE_BUCKET_NUMBERS,
         },
     }
 
