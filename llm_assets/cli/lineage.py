@@ -7,9 +7,9 @@ from typing import Any
 from artifacts.errors import UserError
 from artifacts.progress import Report
 from llm_assets.cli.session import Session
-from llm_assets.exports.bill_of_materials import bill_of_materials
-from llm_assets.exports.croissant import dataset
-from llm_assets.exports.openlineage import lineage_events
+from llm_assets.lineage.bill_of_materials import bill_of_materials
+from llm_assets.lineage.croissant import dataset
+from llm_assets.lineage.openlineage import lineage_events
 from llm_assets.registry.retired import find_manifest
 
 BILL_NAME, DATASET_NAME, EVENTS_NAME = "bom.cdx.json", "croissant.json", "openlineage.jsonl"

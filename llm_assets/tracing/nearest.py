@@ -33,7 +33,7 @@ def find_nearest(
         tokens: of the text to look for.
         texts: shape (texts,), uint64, sorted: the documents to look among.
     """
-    chosen = [np.isin(one.index.texts, texts) for one in shards]
+    chosen = [_is_among(one.index.texts, texts) for one in shards]
     total = sum(int(mask.sum()) for mask in chosen)
     if not total:
         return []
@@ -56,10 +56,25 @@ def find_nearest(
     best = [
         Nearby(shard, int(number), float(of_shard[number]))
         for shard, of_shard in zip(shards, scores, strict=True)
-        for number in np.argsort(-of_shard, kind="stable")[:count]
-        if of_shard[number] > 0
+        for number in _best(of_shard, count)
     ]
     return sorted(best, key=lambda one: -one.score)[:count]
+
+
+def _is_among(values: np.ndarray, ordered: np.ndarray) -> np.ndarray:
+    """Shape of the values: whether each is one of the ordered ones.
+
+    `numpy.isin` would sort both.
+    """
+    places = np.minimum(np.searchsorted(ordered, values), max(len(ordered) - 1, 0))
+    return np.asarray(ordered[places] == values) if len(ordered) else np.zeros(len(values), bool)
+
+
+def _best(scores: np.ndarray, count: int) -> np.ndarray:
+    """The numbers of the highest scores above 0, best first, of equal ones the first."""
+    least = np.partition(scores, -count)[-count] if len(scores) > count else 0
+    found = np.flatnonzero((scores >= least) & (scores > 0))
+    return found[np.argsort(-scores[found], kind="stable")[:count]]
 
 
 def _documents(shard: IndexedShard, term: int) -> tuple[np.ndarray, np.ndarray]:

@@ -14,9 +14,9 @@ from openlineage.client.event_v2 import RunEvent
 from artifacts.errors import UserError
 from artifacts.storage.checksums import FileEntry
 from artifacts.store.manifest import Manifest
-from llm_assets.exports.bill_of_materials import bill_of_materials
-from llm_assets.exports.croissant import dataset
-from llm_assets.exports.openlineage import lineage_events
+from llm_assets.lineage.bill_of_materials import bill_of_materials
+from llm_assets.lineage.croissant import dataset
+from llm_assets.lineage.openlineage import lineage_events
 from llm_assets.registry.records import ModelVersion
 
 SHA256 = "ab" * 32
