@@ -9,6 +9,7 @@ from artifacts.errors import UserError
 from artifacts.storage.checksums import sha256_of
 from serving.engine.classifier import Classifier
 from serving.engine.mask_filler import MaskFiller
+from serving.engine.memory import check_memory
 from serving.engine.served_model import ServedModel, read_config
 from serving.settings import EndpointSettings, Engine
 
@@ -40,7 +41,8 @@ def choose_engine(folder: Path, settings: EndpointSettings, conversions: Path) -
         conversions: where converted models are cached.
 
     Raises:
-        UserError: the engine that is asked for does not run this model.
+        UserError: the engine that is asked for does not run this model, or memory does not hold
+            what is asked of it.
     """
     if settings.engine == "transformers":
         return Choice("transformers", "transformers")
@@ -49,6 +51,7 @@ def choose_engine(folder: Path, settings: EndpointSettings, conversions: Path) -
     else:
         obstacle = _obstacle(read_config(folder), settings)
     if obstacle is None:
+        check_memory(folder, read_config(folder), settings)
         made: list[Path] = []
 
         def make(target: Path) -> None:
