@@ -52,7 +52,8 @@ def check(smoke: bool, yes: bool) -> None:
 def _smoke(cloud: "GoogleCloudSettings", yes: bool) -> "list[Finding]":
     """Run the smallest batch and job, after their price was said; shows what each found."""
     from llm_assets.cloud.config import cloud_config_path
-    from llm_assets.cloud.estimate import PRICES_AS_OF, estimate_smoke
+    from llm_assets.cloud.estimate import estimate_smoke
+    from llm_assets.cloud.prices import PRICES_AS_OF
     from llm_assets.runners.smoke import smoke as run_smallest
 
     for stage in estimate_smoke(cloud):
@@ -74,8 +75,8 @@ def _smoke(cloud: "GoogleCloudSettings", yes: bool) -> "list[Finding]":
 def estimate(corpus_gb: float, tokens: float, parameters: float) -> None:
     """Estimate time and cost of a run on Google Cloud."""
     from llm_assets.cloud.config import load_cloud_settings
-    from llm_assets.cloud.estimate import PRICES_AS_OF
     from llm_assets.cloud.estimate import estimate as estimate_stages
+    from llm_assets.cloud.prices import PRICES_AS_OF
 
     settings = load_cloud_settings()
     stages = estimate_stages(settings, int(corpus_gb * 1e9), int(tokens), int(parameters))

@@ -3,32 +3,11 @@
 from dataclasses import dataclass
 
 from llm_assets.cloud.accelerators import ACCELERATORS
-from llm_assets.cloud.settings import (
-    EndpointMachineSettings,
-    GoogleCloudSettings,
-    MachineSettings,
-)
+from llm_assets.cloud.prices import SPARK_DCUS, dcu_hourly, hourly
+from llm_assets.cloud.settings import GoogleCloudSettings, MachineSettings
 
-PRICES_AS_OF = "2025, us-central1, list prices; see https://cloud.google.com/vertex-ai/pricing"
-DOLLARS_AN_HOUR = {
-    "n1-standard-4": 0.22,
-    "n1-standard-8": 0.44,
-    "g2-standard-8": 0.98,
-    "g2-standard-48": 4.60,
-    "a2-highgpu-1g": 4.22,
-    "a2-highgpu-8g": 33.8,
-    "a2-ultragpu-1g": 5.80,
-    "a2-ultragpu-8g": 46.4,
-    "a3-highgpu-8g": 101.0,
-}
-"""A machine with its accelerators, Vertex AI's fee included."""
-SPOT_FACTOR = 0.4
-"""What spot and flex-start machines cost of the full price, about."""
 UTILIZATION = 0.35
 """Share of the peak that training reaches here, about."""
-DOLLARS_A_DCU_HOUR = 0.06
-SPARK_DCUS = 16.0
-"""Data compute units of a batch with its first few executors."""
 SPARK_MEGABYTES_A_SECOND = 60.0
 """Both Spark stages together, on that many units, about."""
 MONTH_HOURS = 730.0
@@ -66,21 +45,22 @@ def estimate(
     spark = START_HOURS + corpus_bytes / 1e6 / SPARK_MEGABYTES_A_SECOND / 3600
     measured = min(training_tokens, 10_000_000)
     evaluation = _compute_hours(settings.evaluation, 3 * 2.0 * parameters * measured)
+    batches = spark * SPARK_DCUS * dcu_hourly(settings)
     return [
-        Estimate("clean_corpus, tokenized_shards", spark, spark * SPARK_DCUS * DOLLARS_A_DCU_HOUR),
+        Estimate("clean_corpus, tokenized_shards", spark, batches),
         estimate_training(settings, training_tokens, parameters),
-        Estimate("eval_metrics", evaluation, _dollars(settings.evaluation, evaluation)),
-        Estimate("endpoint, a month of it", MONTH_HOURS, _endpoint_dollars(settings.endpoint)),
+        Estimate("eval_metrics", evaluation, _dollars(settings, settings.evaluation, evaluation)),
+        Estimate("endpoint, a month of it", MONTH_HOURS, _endpoint_dollars(settings)),
     ]
 
 
 def estimate_smoke(settings: GoogleCloudSettings) -> list[Estimate]:
     """Hours and dollars of the smallest batch and job: mostly the start of their machines."""
-    batch = START_HOURS * SPARK_DCUS * DOLLARS_A_DCU_HOUR
+    batch = START_HOURS * SPARK_DCUS * dcu_hourly(settings)
     one = settings.evaluation.model_copy(update={"replicas": 1})
     return [
         Estimate("the smallest batch", START_HOURS, batch),
-        Estimate(f"a job on {one.machine_type}", START_HOURS, _dollars(one, START_HOURS)),
+        Estimate(f"a job on {one.machine_type}", START_HOURS, _dollars(settings, one, START_HOURS)),
     ]
 
 
@@ -93,7 +73,7 @@ def estimate_training(settings: GoogleCloudSettings, tokens: int, parameters: in
         parameters: of the model.
     """
     hours = _compute_hours(settings.training, 6.0 * parameters * tokens)
-    return Estimate("checkpoint", hours, _dollars(settings.training, hours))
+    return Estimate("checkpoint", hours, _dollars(settings, settings.training, hours))
 
 
 def _compute_hours(machines: MachineSettings, operations: float) -> float:
@@ -103,18 +83,14 @@ def _compute_hours(machines: MachineSettings, operations: float) -> float:
     return START_HOURS + operations / (peak * UTILIZATION * accelerators) / 3600
 
 
-def _dollars(machines: MachineSettings, hours: float) -> float | None:
-    price = DOLLARS_AN_HOUR.get(machines.machine_type)
-    if price is None:
-        return None
-    factor = 1.0 if machines.strategy == "STANDARD" else SPOT_FACTOR
-    return price * factor * hours * machines.replicas
+def _dollars(
+    settings: GoogleCloudSettings, machines: MachineSettings, hours: float
+) -> float | None:
+    price = hourly(settings, machines)
+    return None if price is None else price * hours * machines.replicas
 
 
-def _endpoint_dollars(machines: EndpointMachineSettings) -> float | None:
+def _endpoint_dollars(settings: GoogleCloudSettings) -> float | None:
     """A month of the replicas that are always there."""
-    price = DOLLARS_AN_HOUR.get(machines.machine_type)
-    if price is None:
-        return None
-    factor = SPOT_FACTOR if machines.spot else 1.0
-    return price * factor * MONTH_HOURS * machines.minimum_replicas
+    price = hourly(settings, settings.endpoint)
+    return None if price is None else price * MONTH_HOURS * settings.endpoint.minimum_replicas

@@ -131,6 +131,22 @@ class EndpointMachineSettings(Settings):
         return self
 
 
+class CostSettings(Settings):
+    """What jobs may cost, by prices that are Google's list prices of a date, or your own."""
+
+    run_limit: float | None = Field(default=None, gt=0)
+    """Dollars that the jobs of one run may cost together; then they are cancelled, and what they
+    saved is gone on with once this is raised."""
+    monthly_limit: float | None = Field(default=None, gt=0)
+    """Dollars that all jobs of a calendar month (UTC) may cost together. The endpoint is not in it:
+    a budget that alerts is for that."""
+    prices: dict[str, float] = Field(default_factory=dict)
+    """Your own prices, in dollars per hour of a machine type with its accelerators; `dcu` is
+    Dataproc's compute unit."""
+    spot_factor: float = Field(default=0.4, gt=0, le=1)
+    """What spot and flex-start machines cost of the full price, about."""
+
+
 class GoogleCloudSettings(Settings):
     """Everything `config/google_cloud.yaml` may say."""
 
@@ -160,6 +176,8 @@ class GoogleCloudSettings(Settings):
     """Machines of the evaluation; one of them is used."""
     endpoint: EndpointMachineSettings = EndpointMachineSettings()
     """The endpoint that serves the champion."""
+    cost: CostSettings = CostSettings()
+    """Ceilings in money, and prices."""
     web_access: bool = False
     """Allow a shell in running Vertex AI jobs from the console."""
     pending_hours: float = Field(default=6.0, gt=0)

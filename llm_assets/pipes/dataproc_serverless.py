@@ -206,10 +206,17 @@ class DataprocBatches(RemoteService):
 
 
 def _describe(batch: "Batch") -> RemoteJob:
+    phase = PHASES.get(batch.state.name, Phase.WAITING)
+    created = batch.create_time.timestamp() if batch.create_time else 0.0
+    changed = batch.state_time.timestamp() if batch.state_time else 0.0
     return RemoteJob(
         name=batch.name,
-        phase=PHASES.get(batch.state.name, Phase.WAITING),
+        phase=phase,
         detail=batch.state_message,
         labels=dict(batch.labels),
-        created=batch.create_time.timestamp() if batch.create_time else 0.0,
+        created=created,
+        # Its machines' start and what they add are in `billed_hours` once it has ended.
+        started=0.0 if phase is Phase.WAITING else created,
+        ended=changed if phase.ended else 0.0,
+        billed_hours=batch.runtime_info.approximate_usage.milli_dcu_seconds / 3_600_000,
     )

@@ -1,8 +1,10 @@
 """How long a client waits, and how often it tries."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from llm_assets.pipes.retries import RetryPolicy
+from llm_assets.pipes.service import RemoteJob
 
 
 @dataclass(frozen=True)
@@ -22,3 +24,5 @@ class Limits:
     restart_delay_seconds: float = 10.0
     """Wait before the first restart; it doubles with each, up to ten minutes."""
     retries: RetryPolicy = field(default_factory=RetryPolicy)
+    objection: Callable[[RemoteJob], str | None] = lambda job: None
+    """Asked at each look at a job; a reason that it must not go on has it cancelled."""

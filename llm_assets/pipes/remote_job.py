@@ -195,6 +195,7 @@ class RemoteRun:
             if job.phase is not self.job.phase:
                 waiting_since = time.monotonic()
             self.job = job
+            self._stop_where_objected(job)
             if job.phase.ended:
                 return self._judge(self._with_reason(job))
             if job.phase is Phase.WAITING:
@@ -209,6 +210,12 @@ class RemoteRun:
             time.sleep(backoff.take())
             job = self._guard(f"a look at {job.name}", partial(self.service.get, job.name))
         return job
+
+    def _stop_where_objected(self, job: RemoteJob) -> None:
+        reason = self.limits.objection(job)
+        if reason:
+            self._cancel()
+            raise self._failure(f"{job.name} was cancelled: {reason}", job)
 
     def _give_up_waiting(self, waited: float) -> None:
         limit = self.limits.pending_seconds

@@ -74,6 +74,12 @@ class RemoteJob:
     """Seconds since the epoch."""
     interrupted: bool = False
     """Ended in a way that says: my state is saved, start me again."""
+    started: float = 0.0
+    """Seconds since the epoch when it had its machines; 0 before."""
+    ended: float = 0.0
+    """Seconds since the epoch when they were gone; 0 before."""
+    billed_hours: float = 0.0
+    """Hours that the service itself has counted, in its own unit; 0 where it has not."""
 
     @property
     def in_words(self) -> str:

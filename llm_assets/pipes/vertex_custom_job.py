@@ -235,4 +235,6 @@ def _describe(job: "CustomJob") -> RemoteJob:
         labels=dict(job.labels),
         created=job.create_time.timestamp() if job.create_time else 0.0,
         interrupted=phase is Phase.FAILED and (asked_for_restart or lost_machines),
+        started=job.start_time.timestamp() if job.start_time else 0.0,
+        ended=job.end_time.timestamp() if job.end_time else 0.0,
     )

@@ -17,7 +17,9 @@ from llm_assets.cloud.accelerators import ACCELERATORS
 from llm_assets.cloud.config import load_cloud_settings
 from llm_assets.cloud.estimate import estimate_training
 from llm_assets.cloud.jobs import custom_job, spark_batch
+from llm_assets.cloud.prices import DCU, SPARK_DCUS, dcu_hourly, hourly
 from llm_assets.cloud.settings import GoogleCloudSettings, MachineSettings
+from llm_assets.cloud.spending import Spending
 from llm_assets.pipes import (
     Limits,
     PipesDataprocServerlessClient,
@@ -63,8 +65,11 @@ class DataprocSparkRunner(SparkRunner):
         fingerprint, folder = _stage_spec(settings, job, spec)
         main = f"{folder}/main.py"
         files.write(main, MAIN_PROGRAM.format(job=job).encode())
+        spending = Spending(settings, DCU, dcu_hourly(settings), SPARK_DCUS, context.run_id)
         client = PipesDataprocServerlessClient(
-            message_reader=_reader(settings), client=_dataproc(settings), limits=_limits(settings)
+            message_reader=_reader(settings),
+            client=_dataproc(settings),
+            limits=_limits(settings, spending),
         )
         invocation = client.run(
             context=context,
@@ -72,8 +77,9 @@ class DataprocSparkRunner(SparkRunner):
             batch=spark_batch(settings, main, ["--spec", f"{folder}/spec.json"]),
             fingerprint=fingerprint,
             accept_succeeded=partial(files.exists, output),
-            before_submit=partial(files.remove, output),
+            before_submit=partial(_prepare, spending, output),
         )
+        context.add_output_metadata(spending.metadata())
         (stats,) = [m["stats"] for m in invocation.get_custom_messages() if "stats" in m][-1:]
         return dict(stats)
 
@@ -145,8 +151,14 @@ class VertexTrainingRunner(TrainingRunner):
             launcher += ["--launcher", "command", "--", "python", "-m", module]
         else:
             launcher += ["--launcher", "torchrun", "--", "-m", module]
+        price = hourly(settings, machines)
+        spending = Spending(
+            settings, machines.machine_type, price, machines.replicas, context.run_id
+        )
         client = PipesVertexCustomJobClient(
-            message_reader=_reader(settings), client=_vertex(settings), limits=_limits(settings)
+            message_reader=_reader(settings),
+            client=_vertex(settings),
+            limits=_limits(settings, spending),
         )
         client.run(
             context=context,
@@ -154,8 +166,9 @@ class VertexTrainingRunner(TrainingRunner):
             custom_job=custom_job(settings, machines, launcher, f"{folder}/output"),
             fingerprint=fingerprint,
             accept_succeeded=lambda: not missing(),
-            before_submit=partial(files.remove, output),
+            before_submit=partial(_prepare, spending, output),
         )
+        context.add_output_metadata(spending.metadata())
         if lacking := missing():
             raise UserError(
                 f"The job ended well, but left no {lacking[0]}. Materialize the asset again: the "
@@ -175,8 +188,18 @@ def _reader(settings: GoogleCloudSettings) -> PipesGCSLiveMessageReader:
     return PipesGCSLiveMessageReader(bucket=settings.bucket, prefix=MESSAGES_FOLDER)
 
 
-def _limits(settings: GoogleCloudSettings) -> Limits:
-    return Limits(pending_seconds=settings.pending_hours * HOUR, restarts=settings.restarts)
+def _limits(settings: GoogleCloudSettings, spending: Spending) -> Limits:
+    return Limits(
+        pending_seconds=settings.pending_hours * HOUR,
+        restarts=settings.restarts,
+        objection=spending.objection,
+    )
+
+
+def _prepare(spending: Spending, output: str) -> None:
+    """Before each submission: is there money left, and nothing left of a failed job?"""
+    spending.check_before()
+    files.remove(output)
 
 
 def _options(settings: GoogleCloudSettings, host: str) -> dict[str, str]:

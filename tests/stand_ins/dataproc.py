@@ -33,6 +33,12 @@ def spark_environment() -> dict[str, str]:
     }
 
 
+def _now() -> timestamp_pb2.Timestamp:
+    now = timestamp_pb2.Timestamp()
+    now.GetCurrentTime()
+    return now
+
+
 class Dataproc:
     """The batch controller of one region."""
 
@@ -91,7 +97,7 @@ class Dataproc:
             batch = dataproc_v1.Batch(request.batch)
             batch.name = name
             batch.state = State.PENDING
-            batch.create_time = timestamp_pb2.Timestamp()
+            batch.create_time = _now()
             batch.operation = f"{request.parent}/operations/{request.batch_id}"
             self._batches[name] = batch
         operation = self._operations.register(batch.operation, lambda: self._cancel(name))
@@ -137,6 +143,7 @@ class Dataproc:
             if self._batches[name].state in ENDED:
                 return
             self._batches[name].state = State.CANCELLED
+            self._batches[name].state_time = _now()
         if name in self._processes:
             self._processes[name].end()
 
@@ -144,6 +151,7 @@ class Dataproc:
         with self._lock:
             if name in self._batches and self._batches[name].state not in ENDED:
                 self._batches[name].state = state
+                self._batches[name].state_time = _now()
                 self._batches[name].state_message = message
 
     def _run(self, name: str) -> None:

@@ -1,5 +1,6 @@
 """What Google, the network and people do to a job, through the real clients."""
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from dagster import DagsterInstance
 
 from artifacts.program.pipes import FLUSH_SECONDS
 from llm_assets.pipes import Limits, RetryPolicy
+from llm_assets.pipes.service import Phase, RemoteJob
 from tests.llm_assets.pipes.runner import QUICK, Runner, failure_text, log_text
 from tests.stand_ins.google import BUCKET, LocalGoogle
 
@@ -119,6 +121,19 @@ def test_job_that_is_never_scheduled_is_cancelled_with_advice(runner: Runner) ->
     limits = Limits(poll_seconds=0.2, pending_seconds=1.0)
     text = failure_text(runner.changed(limits=limits).run(["materialize"]))
     assert "never scheduled" in text and "us-central1" in text
+    assert [job.state.name.removeprefix("JOB_STATE_") for job in runner.jobs()] == ["CANCELLED"]
+
+
+@pytest.mark.fault(
+    "Google Cloud", "job passes its ceiling in money", sees="what was spent", then="cancelled"
+)
+def test_job_that_is_objected_to_is_cancelled_and_nothing_is_left_running(runner: Runner) -> None:
+    def objection(job: RemoteJob) -> str | None:
+        return "the money is spent" if job.phase is Phase.RUNNING and job.started else None
+
+    limits = dataclasses.replace(QUICK, objection=objection)
+    text = failure_text(runner.changed(limits=limits).run(["sleep:600"]))
+    assert "was cancelled: the money is spent" in text
     assert [job.state.name.removeprefix("JOB_STATE_") for job in runner.jobs()] == ["CANCELLED"]
 
 

@@ -1,0 +1,88 @@
+"""Ceilings in money: before a job, while it runs, across restarts, runs and months."""
+
+import dataclasses
+import json
+import time
+from typing import Any
+
+import pytest
+
+from artifacts.errors import UserError
+from artifacts.storage import files
+from llm_assets.cloud.settings import GoogleCloudSettings
+from llm_assets.cloud.spending import Spending
+from llm_assets.pipes.service import Phase, RemoteJob
+from tests.stand_ins.google import BUCKET, LocalGoogle
+from tests.stand_ins.project import cloud_settings
+
+HOUR = 3600.0
+
+
+@pytest.fixture(autouse=True)
+def empty_ledger(google: LocalGoogle) -> None:
+    files.remove(f"gs://{BUCKET}/costs")
+
+
+def spending(
+    google: LocalGoogle, run: str = "run-1", price: float | None = 4.0, **cost: Any
+) -> Spending:
+    settings = GoogleCloudSettings.model_validate(cloud_settings(google) | {"cost": cost})
+    return Spending(settings, "a2-highgpu-1g", price, 2, run)
+
+
+def job(name: str, hours: float, phase: Phase = Phase.RUNNING) -> RemoteJob:
+    """A job that has run for so long."""
+    now = time.time()
+    ended = now if phase.ended else 0.0
+    return RemoteJob(f"p/customJobs/{name}", phase, "", {}, now, False, now - hours * HOUR, ended)
+
+
+def test_machine_hours_times_price_are_what_an_asset_shows(google: LocalGoogle) -> None:
+    spent = spending(google)
+    assert spent.objection(job("1", 0.5, Phase.FAILED)) is None
+    spent.objection(job("2", 1.0, Phase.SUCCEEDED))
+    assert spent.metadata() == {"cost_dollars": 12.0, "billed": "3 hours of a2-highgpu-1g"}
+    assert spending(google, price=None).metadata() == {}
+
+
+def test_what_the_service_counts_itself_holds(google: LocalGoogle) -> None:
+    spent = spending(google)
+    spent.objection(dataclasses.replace(job("1", 1.0, Phase.SUCCEEDED), billed_hours=7.0))
+    assert spent.dollars == 28.0
+
+
+def test_running_job_is_objected_to_when_it_passes_the_runs_ceiling(google: LocalGoogle) -> None:
+    spent = spending(google, run_limit=10)
+    spent.check_before()
+    assert spent.objection(job("1", 1.0)) is None
+    reason = spent.objection(job("1", 1.3))
+    assert reason is not None and "10.40 USD of `cost.run_limit: 10`" in reason
+    assert spent.objection(job("1", 1.3, Phase.CANCELLED)) is None, "it has ended already"
+
+
+def test_restart_is_refused_once_the_jobs_before_have_spent_it(google: LocalGoogle) -> None:
+    spent = spending(google, run_limit=10)
+    spent.check_before()
+    spent.objection(job("1", 1.3, Phase.FAILED))
+    with pytest.raises(UserError, match=r"No job was started: 10\.40 USD"):
+        spent.check_before()
+
+
+def test_month_counts_every_run_and_a_job_once_whoever_follows_it(google: LocalGoogle) -> None:
+    spending(google, "run-1").objection(job("1", 1.0, Phase.SUCCEEDED))
+    spending(google, "run-2").objection(job("1", 1.0, Phase.SUCCEEDED))
+    later = spending(google, "run-3", run_limit=10, monthly_limit=9)
+    later.check_before()
+    assert later.objection(job("2", 0.1)) is None
+    assert "monthly_limit" in (later.objection(job("2", 0.2)) or "")
+    (entry,) = [
+        json.loads(files.read(f"gs://{BUCKET}/costs/{month}/1.json"))
+        for month in files.list_names(f"gs://{BUCKET}/costs")
+    ]
+    assert (entry["dollars"], entry["hours"]) == (8.0, 2.0)
+
+
+def test_ceiling_without_a_price_is_refused_before_anything_starts(google: LocalGoogle) -> None:
+    spending(google, price=None).check_before()
+    with pytest.raises(UserError, match=r"price of a2-highgpu-1g is not known"):
+        spending(google, price=None, run_limit=10).check_before()
