@@ -5,11 +5,14 @@ from pathlib import Path
 
 import pytest
 from google.cloud import storage
+from google.cloud.aiplatform_v1 import JobState
 
-from artifacts.storage.transfer import download_folder, remote_entries
-from recipes.spec import TrainingSpec, read_metrics
+from artifacts.storage import files
+from artifacts.storage.transfer import download_folder, remote_entries, upload_folder
+from recipes.spec import TrainingResult, TrainingSpec, read_metrics
 from recipes.training import metrics
 from tests.recipes.conftest import SpecMaker, train_here
+from tests.recipes.launcher.test_launcher import submit
 from tests.stand_ins.google import BUCKET, HIERARCHICAL_BUCKET, LocalGoogle
 from tests.stand_ins.mount import why_no_fuse
 
@@ -75,3 +78,21 @@ def test_figures_are_in_the_bucket_while_training_goes_on(
     assert "run/metrics.jsonl" in seen["step 3 of 3"]
     assert any(name.startswith("logs/events.out.tfevents.") for name in seen["step 3 of 3"])
     assert [line["step"] for line in read_metrics(folder / "run")] == [1, 2, 3]
+
+
+def test_two_machines_train_one_model_each_through_a_mount_of_its_own(
+    make_spec: SpecMaker, google: LocalGoogle
+) -> None:
+    root = f"gs://{BUCKET}/{uuid.uuid4().hex}"
+    spec = make_spec(steps=6, checkpointing={"every_steps": 3}, validation={"every_steps": 3})
+    for name in ("base_model_folder", "shards_folder"):
+        upload_folder(Path(getattr(spec, name)), f"{root}/{name}", f"{root}/uploads")
+    places = {name: f"{root}/{name}" for name in ("base_model_folder", "shards_folder")}
+    places |= {"run_folder": f"{root}/run", "export_folder": f"{root}/model"}
+    files.write(f"{root}/spec.json", spec.model_copy(update=places).model_dump_json().encode())
+    program = ["--processes", "1", "--spec", f"{root}/spec.json"]
+    job = submit(google, [*program, "--", "-m", "recipes.continued_pretraining"], replicas=2)
+    assert job.state is JobState.JOB_STATE_SUCCEEDED, google.vertex.logs(job.name)
+    result = TrainingResult.model_validate_json(files.read(f"{root}/run/result.json"))
+    assert (result.steps, result.workers) == (6, 2)
+    assert "config.json" in files.list_sizes(f"{root}/model")

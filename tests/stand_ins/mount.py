@@ -79,8 +79,11 @@ class FuseMount(Mount):
         folder.mkdir(parents=True)
         self._folder = folder
         program = [sys.executable, "-m", "tests.stand_ins.mounted_buckets"]
+        # In a session of its own, so that an interruption reaches first what uses the buckets.
         self._process = subprocess.Popen(
-            [*program, os.fspath(folder), storage_url, *hierarchical], cwd=REPOSITORY
+            [*program, os.fspath(folder), storage_url, *hierarchical],
+            cwd=REPOSITORY,
+            start_new_session=True,
         )
         deadline = time.monotonic() + MOUNT_SECONDS
         while not os.path.ismount(folder):
