@@ -66,6 +66,9 @@ class SparkSettings(RunnerSettings):
     """Heap of the local Spark driver, as Spark writes sizes."""
     partitions: int = Field(default=4, ge=1)
     """Parallel tasks of a local Spark stage; never changes what is made."""
+    ui: bool = True
+    """Whether a local session serves Spark's own pages while it runs, on a free port of 127.0.0.1;
+    the run's log has the link."""
     documents_in_memory: int = Field(default=DOCUMENTS_IN_MEMORY, ge=0)
     """Most documents, those of the lineage's record included, that are decided over in the driver's
     Python, at 970 bytes each; past it Spark's joins decide the same, to the byte."""

@@ -34,7 +34,9 @@ def build_resources(settings: PipelineSettings, config_path: str) -> dict[str, A
                 "local": lambda: LocalSparkRunner(
                     pyspark=LazyPySparkResource(
                         spark_config=local_conf(
-                            settings.spark.driver_memory, settings.spark.partitions
+                            settings.spark.driver_memory,
+                            settings.spark.partitions,
+                            settings.spark.ui,
                         )
                     )
                 ),

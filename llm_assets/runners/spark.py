@@ -31,16 +31,19 @@ class LocalSparkRunner(SparkRunner):
     pyspark: LazyPySparkResource
 
     def clean(self, context: AssetExecutionContext, spec: clean.CleanSpec) -> dict[str, Any]:
-        return clean.run(self._session(), spec, context.log.info)
+        return clean.run(self._session(context), spec, context.log.info)
 
     def tokenize(
         self, context: AssetExecutionContext, spec: tokenize.TokenizeSpec
     ) -> dict[str, Any]:
-        stats = tokenize.run(self._session(), spec, context.log.info)
+        stats = tokenize.run(self._session(context), spec, context.log.info)
         # The last Spark stage: what follows, training above all, needs the memory.
         end_local_session()
         return stats
 
-    def _session(self) -> Any:
+    def _session(self, context: AssetExecutionContext) -> Any:
         prepare_environment()
-        return self.pyspark.spark_session
+        session = self.pyspark.spark_session
+        if pages := session.sparkContext.uiWebUrl:
+            context.log.info(f"Spark's stages and tasks, while this stage runs: {pages}")
+        return session

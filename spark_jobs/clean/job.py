@@ -116,7 +116,7 @@ def _run(spark: SparkSession, spec: CleanSpec, scratch: str, report: Report) -> 
     )
     return stats | {
         "dropped_examples": dropped_examples(outcome, parts),
-        "slice": history.slice if history else 1,
+        "slice": outcome.slice,
         "past": outcome.left.count,
         "parts": len(parts),
         "parts_prepared": sum(part.is_new for part in prepared),

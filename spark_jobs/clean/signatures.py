@@ -12,6 +12,8 @@ import numpy as np
 
 from spark_jobs.text.shingles import Shingles, mix
 
+BUCKET_WINDOW = 500
+"""In a larger bucket, a document is compared with the bucket's first and its next so many."""
 _WANTED_RECALL = 0.995
 """Share of the pairs exactly at the threshold that become candidates."""
 

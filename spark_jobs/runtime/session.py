@@ -25,12 +25,13 @@ def prepare_environment() -> None:
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
 
 
-def local_conf(driver_memory: str = "2g", partitions: int = 4) -> dict[str, str]:
-    """Spark's settings for a session inside this process, bound to loopback, without a UI.
+def local_conf(driver_memory: str = "2g", partitions: int = 4, ui: bool = False) -> dict[str, str]:
+    """Spark's settings for a session inside this process, bound to loopback.
 
     Args:
         driver_memory: heap of the Java process that does Spark's own work.
         partitions: tasks of a shuffle; changes speed only, never what is made.
+        ui: whether Spark's pages are served, on a free port, to look at and not to end work by.
     """
     return {
         "spark.master": "local[*]",
@@ -38,7 +39,9 @@ def local_conf(driver_memory: str = "2g", partitions: int = 4) -> dict[str, str]
         "spark.driver.memory": driver_memory,
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
-        "spark.ui.enabled": "false",
+        "spark.ui.enabled": str(ui).lower(),
+        "spark.ui.port": "0",
+        "spark.ui.killEnabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.log.level": "ERROR",
         "spark.sql.shuffle.partitions": str(partitions),

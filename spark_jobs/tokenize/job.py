@@ -123,7 +123,7 @@ def _run(
             survey.source_bytes,
             lambda: measure_bytes_per_token(files, choice.result()[0], survey.sample),
         )
-        ngrams = _save_reference_ngrams(spark, spec, parts, survey, scratch, report)
+        ngrams = _save_reference_ngrams(spark, spec, survey, scratch, report)
         engine, warnings = choice.result()
     plan = Plan(
         output=spec.output,
@@ -164,7 +164,6 @@ def _run(
 def _save_reference_ngrams(
     spark: SparkSession,
     spec: TokenizeSpec,
-    parts: list[Part],
     survey: Survey,
     folder: str,
     report: Callable[[str], None],
@@ -174,9 +173,8 @@ def _save_reference_ngrams(
     if settings.decontamination.maximum_overlap == 1 and not survey.documents["replay"]:
         return None
     evaluation = save_evaluation_ngrams(spec.evaluation_texts, folder, settings.decontamination)
-    held_out = list(zip(parts, survey.held_out, strict=True))
     size = settings.decontamination.ngram_size
-    return save_held_out_ngrams(spark, held_out, size, folder, report, evaluation)
+    return save_held_out_ngrams(spark, survey.with_held_out, size, folder, report, evaluation)
 
 
 def _tokenize(

@@ -3,13 +3,11 @@
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import pairwise
+from typing import Any
 
-import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 
-from artifacts.shards.shard_set import Split, in_split, token_dtype
+from artifacts.shards.shard_set import Split, token_dtype
 from spark_jobs.runtime.parquet import READERS, Part
 from spark_jobs.settings import TokenizedShardsSettings
 
@@ -29,43 +27,54 @@ class Survey:
     sources: set[str]
     source_bytes: Counter[str]
     """Bytes of training text by source."""
-    held_out: list[list[str]]
-    """Of each part, the ids of the documents that are held out."""
+    with_held_out: list[Part]
+    """Parts with documents that are held out."""
     sample: list[str]
     """Texts, the same ones for the same corpus."""
 
 
+@dataclass(frozen=True)
+class _PartSurvey:
+    """Of one part."""
+
+    groups: list[dict[str, Any]]
+    """`split` and `source` to the `documents` that it has of them and their `bytes`."""
+    smallest_cluster: str
+
+
 def survey_parts(parts: list[Part], settings: TokenizedShardsSettings) -> Survey:
-    """Read the corpus's small columns, and a few of its texts."""
+    """Read the corpus's small columns part by part, and a few of its texts."""
     with ThreadPoolExecutor(READERS) as readers:
-        columns = ["id", "cluster", "source", "bytes", "split"]
-        tables = list(readers.map(lambda part: part.read(columns), parts))
-    table = pa.concat_tables(tables)
+        surveys = list(readers.map(_survey_part, parts))
     documents: Counter[Split] = Counter()
     sizes: Counter[Split] = Counter()
     source_bytes: Counter[str] = Counter()
-    groups = table.group_by(["split", "source"])
-    for group in groups.aggregate([("bytes", "sum"), ("bytes", "count")]).to_pylist():
-        documents[group["split"]] += group["bytes_count"]
-        sizes[group["split"]] += group["bytes_sum"]
+    groups = [group for survey in surveys for group in survey.groups]
+    for group in groups:
+        documents[group["split"]] += group["documents"]
+        sizes[group["split"]] += group["bytes"]
         if group["split"] == "train":
-            source_bytes[group["source"]] += group["bytes_sum"]
+            source_bytes[group["source"]] += group["bytes"]
     return Survey(
         documents=documents,
         bytes=sizes,
-        sources=set(table["source"].unique().to_pylist()),
+        sources={group["source"] for group in groups},
         source_bytes=source_bytes,
-        held_out=_held_out_ids(table, parts),
-        sample=_sample(parts, [pc.min(t["cluster"]).as_py() for t in tables], settings),
+        with_held_out=[
+            part
+            for part, survey in zip(parts, surveys, strict=True)
+            if any(group["split"] == "held_out" for group in survey.groups)
+        ],
+        sample=_sample(parts, [survey.smallest_cluster for survey in surveys], settings),
     )
 
 
-def _held_out_ids(documents: pa.Table, parts: list[Part]) -> list[list[str]]:
-    """Of each part, the ids of its held-out documents."""
-    held_out = np.flatnonzero(in_split(documents, "held_out"))
-    ids = documents["id"].take(pa.array(held_out)).to_pylist()
-    ends = np.cumsum([0, *(part.rows for part in parts)])
-    return [ids[first:last] for first, last in pairwise(np.searchsorted(held_out, ends).tolist())]
+def _survey_part(part: Part) -> _PartSurvey:
+    table = part.read(["cluster", "source", "bytes", "split"])
+    sums = table.group_by(["split", "source"]).aggregate([("bytes", "sum"), ("bytes", "count")])
+    names = {"bytes_sum": "bytes", "bytes_count": "documents"}
+    groups = sums.rename_columns([names.get(name, name) for name in sums.column_names])
+    return _PartSurvey(groups.to_pylist(), pc.min(table["cluster"]).as_py())
 
 
 def _sample(parts: list[Part], smallest: list[str], settings: TokenizedShardsSettings) -> list[str]:

@@ -61,7 +61,7 @@ class LastingSpark(LocalSparkRunner):
     def tokenize(
         self, context: AssetExecutionContext, spec: tokenize.TokenizeSpec
     ) -> dict[str, Any]:
-        return tokenize.run(self._session(), spec, context.log.info)
+        return tokenize.run(self._session(context), spec, context.log.info)
 
 
 class TrainingHere(TrainingRunner):

@@ -14,6 +14,18 @@ end_local_session()
 print(java.poll() is not None)
 """
 
+PAGES = """
+import urllib.parse, urllib.request
+from pyspark.sql import SparkSession
+from spark_jobs.runtime.session import end_local_session, local_conf, prepare_environment
+prepare_environment()
+spark = SparkSession.builder.config(map=local_conf("512m", 2, ui=True)).getOrCreate()
+pages = spark.sparkContext.uiWebUrl
+with urllib.request.urlopen(f"{pages}/jobs/") as answer:
+    print(urllib.parse.urlsplit(pages).hostname, answer.status)
+end_local_session()
+"""
+
 
 def test_a_session_that_was_ended_leaves_no_java_behind() -> None:
     done = subprocess.run(
@@ -21,3 +33,9 @@ def test_a_session_that_was_ended_leaves_no_java_behind() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["['0', '1', '2', '3', '4']", "True"]
+
+
+def test_a_session_serves_its_pages_on_loopback_where_asked() -> None:
+    done = subprocess.run([sys.executable, "-c", PAGES], capture_output=True, text=True)
+
+    assert done.stdout.split() == ["127.0.0.1", "200"], done.stderr

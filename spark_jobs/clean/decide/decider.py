@@ -78,6 +78,8 @@ class Outcome:
     """Documents in a cluster, survivor included, to clusters."""
     examples: dict[str, list[Example]]
     """Reason to the first dropped documents by id, as many as the settings show."""
+    slice: int
+    """Number of this corpus in its lineage, from 1."""
     exact_copies: int
     near_copies: int
     """Verified pairs."""

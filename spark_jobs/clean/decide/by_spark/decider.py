@@ -9,9 +9,9 @@ from pyspark.sql import functions as F
 
 from spark_jobs.clean.decide.by_spark.candidates import shared_buckets, star_pairs, window_pairs
 from spark_jobs.clean.decide.by_spark.components import connect
-from spark_jobs.clean.decide.by_spark.similarity import EDGE_SCHEMA, Verifier
 from spark_jobs.clean.decide.by_spark.survivors import decide_survivors
 from spark_jobs.clean.decide.by_spark.texts import group_exact, read_documents, read_record
+from spark_jobs.clean.decide.by_spark.verify import EDGE_SCHEMA, Verifier
 from spark_jobs.clean.decide.by_spark.work import Work
 from spark_jobs.clean.decide.decider import (
     CHOSEN_SCHEMA,
@@ -44,7 +44,7 @@ class _Near:
     """Near-copies among different texts."""
 
     edges: DataFrame
-    """Rows of `similarity.EDGE_SCHEMA`."""
+    """Rows of `verify.EDGE_SCHEMA`."""
     clusters: DataFrame
     """Of `components.connect`."""
     candidates: int
@@ -77,7 +77,8 @@ class SparkDecider(Decider):
         work = self._work
         parts = [*self._parts, *past]
         documents = self._documents(parts)
-        groups = group_exact(work, documents, self._record, self._slice())
+        slice_ = self._slice()
+        groups = group_exact(work, documents, self._record, slice_)
         near = self._find_near(groups, parts)
         texts = decide_survivors(work, groups, near.clusters, self._run.settings.split)
         fates = work.keep(_document_fates(documents.where("not past"), texts), "deciding documents")
@@ -98,6 +99,7 @@ class SparkDecider(Decider):
             ),
             cluster_sizes=self._histogram(_cluster_sizes(texts)),
             examples=self._examples(fates, counted),
+            slice=slice_,
             exact_copies=self._sum(groups, F.col("members") - 1),
             near_copies=near.edges.count(),
             candidates=near.candidates,
@@ -126,10 +128,12 @@ class SparkDecider(Decider):
         clusters = connect(work, first.edges)
         window = window_pairs(work, buckets, clusters, stars)
         second = verifier.verify(window)
-        linked = clusters.selectExpr("cluster as low", "text as high")
+        if not second.edges.isEmpty():
+            linked = clusters.selectExpr("cluster as low", "text as high")
+            clusters = connect(work, linked.union(second.edges.select("low", "high")))
         return _Near(
             edges=first.edges.union(second.edges),
-            clusters=connect(work, linked.union(second.edges.select("low", "high"))),
+            clusters=clusters,
             candidates=stars.count() + window.count(),
             verified=first.compared + second.compared,
         )

@@ -79,6 +79,7 @@ class InMemoryDecider(Decider):
             lengths=_lengths(stay),
             cluster_sizes=_histogram(decisions.cluster_sizes),
             examples=_examples(documents, prepared, settings.examples_per_reason),
+            slice=run.history.slice if run.history else 1,
             exact_copies=len(texts.members) - len(texts.representatives),
             near_copies=len(near.edges.left),
             candidates=near.candidates,

@@ -5,8 +5,7 @@ true Jaccard similarity of the shingle sets reaches the threshold; the accepted 
 components are the duplicate clusters. Nothing depends on the order in which documents come.
 
 All of it is whole-array work on one machine: 168 bytes a document for the bands, 16 bytes an edge
-for the components, so some 100 million of each on a driver of 64 GB. Past that the components step
-is the large-star and small-star algorithm (Kiveris and others, 2014) as Spark joins.
+for the components.
 """
 
 from collections.abc import Iterator
@@ -17,11 +16,10 @@ import numpy as np
 
 from artifacts.arrays import run_starts, sorted_unique
 from spark_jobs.clean.decide.in_memory.verify import Compare
+from spark_jobs.clean.signatures import BUCKET_WINDOW
 
 BANDS_AT_ONCE = 4
 """Each needs some 40 bytes a document besides the bands themselves."""
-BUCKET_WINDOW = 500
-"""In a larger bucket, a document is compared with the bucket's first and its next so many."""
 
 Buckets = tuple[np.ndarray, np.ndarray]
 """Of one band: the documents of shared buckets side by side, and where each one's bucket begins."""

@@ -1,31 +1,20 @@
 """The true similarity of candidate pairs."""
 
-import itertools
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from artifacts.arrays import sorted_unique
 from artifacts.progress import Report
 from artifacts.storage import files
 from spark_jobs.clean.decide.documents import DocumentPart
 from spark_jobs.clean.decide.in_memory.prepared import Prepared
+from spark_jobs.clean.decide.similarity import chunks, jaccard, plausible, shingle_sets
 from spark_jobs.runtime.tasks import map_tasks
-from spark_jobs.text.normalize import fold
-from spark_jobs.text.shingles import shingle, sum_words
-
-if TYPE_CHECKING:
-    from scipy.sparse import csr_matrix
-
-PAIRS_AT_ONCE = 20_000
-SIGNATURE_DEVIATIONS = 5
-"""A pair is not looked at further if its signatures estimate the similarity this many standard
-deviations below the threshold: fewer than one true pair in a million is lost by it."""
 
 Compare = Callable[[np.ndarray], np.ndarray]
 """Pairs of document numbers, of shape (m, 2), to their Jaccard similarities; NaN where the
@@ -47,8 +36,8 @@ def comparison(
     def compare(pairs: np.ndarray) -> np.ndarray:
         similarity = np.full(len(pairs), np.nan)
         if len(pairs):
-            plausible = _plausible(pairs, fetch_signatures, threshold)
-            similarity[plausible] = _true_similarity(pairs[plausible], fetch_shingles)
+            is_open = _plausible(pairs, fetch_signatures, threshold)
+            similarity[is_open] = _true_similarity(pairs[is_open], fetch_shingles)
         return similarity
 
     return compare
@@ -90,12 +79,6 @@ def _shingle(item: tuple[DocumentPart, np.ndarray, str], words: int) -> dict[str
     return {}
 
 
-def shingle_sets(texts: list[str], words: int) -> list[np.ndarray]:
-    """Each text's shingles of so many words: sorted hashes, each once."""
-    shingles = shingle(sum_words(list(map(fold, texts))), words)
-    return [sorted_unique(shingles.hashes[a:b]) for a, b in itertools.pairwise(shingles.offsets)]
-
-
 def _plausible(pairs: np.ndarray, fetch: FetchSignatures, threshold: float) -> np.ndarray:
     """Shape (m,): whether the signatures leave it open that a pair reaches the threshold."""
     numbers, places = np.unique(pairs, return_inverse=True)
@@ -104,22 +87,9 @@ def _plausible(pairs: np.ndarray, fetch: FetchSignatures, threshold: float) -> n
     return np.concatenate(
         [
             plausible(signatures[chunk[:, 0]], signatures[chunk[:, 1]], threshold)
-            for chunk in _chunks(places)
+            for chunk in chunks(places)
         ]
     )
-
-
-def plausible(left: np.ndarray, right: np.ndarray, threshold: float) -> np.ndarray:
-    """Shape (m,): whether two signatures each leave it open that the threshold is reached.
-
-    Args:
-        left, right: shape (m, permutations), the lowest byte of each hash (`clean.prepare`).
-    """
-    width = left.shape[1]
-    deviation = np.sqrt(threshold * (1 - threshold) / width)
-    least = (threshold - SIGNATURE_DEVIATIONS * deviation) * width
-    is_open: np.ndarray = (left == right).sum(axis=1) >= least
-    return is_open
 
 
 def _true_similarity(pairs: np.ndarray, fetch: FetchShingles) -> np.ndarray:
@@ -127,39 +97,3 @@ def _true_similarity(pairs: np.ndarray, fetch: FetchShingles) -> np.ndarray:
         return np.empty(0)
     numbers, places = np.unique(pairs, return_inverse=True)
     return jaccard(fetch(numbers), places.reshape(pairs.shape))
-
-
-def _as_matrix(sets: list[np.ndarray]) -> "csr_matrix":
-    """Shingle sets as rows of a sparse 0/1 matrix whose columns are the hashes."""
-    from scipy.sparse import csr_matrix
-
-    sets = [(one >> np.uint64(1)).astype(np.int64) for one in sets]
-    indices = np.concatenate(sets)
-    offsets = np.concatenate([[0], np.cumsum([len(one) for one in sets])])
-    matrix = csr_matrix(
-        (np.ones(len(indices), np.int32), indices, offsets), shape=(len(sets), 2**63 - 1)
-    )
-    matrix.has_canonical_format = True
-    return matrix
-
-
-def jaccard(shingles: list[np.ndarray], pairs: np.ndarray) -> np.ndarray:
-    """Jaccard similarities of shingle sets: shape (m,).
-
-    Args:
-        shingles: of `shingle_sets`.
-        pairs: shape (m, 2), places in `shingles`.
-    """
-    sets = _as_matrix(shingles)
-    sizes = np.diff(sets.indptr)
-    similarity = [np.empty(0)]
-    for chunk in _chunks(pairs):
-        left, right = chunk[:, 0], chunk[:, 1]
-        common = np.diff(sets[left].multiply(sets[right]).tocsr().indptr)
-        similarity.append(common / (sizes[left] + sizes[right] - common))
-    return np.concatenate(similarity)
-
-
-def _chunks(pairs: np.ndarray) -> Iterator[np.ndarray]:
-    for first in range(0, len(pairs), PAIRS_AT_ONCE):
-        yield pairs[first : first + PAIRS_AT_ONCE]
