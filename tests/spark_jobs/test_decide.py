@@ -202,7 +202,7 @@ def test_components_are_those_of_a_search_on_one_machine(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     generator = np.random.default_rng(7)
-    path = np.arange(300)
+    path = np.arange(40)
     star = np.concatenate([[1000], generator.permutation(np.arange(1001, 2000))])
     loose = generator.integers(3000, 4000, (600, 2))
     pairs = np.concatenate(

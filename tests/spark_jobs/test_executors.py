@@ -16,6 +16,12 @@ from tests.spark_jobs.test_decide import first_texts, write_raw
 
 
 @pytest.mark.soak
+@pytest.mark.fault(
+    "clean_corpus",
+    "executor of Spark killed, in three steps",
+    sees="nothing",
+    then="the step is done again, and the corpus is the same to the byte",
+)
 def test_two_executors_of_which_one_is_killed_in_several_stages_give_the_same_bytes(
     spark: SparkSession, tmp_path: Path
 ) -> None:
