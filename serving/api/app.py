@@ -28,6 +28,7 @@ from serving.api.requests import (
     CompletionRequest,
     OpenAIRequest,
     PredictRequest,
+    StreamOptions,
     logprobs_body,
 )
 from serving.api.responses import respond
@@ -140,14 +141,14 @@ def build_app(context: ApiContext) -> FastAPI:
         body = await read(request, CompletionRequest, dispatcher)
         check_model(dispatcher, body.model)
         prompts = body.generate_requests(dispatcher.settings)
-        wanted = [prompt for prompt in prompts for _ in range(body.n)]
+        wanted = [choice for prompt in prompts for choice in body.choices_of(prompt)]
         return await _respond(dispatcher, wanted, body, _completion_choice, request)
 
     async def _chat(request: Request) -> Response:
         body = await read(request, ChatRequest, dispatcher)
         check_model(dispatcher, body.model)
         wanted = body.generate_chat(dispatcher.settings)
-        return await _respond(dispatcher, [wanted] * body.n, body, _chat_choice, request)
+        return await _respond(dispatcher, body.choices_of(wanted), body, _chat_choice, request)
 
     return app
 
@@ -184,6 +185,8 @@ async def _respond(
     if chat:
         envelope["object"] = "chat.completion.chunk"
 
+    options = body.stream_options or StreamOptions()
+
     async def events() -> AsyncIterator[str]:
         async with aclosing(noted(request, wanted[0], begun)) as chunks:
             async for chunk in chunks:
@@ -191,9 +194,11 @@ async def _respond(
                     error = ServingError(503, chunk.error, "unavailable")
                     yield f"data: {json.dumps(error.body)}\n\n"
                     return
-                choices = [choice(chunk.text, chunk, False) | {"index": 0}]
-                yield f"data: {json.dumps(envelope | {'choices': choices})}\n\n"
-        if body.stream_options and body.stream_options.include_usage:
+                piece = envelope | {"choices": [choice(chunk.text, chunk, False) | {"index": 0}]}
+                if options.continuous_usage_stats:
+                    piece["usage"] = usage_of([chunk])
+                yield f"data: {json.dumps(piece)}\n\n"
+        if options.include_usage:
             last = envelope | {"choices": [], "usage": usage_of([chunk])}
             yield f"data: {json.dumps(last)}\n\n"
         yield "data: [DONE]\n\n"

@@ -65,6 +65,8 @@ class StreamOptions(BaseModel):
 
     include_usage: bool = False
     """Whether a last piece counts the tokens."""
+    continuous_usage_stats: bool = False
+    """Whether every piece counts those so far; vLLM's, as load generators ask for it."""
 
 
 class OpenAIBody(BaseModel):
@@ -98,16 +100,22 @@ class OpenAIRequest(OpenAIBody, Sampling):
     frequency_penalty: Annotated[float, Field(ge=0, le=0)] = 0
     presence_penalty: Annotated[float, Field(ge=0, le=0)] = 0
     logit_bias: Annotated[dict[str, float], Field(max_length=0)] = {}
-    seed: int | None = None
-    """Without effect at temperature 0, and refused at another."""
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    """The same request with the same seed draws the same, as long as one version answers."""
+    ignore_eos: bool = False
+    """Whether to write up to `max_tokens`; vLLM's, as load generators ask for it."""
 
     @model_validator(mode="after")
     def _check_choices(self) -> Self:
-        if self.seed is not None and self.temperature > 0:
-            raise ValueError("seed is supported at temperature 0 alone")
         if self.stream and self.n > 1:
             raise ValueError("n: a stream holds one answer")
         return self
+
+    def choices_of(self, wanted: GenerateRequest) -> list[GenerateRequest]:
+        """The engine's request for each of the `n` answers; a seed counts on."""
+        seeds = [None if self.seed is None else self.seed + number for number in range(self.n)]
+        given = {"ignore_eos": self.ignore_eos}
+        return [wanted.model_copy(update=given | {"seed": seed}) for seed in seeds]
 
 
 Tokens = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]

@@ -81,7 +81,8 @@ class OpenVinoModel(ServedModel):
     async def write(
         self, request: GenerateRequest, tokens: list[int]
     ) -> AsyncGenerator[Step, None]:
-        config = generation_config(request.max_tokens, self.end_tokens)
+        ends = [] if request.ignore_eos else self.end_tokens
+        config = generation_config(request.max_tokens, ends)
         config.logprobs = int(request.logprobs)
         config.echo = request.echo and request.logprobs and not request.written
         read: list[Scored] = []
@@ -93,7 +94,8 @@ class OpenVinoModel(ServedModel):
         if request.temperature > 0:
             config.do_sample = True
             config.temperature, config.top_p = request.temperature, request.top_p
-            config.rng_seed = secrets.randbits(SEED_BITS)
+            seed = secrets.randbits(SEED_BITS) if request.seed is None else request.seed
+            config.rng_seed = seed % 2**SEED_BITS
         prompt = [*tokens, *self.encode_written(request)]
         handle = self._pipeline.add_request(next(self._numbers), token_tensor(prompt), config)
         job = _Job(request=request, prompt=tokens if config.echo else [], handle=handle)

@@ -33,6 +33,10 @@ class GenerateRequest(BaseModel):
     temperature: float = Field(ge=0)
     top_p: float = Field(gt=0, le=1)
     stop: list[str] = []
+    ignore_eos: bool = False
+    """Whether to write on where the model would end."""
+    seed: int | None = None
+    """Of what is drawn at a temperature; the same request with the same seed draws the same."""
     stream: bool = True
     """Whether to send each piece when it is written, or everything in one line at the end."""
     logprobs: bool = False

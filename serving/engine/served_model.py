@@ -138,6 +138,7 @@ class AnswerText:
         self._decoder = DecodeStream(skip_special_tokens=True)
         self._stops = StopStrings(request.stop)
         self._stream = request.stream
+        self._ignore_eos = request.ignore_eos
         self._echo = ""
         if request.echo and not request.written:
             given = request.prompt
@@ -164,13 +165,13 @@ class AnswerText:
             echo=self._echo,
             text=self._shown + (self._stops.finish() if is_last else ""),
             scores=self._scores,
+            prompt_tokens=self._prompt_tokens,
             completion_tokens=self._tokens,
         )
         self._echo, self._shown, self._scores = "", "", []
         if is_last:
-            ended = self._stops.hit or self._last in self._model.end_tokens
-            chunk.finish_reason = "stop" if ended else "length"
-            chunk.prompt_tokens = self._prompt_tokens
+            ended = self._last in self._model.end_tokens and not self._ignore_eos
+            chunk.finish_reason = "stop" if ended or self._stops.hit else "length"
         return chunk
 
     def _score(self, scored: Scored) -> TokenScore:

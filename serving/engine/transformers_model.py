@@ -75,6 +75,8 @@ class TransformersModel(ServedModel):
         positions = getattr(text, "max_position_embeddings", None) or DEFAULT_CONTEXT_TOKENS
         self.context_tokens = min(positions, settings.cache_tokens)
         self.end_tokens = end_tokens_of(read_config(folder))
+        # Each row is ended by its own request. What `generate` is not told it takes from here.
+        self._model.generation_config.eos_token_id = None
         self._pad_token = self._model.generation_config.pad_token_id or 0
         self._waiting: queue.Queue[_Job] = queue.Queue()
         self._thread = threading.Thread(target=self._answer, daemon=True)
@@ -136,7 +138,6 @@ class TransformersModel(ServedModel):
             generation_config=GenerationConfig(
                 max_new_tokens=most,
                 do_sample=False,
-                eos_token_id=self.end_tokens or None,
                 pad_token_id=self._pad_token,
                 decoder_start_token_id=self._model.generation_config.decoder_start_token_id,
             ),
@@ -177,6 +178,7 @@ class _Batch(LogitsProcessor, BaseStreamer):
         self._end_tokens = end_tokens
         self._temperatures = torch.tensor([float(job.request.temperature) for job in jobs])
         self._top_p = torch.tensor([float(job.request.top_p) for job in jobs])
+        self._generators = [_generator(job.request.seed) for job in jobs]
         self._logprobs: torch.Tensor | None = None
         self._begun = False
 
@@ -185,7 +187,7 @@ class _Batch(LogitsProcessor, BaseStreamer):
         scores = scores.float()
         if any(job.request.logprobs for job in self.jobs):
             self._logprobs = scores.log_softmax(-1)
-        chosen = choose_tokens(scores, self._temperatures, self._top_p)
+        chosen = choose_tokens(scores, self._temperatures, self._top_p, self._generators)
         return torch.full_like(scores, -torch.inf).scatter(-1, chosen[:, None], 0.0)
 
     def put(self, value: torch.Tensor) -> None:
@@ -200,7 +202,8 @@ class _Batch(LogitsProcessor, BaseStreamer):
             if job.request.logprobs and job.request.max_tokens and self._logprobs is not None:
                 scored = scored + _scored(self._logprobs[row : row + 1], [token])
             job.count += 1
-            job.done = token in self._end_tokens or job.count >= job.request.max_tokens
+            ended = token in self._end_tokens and not job.request.ignore_eos
+            job.done = ended or job.count >= job.request.max_tokens
             wanted = [token] if job.request.max_tokens else []
             job.put(Step(wanted, job.done, scored))
 
@@ -217,6 +220,10 @@ class _Ends(StoppingCriteria):
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
         """Whether each row is done."""
         return torch.tensor([job.done for job in self._batch.jobs], device=input_ids.device)
+
+
+def _generator(seed: int | None) -> torch.Generator | None:
+    return None if seed is None else torch.Generator().manual_seed(seed)
 
 
 def _scored(logprobs: torch.Tensor, tokens: Sequence[int]) -> list[Scored]:

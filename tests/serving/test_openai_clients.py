@@ -42,7 +42,6 @@ def test_fields_at_the_value_that_changes_nothing_are_accepted(client: Client) -
         {"presence_penalty": 0.5},
         {"frequency_penalty": 0.5},
         {"logit_bias": {"5": 1}},
-        {"seed": 7, "temperature": 1.0},
         {"logprobs": 3},
         {"speed": 1},
     ],
@@ -69,3 +68,22 @@ def test_stream_counts_its_tokens_where_asked(client: Client) -> None:
     last = json.loads(lines[-2].removeprefix("data: "))
     assert last["choices"] == [] and last["usage"]["completion_tokens"] == 5
     assert last["usage"]["prompt_tokens"] > 0
+
+
+def test_every_piece_of_a_stream_counts_its_tokens_where_asked(client: Client) -> None:
+    body = {"prompt": "The valve", "max_tokens": 5, "stream": True, "ignore_eos": True}
+    body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
+    with client.http.stream("POST", "/v1/completions", json=body) as answer:
+        lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line]
+    counts = [json.loads(line)["usage"]["completion_tokens"] for line in lines[:-1]]
+    assert counts == sorted(counts) and counts[-2:] == [5, 5]
+
+
+def test_a_seed_draws_the_same_again_and_other_choices_others(client: Client) -> None:
+    asked = {"max_tokens": 8, "temperature": 1.5, "n": 2}
+    first, again, other = (
+        [choice["text"] for choice in client.complete(**asked, seed=seed).json()["choices"]]
+        for seed in (7, 7, 70)
+    )
+    assert first == again != other
+    assert first[0] != first[1]

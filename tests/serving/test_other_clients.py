@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.serving.conftest import Client
+from serving import endpoint as process
+from tests.serving.conftest import Client, start
 
 GUIDELLM = "guidellm==0.8.1"
 REQUESTS = 6
@@ -43,10 +44,9 @@ def test_llm_asks_whole_and_streamed(client: Client, tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-def test_guidellm_completes_all_its_requests(
-    client: Client, tiny_model_folder: Path, tmp_path: Path
-) -> None:
+def test_guidellm_completes_all_its_requests(chat_model_folder: Path, tmp_path: Path) -> None:
     """The field's load generator, in an environment of its own: it wants a newer click."""
+    served = start(tmp_path / "endpoint", chat_model_folder)
     folder = tmp_path / "environment"
     venv.create(folder, system_site_packages=True, with_pip=True)
     (packages,) = (folder / "lib").glob("python*/site-packages")
@@ -57,8 +57,8 @@ def test_guidellm_completes_all_its_requests(
     subprocess.run(
         (
             *(folder / "bin/guidellm", "run", "--disable-console"),
-            *("--backend", f"kind=openai_http,target={client.endpoint.url},model=default"),
-            *("--tokenizer", f"kind=huggingface_auto,model={tiny_model_folder}"),
+            *("--backend", f"kind=openai_http,target={served.endpoint.url},model=default"),
+            *("--tokenizer", f"kind=huggingface_auto,model={chat_model_folder}"),
             *("--data", "kind=synthetic_text,prompt_tokens=16,output_tokens=8"),
             *("--profile", "kind=synchronous"),
             *("--constraint", f"kind=max_requests,count={REQUESTS}"),
@@ -66,6 +66,7 @@ def test_guidellm_completes_all_its_requests(
         ),
         check=True,
     )
+    process.stop(tmp_path / "endpoint")
     (benchmark,) = json.loads(report.read_text())["benchmarks"]
     totals = benchmark["metrics"]["request_totals"]
     assert (totals["successful"], totals["errored"]) == (REQUESTS, 0)

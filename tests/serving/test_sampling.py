@@ -15,7 +15,9 @@ def seed() -> None:
 
 def frequencies(scores: torch.Tensor, temperature: float, top_p: float) -> torch.Tensor:
     rows = scores.expand(DRAWS, -1)
-    chosen = choose_tokens(rows, torch.full((DRAWS,), temperature), torch.full((DRAWS,), top_p))
+    chosen = choose_tokens(
+        rows, torch.full((DRAWS,), temperature), torch.full((DRAWS,), top_p), [None] * DRAWS
+    )
     return torch.bincount(chosen, minlength=len(scores)) / DRAWS
 
 
@@ -36,7 +38,18 @@ def test_only_the_likely_tokens_are_drawn() -> None:
 def test_rows_without_temperature_take_the_largest_beside_rows_with_one() -> None:
     scores = torch.randn(512, 300)
     temperature = torch.tensor([0.0, 1.0]).repeat(256)
-    chosen = choose_tokens(scores, temperature, torch.ones(512))
+    chosen = choose_tokens(scores, temperature, torch.ones(512), [None] * 512)
     largest = scores.argmax(dim=-1)
     assert torch.equal(chosen[::2], largest[::2])
     assert not torch.equal(chosen[1::2], largest[1::2])
+
+
+def test_rows_with_a_seed_draw_the_same_whatever_stands_beside_them() -> None:
+    scores = torch.zeros(3, 50_000)
+
+    def draw(rows: int) -> list[int]:
+        generators = [torch.Generator().manual_seed(5), *[None] * (rows - 1)]
+        return choose_tokens(scores[:rows], torch.ones(rows), torch.ones(rows), generators).tolist()
+
+    assert draw(1)[0] == draw(3)[0]
+    assert len({*draw(3), *draw(3)}) == 5

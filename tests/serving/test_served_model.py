@@ -128,6 +128,20 @@ def test_requests_of_one_batch_are_answered_as_if_alone(
     assert [one.completion_tokens for one in alone] == [5, 6, 7, 8, 9, 10]
 
 
+@pytest.mark.parametrize("engine", ["openvino", "transformers"])
+def test_a_request_may_ask_to_write_past_the_models_end(
+    engine: Engine, tiny_model_folder: Path, loaded: Loader, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(tiny_model_folder, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    every = {"eos_token_id": list(range(config["vocab_size"]))}
+    (folder / "generation_config.json").write_text(json.dumps(every))
+    model = loaded(folder, engine)
+    ends, goes_on = (answer(model, ask(ignore_eos=asked)) for asked in (False, True))
+    assert (ends.completion_tokens, ends.finish_reason) == (1, "stop")
+    assert (goes_on.completion_tokens, goes_on.finish_reason) == (12, "length")
+
+
 @pytest.mark.parametrize("engine", ["openvino", "transformers", "sequence to sequence"])
 def test_model_stops_writing_when_the_caller_goes_away(
     engine: str, tiny_model_folder: Path, sequence_to_sequence_folder: Path, loaded: Loader
