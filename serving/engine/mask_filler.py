@@ -10,19 +10,24 @@ MOST_LIKELY = 5
 
 
 class MaskFiller(Classifier):
-    """Answers a text with one mask token by the most likely tokens in its place."""
+    """Answers a text with one mask token by the most likely tokens in its place.
+
+    A text without one, such as a rollout's probe, is told what comes after it.
+    """
 
     kind = "AutoModelForMaskedLM"
     what = "This model tells what stands behind a mask; use predict."
 
     def encode(self, request: GenerateRequest) -> list[int] | Refusal:
-        """The text's tokens, or why they cannot be told."""
+        """The text's tokens, with a mask at its end where there is none, or why it is refused."""
+        mask = self._tokenizer.mask_token
+        if isinstance(request.prompt, str) and mask and mask not in request.prompt:
+            request = request.model_copy(update={"prompt": f"{request.prompt} {mask}"})
         tokens = super().encode(request)
         if isinstance(tokens, Refusal):
             return tokens
         masks = tokens.count(self._tokenizer.mask_token_id)
         if masks != 1:
-            mask = self._tokenizer.mask_token
             message = f"The text has {masks} of the mask token {mask}, where one is expected."
             return Refusal(field="prompt", message=message)
         return tokens

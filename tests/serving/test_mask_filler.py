@@ -59,9 +59,12 @@ def test_the_most_likely_tokens_come_with_their_probabilities(
     assert answer["text"].strip() in {one["token_str"].strip() for one in expected}
 
 
-@pytest.mark.parametrize("text", ["no mask", "<mask> and <mask>"])
-def test_a_text_without_one_mask_is_refused(filler: MaskFiller, text: str) -> None:
-    refused = filler.encode(request(prompt=text))
+def test_a_text_without_a_mask_is_told_what_comes_after_it(filler: MaskFiller) -> None:
+    assert filler.encode(request(prompt="The")) == filler.encode(request(prompt="The <mask>"))
+
+
+def test_a_text_with_two_masks_is_refused(filler: MaskFiller) -> None:
+    refused = filler.encode(request(prompt="<mask> and <mask>"))
     assert isinstance(refused, Refusal) and "where one is expected" in refused.message
 
 
