@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from artifacts.shards.shard_set import ShardStats
+from artifacts.shards.format import ShardStats
 from llm_assets.config import config_path, load_settings
 from llm_assets.sources.snapshot.snapshot import write_snapshot
 from recipes.evaluation.settings import EvaluationSpec, ModelSource

@@ -16,15 +16,15 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from artifacts.shards.shard_set import (
+from artifacts.shards.format import (
     DOCUMENT_SCHEMA,
     SEGMENT,
     PackedRows,
     ShardEntry,
-    ShardSet,
     ShardStats,
     write_shard,
 )
+from artifacts.shards.shard_set import ShardSet
 from benchmarks.harness import alternate, at_least, at_most, keep
 from recipes.data.order import DataOrder
 from recipes.data.reader import Share, StepInput, TrainingData, load

@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 import pandas  # noqa: F401  pyarrow would import it amid the first trace
 
-from artifacts.shards.shard_set import Shard, ShardSet, ShardStats
+from artifacts.shards.format import ShardStats
+from artifacts.shards.shard_set import Shard, ShardSet
 from artifacts.shards.span_index import SpanIndex
 from benchmarks.checksums import forget
 from benchmarks.corpora import FOLDER

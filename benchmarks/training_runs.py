@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from artifacts.shards.shard_set import (
+from artifacts.shards.format import (
     DOCUMENT_SCHEMA,
     SEGMENT,
     PackedRows,

@@ -5,7 +5,7 @@ from datetime import timedelta
 import pyarrow as pa
 from dagster import AssetSpec, AutomationCondition, FreshnessPolicy, TableColumn, TableSchema
 
-from artifacts.shards.shard_set import DOCUMENT_SCHEMA
+from artifacts.shards.format import DOCUMENT_SCHEMA
 from llm_assets.config import PipelineSettings
 from llm_assets.sources.document import SCHEMA as RAW_SCHEMA
 from spark_jobs.clean.write import CLEAN_SCHEMA

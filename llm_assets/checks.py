@@ -6,7 +6,7 @@ from dagster import AssetCheckResult, AssetCheckSeverity, asset_check
 
 from artifacts.errors import DamagedArtifact
 from artifacts.shards.clusters import find_shared_clusters
-from artifacts.shards.shard_set import ShardStats
+from artifacts.shards.format import ShardStats
 from artifacts.store.store import Artifact
 from llm_assets.assets.corpus import clean_corpus, raw_corpus, tokenized_shards
 from llm_assets.assets.evaluation import eval_metrics, model_version

@@ -10,8 +10,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from artifacts.errors import DamagedArtifact
 from artifacts.progress import Report
+from artifacts.shards.format import ShardStats, Split
 from artifacts.shards.masked import MaskedShardSet
-from artifacts.shards.shard_set import ShardSet, ShardStats, Split
+from artifacts.shards.shard_set import ShardSet
 from artifacts.storage import files
 from artifacts.store.identity import hash_json
 from recipes.sections import Precision

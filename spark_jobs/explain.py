@@ -7,8 +7,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from artifacts.errors import UserError
+from artifacts.shards.format import ShardStats
 from artifacts.shards.occurrences import Occurrence, find_occurrences
-from artifacts.shards.shard_set import ShardStats
 from spark_jobs.clean.decide.duplicates import DUPLICATE_SCHEMA, DUPLICATES_NAME
 from spark_jobs.runtime.parquet import find_parts, read_table
 from spark_jobs.tokenize.documents import REMOVED_NAME

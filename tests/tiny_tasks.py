@@ -12,7 +12,7 @@ import pyarrow as pa
 from pydantic import TypeAdapter
 
 from artifacts.examples import Example, plain_text, read_example
-from artifacts.shards.shard_set import SPLITS, ShardEntry, ShardStats, Split, token_dtype
+from artifacts.shards.format import SPLITS, ShardEntry, ShardStats, Split, token_dtype
 from llm_assets.sources.example_settings import ExampleColumns
 from llm_assets.sources.examples import take_example
 from spark_jobs.settings import TokenizedShardsSettings

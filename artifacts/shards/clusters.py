@@ -5,7 +5,8 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from artifacts.shards.shard_set import ALL_SPLITS, ShardSet, ShardStats, Split
+from artifacts.shards.format import ALL_SPLITS, ShardStats, Split
+from artifacts.shards.shard_set import ShardSet
 
 CLUSTERS_AT_A_TIME = 2_000_000
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from artifacts.shards.shard_set import PackedRows, ShardSet, ShardStats, Split
+from artifacts.shards.format import PackedRows, ShardStats, Split
+from artifacts.shards.shard_set import ShardSet
 
 
 class MaskedShardSet(ShardSet):

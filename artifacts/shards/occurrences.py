@@ -8,8 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from artifacts.shards.format import ALL_SPLITS, ShardStats, Split
 from artifacts.shards.shard_files import ShardFiles
-from artifacts.shards.shard_set import ALL_SPLITS, Shard, ShardStats, Split
+from artifacts.shards.shard_set import Shard
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import math
 
-from artifacts.shards.shard_set import ShardStats
+from artifacts.shards.format import ShardStats
 from artifacts.store.store import Artifact
 from llm_assets.registry.base import Registry
 from llm_assets.registry.retired import find_manifest

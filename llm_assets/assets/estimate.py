@@ -1,6 +1,6 @@
 """What the training will take and cost, said before it starts."""
 
-from artifacts.shards.shard_set import ShardStats
+from artifacts.shards.format import ShardStats
 from artifacts.store.store import Artifact
 from llm_assets.runners.training import TrainingRunner
 from recipes.training.budget import total_steps

@@ -1,9 +1,12 @@
 """Is the candidate better, and may it answer users?"""
 
+from dataclasses import dataclass
+from typing import Any
+
 import pyarrow.parquet as pq
 from dagster import AssetExecutionContext, MaterializeResult
 
-from artifacts.shards.shard_set import ShardStats
+from artifacts.shards.format import ShardStats
 from artifacts.store.identity import Identity
 from artifacts.store.store import Artifact, Draft
 from llm_assets.assets.evaluation_metadata import evaluation_metadata, verdict_metadata
@@ -11,12 +14,14 @@ from llm_assets.assets.model import base_model, checkpoint
 from llm_assets.assets.stage import materialization, stage
 from llm_assets.gate.judge import judge
 from llm_assets.gate.settings import CODE_VERSION as GATE_CODE_VERSION
+from llm_assets.gate.settings import GateSettings
 from llm_assets.gate.verdict import Verdict
 from llm_assets.pipeline import PipelineResource
+from llm_assets.registry.base import Registry
 from llm_assets.registry.card import describe_coverage
 from llm_assets.registry.integrity import verify_model
 from llm_assets.registry.lineage import lineage, procedure, weights_fingerprint
-from llm_assets.registry.records import ModelEntry
+from llm_assets.registry.records import ModelEntry, ModelVersion
 from llm_assets.registry.resource import RegistryResource
 from llm_assets.runners.training import TrainingRunner
 from recipes.evaluation.settings import CODE_VERSION, EvaluationSpec, ModelSource, Question
@@ -46,18 +51,9 @@ def eval_metrics(
     candidate = record.current("checkpoint", needed_by="eval_metrics")
     shards = record.current("tokenized_shards", needed_by="eval_metrics")
     base = record.current("base_model", needed_by="eval_metrics")
-    models = registry.open(pipeline)
-    models.register_base(base_entry(base))
-    source = model_source(candidate)
-    state, gate = models.state(), pipeline.settings.model_version.gate
-    incumbent = state.incumbent_of(source.fingerprint)
-    look = state.look_of(source.fingerprint, incumbent.weights)
-    question = Question(
-        look=look,
-        readable=state.readable_before(look, procedure_of(candidate, pipeline)),
-        lifetime_error=gate.lifetime_error,
-        smallest_effect=gate.smallest_effect,
-    )
+    challenge = open_challenge(pipeline, registry.open(pipeline), candidate, base)
+    source, incumbent = challenge.candidate, challenge.incumbent
+    question = challenge.question(pipeline.settings.model_version.gate)
     identity = Identity(
         kind="eval_metrics",
         code_version=CODE_VERSION,
@@ -112,21 +108,16 @@ def model_version(
         for kind in ("checkpoint", "base_model")
     )
     models = registry.open(pipeline)
-    models.register_base(base_entry(base))
-    source = model_source(candidate)
-    state = models.state()
-    incumbent = state.incumbent_of(source.fingerprint)
     measured = evaluation.stats["evaluation_fingerprint"]
-    look = state.look_of(source.fingerprint, incumbent.weights, measured)
-    chosen = procedure_of(candidate, pipeline)
-    readable = state.readable_before(look, chosen)
+    challenge = open_challenge(pipeline, models, candidate, base, measured)
+    asked = challenge.asked()
     identity = Identity(
         kind="model_version",
         code_version=GATE_CODE_VERSION,
-        settings=settings.content() | {"look": look, "readable": readable, "procedure": chosen},
+        settings=settings.content() | asked,
         inputs={
             "eval_metrics": evaluation.fingerprint,
-            "incumbent": incumbent.model_fingerprint,
+            "incumbent": challenge.incumbent.model_fingerprint,
         },
     )
 
@@ -137,11 +128,9 @@ def model_version(
             pq.read_table(evaluation.path / SCORES_NAME),
             evaluation.stats,
             settings.gate,
-            candidate=source.fingerprint,
-            incumbent=incumbent.weights,
-            look=look,
-            readable=readable,
-            procedure=chosen,
+            candidate=challenge.candidate.fingerprint,
+            incumbent=challenge.incumbent.weights,
+            **asked,
         )
         (draft.path / VERDICT_NAME).write_text(verdict.model_dump_json(indent=2))
         draft.stats["promoted"] = verdict.promoted
@@ -150,9 +139,9 @@ def model_version(
     artifact = pipeline.make(context, identity, build)
     verdict = Verdict.model_validate_json((artifact.path / VERDICT_NAME).read_text())
     entry = ModelEntry(
-        weights=source.fingerprint,
+        weights=challenge.candidate.fingerprint,
         model_fingerprint=candidate.fingerprint,
-        model_url=source.path,
+        model_url=challenge.candidate.path,
         license=settings.license or base.stats["license"],
         lineage=lineage(evaluation),
         coverage=candidate.stats["coverage"],
@@ -163,14 +152,55 @@ def model_version(
     return materialization(artifact, verdict_metadata(version.version, verdict) | trained)
 
 
-def procedure_of(candidate: Artifact, pipeline: PipelineResource) -> str:
+@dataclass(frozen=True)
+class Challenge:
+    """A candidate and the model that it is held against."""
+
+    candidate: ModelSource
+    incumbent: ModelVersion
+    look: int
+    """Which judgement of the pipeline's life this is."""
+    readable: int
+    """Judgements before the procedure was chosen."""
+    procedure: str
     """What people chose for this candidate, down to how it is measured and judged."""
-    settings = pipeline.settings
+
+    def asked(self) -> dict[str, Any]:
+        """What the gate is told besides the scores."""
+        return {"look": self.look, "readable": self.readable, "procedure": self.procedure}
+
+    def question(self, gate: GateSettings) -> Question:
+        """What the evaluation measures for."""
+        return Question(
+            look=self.look,
+            readable=self.readable,
+            lifetime_error=gate.lifetime_error,
+            smallest_effect=gate.smallest_effect,
+        )
+
+
+def open_challenge(
+    pipeline: PipelineResource,
+    models: Registry,
+    candidate: Artifact,
+    base: Artifact,
+    measured: str | None = None,
+) -> Challenge:
+    """Hold a candidate against the wanted model; the base model is registered where it is new.
+
+    Args:
+        measured: fingerprint of the evaluation, once there is one.
+    """
+    models.register_base(base_entry(base))
+    state, source, settings = models.state(), model_source(candidate), pipeline.settings
+    incumbent = state.incumbent_of(source.fingerprint)
+    look = state.look_of(source.fingerprint, incumbent.weights, measured)
     judged_by = {
         "eval_metrics": settings.eval_metrics.content(),
         "gate": settings.model_version.content(),
     }
-    return procedure(candidate, judged_by)
+    chosen = procedure(candidate, judged_by)
+    return Challenge(source, incumbent, look, state.readable_before(look, chosen), chosen)
 
 
 def base_entry(base: Artifact) -> ModelEntry:

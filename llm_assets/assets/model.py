@@ -7,7 +7,7 @@ from dagster import AssetExecutionContext, Config, MaterializeResult
 from pydantic import Field, ValidationError
 
 from artifacts.errors import UserError
-from artifacts.shards.shard_set import ShardStats
+from artifacts.shards.format import ShardStats
 from artifacts.store.identity import Identity
 from artifacts.store.store import Artifact, Draft, layout
 from llm_assets.assets import figures

@@ -6,7 +6,7 @@ from typing import Any
 
 from artifacts.errors import UserError
 from artifacts.progress import Report
-from artifacts.shards.shard_set import ShardStats
+from artifacts.shards.format import ShardStats
 from artifacts.shown import shown, shown_in_line
 from llm_assets.cli.session import Session
 from llm_assets.forgetting.listed import ForgottenDocument, read_list

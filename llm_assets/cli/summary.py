@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from artifacts.progress import format_duration
-from artifacts.shards.shard_set import SPLITS
+from artifacts.shards.format import SPLITS
 from artifacts.shown import shown
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Artifact, Store

@@ -6,7 +6,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from artifacts.shards.documents import list_documents, read_tokens
-from artifacts.shards.shard_set import ShardSet, ShardStats
+from artifacts.shards.format import ShardStats
+from artifacts.shards.shard_set import ShardSet
 from artifacts.store.store import Store
 from llm_assets.registry.records import ModelVersion
 from serving.comparison import JudgedDocument

@@ -16,8 +16,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from artifacts.progress import Report
+from artifacts.shards.format import ShardStats
 from artifacts.shards.shard_files import ShardFiles
-from artifacts.shards.shard_set import Shard, ShardStats
+from artifacts.shards.shard_set import Shard
 from artifacts.storage import files
 from artifacts.storage.machine import cache_folder
 from artifacts.store import layout

@@ -12,7 +12,8 @@ import numpy as np
 
 from artifacts.errors import UserError
 from artifacts.shards.documents import list_documents
-from artifacts.shards.shard_set import ShardSet, ShardStats, Split
+from artifacts.shards.format import ShardStats, Split
+from artifacts.shards.shard_set import ShardSet
 from artifacts.shards.texts import text_numbers
 from artifacts.store.store import Artifact, Store
 from llm_assets.forgetting.certificate import REPLACES

@@ -11,8 +11,9 @@ from artifacts.cache import cache_key, cached_file, read_cached, write_cached
 from artifacts.errors import DamagedArtifact
 from artifacts.progress import Report
 from artifacts.shards import span_index
+from artifacts.shards.format import ShardStats
 from artifacts.shards.shard_files import ShardFiles
-from artifacts.shards.shard_set import Shard, ShardStats
+from artifacts.shards.shard_set import Shard
 from artifacts.shards.span_index import SpanIndex
 from artifacts.store.store import Artifact, Store
 

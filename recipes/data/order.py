@@ -8,7 +8,8 @@ from fractions import Fraction
 import numpy as np
 
 from artifacts.permutation import permute
-from artifacts.shards.shard_set import ShardSet, Split
+from artifacts.shards.format import Split
+from artifacts.shards.shard_set import ShardSet
 from recipes.data.seen import Rows, Seen, look_up
 from recipes.sections import OrderSettings
 from recipes.spec import TrainingSpec

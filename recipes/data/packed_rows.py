@@ -5,7 +5,8 @@ import pyarrow.compute as pc
 import torch
 
 from artifacts.errors import DamagedArtifact, make_command
-from artifacts.shards.shard_set import PackedRows, ShardSet
+from artifacts.shards.format import PackedRows
+from artifacts.shards.shard_set import ShardSet
 from recipes.data.batch import IGNORED, PADDING_SEGMENT, Batch
 
 

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from artifacts.arrays import sorted_unique
+from artifacts.shards.format import ShardStats
 from artifacts.shards.shard_files import ShardFiles
-from artifacts.shards.shard_set import Shard, ShardStats
+from artifacts.shards.shard_set import Shard
 from recipes.evaluation.documents import Document
 
 ROWS_AT_ONCE = 4_096

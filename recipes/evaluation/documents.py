@@ -13,7 +13,8 @@ import pyarrow.compute as pc
 
 from artifacts.errors import UserError
 from artifacts.shards.documents import list_documents, read_tokens
-from artifacts.shards.shard_set import ShardSet, ShardStats
+from artifacts.shards.format import ShardStats
+from artifacts.shards.shard_set import ShardSet
 from recipes.evaluation.settings import EvaluationSettings
 
 GENERAL_TEXT = "general_english.txt"

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from artifacts.shards.shard_set import ShardStats
+from artifacts.shards.format import ShardStats
 from recipes.evaluation.documents import Document
 from recipes.evaluation.metric import Metric
 

@@ -2,7 +2,7 @@
 
 from pydantic import BaseModel, ConfigDict
 
-from artifacts.shards.shard_set import ShardStats, Split
+from artifacts.shards.format import ShardStats, Split
 
 
 class MemorySpec(BaseModel):

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from artifacts.settings import Settings
-from artifacts.shards.shard_set import ShardStats
+from artifacts.shards.format import ShardStats
 from artifacts.store.identity import FINGERPRINT_LENGTH
 from recipes.settings import ContinuedPretrainingSettings, RecipeSettings
 

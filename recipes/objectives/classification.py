@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from artifacts.errors import UserError
-from artifacts.shards.shard_set import ShardStats
+from artifacts.shards.format import ShardStats
 from recipes.data.example_rows import read_examples
 from recipes.evaluation.documents import Document
 from recipes.evaluation.examples import ExampleScores

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from artifacts.errors import UserError
-from artifacts.shards.shard_set import ShardStats
+from artifacts.shards.format import ShardStats
 from recipes.data.batch import IGNORED
 from recipes.data.masked_rows import hide, lay_out, read_masked
 from recipes.evaluation.documents import Document

@@ -4,7 +4,7 @@ import math
 from typing import NamedTuple
 
 from artifacts.errors import UserError
-from artifacts.shards.shard_set import ShardStats, Split
+from artifacts.shards.format import ShardStats, Split
 from recipes.training_settings import TrainingSettings
 
 

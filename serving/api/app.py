@@ -1,7 +1,7 @@
 """The public HTTP server: checks, limits and counts, and leaves the writing to an engine."""
 
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from time import time
 from typing import Any
@@ -37,10 +37,10 @@ from serving.engine.protocol import Chunk, GenerateRequest
 
 def build_app(context: ApiContext) -> FastAPI:
     """The routes: health, metrics, models, predict, completions, chat, responses, a page."""
-    dispatcher = context.dispatcher
+    settings = context.dispatcher.settings
 
     def check(request: Request) -> None:
-        check_origin(request, dispatcher.settings)
+        check_origin(request, settings)
 
     app = FastAPI(
         docs_url=None,
@@ -51,10 +51,20 @@ def build_app(context: ApiContext) -> FastAPI:
     )
     app.add_middleware(
         OriginMiddleware,
-        allow_origins=dispatcher.settings.allowed_origins,
+        allow_origins=settings.allowed_origins,
         allow_methods=["GET", "POST"],
         allow_headers=["Authorization", "Content-Type", "X-Request-Id"],
     )
+    _add_state(app, context)
+    _add_generation(app, context)
+    add_pages(app)
+    _add_faults(app)
+    return app
+
+
+def _add_state(app: FastAPI, context: ApiContext) -> None:
+    """What serves, and how much was asked of it."""
+    dispatcher = context.dispatcher
 
     @app.get("/health")
     async def health() -> Response:
@@ -96,23 +106,52 @@ def build_app(context: ApiContext) -> FastAPI:
         check_model(dispatcher, name)
         return JSONResponse(model_body(context, name))
 
+
+def _add_generation(app: FastAPI, context: ApiContext) -> None:
+    """What a model is asked for."""
+    dispatcher = context.dispatcher
+
+    async def answer_predict(request: Request) -> Response:
+        body = await read(request, PredictRequest, dispatcher)
+        wanted = body.generate_requests(dispatcher.settings)
+        answers = await while_connected(request, dispatcher.answer_all(wanted))
+        note(request, wanted, answers)
+        predictions = {"predictions": [_prediction(answer) for answer in answers]}
+        headers = version_headers(answers[0].version, answers[0].fingerprint)
+        return JSONResponse(predictions, headers=headers)
+
+    async def answer_completions(request: Request) -> Response:
+        body = await read(request, CompletionRequest, dispatcher)
+        check_model(dispatcher, body.model)
+        prompts = body.generate_requests(dispatcher.settings)
+        wanted = [choice for prompt in prompts for choice in body.choices_of(prompt)]
+        return await _respond(dispatcher, wanted, body, _completion_choice, request)
+
+    async def answer_chat(request: Request) -> Response:
+        body = await read(request, ChatRequest, dispatcher)
+        check_model(dispatcher, body.model)
+        wanted = body.choices_of(body.generate_chat(dispatcher.settings))
+        return await _respond(dispatcher, wanted, body, _chat_choice, request)
+
     @app.post("/predict")
     async def predict(request: Request) -> Response:
-        return await guarded(context, request, _predict)
+        return await guarded(context, request, answer_predict)
 
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
-        return await guarded(context, request, _completions)
+        return await guarded(context, request, answer_completions)
 
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
-        return await guarded(context, request, _chat)
+        return await guarded(context, request, answer_chat)
 
     @app.post("/v1/responses")
     async def responses(request: Request) -> Response:
         return await guarded(context, request, lambda one: respond(one, dispatcher))
 
-    add_pages(app)
+
+def _add_faults(app: FastAPI) -> None:
+    """Every error in OpenAI's shape."""
 
     @app.exception_handler(ServingError)
     async def serving_error(_: Request, error: ServingError) -> Response:
@@ -126,31 +165,6 @@ def build_app(context: ApiContext) -> FastAPI:
     async def http_error(request: Request, error: HTTPException) -> Response:
         text = f"{request.method} {request.url.path}: {error.detail}."
         return ServingError(error.status_code, text, "no_such_route").response()
-
-    async def _predict(request: Request) -> Response:
-        body = await read(request, PredictRequest, dispatcher)
-        wanted = body.generate_requests(dispatcher.settings)
-        answers = await while_connected(request, dispatcher.answer_all(wanted))
-        note(request, wanted, answers)
-        predictions = {"predictions": [_prediction(answer) for answer in answers]}
-        return JSONResponse(
-            predictions, headers=version_headers(answers[0].version, answers[0].fingerprint)
-        )
-
-    async def _completions(request: Request) -> Response:
-        body = await read(request, CompletionRequest, dispatcher)
-        check_model(dispatcher, body.model)
-        prompts = body.generate_requests(dispatcher.settings)
-        wanted = [choice for prompt in prompts for choice in body.choices_of(prompt)]
-        return await _respond(dispatcher, wanted, body, _completion_choice, request)
-
-    async def _chat(request: Request) -> Response:
-        body = await read(request, ChatRequest, dispatcher)
-        check_model(dispatcher, body.model)
-        wanted = body.generate_chat(dispatcher.settings)
-        return await _respond(dispatcher, body.choices_of(wanted), body, _chat_choice, request)
-
-    return app
 
 
 async def _respond(
@@ -185,26 +199,33 @@ async def _respond(
     if chat:
         envelope["object"] = "chat.completion.chunk"
 
-    options = body.stream_options or StreamOptions()
-
-    async def events() -> AsyncIterator[str]:
-        async with aclosing(noted(request, wanted[0], begun)) as chunks:
-            async for chunk in chunks:
-                if chunk.error is not None:
-                    error = ServingError(503, chunk.error, "unavailable")
-                    yield f"data: {json.dumps(error.body)}\n\n"
-                    return
-                piece = envelope | {"choices": [choice(chunk.text, chunk, False) | {"index": 0}]}
-                if options.continuous_usage_stats:
-                    piece["usage"] = usage_of([chunk])
-                yield f"data: {json.dumps(piece)}\n\n"
-        if options.include_usage:
-            last = envelope | {"choices": [], "usage": usage_of([chunk])}
-            yield f"data: {json.dumps(last)}\n\n"
-        yield "data: [DONE]\n\n"
-
+    pieces = noted(request, wanted[0], begun)
+    events = _events(envelope, pieces, choice, body.stream_options or StreamOptions())
     headers = version_headers(begun.version, begun.fingerprint) | {"Cache-Control": "no-store"}
-    return StreamingResponse(events(), media_type="text/event-stream", headers=headers)
+    return StreamingResponse(events, media_type="text/event-stream", headers=headers)
+
+
+async def _events(
+    envelope: dict[str, Any],
+    pieces: AsyncGenerator[Chunk, None],
+    choice: Callable[[str, Chunk, bool], dict[str, Any]],
+    options: StreamOptions,
+) -> AsyncIterator[str]:
+    """An answer as a stream of events, a piece each."""
+    async with aclosing(pieces) as chunks:
+        async for chunk in chunks:
+            if chunk.error is not None:
+                error = ServingError(503, chunk.error, "unavailable")
+                yield f"data: {json.dumps(error.body)}\n\n"
+                return
+            piece = envelope | {"choices": [choice(chunk.text, chunk, False) | {"index": 0}]}
+            if options.continuous_usage_stats:
+                piece["usage"] = usage_of([chunk])
+            yield f"data: {json.dumps(piece)}\n\n"
+    if options.include_usage:
+        last = envelope | {"choices": [], "usage": usage_of([chunk])}
+        yield f"data: {json.dumps(last)}\n\n"
+    yield "data: [DONE]\n\n"
 
 
 def _prediction(answer: Answer) -> str | dict[str, Any]:

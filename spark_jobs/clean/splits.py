@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from artifacts.shards.shard_set import Split
+from artifacts.shards.format import Split
 from spark_jobs.settings import SplitSettings
 
 NAMES: tuple[Split | None, ...] = (None, "train", "replay", "validation", "held_out")

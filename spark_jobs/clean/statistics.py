@@ -3,7 +3,7 @@
 from typing import Any
 
 from artifacts.errors import UserError
-from artifacts.shards.shard_set import SPLITS
+from artifacts.shards.format import SPLITS
 from spark_jobs.clean.decide.decider import Outcome
 from spark_jobs.clean.decide.documents import DocumentPart
 from spark_jobs.runtime.parquet import read_table

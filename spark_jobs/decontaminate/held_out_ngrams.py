@@ -8,7 +8,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from artifacts.progress import Report
-from artifacts.shards.shard_set import in_split
+from artifacts.shards.format import in_split
 from spark_jobs.decontaminate.overlap import join_ngrams, load_ngrams, save_ngrams, text_ngrams
 from spark_jobs.runtime.parquet import Part
 from spark_jobs.runtime.tasks import map_tasks

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from artifacts.cache import cache_key
 from artifacts.errors import UserError
 from artifacts.examples import read_example
-from artifacts.shards.shard_set import in_split
+from artifacts.shards.format import in_split
 from spark_jobs.decontaminate import overlap
 from spark_jobs.runtime.cache import cached_rows
 from spark_jobs.runtime.parquet import Part

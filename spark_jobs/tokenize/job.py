@@ -19,13 +19,7 @@ from pyspark.sql import SparkSession
 from artifacts.errors import UserError, make_command
 from artifacts.examples import Form
 from artifacts.program.entry import run_program
-from artifacts.shards.shard_set import (
-    ALL_SPLITS,
-    SPLITS,
-    ShardEntry,
-    ShardStats,
-    token_dtype,
-)
+from artifacts.shards.format import ALL_SPLITS, SPLITS, ShardEntry, ShardStats, token_dtype
 from spark_jobs.clean.write import NEEDED_COLUMNS
 from spark_jobs.decontaminate.evaluation_texts import save_evaluation_ngrams
 from spark_jobs.decontaminate.held_out_ngrams import save_held_out_ngrams
@@ -83,7 +77,7 @@ class TokenizeSpec(BaseModel):
 def run(
     spark: SparkSession, spec: TokenizeSpec, report: Callable[[str], None] = print
 ) -> dict[str, Any]:
-    """Write the shards (`artifacts.shards.shard_set`) and return the manifest's stats.
+    """Write the shards (`artifacts.shards.format`) and return the manifest's stats.
 
     Returns:
         The fields of `ShardStats`, and `tokens`, `rows`, `documents` (split to count),

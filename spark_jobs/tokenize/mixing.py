@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from artifacts.errors import UserError
-from artifacts.shards.shard_set import in_split
+from artifacts.shards.format import in_split
 from spark_jobs.settings import TokenizedShardsSettings
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from artifacts.arrays import sorted_unique
-from artifacts.shards.shard_set import SEGMENT, PackedRows
+from artifacts.shards.format import SEGMENT, PackedRows
 
 
 @dataclass(frozen=True)

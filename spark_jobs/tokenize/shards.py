@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from artifacts.arrays import run_starts
 from artifacts.examples import Form
-from artifacts.shards.shard_set import (
+from artifacts.shards.format import (
     DOCUMENT_SCHEMA,
     PackedRows,
     Split,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from artifacts.shards.shard_set import Split, token_dtype
+from artifacts.shards.format import Split, token_dtype
 from spark_jobs.runtime.parquet import READERS, Part
 from spark_jobs.settings import TokenizedShardsSettings
 

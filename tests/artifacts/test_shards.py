@@ -11,16 +11,16 @@ import pytest
 from artifacts.errors import DamagedArtifact, UserError
 from artifacts.shards.clusters import find_shared_clusters
 from artifacts.shards.documents import read_documents
-from artifacts.shards.shard_set import (
+from artifacts.shards.format import (
     DOCUMENT_SCHEMA,
     SEGMENT,
     PackedRows,
     ShardEntry,
-    ShardSet,
     ShardStats,
     token_dtype,
     write_shard,
 )
+from artifacts.shards.shard_set import ShardSet
 from artifacts.storage.machine import CACHE_VARIABLE
 from tests.tiny import tiny_shards
 

@@ -9,16 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from artifacts.errors import DamagedArtifact
-from artifacts.shards.shard_files import ShardFiles
-from artifacts.shards.shard_set import (
+from artifacts.shards.format import (
     DOCUMENT_SCHEMA,
     SEGMENT,
     PackedRows,
-    Shard,
     ShardEntry,
     ShardStats,
     write_shard,
 )
+from artifacts.shards.shard_files import ShardFiles
+from artifacts.shards.shard_set import Shard
 from artifacts.shards.span_index import SHORTEST, SpanIndex, build_index
 from artifacts.shards.texts import text_numbers
 

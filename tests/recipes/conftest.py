@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from artifacts.shards.shard_set import ShardStats
+from artifacts.shards.format import ShardStats
 from recipes.continued_pretraining import main as train_main
 from recipes.settings import RecipeSettings, training_settings
 from recipes.spec import TrainingResult, TrainingSpec, command, read_metrics

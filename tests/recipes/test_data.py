@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from artifacts.errors import DamagedArtifact
-from artifacts.shards.shard_set import ShardSet, ShardStats
+from artifacts.shards.format import ShardStats
+from artifacts.shards.shard_set import ShardSet
 from recipes.data.batch import IGNORED, PADDING_SEGMENT
 from recipes.data.packed_rows import read_batch
 

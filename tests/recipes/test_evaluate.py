@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from artifacts import cache
 from artifacts.errors import UserError
 from artifacts.shards.documents import read_documents
-from artifacts.shards.shard_set import ShardSet, ShardStats
+from artifacts.shards.format import ShardStats
+from artifacts.shards.shard_set import ShardSet
 from recipes.evaluation.contamination import find_contamination
 from recipes.evaluation.documents import Document, general_texts, take
 from recipes.evaluation.measure import evaluate, read_data

@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from artifacts.errors import UserError
-from artifacts.shards.shard_set import ShardStats
+from artifacts.shards.format import ShardStats
 from recipes.evaluation.documents import held_out_documents
 from recipes.evaluation.measure import evaluate
 from recipes.evaluation.multiple_choice import MULTIPLE_CHOICE_TASK, make_questions, write_task

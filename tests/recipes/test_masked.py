@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from artifacts.errors import UserError
-from artifacts.shards.shard_set import ShardSet, ShardStats
+from artifacts.shards.format import ShardStats
+from artifacts.shards.shard_set import ShardSet
 from recipes.data.batch import IGNORED
 from recipes.data.masked_rows import HIDDEN, hide, read_masked
 from recipes.model.example_networks import load_masked

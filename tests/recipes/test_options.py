@@ -12,7 +12,7 @@ import yaml
 from pydantic import ValidationError
 from safetensors.torch import load_file
 
-from artifacts.shards.shard_set import ShardStats
+from artifacts.shards.format import ShardStats
 from recipes.checkpointing.schedule import SavingPlan
 from recipes.data.trained import TRAINED_NAME
 from recipes.optimization.schedule import learning_rate_factor

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from artifacts.errors import UserError
-from artifacts.shards.shard_set import ShardSet, ShardStats
+from artifacts.shards.format import ShardStats
+from artifacts.shards.shard_set import ShardSet
 from recipes.data.order import DataOrder
 from recipes.data.reader import BatchSplit, StepInput, TrainingData, load
 

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from artifacts.errors import UserError
 from artifacts.program.entry import Interrupted
 from artifacts.program.lifetime import Interruption
-from artifacts.shards.shard_set import ShardStats
+from artifacts.shards.format import ShardStats
 from llm_assets.gate.judge import judge
 from llm_assets.gate.settings import GateSettings
 from recipes.distributed.workers import join_workers

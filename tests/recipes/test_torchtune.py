@@ -16,7 +16,8 @@ from safetensors.torch import load_file
 from artifacts.errors import UserError
 from artifacts.program.entry import Interrupted
 from artifacts.program.lifetime import Interruption
-from artifacts.shards.shard_set import ShardSet, ShardStats
+from artifacts.shards.format import ShardStats
+from artifacts.shards.shard_set import ShardSet
 from recipes.data.packed_rows import read_batch
 from recipes.distributed.workers import join_workers, leave_workers
 from recipes.model.causal_model import load_model

@@ -9,7 +9,7 @@ import pytest
 from artifacts.errors import DamagedArtifact, UserError
 from artifacts.program.entry import read_spec
 from artifacts.program.lifetime import Interruption
-from artifacts.shards.shard_set import ShardStats
+from artifacts.shards.format import ShardStats
 from recipes.distributed.workers import Workers, join_workers
 from recipes.model.row_length import check_row_length
 from recipes.spec import TrainingSpec

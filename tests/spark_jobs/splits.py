@@ -2,7 +2,7 @@
 
 import pyarrow as pa
 
-from artifacts.shards.shard_set import Split
+from artifacts.shards.format import Split
 from spark_jobs.clean.splits import NAMES, by_hash
 from spark_jobs.settings import SplitSettings
 from spark_jobs.text.normalize import text_hash

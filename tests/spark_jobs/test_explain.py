@@ -6,7 +6,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from artifacts.errors import UserError
-from artifacts.shards.shard_set import ShardSet, ShardStats
+from artifacts.shards.format import ShardStats
+from artifacts.shards.shard_set import ShardSet
 from spark_jobs.explain import explain_document
 from tests.spark_jobs.conftest import Corpus
 from tests.spark_jobs.test_lineage import make, text

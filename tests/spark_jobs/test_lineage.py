@@ -14,7 +14,8 @@ from pyspark.sql import SparkSession
 
 from artifacts.errors import UserError
 from artifacts.shards.documents import read_documents
-from artifacts.shards.shard_set import SPLITS, ShardSet, ShardStats, Split
+from artifacts.shards.format import SPLITS, ShardStats, Split
+from artifacts.shards.shard_set import ShardSet
 from spark_jobs.clean import job as clean
 from spark_jobs.settings import (
     CleanCorpusSettings,

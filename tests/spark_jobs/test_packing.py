@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from artifacts.shards.shard_set import PackedRows
+from artifacts.shards.format import PackedRows
 from spark_jobs.tokenize.packing import DocumentTokens, best_fit, concatenate, count_cut_documents
 
 lengths = st.lists(st.integers(1, 70), min_size=1, max_size=40)

@@ -8,7 +8,8 @@ from pyspark.sql import SparkSession
 
 from artifacts.errors import UserError
 from artifacts.shards.documents import read_documents
-from artifacts.shards.shard_set import SPLITS, ShardSet, ShardStats
+from artifacts.shards.format import SPLITS, ShardStats
+from artifacts.shards.shard_set import ShardSet
 from spark_jobs.settings import SplitSettings, TokenizedShardsSettings
 from spark_jobs.text.normalize import text_hash
 from spark_jobs.tokenize import job as tokenize

@@ -9,7 +9,8 @@ from tokenizers import Tokenizer
 
 from artifacts.errors import UserError
 from artifacts.shards.documents import read_documents
-from artifacts.shards.shard_set import SPLITS, ShardSet, ShardStats
+from artifacts.shards.format import SPLITS, ShardStats
+from artifacts.shards.shard_set import ShardSet
 from spark_jobs.settings import (
     DecontaminationSettings,
     SourceMix,

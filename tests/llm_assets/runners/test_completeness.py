@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from artifacts.shards.shard_set import ShardStats
+from artifacts.shards.format import ShardStats
 from llm_assets.runners.completeness import missing_of_training
 from recipes.settings import training_settings
 from recipes.spec import TrainingSpec

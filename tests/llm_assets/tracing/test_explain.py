@@ -7,7 +7,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from artifacts.shards.shard_set import ShardSet, ShardStats
+from artifacts.shards.format import ShardStats
+from artifacts.shards.shard_set import ShardSet
 from artifacts.store.identity import Identity
 from artifacts.store.layout import RETIRED_FOLDER
 from artifacts.store.store import Draft, Store

@@ -11,7 +11,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from artifacts.errors import UserError
-from artifacts.shards.shard_set import ShardSet, ShardStats
+from artifacts.shards.format import ShardStats
+from artifacts.shards.shard_set import ShardSet
 from artifacts.store.identity import Identity
 from artifacts.store.store import Draft, Store
 from llm_assets.cli.trace import told

@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from artifacts.shards.shard_set import ShardEntry, ShardSet, ShardStats
+from artifacts.shards.format import ShardEntry, ShardStats
+from artifacts.shards.shard_set import ShardSet
 from recipes.data.order import DataOrder, Plan
 from recipes.data.seen import SEEN_NAME, Seen, add_rows, look_up
 from recipes.sections import OrderSettings

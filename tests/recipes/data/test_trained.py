@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from artifacts.shards.shard_set import ShardSet, ShardStats
+from artifacts.shards.format import ShardStats
+from artifacts.shards.shard_set import ShardSet
 from artifacts.shards.texts import text_numbers
 from recipes.data.order import DataOrder, Plan
 from recipes.data.seen import Seen, add_rows, look_up

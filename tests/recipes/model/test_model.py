@@ -20,7 +20,8 @@ from transformers import (
 )
 
 from artifacts.errors import UserError
-from artifacts.shards.shard_set import ShardSet, ShardStats
+from artifacts.shards.format import ShardStats
+from artifacts.shards.shard_set import ShardSet
 from recipes.checkpointing.export import export_model
 from recipes.data.batch import IGNORED, Batch
 from recipes.data.packed_rows import read_batch
