@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 import numpy as np
+import pyarrow as pa
 
 from artifacts.arrays import run_starts
 from artifacts.storage import files
@@ -155,3 +156,21 @@ def load_ngrams(url: str) -> NGrams:
     """N-grams that were written; a worker reads them once."""
     with np.load(io.BytesIO(files.read(url))) as arrays:
         return NGrams(arrays["hashes"], arrays["texts"], arrays["sizes"])
+
+
+def pack_ngrams(texts: list[str], size: int) -> pa.Array:
+    """The hashes of each text's n-grams as one binary value."""
+    found = ngrams_of(sum_words(list(map(fold, texts))), size)
+    offsets = pa.py_buffer((found.offsets * found.hashes.itemsize).astype(np.int32))
+    content = pa.py_buffer(np.ascontiguousarray(found.hashes))
+    return pa.Array.from_buffers(pa.binary(), len(texts), [None, offsets, content])
+
+
+def unpack_ngrams(packed: pa.ChunkedArray) -> Shingles:
+    """What `pack_ngrams` packed."""
+    column = packed.combine_chunks()
+    column = pa.concat_arrays(column.chunks) if isinstance(column, pa.ChunkedArray) else column
+    offsets = np.frombuffer(column.buffers()[1], np.int32)[column.offset :][: len(column) + 1]
+    content = np.frombuffer(column.buffers()[2] or b"", np.uint8)[offsets[0] : offsets[-1]]
+    hashes = content.view(np.uint64)
+    return Shingles(hashes, (offsets - offsets[0]) // hashes.itemsize)

@@ -19,8 +19,6 @@ from spark_jobs.decontaminate import overlap
 from spark_jobs.runtime.cache import cached_rows
 from spark_jobs.runtime.parquet import Part
 from spark_jobs.runtime.session import ARROW_BATCH_ROWS
-from spark_jobs.text.normalize import fold
-from spark_jobs.text.shingles import Shingles, sum_words
 from spark_jobs.tokenize.shards import EXCHANGED_SCHEMA, Plan
 from spark_jobs.tokenize.shuffle import ExchangeWriter
 from spark_jobs.tokenize.tokenizer import DocumentTokenizer, Engine, TokenizerFiles
@@ -145,7 +143,7 @@ def _documents_of(
 
     def hash_ngrams(places: np.ndarray) -> pa.Table:
         size = plan.decontamination.ngram_size
-        return pa.table({"ngrams": _ngrams(texts().take(places).to_pylist(), size)})
+        return pa.table({"ngrams": overlap.pack_ngrams(texts().take(places).to_pylist(), size)})
 
     tokens = cached_rows(cached.folder, f"{cached.tokens}-{_key(name)}", ids, tokenize)
     for column in tokens.schema.names:
@@ -153,30 +151,13 @@ def _documents_of(
     if plan.ngrams is None:
         return _choose(documents, np.zeros(len(ids)), plan)
     ngrams = cached_rows(cached.folder, f"{cached.ngrams}-{_key(name)}", ids, hash_ngrams)
-    found = overlap.overlaps(_shingles(ngrams["ngrams"]), overlap.load_ngrams(plan.ngrams))
+    shingles = overlap.unpack_ngrams(ngrams["ngrams"])
+    found = overlap.overlaps(shingles, overlap.load_ngrams(plan.ngrams))
     return _choose(documents, found, plan)
 
 
 def _key(name: str) -> str:
     return hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
-
-
-def _ngrams(texts: list[str], size: int) -> pa.Array:
-    """The hashes of each text's n-grams as one binary value."""
-    found = overlap.ngrams_of(sum_words(list(map(fold, texts))), size)
-    offsets = pa.py_buffer((found.offsets * found.hashes.itemsize).astype(np.int32))
-    content = pa.py_buffer(np.ascontiguousarray(found.hashes))
-    return pa.Array.from_buffers(pa.binary(), len(texts), [None, offsets, content])
-
-
-def _shingles(ngrams: pa.ChunkedArray) -> Shingles:
-    """`_ngrams` back again."""
-    column = ngrams.combine_chunks()
-    column = pa.concat_arrays(column.chunks) if isinstance(column, pa.ChunkedArray) else column
-    offsets = np.frombuffer(column.buffers()[1], np.int32)[column.offset :][: len(column) + 1]
-    content = np.frombuffer(column.buffers()[2] or b"", np.uint8)[offsets[0] : offsets[-1]]
-    hashes = content.view(np.uint64)
-    return Shingles(hashes, (offsets - offsets[0]) // hashes.itemsize)
 
 
 _tokenizers: dict[tuple[str, Engine], DocumentTokenizer] = {}

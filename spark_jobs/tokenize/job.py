@@ -16,10 +16,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 from pyspark.sql import SparkSession
 
-from artifacts.errors import UserError, make_command
 from artifacts.examples import Form
 from artifacts.program.entry import run_program
-from artifacts.shards.format import ALL_SPLITS, SPLITS, ShardEntry, ShardStats, token_dtype
 from spark_jobs.clean.write import NEEDED_COLUMNS
 from spark_jobs.decontaminate.evaluation_texts import save_evaluation_ngrams
 from spark_jobs.decontaminate.held_out_ngrams import save_held_out_ngrams
@@ -35,6 +33,7 @@ from spark_jobs.tokenize.labels import find_labels
 from spark_jobs.tokenize.mixing import plan_mixing
 from spark_jobs.tokenize.shards import Plan, write_shard_of
 from spark_jobs.tokenize.shuffle import Range, read_ranges
+from spark_jobs.tokenize.statistics import refuse_missing_splits, refuse_too_little, statistics
 from spark_jobs.tokenize.survey import Survey, count_shards, survey_parts
 from spark_jobs.tokenize.tokenizer import (
     Engine,
@@ -97,12 +96,44 @@ def run(
 def _run(
     spark: SparkSession, spec: TokenizeSpec, scratch: str, report: Callable[[str], None]
 ) -> dict[str, Any]:
-    settings = spec.settings
     files = load_tokenizer(spec.base_model)
-    start, end = files.start_and_end(settings.start_token, settings.end_token)
     parts = find_parts(spec.clean_corpus, NEEDED_COLUMNS, "clean_corpus")
+    plan, engine, warnings, found = _plan(spark, spec, parts, files, scratch, report)
+    ranges, unused = _tokenize(spark, spec, parts, files, plan, engine, scratch, report)
+    removed = _list_removed(spec.output, ranges.pop(REMOVED, []))
+    written = _write_shards(spark, ranges, plan, report)
+    stats = statistics(written, plan, files, engine, warnings)
+    refuse_too_little(stats, plan.sequence_length)
+    report(
+        f"{sum(stats['tokens'].values()):,} tokens in {sum(stats['rows'].values()):,} rows "
+        f"({stats['rows']['train']:,} to train on)"
+    )
+    stats |= found | {
+        "removed_as_overlapping_held_out": removed,
+        "cut_examples": unused.pop(CUT, 0),
+        "left_out": dict(unused),
+    }
+    write_card(spec.output, stats, spec.settings.content() | {"packing": plan.packing})
+    return stats
+
+
+def _plan(
+    spark: SparkSession,
+    spec: TokenizeSpec,
+    parts: list[Part],
+    files: TokenizerFiles,
+    scratch: str,
+    report: Callable[[str], None],
+) -> tuple[Plan, Engine, list[str], dict[str, Any]]:
+    """What every task is told.
+
+    Returns:
+        The plan, the engine that tokenizes, warnings about it, and what the manifest says of both.
+    """
+    settings = spec.settings
+    start, end = files.start_and_end(settings.start_token, settings.end_token)
     survey = survey_parts(parts, settings)
-    _refuse_missing_splits(survey)
+    refuse_missing_splits(survey)
     labels: tuple[str, ...] = ()
     label_counts: list[int] = []
     if spec.form == "conversations":
@@ -134,25 +165,12 @@ def _run(
         mixing=mixing,
         shards=count_shards(survey, files.vocab_size, settings.shard_bytes),
     )
-    ranges, unused = _tokenize(spark, spec, parts, files, plan, engine, scratch, report)
-    removed = _list_removed(spec.output, ranges.pop(REMOVED, []))
-    written = _write_shards(spark, ranges, plan, report)
-    stats = _stats(written, plan, files, engine, warnings)
-    _refuse_too_little(stats, plan.sequence_length)
-    report(
-        f"{sum(stats['tokens'].values()):,} tokens in {sum(stats['rows'].values()):,} rows "
-        f"({stats['rows']['train']:,} to train on)"
-    )
-    stats |= {
+    found = {
         "parity_sample": len(survey.sample),
         "mixing": mixing_record,
-        "removed_as_overlapping_held_out": removed,
         "label_counts": label_counts,
-        "cut_examples": unused.pop(CUT, 0),
-        "left_out": dict(unused),
     }
-    write_card(spec.output, stats, settings.content() | {"packing": plan.packing})
-    return stats
+    return plan, engine, warnings, found
 
 
 def _save_reference_ngrams(
@@ -232,84 +250,6 @@ def _write_shards(
     write = partial(write_shard_of, plan=plan)
     written = map_tasks(spark, "writing shards", sorted(ranges.items()), write, report)
     return sorted(written, key=lambda shard: shard["name"])
-
-
-def _refuse_missing_splits(survey: Survey) -> None:
-    documents = sum(survey.documents.values())
-    if not documents:
-        raise UserError(
-            "The clean corpus holds no documents, so there is nothing to tokenize. "
-            f"Materialize it again: {make_command('clean_corpus')}"
-        )
-    for split in SPLITS:
-        if not survey.documents[split]:
-            share = "" if split == "train" else f", or raise `clean_corpus.split.{split}`"
-            raise UserError(
-                f"None of the {documents:,} clean documents falls into the {split} split: "
-                f"give the corpus more documents{share}."
-            )
-
-
-def _stats(
-    written: list[dict[str, Any]],
-    plan: Plan,
-    files: TokenizerFiles,
-    engine: Engine,
-    warnings: list[str],
-) -> dict[str, Any]:
-    def by_split(field: str) -> dict[str, int]:
-        return {
-            split: sum(row[field] for row in written if row["split"] == split) for split in splits
-        }
-
-    splits = ALL_SPLITS if "replay" in plan.shards else SPLITS
-    tokens, rows = by_split("tokens"), by_split("rows")
-    places = sum(rows.values()) * plan.sequence_length
-    sources: dict[str, int] = {}
-    for row in written:
-        for source, count in row["tokens_by_source"].items():
-            sources[source] = sources.get(source, 0) + count
-    reader = ShardStats(
-        sequence_length=plan.sequence_length,
-        dtype=token_dtype(files.vocab_size),
-        vocab_size=files.vocab_size,
-        tokenizer_sha256=files.sha256,
-        start_token_id=plan.start_token_id,
-        end_token_id=plan.end_token_id,
-        form=plan.form,
-        labels=list(plan.labels),
-        target_tokens=plan.examples.target_tokens if plan.form == "pairs" else 0,
-        chat_template=plan.examples.chat_template,
-        shards=[
-            ShardEntry(**{key: row[key] for key in ShardEntry.model_fields}) for row in written
-        ],
-    )
-    return reader.model_dump() | {
-        "tokens": tokens,
-        "rows": rows,
-        "documents": by_split("documents"),
-        "padding_fraction": round(1 - sum(tokens.values()) / places, 6) if places else 0.0,
-        "cut_documents": sum(row["cut_documents"] for row in written),
-        "tokens_by_source": dict(sorted(sources.items())),
-        "absent_bytes": sum(row["absent"] for row in written),
-        "tokenizer_engine": engine,
-        "warnings": warnings,
-    }
-
-
-def _refuse_too_little(stats: dict[str, Any], row_tokens: int) -> None:
-    if stats["documents"].get("replay") == 0:
-        raise UserError(
-            "Every document to replay (`clean_corpus.split.sources`) overlaps with text that "
-            "judges, so nothing is left to replay. Name another source of general text, or cut its "
-            "documents smaller."
-        )
-    if stats["tokens"]["train"] < row_tokens:
-        raise UserError(
-            f"All training text together is {stats['tokens']['train']:,} tokens, shorter than one "
-            f"row of {row_tokens}. Give the corpus more text, or lower "
-            "`tokenized_shards.sequence_length`."
-        )
 
 
 if __name__ == "__main__":
