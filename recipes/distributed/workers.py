@@ -53,6 +53,10 @@ class Workers:
         dist.all_reduce(tensor)
         return (tensor / self.tensor_parallel).tolist()
 
+    def agree(self, *wishes: bool) -> list[bool]:
+        """What any worker wishes, all do."""
+        return [count > 0 for count in self.sum(*wishes)]
+
     def sum_parts(self, part: np.ndarray) -> np.ndarray:
         """Sum of all workers' integer arrays of one shape: each filled in its part, all get all."""
         if self.count == 1:

@@ -1,4 +1,4 @@
-"""What a run tells while it goes: log lines, `metrics.jsonl`, TensorBoard events.
+"""What a run tells while it goes: log lines, `metrics.jsonl`, TensorBoard events, profiles.
 
 In a mounted bucket a file is there for others, and outlives its machine, once it is closed. So both
 files are closed, and go on, every few minutes and before each checkpoint.
@@ -7,9 +7,13 @@ files are closed, and go on, every few minutes and before each checkpoint.
 import json
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+import torch
 
 from artifacts.errors import DamagedArtifact, UserError
 from artifacts.progress import Report, format_duration
@@ -144,3 +148,12 @@ class RowAudit:
         """Note the rows of one step."""
         self._file.write(json.dumps({"step": step, "workers": self._workers, "rows": rows}) + "\n")
         self._file.flush()
+
+
+@contextmanager
+def profiled(path: Path) -> Iterator[None]:
+    """Write what the block's operators took, as Chrome's trace viewer reads it."""
+    with torch.profiler.profile() as profile:
+        yield
+    path.parent.mkdir(exist_ok=True)
+    profile.export_chrome_trace(str(path))

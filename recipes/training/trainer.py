@@ -25,7 +25,7 @@ from recipes.spec import BEST_NAME, PROFILE_NAME, TrainingResult, TrainingSpec
 from recipes.training.budget import total_steps
 from recipes.training.hardware import device_readings, model_utilization
 from recipes.training.input_checks import check_inputs, check_tokens
-from recipes.training.metrics import RowAudit, Telemetry
+from recipes.training.metrics import RowAudit, Telemetry, profiled
 from recipes.training.model_setup import build_strategy
 from recipes.training.records import look_up_known, record_text
 from recipes.training.step import StepOutcome, train_step
@@ -73,14 +73,7 @@ class Trainer:
         self._shards = spec.open_shards(*self._order.splits)
         validation = spec.open_shards("validation")
         check_tokens((self._shards, validation), spec.shards_folder, workers)
-        self._validation = Validation(
-            validation,
-            self._training.validation.rows,
-            self._training.placement.device_batch_size,
-            workers,
-            self._objective.read_batch,
-            tells_every_token=spec.shards.form == "pretraining" and not self._objective.scorer,
-        )
+        self._validation = Validation(validation, self._training, self._objective, workers)
         audits = self._training.logging.audit_rows and workers.is_tp_rank_zero
         self._audit = RowAudit(self._run_folder, workers) if audits else None
         self._step, self._state = self._resume()
@@ -116,7 +109,9 @@ class Trainer:
         if self._state.diverged:
             self._report(self._state.diverged)
             return
-        stop, save = self._agree(self._interruption.requested, self._saving.is_due(self._step))
+        stop, save = self._workers.agree(
+            self._interruption.requested, self._saving.is_due(self._step)
+        )
         if last or stop or save:
             self._save()
         if stop and not last:
@@ -144,11 +139,9 @@ class Trainer:
     def _train_one_step(self) -> None:
         if self._step + 1 not in self._training.logging.profile_steps:
             return self._train_next_step()
-        with torch.profiler.profile() as profile:
+        name = f"step-{self._step + 1}-{self._workers.rank}.json"
+        with profiled(self._run_folder / PROFILE_NAME / name):
             self._train_next_step()
-        folder = self._run_folder / PROFILE_NAME
-        folder.mkdir(exist_ok=True)
-        profile.export_chrome_trace(str(folder / f"step-{self._step}-{self._workers.rank}.json"))
 
     def _train_next_step(self) -> None:
         began = time.perf_counter()
@@ -254,10 +247,6 @@ class Trainer:
             if self._workers.is_rank_zero:
                 self._bests.keep(self._step)
 
-    def _agree(self, *wishes: bool) -> list[bool]:
-        """What any worker wishes, all do."""
-        return [count > 0 for count in self._workers.sum(*wishes)]
-
     def _save(self) -> None:
         if self._telemetry:
             self._telemetry.publish()
@@ -275,17 +264,13 @@ class Trainer:
         self._report(f"Writing the trained model to {folder}")
         exports_best = self._training.export.weights == "best" and self._state.best_step > 0
         exported = self._state.best_step if exports_best else self._step
+        is_first = self._workers.is_rank_zero
         if exported == self._step:
             self._export(folder)
-        elif self._workers.is_rank_zero:
+        elif is_first:
             copy_model(self._bests.folder(exported), folder)
         coverage, seen_before = record_text(
-            self._spec,
-            self._known,
-            self._order,
-            self._state,
-            exported,
-            self._workers.is_rank_zero,
+            self._spec, self._known, self._order, self._state, exported, is_first
         )
         result = self._state.result(
             self._step,
@@ -298,7 +283,7 @@ class Trainer:
             workers=self._workers.count,
             parameters=self._parameters,
         )
-        if self._workers.is_rank_zero:
+        if is_first:
             self._checkpointer.keep_only_newest()
             result.write(self._run_folder)
         self._workers.barrier()

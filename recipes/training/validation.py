@@ -9,9 +9,10 @@ from artifacts.permutation import permute
 from artifacts.shards.shard_set import ShardSet
 from recipes.data.batch import IGNORED, Batch, ExampleBatch
 from recipes.data.packed_rows import bytes_per_token
-from recipes.data.reader import ReadBatch
 from recipes.distributed.strategy import Strategy
 from recipes.distributed.workers import Workers
+from recipes.objectives.objective import Objective
+from recipes.settings import RecipeSettings
 
 SELECTION_KEY = 20_261_121
 PADDING_ROW = -1
@@ -21,15 +22,11 @@ class Validation:
     """Measures a model on a fixed sample of the validation rows."""
 
     def __init__(
-        self,
-        shards: ShardSet,
-        rows: int,
-        batch_size: int,
-        workers: Workers,
-        read: ReadBatch,
-        tells_every_token: bool,
+        self, shards: ShardSet, training: RecipeSettings, objective: Objective, workers: Workers
     ) -> None:
-        self._shards, self._workers, self._read_batch = shards, workers, read
+        rows, batch_size = training.validation.rows, training.placement.device_batch_size
+        self._shards, self._workers, self._read_batch = shards, workers, objective.read_batch
+        tells_every_token = shards.stats.form == "pretraining" and not objective.scorer
         self._units_per_target = bytes_per_token(shards) if tells_every_token else 1.0
         self.unit = "bits per byte" if tells_every_token else "bits per target"
         """A target is a token of an answer, a hidden token, or a class."""
