@@ -211,6 +211,7 @@ def _read(url: str) -> Checkpoint | None:
         return None
     try:
         manifest = CheckpointManifest.model_validate_json(content)
+        _identity(manifest.content)
     except ValidationError as error:
         fault = error.errors()[0]["msg"]
         raise DamagedArtifact(f"{url}/{MANIFEST_NAME} cannot be read ({fault}).") from error
@@ -219,12 +220,13 @@ def _read(url: str) -> Checkpoint | None:
     return Checkpoint(url=url, manifest=manifest)
 
 
+def _identity(content: dict[str, Any]) -> Identity:
+    """A run's content in the form in which it is compared; raises ValidationError."""
+    return Identity.model_validate({"kind": "checkpoint", "code_version": ""} | content)
+
+
 def _refuse_other_content(checkpoint: Checkpoint, content: dict[str, Any]) -> None:
-    old, new = (
-        Identity(kind="checkpoint", code_version="", **part)
-        for part in (checkpoint.manifest.content, content)
-    )
-    if found := differences(old, new):
+    if found := differences(_identity(checkpoint.manifest.content), _identity(content)):
         raise UserError(
             f"{checkpoint.url} was made by another run: {'; '.join(found)}. Continue with the "
             "settings it was made with, or use another run folder."

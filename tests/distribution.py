@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
+from xdist.workermanage import WorkerController
 
 from tests.reliability import COLLECTED
 
@@ -41,6 +42,16 @@ class Distribution(LoadFileScheduling):
     def _split_scope(self, nodeid: str) -> str:
         file: str = super()._split_scope(nodeid)
         return ONE_RUN[0] if file in ONE_RUN else file
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        """Give what a worker that died has left to others.
+
+        xdist would hand out the files that it had finished, too, and wait for their tests forever.
+        """
+        work = self.assigned_work[node]
+        for file in [file for file, tests in work.items() if all(tests.values())]:
+            del work[file]
+        return super().remove_node(node)
 
 
 def pytest_configure(config: pytest.Config) -> None:
