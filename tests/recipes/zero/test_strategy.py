@@ -79,7 +79,9 @@ def test_two_workers_take_fsdp2s_course_and_export_the_whole_model(prepared: Pre
     )
     assert ours.keys() == theirs.keys()
     for name, tensor in theirs.items():
-        assert (ours[name] - tensor).abs().max() < 1e-4, name
+        # Attention does not see a bias of its keys: its gradient is rounding, which Adam enlarges.
+        if not name.endswith("key.bias"):
+            assert (ours[name] - tensor).abs().max() < 1e-4, name
 
 
 @pytest.mark.soak
