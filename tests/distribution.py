@@ -44,14 +44,29 @@ class Distribution(LoadFileScheduling):
         return ONE_RUN[0] if file in ONE_RUN else file
 
     def remove_node(self, node: WorkerController) -> str | None:
-        """Give what a worker that died has left to others.
+        """Give what a worker that died has left to others; returns the test that it was running.
 
-        xdist would hand out the files that it had finished, too, and wait for their tests forever.
+        xdist would run that one again, too, so that it would not be known as failed any more, and
+        hand out the files that the worker had finished, and wait for their tests forever.
         """
         work = self.assigned_work[node]
+        left = [(tests, test) for tests in work.values() for test, done in tests.items() if not done]
+        died_in = None
+        if left:
+            tests, died_in = left[0]
+            tests[died_in] = True
         for file in [file for file, tests in work.items() if all(tests.values())]:
             del work[file]
-        return super().remove_node(node)
+        super().remove_node(node)
+        return died_in
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: WorkerController, error: object) -> None:
+    """Say how a worker ended that nobody asked to end."""
+    if error:
+        ended = node.gateway._io.popen.wait(timeout=60)
+        node.config.get_terminal_writer().line(f"{node.gateway.id} ended with exit code {ended}")
 
 
 def pytest_configure(config: pytest.Config) -> None:
