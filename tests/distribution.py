@@ -50,10 +50,11 @@ class Distribution(LoadFileScheduling):
         hand out the files that the worker had finished, and wait for their tests forever.
         """
         work = self.assigned_work[node]
-        left = [(tests, test) for tests in work.values() for test, done in tests.items() if not done]
+        every = ((tests, test) for tests in work.values() for test in tests)
+        unfinished = [(tests, test) for tests, test in every if not tests[test]]
         died_in = None
-        if left:
-            tests, died_in = left[0]
+        if unfinished:
+            tests, died_in = unfinished[0]
             tests[died_in] = True
         for file in [file for file, tests in work.items() if all(tests.values())]:
             del work[file]
