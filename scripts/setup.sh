@@ -32,6 +32,10 @@ EOF
 # All processors compile the modules, of which pip uses one; those meant for other Pythons fail.
 "$venv/bin/python" -m compileall -q -j 0 "$venv/lib" >/dev/null 2>&1 || true
 
+# Spark starts in half the time from classes that were parsed once.
+"$venv/bin/python" -m spark_jobs.runtime.class_archive >/dev/null 2>&1 ||
+    echo "Spark's Java classes could not be kept in a file; Spark will start slower." >&2
+
 # By these two `dagster asset materialize` finds the definitions and the history.
 activate="$venv/bin/activate"
 if ! grep -q DAGSTER_MODULE_NAME "$activate"; then

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -12,6 +13,9 @@ ARROW_BATCH_ROWS = 1_000
 # Most work is done in Python; Java's optimizing compiler would cost more than it saves (measured:
 # a cold 10 MB run takes a third less without it).
 _JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Dlog4j2.level=error"
+
+CLASS_ARCHIVE = Path(sys.prefix) / "share" / "llm-assets" / "spark.jsa"
+"""Spark's Java classes as they were parsed, where `spark_jobs.runtime.class_archive` made them."""
 
 
 def prepare_environment() -> None:
@@ -53,8 +57,15 @@ def local_conf(driver_memory: str = "2g", partitions: int = 4, ui: bool = False)
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.parquet.compression.codec": "zstd",
         "spark.sql.warehouse.dir": "/nonexistent/spark-warehouse",
-        "spark.driver.extraJavaOptions": _JAVA_OPTIONS,
+        "spark.driver.extraJavaOptions": _java_options(),
     }
+
+
+def _java_options() -> str:
+    if not CLASS_ARCHIVE.exists():
+        return _JAVA_OPTIONS
+    # Java ignores an archive of other jars or of another Java; that is nothing to warn of.
+    return f"{_JAVA_OPTIONS} -XX:SharedArchiveFile={CLASS_ARCHIVE} -Xlog:cds=off,cds+dynamic=off"
 
 
 def local_session(driver_memory: str = "2g", partitions: int = 4) -> "SparkSession":

@@ -3,6 +3,10 @@
 import subprocess
 import sys
 
+import pytest
+
+from spark_jobs.runtime.session import CLASS_ARCHIVE
+
 SESSION = """
 import subprocess
 from pyspark import SparkContext
@@ -26,6 +30,16 @@ with urllib.request.urlopen(f"{pages}/jobs/") as answer:
 end_local_session()
 """
 
+ARCHIVED = """
+from pyspark.sql import SparkSession
+from spark_jobs.runtime.session import end_local_session, local_conf, prepare_environment
+prepare_environment()
+conf = local_conf("512m", 2)
+conf["spark.driver.extraJavaOptions"] += " -Xshare:on"
+print(SparkSession.builder.config(map=conf).getOrCreate().range(3).count())
+end_local_session()
+"""
+
 
 def test_a_session_that_was_ended_leaves_no_java_behind() -> None:
     done = subprocess.run(
@@ -39,3 +53,11 @@ def test_a_session_serves_its_pages_on_loopback_where_asked() -> None:
     done = subprocess.run([sys.executable, "-c", PAGES], capture_output=True, text=True)
 
     assert done.stdout.split() == ["127.0.0.1", "200"], done.stderr
+
+
+@pytest.mark.skipif(not CLASS_ARCHIVE.exists(), reason="made by `make setup`")
+def test_a_session_maps_the_classes_that_setting_up_has_kept() -> None:
+    """With `-Xshare:on` Java refuses to start where its archive is of other jars."""
+    done = subprocess.run([sys.executable, "-c", ARCHIVED], capture_output=True, text=True)
+
+    assert done.stdout.split() == ["3"], done.stderr

