@@ -9,7 +9,7 @@ from pathlib import Path
 
 from artifacts.errors import UserError
 from llm_assets.config import PipelineSettings
-from llm_assets.endpoint.base import endpoint_folder
+from llm_assets.endpoint.folder import endpoint_folder
 from llm_assets.sources.docstrings import find_package
 from llm_assets.sources.files.find import find_files
 from llm_assets.sources.files.source_file import StoredFile

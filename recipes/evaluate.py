@@ -5,7 +5,7 @@ import sys
 from artifacts.program.entry import run_program
 from artifacts.progress import Report
 from recipes.evaluation.measure import evaluate
-from recipes.evaluation.settings import EvaluationSpec
+from recipes.evaluation.spec import EvaluationSpec
 from recipes.objectives.by_recipe import objective_of
 
 

@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import yaml
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 Program = Literal[
     "full_finetune_single_device",
@@ -111,6 +109,10 @@ def read_config(program: Program, given: Any, overrides: dict[str, Any]) -> dict
         ValueError: the file is absent or no configuration of this recipe, or has a key that cannot
             be honored; the message names it.
     """
+    # Here, since all settings load this module and few name a torchtune recipe.
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
     try:
         config = _load(given)
         for key, value in overrides.items():
@@ -143,6 +145,8 @@ def _installed(path: str) -> Path:
 
 
 def _load(given: Any) -> Any:
+    from omegaconf import OmegaConf
+
     if isinstance(given, dict):
         # By the same reader as a file, to which 2e-5 is a number.
         return OmegaConf.create(yaml.safe_dump(given))

@@ -24,7 +24,8 @@ from llm_assets.registry.lineage import lineage, procedure, weights_fingerprint
 from llm_assets.registry.records import ModelEntry, ModelVersion
 from llm_assets.registry.resource import RegistryResource
 from llm_assets.runners.training import TrainingRunner
-from recipes.evaluation.settings import CODE_VERSION, EvaluationSpec, ModelSource, Question
+from recipes.evaluation.settings import CODE_VERSION, ModelSource, Question
+from recipes.evaluation.spec import EvaluationSpec
 from recipes.spec import MODEL_FOLDER
 
 GROUP = "evaluation"

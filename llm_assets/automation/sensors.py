@@ -24,7 +24,7 @@ from llm_assets.automation.limits import forbidden
 from llm_assets.automation.notifications import tell_once
 from llm_assets.automation.text import Surveys, Text, name_of, read_text
 from llm_assets.config import PipelineSettings
-from llm_assets.endpoint.base import endpoint_folder
+from llm_assets.endpoint.folder import endpoint_folder
 from llm_assets.pipeline import PipelineResource
 from llm_assets.registry.base import Registry
 from llm_assets.registry.records import ModelVersion

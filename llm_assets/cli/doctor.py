@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from llm_assets.cli.session import Session
-from llm_assets.endpoint.base import endpoint_folder
+from llm_assets.endpoint.folder import endpoint_folder
 from llm_assets.maintenance.doctor import check_artifacts, parse_name
 from llm_assets.maintenance.examine import (
     check_caches,

@@ -19,6 +19,7 @@ from artifacts.storage.machine import make_private
 from llm_assets.automation.jobs import asset_key
 from llm_assets.automation.launched import PIPELINE_TAG, PROCESS_TAG
 from llm_assets.cli.progress import Progress
+from llm_assets.cli.session import use_this_folders_history
 from llm_assets.cli.summary import print_summary
 from llm_assets.config import PipelineSettings, config_path, load_settings
 from llm_assets.preflight import preflight
@@ -34,7 +35,7 @@ def run_pipeline(verbose: bool) -> int:
     """
     path = config_path()
     settings = load_settings(path)
-    _use_this_folders_history()
+    use_this_folders_history()
     log_path = _log_path()
     started = time.monotonic()
     with _terminal(log_path, verbose) as terminal:
@@ -72,7 +73,7 @@ def materialize_assets(
     Raises:
         UserError: one of them failed, or the run was interrupted; the message names the log.
     """
-    _use_this_folders_history()
+    use_this_folders_history()
     log_path = _log_path()
     with _terminal(log_path, verbose=False) as terminal:
         from llm_assets.definitions import defs
@@ -121,15 +122,6 @@ def _assets_in_order(defs: Definitions) -> list[str]:
     """The names of their steps, which have no prefix."""
     graph = defs.resolve_asset_graph()
     return [key.path[-1] for key in graph.toposorted_asset_keys]
-
-
-def _use_this_folders_history() -> None:
-    if not Path("dagster.yaml").exists():
-        raise UserError(
-            "There is no dagster.yaml here. Run this in the project's folder, or make this folder "
-            "one with: llm-assets init FOLDER_OF_TEXT"
-        )
-    os.environ.setdefault("DAGSTER_HOME", os.getcwd())
 
 
 @contextmanager

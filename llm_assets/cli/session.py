@@ -1,28 +1,77 @@
 """The pipeline in force, as the commands use it outside Dagster."""
 
+import os
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from artifacts.errors import UserError
+from artifacts.store.pipelines import Pipeline
+from artifacts.store.store import Store
 from llm_assets.config import PipelineSettings, config_path, load_settings
-from llm_assets.endpoint.base import ServingPlatform
-from llm_assets.pipeline import PipelineResource
-from llm_assets.platform import build_resources
 from llm_assets.registry.base import Registry
+from llm_assets.registry.local import LocalRegistry
+
+if TYPE_CHECKING:
+    from llm_assets.endpoint.base import ServingPlatform
+    from llm_assets.pipeline import PipelineResource
 
 
 @dataclass(frozen=True)
 class Session:
-    """Settings, store and registry of one pipeline, and the platform that serves its champion."""
+    """Settings, store and registry of one pipeline, and the platform that serves its champion.
+
+    What needs Dagster is opened when it is asked for: its import takes longer than most commands.
+    """
 
     settings: PipelineSettings
-    pipeline: PipelineResource
-    registry: Registry
-    serving: ServingPlatform
+    path: Path
+    """The pipeline file."""
+
+    @cached_property
+    def record(self) -> Pipeline:
+        """Which artifact of each asset is current."""
+        return Pipeline(Store(self.settings.store), self.settings.name)
+
+    @cached_property
+    def registry(self) -> Registry:
+        """The registry of the pipeline's model versions."""
+        if self.settings.platform == "local":
+            return LocalRegistry.of(self.record)
+        registry: Registry = self._resources["registry"].open(self.pipeline)
+        return registry
+
+    @property
+    def pipeline(self) -> "PipelineResource":
+        """Settings and store as assets use them."""
+        pipeline: PipelineResource = self._resources["pipeline"]
+        return pipeline
+
+    @property
+    def serving(self) -> "ServingPlatform":
+        """What serves the champion."""
+        serving: ServingPlatform = self._resources["serving"]
+        return serving
+
+    @cached_property
+    def _resources(self) -> dict[str, Any]:
+        from llm_assets.platform import build_resources
+
+        return build_resources(self.settings, str(self.path))
 
 
 def open_session() -> Session:
     """Open the pipeline named by `LLM_ASSETS_CONFIG`, or the default one."""
     path = config_path()
-    settings = load_settings(path)
-    resources = build_resources(settings, str(path))
-    pipeline = resources["pipeline"]
-    return Session(settings, pipeline, resources["registry"].open(pipeline), resources["serving"])
+    return Session(load_settings(path), path)
+
+
+def use_this_folders_history() -> None:
+    """Have Dagster read dagster.yaml of this folder; raises UserError where it is no project."""
+    if not Path("dagster.yaml").exists():
+        raise UserError(
+            "There is no dagster.yaml here. Run this in the project's folder, or make this folder "
+            "one with: llm-assets init FOLDER_OF_TEXT"
+        )
+    os.environ.setdefault("DAGSTER_HOME", os.getcwd())

@@ -9,7 +9,7 @@ from artifacts.errors import UserError
 from artifacts.progress import Report
 from artifacts.shown import shown_in_line
 from llm_assets.cli.session import Session
-from llm_assets.endpoint.base import endpoint_folder
+from llm_assets.endpoint.folder import endpoint_folder
 from llm_assets.tracing.answers import Asked, of_request, of_text
 from llm_assets.tracing.trace import MOST_CHARACTERS, Trace, trace
 from llm_assets.tracing.training_text import Source

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict
 
 from artifacts.store.store import Store, layout
 from llm_assets.config import PipelineSettings
+from llm_assets.endpoint.folder import endpoint_folder
 from llm_assets.endpoint.judged import judged_documents
 from llm_assets.registry.records import ModelVersion
 from serving import endpoint as process
@@ -94,9 +95,3 @@ class LocalServingPlatform(ServingPlatform):
 
     def stop(self, settings: PipelineSettings) -> bool:
         return process.stop(endpoint_folder(settings))
-
-
-def endpoint_folder(settings: PipelineSettings) -> Path:
-    """Where the local endpoint keeps its state and its log."""
-    store = Store(settings.store)
-    return store.local_path(store.root) / layout.endpoint(settings.name)

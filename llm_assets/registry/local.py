@@ -4,10 +4,12 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Self
 
 from artifacts.leases.lease import local_lease
 from artifacts.storage import files
 from artifacts.store import layout
+from artifacts.store.pipelines import Pipeline
 from llm_assets.registry.base import Content, GenerationChanged, Registry
 from llm_assets.registry.card import CARD_NAME, render_card
 from llm_assets.registry.records import ModelVersion, RegistryUnreachable
@@ -24,6 +26,12 @@ class LocalRegistry(Registry):
         self.root = str(store_root)
         self._path = store_root / layout.registry(pipeline)
         self.folder = str(self._path)
+
+    @classmethod
+    def of(cls, record: Pipeline) -> Self:
+        """The registry of a pipeline whose store is on this machine."""
+        store = record.store
+        return cls(store.local_path(store.root), record.name)
 
     def _read(self, name: str) -> Content:
         with self._reachable():

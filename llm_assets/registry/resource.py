@@ -21,5 +21,4 @@ class LocalRegistryResource(RegistryResource):
     """A folder in the store."""
 
     def open(self, pipeline: PipelineResource) -> Registry:
-        store = pipeline.store
-        return LocalRegistry(store.local_path(store.root), pipeline.settings.name)
+        return LocalRegistry.of(pipeline.record)

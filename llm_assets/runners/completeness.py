@@ -5,7 +5,7 @@ import json
 from artifacts.storage import files
 from recipes.data.seen import SEEN_NAME
 from recipes.data.trained import TRAINED_NAME
-from recipes.evaluation.settings import EvaluationSpec
+from recipes.evaluation.spec import EvaluationSpec
 from recipes.spec import RESULT_NAME, TrainingSpec
 
 CONFIG, TOKENIZER, WEIGHTS = "config.json", "tokenizer.json", "model.safetensors"

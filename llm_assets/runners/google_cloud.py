@@ -29,7 +29,7 @@ from llm_assets.pipes import (
 from llm_assets.runners.completeness import missing_of_evaluation, missing_of_training
 from llm_assets.runners.spark import SparkRunner
 from llm_assets.runners.training import TrainingRunner
-from recipes.evaluation.settings import EvaluationSpec
+from recipes.evaluation.spec import EvaluationSpec
 from recipes.sections import Precision
 from recipes.spec import RESULT_NAME, TrainingResult, TrainingSpec
 from spark_jobs.clean import job as clean

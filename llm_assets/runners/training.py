@@ -9,7 +9,7 @@ from typing import Any
 from dagster import AssetExecutionContext, ConfigurableResource
 
 from llm_assets.runners.child_process import run_child
-from recipes.evaluation.settings import EvaluationSpec
+from recipes.evaluation.spec import EvaluationSpec
 from recipes.sections import Precision
 from recipes.settings import RecipeSettings
 from recipes.spec import SPEC_NAME, TrainingResult, TrainingSpec, command, read_result

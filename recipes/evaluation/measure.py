@@ -38,12 +38,12 @@ from recipes.evaluation.results import (
 from recipes.evaluation.settings import (
     CODE_VERSION,
     SAMPLES_NAME,
-    EvaluationSpec,
     ModelSource,
     Question,
     Rounds,
     TaskSettings,
 )
+from recipes.evaluation.spec import EvaluationSpec
 from recipes.evaluation.tasks import digest_tasks
 
 NEWEST_TASK = "held_out_newest"

@@ -13,7 +13,8 @@ from artifacts.progress import Report
 from recipes.evaluation.documents import Document, check_vocabulary
 from recipes.evaluation.examples import Scorer
 from recipes.evaluation.results import HELD_OUT_TASK, Data, Scores
-from recipes.evaluation.settings import EvaluationSpec, ModelSource
+from recipes.evaluation.settings import ModelSource
+from recipes.evaluation.spec import EvaluationSpec
 from recipes.evaluation.summaries import score_summaries
 from recipes.evaluation.tasks import TaskScores, run_tasks
 

@@ -1,4 +1,4 @@
-"""What `eval_metrics` measures, and what its program is told."""
+"""What `eval_metrics` measures; importing it loads neither torch nor Arrow."""
 
 import hashlib
 import os
@@ -8,9 +8,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from artifacts.settings import Settings
-from artifacts.shards.format import ShardStats
 from artifacts.store.identity import FINGERPRINT_LENGTH
-from recipes.settings import ContinuedPretrainingSettings, RecipeSettings
 
 CODE_VERSION = "4"
 SAMPLES_NAME = "samples.json"
@@ -207,30 +205,3 @@ class Rounds(Settings):
     """Rounds that the budget allows; known before the first one."""
     share: float
     """Of all held-out documents, those within the budget."""
-
-
-class EvaluationSpec(Settings):
-    """What `python -m recipes.evaluate --spec` reads."""
-
-    base: ModelSource
-    """The model that training started from."""
-    candidate: ModelSource
-    """The model just trained."""
-    incumbent: ModelSource | None = None
-    """The model that serves now, or None before the first."""
-    shards: Folder
-    """Folder of the `tokenized_shards` artifact."""
-    shard_stats: ShardStats
-    """That artifact's `stats`."""
-    shards_fingerprint: str
-    """That artifact's fingerprint."""
-    output: Folder
-    """Folder to write `result.json`, `scores.parquet` and `samples.json` into."""
-    cache: Folder | None = None
-    """Folder of what earlier runs have measured (`artifacts.cache`); None keeps nothing."""
-    settings: EvaluationSettings = EvaluationSettings()
-    """What to measure."""
-    recipe: RecipeSettings = ContinuedPretrainingSettings()
-    """The recipe that the candidate was trained by, which says how it is scored."""
-    question: Question | None = None
-    """Ends the measuring when it is answered; None measures all that the settings allow."""

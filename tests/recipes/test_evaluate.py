@@ -30,11 +30,11 @@ from recipes.evaluation.model_scores import scores_key
 from recipes.evaluation.results import Data
 from recipes.evaluation.settings import (
     EvaluationSettings,
-    EvaluationSpec,
     GenerationSettings,
     ModelSource,
     Question,
 )
+from recipes.evaluation.spec import EvaluationSpec
 from tests.recipes.conftest import REPOSITORY
 from tests.tiny import tiny_base_model
 

@@ -15,13 +15,13 @@ from recipes.evaluation.measure import evaluate
 from recipes.evaluation.multiple_choice import MULTIPLE_CHOICE_TASK, make_questions, write_task
 from recipes.evaluation.settings import (
     EvaluationSettings,
-    EvaluationSpec,
     GenerationSettings,
     ModelSource,
     MultipleChoiceSettings,
     SummarySettings,
     TaskSettings,
 )
+from recipes.evaluation.spec import EvaluationSpec
 from recipes.evaluation.summaries import score_summaries
 from recipes.evaluation.tasks import run_tasks
 

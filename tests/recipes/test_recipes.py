@@ -22,7 +22,8 @@ from llm_assets.gate.judge import judge
 from llm_assets.gate.settings import GateSettings
 from recipes.distributed.workers import join_workers
 from recipes.evaluate import run as evaluate
-from recipes.evaluation.settings import EvaluationSettings, EvaluationSpec, ModelSource
+from recipes.evaluation.settings import EvaluationSettings, ModelSource
+from recipes.evaluation.spec import EvaluationSpec
 from recipes.spec import TrainingSpec, read_result
 from recipes.train import train
 from tests.recipes.conftest import course, kill_at, launcher, run, settings_of, train_here

@@ -13,12 +13,8 @@ from artifacts.store.store import Artifact, Draft, Store
 from llm_assets.endpoint.judged import judged_documents
 from llm_assets.registry.records import ModelVersion
 from recipes.evaluation.measure import evaluate
-from recipes.evaluation.settings import (
-    EvaluationSettings,
-    EvaluationSpec,
-    GenerationSettings,
-    ModelSource,
-)
+from recipes.evaluation.settings import EvaluationSettings, GenerationSettings, ModelSource
+from recipes.evaluation.spec import EvaluationSpec
 from tests.tiny import tiny_shards
 
 

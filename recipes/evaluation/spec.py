@@ -1,0 +1,33 @@
+"""What the evaluation program is told."""
+
+from artifacts.settings import Settings
+from artifacts.shards.format import ShardStats
+from recipes.evaluation.settings import EvaluationSettings, Folder, ModelSource, Question
+from recipes.settings import ContinuedPretrainingSettings, RecipeSettings
+
+
+class EvaluationSpec(Settings):
+    """What `python -m recipes.evaluate --spec` reads."""
+
+    base: ModelSource
+    """The model that training started from."""
+    candidate: ModelSource
+    """The model just trained."""
+    incumbent: ModelSource | None = None
+    """The model that serves now, or None before the first."""
+    shards: Folder
+    """Folder of the `tokenized_shards` artifact."""
+    shard_stats: ShardStats
+    """That artifact's `stats`."""
+    shards_fingerprint: str
+    """That artifact's fingerprint."""
+    output: Folder
+    """Folder to write `result.json`, `scores.parquet` and `samples.json` into."""
+    cache: Folder | None = None
+    """Folder of what earlier runs have measured (`artifacts.cache`); None keeps nothing."""
+    settings: EvaluationSettings = EvaluationSettings()
+    """What to measure."""
+    recipe: RecipeSettings = ContinuedPretrainingSettings()
+    """The recipe that the candidate was trained by, which says how it is scored."""
+    question: Question | None = None
+    """Ends the measuring when it is answered; None measures all that the settings allow."""
