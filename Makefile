@@ -10,7 +10,7 @@ PORT ?= 3000
 .DEFAULT_GOAL := help
 # The two environments are built side by side.
 MAKEFLAGS += --jobs=2
-.PHONY: help setup run stop ui demo-cloud test soak lint format docs bench clean
+.PHONY: help setup run stop ui up down demo-cloud test soak lint format docs bench clean
 
 help: ## List the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -33,6 +33,12 @@ stop: $(READY) ## End the endpoint
 
 ui: $(READY) ## Open the Dagster UI on http://127.0.0.1:3000
 	@. $(BIN)/activate && env -u DAGSTER_MODULE_NAME dagster dev -w workspace.yaml -h 127.0.0.1 -p $(PORT)
+
+up: $(READY) ## Keep UI, daemon and metrics running, on 127.0.0.1:3000 and :8011
+	@$(BIN)/llm-assets up --port $(PORT)
+
+down: $(READY) ## End them; the endpoint goes on
+	@$(BIN)/llm-assets down
 
 demo-cloud: $(READY) $(BIGQUERY_READY) ## Run the whole graph on a local Google Cloud, no account needed
 	@. $(BIN)/activate && python -m tests.stand_ins.demo

@@ -19,7 +19,7 @@ class AutomationSettings(Settings):
 
     enabled: bool = False
     """Whether sensors and schedules are on from the start; each can be switched in the UI too.
-    Nothing happens by itself without a running `dagster-daemon` (`make ui` starts one)."""
+    Nothing happens by itself without a running `dagster-daemon` (`make up` keeps one)."""
     way: Literal["sensors", "declarative"] = "sensors"
     """`sensors` look at the sources, and ask again until the endpoint reflects the text;
     `declarative` sets conditions on the assets: raw text is read at `retrain_cron`, and each asset

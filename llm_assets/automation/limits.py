@@ -22,8 +22,7 @@ def forbidden(settings: AutomationSettings, runs: Iterable[RunRecord], now: date
             return f"Nothing is launched within the blackout {window} ({settings.time_zone})."
     if settings.hours is None:
         return None
-    began = local.replace(day=1, hour=0, minute=0, second=0, microsecond=0).timestamp()
-    spent = sum(_seconds_since(run, began, now.timestamp()) for run in runs) / 3600
+    spent = spent_hours(settings, runs, now)
     if spent < settings.hours:
         return None
     limit = (
@@ -35,6 +34,13 @@ def forbidden(settings: AutomationSettings, runs: Iterable[RunRecord], now: date
         f"The month's budget is spent: {spent:.2f} hours of runs, of {limit}. Launches go on next "
         "month, or raise `automation.monthly_hours` or `automation.monthly_cost`."
     )
+
+
+def spent_hours(settings: AutomationSettings, runs: Iterable[RunRecord], now: datetime) -> float:
+    """Hours that runs have taken in the calendar month of the settings' time zone."""
+    local = now.astimezone(ZoneInfo(settings.time_zone))
+    began = local.replace(day=1, hour=0, minute=0, second=0, microsecond=0).timestamp()
+    return sum(_seconds_since(run, began, now.timestamp()) for run in runs) / 3600
 
 
 def is_within(window: str, local: datetime) -> bool:

@@ -1,13 +1,15 @@
 """`llm-assets status`: what serves, what is wanted, what was decided, what runs, on one screen."""
 
-import os
 from pathlib import Path
 from typing import Any
 
 from artifacts.errors import materialize_command
 from llm_assets.cli.session import Session
-from llm_assets.endpoint.base import endpoint_folder
+from llm_assets.endpoint.folder import endpoint_folder
+from llm_assets.history import unfinished_runs
 from llm_assets.registry.state import RegistryState
+from llm_assets.services.project import read_services
+from serving.state import StateFolder
 
 ASSETS = ("raw_corpus", "clean_corpus", "tokenized_shards", "base_model", "checkpoint")
 
@@ -16,19 +18,20 @@ def status_of(session: Session) -> dict[str, Any]:
     """The pipeline's state, as JSON values.
 
     Keys: `pipeline`, `champion` and `wanted` (version numbers, None before there are any),
-    `served` (None where nothing answers), `last_verdict`, `running` and `artifacts` (asset to
-    fingerprint and date).
+    `served` (None where nothing answers), `last_verdict`, `running`, `services` (name to state;
+    None where they are down) and `artifacts` (asset to fingerprint and date).
     """
     state = session.registry.state()
     champion, wanted = state.find("champion"), state.find("wanted")
-    history = session.pipeline.record.history().assets
+    history = session.record.history().assets
     return {
         "pipeline": session.settings.name,
         "champion": champion.version if champion else None,
         "wanted": wanted.version if wanted else None,
         "served": _served(session),
         "last_verdict": _last_verdict(state),
-        "running": _running(),
+        "running": [str(run) for run in unfinished_runs(Path.cwd())],
+        "services": _services(),
         "artifacts": {
             asset: {
                 "fingerprint": history[asset].current.fingerprint,
@@ -51,6 +54,7 @@ def screen(status: dict[str, Any]) -> list[str]:
         "last verdict  "
         + (f"version {verdict['version']}: {verdict['summary']}" if verdict else "none"),
         f"running       {', '.join(status['running']) or 'nothing'}",
+        f"services      {_list(status['services'])}",
     ]
     if served and status["wanted"] is not None and str(status["wanted"]) not in served["versions"]:
         lines.append(
@@ -65,10 +69,8 @@ def screen(status: dict[str, Any]) -> list[str]:
 def _served(session: Session) -> dict[str, Any] | None:
     if session.settings.platform != "local":
         return None
-    from serving import endpoint as process
-
-    found = process.status(endpoint_folder(session.settings))
-    if found is None:
+    found = StateFolder(endpoint_folder(session.settings)).read_status()
+    if found is None or not found.alive:
         return None
     shares = {route.version: route.share for route in found.routes if route.share > 0}
     return {"url": found.url, "phase": found.phase, "versions": shares}
@@ -86,16 +88,15 @@ def _last_verdict(state: RegistryState) -> dict[str, Any] | None:
     }
 
 
-def _running() -> list[str]:
-    from dagster import DagsterInstance, DagsterRunStatus, RunsFilter
+def _services() -> dict[str, str] | None:
+    states = read_services(Path.cwd())
+    return None if states is None else {one.name: one.state for one in states}
 
-    if "DAGSTER_HOME" not in os.environ and not Path("dagster.yaml").exists():
-        return []
-    os.environ.setdefault("DAGSTER_HOME", os.getcwd())
-    active = [DagsterRunStatus.QUEUED, DagsterRunStatus.STARTING, DagsterRunStatus.STARTED]
-    with DagsterInstance.get() as instance:
-        runs = instance.get_runs(RunsFilter(statuses=active))
-    return [f"run {run.run_id[:8]} ({run.status.value.lower()})" for run in runs]
+
+def _list(services: dict[str, str] | None) -> str:
+    if services is None:
+        return "down; `llm-assets up` keeps UI and daemon running"
+    return ", ".join(f"{name} {state}" for name, state in services.items())
 
 
 def _version(number: int | None) -> str:

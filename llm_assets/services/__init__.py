@@ -1,0 +1,1 @@
+"""Webserver, daemon and metrics as services of this machine, which come back when they die."""
