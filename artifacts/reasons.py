@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,8 @@ from artifacts.errors import UserError
 from artifacts.shown import shown
 
 GIB = 2**30
+UNSET_VARIABLE = re.compile(r'attempted to fetch the environment variable "(\w+)" which is not set')
+"""In what Dagster says."""
 
 
 def reason_of(error: BaseException, place: str = ".") -> str | None:
@@ -125,6 +128,19 @@ def _of_history(error: BaseException) -> str | None:
             "folder `.llm_assets/dagster` (`storage.sqlite.base_dir` in dagster.yaml) away and run "
             "the same again."
         )
+    if "psycopg2.OperationalError" in text or "too many retries for DB connection" in text:
+        return (
+            "Dagster's history cannot be reached: its PostgreSQL (`storage.postgres` in "
+            "dagster.yaml) does not answer, or refuses this user. Nothing finished is lost: start "
+            "it, or correct the address, and run the same again."
+        )
+    if "No module named 'psycopg'" in text:
+        return (
+            "The address of Dagster's PostgreSQL (`storage.postgres` in dagster.yaml) has to begin "
+            "with postgresql+psycopg2://, which names the driver that is installed."
+        )
+    if found := UNSET_VARIABLE.search(text):
+        return f"dagster.yaml names the environment variable {found[1]}, which is not set here."
     if "attempt to write a readonly database" in text or "unable to open database file" in text:
         return (
             "Dagster's history cannot be written: the folder `.llm_assets/dagster` "

@@ -14,6 +14,7 @@ from artifacts.shown import shown
 from llm_assets.cli.cloud import CLOUD
 from llm_assets.cli.options import json_option, name_option, reason_option, version_argument
 from llm_assets.cli.provenance import PROVENANCE
+from llm_assets.cli.services import SERVICES
 from llm_assets.config import CONFIG_VARIABLE
 
 
@@ -114,8 +115,8 @@ def stop() -> None:
 @json_option
 def versions(as_json: bool) -> None:
     """List the model versions: what is wanted, what serves, who decided and why."""
-    from llm_assets.cli.promotion import list_versions, versions_as_json
     from llm_assets.cli.session import open_session
+    from llm_assets.cli.versions import list_versions, versions_as_json
 
     session = open_session()
     if as_json:
@@ -231,7 +232,7 @@ def docs() -> None:
         click.echo(f"wrote {path}")
 
 
-for command in CLOUD + PROVENANCE:
+for command in (*CLOUD, *PROVENANCE, *SERVICES):
     commands.add_command(command)
 
 
