@@ -1,15 +1,21 @@
-"""What became of one document: what it was merged with and why, and which rows hold it."""
+"""What became of one document: what it was merged with, what it lost, which rows hold it."""
 
+import fnmatch
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from artifacts.errors import UserError
 from artifacts.shards.format import ShardStats
 from artifacts.shards.occurrences import Occurrence, find_occurrences
+from artifacts.storage import files
 from spark_jobs.clean.decide.duplicates import DUPLICATE_SCHEMA, DUPLICATES_NAME
+from spark_jobs.clean.history import PAST_FOLDER
+from spark_jobs.clean.repeated.trim import DROPPED_PREFIX, REPEATED, SPAN_SCHEMA
 from spark_jobs.runtime.parquet import find_parts, read_table
 from spark_jobs.tokenize.documents import REMOVED_NAME
 
@@ -26,6 +32,19 @@ class Merged:
 
 
 @dataclass(frozen=True)
+class RepeatedSpan:
+    """A span of a document that stands in another one first."""
+
+    begin: int
+    """In characters of the normalized text."""
+    end: int
+    words: int
+    neighbor: str
+    fate: str
+    """`counted`, `removed`, or `dropped` with the whole document."""
+
+
+@dataclass(frozen=True)
 class DocumentStory:
     """All that is known of a document."""
 
@@ -39,6 +58,8 @@ class DocumentStory:
     text_hash: str
     merged: list[Merged]
     """The cluster's dropped documents."""
+    repeated: list[RepeatedSpan]
+    """The survivor's spans that stand in other documents first, where they were looked for."""
     overlap: float | None
     """Share of it that is held-out text, where it was left out for that."""
     occurrences: list[Occurrence]
@@ -51,12 +72,19 @@ class DocumentStory:
                 f"  {copy.id} was dropped ({copy.reason}, similarity {copy.similarity:.2f} to "
                 f"{copy.neighbor})"
             )
+        for span in self.repeated:
+            lines.append(
+                f"  characters {span.begin:,} to {span.end:,} ({span.words:,} words) stand first "
+                f"in {span.neighbor}: {span.fate}"
+            )
         for found in self.occurrences:
             count = f"{len(found.rows):,} rows" if len(found.rows) > 1 else f"row {found.rows[0]}"
             lines.append(f"  {found.split}, shard {found.shard}, {count}")
         return "\n".join(lines)
 
     def _fate(self) -> str:
+        if any(span.fate == "dropped" for span in self.repeated):
+            return "dropped; too little is in it that does not stand in other documents"
         if self.survivor != self.id:
             return f"dropped; {self.survivor} is kept in its place"
         if self.overlap is not None:
@@ -96,6 +124,7 @@ def explain_document(
         survivor=survivor,
         **{name: kept[name] for name in _CLEAN_COLUMNS if name != "id"},
         merged=merged,
+        repeated=list(_repeated_spans(clean_corpus, survivor)),
         overlap=overlap,
         occurrences=occurrences,
     )
@@ -105,17 +134,36 @@ _CLEAN_COLUMNS = ["id", "cluster", "source", "split", "text_hash"]
 
 
 def _clean_row(clean_corpus: str, survivor: str, identifier: str) -> dict[str, str]:
-    for part in find_parts(clean_corpus, _CLEAN_COLUMNS, "clean_corpus"):
-        ids = part.read(["id"])["id"]
-        row = pc.index(ids, survivor).as_py()
+    for table in _clean_rows(clean_corpus):
+        row = pc.index(table["id"], survivor).as_py()
         if row >= 0:
-            found: dict[str, str] = part.read(_CLEAN_COLUMNS).slice(row, 1).to_pylist()[0]
+            found: dict[str, str] = table.slice(row, 1).to_pylist()[0]
             return found
     raise UserError(
         f"The clean corpus in {clean_corpus} knows no document {identifier!r}, neither kept nor "
         "dropped as a copy. It may have been dropped for its length: see `dropped_examples` of "
         "the asset."
     )
+
+
+def _clean_rows(clean_corpus: str) -> Iterator[pa.Table]:
+    """`_CLEAN_COLUMNS` of what is kept, and of what was dropped for its repeated spans."""
+    for part in find_parts(clean_corpus, _CLEAN_COLUMNS, "clean_corpus"):
+        yield part.read(_CLEAN_COLUMNS)
+    for url in _listed(f"{clean_corpus}/{PAST_FOLDER}", f"{DROPPED_PREFIX}*"):
+        yield read_table(url, _CLEAN_COLUMNS)
+
+
+def _repeated_spans(clean_corpus: str, identifier: str) -> Iterator[RepeatedSpan]:
+    for url in _listed(f"{clean_corpus}/{REPEATED}", "part-*"):
+        spans = read_table(url, SPAN_SCHEMA.names)
+        for row in spans.filter(pc.equal(spans["id"], identifier)).drop_columns("id").to_pylist():
+            yield RepeatedSpan(**row)
+
+
+def _listed(folder: str, pattern: str) -> list[str]:
+    """Files of a folder that need not be there."""
+    return [f"{folder}/{name}" for name in fnmatch.filter(files.list_names(folder), pattern)]
 
 
 def _overlap(folder: Path, identifier: str) -> float | None:

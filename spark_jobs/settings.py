@@ -37,6 +37,16 @@ class DecontaminationSettings(Settings):
     0.5, since below it is mostly set phrases and parameter lists."""
 
 
+class RepeatedSpanSettings(Settings):
+    """What becomes of spans of words that stand in several documents, such as boilerplate."""
+
+    action: Literal["ignore", "count", "remove"] = "ignore"
+    """`remove` takes each span out of every document but the first (those to measure on are first
+    and stay whole), and drops documents with too little else; `count` only lists them."""
+    minimum_words: int = Field(default=50, ge=10, le=1000)
+    """Words in a row that a span has at least; 50 are hardly ever repeated by chance."""
+
+
 class SplitSettings(Settings):
     """How new text is divided. What was in a split before stays in it, whatever changes here."""
 
@@ -86,6 +96,8 @@ class CleanCorpusSettings(Settings):
     """Search for near-copies."""
     decontamination: DecontaminationSettings = DecontaminationSettings()
     """Removal of documents that overlap with the evaluation texts."""
+    repeated_spans: RepeatedSpanSettings = RepeatedSpanSettings()
+    """Search for repeated spans within the documents that stay."""
     split: SplitSettings = SplitSettings()
     """How new text is divided into training, validation and held-out text."""
     examples_per_reason: int = Field(default=3, ge=0)
@@ -106,7 +118,9 @@ class CleanCorpusSettings(Settings):
 
     def preparation(self) -> dict[str, Any]:
         """What decides how one document is prepared, apart from all others."""
-        return self.model_dump(mode="json", exclude={"examples_per_reason", "split"})
+        return self.model_dump(
+            mode="json", exclude={"examples_per_reason", "repeated_spans", "split"}
+        )
 
 
 class SourceMix(Settings):

@@ -212,23 +212,32 @@ def _clean_metadata(stats: Mapping[str, Any]) -> dict[str, Any]:
     ]
     sizes = {int(size): count for size, count in stats["cluster_sizes"].items()}
     lengths = {int(length): count for length, count in stats["length_histogram"].items()}
-    return _corpus_metadata(stats) | {
-        "splits": table(["split", "documents"], stats["splits"].items()),
-        "arrived": table(
-            ["slice", "held out", "validation", "training"],
-            (
-                (number, *(found.get(split, 0) for split in ("held_out", "validation", "train")))
-                for number, found in stats["slices"].items()
+    repeated = stats.get("repeated_spans")
+    looked_for = {"repeated_spans": table(["in all", ""], repeated.items())} if repeated else {}
+    return (
+        _corpus_metadata(stats)
+        | looked_for
+        | {
+            "splits": table(["split", "documents"], stats["splits"].items()),
+            "arrived": table(
+                ["slice", "held out", "validation", "training"],
+                (
+                    (
+                        number,
+                        *(found.get(split, 0) for split in ("held_out", "validation", "train")),
+                    )
+                    for number, found in stats["slices"].items()
+                ),
             ),
-        ),
-        "dropped_examples": table(["reason", "document", "begins with"], examples),
-        "cluster_sizes": figures.bars(
-            "Duplicate clusters by size", "documents in the cluster", "clusters", sizes
-        ),
-        "lengths": figures.bars(
-            "Documents by length", "characters, from this many on", "documents", lengths
-        ),
-    }
+            "dropped_examples": table(["reason", "document", "begins with"], examples),
+            "cluster_sizes": figures.bars(
+                "Duplicate clusters by size", "documents in the cluster", "clusters", sizes
+            ),
+            "lengths": figures.bars(
+                "Documents by length", "characters, from this many on", "documents", lengths
+            ),
+        }
+    )
 
 
 def _shard_metadata(stats: Mapping[str, Any]) -> dict[str, Any]:

@@ -94,11 +94,28 @@ def _corpus_lines(raw: Artifact, clean: Artifact, shards: Artifact) -> list[tupl
         ("documents read", f"{raw.stats['documents']:,} ({raw.stats['bytes'] / 1e6:.1f} MB)"),
         *_passed_over(raw),
         ("removed", f"{sum(dropped.values()):,}" + (": " + ", ".join(reasons) if reasons else "")),
+        *_repeated(clean),
         (
             "tokens",
             f"{tokens:,} in {train:,} documents to train on, {validation:,} to validate, "
             f"{held_out:,} held out",
         ),
+    ]
+
+
+def _repeated(clean: Artifact) -> list[tuple[str, str]]:
+    """What stands in several documents; nothing where that was not looked for."""
+    found = clean.stats.get("repeated_spans")
+    if not found:
+        return []
+    fate = {"count": "only counted", "remove": "removed"}
+    action = clean.manifest.settings["repeated_spans"]["action"]
+    return [
+        (
+            "repeated spans",
+            f"{found['spans']:,} ({found['words']:,} words) in {found['documents']:,} documents, "
+            f"{fate[action]}",
+        )
     ]
 
 

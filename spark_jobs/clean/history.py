@@ -22,7 +22,8 @@ from spark_jobs.runtime.tasks import map_tasks
 
 PAST_FOLDER = "past"
 _SMALL = ["id", "text_hash", "split", "slice"]
-_COLUMNS = [*_SMALL, "text", "source"]
+RECORD_COLUMNS = [*_SMALL, "text", "source"]
+"""What is kept of a text: what decides its split, and the text itself."""
 _TEXTS_IN_FILE = 5_000
 
 
@@ -56,10 +57,10 @@ def read_history(clean_corpus: str | None) -> History | None:
     """
     if clean_corpus is None:
         return None
-    parts = find_parts(clean_corpus, _COLUMNS, "clean_corpus")
+    parts = find_parts(clean_corpus, RECORD_COLUMNS, "clean_corpus")
     past = f"{clean_corpus}/{PAST_FOLDER}"
     if files.exists(past):
-        parts += find_parts(past, _COLUMNS, "clean_corpus")
+        parts += find_parts(past, RECORD_COLUMNS, "clean_corpus")
     return History(parts)
 
 
@@ -74,7 +75,7 @@ def write_past(
         for number, group in enumerate(chosen.groups(_TEXTS_IN_FILE))
     ]
     map_tasks(spark, "reading past texts", groups, partial(_write_group, folder=folder), report)
-    return find_parts(folder, _COLUMNS, "clean_corpus")
+    return find_parts(folder, RECORD_COLUMNS, "clean_corpus")
 
 
 def _write_group(
@@ -82,7 +83,7 @@ def _write_group(
 ) -> dict[str, Any]:
     number, wanted = group
     tables = [
-        part.read(_COLUMNS).select(_COLUMNS).take(place.read()["row"][first:last])
+        part.read(RECORD_COLUMNS).select(RECORD_COLUMNS).take(place.read()["row"][first:last])
         for part, place, first, last in wanted
     ]
     # What a part was made of says nothing of what is left of it.

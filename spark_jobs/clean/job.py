@@ -3,7 +3,8 @@
 Each document by itself is normalized, filtered and signed (`prepare`). Then it is decided over all
 of them, from their small columns (`decide`): exact copies are grouped, near-copies found among the
 rest (candidates by shared bands, verified by true similarity, connected components), and one
-survivor and its split chosen for each cluster. Last, tasks write the documents that stay (`write`).
+survivor and its split chosen for each cluster. Where the settings ask for it, spans that stand in
+several of them are taken out (`repeated`). Last, tasks write the documents that stay (`write`).
 
 Run as a program: `python -m spark_jobs.clean.job --spec spec.json`.
 """
@@ -23,7 +24,9 @@ from spark_jobs.clean.decide.decider import Outcome, Run
 from spark_jobs.clean.decide.documents import DocumentPart, Forgotten
 from spark_jobs.clean.decide.duplicates import DUPLICATES_NAME, write_duplicates
 from spark_jobs.clean.history import PAST_FOLDER, read_history, write_past
+from spark_jobs.clean.part_rows import PartRows
 from spark_jobs.clean.prepare import RAW_COLUMNS, prepare_parts
+from spark_jobs.clean.repeated.stage import trim_repeats
 from spark_jobs.clean.statistics import corpus_stats, dropped_examples
 from spark_jobs.clean.write import write_part
 from spark_jobs.decontaminate.evaluation_texts import save_evaluation_ngrams
@@ -33,7 +36,7 @@ from spark_jobs.runtime.session import session
 from spark_jobs.runtime.tasks import map_tasks
 from spark_jobs.settings import DOCUMENTS_IN_MEMORY, CleanCorpusSettings
 
-CODE_VERSION = "9"
+CODE_VERSION = "10"
 
 
 class CleanSpec(BaseModel):
@@ -63,7 +66,8 @@ def run(spark: SparkSession, spec: CleanSpec, report: Report = print) -> dict[st
     """Write the clean corpus, `part-NNNNN.parquet` of `CLEAN_SCHEMA`; return the stats.
 
     Beside the parts, `duplicates.parquet` lists every copy that was dropped and why
-    (`spark_jobs.clean.duplicates.DUPLICATE_SCHEMA`).
+    (`spark_jobs.clean.decide.duplicates.DUPLICATE_SCHEMA`), and under `repeated_spans/` every span
+    that stands in an earlier document (`spark_jobs.clean.repeated.trim.SPAN_SCHEMA`).
 
     Returns:
         `documents`, `bytes`, `documents_read`, `bytes_read`, `dropped` (reason to documents),
@@ -73,7 +77,8 @@ def run(spark: SparkSession, spec: CleanSpec, report: Report = print) -> dict[st
         lineage), `slices` (that to split to documents), `past` (texts of earlier corpora that are
         none of its documents), `sources` (name to documents kept), `length_histogram` (a power of
         two to the documents of so many characters or up to twice that), `candidate_pairs`,
-        `verified_pairs`, `parts`, `parts_prepared` (the others were cached).
+        `verified_pairs`, `parts`, `parts_prepared` (the others were cached), and where they are
+        looked for, `repeated_spans` (`documents` with any, `spans`, their `words` and `bytes`).
 
     Raises:
         UserError: there is no raw corpus, an id comes twice, or no document is left.
@@ -106,8 +111,9 @@ def _run(spark: SparkSession, spec: CleanSpec, scratch: str, report: Report) -> 
         f"{outcome.exact_copies:,} exact copies; {outcome.candidates:,} candidate pairs, "
         f"{outcome.verified:,} of them compared, {outcome.near_copies:,} near-copies"
     )
-    stats = corpus_stats(outcome, settings)
-    _write(spark, outcome, parts, spec.output, report)
+    stats = corpus_stats(outcome, settings) | {"past": outcome.left.count}
+    outcome, changed, stats = _trim(run, outcome, stats, parts, spec.output)
+    _write(run, outcome, changed, parts, spec.output)
     if history:
         write_past(spark, history, outcome.left, f"{spec.output}/{PAST_FOLDER}", report)
     report(
@@ -117,19 +123,29 @@ def _run(spark: SparkSession, spec: CleanSpec, scratch: str, report: Report) -> 
     return stats | {
         "dropped_examples": dropped_examples(outcome, parts),
         "slice": outcome.slice,
-        "past": outcome.left.count,
         "parts": len(parts),
         "parts_prepared": sum(part.is_new for part in prepared),
     }
 
 
+def _trim(
+    run: Run, outcome: Outcome, stats: dict[str, Any], parts: list[DocumentPart], output: str
+) -> tuple[Outcome, PartRows, dict[str, Any]]:
+    """What stays, the texts that change, and the stats, once repeated spans are dealt with."""
+    if run.settings.repeated_spans.action == "ignore":
+        return outcome, PartRows({}), stats
+    trimmed = trim_repeats(run, outcome, parts, output)
+    return trimmed.outcome, trimmed.texts, trimmed.stats(stats)
+
+
 def _write(
-    spark: SparkSession, outcome: Outcome, parts: list[DocumentPart], output: str, report: Report
+    run: Run, outcome: Outcome, changed: PartRows, parts: list[DocumentPart], output: str
 ) -> None:
-    """Write the documents that stay, and the list of the copies that do not."""
+    """Write the documents that stay, some with other texts, and the list of the dropped copies."""
     places = sorted(outcome.stay.places.items())
-    items = [(number, parts[number].prepared, place) for number, place in places]
-    map_tasks(spark, "writing clean text", items, partial(write_part, output=output), report)
+    items = [(n, parts[n].prepared, place, changed.places.get(n)) for n, place in places]
+    work = partial(write_part, output=output)
+    map_tasks(run.spark, "writing clean text", items, work, run.report)
     write_duplicates(f"{output}/{DUPLICATES_NAME}", outcome.duplicates)
 
 

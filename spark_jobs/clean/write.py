@@ -1,8 +1,11 @@
 """Carries out what was decided: the rows of each prepared part that stay become clean text."""
 
+import hashlib
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from spark_jobs.clean.decide.decider import DECIDED_SCHEMA
 from spark_jobs.clean.part_rows import Place
@@ -30,15 +33,19 @@ CLEAN_SCHEMA = pa.schema(
 NEEDED_COLUMNS = [field.name for field in CLEAN_SCHEMA if not field.nullable]
 
 
-def write_part(part: tuple[int, PreparedPart, Place], output: str) -> dict[str, Any]:
+def write_part(part: tuple[int, PreparedPart, Place, Place | None], output: str) -> dict[str, Any]:
     """Write one part's clean text.
 
     Args:
-        part: its number, its prepared rows, and which of them stay (`decider.DECIDED_SCHEMA`).
+        part: its number, its prepared rows, which of them stay (`decider.DECIDED_SCHEMA`), and the
+            texts of those that lost some of it (`repeated.trim.TRIMMED_SCHEMA`).
         output: folder of the clean corpus.
     """
-    number, prepared, stay = part
-    write_table(f"{output}/part-{number:05d}.parquet", _select(prepared, stay.read()))
+    number, prepared, stay, texts = part
+    table = _select(prepared, stay.read())
+    if texts:
+        table = _trimmed(table, stay.read(), texts.read(), prepared.origin)
+    write_table(f"{output}/part-{number:05d}.parquet", table)
     return {}
 
 
@@ -49,3 +56,17 @@ def _select(prepared: PreparedPart, stay: pa.RecordBatch) -> pa.Table:
         table = table.append_column(name, stay[name])
     origin = {ORIGIN_KEY: prepared.origin}
     return table.select(CLEAN_SCHEMA.names).cast(CLEAN_SCHEMA).replace_schema_metadata(origin)
+
+
+def _trimmed(table: pa.Table, stay: pa.RecordBatch, texts: pa.RecordBatch, origin: str) -> pa.Table:
+    """The table with some texts replaced, and with an origin that says so."""
+    lost = pa.array(np.isin(stay["row"], texts["row"]))
+    text = pc.replace_with_mask(table["text"].combine_chunks(), lost, texts["text"])
+    sizes = pc.binary_length(text).cast(pa.int64())
+    for name, column in (("text", text), ("bytes", sizes)):
+        place = table.schema.get_field_index(name)
+        table = table.set_column(place, CLEAN_SCHEMA.field(name), column)
+    digest = hashlib.sha256(origin.encode())
+    for row in texts.to_pylist():
+        digest.update(repr(row).encode())
+    return table.replace_schema_metadata({ORIGIN_KEY: digest.hexdigest()})
