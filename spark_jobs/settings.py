@@ -1,6 +1,6 @@
 """What the two Spark stages may be told."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -24,6 +24,7 @@ class NearDuplicateSettings(Settings):
     """Length of a MinHash signature; 126 find 99.8 % of the pairs at a threshold of 0.8."""
 
 
+Probability = Annotated[float, Field(ge=0, le=1)]
 QualityFilter = Literal["gopher_quality", "gopher_repetition", "c4", "fineweb"]
 
 
@@ -35,6 +36,32 @@ class DecontaminationSettings(Settings):
     maximum_overlap: float = Field(default=0.5, ge=0, le=1)
     """Share of a document's n-grams that may stand in evaluation text, or of one such text's in it;
     0.5, since below it is mostly set phrases and parameter lists."""
+
+
+class ClassifierSettings(Settings):
+    """A fastText model of your own that labels documents by language, quality or subject."""
+
+    name: str = Field(pattern=r"^[a-z][a-z0-9_]*$")
+    """Name of the column with the likeliest label; its probability stands under `<name>_score`."""
+    model: str
+    """The model, a `.bin` or `.ftz` file of `fasttext supervised`."""
+    keep: dict[str, Probability] = Field(default_factory=dict)
+    """Label, without `__label__`, to a probability: documents that reach none of them are
+    dropped."""
+    drop: dict[str, Probability] = Field(default_factory=dict)
+    """Label to a probability from which documents are dropped, in place of `keep`; with neither,
+    documents are only labeled."""
+
+    @property
+    def score_column(self) -> str:
+        """The column with the probability."""
+        return f"{self.name}_score"
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> "ClassifierSettings":
+        if self.keep and self.drop:
+            raise ValueError("give labels to keep or labels to drop, not both")
+        return self
 
 
 class RepeatedSpanSettings(Settings):
@@ -92,6 +119,9 @@ class CleanCorpusSettings(Settings):
     """Replaces e-mail and public IP addresses by examples; off, since manuals often need theirs."""
     quality_filters: list[QualityFilter] = Field(default_factory=list)
     """Filters of web text, applied in this order; technical text fails many."""
+    classifiers: list[ClassifierSettings] = Field(default_factory=list)
+    """Models that label documents, after the quality filters and in this order; what one drops, the
+    next ones are not asked about."""
     near_duplicates: NearDuplicateSettings = NearDuplicateSettings()
     """Search for near-copies."""
     decontamination: DecontaminationSettings = DecontaminationSettings()
@@ -112,15 +142,22 @@ class CleanCorpusSettings(Settings):
             )
         return self
 
+    @model_validator(mode="after")
+    def _classifiers_have_names(self) -> "CleanCorpusSettings":
+        names = [one.name for one in self.classifiers]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"two classifiers have the name {name}; each needs its own")
+        return self
+
     def content(self) -> dict[str, Any]:
-        """What decides the clean corpus."""
-        return self.model_dump(mode="json")
+        """What decides the clean corpus, but for what is in the classifiers' models."""
+        return self.model_dump(mode="json", exclude={"classifiers": {"__all__": {"model"}}})
 
     def preparation(self) -> dict[str, Any]:
-        """What decides how one document is prepared, apart from all others."""
-        return self.model_dump(
-            mode="json", exclude={"examples_per_reason", "repeated_spans", "split"}
-        )
+        """What of this decides how one document is prepared, apart from all others."""
+        apart = {"examples_per_reason", "repeated_spans", "split"}
+        return {key: value for key, value in self.content().items() if key not in apart}
 
 
 class SourceMix(Settings):

@@ -10,7 +10,7 @@ from dagster import AssetExecutionContext, AssetKey, MaterializeResult
 import recipes.evaluation
 from artifacts.errors import UserError
 from artifacts.store.identity import Identity
-from artifacts.store.store import Artifact, Draft
+from artifacts.store.store import Artifact, Draft, Store
 from llm_assets.assets import figures, held_out
 from llm_assets.assets.estimate import training_estimate
 from llm_assets.assets.stage import materialization, stage, table
@@ -23,6 +23,8 @@ from llm_assets.sources.snapshot import snapshot
 from llm_assets.sources.unread import Unread
 from recipes.model.row_length import check_row_length
 from spark_jobs.clean import job as clean
+from spark_jobs.clean.classify import read_model
+from spark_jobs.settings import CleanCorpusSettings
 from spark_jobs.tokenize import job as tokenize
 
 GROUP = "corpus"
@@ -85,8 +87,8 @@ def clean_corpus(
     context: AssetExecutionContext, pipeline: PipelineResource, spark: SparkRunner
 ) -> MaterializeResult:
     """Normalized, filtered and deduplicated text; every document carries its duplicate cluster."""
-    settings = pipeline.settings.clean_corpus
     store = pipeline.store
+    settings, models = _share_models(store, pipeline.settings.clean_corpus)
     raw = pipeline.record.current("raw_corpus", needed_by="clean_corpus")
     general_url, general_digest = held_out.share_text(store, GENERAL_ENGLISH)
     forgotten = read_list(store, pipeline.settings.name)
@@ -95,6 +97,7 @@ def clean_corpus(
         code_version=clean.CODE_VERSION,
         settings=settings.content(),
         inputs={"raw_corpus": raw.fingerprint, "general_english": general_digest}
+        | models
         | forgotten.inputs(),
     )
     earlier = held_out.find_earlier(pipeline.record, wanted)
@@ -171,6 +174,19 @@ def tokenized_shards(
     return materialization(artifact, _shard_metadata(artifact.stats) | expected)
 
 
+def _share_models(
+    store: Store, settings: CleanCorpusSettings
+) -> tuple[CleanCorpusSettings, dict[str, str]]:
+    """The settings with classifiers' models where jobs read them, and what is in these models."""
+    shared, inputs = [], {}
+    for one in settings.classifiers:
+        suffix = Path(one.model).suffix
+        url, digest = held_out.share(store, read_model(one), "classifiers", suffix)
+        shared.append(one.model_copy(update={"model": url}))
+        inputs[f"classifier_{one.name}"] = digest
+    return settings.model_copy(update={"classifiers": shared}), inputs
+
+
 def _corpus_metadata(stats: Mapping[str, Any]) -> dict[str, Any]:
     dropped = stats.get("dropped", {})
     return {
@@ -214,6 +230,9 @@ def _clean_metadata(stats: Mapping[str, Any]) -> dict[str, Any]:
     lengths = {int(length): count for length, count in stats["length_histogram"].items()}
     repeated = stats.get("repeated_spans")
     looked_for = {"repeated_spans": table(["in all", ""], repeated.items())} if repeated else {}
+    if labels := stats.get("labels"):
+        rows = [(name, *row) for name, found in labels.items() for row in found.items()]
+        looked_for["labels"] = table(["classifier", "label", "documents"], rows)
     return (
         _corpus_metadata(stats)
         | looked_for

@@ -58,9 +58,13 @@ def with_earlier(identity: Identity, earlier: str | None) -> Identity:
 
 def share_text(store: Store, path: Path) -> tuple[str, str]:
     """Put an evaluation text where jobs can read it: `(url, content hash)`."""
-    content = path.read_bytes()
+    return share(store, path.read_bytes(), "evaluation_texts", path.suffix)
+
+
+def share(store: Store, content: bytes, folder: str, suffix: str) -> tuple[str, str]:
+    """Put a file where jobs can read it, named by its content: `(url, content hash)`."""
     digest = hashlib.sha256(content).hexdigest()[:20]
-    name = f"evaluation_texts/{digest}{path.suffix}"
+    name = f"{folder}/{digest}{suffix}"
     if store.read_bytes(name) != content:
         store.write_bytes(name, content)
     return f"{store.root}/{name}", digest

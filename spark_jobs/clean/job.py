@@ -10,25 +10,28 @@ Run as a program: `python -m spark_jobs.clean.job --spec spec.json`.
 """
 
 import sys
+from collections import Counter
 from functools import partial
 from typing import Any
 
+import pyarrow as pa
 from pydantic import BaseModel, ConfigDict
 from pyspark.sql import SparkSession
 
 from artifacts.errors import UserError
 from artifacts.program.entry import run_program
 from artifacts.progress import Report
+from spark_jobs.clean.classify import check_models
 from spark_jobs.clean.decide.choice import choose_decider
-from spark_jobs.clean.decide.decider import Outcome, Run
+from spark_jobs.clean.decide.decider import DECIDED_SCHEMA, Outcome, Run
 from spark_jobs.clean.decide.documents import DocumentPart, Forgotten
 from spark_jobs.clean.decide.duplicates import DUPLICATES_NAME, write_duplicates
 from spark_jobs.clean.history import PAST_FOLDER, read_history, write_past
 from spark_jobs.clean.part_rows import PartRows
-from spark_jobs.clean.prepare import RAW_COLUMNS, prepare_parts
+from spark_jobs.clean.prepare import RAW_COLUMNS, prepare_parts, prepared_schema
 from spark_jobs.clean.repeated.stage import trim_repeats
 from spark_jobs.clean.statistics import corpus_stats, dropped_examples
-from spark_jobs.clean.write import write_part
+from spark_jobs.clean.write import CLEAN_SCHEMA, write_part
 from spark_jobs.decontaminate.evaluation_texts import save_evaluation_ngrams
 from spark_jobs.runtime.parquet import find_parts
 from spark_jobs.runtime.scratch import scratch_folder
@@ -77,8 +80,9 @@ def run(spark: SparkSession, spec: CleanSpec, report: Report = print) -> dict[st
         lineage), `slices` (that to split to documents), `past` (texts of earlier corpora that are
         none of its documents), `sources` (name to documents kept), `length_histogram` (a power of
         two to the documents of so many characters or up to twice that), `candidate_pairs`,
-        `verified_pairs`, `parts`, `parts_prepared` (the others were cached), and where they are
-        looked for, `repeated_spans` (`documents` with any, `spans`, their `words` and `bytes`).
+        `verified_pairs`, `parts`, `parts_prepared` (the others were cached); with classifiers,
+        `labels` (of each, label to documents kept); where they are looked for, `repeated_spans`
+        (`documents` with any, `spans`, their `words` and `bytes`).
 
     Raises:
         UserError: there is no raw corpus, an id comes twice, or no document is left.
@@ -93,7 +97,13 @@ def _run(spark: SparkSession, spec: CleanSpec, scratch: str, report: Report) -> 
     history = read_history(spec.earlier)
     ngrams = save_evaluation_ngrams(spec.evaluation_texts, scratch, settings.decontamination)
     prepare = partial(
-        prepare_parts, spark, settings=settings, ngrams=ngrams, cache=spec.cache, report=report
+        prepare_parts,
+        spark,
+        settings=settings,
+        ngrams=ngrams,
+        models=check_models(settings.classifiers, _columns(settings)),
+        cache=spec.cache,
+        report=report,
     )
     prepared = prepare(raw, f"{scratch}/prepared")
     parts = list(map(DocumentPart, prepared))
@@ -113,7 +123,7 @@ def _run(spark: SparkSession, spec: CleanSpec, scratch: str, report: Report) -> 
     )
     stats = corpus_stats(outcome, settings) | {"past": outcome.left.count}
     outcome, changed, stats = _trim(run, outcome, stats, parts, spec.output)
-    _write(run, outcome, changed, parts, spec.output)
+    labels = _write(run, outcome, changed, parts, spec.output)
     if history:
         write_past(spark, history, outcome.left, f"{spec.output}/{PAST_FOLDER}", report)
     report(
@@ -123,9 +133,16 @@ def _run(spark: SparkSession, spec: CleanSpec, scratch: str, report: Report) -> 
     return stats | {
         "dropped_examples": dropped_examples(outcome, parts),
         "slice": outcome.slice,
+        **({"labels": labels} if labels else {}),
         "parts": len(parts),
         "parts_prepared": sum(part.is_new for part in prepared),
     }
+
+
+def _columns(settings: CleanCorpusSettings) -> pa.Schema:
+    """All columns of the text, prepared and clean."""
+    decided = [field for field in CLEAN_SCHEMA if field.name in DECIDED_SCHEMA.names]
+    return pa.schema([*prepared_schema(settings), *decided])
 
 
 def _trim(
@@ -140,13 +157,23 @@ def _trim(
 
 def _write(
     run: Run, outcome: Outcome, changed: PartRows, parts: list[DocumentPart], output: str
-) -> None:
-    """Write the documents that stay, some with other texts, and the list of the dropped copies."""
+) -> dict[str, dict[str, int]]:
+    """Write the documents that stay, some with other texts, and the list of the dropped copies.
+
+    Returns:
+        Each classifier's name to its labels to documents.
+    """
     places = sorted(outcome.stay.places.items())
     items = [(n, parts[n].prepared, place, changed.places.get(n)) for n, place in places]
-    work = partial(write_part, output=output)
-    map_tasks(run.spark, "writing clean text", items, work, run.report)
+    classifiers = run.settings.classifiers
+    work = partial(write_part, classifiers=classifiers, output=output)
+    records = map_tasks(run.spark, "writing clean text", items, work, run.report)
     write_duplicates(f"{output}/{DUPLICATES_NAME}", outcome.duplicates)
+    labels = {one.name: Counter[str]() for one in classifiers}
+    for record in records:
+        for name, found in record["labels"].items():
+            labels[name].update(found)
+    return {name: dict(sorted(found.items())) for name, found in labels.items()}
 
 
 def _refuse_repeated_ids(repeated: list[tuple[str, int]]) -> None:

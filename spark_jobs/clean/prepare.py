@@ -24,6 +24,7 @@ from artifacts.examples import (
 )
 from artifacts.progress import Report
 from artifacts.storage import files
+from spark_jobs.clean.classify import classify, label_fields
 from spark_jobs.clean.quality import personal_data_mask, quality_filter
 from spark_jobs.clean.signatures import Bands, band_keys, derive_bands, signatures
 from spark_jobs.decontaminate.overlap import load_ngrams, ngrams_of, overlaps
@@ -38,12 +39,14 @@ EXAMPLE_COLUMN = "example"
 """Where a corpus has it, what `text` is the plain text of (`artifacts.examples`)."""
 
 
-def prepared_schema(bands: Bands | None) -> pa.Schema:
+def prepared_schema(settings: CleanCorpusSettings) -> pa.Schema:
     """Columns of a prepared part.
 
     `text_hash` is equal for exact copies, `fault` says why a document is dropped, whatever the
-    others are. Without near-duplicate search, `bands` and `signature` are left out.
+    others are. Classifiers add columns of theirs (`classify.label_fields`). Without near-duplicate
+    search, `bands` and `signature` are left out.
     """
+    bands = bands_of(settings)
     fields = [
         ("id", pa.string()),
         ("text", pa.string()),
@@ -55,6 +58,7 @@ def prepared_schema(bands: Bands | None) -> pa.Schema:
         ("repaired", pa.bool_()),
         (EXAMPLE_COLUMN, pa.string()),
         ("label", pa.string()),
+        *label_fields(settings.classifiers),
     ]
     if bands:
         fields += [
@@ -88,6 +92,7 @@ def prepare_parts(
     folder: str,
     settings: CleanCorpusSettings,
     ngrams: str | None,
+    models: dict[str, str],
     cache: str | None,
     report: Report,
 ) -> list[PreparedPart]:
@@ -96,21 +101,25 @@ def prepare_parts(
     Args:
         folder: where the prepared rows go, as Parquet files of `prepared_schema`.
         ngrams: URL of the evaluation texts' n-grams, named by their content (`overlap`).
+        models: SHA-256 of each classifier's model (`classify.check_models`).
         cache: folder of what earlier runs have prepared.
     """
-    key = preparation_key(settings, ngrams)
+    key = preparation_key(settings, ngrams, models)
     work = partial(prepare_part, settings=settings, ngrams=ngrams, key=key, cache=cache)
     items = [(part, f"{folder}/{number:05d}.parquet") for number, part in enumerate(parts)]
     records = map_tasks(spark, "normalizing and signing", items, work, report)
     return [PreparedPart(**record) for record in records]
 
 
-def preparation_key(settings: CleanCorpusSettings, ngrams: str | None) -> str:
+def preparation_key(
+    settings: CleanCorpusSettings, ngrams: str | None, models: dict[str, str]
+) -> str:
     """The cache's key of prepared rows, but for the part's content."""
     return cache_key(
         __name__,
-        ["datatrove", "ftfy", "numpy", "pyarrow", "spacy"],
+        ["datatrove", "fasttext-numpy2-wheel", "ftfy", "numpy", "pyarrow", "spacy"],
         settings=settings.preparation(),
+        models=models,
         evaluation=ngrams.rpartition("/")[2] if ngrams else None,
     )
 
@@ -134,22 +143,19 @@ def prepare_part(
 
     def make() -> bytes:
         made.append(url)
-        bands = bands_of(settings)
         # Read again soon and by few: quick to pack and unpack counts for more than small.
-        compression = dict.fromkeys(prepared_schema(bands).names, "lz4")
+        compression = dict.fromkeys(prepared_schema(settings).names, "lz4")
         for column in ("text_hash", "bands", "signature"):
             if column in compression:
                 compression[column] = "none"
-        return to_parquet(_prepare(raw.read(columns), settings, bands, ngrams), compression)
+        return to_parquet(_prepare(raw.read(columns), settings, ngrams), compression)
 
     content = cached(cache, f"{key}-{raw.digest(columns)}", make)
     files.write(url, content, sync=False)
     return {"url": url, "origin": hashlib.sha256(content).hexdigest(), "is_new": bool(made)}
 
 
-def _prepare(
-    raw: pa.Table, settings: CleanCorpusSettings, bands: Bands | None, ngrams: str | None
-) -> pa.Table:
+def _prepare(raw: pa.Table, settings: CleanCorpusSettings, ngrams: str | None) -> pa.Table:
     texts, repaired = _normalized([text or "" for text in raw["text"].to_pylist()], settings)
     examples = _normalized_examples(raw, settings)
     texts = [plain_text(e) if e else text for e, text in zip(examples, texts, strict=True)]
@@ -160,6 +166,11 @@ def _prepare(
     for name in settings.quality_filters:
         check = quality_filter(name)
         faults = [f or check(text) for f, text in zip(faults, texts, strict=True)]
+    labels: dict[str, list[Any]] = {}
+    for classifier in settings.classifiers:
+        found = classify(texts, faults, classifier)
+        labels |= {classifier.name: found.labels, classifier.score_column: found.scores}
+        faults = found.faults
     folded = ["" if fault else fold(text) for text, fault in zip(texts, faults, strict=True)]
     words = sum_words(folded)
     if ngrams:
@@ -178,8 +189,9 @@ def _prepare(
         "repaired": repaired,
         EXAMPLE_COLUMN: [write_example(example) if example else None for example in examples],
         "label": [example.get("label") if example else None for example in examples],
+        **labels,
     }
-    if bands:
+    if bands := bands_of(settings):
         shingles = shingle(words, settings.near_duplicates.shingle_words)
         signature = signatures(shingles, bands.permutations)
         columns["bands"] = _fixed_binary(band_keys(signature, bands))
@@ -187,7 +199,7 @@ def _prepare(
         # Hashing", 2010): one of 256 others agrees by chance, so that a few pairs too many are
         # compared, and none too few.
         columns["signature"] = _fixed_binary(signature.astype(np.uint8))
-    return pa.table(columns, prepared_schema(bands))
+    return pa.table(columns, prepared_schema(settings))
 
 
 def _normalized(raw: list[str], settings: CleanCorpusSettings) -> tuple[list[str], list[bool]]:

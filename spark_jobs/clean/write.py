@@ -1,16 +1,19 @@
 """Carries out what was decided: the rows of each prepared part that stay become clean text."""
 
 import hashlib
+from collections import Counter
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_jobs.clean.classify import label_fields
 from spark_jobs.clean.decide.decider import DECIDED_SCHEMA
 from spark_jobs.clean.part_rows import Place
 from spark_jobs.clean.prepare import PreparedPart
 from spark_jobs.runtime.parquet import ORIGIN_KEY, read_table, write_table
+from spark_jobs.settings import ClassifierSettings
 
 CLEAN_SCHEMA = pa.schema(
     [
@@ -33,29 +36,40 @@ CLEAN_SCHEMA = pa.schema(
 NEEDED_COLUMNS = [field.name for field in CLEAN_SCHEMA if not field.nullable]
 
 
-def write_part(part: tuple[int, PreparedPart, Place, Place | None], output: str) -> dict[str, Any]:
-    """Write one part's clean text.
+def write_part(
+    part: tuple[int, PreparedPart, Place, Place | None],
+    classifiers: list[ClassifierSettings],
+    output: str,
+) -> dict[str, Any]:
+    """Write one part's clean text: `labels`, each classifier's name to labels to documents.
 
     Args:
         part: its number, its prepared rows, which of them stay (`decider.DECIDED_SCHEMA`), and the
             texts of those that lost some of it (`repeated.trim.TRIMMED_SCHEMA`).
+        classifiers: whose columns the text has.
         output: folder of the clean corpus.
     """
     number, prepared, stay, texts = part
-    table = _select(prepared, stay.read())
+    table = _select(prepared, stay.read(), clean_schema(classifiers))
     if texts:
         table = _trimmed(table, stay.read(), texts.read(), prepared.origin)
     write_table(f"{output}/part-{number:05d}.parquet", table)
-    return {}
+    return {"labels": {one.name: Counter(table[one.name].to_pylist()) for one in classifiers}}
 
 
-def _select(prepared: PreparedPart, stay: pa.RecordBatch) -> pa.Table:
-    columns = ["id", "text", "source", "bytes", "text_hash", "example", "label"]
+def clean_schema(classifiers: list[ClassifierSettings]) -> pa.Schema:
+    """`CLEAN_SCHEMA`, and the columns of the classifiers' labels."""
+    return pa.schema([*CLEAN_SCHEMA, *(pa.field(*field) for field in label_fields(classifiers))])
+
+
+def _select(prepared: PreparedPart, stay: pa.RecordBatch, schema: pa.Schema) -> pa.Table:
+    decided = DECIDED_SCHEMA.names[1:]
+    columns = [name for name in schema.names if name not in decided]
     table = read_table(prepared.url, columns).take(stay["row"])
-    for name in DECIDED_SCHEMA.names[1:]:
+    for name in decided:
         table = table.append_column(name, stay[name])
     origin = {ORIGIN_KEY: prepared.origin}
-    return table.select(CLEAN_SCHEMA.names).cast(CLEAN_SCHEMA).replace_schema_metadata(origin)
+    return table.select(schema.names).cast(schema).replace_schema_metadata(origin)
 
 
 def _trimmed(table: pa.Table, stay: pa.RecordBatch, texts: pa.RecordBatch, origin: str) -> pa.Table:

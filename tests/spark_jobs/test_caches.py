@@ -84,9 +84,9 @@ def other_version(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
 def test_rows_prepared_with_other_libraries_are_others(
     package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = preparation_key(CleanCorpusSettings(), None)
+    before = preparation_key(CleanCorpusSettings(), None, {})
     other_version(monkeypatch, package)
-    assert preparation_key(CleanCorpusSettings(), None) != before
+    assert preparation_key(CleanCorpusSettings(), None, {}) != before
 
 
 def test_rows_prepared_with_other_settings_are_others() -> None:
@@ -96,8 +96,10 @@ def test_rows_prepared_with_other_settings_are_others() -> None:
         {"minimum_characters": 3},
         {"repair_encodings": False},
     ]
-    keys = {preparation_key(CleanCorpusSettings.model_validate(one), None) for one in settings}
-    assert len(keys | {preparation_key(CleanCorpusSettings(), "folder/ngrams-1.npz")}) == 5
+    keys = {preparation_key(CleanCorpusSettings.model_validate(one), None, {}) for one in settings}
+    keys.add(preparation_key(CleanCorpusSettings(), "folder/ngrams-1.npz", {}))
+    keys.add(preparation_key(CleanCorpusSettings(), None, {"language": "b1"}))
+    assert len(keys) == 6
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from spark_jobs.clean.history import PAST_FOLDER, RECORD_COLUMNS
 from spark_jobs.clean.part_rows import Place, write_part_rows
 from spark_jobs.clean.repeated.find import StayingPart, by_row
 from spark_jobs.clean.repeated.windows import word_spans
+from spark_jobs.clean.write import CLEAN_SCHEMA
 from spark_jobs.runtime.parquet import write_table
 from spark_jobs.settings import CleanCorpusSettings
 
@@ -33,6 +34,7 @@ SPAN_SCHEMA = pa.schema(
 else is)."""
 TRIMMED_SCHEMA = pa.schema([("row", pa.int64()), ("text", pa.string())])
 """What is left of a document."""
+_DROPPED_SCHEMA = pa.schema([CLEAN_SCHEMA.field(name) for name in (*RECORD_COLUMNS, "cluster")])
 
 Changes = Counter[tuple[str, ...]]
 """What is to be added to the stats, by the path of keys to each figure."""
@@ -94,7 +96,7 @@ def trim_part(
     left = [one for one in trimmed if not one.is_dropped]
     if dropped:
         # They are on record like texts that left, so that they are never taken for new ones.
-        record = pa.Table.from_pylist(dropped).select([*RECORD_COLUMNS, "cluster"])
+        record = pa.Table.from_pylist(dropped, _DROPPED_SCHEMA)
         write_table(f"{output}/{PAST_FOLDER}/{DROPPED_PREFIX}{number:05d}.parquet", record)
     decided = part.stay.read()
     is_left = np.isin(decided["row"], [one["row"] for one in dropped], invert=True)
