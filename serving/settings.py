@@ -8,6 +8,8 @@ from artifacts.settings import Settings
 
 Engine = Literal["openvino", "transformers"]
 Weights = Literal["bf16", "int8", "int4", "f32"]
+QUANTIZED: tuple[Weights, ...] = ("int8", "int4")
+"""Formats that hold other weights than were trained; OpenVINO alone has them."""
 
 
 class RolloutSettings(Settings):
@@ -83,8 +85,8 @@ class EndpointSettings(Settings):
     """What computes: `openvino` is fast on a processor, `transformers` runs every model and is the
     reference; `auto` takes OpenVINO where it runs the model, and the log says which and why."""
     weights: Weights = "bf16"
-    """How weights are kept: `int8` and `int4` are smaller and faster, and lose a little, which is
-    measured before a version gets traffic; `f32` is exact."""
+    """How weights are kept: `int8` and `int4` are smaller and faster, and lose a little, by which
+    the gate judges and which is measured before a version gets traffic; `f32` is exact."""
     threads: int | None = Field(default=None, ge=1)
     """Threads of an engine's arithmetic; absent takes the processors that it may use."""
     cache_tokens: int = Field(default=16_384, ge=512)

@@ -5,7 +5,8 @@ Nothing here imports torch or transformers until a function that needs them is c
 
 import hashlib
 import random
-from collections.abc import Sequence
+import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,46 @@ def tiny_base_model(folder: Path, seed: int = 0, vocab_size: int = VOCAB_SIZE) -
         **special,
     )
     _save_random_model(folder, LlamaForCausalLM, config, special, seed)
+
+
+def train_tiny_model(folder: Path, base_model: Path, steps: int, window: int = 32) -> None:
+    """Write a tiny model after a little training: what random weights say is hard to make worse."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    shutil.copytree(base_model, folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    encoded = [tokenizer.encode(text) for text in tiny_texts(80)]
+    tokens = torch.tensor([one[:window] for one in encoded if len(one) >= window])
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    for step in range(steps):
+        batch = tokens[step % 4 :: 4]
+        optimizer.zero_grad()
+        model(batch, labels=batch).loss.backward()
+        optimizer.step()
+    model.save_pretrained(folder)
+
+
+def change_weights(folder: Path, target: Path, change: Callable[[dict[str, Any]], None]) -> Path:
+    """A copy of a model folder with other weights."""
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(folder, target)
+    weights = load_file(target / "model.safetensors")
+    change(weights)
+    save_file(weights, target / "model.safetensors", {"format": "pt"})
+    return target
+
+
+def make_uneven(weights: dict[str, Any]) -> None:
+    """Make large what a layer takes from some of its inputs, and those inputs as much smaller.
+
+    The model is the same, but one scale no longer fits a group of its weights.
+    """
+    for layer in ("model.layers.0", "model.layers.1"):
+        weights[f"{layer}.mlp.up_proj.weight"][::16] /= 1_000
+        weights[f"{layer}.mlp.down_proj.weight"][:, ::16] *= 1_000
 
 
 def tiny_sequence_to_sequence_model(folder: Path, base_model: Path, seed: int = 0) -> None:

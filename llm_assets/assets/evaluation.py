@@ -12,6 +12,7 @@ from artifacts.store.store import Artifact, Draft
 from llm_assets.assets.evaluation_metadata import evaluation_metadata, verdict_metadata
 from llm_assets.assets.model import base_model, checkpoint
 from llm_assets.assets.stage import materialization, stage
+from llm_assets.endpoint.base import ServingPlatform
 from llm_assets.gate.judge import judge
 from llm_assets.gate.settings import CODE_VERSION as GATE_CODE_VERSION
 from llm_assets.gate.settings import GateSettings
@@ -24,13 +25,13 @@ from llm_assets.registry.lineage import lineage, procedure, weights_fingerprint
 from llm_assets.registry.records import ModelEntry, ModelVersion
 from llm_assets.registry.resource import RegistryResource
 from llm_assets.runners.training import TrainingRunner
-from recipes.evaluation.settings import CODE_VERSION, ModelSource, Question
+from recipes.evaluation.settings import CODE_VERSION, SCORES_NAME, ModelSource, Question
 from recipes.evaluation.spec import EvaluationSpec
 from recipes.spec import MODEL_FOLDER
+from serving.settings import Weights
 
 GROUP = "evaluation"
 VERDICT_NAME = "verdict.json"
-SCORES_NAME = "scores.parquet"
 
 
 @stage(
@@ -45,26 +46,26 @@ def eval_metrics(
     pipeline: PipelineResource,
     training: TrainingRunner,
     registry: RegistryResource,
+    serving: ServingPlatform,
 ) -> MaterializeResult:
     """Candidate, base and incumbent measured on the same held-out and general text."""
     settings, recipe = pipeline.settings.eval_metrics, pipeline.settings.checkpoint
     record = pipeline.record
-    candidate = record.current("checkpoint", needed_by="eval_metrics")
-    shards = record.current("tokenized_shards", needed_by="eval_metrics")
-    base = record.current("base_model", needed_by="eval_metrics")
-    challenge = open_challenge(pipeline, registry.open(pipeline), candidate, base)
+    candidate, shards, base = (
+        record.current(kind, needed_by="eval_metrics")
+        for kind in ("checkpoint", "tokenized_shards", "base_model")
+    )
+    weights = serving.quantized(pipeline.settings)
+    challenge = open_challenge(pipeline, registry.open(pipeline), candidate, base, weights)
     source, incumbent = challenge.candidate, challenge.incumbent
     question = challenge.question(pipeline.settings.model_version.gate)
+    asked = {"question": question.model_dump()} | challenge.form
     identity = Identity(
         kind="eval_metrics",
         code_version=CODE_VERSION,
-        settings=settings.content() | recipe.scoring() | {"question": question.model_dump()},
-        inputs={
-            "checkpoint": candidate.fingerprint,
-            "tokenized_shards": shards.fingerprint,
-            "base_model": base.fingerprint,
-            "incumbent": incumbent.model_fingerprint,
-        },
+        settings=settings.content() | recipe.scoring() | asked,
+        inputs={one.manifest.kind: one.fingerprint for one in (candidate, shards, base)}
+        | {"incumbent": incumbent.model_fingerprint},
     )
 
     def build(draft: Draft) -> None:
@@ -85,6 +86,7 @@ def eval_metrics(
             question=question,
         )
         draft.stats |= training.evaluate(context, spec)
+        draft.stats |= serving.measure(pipeline.settings, spec, context.log.info)
 
     artifact = pipeline.make(context, identity, build)
     return materialization(artifact, evaluation_metadata(artifact.stats))
@@ -110,7 +112,8 @@ def model_version(
     )
     models = registry.open(pipeline)
     measured = evaluation.stats["evaluation_fingerprint"]
-    challenge = open_challenge(pipeline, models, candidate, base, measured)
+    weights = evaluation.manifest.settings.get("served_weights")
+    challenge = open_challenge(pipeline, models, candidate, base, weights, measured)
     asked = challenge.asked()
     identity = Identity(
         kind="model_version",
@@ -135,20 +138,12 @@ def model_version(
         )
         (draft.path / VERDICT_NAME).write_text(verdict.model_dump_json(indent=2))
         draft.stats["promoted"] = verdict.promoted
-        draft.stats["reasons"] = [reason.text for reason in verdict.reasons]
+        draft.stats["reasons"] = verdict.lines
 
     artifact = pipeline.make(context, identity, build)
     verdict = Verdict.model_validate_json((artifact.path / VERDICT_NAME).read_text())
-    entry = ModelEntry(
-        weights=challenge.candidate.fingerprint,
-        model_fingerprint=candidate.fingerprint,
-        model_url=challenge.candidate.path,
-        license=settings.license or base.stats["license"],
-        lineage=lineage(evaluation),
-        coverage=candidate.stats["coverage"],
-        evaluation=evaluation.stats,
-    )
-    version = models.enter(entry, verdict)
+    license = settings.license or base.stats["license"]
+    version = models.enter(candidate_entry(candidate, evaluation, license), verdict)
     trained = {"trained_on": describe_coverage(version)}
     return materialization(artifact, verdict_metadata(version.version, verdict) | trained)
 
@@ -165,6 +160,9 @@ class Challenge:
     """Judgements before the procedure was chosen."""
     procedure: str
     """What people chose for this candidate, down to how it is measured and judged."""
+    form: dict[str, str]
+    """The format that weights are quantized to, by its name in settings; empty where they serve as
+    they were trained."""
 
     def asked(self) -> dict[str, Any]:
         """What the gate is told besides the scores."""
@@ -185,23 +183,26 @@ def open_challenge(
     models: Registry,
     candidate: Artifact,
     base: Artifact,
+    weights: Weights | None,
     measured: str | None = None,
 ) -> Challenge:
     """Hold a candidate against the wanted model; the base model is registered where it is new.
 
     Args:
+        weights: the format that they are quantized to; None where they serve as trained.
         measured: fingerprint of the evaluation, once there is one.
     """
     models.register_base(base_entry(base))
     state, source, settings = models.state(), model_source(candidate), pipeline.settings
     incumbent = state.incumbent_of(source.fingerprint)
     look = state.look_of(source.fingerprint, incumbent.weights, measured)
+    form: dict[str, str] = {"served_weights": weights} if weights else {}
     judged_by = {
         "eval_metrics": settings.eval_metrics.content(),
         "gate": settings.model_version.content(),
-    }
+    } | form
     chosen = procedure(candidate, judged_by)
-    return Challenge(source, incumbent, look, state.readable_before(look, chosen), chosen)
+    return Challenge(source, incumbent, look, state.readable_before(look, chosen), chosen, form)
 
 
 def base_entry(base: Artifact) -> ModelEntry:
@@ -212,6 +213,20 @@ def base_entry(base: Artifact) -> ModelEntry:
         model_url=base.url,
         license=base.stats["license"],
         lineage=lineage(base),
+    )
+
+
+def candidate_entry(candidate: Artifact, evaluation: Artifact, license: str) -> ModelEntry:
+    """A `checkpoint` artifact as the registry records it, with what was measured of it."""
+    source = model_source(candidate)
+    return ModelEntry(
+        weights=source.fingerprint,
+        model_fingerprint=candidate.fingerprint,
+        model_url=source.path,
+        license=license,
+        lineage=lineage(evaluation),
+        coverage=candidate.stats["coverage"],
+        evaluation=evaluation.stats,
     )
 
 

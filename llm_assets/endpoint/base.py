@@ -1,18 +1,22 @@
 """Where the champion answers."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from dagster import ConfigurableResource
 from pydantic import BaseModel, ConfigDict
 
+from artifacts.progress import Report
 from artifacts.store.store import Store, layout
 from llm_assets.config import PipelineSettings
+from llm_assets.endpoint.as_served import measure_as_served
 from llm_assets.endpoint.folder import endpoint_folder
 from llm_assets.endpoint.judged import judged_documents
 from llm_assets.registry.records import ModelVersion
+from recipes.evaluation.spec import EvaluationSpec
 from serving import endpoint as process
+from serving.settings import QUANTIZED, Weights
 
 NOT_COMPARED = "not compared: the store has no evaluation of it on plain text"
 
@@ -43,14 +47,26 @@ class ServingPlatform(ConfigurableResource, ABC):
     """Moves an endpoint to a model version."""
 
     @abstractmethod
-    def serve(
-        self, settings: PipelineSettings, version: ModelVersion, report: Callable[[str], None]
-    ) -> Served:
+    def serve(self, settings: PipelineSettings, version: ModelVersion, report: Report) -> Served:
         """Have a version served, and return once it is; a version that is served stays as it is.
 
         Raises:
             RolloutFailed: the version served before still is.
         """
+
+    def quantized(self, settings: PipelineSettings) -> Weights | None:
+        """The format that weights are quantized to here; None where they serve as trained."""
+        return None
+
+    def measure(
+        self, settings: PipelineSettings, spec: EvaluationSpec, report: Report
+    ) -> dict[str, Any]:
+        """Add to what was evaluated how it scores as it would serve, where weights are quantized.
+
+        Returns:
+            What is new of the evaluation's result.
+        """
+        return {}
 
     @abstractmethod
     def serves(self, settings: PipelineSettings) -> bool:
@@ -64,9 +80,7 @@ class ServingPlatform(ConfigurableResource, ABC):
 class LocalServingPlatform(ServingPlatform):
     """A server on this machine, which stays up after the run."""
 
-    def serve(
-        self, settings: PipelineSettings, version: ModelVersion, report: Callable[[str], None]
-    ) -> Served:
+    def serve(self, settings: PipelineSettings, version: ModelVersion, report: Report) -> Served:
         store = Store(settings.store)
         endpoint = process.start(
             model_folder=Path(version.model_url),
@@ -76,7 +90,7 @@ class LocalServingPlatform(ServingPlatform):
             settings=settings.endpoint,
             report=report,
             name=settings.name,
-            conversions=Path(store.machine_cache) / layout.CONVERSIONS_FOLDER,
+            conversions=conversions_folder(store),
             judged=judged_documents(store, version),
         )
         compared = str(endpoint.comparison) if endpoint.comparison else NOT_COMPARED
@@ -89,9 +103,26 @@ class LocalServingPlatform(ServingPlatform):
             compared=compared,
         )
 
+    def quantized(self, settings: PipelineSettings) -> Weights | None:
+        weights = settings.endpoint.weights
+        return weights if weights in QUANTIZED else None
+
+    def measure(
+        self, settings: PipelineSettings, spec: EvaluationSpec, report: Report
+    ) -> dict[str, Any]:
+        if self.quantized(settings) is None:
+            return {}
+        conversions = conversions_folder(Store(settings.store))
+        return measure_as_served(spec, settings.endpoint, conversions, report)
+
     def serves(self, settings: PipelineSettings) -> bool:
         found = process.status(endpoint_folder(settings))
         return found is not None and bool(found.routes)
 
     def stop(self, settings: PipelineSettings) -> bool:
         return process.stop(endpoint_folder(settings))
+
+
+def conversions_folder(store: Store) -> Path:
+    """Where converted models are cached, which an endpoint of this machine serves."""
+    return Path(store.machine_cache) / layout.CONVERSIONS_FOLDER

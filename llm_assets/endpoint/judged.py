@@ -1,7 +1,10 @@
 """The held-out documents that a version was judged by, for its engine to be compared on."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
@@ -9,10 +12,11 @@ from artifacts.shards.documents import list_documents, read_tokens
 from artifacts.shards.format import ShardStats
 from artifacts.shards.shard_set import ShardSet
 from artifacts.store.store import Store
+from llm_assets.gate.evidence import DOMAIN_TASK
 from llm_assets.registry.records import ModelVersion
+from recipes.evaluation.settings import SCORES_NAME
 from serving.comparison import JudgedDocument
 
-SCORES_NAME = "scores.parquet"
 COMPARED_TOKENS = 2_000
 """So many tokens of held-out documents are enough to tell a wrong model, and take seconds."""
 
@@ -27,31 +31,50 @@ def judged_documents(store: Store, version: ModelVersion) -> list[JudgedDocument
         store.find_named(kind, version.lineage[kind]) if kind in version.lineage else None
         for kind in ("eval_metrics", "tokenized_shards")
     )
-    if evaluation is None or shards is None or not evaluation.stats["metric"]["is_bits"]:
+    if evaluation is None or shards is None:
         return []
-    scores = pq.read_table(evaluation.path / SCORES_NAME)
-    scores = scores.filter(pc.equal(scores["task"], "held_out"))
     stats = ShardStats.model_validate(shards.stats)
-    if stats.form != "pretraining":
+    if not is_of_plain_text(evaluation.stats, stats):
         return []
-    held_out = ShardSet(shards.path, stats, "held_out")
+    scores = held_out_scores(pq.read_table(evaluation.path / SCORES_NAME))
+    scores = scores.filter(pc.is_valid(scores["score_candidate"]))
+    before = pc.subtract(pc.cumulative_sum(scores["tokens"]), scores["tokens"])
+    return read_judged(scores.filter(pc.less(before, COMPARED_TOKENS)), shards.path, stats)
+
+
+def is_of_plain_text(evaluation: Mapping[str, Any], shards: ShardStats) -> bool:
+    """Whether an evaluation, by its `stats`, measured bits of every token."""
+    return bool(evaluation["metric"]["is_bits"]) and shards.form == "pretraining"
+
+
+def held_out_scores(scores: pa.Table) -> pa.Table:
+    """Of an evaluation's scores, those of the documents that decide."""
+    return scores.filter(pc.equal(scores["task"], DOMAIN_TASK))
+
+
+def read_judged(scores: pa.Table, folder: Path, stats: ShardStats) -> list[JudgedDocument]:
+    """Measured documents with their tokens, in the order of their scores, but those erased since.
+
+    Args:
+        scores: rows of an evaluation's held-out documents.
+        folder, stats: of the shards that they were read from.
+    """
+    held_out = ShardSet(folder, stats, "held_out")
     listed = list_documents(held_out)
-    documents = []
-    tokens = 0
-    for row in scores.to_pylist():
-        if tokens >= COMPARED_TOKENS or not row["score_candidate"]:
-            break
-        (found,) = read_tokens(held_out, listed.filter(pc.equal(listed["id"], row["document"])))
-        tokens += row["tokens"]
-        documents.append(
-            JudgedDocument(
-                id=row["document"],
-                bytes=row["size"],
-                bits=row["score_candidate"],
-                windows=list(_windows(found[: row["tokens"]].tolist(), stats.sequence_length)),
-            )
+    listed = listed.filter(pc.is_in(listed["id"], scores["document"]))
+    read = dict(zip(listed["id"].to_pylist(), read_tokens(held_out, listed), strict=True))
+    return [
+        JudgedDocument(
+            id=row["document"],
+            bytes=row["size"],
+            bits=row["score_candidate"],
+            windows=list(
+                _windows(read[row["document"]][: row["tokens"]].tolist(), stats.sequence_length)
+            ),
         )
-    return documents
+        for row in scores.to_pylist()
+        if row["document"] in read
+    ]
 
 
 def _windows(tokens: list[int], length: int) -> Iterator[list[int]]:

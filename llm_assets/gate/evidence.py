@@ -14,6 +14,8 @@ from recipes.evaluation.metric import Metric
 
 DOMAIN_TASK = "held_out"
 GENERAL_TASK = "general"
+SERVED_TASK = "held_out_served"
+"""The documents of `held_out`, as an engine with quantized weights scores them."""
 
 Metrics = Mapping[str, Mapping[str, Mapping[str, float | None]]]
 
@@ -72,14 +74,11 @@ def find_unusable(
     for role in {"base", "candidate"} - set(roles):
         reasons.append(_missing(f"The {role} model was not measured."))
     metric = Metric.model_validate(evaluation["metric"])
-    for task in measured_tasks(metric):
-        rows = scores.filter(pc.equal(scores["task"], task))
-        for role in roles:
-            column = rows[f"score_{role}"] if f"score_{role}" in rows.column_names else None
-            if column is None or not len(rows) or column.null_count:
-                reasons.append(_missing(f"There are {task} documents without a score of {role}."))
-            elif not np.isfinite(read_column(rows, f"score_{role}")).all():
-                reasons.append(_not_finite(rows, task, role))
+    scored = [(task, role) for task in measured_tasks(metric) for role in roles]
+    if evaluation.get("served_weights"):
+        scored += [(SERVED_TASK, "candidate"), (SERVED_TASK, "incumbent")]
+    for task, role in scored:
+        reasons += _faulty_scores(scores.filter(pc.equal(scores["task"], task)), task, role)
     reasons += _faulty_metrics(evaluation.get("metrics", {}), metric, roles, settings)
     rows = scores.filter(pc.equal(scores["task"], DOMAIN_TASK))
     clusters = pc.count_distinct(rows["cluster"]).as_py()
@@ -114,6 +113,15 @@ def _faulty_metrics(
                     )
                 )
     return reasons
+
+
+def _faulty_scores(rows: pa.Table, task: str, role: str) -> list[Reason]:
+    column = rows[f"score_{role}"] if f"score_{role}" in rows.column_names else None
+    if column is None or not len(rows) or column.null_count:
+        return [_missing(f"There are {task} documents without a score of {role}.")]
+    if not np.isfinite(read_column(rows, f"score_{role}")).all():
+        return [_not_finite(rows, task, role)]
+    return []
 
 
 def _not_finite(rows: pa.Table, task: str, role: str) -> Reason:

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from llm_assets.gate.evidence import (
     DOMAIN_TASK,
     GENERAL_TASK,
+    SERVED_TASK,
     Metrics,
     find_mismatch,
     find_unusable,
@@ -18,7 +19,7 @@ from llm_assets.gate.evidence import (
     read_column,
 )
 from llm_assets.gate.settings import CODE_VERSION, GateSettings
-from llm_assets.gate.verdict import Comparison, Outcome, Reason, Verdict
+from llm_assets.gate.verdict import Comparison, Outcome, Quantization, Reason, Verdict
 from recipes.evaluation.bounds import allowance, estimate, level
 from recipes.evaluation.metric import Metric
 from recipes.evaluation.settings import Rounds
@@ -47,6 +48,8 @@ def judge(
     paired difference that speaks against it, at the level of this look) and better by the smallest
     effect as measured, what it lost of general English against the base model is within the
     tolerance (upper bound at 2.5 %) where its recipe writes text, and no score is under its floor.
+    Where weights serve quantized, it has to be better on held-out text in that form, against the
+    incumbent in the same.
 
     Args:
         scores: `scores.parquet` of the evaluation, one row a document.
@@ -63,6 +66,7 @@ def judge(
         there is no incumbent, the candidate is held against the base model.
     """
     comparisons: list[Comparison] = []
+    quantization: Quantization | None = None
     against = find_mismatch(scores, evaluation, candidate, incumbent) or find_unusable(
         scores, evaluation, settings
     )
@@ -71,10 +75,12 @@ def judge(
         rounds = Rounds.model_validate(evaluation["rounds"])
         at = level(settings.lifetime_error, look, rounds)
         allowed = allowance(readable, rounds.share)
-        comparisons = _compare_all(scores, metric, settings, incumbent, at, allowed)
+        quantization = _quantization(scores, evaluation)
+        decisive = SERVED_TASK if quantization else DOMAIN_TASK
+        comparisons = _compare_all(scores, metric, settings, incumbent, at, allowed, decisive)
         against = [
-            *(_judge_chance(scores, evaluation) if metric.is_bits else []),
-            *_judge_domain(comparisons[0], settings),
+            *(_judge_chance(scores, evaluation, decisive) if metric.is_bits else []),
+            *_judge_decisive(comparisons, settings),
             *_judge_general(comparisons, settings),
             *_judge_floors(evaluation["metrics"], settings),
         ]
@@ -89,6 +95,7 @@ def judge(
         look=look,
         procedure=procedure,
         evaluation_fingerprint=evaluation.get("evaluation_fingerprint"),
+        quantization=quantization,
     )
 
 
@@ -99,15 +106,20 @@ def _compare_all(
     incumbent: str | None,
     at: float,
     allowed: float,
+    decisive: str,
 ) -> list[Comparison]:
-    """Held-out text first, general English, and where there are slices the newest one.
+    """Held-out text first in the form that decides, general English, and what is shown alone.
 
-    The newest slice is shown, not decided on.
+    That is the newest slice, where there are slices, and held-out text by the weights as they were
+    trained where they serve quantized.
     """
     reference = "incumbent" if incumbent is not None else "base"
-    domain, *others = measured_tasks(metric)
-    found = [compare(scores, metric, domain, reference, at, allowed, settings.smallest_effect)]
+    effect = settings.smallest_effect
+    found = [compare(scores, metric, decisive, reference, at, allowed, effect)]
+    others = measured_tasks(metric)[1:]
     found += [compare(scores, metric, task, "base", GENERAL_LEVEL) for task in others]
+    if decisive != DOMAIN_TASK:
+        found.append(compare(scores, metric, DOMAIN_TASK, reference, at, allowed, effect))
     if pc.any(pc.equal(scores["task"], NEWEST_TASK)).as_py():
         found.append(compare(scores, metric, NEWEST_TASK, reference, at, allowed))
     return found
@@ -151,22 +163,46 @@ def compare(
     )
 
 
-def _judge_chance(scores: pa.Table, evaluation: Mapping[str, Any]) -> list[Reason]:
+def _judge_chance(scores: pa.Table, evaluation: Mapping[str, Any], task: str) -> list[Reason]:
     """A model that predicts hardly better than a draw from the vocabulary has learnt nothing."""
-    rows = scores.filter(pc.equal(scores["task"], DOMAIN_TASK))
+    rows = scores.filter(pc.equal(scores["task"], task))
     predicted = float((read_column(rows, "tokens") - 1).sum())
     chance = math.log2(evaluation["vocab_size"])
     bits = float(read_column(rows, "score_candidate").sum()) / predicted
     if bits < CHANCE_SHARE * chance:
         return []
-    return [
-        Reason(
-            outcome=Outcome.CHANCE,
-            text=f"The candidate needs {bits:.2f} bits for a token of held-out text, where a draw "
-            f"at random takes {chance:.2f}: it is no better than chance. Its training diverged, "
-            "or taught it nothing.",
-        )
-    ]
+    text = (
+        f"The candidate needs {bits:.2f} bits for a token of held-out text, where a draw at random "
+        f"takes {chance:.2f}: it is no better than chance. Its training diverged, or taught it "
+        f"nothing{', or its quantized weights hold nothing of it' * (task == SERVED_TASK)}."
+    )
+    return [Reason(outcome=Outcome.CHANCE, text=text)]
+
+
+def _quantization(scores: pa.Table, evaluation: Mapping[str, Any]) -> Quantization | None:
+    """What the candidate loses by its format; None where weights serve as they were trained."""
+    if not evaluation.get("served_weights"):
+        return None
+    bits = {}
+    for task in (DOMAIN_TASK, SERVED_TASK):
+        rows = scores.filter(pc.equal(scores["task"], task))
+        needed = read_column(rows, "score_candidate").sum()
+        bits[task] = float(needed / read_column(rows, "size").sum())
+    return Quantization(
+        weights=evaluation["served_weights"],
+        evaluated=bits[DOMAIN_TASK],
+        served=bits[SERVED_TASK],
+    )
+
+
+def _judge_decisive(comparisons: list[Comparison], settings: GateSettings) -> list[Reason]:
+    """Held-out text; where the format alone stands against the candidate, the reason says so."""
+    against = _judge_domain(comparisons[0], settings)
+    exact = next(found for found in comparisons if found.task == DOMAIN_TASK)
+    if not against or _judge_domain(exact, settings):
+        return against
+    text = f"{against[0].text} With its weights as they were trained it would have been better."
+    return [Reason(outcome=Outcome.QUANTIZATION, text=text)]
 
 
 def _judge_domain(found: Comparison, settings: GateSettings) -> list[Reason]:
@@ -174,14 +210,15 @@ def _judge_domain(found: Comparison, settings: GateSettings) -> list[Reason]:
     if is_better and found.gain >= settings.smallest_effect:
         return []
     if found.difference == 0 and found.low == 0:
-        text = f"Candidate and {found.reference} score the same on held-out text."
+        text = f"Candidate and {found.reference} score the same on held-out text{_form(found)}."
         return [Reason(outcome=Outcome.TIE, text=text)]
     missed = "the upper bound is not below zero"
     if found.higher_is_better:
         missed = "the lower bound is not above zero"
     if is_better:
         missed = f"the smallest effect that matters is {settings.smallest_effect:g}"
-    text = f"On held-out text the candidate's {_figures(found)} against the {found.reference}'s: "
+    text = f"On held-out text{_form(found)} the candidate's {_figures(found)} against the "
+    text += f"{found.reference}'s: "
     power = f"{missed}. A gain of {found.detectable:.4f} would have been found with 80 %."
     return [Reason(outcome=Outcome.NOT_BETTER, text=text + power)]
 
@@ -217,8 +254,13 @@ def _praise(found: Comparison, has_incumbent: bool) -> Reason:
     return Reason(
         outcome=Outcome.BETTER if has_incumbent else Outcome.NO_INCUMBENT,
         text=("" if has_incumbent else "There is no incumbent yet. ")
-        + f"On held-out text the candidate's {_figures(found)} against the {found.reference}'s.",
+        + f"On held-out text{_form(found)} the candidate's {_figures(found)} against the "
+        f"{found.reference}'s.",
     )
+
+
+def _form(found: Comparison) -> str:
+    return " (as served)" if found.task == SERVED_TASK else ""
 
 
 def _figures(found: Comparison) -> str:

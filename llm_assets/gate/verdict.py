@@ -24,6 +24,7 @@ class Outcome(StrEnum):
     INCUMBENT_UNREADABLE = "incumbent_unreadable"
     CANDIDATE_UNREADABLE = "candidate_unreadable"
     CHANCE = "chance"
+    QUANTIZATION = "quantization"
 
 
 class Reason(BaseModel):
@@ -73,6 +74,27 @@ class Comparison(BaseModel):
         return -self.high
 
 
+class Quantization(BaseModel):
+    """What the candidate loses by the format that it would serve in."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    weights: str
+    """The format, as `endpoint.weights` has it."""
+    evaluated: float
+    """Bits per byte of held-out text by the weights as they were trained."""
+    served: float
+    """The same by an engine with the quantized ones."""
+
+    def __str__(self) -> str:
+        lost = self.served - self.evaluated
+        return (
+            f"Served in {self.weights} the candidate needs {self.served:.4f} bits per byte of "
+            f"held-out text, and {self.evaluated:.4f} as it was trained: the format costs "
+            f"{lost:+.4f} ({lost / self.evaluated:+.2%})."
+        )
+
+
 class Verdict(BaseModel):
     """What the gate found about one model against one other, as it is recorded with the model."""
 
@@ -93,6 +115,8 @@ class Verdict(BaseModel):
     """Fingerprint of what people chose for making and judging the candidate; empty where that is
     not known."""
     evaluation_fingerprint: str | None
+    quantization: Quantization | None = None
+    """None where weights serve as they were trained."""
     at: datetime = Field(default_factory=lambda: datetime.now(UTC))
 
     @property
@@ -107,6 +131,12 @@ class Verdict(BaseModel):
         )
 
     @property
+    def lines(self) -> list[str]:
+        """What there is to say to people: the reasons, and what quantized weights lose."""
+        lost = [str(self.quantization)] if self.quantization else []
+        return [reason.text for reason in self.reasons] + lost
+
+    @property
     def summary(self) -> str:
-        """One sentence for people."""
-        return " ".join(reason.text for reason in self.reasons)
+        """The same in one line."""
+        return " ".join(self.lines)

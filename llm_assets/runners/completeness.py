@@ -5,11 +5,11 @@ import json
 from artifacts.storage import files
 from recipes.data.seen import SEEN_NAME
 from recipes.data.trained import TRAINED_NAME
+from recipes.evaluation.settings import SCORES_NAME
 from recipes.evaluation.spec import EvaluationSpec
 from recipes.spec import RESULT_NAME, TrainingSpec
 
 CONFIG, TOKENIZER, WEIGHTS = "config.json", "tokenizer.json", "model.safetensors"
-SCORES_NAME = "scores.parquet"
 
 
 def missing_of_training(spec: TrainingSpec) -> list[str]:

@@ -38,6 +38,7 @@ from recipes.evaluation.results import (
 from recipes.evaluation.settings import (
     CODE_VERSION,
     SAMPLES_NAME,
+    SCORES_NAME,
     ModelSource,
     Question,
     Rounds,
@@ -45,11 +46,10 @@ from recipes.evaluation.settings import (
 )
 from recipes.evaluation.spec import EvaluationSpec
 from recipes.evaluation.tasks import digest_tasks
+from recipes.spec import RESULT_NAME
 
 NEWEST_TASK = "held_out_newest"
 """The newest slice of held-out text by itself: what was learnt of the text that arrived last."""
-RESULT_NAME = "result.json"
-SCORES_NAME = "scores.parquet"
 TASKS_NAME = "task_scores.parquet"
 MULTIPLE_CHOICE_FOLDER = "multiple_choice"
 

@@ -11,6 +11,7 @@ from artifacts.settings import Settings
 from artifacts.store.identity import FINGERPRINT_LENGTH
 
 CODE_VERSION = "4"
+SCORES_NAME = "scores.parquet"
 SAMPLES_NAME = "samples.json"
 
 Folder = Annotated[str, BeforeValidator(os.fspath)]

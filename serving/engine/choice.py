@@ -11,7 +11,7 @@ from serving.engine.classifier import Classifier
 from serving.engine.mask_filler import MaskFiller
 from serving.engine.memory import check_memory
 from serving.engine.served_model import ServedModel, read_config
-from serving.settings import EndpointSettings, Engine
+from serving.settings import QUANTIZED, EndpointSettings, Engine
 
 REFUSAL_NAME = "unsupported.txt"
 """In place of a converted model: why there is none, lest every start try again."""
@@ -68,7 +68,7 @@ def choose_engine(folder: Path, settings: EndpointSettings, conversions: Path) -
             f"`endpoint.engine` is openvino, which does not run the model in {folder}: {obstacle}. "
             "Leave the setting out, and transformers serves it."
         )
-    if settings.weights in ("int8", "int4"):
+    if settings.weights in QUANTIZED:
         raise UserError(
             f"`endpoint.weights` is {settings.weights}, which openvino alone has, and it "
             f"does not run the model in {folder}: {obstacle}. Set bf16, and transformers serves it."

@@ -24,7 +24,7 @@ from transformers.masking_utils import sdpa_mask
 
 from serving.engine.pipeline import MODEL_NAME, Unsupported, open_pipeline, score_tokens
 from serving.engine.served_model import first_line, read_weights
-from serving.settings import Weights
+from serving.settings import QUANTIZED, Weights
 
 NAME = "openvino"
 UNSUPPORTED = ("softcap", "s_aux", "position_bias")
@@ -57,7 +57,7 @@ def convert_model(folder: Path, target: Path, weights: Weights) -> None:
         _compress(converted)
         _write(converted, target)
         _compare(model, target)
-        if weights in ("int8", "int4"):
+        if weights in QUANTIZED:
             _quantize(converted, weights)
             _write(converted, target)
     except Unsupported:

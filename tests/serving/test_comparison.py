@@ -1,13 +1,11 @@
 """A version whose engine does not serve what was judged gets no traffic."""
 
 import math
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from artifacts.store.layout import MANIFEST_NAME
@@ -17,7 +15,7 @@ from serving.endpoint import Endpoint
 from serving.engine.choice import choose_engine, conversion_key
 from serving.rollout import RolloutFailed
 from tests.serving.conftest import SETTINGS, Client
-from tests.tiny import tiny_texts
+from tests.tiny import change_weights, make_uneven, tiny_texts, train_tiny_model
 
 WINDOW = 32
 STEPS = 60
@@ -25,29 +23,10 @@ STEPS = 60
 
 @pytest.fixture(scope="module")
 def trained_folder(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Path:
-    """The tiny model after a little training: what random weights say is hard to make worse."""
-    folder = shutil.copytree(tiny_model_folder, tmp_path_factory.mktemp("trained") / "model")
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    encoded = [tokenizer.encode(text) for text in tiny_texts(80)]
-    tokens = torch.tensor([one[:WINDOW] for one in encoded if len(one) >= WINDOW])
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
-    for step in range(STEPS):
-        batch = tokens[step % 4 :: 4]
-        optimizer.zero_grad()
-        model(batch, labels=batch).loss.backward()
-        optimizer.step()
-    model.save_pretrained(folder)
+    """The tiny model after a little training."""
+    folder = tmp_path_factory.mktemp("trained") / "model"
+    train_tiny_model(folder, tiny_model_folder, STEPS, WINDOW)
     return folder
-
-
-def changed(folder: Path, target: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> Path:
-    """A copy of a model folder with other weights."""
-    shutil.copytree(folder, target)
-    weights = load_file(target / "model.safetensors")
-    change(weights)
-    save_file(weights, target / "model.safetensors", {"format": "pt"})
-    return target
 
 
 def judge(folder: Path) -> list[JudgedDocument]:
@@ -109,7 +88,7 @@ def test_conversion_with_one_wrong_tensor_gets_no_traffic(
 
     name = "model.layers.1.mlp.down_proj.weight"
 
-    wrong = changed(trained_folder, tmp_path / "wrong", flip)
+    wrong = change_weights(trained_folder, tmp_path / "wrong", flip)
     converted = choose_engine(wrong, SETTINGS, tmp_path).converted
     assert converted is not None and (converted / MANIFEST_NAME).exists()
     converted.rename(tmp_path / conversion_key(trained_folder, SETTINGS))
@@ -121,15 +100,7 @@ def test_conversion_with_one_wrong_tensor_gets_no_traffic(
 def test_too_coarse_a_quantization_gets_no_traffic(
     serve: Serve, trained_folder: Path, tmp_path: Path
 ) -> None:
-    """What a layer takes from one of its inputs is made large, and that input as much smaller: the
-    model is the same, but one scale no longer fits a group of its weights."""
-
-    def uneven_pairs(weights: dict[str, torch.Tensor]) -> None:
-        for layer in ("model.layers.0", "model.layers.1"):
-            weights[f"{layer}.mlp.up_proj.weight"][::16] /= 1_000
-            weights[f"{layer}.mlp.down_proj.weight"][:, ::16] *= 1_000
-
-    uneven = changed(trained_folder, tmp_path / "uneven", uneven_pairs)
+    uneven = change_weights(trained_folder, tmp_path / "uneven", make_uneven)
     with pytest.raises(RolloutFailed, match=r"served in int4.*evaluated.*at most 10\.0%"):
         serve(uneven, judge(uneven), tmp_path, weights="int4")
 

@@ -37,11 +37,24 @@ class Evaluation:
         self.models = {"base": BASE, "candidate": CANDIDATE, "incumbent": INCUMBENT}
         self.fingerprints = ["evaluation", "evaluation"]
         self.faults: dict[str, str] = {}
+        self.served_weights: str | None = None
         self.metric = BITS_PER_BYTE.model_dump()
         self.rounds = {"measured": 1, "planned": 1, "share": 0.05}
         self.metrics: dict[str, Any] = {
             name: {role: {"value": 1.0} for role in self.models}
             for name in ("held_out_bits_per_byte", "general_bits_per_byte")
+        }
+
+    def serve_quantized(self, **costs: float) -> None:
+        """Add held-out documents as engines score them, each role needing so much more bits."""
+        held_out = [number for number, task in enumerate(self.task) if task == "held_out"]
+        self.served_weights = "int4"
+        self.task += ["held_out_served"] * len(held_out)
+        self.cluster += [self.cluster[number] for number in held_out]
+        self.bytes = np.concatenate([self.bytes, self.bytes[held_out]])
+        self.bits = {
+            role: np.concatenate([bits, (1 + costs.get(role, math.nan)) * bits[held_out]])
+            for role, bits in self.bits.items()
         }
 
     def judge(
@@ -51,7 +64,11 @@ class Evaluation:
         look: int = 1,
         readable: int = 0,
     ) -> Verdict:
-        columns = {"task": self.task, "cluster": self.cluster, "document": self.cluster}
+        columns: dict[str, Any] = {
+            "task": self.task,
+            "cluster": self.cluster,
+            "document": self.cluster,
+        }
         columns |= {"size": self.bytes, "tokens": self.bytes // 4 + 1}
         columns |= {f"score_{r}": b for r, b in self.bits.items()}
         table = pa.table(columns).replace_schema_metadata(
@@ -66,6 +83,8 @@ class Evaluation:
             "vocab_size": 49_152,
             "metric": self.metric,
         }
+        if self.served_weights:
+            evaluation["served_weights"] = self.served_weights
         return judge(
             table,
             evaluation,
@@ -130,6 +149,39 @@ def test_a_metric_that_is_better_when_higher_decides_by_its_own_sign(
     assert domain.low is not None and domain.high is not None
     assert domain.low < domain.difference < domain.high
     assert "ROUGE-L differ by" in verdict.summary
+
+
+def test_quantized_weights_decide_and_what_they_lose_is_told() -> None:
+    evaluation = Evaluation(gain=0.05)
+    evaluation.serve_quantized(candidate=0.02, incumbent=0.02)
+    verdict = evaluation.judge()
+    assert outcomes(verdict) == {Outcome.BETTER}
+    assert [one.task for one in verdict.comparisons] == ["held_out_served", "general", "held_out"]
+    assert "(as served)" in verdict.lines[0]
+    assert "Served in int4 the candidate needs 0.97" in verdict.lines[1]
+    assert "(+2.00%)" in verdict.summary
+
+
+def test_candidate_that_its_format_makes_worse_is_rejected() -> None:
+    evaluation = Evaluation(gain=0.05)
+    evaluation.serve_quantized(candidate=0.10, incumbent=0.02)
+    verdict = evaluation.judge()
+    assert outcomes(verdict) == {Outcome.QUANTIZATION}
+    assert "With its weights as they were trained it would have been better." in verdict.summary
+
+
+def test_candidate_that_is_worse_by_itself_is_not_blamed_on_its_format() -> None:
+    evaluation = Evaluation(gain=-0.05)
+    evaluation.serve_quantized(candidate=0.10, incumbent=0.02)
+    assert outcomes(evaluation.judge()) == {Outcome.NOT_BETTER}
+
+
+def test_quantized_scores_that_are_missing_decide_nothing() -> None:
+    evaluation = Evaluation()
+    evaluation.served_weights = "int4"
+    assert outcomes(evaluation.judge()) == {Outcome.MISSING}
+    evaluation.serve_quantized(incumbent=0.02)
+    assert outcomes(evaluation.judge()) == {Outcome.NOT_FINITE}
 
 
 def test_same_scores_are_a_tie() -> None:

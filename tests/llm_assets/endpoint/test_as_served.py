@@ -1,0 +1,100 @@
+"""Where weights serve quantized, the gate judges that form; the engines are real."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+from llm_assets.config import load_settings
+from llm_assets.endpoint.as_served import measure_as_served
+from llm_assets.gate.judge import judge
+from llm_assets.gate.settings import GateSettings
+from llm_assets.gate.verdict import Outcome, Verdict
+from recipes.evaluation.measure import evaluate
+from recipes.evaluation.settings import EvaluationSettings, GenerationSettings, ModelSource
+from recipes.evaluation.spec import EvaluationSpec
+from serving.settings import EndpointSettings
+from tests.conftest import Project
+from tests.llm_assets.in_process import TrainingHere, ask
+from tests.tiny import change_weights, make_uneven, tiny_shards, tiny_texts, train_tiny_model
+
+GATE = GateSettings(general_tolerance=10.0)
+
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> EvaluationSpec:
+    """An evaluated candidate that is better than the incumbent, and does not bear four bits."""
+    folder = tmp_path_factory.mktemp("as_served")
+    train_tiny_model(folder / "incumbent", tiny_model_folder, steps=40)
+    train_tiny_model(folder / "trained", tiny_model_folder, steps=60)
+    change_weights(folder / "trained", folder / "candidate", make_uneven)
+    shards = tiny_shards(folder / "shards", tiny_model_folder, tiny_texts(400))
+    spec = EvaluationSpec(
+        base=ModelSource(path=tiny_model_folder, fingerprint="base"),
+        candidate=ModelSource(path=folder / "candidate", fingerprint="candidate"),
+        incumbent=ModelSource(path=folder / "incumbent", fingerprint="incumbent"),
+        shards=folder / "shards",
+        shard_stats=shards,
+        shards_fingerprint="shards",
+        output=folder / "evaluation",
+        settings=EvaluationSettings(
+            document_tokens=64,
+            general_tokens=100,
+            generation=GenerationSettings(samples=0),
+            contamination_tokens=0,
+            bootstrap_resamples=200,
+        ),
+    )
+    evaluate(spec, lambda _: None)
+    return spec
+
+
+def verdict(spec: EvaluationSpec, result: dict[str, Any]) -> Verdict:
+    scores = pq.read_table(Path(spec.output) / "scores.parquet")
+    return judge(
+        scores, result, GATE, candidate="candidate", incumbent="incumbent", look=1, readable=0
+    )
+
+
+def test_quantization_that_costs_too_much_is_rejected_with_the_reason(
+    spec: EvaluationSpec, tmp_path: Path
+) -> None:
+    evaluated = json.loads((Path(spec.output) / "result.json").read_text())
+    assert verdict(spec, evaluated).promoted
+    settings = EndpointSettings(weights="int4", threads=1)
+    result = measure_as_served(spec, settings, tmp_path, lambda _: None)
+    rejected = verdict(spec, result)
+    assert {reason.outcome for reason in rejected.reasons} == {Outcome.QUANTIZATION}
+    assert "Served in int4 the candidate needs" in rejected.summary
+    lost = rejected.quantization
+    assert lost is not None and lost.served > 1.1 * lost.evaluated
+    served, exact = (
+        next(one for one in rejected.comparisons if one.task == task)
+        for task in ("held_out_served", "held_out")
+    )
+    assert exact.difference < 0 < served.difference and served.documents == exact.documents
+    assert result["evaluation_fingerprint"] != evaluated["evaluation_fingerprint"]
+
+
+def test_graph_judges_what_would_serve_and_shows_what_is_lost(
+    made: Project, project: Project
+) -> None:
+    project.adopt(made, "raw_corpus", "clean_corpus", "base_model", "tokenized_shards")
+    project.adopt(made, "checkpoint")
+    project.configure(endpoint={"weights": "int8", "threads": 1})
+    assert not ask(project, "*model_version", training=TrainingHere())
+    evaluation = project.record.current("eval_metrics", needed_by="test")
+    scores = pq.read_table(evaluation.path / "scores.parquet")
+    served, exact = (
+        scores.filter(pc.equal(scores["task"], task)) for task in ("held_out_served", "held_out")
+    )
+    assert served["document"] == exact["document"] and len(served) >= 30
+    for role in ("candidate", "incumbent"):
+        found, expected = (pc.sum(rows[f"score_{role}"]).as_py() for rows in (served, exact))
+        assert found == pytest.approx(expected, rel=0.01) and found != expected
+    reasons = project.record.current("model_version", needed_by="test").stats["reasons"]
+    assert "Served in int8 the candidate needs" in reasons[-1]
+    assert load_settings(project.config).endpoint.weights == evaluation.stats["served_weights"]
