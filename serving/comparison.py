@@ -28,6 +28,9 @@ class JudgedDocument(BaseModel):
     bits: float
     windows: list[list[int]]
     """Tokens of each stretch that was read in one pass; each predicts those after its first."""
+    counted: list[list[bool]] = []
+    """Of a conversation, which of the predicted tokens of each stretch are an answer's; empty where
+    all count."""
 
 
 class Comparison(BaseModel):

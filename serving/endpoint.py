@@ -164,7 +164,7 @@ def _wait(
         found = state.read_status()
         if found and found.alive:
             outcome = found.outcome
-            if outcome and outcome.at.timestamp() >= began and _is_about(outcome, desired):
+            if outcome and outcome.at.timestamp() >= began and desired.is_of(outcome):
                 if outcome.succeeded:
                     return found
                 if child and not found.routes:
@@ -191,23 +191,11 @@ def _wait(
         time.sleep(POLL_SECONDS)
 
 
-def _is_about(outcome: object, desired: Desired) -> bool:
-    return (
-        getattr(outcome, "version", None) == desired.version
-        and getattr(outcome, "fingerprint", None) == desired.fingerprint
-    )
-
-
 def _serves(running: Status, desired: Desired) -> bool:
     return (
         running.phase == "serving"
         and running.settings == desired.settings
-        and any(
-            route.share == 1.0
-            and route.version == desired.version
-            and route.fingerprint == desired.fingerprint
-            for route in running.routes
-        )
+        and any(route.share == 1.0 and desired.is_of(route) for route in running.routes)
     )
 
 

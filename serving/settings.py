@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from artifacts.settings import Settings
 
@@ -97,6 +97,17 @@ class EndpointSettings(Settings):
     """What is kept of the answers."""
     log_prompts: bool = False
     """Write prompts into the request log; off, since prompts are private."""
+
+    @field_validator("engine", mode="before")
+    @classmethod
+    def _refuse_vllm(cls, engine: object) -> object:
+        if engine == "vllm":
+            raise ValueError(
+                "vllm serves on Vertex AI alone (`platform: google_cloud`), in an image of its "
+                "own, since its packages exclude this environment's. On this machine: auto, "
+                "openvino or transformers"
+            )
+        return engine
 
     def content(self) -> dict[str, Any]:
         """What decides the artifact: nothing, since this is all about where and how to serve."""

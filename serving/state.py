@@ -25,16 +25,27 @@ OF_ENGINES = {"engine", "weights", "threads", "cache_tokens"}
 State = TypeVar("State", bound=BaseModel)
 
 
-class Desired(BaseModel):
+class OfVersion(BaseModel):
+    """Something that is about one version."""
+
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+    version: str
+    fingerprint: str
+
+    def is_of(self, other: "OfVersion") -> bool:
+        """Whether another is about the same version."""
+        return (self.version, self.fingerprint) == (other.version, other.fingerprint)
+
+
+class Desired(OfVersion):
     """Which model is to be served, and how."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(frozen=True)
 
     model_folder: Path
     name: str = "default"
     """Of the model, whatever its version: what clients ask for."""
-    version: str
-    fingerprint: str
     settings: EndpointSettings
     conversions: Path | None = None
     """Where converted models are cached; absent, beside the state."""
@@ -43,20 +54,13 @@ class Desired(BaseModel):
 
     def fits_engine_of(self, other: "Desired") -> bool:
         """Whether an engine that was started for another serves this too."""
-        mine, its = (
-            (one.version, one.fingerprint, one.settings.model_dump(include=OF_ENGINES))
-            for one in (self, other)
-        )
-        return mine == its
+        mine, its = (one.settings.model_dump(include=OF_ENGINES) for one in (self, other))
+        return self.is_of(other) and mine == its
 
 
-class RouteStatus(BaseModel):
+class RouteStatus(OfVersion):
     """One version's engine."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    version: str
-    fingerprint: str
     share: float
     """Of the traffic, 0 to 1."""
     engine_pid: int | None
@@ -70,13 +74,9 @@ class RouteStatus(BaseModel):
     """With the evaluation; None where nothing was judged."""
 
 
-class Outcome(BaseModel):
+class Outcome(OfVersion):
     """How the newest change of version ended."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    version: str
-    fingerprint: str
     succeeded: bool
     reason: str
     at: datetime = Field(default_factory=lambda: datetime.now(UTC))

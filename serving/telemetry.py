@@ -3,44 +3,44 @@
 import json
 import logging
 import sys
-import threading
 import traceback
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from time import monotonic
 from typing import Any
 
 BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 """Upper bounds of the duration histogram, in seconds."""
+Samples = dict[str, float]
 
 TALLY_SECONDS = 10.0
 
 
 class Metrics:
-    """Counts requests by route, status and version; tokens; durations; what is in flight."""
+    """Counts requests by route, status and version; tokens; durations; what is in flight.
+
+    All of it by one event loop. Samples are known by what stands behind the name of their family.
+    """
 
     def __init__(self) -> None:
         self.in_flight = 0
-        self._lock = threading.Lock()
-        self._requests: dict[tuple[str, int, str], int] = defaultdict(int)
-        self._tokens: dict[tuple[str, str], int] = defaultdict(int)
-        self._durations: dict[str, list[int]] = defaultdict(lambda: [0] * (len(BUCKETS) + 1))
-        self._duration_sums: dict[str, float] = defaultdict(float)
+        self._requests: Samples = defaultdict(int)
+        self._tokens: Samples = defaultdict(int)
+        self._seconds: Samples = defaultdict(int)
 
     def request(self, path: str, status: int, version: str, seconds: float) -> None:
         """Count one answered request."""
-        with self._lock:
-            self._requests[path, status, version] += 1
-            self._duration_sums[path] += seconds
-            place = next((i for i, bound in enumerate(BUCKETS) if seconds <= bound), len(BUCKETS))
-            self._durations[path][place] += 1
+        self._requests[f'{{path="{path}",status="{status}",version="{version}"}}'] += 1
+        for bound in (*BUCKETS, "+Inf"):
+            self._seconds[f'_bucket{{path="{path}",le="{bound}"}}'] += seconds <= float(bound)
+        self._seconds[f'_sum{{path="{path}"}}'] += seconds
+        self._seconds[f'_count{{path="{path}"}}'] += 1
 
     def tokens(self, version: str, prompt: int, completion: int) -> None:
         """Count the tokens of one answer."""
-        with self._lock:
-            self._tokens[version, "prompt"] += prompt
-            self._tokens[version, "completion"] += completion
+        self._tokens[f'{{version="{version}",kind="prompt"}}'] += prompt
+        self._tokens[f'{{version="{version}",kind="completion"}}'] += completion
 
     def render(self, engines: list[tuple[str, bool, float, int]]) -> str:
         """The exposition text.
@@ -48,44 +48,27 @@ class Metrics:
         Args:
             engines: version, whether it is ready, share of the traffic, restarts.
         """
-        with self._lock:
-            lines = ["# TYPE serving_requests_total counter"]
-            for (path, status, version), count in sorted(self._requests.items()):
-                labels = f'path="{path}",status="{status}",version="{version}"'
-                lines.append(f"serving_requests_total{{{labels}}} {count}")
-            lines.append("# TYPE serving_tokens_total counter")
-            for (version, kind), count in sorted(self._tokens.items()):
-                lines.append(f'serving_tokens_total{{version="{version}",kind="{kind}"}} {count}')
-            lines.append("# TYPE serving_request_seconds histogram")
-            for path in sorted(self._durations):
-                lines += self._histogram(path)
-        lines += [
-            "# TYPE serving_requests_in_flight gauge",
-            f"serving_requests_in_flight {self.in_flight}",
-        ]
+        ready, share, restarts = (defaultdict[str, float](float) for _ in range(3))
         # Two engines may serve one version while the second takes over: a label stands once.
-        versions = list(dict.fromkeys(engine[0] for engine in engines))
-        for name, kind, place, of_both in (
-            ("serving_engine_ready", "gauge", 1, max),
-            ("serving_traffic_share", "gauge", 2, sum),
-            ("serving_engine_restarts_total", "counter", 3, sum),
-        ):
+        for version, is_ready, its_share, its_restarts in engines:
+            labels = f'{{version="{version}"}}'
+            ready[labels] = max(ready[labels], is_ready)
+            share[labels] += its_share
+            restarts[labels] += its_restarts
+        families: list[tuple[str, str, Mapping[str, float]]] = [
+            ("serving_requests_total", "counter", self._requests),
+            ("serving_tokens_total", "counter", self._tokens),
+            ("serving_request_seconds", "histogram", self._seconds),
+            ("serving_requests_in_flight", "gauge", {"": self.in_flight}),
+            ("serving_engine_ready", "gauge", ready),
+            ("serving_traffic_share", "gauge", share),
+            ("serving_engine_restarts_total", "counter", restarts),
+        ]
+        lines = []
+        for name, kind, samples in families:
             lines.append(f"# TYPE {name} {kind}")
-            for version in versions:
-                value = of_both(float(engine[place]) for engine in engines if engine[0] == version)
-                lines.append(f'{name}{{version="{version}"}} {value:g}')
+            lines += [f"{name}{labels} {value:.12g}" for labels, value in samples.items()]
         return "\n".join(lines) + "\n"
-
-    def _histogram(self, path: str) -> list[str]:
-        total, lines = 0, []
-        for bound, count in zip([*BUCKETS, "+Inf"], self._durations[path], strict=True):
-            total += count
-            lines.append(f'serving_request_seconds_bucket{{path="{path}",le="{bound}"}} {total}')
-        lines.append(
-            f'serving_request_seconds_sum{{path="{path}"}} {self._duration_sums[path]:.6f}'
-        )
-        lines.append(f'serving_request_seconds_count{{path="{path}"}} {total}')
-        return lines
 
 
 def event(name: str, **fields: Any) -> str:

@@ -5,6 +5,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import compress
 from time import monotonic
 
 from serving.api.router import Route, Router
@@ -126,10 +127,12 @@ async def compare(
 
 async def bits_of(engine: EngineProcess, document: JudgedDocument) -> float:
     """What an engine finds for a document; raises EngineLost or Refused."""
-    return sum(await asyncio.gather(*(_bits(engine, window) for window in document.windows)))
+    counted = document.counted or [[True] * (len(window) - 1) for window in document.windows]
+    stretches = zip(document.windows, counted, strict=True)
+    return sum(await asyncio.gather(*(_bits(engine, *stretch) for stretch in stretches)))
 
 
-async def _bits(engine: EngineProcess, tokens: list[int]) -> float:
+async def _bits(engine: EngineProcess, tokens: list[int], counted: list[bool]) -> float:
     request = GenerateRequest(
         prompt=tokens,
         max_tokens=0,
@@ -142,7 +145,9 @@ async def _bits(engine: EngineProcess, tokens: list[int]) -> float:
     )
     scores = [score async for chunk in engine.generate(request) for score in chunk.scores]
     nats = [score.logprob for score in scores[1:] if score.logprob is not None]
-    return -sum(nats) / math.log(2) if len(nats) == len(tokens) - 1 else math.nan
+    if len(nats) != len(counted):
+        return math.nan
+    return -sum(compress(nats, counted)) / math.log(2)
 
 
 async def probe(engine: EngineProcess, settings: EndpointSettings) -> None:

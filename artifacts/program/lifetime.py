@@ -6,6 +6,8 @@ import signal
 from types import FrameType
 
 PR_SET_PDEATHSIG = 1
+"""From Linux' `sys/prctl.h`."""
+LIBC = ctypes.CDLL(None)
 PARENT_VARIABLE = "LLM_ASSETS_PARENT_PID"
 """Set by whoever starts a program that shall not outlive it: its own process id."""
 
@@ -40,6 +42,12 @@ def end_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
     parent = os.environ.pop(PARENT_VARIABLE, None)
     if parent is None:
         return
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
+    signal_parents_death(number)
     if os.getppid() != int(parent):
         raise SystemExit("The process that started this one has ended.")
+
+
+def signal_parents_death(number: signal.Signals = signal.SIGTERM) -> None:
+    """Have the kernel send this process a signal when its parent is gone, by whatever way (Linux
+    alone); between fork and exec it holds for the program that is begun."""
+    LIBC.prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)

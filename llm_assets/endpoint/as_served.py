@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from artifacts.errors import UserError
 from artifacts.progress import Report
 from artifacts.store.identity import hash_json
-from llm_assets.endpoint.judged import held_out_scores, is_of_plain_text, read_judged
+from llm_assets.endpoint.judged import held_out_scores, read_judged
 from llm_assets.gate.evidence import SERVED_TASK
 from recipes.evaluation.settings import SCORES_NAME, ModelSource
 from recipes.evaluation.spec import EvaluationSpec
@@ -37,20 +37,20 @@ def measure_as_served(
     """Add the task `held_out_served` to an evaluation: its held-out documents, scored by engines.
 
     Args:
-        spec: of an evaluation whose result and scores are written. It has an incumbent.
+        spec: of an evaluation that is written, of a candidate and an incumbent.
         settings: by which an engine is started.
         conversions: where converted models are cached, for the endpoint to find them.
 
     Returns:
         The result with the format as `served_weights` and another fingerprint; as it was where not
-        every model was measured, in bits of plain text.
+        every model was measured, or not in bits.
 
     Raises:
         UserError: no engine runs a model in this format, or one ended early.
     """
     folder = Path(spec.output)
     result: dict[str, Any] = json.loads((folder / RESULT_NAME).read_text())
-    if result["faults"] or not is_of_plain_text(result, spec.shard_stats):
+    if result["faults"] or not result["metric"]["is_bits"]:
         return result
     scores = pq.read_table(folder / SCORES_NAME)
     rows = held_out_scores(scores)

@@ -1,9 +1,9 @@
 """The held-out documents that a version was judged by, for its engine to be compared on."""
 
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -34,17 +34,12 @@ def judged_documents(store: Store, version: ModelVersion) -> list[JudgedDocument
     if evaluation is None or shards is None:
         return []
     stats = ShardStats.model_validate(shards.stats)
-    if not is_of_plain_text(evaluation.stats, stats):
+    if not evaluation.stats["metric"]["is_bits"] or stats.form != "pretraining":
         return []
     scores = held_out_scores(pq.read_table(evaluation.path / SCORES_NAME))
     scores = scores.filter(pc.is_valid(scores["score_candidate"]))
     before = pc.subtract(pc.cumulative_sum(scores["tokens"]), scores["tokens"])
     return read_judged(scores.filter(pc.less(before, COMPARED_TOKENS)), shards.path, stats)
-
-
-def is_of_plain_text(evaluation: Mapping[str, Any], shards: ShardStats) -> bool:
-    """Whether an evaluation, by its `stats`, measured bits of every token."""
-    return bool(evaluation["metric"]["is_bits"]) and shards.form == "pretraining"
 
 
 def held_out_scores(scores: pa.Table) -> pa.Table:
@@ -62,22 +57,30 @@ def read_judged(scores: pa.Table, folder: Path, stats: ShardStats) -> list[Judge
     held_out = ShardSet(folder, stats, "held_out")
     listed = list_documents(held_out)
     listed = listed.filter(pc.is_in(listed["id"], scores["document"]))
-    read = dict(zip(listed["id"].to_pylist(), read_tokens(held_out, listed), strict=True))
+    is_talk = stats.form == "conversations"
+    marks = read_tokens(held_out, listed, "targets") if is_talk else [None] * len(listed)
+    read = zip(read_tokens(held_out, listed), marks, strict=True)
+    found = dict(zip(listed["id"].to_pylist(), read, strict=True))
     return [
-        JudgedDocument(
-            id=row["document"],
-            bytes=row["size"],
-            bits=row["score_candidate"],
-            windows=list(
-                _windows(read[row["document"]][: row["tokens"]].tolist(), stats.sequence_length)
-            ),
-        )
+        _judged(row, found[row["document"]], stats.sequence_length)
         for row in scores.to_pylist()
-        if row["document"] in read
+        if row["document"] in found
     ]
 
 
-def _windows(tokens: list[int], length: int) -> Iterator[list[int]]:
+def _judged(
+    row: dict[str, Any], found: tuple[np.ndarray, np.ndarray | None], length: int
+) -> JudgedDocument:
     """A document as the evaluation reads it: every token but the first is predicted once."""
-    for start in range(0, len(tokens) - 1, length):
-        yield tokens[start : start + length + 1]
+    tokens, marks = found
+    # Text was cut to what was measured; of a conversation, whose answers count, all of it was read.
+    read = tokens[: row["tokens"]] if marks is None else tokens
+    starts = range(0, len(read) - 1, length)
+    counted = [] if marks is None else [marks[a + 1 : a + length + 1] > 0 for a in starts]
+    return JudgedDocument(
+        id=row["document"],
+        bytes=row["size"],
+        bits=row["score_candidate"],
+        windows=[read[start : start + length + 1].tolist() for start in starts],
+        counted=[marked.tolist() for marked in counted],
+    )

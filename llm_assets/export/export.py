@@ -11,14 +11,13 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from artifacts.errors import UserError
+from artifacts.model_folder import check_model_folder, context_tokens, read_config
 from llm_assets.export.gguf_file import write_gguf
 from recipes.evaluation.documents import GENERAL_TEXT
 from serving.comparison import Comparison, JudgedDocument, compared
 from serving.engine.conversion import convert_model
-from serving.engine.model_folder import check_model_folder
-from serving.engine.openvino_model import context_tokens
 from serving.engine.pipeline import Unsupported, open_pipeline, score_tokens
-from serving.engine.served_model import read_config, read_tokenizer, read_weights
+from serving.engine.served_model import read_tokenizer, read_weights
 
 Form = Literal["gguf", "openvino", "safetensors"]
 READ_TOKENS = 256
@@ -94,7 +93,8 @@ def _write_modelfile(folder: Path, draft: Path, source: str) -> None:
     """What Ollama is told: where the weights are, how long a text may be, and to take the most
     likely token, as the endpoint does by default."""
     lines = [f"FROM {source}", "PARAMETER temperature 0"]
-    lines.append(f"PARAMETER num_ctx {context_tokens(read_config(folder))}")
+    if longest := context_tokens(read_config(folder)):
+        lines.append(f"PARAMETER num_ctx {longest}")
     (draft / "Modelfile").write_text("\n".join(lines) + "\n")
 
 
@@ -104,7 +104,7 @@ def _compare(folder: Path, form: Form, draft: Path, name: str) -> Comparison:
 
     text = (Path(shipped.__file__).parent / GENERAL_TEXT).read_text()
     tokens = read_tokenizer(folder).encode(text)
-    tokens = tokens[: min(READ_TOKENS, context_tokens(read_config(folder)))]
+    tokens = tokens[: min(READ_TOKENS, context_tokens(read_config(folder)) or READ_TOKENS)]
     model = read_weights(folder, AutoModelForCausalLM, dtype=torch.float32)
     expected = _bits(model, tokens)
     del model

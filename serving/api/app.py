@@ -7,20 +7,28 @@ from time import time
 from typing import Any
 
 from fastapi import Depends, FastAPI, Request
-from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.exceptions import HTTPException
 
 from serving.api.admission import OriginMiddleware, check_origin, while_connected
 from serving.api.dispatcher import Answer, Dispatcher
 from serving.api.errors import ServingError
-from serving.api.guard import ApiContext, authorize, guarded, note, noted, read
+from serving.api.guard import (
+    ApiContext,
+    answered,
+    authorize,
+    event_stream,
+    guarded,
+    noted,
+    read,
+    version_headers,
+)
 from serving.api.models import (
     check_model,
     model_body,
     model_fields,
     model_names,
     usage_of,
-    version_headers,
 )
 from serving.api.pages import add_pages
 from serving.api.requests import (
@@ -114,11 +122,9 @@ def _add_generation(app: FastAPI, context: ApiContext) -> None:
     async def answer_predict(request: Request) -> Response:
         body = await read(request, PredictRequest, dispatcher)
         wanted = body.generate_requests(dispatcher.settings)
-        answers = await while_connected(request, dispatcher.answer_all(wanted))
-        note(request, wanted, answers)
+        answers = await answered(request, dispatcher, wanted)
         predictions = {"predictions": [_prediction(answer) for answer in answers]}
-        headers = version_headers(answers[0].version, answers[0].fingerprint)
-        return JSONResponse(predictions, headers=headers)
+        return JSONResponse(predictions, headers=version_headers(answers[0]))
 
     async def answer_completions(request: Request) -> Response:
         body = await read(request, CompletionRequest, dispatcher)
@@ -181,28 +187,22 @@ async def _respond(
         "created": int(time()),
     }
     if not body.stream:
-        answers = await while_connected(request, dispatcher.answer_all(wanted))
-        note(request, wanted, answers)
-        first = answers[0]
-        envelope |= model_fields(body.model, first.version, first.fingerprint)
+        answers = await answered(request, dispatcher, wanted)
+        envelope |= model_fields(body.model, answers[0])
         choices = [
             choice(answer.text, answer.end, True) | {"index": index}
             for index, answer in enumerate(answers)
         ]
         usage = usage_of([answer.end for answer in answers], body.n)
-        return JSONResponse(
-            envelope | {"choices": choices, "usage": usage},
-            headers=version_headers(first.version, first.fingerprint),
-        )
+        envelope |= {"choices": choices, "usage": usage}
+        return JSONResponse(envelope, headers=version_headers(answers[0]))
     begun = await while_connected(request, dispatcher.stream(wanted[0]))
-    envelope |= model_fields(body.model, begun.version, begun.fingerprint)
+    envelope |= model_fields(body.model, begun)
     if chat:
         envelope["object"] = "chat.completion.chunk"
-
     pieces = noted(request, wanted[0], begun)
-    events = _events(envelope, pieces, choice, body.stream_options or StreamOptions())
-    headers = version_headers(begun.version, begun.fingerprint) | {"Cache-Control": "no-store"}
-    return StreamingResponse(events, media_type="text/event-stream", headers=headers)
+    options = body.stream_options or StreamOptions()
+    return event_stream(_events(envelope, pieces, choice, options), begun)
 
 
 async def _events(

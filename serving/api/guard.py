@@ -1,8 +1,6 @@
 """What every request goes through: authorization, admission, limits on its body, the log."""
 
-import asyncio
 import hmac
-import json
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
@@ -13,11 +11,11 @@ from typing import Any, TypeVar
 from fastapi import Request
 from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel, ValidationError
-from starlette.requests import ClientDisconnect
 
-from serving.api.admission import check_content_type
+from serving.api.admission import check_content_type, while_connected
+from serving.api.body import read_json
 from serving.api.dispatcher import Answer, Dispatcher, Stream
-from serving.api.errors import ServingError, client_gone, invalid, overloaded
+from serving.api.errors import ServingError, invalid, overloaded
 from serving.api.requests import describe
 from serving.engine.protocol import Chunk, GenerateRequest
 from serving.journal import Journal
@@ -82,10 +80,25 @@ async def guarded(context: ApiContext, request: Request, handler: Handler) -> Re
         )
 
 
-def note(request: Request, wanted: Sequence[GenerateRequest], answers: Sequence[Answer]) -> None:
-    """Keep in the journal who answered what, one version all of it."""
+async def answered(
+    request: Request, dispatcher: Dispatcher, wanted: Sequence[GenerateRequest]
+) -> list[Answer]:
+    """Whole answers by one version, which is kept in the journal; raises ServingError."""
+    answers = await while_connected(request, dispatcher.answer_all(wanted))
     said, by = [answer.text for answer in answers], answers[0]
     request.state.journal.write(request.state.id, by.version, by.fingerprint, wanted, said)
+    return answers
+
+
+def event_stream(events: AsyncIterator[str], begun: Stream) -> StreamingResponse:
+    """An answer as a stream of events."""
+    headers = version_headers(begun) | {"Cache-Control": "no-store"}
+    return StreamingResponse(events, media_type="text/event-stream", headers=headers)
+
+
+def version_headers(answer: Answer | Stream) -> dict[str, str]:
+    """Headers that say which version answered."""
+    return {"X-Model-Version": answer.version, "X-Model-Fingerprint": answer.fingerprint}
 
 
 async def noted(
@@ -123,37 +136,12 @@ def authorize(context: ApiContext, request: Request) -> None:
 
 async def read(request: Request, kind: type[Body], dispatcher: Dispatcher) -> Body:
     """The request's body as a model; raises ServingError 400, 408 or 413."""
-    limit, seconds = dispatcher.settings.max_body_bytes, dispatcher.settings.body_timeout
+    settings = dispatcher.settings
     check_content_type(request)
-    too_large = ServingError(413, f"The body is larger than {limit:,} bytes.", "body_too_large")
     request.state.body = None
-    if int(request.headers.get("content-length") or 0) > limit:
-        raise too_large
-    content = bytearray()
+    content = await read_json(request, settings.max_body_bytes, settings.body_timeout)
+    request.state.body = content
     try:
-        async with asyncio.timeout(seconds):
-            async for piece in request.stream():
-                content += piece
-                if len(content) > limit:
-                    raise too_large
-    except ClientDisconnect:
-        raise client_gone() from None
-    except TimeoutError:
-        raise ServingError(
-            408, f"The body was not complete after {seconds:g} s.", "slow_body"
-        ) from None
-    try:
-        value = json.loads(content)
-        # Half a surrogate pair passes as JSON and is no character.
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise invalid(
-            "The body holds half of a surrogate pair (\\ud800 to \\udfff).", None
-        ) from None
-    except (ValueError, RecursionError) as error:
-        raise invalid(f"The body is not JSON: {error}.", None) from error
-    request.state.body = value
-    try:
-        return kind.model_validate(value)
+        return kind.model_validate(content)
     except ValidationError as error:
         raise invalid(*describe(error)) from error

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from serving.api.dispatcher import Dispatcher
+from serving.api.dispatcher import Answer, Dispatcher, Stream
 from serving.api.errors import ServingError
 from serving.api.guard import ApiContext
 from serving.engine.protocol import Chunk
@@ -26,10 +26,10 @@ def check_model(dispatcher: Dispatcher, model: str | None) -> None:
         raise ServingError(404, f"There is no model {model!r} here.", "model_not_found", "model")
 
 
-def model_fields(asked: str | None, version: str, fingerprint: str) -> dict[str, Any]:
+def model_fields(asked: str | None, answer: Answer | Stream) -> dict[str, Any]:
     """The model as it was asked for, and which version of it answered."""
-    model = asked if asked not in (None, "default") else version
-    return {"model": model, "system_fingerprint": f"{version}-{fingerprint}"}
+    model = asked if asked not in (None, "default") else answer.version
+    return {"model": model, "system_fingerprint": f"{answer.version}-{answer.fingerprint}"}
 
 
 def usage_of(ends: list[Chunk], choices: int = 1) -> dict[str, int]:
@@ -41,8 +41,3 @@ def usage_of(ends: list[Chunk], choices: int = 1) -> dict[str, int]:
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
     }
-
-
-def version_headers(version: str, fingerprint: str) -> dict[str, str]:
-    """Headers that say which version answered."""
-    return {"X-Model-Version": version, "X-Model-Fingerprint": fingerprint}

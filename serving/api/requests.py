@@ -164,8 +164,10 @@ class TextPart(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    type: Literal["text"]
+    type: Literal["text", "input_text", "output_text"]
+    """The latter two of `/v1/responses`."""
     text: str
+    annotations: Annotated[list[Any], Field(max_length=0)] = []
 
 
 class ChatMessage(BaseModel):
@@ -173,6 +175,7 @@ class ChatMessage(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
+    type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Annotated[list[TextPart], Field(min_length=1)]
     name: str | None = None

@@ -7,46 +7,20 @@ import json
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from time import time
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 from fastapi import Request
-from fastapi.responses import JSONResponse, Response, StreamingResponse
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel, ConfigDict, Field
 
 from serving.api.admission import while_connected
 from serving.api.dispatcher import Dispatcher, Stream
 from serving.api.errors import ServingError
-from serving.api.guard import note, noted, read
-from serving.api.models import check_model, model_fields, version_headers
+from serving.api.guard import answered, event_stream, noted, read, version_headers
+from serving.api.models import check_model, model_fields
 from serving.api.requests import ChatMessage, OpenAIBody, Sampling, Temperature, TopP
 from serving.engine.protocol import Chunk, GenerateRequest, Message
 from serving.settings import EndpointSettings
-
-
-class InputPart(BaseModel):
-    """A part of a turn."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    type: Literal["input_text", "output_text", "text"]
-    text: str
-    annotations: Annotated[list[Any], Field(max_length=0)] = []
-
-
-class InputMessage(BaseModel):
-    """One turn."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    type: Literal["message"] = "message"
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[InputPart], Field(min_length=1)]
-
-    def as_text(self) -> Message:
-        """The turn as chat templates know it."""
-        parts = self.content
-        text = parts if isinstance(parts, str) else "".join(part.text for part in parts)
-        return ChatMessage(role=self.role, content=text).as_text()
 
 
 class TextFormat(BaseModel):
@@ -61,8 +35,8 @@ class ResponsesRequest(OpenAIBody):
     """The body of a request; what would have no effect is refused."""
 
     model: str | None = None
-    input: str | Annotated[list[InputMessage], Field(min_length=1)]
-    instructions: str | None = None
+    input: str | Annotated[list[ChatMessage], Field(min_length=1)]
+    instructions: Annotated[str, Field(min_length=1)] | None = None
     max_output_tokens: int = Field(default=64, ge=1)
     temperature: Temperature = 0.0
     top_p: TopP = 1.0
@@ -77,12 +51,6 @@ class ResponsesRequest(OpenAIBody):
     user: str | None = None
     """Taken and ignored."""
     truncation: Literal["disabled"] = "disabled"
-
-    @model_validator(mode="after")
-    def _check_instructions(self) -> Self:
-        if self.instructions is not None and not self.instructions:
-            raise ValueError("instructions are empty")
-        return self
 
     def generate_request(self, settings: EndpointSettings) -> GenerateRequest:
         """The engine's request; raises ServingError 400 where a limit is passed."""
@@ -104,18 +72,12 @@ async def respond(request: Request, dispatcher: Dispatcher) -> Response:
     wanted = body.generate_request(dispatcher.settings)
     if body.stream:
         begun = await while_connected(request, dispatcher.stream(wanted))
-        headers = version_headers(begun.version, begun.fingerprint)
-        return StreamingResponse(
-            _events(body, begun, noted(request, wanted, begun), request.state.id),
-            media_type="text/event-stream",
-            headers=headers | {"Cache-Control": "no-store"},
-        )
-    (answer,) = answers = await while_connected(request, dispatcher.answer_all([wanted]))
-    note(request, [wanted], answers)
-    fields = model_fields(body.model, answer.version, answer.fingerprint)
-    headers = version_headers(answer.version, answer.fingerprint)
-    content = _response(body, request.state.id, fields["model"], answer.text, answer.end)
-    return JSONResponse(content, headers=headers)
+        pieces = noted(request, wanted, begun)
+        return event_stream(_events(body, begun, pieces, request.state.id), begun)
+    (answer,) = await answered(request, dispatcher, [wanted])
+    model = model_fields(body.model, answer)["model"]
+    content = _response(body, request.state.id, model, answer.text, answer.end)
+    return JSONResponse(content, headers=version_headers(answer))
 
 
 def _response(
@@ -173,7 +135,7 @@ def _usage(end: Chunk) -> dict[str, Any]:
 async def _events(
     body: ResponsesRequest, begun: Stream, pieces: AsyncGenerator[Chunk, None], name: str
 ) -> AsyncIterator[str]:
-    model = model_fields(body.model, begun.version, begun.fingerprint)["model"]
+    model = model_fields(body.model, begun)["model"]
     number = 0
 
     def event(kind: str, **fields: Any) -> str:

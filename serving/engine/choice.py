@@ -6,11 +6,12 @@ from typing import Any
 
 from artifacts.cache import cache_key, cached_folder
 from artifacts.errors import UserError
+from artifacts.model_folder import context_tokens, read_config
 from artifacts.storage.checksums import sha256_of
 from serving.engine.classifier import Classifier
 from serving.engine.mask_filler import MaskFiller
 from serving.engine.memory import check_memory
-from serving.engine.served_model import ServedModel, read_config
+from serving.engine.served_model import ServedModel
 from serving.settings import QUANTIZED, EndpointSettings, Engine
 
 REFUSAL_NAME = "unsupported.txt"
@@ -115,7 +116,7 @@ def _obstacle(config: dict[str, Any], settings: EndpointSettings) -> str | None:
         return "it is an encoder-decoder"
     if config.get("use_sliding_window", True):
         windows = [config[name] for name in WINDOWS if isinstance(config.get(name), int)]
-        positions = config.get("max_position_embeddings") or settings.cache_tokens
+        positions = context_tokens(config) or settings.cache_tokens
         context = min(positions, settings.max_prompt_tokens + settings.max_new_tokens)
         if windows and min(windows) < context:
             return (

@@ -4,12 +4,12 @@ import asyncio
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import torch
+import transformers
 
-from artifacts.errors import UserError
 from serving.engine.protocol import Chunk, GenerateRequest, Refusal
+from serving.engine.served_model import read_tokenizer, read_weights
 
 DEFAULT_POSITIONS = 512
 
@@ -27,28 +27,8 @@ class Classifier:
         Raises:
             UserError: the folder holds no model of this kind, or one that cannot be read.
         """
-        import transformers
-
-        try:
-            self._tokenizer = transformers.AutoTokenizer.from_pretrained(
-                folder, trust_remote_code=False
-            )
-            self._model: Any = (
-                getattr(transformers, self.kind)
-                .from_pretrained(
-                    folder, dtype=torch.bfloat16, use_safetensors=True, trust_remote_code=False
-                )
-                .eval()
-            )
-        except Exception as error:
-            # Damaged files surface as errors of safetensors, json, torch or transformers alike.
-            first = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise UserError(f"The model in {folder} cannot be read: {first}") from error
-        if not all(weight.isfinite().all() for weight in self._model.parameters()):
-            raise UserError(
-                f"The model in {folder} has weights that are not finite numbers: its training went "
-                "wrong. Serve an earlier checkpoint."
-            )
+        self._tokenizer = read_tokenizer(folder)
+        self._model = read_weights(folder, getattr(transformers, self.kind), dtype=torch.bfloat16)
         config = self._model.config
         # RoBERTa counts its positions from the one after the padding token's.
         offset = (config.pad_token_id or 0) + 1 if "roberta" in config.model_type else 0

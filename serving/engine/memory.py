@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from artifacts.errors import UserError
+from artifacts.model_folder import bytes_per_token
 from artifacts.reasons import memory_limit
 from serving.settings import EndpointSettings
 
@@ -22,7 +23,8 @@ def check_memory(folder: Path, config: dict[str, Any], settings: EndpointSetting
     Raises:
         UserError: it cannot; the message says how many tokens can.
     """
-    token_bytes = _token_bytes(config, settings)
+    value_bytes = EXACT_VALUE_BYTES if settings.weights == "f32" else VALUE_BYTES
+    token_bytes = bytes_per_token(config, value_bytes)
     weights = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     left = memory_limit() - weights
     if token_bytes * settings.cache_tokens <= left:
@@ -33,13 +35,3 @@ def check_memory(folder: Path, config: dict[str, Any], settings: EndpointSetting
         f"{needed / 1e9:,.1f} GB, and beside the weights ({weights / 1e9:,.1f} GB) this machine "
         f"has {max(left, 0) / 1e9:,.1f} GB. Set at most {max(left, 0) // token_bytes:,}."
     )
-
-
-def _token_bytes(config: dict[str, Any], settings: EndpointSettings) -> int:
-    layers = config.get("num_hidden_layers") or config.get("n_layer") or 0
-    heads = config.get("num_attention_heads") or config.get("n_head") or 1
-    width = config.get("hidden_size") or config.get("n_embd") or 0
-    size = config.get("head_dim") or width // heads
-    kept = config.get("num_key_value_heads") or heads
-    value_bytes = EXACT_VALUE_BYTES if settings.weights == "f32" else VALUE_BYTES
-    return int(2 * layers * kept * size * value_bytes)

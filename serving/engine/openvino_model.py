@@ -11,6 +11,7 @@ from typing import Any
 
 from openvino_genai import GenerationStatus
 
+from artifacts.model_folder import context_tokens, end_tokens_of, read_config
 from serving.engine.job import Job
 from serving.engine.pipeline import (
     BLOCK_TOKENS,
@@ -24,8 +25,6 @@ from serving.engine.served_model import (
     Scored,
     ServedModel,
     Step,
-    end_tokens_of,
-    read_config,
     read_tokenizer,
 )
 from serving.settings import EndpointSettings
@@ -60,7 +59,8 @@ class OpenVinoModel(ServedModel):
         config = read_config(folder)
         self.tokenizer = read_tokenizer(folder)
         self.end_tokens = end_tokens_of(config)
-        self.context_tokens = min(context_tokens(config), settings.cache_tokens - BLOCK_TOKENS)
+        kept = settings.cache_tokens - BLOCK_TOKENS
+        self.context_tokens = min(context_tokens(config) or kept, kept)
         self._pipeline = open_pipeline(
             converted, settings.weights, settings.cache_tokens, settings.threads
         )
@@ -159,11 +159,3 @@ class OpenVinoModel(ServedModel):
             for token, value in zip(tokens, logprobs, strict=True):
                 scored.append(Scored(token, value, (token, value) if is_likeliest else None))
         return Step(tokens, finished, scored)
-
-
-def context_tokens(config: dict[str, Any]) -> int:
-    """Most tokens that a model's positions allow."""
-    for name in ("max_position_embeddings", "n_positions", "n_ctx"):
-        if config.get(name):
-            return int(config[name])
-    return 2**31

@@ -14,10 +14,10 @@ from pathlib import Path
 import httpx
 
 from artifacts.errors import UserError
+from artifacts.model_folder import check_model_folder
 from artifacts.program.lifetime import PARENT_VARIABLE
 from serving.comparison import Comparison
-from serving.engine.model_folder import check_model_folder
-from serving.engine.protocol import Chunk, GenerateRequest, Refusal
+from serving.engine.protocol import Chunk, GenerateRequest, Refusal, engine_client
 from serving.log_file import make_room
 from serving.state import Desired
 from serving.telemetry import log
@@ -169,13 +169,8 @@ class EngineProcess:
                 f"{self._process.returncode} while it loaded {self.desired.model_folder}:\n"
                 f"{self._log_tail()}"
             )
-        self._client = httpx.AsyncClient(
-            base_url=f"http://127.0.0.1:{self.port}",
-            headers={"Content-Type": "application/json", "Authorization": f"Bearer {secret}"},
-            timeout=httpx.Timeout(None, connect=5.0),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
-            trust_env=False,
-        )
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {secret}"}
+        self._client = engine_client(self.port, **headers)
         log("engine_ready", version=self.desired.version, engine=self.engine)
         self.ready.set()
         self._on_change()

@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+import httpx
 from pydantic import BaseModel, ConfigDict, Field
 
 FinishReason = Literal["stop", "length"]
@@ -87,3 +88,14 @@ class Refusal(BaseModel):
 
     message: str
     field: str
+
+
+def engine_client(port: int, **headers: str) -> httpx.AsyncClient:
+    """A client of an engine, which waits for its answers as long as they take."""
+    return httpx.AsyncClient(
+        base_url=f"http://127.0.0.1:{port}",
+        headers=headers,
+        timeout=httpx.Timeout(None, connect=5.0),
+        limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+        trust_env=False,
+    )

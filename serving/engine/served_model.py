@@ -1,8 +1,7 @@
 """What an engine's program asks of a loaded model, whatever computes it."""
 
-import json
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -206,19 +205,6 @@ def read_weights(folder: Path, model_class: Any, **options: Any) -> Any:
             f"{len(damaged)} in all): its training went wrong. Serve an earlier checkpoint."
         )
     return model.eval()
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """The model's config as JSON, with what its generation config says over it."""
-    config: dict[str, Any] = json.loads((folder / "config.json").read_text())
-    generation = folder / "generation_config.json"
-    return config | (json.loads(generation.read_text()) if generation.is_file() else {})
-
-
-def end_tokens_of(config: dict[str, Any]) -> list[int]:
-    """The tokens that end an answer; none where the model names none."""
-    ends = config.get("eos_token_id")
-    return list(ends) if isinstance(ends, Sequence) else [] if ends is None else [ends]
 
 
 def first_line(error: BaseException) -> str:

@@ -17,28 +17,18 @@ class StopStrings:
             return ""
         self._held += text
         found = [at for stop in self._stops if (at := self._held.find(stop)) >= 0]
-        if found:
-            self.hit = True
-            shown, self._held = self._held[: min(found)], ""
-            return shown
-        keep = self._possible_start()
-        shown, self._held = (
-            self._held[: len(self._held) - keep],
-            self._held[len(self._held) - keep :],
-        )
+        self.hit = bool(found)
+        end = min(found) if found else len(self._held) - self._possible_start()
+        shown, held = self._held[:end], self._held[end:]
+        self._held = "" if self.hit else held
         return shown
 
     def finish(self) -> str:
         """The text held back, when no more will come."""
-        shown, self._held = ("" if self.hit else self._held), ""
+        shown, self._held = self._held, ""
         return shown
 
     def _possible_start(self) -> int:
         """Length of the longest end of the held text that begins a stop string."""
-        longest = 0
-        for stop in self._stops:
-            for size in range(min(len(stop) - 1, len(self._held)), longest, -1):
-                if self._held.endswith(stop[:size]):
-                    longest = size
-                    break
-        return longest
+        starts = (stop[:size] for stop in self._stops for size in range(1, len(stop)))
+        return max((len(start) for start in starts if self._held.endswith(start)), default=0)

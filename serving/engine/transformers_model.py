@@ -20,6 +20,7 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 
 from artifacts.errors import UserError
+from artifacts.model_folder import end_tokens_of, read_config
 from serving.engine.job import Job
 from serving.engine.protocol import GenerateRequest
 from serving.engine.sampling import choose_tokens
@@ -27,8 +28,6 @@ from serving.engine.served_model import (
     Scored,
     ServedModel,
     Step,
-    end_tokens_of,
-    read_config,
     read_tokenizer,
     read_weights,
 )

@@ -10,7 +10,6 @@ cannot generate.
 """
 
 import asyncio
-import ctypes
 import os
 import signal
 import socket
@@ -24,25 +23,22 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import uvicorn
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from artifacts.errors import UserError
+from artifacts.model_folder import check_model_folder
 from artifacts.model_format import write_older_names
+from artifacts.program.lifetime import signal_parents_death
 from artifacts.storage import files
 from serving.api.errors import ServingError
-from serving.engine.model_folder import check_model_folder
-from serving.engine.protocol import GenerateRequest
+from serving.engine.protocol import GenerateRequest, engine_client
 from serving.telemetry import log
 from serving.vertex.context import longest_context
-from serving.vertex.routes import Backend, build_app, complete
+from serving.vertex.routes import Backend, build_app, complete, is_healthy
 
 HEALTH_SECONDS = 0.5
 STOP_SECONDS = 10.0
-PR_SET_PDEATHSIG = 1
-"""From Linux' `sys/prctl.h`."""
-LIBC = ctypes.CDLL(None)
 PROBE = GenerateRequest(prompt="The", max_tokens=8, max_prompt_tokens=8, temperature=0.0, top_p=1.0)
 
 
@@ -71,19 +67,17 @@ def serve(environment: ContainerEnvironment, command: Sequence[str]) -> int:
     """
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = int(listener.getsockname()[1])
-    url = f"http://127.0.0.1:{port}"
-    backend = Backend(_client(url), environment.version, environment.fingerprint)
+    backend = Backend(engine_client(port), environment.version, environment.fingerprint)
     with _listening(environment, backend), tempfile.TemporaryDirectory(prefix="model-") as scratch:
         model = fetch(environment.storage_uri, Path(scratch))
         check_model_folder(model)
         filled = fill(command, environment, model, port)
         log("engine_starts", command=filled)
         with subprocess.Popen(
-            filled, stdin=subprocess.DEVNULL, preexec_fn=_end_with_parent
+            filled, stdin=subprocess.DEVNULL, preexec_fn=signal_parents_death
         ) as engine:
             try:
-                _wait_ready(url, engine)
-                asyncio.run(_probe(url))
+                asyncio.run(_wait_until_it_generates(port, engine))
                 backend.ready = True
                 log("ready", version=environment.version, port=environment.port)
                 # When the engine has ended so does the container, and Vertex AI starts another.
@@ -108,12 +102,6 @@ def fill(
     return filled
 
 
-def _client(url: str) -> httpx.AsyncClient:
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    timeout = httpx.Timeout(None, connect=5.0)
-    return httpx.AsyncClient(base_url=url, timeout=timeout, limits=limits, trust_env=False)
-
-
 @contextmanager
 def _listening(environment: ContainerEnvironment, backend: Backend) -> Iterator[None]:
     """Answer on the container's port while the block runs, beside the thread that runs it."""
@@ -129,11 +117,6 @@ def _listening(environment: ContainerEnvironment, backend: Backend) -> Iterator[
         finally:
             server.should_exit = True
             thread.join()
-
-
-def _end_with_parent() -> None:
-    """Have the kernel end this process when its parent is gone, by whatever way (Linux alone)."""
-    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def fetch(uri: str, folder: Path) -> Path:
@@ -152,20 +135,14 @@ def fetch(uri: str, folder: Path) -> Path:
     return folder
 
 
-def _wait_ready(url: str, engine: subprocess.Popen[bytes]) -> None:
-    with httpx.Client(base_url=url, timeout=5.0, trust_env=False) as client:
-        while engine.poll() is None:
-            try:
-                if client.get("/health").status_code == 200:
-                    return
-            except httpx.HTTPError:
-                pass
-            time.sleep(HEALTH_SECONDS)
-    raise UserError(f"The engine ended with exit code {engine.returncode} while it loaded.")
-
-
-async def _probe(url: str) -> None:
-    async with _client(url) as client:
+async def _wait_until_it_generates(port: int, engine: subprocess.Popen[bytes]) -> None:
+    async with engine_client(port) as client:
+        while not await is_healthy(client):
+            if engine.poll() is not None:
+                raise UserError(
+                    f"The engine ended with exit code {engine.returncode} while it loaded."
+                )
+            await asyncio.sleep(HEALTH_SECONDS)
         try:
             text = await complete(client, PROBE)
         except ServingError as error:

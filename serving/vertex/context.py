@@ -4,10 +4,9 @@ import json
 from typing import Any
 
 from artifacts.errors import UserError
+from artifacts.model_folder import bytes_per_token, context_tokens
 from artifacts.storage import files
 
-BYTES_PER_VALUE = 2
-"""Of a weight and of a key or value: vLLM loads float32 weights in half precision."""
 STEP = 256
 """Tokens; lengths are rounded down to a multiple of it."""
 SHORTEST = 1024
@@ -32,9 +31,10 @@ def longest_context(model: str, memory_bytes: int | None) -> int:
 
 def fit_context(config: dict[str, Any], stored_bytes: int, memory_bytes: int | None) -> int:
     """The same by a model's `config.json` and the size of its weights on disk."""
-    positions = int(config.get("max_position_embeddings") or config.get("n_positions") or SHORTEST)
+    positions = context_tokens(config) or SHORTEST
     if memory_bytes is None:
         return positions
+    # vLLM loads float32 weights in half precision, and keeps keys and values in it.
     is_float32 = (config.get("dtype") or config.get("torch_dtype")) == "float32"
     weights = stored_bytes // 2 if is_float32 else stored_bytes
     room = max(0, memory_bytes - weights)
@@ -50,12 +50,3 @@ def fit_context(config: dict[str, Any], stored_bytes: int, memory_bytes: int | N
             "project's file."
         )
     return int(fits)
-
-
-def bytes_per_token(config: dict[str, Any]) -> int:
-    """Keys and values of one token in all layers, in half precision."""
-    layers = config.get("num_hidden_layers") or config["n_layer"]
-    heads = config.get("num_attention_heads") or config["n_head"]
-    width = config.get("head_dim") or (config.get("hidden_size") or config["n_embd"]) // heads
-    key_heads = config.get("num_key_value_heads") or heads
-    return int(2 * layers * key_heads * width * BYTES_PER_VALUE)

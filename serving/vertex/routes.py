@@ -11,6 +11,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import ValidationError
 
+from serving.api.body import read_json
 from serving.api.errors import ServingError, invalid, unavailable
 from serving.api.requests import PredictRequest, describe
 from serving.engine.protocol import GenerateRequest
@@ -54,7 +55,8 @@ def build_app(backend: Backend, health_route: str, predict_route: str) -> FastAP
 
     @app.get(health_route)
     async def health() -> Response:
-        return Response(status_code=200 if await _is_healthy(backend) else 503)
+        healthy = backend.ready and await is_healthy(backend.engine)
+        return Response(status_code=200 if healthy else 503)
 
     @app.post(predict_route)
     async def predict(request: Request) -> Response:
@@ -76,11 +78,10 @@ def build_app(backend: Backend, health_route: str, predict_route: str) -> FastAP
     return app
 
 
-async def _is_healthy(backend: Backend) -> bool:
-    if not backend.ready:
-        return False
+async def is_healthy(engine: httpx.AsyncClient) -> bool:
+    """Whether an engine answers its health check."""
     try:
-        return (await backend.engine.get("/health", timeout=5.0)).status_code == 200
+        return (await engine.get("/health", timeout=5.0)).status_code == 200
     except httpx.HTTPError:
         return False
 
@@ -130,16 +131,7 @@ async def _pass_on(backend: Backend, route: str, body: dict[str, Any]) -> Respon
 async def _read(request: Request, backend: Backend) -> dict[str, Any]:
     if not backend.ready:
         raise unavailable("The model is still being loaded.")
-    content = bytearray()
-    async for piece in request.stream():
-        content += piece
-        if len(content) > LARGEST_BODY:
-            text = f"The body is larger than {LARGEST_BODY:,} bytes."
-            raise ServingError(413, text, "body_too_large")
-    try:
-        body = json.loads(content, parse_float=_number)
-    except (ValueError, RecursionError) as error:
-        raise invalid(f"The body is not JSON: {error}.", None) from error
+    body = await read_json(request, LARGEST_BODY, LIMITS.body_timeout, _number)
     if not isinstance(body, dict):
         raise invalid("The body is not a JSON object.", None)
     return body

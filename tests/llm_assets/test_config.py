@@ -48,6 +48,7 @@ def test_everything_but_sources_and_base_model_has_a_default(tmp_path: Path) -> 
         ("checkpoint: {schedule: {warmup: 1}}", "schedule.warmup.*did you mean `warmup_steps`"),
         ("checkpoint: {budget: {steps: many}}", "checkpoint.budget.steps: .*got 'many'"),
         ("platform: moon", "platform: .*'local' or 'google_cloud'"),
+        ("endpoint: {engine: vllm}", "endpoint.engine: .*serves on Vertex AI alone.*openvino"),
     ],
 )
 def test_a_wrong_key_or_value_is_named(tmp_path: Path, addition: str, message: str) -> None:

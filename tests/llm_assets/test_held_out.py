@@ -2,12 +2,17 @@
 
 from pathlib import Path
 
+import pyarrow.parquet as pq
+
+from artifacts.shards.documents import read_documents
 from artifacts.shards.format import ShardStats
 from artifacts.shards.shard_set import ShardSet
 from artifacts.store.identity import Identity
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Artifact, Store
 from llm_assets.assets.held_out import EARLIER_INPUT, find_earlier
+from recipes.spec import MODEL_FOLDER
+from serving.engine.served_model import read_tokenizer
 from tests.conftest import Project
 from tests.damage import delete
 
@@ -100,3 +105,31 @@ def test_where_the_earlier_corpus_is_gone_the_newest_that_is_there_hands_on_its_
     assert find_earlier(record, week("week 3")) == first.fingerprint, "the newest that is there"
     delete(first)
     assert find_earlier(record, week("week 3")) is None, "nothing knows the splits any more"
+
+
+def test_tokens_of_all_held_out_documents_are_those_that_an_engine_makes_of_their_text(
+    made: Project,
+) -> None:
+    """Spark's tokenizer and the one that answers with the model are two programs."""
+    record = made.record
+    shards, clean, model = (
+        record.current(kind, needed_by="test")
+        for kind in ("tokenized_shards", "clean_corpus", "checkpoint")
+    )
+    held_out = ShardSet(shards.path, ShardStats.model_validate(shards.stats), "held_out")
+    tables = [pq.read_table(file) for file in clean.path.rglob("*.parquet")]
+    texts = {
+        row["id"]: row["text"]
+        for table in tables
+        if {"id", "text"} <= set(table.column_names)
+        for row in table.select(["id", "text"]).to_pylist()
+    }
+    tokenizer = read_tokenizer(model.path / MODEL_FOLDER)
+    framed = (held_out.stats.start_token_id, held_out.stats.end_token_id)
+    documents = list(read_documents(held_out))
+    assert len(documents) >= 30
+    for document, tokens in documents:
+        text = texts[str(document["id"])]
+        assert [t for t in tokens.tolist() if t not in framed] == tokenizer.encode(
+            text, add_special_tokens=False
+        )

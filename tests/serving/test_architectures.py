@@ -9,8 +9,8 @@ import pytest
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from artifacts.errors import UserError
+from artifacts.model_folder import check_model_folder
 from serving.engine.choice import choose_engine, load_model
-from serving.engine.model_folder import check_model_folder
 from serving.engine.protocol import GenerateRequest
 from serving.settings import EndpointSettings
 from tests.recipes.model.architectures import architectures, tiny_config, write_tiny

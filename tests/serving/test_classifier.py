@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from artifacts.model_folder import check_model_folder
 from serving.engine.choice import choose_engine, load_model
 from serving.engine.classifier import Classifier
-from serving.engine.model_folder import check_model_folder
 from serving.engine.process import SECRET_VARIABLE
 from serving.engine.program import build_app
 from serving.engine.protocol import GenerateRequest, Refusal

@@ -105,6 +105,28 @@ def test_too_coarse_a_quantization_gets_no_traffic(
         serve(uneven, judge(uneven), tmp_path, weights="int4")
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize("instructions", ["AVX2", "AVX512_CORE"])
+def test_a_processor_without_the_newest_instructions_serves_what_was_judged(
+    tmp_path: Path,
+    trained_folder: Path,
+    conversions: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    instructions: str,
+) -> None:
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", instructions)
+    settings = SETTINGS.model_copy(update={"weights": "bf16"})
+    judged = judge(trained_folder)
+    endpoint = process.start(
+        trained_folder, "2", "judged", tmp_path, settings, conversions=conversions, judged=judged
+    )
+    try:
+        assert endpoint.engine == "openvino" and endpoint.comparison is not None
+        assert endpoint.comparison.fits and version_that_serves(endpoint) == "2"
+    finally:
+        process.stop(tmp_path)
+
+
 def test_what_was_judged_serves_and_both_figures_are_on_record(
     serve: Serve, trained_folder: Path, conversions: Path
 ) -> None:

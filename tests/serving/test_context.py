@@ -3,7 +3,8 @@
 import pytest
 
 from artifacts.errors import UserError
-from serving.vertex.context import bytes_per_token, fit_context
+from artifacts.model_folder import bytes_per_token
+from serving.vertex.context import fit_context
 
 GIGABYTE = 1024**3
 LLAMA_3B = {

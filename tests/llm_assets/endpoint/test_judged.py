@@ -1,8 +1,11 @@
 """What an engine is compared on is what the evaluation measured."""
 
 import math
+from itertools import compress
 from pathlib import Path
+from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -10,17 +13,45 @@ from transformers import AutoModelForCausalLM
 from artifacts.shards.format import ShardStats
 from artifacts.store.identity import Identity
 from artifacts.store.store import Artifact, Draft, Store
-from llm_assets.endpoint.judged import judged_documents
+from llm_assets.endpoint.judged import held_out_scores, judged_documents, read_judged
 from llm_assets.registry.records import ModelVersion
 from recipes.evaluation.measure import evaluate
-from recipes.evaluation.settings import EvaluationSettings, GenerationSettings, ModelSource
+from recipes.evaluation.settings import (
+    SCORES_NAME,
+    EvaluationSettings,
+    GenerationSettings,
+    ModelSource,
+)
 from recipes.evaluation.spec import EvaluationSpec
+from serving.comparison import JudgedDocument
 from tests.tiny import tiny_shards
+from tests.tiny_tasks import TASKS, example_shards
 
 
 def made(store: Store, kind: str, build) -> Artifact:  # type: ignore[no-untyped-def]
     identity = Identity(kind=kind, code_version="1", settings={}, inputs={})
     return store.make(identity, build)[0]
+
+
+def spec_of(model: Path, shards: Path, stats: ShardStats, output: Path) -> EvaluationSpec:
+    """A short evaluation of one model by itself."""
+    source = ModelSource(path=model, fingerprint="model")
+    return EvaluationSpec(
+        base=source,
+        candidate=source,
+        shards=shards,
+        shard_stats=stats,
+        shards_fingerprint="shards",
+        output=output,
+        settings=EvaluationSettings(
+            held_out_tokens=1_000,
+            document_tokens=100,
+            minimum_documents=4,
+            general_tokens=100,
+            generation=GenerationSettings(samples=0),
+            bootstrap_resamples=200,
+        ),
+    )
 
 
 @pytest.fixture
@@ -34,23 +65,8 @@ def version(tmp_path: Path, tiny_model_folder: Path) -> ModelVersion:
     shards = made(store, "tokenized_shards", cut)
 
     def measure(draft: Draft) -> None:
-        model = ModelSource(path=str(tiny_model_folder), fingerprint="model")
-        spec = EvaluationSpec(
-            base=model,
-            candidate=model,
-            shards=shards.url,
-            shard_stats=ShardStats.model_validate(shards.stats),
-            shards_fingerprint=shards.fingerprint,
-            output=draft.url,
-            settings=EvaluationSettings(
-                held_out_tokens=1_000,
-                document_tokens=100,
-                minimum_documents=4,
-                general_tokens=100,
-                generation=GenerationSettings(samples=0),
-                bootstrap_resamples=200,
-            ),
-        )
+        stats = ShardStats.model_validate(shards.stats)
+        spec = spec_of(tiny_model_folder, shards.path, stats, draft.path)
         draft.stats |= evaluate(spec, lambda _: None)
 
     evaluation = made(store, "eval_metrics", measure)
@@ -64,6 +80,18 @@ def version(tmp_path: Path, tiny_model_folder: Path) -> ModelVersion:
     )
 
 
+def bits_of(model: Any, document: JudgedDocument) -> float:
+    """What a model finds for the tokens of a document that count."""
+    counted = document.counted or [[True] * (len(window) - 1) for window in document.windows]
+    nats = 0.0
+    for window, counts in zip(document.windows, counted, strict=True):
+        with torch.no_grad():
+            logprobs = model(torch.tensor([window])).logits[0, :-1].log_softmax(-1)
+        each = logprobs.gather(-1, torch.tensor(window[1:])[:, None])[:, 0].tolist()
+        nats -= sum(compress(each, counts))
+    return nats / math.log(2)
+
+
 def test_documents_have_the_bits_that_the_model_needs_for_their_windows(
     version: ModelVersion, tmp_path: Path
 ) -> None:
@@ -71,13 +99,22 @@ def test_documents_have_the_bits_that_the_model_needs_for_their_windows(
     assert len(documents) >= 4 and any(len(one.windows) > 1 for one in documents)
     model = AutoModelForCausalLM.from_pretrained(version.model_url)
     for document in documents:
-        bits = 0.0
-        for window in document.windows:
-            with torch.no_grad():
-                logprobs = model(torch.tensor([window])).logits[0, :-1].log_softmax(-1)
-            bits -= logprobs.gather(-1, torch.tensor(window[1:])[:, None]).sum().item()
         # The evaluation rounds to bfloat16 where that is fast.
-        assert document.bits == pytest.approx(bits / math.log(2), rel=0.01)
+        assert document.bits == pytest.approx(bits_of(model, document), rel=0.01)
+
+
+def test_of_conversations_the_answers_count(tmp_path: Path) -> None:
+    task = TASKS["fine_tuning"]
+    task.model(tmp_path / "base")
+    stats = example_shards(tmp_path / "shards", tmp_path / "base", task)
+    evaluate(spec_of(tmp_path / "base", tmp_path / "shards", stats, tmp_path), lambda _: None)
+    scores = held_out_scores(pq.read_table(tmp_path / SCORES_NAME))
+    documents = read_judged(scores, tmp_path / "shards", stats)
+    assert len(documents) == len(scores) >= 4
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    for document in documents:
+        assert 0 < sum(map(sum, document.counted)) < sum(map(len, document.counted))
+        assert document.bits == pytest.approx(bits_of(model, document), rel=0.01)
 
 
 def test_version_that_nothing_judged_has_no_documents(

@@ -158,7 +158,7 @@ def test_quantized_weights_decide_and_what_they_lose_is_told() -> None:
     assert outcomes(verdict) == {Outcome.BETTER}
     assert [one.task for one in verdict.comparisons] == ["held_out_served", "general", "held_out"]
     assert "(as served)" in verdict.lines[0]
-    assert "Served in int4 the candidate needs 0.97" in verdict.lines[1]
+    assert "Served in int4 the candidate needs 0.98" in verdict.lines[1]
     assert "(+2.00%)" in verdict.summary
 
 

@@ -1,7 +1,8 @@
-"""Looks at a model folder before an engine is started on it: seconds saved, and a clear message."""
+"""What a Hugging Face folder says of its model, before any weights are loaded."""
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,39 @@ def check_model_folder(folder: Path) -> None:
         raise UserError(f"{folder} has no tokenizer.json: it is not a whole model folder.")
     for path in _weight_files(folder):
         _check_safetensors(path)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The model's config as JSON, with what its generation config says over it."""
+    config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    generation = folder / "generation_config.json"
+    return config | (json.loads(generation.read_text()) if generation.is_file() else {})
+
+
+def end_tokens_of(config: dict[str, Any]) -> list[int]:
+    """The tokens that end an answer; none where the model names none."""
+    ends = config.get("eos_token_id")
+    return list(ends) if isinstance(ends, Sequence) else [] if ends is None else [ends]
+
+
+def context_tokens(config: dict[str, Any]) -> int | None:
+    """Most tokens that a model's positions allow; None where its config names no limit."""
+    names = ("max_position_embeddings", "n_positions", "n_ctx")
+    return next((int(config[name]) for name in names if config.get(name)), None)
+
+
+def bytes_per_token(config: dict[str, Any], value_bytes: int = 2) -> int:
+    """Keys and values of one token in all layers; 0 where the config does not tell.
+
+    Args:
+        value_bytes: of one key or value.
+    """
+    layers = config.get("num_hidden_layers") or config.get("n_layer") or 0
+    heads = config.get("num_attention_heads") or config.get("n_head") or 1
+    width = config.get("hidden_size") or config.get("n_embd") or 0
+    size = config.get("head_dim") or width // heads
+    kept = config.get("num_key_value_heads") or heads
+    return int(2 * layers * kept * size * value_bytes)
 
 
 def _weight_files(folder: Path) -> list[Path]:
