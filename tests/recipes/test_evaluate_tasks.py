@@ -149,6 +149,7 @@ def test_multiple_choice_is_part_of_the_evaluation(
     assert evaluate(moved, lambda _: None) == result
 
 
+@pytest.mark.soak
 def test_leaderboards_tasks_are_known_to_lm_eval_with_the_shots_that_people_compare() -> None:
     from lm_eval.tasks import TaskManager
 

@@ -84,6 +84,7 @@ def test_replicas_accumulation_and_recomputation_take_the_same_course(
     assert ours == pytest.approx([loss for loss, _, _ in course(unbroken)], rel=1e-5)
 
 
+@pytest.mark.soak
 def test_muon_takes_the_same_course_on_split_matrices(make_spec: SpecMaker) -> None:
     muon = {
         "steps": 12,

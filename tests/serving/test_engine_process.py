@@ -12,7 +12,7 @@ from serving.state import Desired
 from serving.traffic import probe
 from tests.serving.conftest import SETTINGS
 
-KILLS = 2
+KILLS = 1
 ANSWERS = EngineProcess._answers
 
 

