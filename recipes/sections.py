@@ -82,6 +82,8 @@ class OptimizerSettings(Settings):
     """Largest gradient norm; larger gradients are scaled down to it."""
     skip_gradient_above: float = Field(default=10.0, gt=1)
     """A step whose gradient norm is this many times the recent median is skipped, as is NaN."""
+    accept_after_skips: int = Field(default=4, ge=1)
+    """So many steps skipped in a row for their norm are text of another kind, which is learnt."""
     stop_after_skips: int = Field(default=8, ge=1)
     """Skipped steps in a row that end the training; the gate then rejects what it made."""
 

@@ -175,8 +175,8 @@ class Trainer:
         self._state.samples_seen += self._training.budget.global_batch_size
         self._state.tokens_seen += outcome.targets
         if outcome.skipped:
-            limit = self._training.optimizer.stop_after_skips
-            why, is_over = self._state.guard.skip(self._step, outcome.gradient_norm, limit)
+            settings = self._training.optimizer
+            why, is_over = self._state.guard.skip(self._step, outcome.gradient_norm, settings)
             if is_over:
                 self._state.diverged = why
             else:
