@@ -96,12 +96,28 @@ def commit(
     return Checkpoint(url=url, manifest=manifest)
 
 
+def verify(checkpoint: Checkpoint, rank: int = 0, count: int = 1) -> None:
+    """Compare sizes and checksums with the manifest; raises DamagedArtifact naming the file.
+
+    Of several workers each compares its part of the files, the large ones dealt out first.
+    """
+    largest_first = sorted(checkpoint.manifest.files, key=lambda entry: (-entry.bytes, entry.path))
+    for fault in find_faults(checkpoint.url, largest_first[rank::count]):
+        raise DamagedArtifact(f"{checkpoint.url}/{fault}.")
+
+
 def find_newest(
-    run_url: str, content: dict[str, Any], report: Callable[[str], None]
+    run_url: str,
+    content: dict[str, Any],
+    report: Callable[[str], None],
+    check: Callable[[Checkpoint], None] = verify,
 ) -> Checkpoint | None:
     """The newest valid checkpoint of a run, or None where it has none.
 
     A damaged one is named through `report` and skipped; one without a manifest was never finished.
+
+    Args:
+        check: looks at the files of a checkpoint; raises DamagedArtifact.
 
     Raises:
         UserError: the run was made with other settings or inputs; the message says which.
@@ -115,7 +131,7 @@ def find_newest(
                 report(f"The checkpoint of step {step} was not finished and is left out ({url}).")
                 continue
             _refuse_other_content(checkpoint, content)
-            verify(checkpoint)
+            check(checkpoint)
         except DamagedArtifact as damage:
             report(f"The checkpoint of step {step} is damaged and is left out: {damage}")
             damages.append(damage)
@@ -158,12 +174,6 @@ def adopt(run_url: str, target_url: str, before: int, content: dict[str, Any]) -
         commit(target_url, step, content, manifest.state, manifest.permanent)
         return step
     return None
-
-
-def verify(checkpoint: Checkpoint) -> None:
-    """Compare sizes and checksums with the manifest; raises DamagedArtifact naming the file."""
-    for fault in find_faults(checkpoint.url, checkpoint.manifest.files):
-        raise DamagedArtifact(f"{checkpoint.url}/{fault}.")
 
 
 def find_damaged(run_url: str) -> list[tuple[int, str]]:

@@ -13,6 +13,7 @@ from torch.distributed.checkpoint import CheckpointException
 from artifacts import checkpoints
 from artifacts.errors import UserError
 from artifacts.storage import files
+from recipes.checkpointing.newest import find_newest
 from recipes.checkpointing.staging import StagingBuffers, side_stream
 from recipes.distributed.strategy import Strategy
 from recipes.distributed.workers import Workers
@@ -119,7 +120,7 @@ class Checkpointer:
         Raises:
             UserError: the run was made with other settings or inputs, or by another strategy.
         """
-        found = checkpoints.find_newest(self._run_url, self._content, self._report)
+        found = find_newest(self._run_url, self._content, self._report, self._workers)
         if found is None:
             return None
         if not files.exists(f"{found.url}/{self._strategy.marker}"):

@@ -2,10 +2,13 @@
 
 import os
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
 import torch.distributed as dist
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,22 @@ class Workers:
         tensor = torch.from_numpy(part)
         dist.all_reduce(tensor)
         return part
+
+    def share(self, value: Value) -> Value:
+        """What the first worker gives, on all of them."""
+        if self.count == 1:
+            return value
+        values = [value]
+        dist.broadcast_object_list(values, 0)
+        return values[0]
+
+    def gather(self, value: Value) -> list[Value]:
+        """What each worker gives, by rank, on all of them."""
+        if self.count == 1:
+            return [value]
+        values = [value] * self.count
+        dist.all_gather_object(values, value)
+        return values
 
     def barrier(self) -> None:
         """Wait for all workers."""
