@@ -30,14 +30,15 @@ def read_tokens(
 ) -> list[np.ndarray]:
     """The tokens of some documents that `list_documents` listed, or their marks, in their order.
 
-    Of the shards' rows, only those are read that hold one.
+    Of the shards, and of their rows, only those are read that hold one.
     """
     found: list[np.ndarray] = [np.empty(0)] * len(documents)
     shard_of = documents["shard"].to_numpy()
-    for place, shard in enumerate(shards.shards):
+    for place in np.unique(shard_of):
         rows = np.flatnonzero(shard_of == place)
         numbers = documents["number"].to_numpy()[rows]
-        for row, tokens in zip(rows.tolist(), _put_together(shard, numbers, wanted), strict=True):
+        parts = _put_together(shards.shard(int(place)), numbers, wanted)
+        for row, tokens in zip(rows.tolist(), parts, strict=True):
             found[row] = tokens
     return found
 

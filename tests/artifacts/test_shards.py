@@ -5,12 +5,13 @@ from pathlib import Path
 import fsspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
 from artifacts.errors import DamagedArtifact, UserError
 from artifacts.shards.clusters import find_shared_clusters
-from artifacts.shards.documents import read_documents
+from artifacts.shards.documents import list_documents, read_documents, read_tokens
 from artifacts.shards.format import (
     DOCUMENT_SCHEMA,
     SEGMENT,
@@ -198,6 +199,25 @@ def test_who_needs_no_tokens_copies_none_and_copies_are_their_owners_alone(
     copied = {path.suffix for path in (tmp_path / "cache").rglob("train-*") if path.is_file()}
     assert copied == {".parquet", ".segments", ".rows", ".lock"}
     assert (tmp_path / "cache").stat().st_mode & 0o077 == 0
+    store.rm("/bucket", recursive=True)
+
+
+def test_who_reads_a_few_documents_copies_the_shards_that_hold_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_model_folder: Path
+) -> None:
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+    stats = tiny_shards(tmp_path / "shards", tiny_model_folder)
+    store = fsspec.filesystem("memory")
+    store.put(str(tmp_path / "shards"), "/bucket/few", recursive=True)
+
+    shards = ShardSet("memory://bucket/few", stats, "held_out")
+    listed = list_documents(shards)
+    chosen = listed.filter(pc.equal(listed["shard"], 1)).slice(0, 2)
+    tokens = read_tokens(shards, chosen)
+
+    assert list(map(len, tokens)) == chosen["tokens"].to_pylist()
+    copied = [path.name for path in (tmp_path / "cache").rglob("*.tokens")]
+    assert copied == ["held_out-00001.tokens"]
     store.rm("/bucket", recursive=True)
 
 
