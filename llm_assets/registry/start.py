@@ -3,7 +3,10 @@
 from artifacts.storage import files
 from artifacts.store.identity import Identity
 from artifacts.store.pipelines import Pipeline
+from artifacts.store.store import Store
 from llm_assets.registry.base import Registry
+from llm_assets.registry.records import ModelVersion
+from llm_assets.registry.retired import find_manifest
 from recipes.data.seen import SEEN_NAME
 from recipes.evaluation.settings import ModelSource
 
@@ -18,6 +21,8 @@ def find_start(
 
     A checkpoint that was made already for the same text and settings keeps the start it had.
     Otherwise a promoted candidate, asked for again, would be trained once more on top of itself.
+    Another base model than the wanted version's begins a lineage of its own: the text is tokenized
+    for it.
 
     Args:
         wanted: identity of the checkpoint about to be made, without its start.
@@ -37,7 +42,19 @@ def find_start(
         if with_start(wanted, model).fingerprint == recorded:
             return model
     decided = registry.find("wanted")
-    return models[decided.model_fingerprint] if decided else base
+    if decided is None or not _has_base(record.store, decided, base):
+        return base
+    return models[decided.model_fingerprint]
+
+
+def _has_base(store: Store, version: ModelVersion, base: ModelSource) -> bool:
+    """Whether a version goes back to a base model, under whatever fingerprint it was made.
+
+    So it counts, too, where its own base model is no longer on record.
+    """
+    names = (version.lineage.get("base_model"), base.fingerprint)
+    own, other = (find_manifest(store, "base_model", name) if name else None for name in names)
+    return own is None or other is None or own.settings == other.settings
 
 
 def with_start(identity: Identity, start: ModelSource) -> Identity:

@@ -15,6 +15,7 @@ from artifacts.errors import UserError
 from artifacts.shards.documents import list_documents, read_tokens
 from artifacts.shards.format import ShardStats
 from artifacts.shards.shard_set import ShardSet
+from artifacts.storage.checksums import sha256_of
 from recipes.evaluation.settings import EvaluationSettings
 
 GENERAL_TEXT = "general_english.txt"
@@ -224,6 +225,19 @@ def digest(documents: Sequence[Document]) -> str:
         if document.is_target is not None:
             state.update(document.is_target.tobytes())
     return state.hexdigest()
+
+
+def check_tokenizer(folder: Path, stats: ShardStats) -> None:
+    """Raise UserError where a model's tokenizer is another than the one behind the shards.
+
+    It would find other bits for the same tokens, and they would mean nothing.
+    """
+    path = folder / "tokenizer.json"
+    if path.exists() and sha256_of(str(path)) != stats.tokenizer_sha256:
+        raise UserError(
+            f"{folder} has another tokenizer than the one that the held-out text was tokenized "
+            "with, so nothing can be compared. `llm-assets approve` decides without a comparison."
+        )
 
 
 def check_vocabulary(documents: Sequence[Document], vocab_size: int, model: str) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from artifacts.cache import cache_key, read_cached, write_cached
 from artifacts.progress import Report
-from recipes.evaluation.documents import Document, check_vocabulary
+from recipes.evaluation.documents import Document, check_tokenizer, check_vocabulary
 from recipes.evaluation.examples import Scorer
 from recipes.evaluation.results import HELD_OUT_TASK, Data, Scores
 from recipes.evaluation.settings import ModelSource
@@ -27,13 +27,18 @@ def measure(
     report: Report,
     scorer: Scorer | None = None,
 ) -> Scores:
-    """One model's scores on all of the data."""
+    """One model's scores on all of the data.
+
+    Raises:
+        UserError: the model cannot be read, or its tokenizer is not the data's.
+    """
     key = scores_key(data, source)
     known = read_cached(spec.cache, key) if spec.cache else None
     if known is not None:
         report(f"{role}: measured before on the same data")
         return _read_scores(known)
     report(f"{role}: loading {source.path}")
+    check_tokenizer(Path(source.path), spec.shard_stats)
     scores = (
         _scored_examples(scorer, Path(source.path), role, data, spec, report)
         if scorer

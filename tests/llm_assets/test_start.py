@@ -1,8 +1,15 @@
 """Training that continues from the model that serves."""
 
+from pathlib import Path
+
 import pytest
 
+from artifacts.store.identity import Identity
+from artifacts.store.store import Artifact
+from llm_assets.registry.start import find_start
+from recipes.evaluation.settings import ModelSource
 from tests.conftest import Project
+from tests.llm_assets.maintenance.weeks import Weeks
 
 
 @pytest.mark.soak
@@ -27,3 +34,24 @@ def test_new_text_continues_from_the_champion_and_nothing_trains_on_itself(
     assert second.manifest.inputs["start"] == first.fingerprint
     start = second.stats["validation"]["start"]
     assert start < first.stats["validation"]["start"] / 1.3
+
+
+def start_of(weeks: Weeks, base: Artifact) -> str:
+    """What a checkpoint on new text starts from, with this base model in the settings."""
+    inputs = {"tokenized_shards": "new", "base_model": base.fingerprint}
+    wanted = Identity(kind="checkpoint", code_version="1", inputs=inputs)
+    source = ModelSource(path=base.url, fingerprint=base.fingerprint)
+    return find_start(weeks.record, weeks.registry, wanted, source).fingerprint
+
+
+def test_another_base_model_begins_anew(tmp_path: Path) -> None:
+    """Its text is tokenized for it, and no champion of another tokenizer could read that."""
+    weeks = Weeks(tmp_path / "store")
+    weeks.retrain(1, promoted=True)
+    champion = weeks.current("checkpoint").fingerprint
+    same, other = (
+        weeks.store.make(weeks.base.manifest.identity.model_copy(update=changes), lambda _: None)[0]
+        for changes in ({"code_version": "2"}, {"settings": {"hub": "team/other"}})
+    )
+    assert start_of(weeks, weeks.base) == start_of(weeks, same) == champion
+    assert start_of(weeks, other) == other.fingerprint

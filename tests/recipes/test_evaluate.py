@@ -184,6 +184,26 @@ def test_incumbent_that_cannot_be_read_is_a_fault_for_the_gate(
 
 @pytest.mark.fault(
     "eval_metrics",
+    "incumbent with another tokenizer",
+    sees="that nothing can be compared, and `llm-assets approve`",
+    then="a fault for the gate: nothing is promoted",
+)
+def test_incumbent_with_another_tokenizer_is_a_fault_for_the_gate(
+    make_evaluation: MakeSpec, candidate: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(candidate, tmp_path / "other")
+    content = json.loads((folder / "tokenizer.json").read_text())
+    merges = content["model"]["merges"]
+    merges[0], merges[1] = merges[1], merges[0]
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    other = ModelSource(path=folder, fingerprint="other")
+    result = evaluate(make_evaluation(incumbent=other), silent)
+    assert "another tokenizer" in result["faults"]["incumbent"]
+    assert set(result["metrics"]["held_out_bits_per_byte"]) == {"base", "candidate"}
+
+
+@pytest.mark.fault(
+    "eval_metrics",
     "a model answers with no number",
     sees="that it has no figure",
     then="the gate rejects it",
