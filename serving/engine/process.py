@@ -16,6 +16,7 @@ import httpx
 from artifacts.errors import UserError
 from artifacts.model_folder import check_model_folder
 from artifacts.program.lifetime import PARENT_VARIABLE
+from artifacts.reasons import chain
 from serving.comparison import Comparison
 from serving.engine.protocol import Chunk, GenerateRequest, Refusal, engine_client
 from serving.log_file import make_room
@@ -222,10 +223,7 @@ class EngineProcess:
             answer = await self._client.get("/health", timeout=self.desired.settings.engine_timeout)
         except httpx.HTTPError as error:
             # Too many open files here say nothing about the engine.
-            cause = error.__context__
-            while cause is not None and getattr(cause, "errno", None) not in FULL_TABLES:
-                cause = cause.__context__
-            return cause is not None
+            return any(getattr(one, "errno", None) in FULL_TABLES for one in chain(error))
         return answer.status_code == 200
 
     async def _kill(self) -> None:

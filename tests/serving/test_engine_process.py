@@ -1,19 +1,35 @@
-"""An engine's keeper starts it again, however it ends."""
+"""An engine's end is noticed and counted, and its keeper starts it again."""
 
 import asyncio
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
+from serving.api import dispatcher
+from serving.api.dispatcher import Dispatcher, Stream
+from serving.api.router import Route, Router
 from serving.engine import process as engine_process
 from serving.engine.process import EngineProcess
+from serving.engine.protocol import GenerateRequest
+from serving.evidence import Seen
 from serving.state import Desired
+from serving.telemetry import Metrics
 from serving.traffic import probe
+from tests.faults import stopped
 from tests.serving.conftest import SETTINGS
 
 KILLS = 1
 ANSWERS = EngineProcess._answers
+
+
+def _desired(model: Path) -> Desired:
+    return Desired(model_folder=model, version="1", fingerprint="1", settings=SETTINGS)
 
 
 async def answers_late(engine: EngineProcess) -> bool:
@@ -29,12 +45,9 @@ def test_engine_killed_while_its_health_is_checked_is_started_again(
 ) -> None:
     monkeypatch.setattr(engine_process, "HEALTH_SECONDS", 0.1)
     monkeypatch.setattr(EngineProcess, "_answers", answers_late)
-    desired = Desired(
-        model_folder=tiny_model_folder, version="1", fingerprint="1", settings=SETTINGS
-    )
 
     async def kill_in_checks() -> None:
-        engine = EngineProcess(desired, tmp_path / "engine.log", lambda: None)
+        engine = EngineProcess(_desired(tiny_model_folder), tmp_path / "engine.log", lambda: None)
         await engine.start()
         for _ in range(KILLS):
             assert engine.pid is not None
@@ -51,3 +64,83 @@ def test_engine_killed_while_its_health_is_checked_is_started_again(
         await engine.stop()
 
     asyncio.run(kill_in_checks())
+
+
+def test_a_full_table_of_open_files_says_nothing_about_the_engine(
+    tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_process, "HEALTH_SECONDS", 0.1)
+
+    async def check_without_files() -> None:
+        engine = EngineProcess(_desired(tiny_model_folder), tmp_path / "engine.log", lambda: None)
+        await engine.start()
+        before, process = engine._client, engine.pid
+        assert before is not None
+        # Each check needs a connection of its own, as after a pause.
+        engine._client = httpx.AsyncClient(base_url=before.base_url, headers=before.headers)
+        with no_more_files():
+            with pytest.raises(OSError, match="Too many open files"):
+                os.open("/dev/null", os.O_RDONLY)
+            await asyncio.sleep(1)
+        await probe(engine, SETTINGS)
+        assert (engine.pid, engine.restarts) == (process, 0)
+        await before.aclose()
+        await engine.stop()
+
+    asyncio.run(check_without_files())
+
+
+@contextmanager
+def no_more_files() -> Iterator[None]:
+    """No file can be opened in this process while the block runs."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_an_answer_that_stops_counts_as_failed_though_its_client_leaves(
+    tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatcher, "STALL_SECONDS", 0.2)
+    request = GenerateRequest(
+        prompt="The valve",
+        max_tokens=150,
+        max_prompt_tokens=80,
+        temperature=0.0,
+        top_p=1.0,
+        ignore_eos=True,
+    )
+
+    async def leave_after(pause: float, route: Route) -> Seen:
+        """Begin to read an answer from an engine that then stands still; go after a while."""
+        router = Router()
+        router.routes.append(route)
+        answer = await Dispatcher(router, SETTINGS, Metrics()).stream(request)
+        assert route.engine.pid is not None
+        with stopped(route.engine.pid):
+            reading = asyncio.create_task(_read(answer))
+            await asyncio.sleep(pause)
+            reading.cancel()
+            with suppress(asyncio.CancelledError):
+                await reading
+        return route.look()
+
+    async def try_both() -> tuple[Seen, Seen]:
+        engine = EngineProcess(_desired(tiny_model_folder), tmp_path / "engine.log", lambda: None)
+        await engine.start()
+        route = Route(engine, 1.0)
+        seen = await leave_after(0.0, route), await leave_after(1.0, route)
+        await engine.stop()
+        return seen
+
+    at_once, late = asyncio.run(try_both())
+    assert (at_once.answered, at_once.failed) == (0, 0), "it says nothing about the engine"
+    assert (late.answered, late.failed) == (0, 1)
+
+
+async def _read(answer: Stream) -> None:
+    async for _ in answer.chunks():
+        pass
