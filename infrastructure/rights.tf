@@ -28,6 +28,11 @@ locals {
     vertex_ai = [google_project_service_identity.vertex_ai.member]
   }
 
+  accounts = {
+    jobs    = google_service_account.jobs.name
+    builder = google_service_account.builder.name
+  }
+
   rights = {
     operator = {
       project = [
@@ -110,16 +115,9 @@ resource "google_bigquery_dataset_iam_member" "rights" {
   member     = each.value.member
 }
 
-resource "google_service_account_iam_member" "jobs" {
-  for_each           = { for name, grant in local.grants : name => grant if grant.resource == "jobs" }
-  service_account_id = google_service_account.jobs.name
-  role               = each.value.role
-  member             = each.value.member
-}
-
-resource "google_service_account_iam_member" "builder" {
-  for_each           = { for name, grant in local.grants : name => grant if grant.resource == "builder" }
-  service_account_id = google_service_account.builder.name
+resource "google_service_account_iam_member" "rights" {
+  for_each           = { for name, grant in local.grants : name => grant if contains(keys(local.accounts), grant.resource) }
+  service_account_id = local.accounts[each.value.resource]
   role               = each.value.role
   member             = each.value.member
 }

@@ -20,13 +20,6 @@ class Lease(Protocol):
     def check(self) -> None:
         """Raise LeaseLost where another may have taken over."""
 
-    def commit(self, url: str, content: bytes) -> None:
-        """Write a file that is not there yet, if this lease still holds, in one step.
-
-        Raises:
-            LeaseLost: another has taken over, or has written the file.
-        """
-
 
 class LocalLease:
     """A lock on a file; it is lost only where somebody removes the file."""
@@ -38,10 +31,6 @@ class LocalLease:
         """Raise LeaseLost where the lock file is no longer the one that this process locked."""
         if not _is_same(self._path, self._file):
             raise LeaseLost(f"The lock {self._path} was removed or replaced.")
-
-    def commit(self, url: str, content: bytes) -> None:
-        """Not needed here: a local artifact is committed by the rename of its maker's folder."""
-        raise NotImplementedError(url)
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from typing import Any
 
 from artifacts.errors import LeaseLost
 from artifacts.leases.lease import Lease
+from artifacts.leases.object_lease import ObjectLease
 from artifacts.storage import files
 from artifacts.storage.checksums import FileEntry, list_files
 from artifacts.storage.transfer import remote_entries, upload_folder
@@ -93,8 +94,12 @@ def open_draft(root: str, identity: Identity, machine_folder: Path) -> Draft:
 def commit(draft: Draft, lease: Lease, dump: Callable[[Manifest], bytes]) -> Manifest:
     """Make a draft's files an artifact, whole and on the disk itself, or raise LeaseLost."""
     lease.check()
-    if files.is_local(draft.root):
-        return _commit_local(draft, lease, dump)
+    if isinstance(lease, ObjectLease):
+        return _commit_remote(draft, lease, dump)
+    return _commit_local(draft, lease, dump)
+
+
+def _commit_remote(draft: Draft, lease: ObjectLease, dump: Callable[[Manifest], bytes]) -> Manifest:
     names = [p.relative_to(draft.path).as_posix() for p in draft.path.rglob("*") if p.is_file()]
     files.write(f"{draft.url}/{UPLOADING_NAME}", json.dumps(names).encode())
     uploads = f"{draft.root}/{layout.UPLOADS_FOLDER}"

@@ -44,7 +44,7 @@ def start_of(weeks: Weeks, base: Artifact) -> str:
     return find_start(weeks.record, weeks.registry, wanted, source).fingerprint
 
 
-def test_another_base_model_begins_anew(tmp_path: Path) -> None:
+def test_another_base_model_begins_a_lineage_of_its_own(tmp_path: Path) -> None:
     """Its text is tokenized for it, and no champion of another tokenizer could read that."""
     weeks = Weeks(tmp_path / "store")
     weeks.retrain(1, promoted=True)

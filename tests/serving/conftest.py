@@ -4,13 +4,20 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, TypeVar
 
 import httpx
 import psutil
 import pytest
+from fastapi.testclient import TestClient
 
+from artifacts.model_folder import check_model_folder
 from serving import endpoint as process
 from serving.endpoint import Endpoint
+from serving.engine.choice import choose_engine, load_model
+from serving.engine.process import SECRET_VARIABLE
+from serving.engine.program import build_app
+from serving.engine.protocol import GenerateRequest
 from serving.settings import EndpointSettings, RolloutSettings
 from tests.tiny import tiny_base_model, tiny_sequence_to_sequence_model
 
@@ -28,6 +35,7 @@ SETTINGS = EndpointSettings(
 )
 
 
+Engine = TypeVar("Engine")
 CONVERSIONS = "TEST_CONVERSIONS"
 """Environment variable with the folder that all endpoints of these tests share."""
 
@@ -66,6 +74,33 @@ def chat_model_folder(tmp_path_factory: pytest.TempPathFactory, tiny_model_folde
         "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
     )
     return folder
+
+
+def engine_of(folder: Path, kind: type[Engine], conversions: Path) -> Engine:
+    """The engine of a small model's kind, loaded into this process."""
+    check_model_folder(folder)
+    settings = EndpointSettings()
+    loaded = load_model(folder, settings, choose_engine(folder, settings, conversions))
+    assert isinstance(loaded, kind)
+    return loaded
+
+
+def generate_request(**fields: Any) -> GenerateRequest:
+    """A request for one token, but for what is given."""
+    return GenerateRequest(
+        **{"max_tokens": 1, "max_prompt_tokens": 64, "temperature": 0, "top_p": 1} | fields
+    )
+
+
+def generate(engine: Any, request: GenerateRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What an engine's program answers."""
+    monkeypatch.setenv(SECRET_VARIABLE, "secret")
+    with TestClient(build_app(engine)) as client:
+        return client.post(
+            "/generate",
+            json=request.model_dump(),
+            headers={"Authorization": "Bearer secret"},
+        ).json()
 
 
 class Client:
