@@ -9,7 +9,11 @@ from dagster import AssetExecutionContext, MaterializeResult
 from artifacts.shards.format import ShardStats
 from artifacts.store.identity import Identity
 from artifacts.store.store import Artifact, Draft
-from llm_assets.assets.evaluation_metadata import evaluation_metadata, verdict_metadata
+from llm_assets.assets.evaluation_metadata import (
+    evaluation_metadata,
+    samples_metadata,
+    verdict_metadata,
+)
 from llm_assets.assets.model import base_model, checkpoint
 from llm_assets.assets.stage import materialization, stage
 from llm_assets.endpoint.base import ServingPlatform
@@ -25,7 +29,13 @@ from llm_assets.registry.lineage import lineage, procedure, weights_fingerprint
 from llm_assets.registry.records import ModelEntry, ModelVersion
 from llm_assets.registry.resource import RegistryResource
 from llm_assets.runners.training import TrainingRunner
-from recipes.evaluation.settings import CODE_VERSION, SCORES_NAME, ModelSource, Question
+from recipes.evaluation.settings import (
+    CODE_VERSION,
+    SCORES_NAME,
+    EvaluationSettings,
+    ModelSource,
+    Question,
+)
 from recipes.evaluation.spec import EvaluationSpec
 from recipes.spec import MODEL_FOLDER
 from serving.settings import Weights
@@ -69,27 +79,51 @@ def eval_metrics(
     )
 
     def build(draft: Draft) -> None:
-        for artifact in (shards, base, candidate):
-            artifact.verify()
-        verify_model(record, incumbent.model_url)
-        spec = EvaluationSpec(
-            base=model_source(base),
-            candidate=source.model_copy(update={"fault": candidate.stats.get("diverged")}),
-            incumbent=ModelSource(path=incumbent.model_url, fingerprint=incumbent.weights),
-            shards=shards.url,
-            shard_stats=ShardStats.model_validate(shards.stats),
-            shards_fingerprint=shards.fingerprint,
-            output=draft.url,
-            cache=pipeline.store.cache,
-            settings=settings.drawn_for(source.fingerprint),
-            recipe=recipe,
-            question=question,
-        )
+        against = ModelSource(path=incumbent.model_url, fingerprint=incumbent.weights)
+        drawn = settings.drawn_for(source.fingerprint)
+        spec = evaluation_spec(pipeline, draft, against, drawn)
+        spec = spec.model_copy(update={"question": question})
         draft.stats |= training.evaluate(context, spec)
         draft.stats |= serving.measure(pipeline.settings, spec, context.log.info)
 
     artifact = pipeline.make(context, identity, build)
-    return materialization(artifact, evaluation_metadata(artifact.stats))
+    told = evaluation_metadata(artifact.stats) | samples_metadata(artifact)
+    return materialization(artifact, told)
+
+
+def evaluation_spec(
+    pipeline: PipelineResource,
+    draft: Draft,
+    incumbent: ModelSource | None,
+    settings: EvaluationSettings,
+) -> EvaluationSpec:
+    """What measures the current checkpoint, its base and an incumbent into a draft.
+
+    Raises:
+        DamagedArtifact: a file of what is read has changed.
+    """
+    record = pipeline.record
+    candidate, shards, base = (
+        record.current(kind, needed_by=draft.identity.kind)
+        for kind in ("checkpoint", "tokenized_shards", "base_model")
+    )
+    for artifact in (shards, base, candidate):
+        artifact.verify()
+    if incumbent is not None:
+        verify_model(record, str(incumbent.path))
+    fault = {"fault": candidate.stats.get("diverged")}
+    return EvaluationSpec(
+        base=model_source(base),
+        candidate=model_source(candidate).model_copy(update=fault),
+        incumbent=incumbent,
+        shards=shards.url,
+        shard_stats=ShardStats.model_validate(shards.stats),
+        shards_fingerprint=shards.fingerprint,
+        output=draft.url,
+        cache=pipeline.store.cache,
+        settings=settings,
+        recipe=pipeline.settings.checkpoint,
+    )
 
 
 @stage(
@@ -145,7 +179,8 @@ def model_version(
     license = settings.license or base.stats["license"]
     version = models.enter(candidate_entry(candidate, evaluation, license), verdict)
     trained = {"trained_on": describe_coverage(version)}
-    return materialization(artifact, verdict_metadata(version.version, verdict) | trained)
+    told = verdict_metadata(version.version, verdict) | samples_metadata(evaluation)
+    return materialization(artifact, told | trained)
 
 
 @dataclass(frozen=True)

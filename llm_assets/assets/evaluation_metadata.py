@@ -1,12 +1,15 @@
 """What the UI shows of an evaluation and of the verdict on it."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
+from artifacts.store.store import Artifact
 from llm_assets.assets import figures
 from llm_assets.assets.stage import table
 from llm_assets.gate.verdict import Comparison, Verdict
 from recipes.evaluation.metric import Metric
+from recipes.evaluation.settings import SAMPLES_NAME
 
 ROLES = ("base", "incumbent", "candidate")
 Figure = Mapping[str, float | None]
@@ -17,8 +20,10 @@ def evaluation_metadata(stats: Mapping[str, Any]) -> dict[str, Any]:
     """Metadata of `eval_metrics` from its stats; None stands for a figure that is not finite."""
     metrics = stats["metrics"]
     rows = [
-        (metric, *(_describe(roles.get(role)) for role in ROLES))
+        (metric, role, *map(number, _bounds(roles[role])))
         for metric, roles in metrics.items()
+        for role in ROLES
+        if role in roles
     ]
     metric = Metric.model_validate(stats["metric"])
     held_out = metrics[f"held_out_{metric.name}"]
@@ -30,8 +35,8 @@ def evaluation_metadata(stats: Mapping[str, Any]) -> dict[str, Any]:
         {
             "summary": f"{before} -> {after} {metric.unit} on held-out text",
             "evaluation_fingerprint": stats["evaluation_fingerprint"],
-            "metrics": table(["metric", *ROLES], rows),
-            "contamination": str(stats.get("contamination") or "not measured"),
+            "metrics": table(["metric", "of", "low", "value", "high"], rows),
+            "contamination": _contamination(stats.get("contamination")),
             "intervals": figures.intervals(
                 f"{metric.unit} on held-out text, with 95 % intervals",
                 metric.unit,
@@ -40,6 +45,38 @@ def evaluation_metadata(stats: Mapping[str, Any]) -> dict[str, Any]:
         }
         | {name: value for name, value in plotted.items() if value is not None}
         | _confusion(stats)
+    )
+
+
+def samples_metadata(evaluation: Artifact) -> dict[str, Any]:
+    """What base and candidate write after the same beginnings, side by side; none where none do."""
+    samples = read_samples(evaluation)
+    base, candidate = samples.get("base", []), samples.get("candidate", [])
+    rows = [
+        (of_base["prompt"], of_base["completion"], of_candidate["completion"])
+        for of_base, of_candidate in zip(base, candidate, strict=False)
+    ]
+    if not rows:
+        return {}
+    return {"samples": table(["after", "the base model says", "the candidate says"], rows)}
+
+
+def read_samples(evaluation: Artifact) -> dict[str, list[dict[str, str]]]:
+    """Role to what that model wrote, from an `eval_metrics` artifact."""
+    samples: dict[str, list[dict[str, str]]] = json.loads(
+        (evaluation.path / SAMPLES_NAME).read_text()
+    )
+    return samples
+
+
+def _contamination(found: Mapping[str, Any] | None) -> str:
+    if found is None:
+        return "not measured"
+    examples = f", such as {', '.join(found['examples'])}" if found["examples"] else ""
+    return (
+        f"{found['mean_share']:.1%} of the runs of {found['run_tokens']} tokens stand in the "
+        f"training rows; {found['mostly_trained_on']} of {found['documents']} documents do for the "
+        f"most part{examples}"
     )
 
 
@@ -88,13 +125,6 @@ def _units(compared: list[Comparison]) -> str:
 def number(value: float | None) -> str:
     """Four digits, or `not finite`."""
     return "not finite" if value is None else f"{value:.4f}"
-
-
-def _describe(figure: Figure | None) -> str:
-    if figure is None:
-        return "not measured"
-    low, value, high = _bounds(figure)
-    return f"{number(value)} ({number(low)} to {number(high)})"
 
 
 def _bounds(figure: Figure) -> tuple[float | None, float | None, float | None]:

@@ -78,7 +78,8 @@ def _axes(title: str, x_label: str, y_label: str, height: float = 3.0) -> tuple[
 
     figure = Figure(figsize=(6.4, height), dpi=100, layout="constrained")
     axes = figure.subplots()
-    axes.set_title(title, fontsize=11, loc="left")
+    # Over the whole picture: over the axes alone a long one is cut off.
+    figure.suptitle(title, fontsize=11, x=0.01, ha="left")
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
     axes.spines[["top", "right"]].set_visible(False)

@@ -13,8 +13,8 @@ from artifacts.store.store import Artifact, Draft, layout
 from llm_assets.assets import figures
 from llm_assets.assets.continuation import continue_from_champion
 from llm_assets.assets.corpus import tokenized_shards
-from llm_assets.assets.estimate import training_estimate
-from llm_assets.assets.stage import materialization, stage
+from llm_assets.assets.estimate import training_cost, training_estimate
+from llm_assets.assets.stage import folder_link, materialization, stage
 from llm_assets.forgetting.replay import train_once_more
 from llm_assets.pipeline import PipelineResource
 from llm_assets.registry.integrity import verify_model
@@ -32,7 +32,7 @@ from recipes.settings import (
     RecipeSettings,
     training_settings,
 )
-from recipes.spec import MODEL_FOLDER, TrainingSpec, read_metrics
+from recipes.spec import MODEL_FOLDER, TENSORBOARD_NAME, TrainingSpec, read_metrics
 
 GROUP = "model"
 
@@ -120,7 +120,7 @@ def checkpoint(
             partial(training.train, context),
             context.log.info,
         )
-        return materialization(artifact, _checkpoint_metadata(artifact))
+        return materialization(artifact, _checkpoint_metadata(artifact, pipeline))
     settings = training.resolve(config.apply(pipeline.settings.checkpoint))
     chosen = config.model_dump() | {"settings": settings.content()}
     shards = pipeline.record.current("tokenized_shards", needed_by="checkpoint")
@@ -160,11 +160,12 @@ def checkpoint(
         draft.stats[CHOSEN] = chosen
 
     artifact = pipeline.make(context, identity, build)
-    return materialization(artifact, _checkpoint_metadata(artifact))
+    return materialization(artifact, _checkpoint_metadata(artifact, pipeline))
 
 
-def _checkpoint_metadata(artifact: Artifact) -> dict[str, Any]:
+def _checkpoint_metadata(artifact: Artifact, pipeline: PipelineResource) -> dict[str, Any]:
     stats = artifact.stats
+    run = f"{pipeline.store.root}/{layout.run(artifact.fingerprint)}"
     losses = [(record["step"], record["loss"]) for record in read_metrics(artifact.url)]
     before, after = (stats["validation"][end] for end in ("start", "end"))
     return {
@@ -180,5 +181,6 @@ def _checkpoint_metadata(artifact: Artifact) -> dict[str, Any]:
         "validation": after,
         "validation_before": before,
         "loss_curve": figures.curve("Training loss", "step", "loss", {"loss": losses}),
-        "run_folder": layout.run(artifact.fingerprint),
-    }
+        "run_folder": folder_link(run),
+        "tensorboard": f"tensorboard --logdir {run}/{TENSORBOARD_NAME}",
+    } | training_cost(stats, pipeline.settings.automation.cost_per_hour)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from dagster import (
+    AssetKey,
     AssetsDefinition,
     DataVersion,
     Failure,
@@ -20,8 +21,11 @@ from dagster import (
 from artifacts.reasons import reason_of
 from artifacts.shown import shown_in_line
 from artifacts.store.store import Artifact
+from llm_assets.config import PipelineSettings
 from llm_assets.pipeline import PipelineResource
 
+INTERRUPTIONS = ("DagsterExecutionInterruptedError", "KeyboardInterrupt")
+BUCKETS = "https://console.cloud.google.com/storage/browser"
 _MARKDOWN = re.compile(r"[\\`*\[\]|!#~]|(?<!\w)_|_(?!\w)")
 """Characters by which Markdown formats, links or ends a cell; not the `_` within a name."""
 
@@ -61,12 +65,45 @@ def user_faults(pipeline: PipelineResource | None = None) -> Iterator[None]:
         raise Failure(description=reason, allow_retries=False) from None
 
 
+def was_interrupted(failure: Any) -> bool:
+    """Whether a step failed because somebody ended it, from its failure event's data."""
+    return bool(failure.error and failure.error.cls_name in INTERRUPTIONS)
+
+
+def failure_reason(failure: Any) -> str:
+    """Why a step failed, from its failure event's data; Dagster's own error names only the step."""
+    if failure.user_failure_data and failure.user_failure_data.description:
+        return failure.user_failure_data.description
+    error = failure.error
+    if error is None:
+        return "failed without a reason"
+    while error.cause or error.context:
+        error = error.cause or error.context
+    return str(error.message).strip()
+
+
+def asset_key(settings: PipelineSettings, name: str) -> AssetKey:
+    """The key of one of the pipeline's assets."""
+    return AssetKey([settings.key_prefix, name] if settings.key_prefix else [name])
+
+
 def materialization(artifact: Artifact, metadata: Mapping[str, Any]) -> MaterializeResult:
     """The result of a stage: its fingerprint is the data version."""
+    told: dict[str, Any] = {
+        "fingerprint": artifact.fingerprint,
+        "folder": folder_link(artifact.url),
+        "bytes_stored": sum(entry.bytes for entry in artifact.manifest.files),
+    }
     return MaterializeResult(
-        data_version=DataVersion(artifact.fingerprint),
-        metadata={"fingerprint": artifact.fingerprint, "folder": artifact.url} | dict(metadata),
+        data_version=DataVersion(artifact.fingerprint), metadata=told | dict(metadata)
     )
+
+
+def folder_link(url: str) -> MetadataValue:
+    """A folder of the store: a path to copy, or Google's page of a bucket's folder."""
+    if url.startswith("gs://"):
+        return MetadataValue.url(f"{BUCKETS}/{url.removeprefix('gs://')}")
+    return MetadataValue.path(url)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> MarkdownMetadataValue:

@@ -15,11 +15,10 @@ from artifacts.shards.format import SPLITS
 from artifacts.shown import shown
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Artifact, Store
-from llm_assets.assets.evaluation_metadata import UNMEASURED, number
+from llm_assets.assets.evaluation_metadata import UNMEASURED, number, read_samples
 from llm_assets.config import PipelineSettings
 from llm_assets.sources.unread import Unread
 from recipes.evaluation.metric import Metric
-from recipes.evaluation.settings import SAMPLES_NAME
 from recipes.spec import read_metrics
 
 SPARKS = "▁▂▃▄▅▆▇█"
@@ -171,7 +170,7 @@ def _verdict_lines(version: Artifact) -> list[tuple[str, str]]:
 
 def _print_request(console: Console, endpoint: Mapping[str, Any], evaluation: Artifact) -> None:
     """A line to paste into a shell, unbroken at any width."""
-    samples = _samples(evaluation).get("candidate")
+    samples = read_samples(evaluation).get("candidate")
     prompt = " ".join(samples[0]["prompt"].split())[:60] if samples else "This function returns"
     body = json.dumps({"instances": [{"prompt": prompt, "max_tokens": 32}]}, ensure_ascii=False)
     headers = [endpoint["authorization"], "'Content-Type: application/json'"]
@@ -182,7 +181,7 @@ def _print_request(console: Console, endpoint: Mapping[str, Any], evaluation: Ar
 
 
 def _print_samples(console: Console, evaluation: Artifact) -> None:
-    samples = _samples(evaluation)
+    samples = read_samples(evaluation)
     if not samples.get("base") or not samples.get("candidate"):
         return
     base, candidate = samples["base"][0], samples["candidate"][0]
@@ -193,13 +192,6 @@ def _print_samples(console: Console, evaluation: Artifact) -> None:
     table.add_row(*(escape(shown(one["completion"].strip())) for one in (base, candidate)))
     console.print()
     console.print(table, highlight=False)
-
-
-def _samples(evaluation: Artifact) -> dict[str, list[dict[str, str]]]:
-    samples: dict[str, list[dict[str, str]]] = json.loads(
-        (evaluation.path / SAMPLES_NAME).read_text()
-    )
-    return samples
 
 
 def _short(text: str, length: int) -> str:

@@ -29,4 +29,22 @@ def test_few_documents_without_bounds_are_shown_by_their_value() -> None:
     }
     shown = evaluation_metadata(stats)
     assert shown["held_out_bits_per_byte"] == 1.2
-    assert "not measured" in shown["metrics"].value
+    assert "| candidate | not finite | 1.2000 | not finite |" in shown["metrics"].value
+    assert "incumbent" not in shown["metrics"].value
+
+
+def test_what_was_trained_on_word_for_word_is_a_sentence() -> None:
+    found = {
+        "run_tokens": 13,
+        "documents": 40,
+        "mean_share": 0.025,
+        "mostly_trained_on": 1,
+        "examples": ["page.md"],
+    }
+    figure = {"value": 1.2, "low": 1.1, "high": 1.3}
+    metrics = {"held_out_bits_per_byte": {"base": figure, "candidate": figure}}
+    stats = {"metrics": metrics, "metric": BITS_PER_BYTE.model_dump(), "contamination": found}
+    shown = evaluation_metadata(stats | {"evaluation_fingerprint": "e"})
+    told = shown["contamination"]
+    assert told.startswith("2.5% of the runs of 13 tokens stand in the training rows")
+    assert told.endswith("1 of 40 documents do for the most part, such as page.md")
