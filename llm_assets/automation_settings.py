@@ -14,6 +14,20 @@ WINDOW = re.compile(
 )
 
 
+class QualitySettings(Settings):
+    """When what serves counts as worse than it was, and what happens then."""
+
+    then: Literal["tell", "retrain"] = "tell"
+    """`tell` says so, to those that `notifications` names too; `retrain` besides makes the graph
+    once for each version, trained on from the model that serves."""
+    check_minutes: float = Field(default=15, gt=0)
+    """How often the endpoint is looked at, and asked for its bits on held-out text."""
+    most_failures: float = Field(default=0.05, ge=0, lt=1)
+    """Share of the requests since the look before that may fail (status 500 and above)."""
+    least_requests: int = Field(default=20, ge=1)
+    """Fewer requests say nothing about that share."""
+
+
 class AutomationSettings(Settings):
     """When the graph is made by itself, and when it is not."""
 
@@ -46,6 +60,11 @@ class AutomationSettings(Settings):
     fresh_days: float | None = Field(default=None, gt=0)
     """Days after which text that was not read again, or an endpoint that was not looked after,
     counts as stale in the UI."""
+    new_base_model: Literal["tell", "retrain", "ignore"] = "tell"
+    """What happens when the folder or package of `base_model` holds other weights than the ones
+    trained on: `retrain` makes the graph from them, as `checkpoint` says. Of a new revision on the
+    Hub people are told, since the pipeline file pins one."""
+    quality: QualitySettings = QualitySettings()
     longer_attempts: int = Field(default=1, ge=0)
     """How often a model that the gate rejected is followed by one trained twice as long on the
     same text, before more text or a person is waited for."""

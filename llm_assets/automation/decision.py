@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 
 from dagster import DagsterRunStatus, RunRecord
 
+from llm_assets.automation.launched import Runs
 from llm_assets.automation_settings import AutomationSettings
 from llm_assets.gate.verdict import Outcome, Verdict
 from llm_assets.registry.records import GATE, ModelVersion
@@ -141,6 +142,16 @@ def answer(
     due = datetime.fromtimestamp(last.end_time or 0, now.tzinfo) + pause
     if now < due and due - now <= pause:
         return Wait(f"Run {_short(last)} for it failed; the next try is at {due:%H:%M:%S %Z}.")
+    return launch
+
+
+def launch_or_wait(
+    question: Question, runs: Runs, settings: AutomationSettings, now: datetime
+) -> Launch | Wait:
+    """As `answer`; besides, any other run of the pipeline is waited for."""
+    launch = answer(question, runs.asking(question.name), settings, now)
+    if isinstance(launch, Launch) and (busy := runs.unfinished()):
+        return Wait(f"Run {busy[0].run_id[:8]} ({busy[0].job_name}) is under way; waiting for it.")
     return launch
 
 

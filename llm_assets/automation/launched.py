@@ -16,6 +16,8 @@ PROCESS_TAG = "llm_assets/process"
 """The process of a run that no daemon watches, as a lease's holder is described."""
 TEXT_SENSOR = "source_text_changed"
 ENDPOINT_SENSOR = "endpoint_follows"
+BASE_MODEL_SENSOR = "base_model_changed"
+QUALITY_SENSOR = "serving_quality"
 SCHEDULE = "weekly_retraining"
 UNFINISHED = [
     DagsterRunStatus.QUEUED,
@@ -42,7 +44,7 @@ class Runs:
 
     def by_automation(self, now: datetime) -> Sequence[RunRecord]:
         """Those of the month that automation launched."""
-        every = (TEXT_SENSOR, ENDPOINT_SENSOR, SCHEDULE)
+        every = (TEXT_SENSOR, ENDPOINT_SENSOR, BASE_MODEL_SENSOR, QUALITY_SENSOR, SCHEDULE)
         return self.instance.get_run_records(
             RunsFilter(
                 tags={PIPELINE_TAG: self.settings.name, LAUNCHED_BY_TAG: every},

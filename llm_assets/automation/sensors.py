@@ -17,11 +17,13 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from artifacts.errors import UserError
 from llm_assets.assets.stage import user_faults
-from llm_assets.automation.decision import Question, Wait, answer, ask
+from llm_assets.automation.base_model import build_base_model_sensor
+from llm_assets.automation.decision import Question, Wait, ask, launch_or_wait
 from llm_assets.automation.jobs import REDEPLOYMENT, RETRAINING, Job, training_config
 from llm_assets.automation.launched import ENDPOINT_SENSOR, QUESTION_TAG, TEXT_SENSOR, Runs
 from llm_assets.automation.limits import forbidden
 from llm_assets.automation.notifications import tell_once
+from llm_assets.automation.quality import build_quality_sensor
 from llm_assets.automation.text import Surveys, Text, name_of, read_text
 from llm_assets.config import PipelineSettings
 from llm_assets.endpoint.folder import endpoint_folder
@@ -65,8 +67,13 @@ def build_sensors(settings: PipelineSettings, jobs: list[Job]) -> list[SensorDef
         minimum_interval_seconds=max(30, settings.automation.check_seconds),
         description="Makes what the assets' conditions ask for; `automation.way` sets them.",
     )
-    by_sensors = [_source_text_changed(settings, jobs), _endpoint_follows(settings, jobs)]
-    return [*by_sensors, declarative] if settings.automation.way == "declarative" else by_sensors
+    watching = [
+        _source_text_changed(settings, jobs),
+        build_base_model_sensor(settings, jobs, _status(settings)),
+        build_quality_sensor(settings, jobs, _status(settings)),
+        _endpoint_follows(settings, jobs),
+    ]
+    return [*watching, declarative] if settings.automation.way == "declarative" else watching
 
 
 def _source_text_changed(settings: PipelineSettings, jobs: list[Job]) -> SensorDefinition:
@@ -130,11 +137,9 @@ def _decide(
     question = ask(text.name, state, versions, automation)
     if isinstance(question, Wait):
         return question
-    launch = answer(question, runs.asking(question.name), automation, now)
+    launch = launch_or_wait(question, runs, automation, now)
     if isinstance(launch, Wait):
         return launch
-    if busy := runs.unfinished():
-        return Wait(f"Run {busy[0].run_id[:8]} ({busy[0].job_name}) is under way; waiting for it.")
     before = known.get(question.against) if question.against is not None else None
     if reason := _too_early(pipeline, text, before, cursor, now):
         return Wait(reason)
@@ -208,13 +213,12 @@ def _reconcile(
     ended = None if settings.platform != "local" else _ended(settings)
     if wanted == champion and ended is None:
         return Wait(f"Version {wanted.version} is wanted, and serves.")
-    name = f"serve-{wanted.version}-{ended or len(state.history)}"
-    launch = answer(Question(name, wanted.version), runs.asking(name), settings.automation, now)
+    question = Question(f"serve-{ended or len(state.history)}", wanted.version)
+    launch = launch_or_wait(question, runs, settings.automation, now)
     if isinstance(launch, Wait):
         return launch
-    if busy := runs.unfinished():
-        return Wait(f"Run {busy[0].run_id[:8]} ({busy[0].job_name}) is under way; waiting for it.")
-    return RunRequest(run_key=launch.key, tags=runs.tags(ENDPOINT_SENSOR) | {QUESTION_TAG: name})
+    tags = runs.tags(ENDPOINT_SENSOR) | {QUESTION_TAG: question.name}
+    return RunRequest(run_key=launch.key, tags=tags)
 
 
 def _ended(settings: PipelineSettings) -> str | None:

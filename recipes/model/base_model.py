@@ -49,6 +49,17 @@ def identify(settings: BaseModelSettings) -> dict[str, Any]:
     return {"hub": settings.hub, "revision": settings.revision}
 
 
+def source_files(settings: BaseModelSettings) -> list[Path]:
+    """The files whose content `identify` is about; none of a model on the Hub, which is pinned.
+
+    Raises:
+        UserError: the package, file or folder is not there.
+    """
+    if settings.package:
+        return [_find_gguf(settings.package)[0]]
+    return _copied_files(_check_folder(Path(settings.folder))) if settings.folder else []
+
+
 def prepare(
     settings: BaseModelSettings,
     folder: Path,

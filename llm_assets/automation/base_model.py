@@ -1,0 +1,152 @@
+"""The sensor that looks whether there is another base model than the one that was trained on."""
+
+import hashlib
+from datetime import UTC, datetime
+from pathlib import Path
+
+from dagster import (
+    DefaultSensorStatus,
+    RunRequest,
+    SensorDefinition,
+    SensorEvaluationContext,
+    SensorResult,
+    sensor,
+)
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from artifacts.store.identity import hash_json
+from llm_assets.assets.stage import user_faults
+from llm_assets.automation.decision import Question, Wait, launch_or_wait
+from llm_assets.automation.jobs import RETRAINING, Job
+from llm_assets.automation.launched import BASE_MODEL_SENSOR, QUESTION_TAG, Runs
+from llm_assets.automation.limits import forbidden
+from llm_assets.automation.notifications import tell_once
+from llm_assets.config import PipelineSettings
+from llm_assets.pipeline import PipelineResource
+from recipes.model.base_model import identify, source_files
+from recipes.settings import BaseModelSettings
+
+SECONDS = 10.0
+
+
+class Known(BaseModel):
+    """What the sensor remembers, so that weights are read only when they may have changed."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    files: str
+    """A hash of names, sizes and times of the base model's files."""
+    identity: str
+    """Of what they hold."""
+
+
+def build_base_model_sensor(
+    settings: PipelineSettings, jobs: list[Job], status: DefaultSensorStatus
+) -> SensorDefinition:
+    """The sensor `base_model_changed`."""
+
+    @sensor(
+        name=BASE_MODEL_SENSOR,
+        job=next(job for job in jobs if job.name == RETRAINING),
+        minimum_interval_seconds=settings.automation.check_seconds,
+        default_status=status,
+        description="Looks whether the base model's folder or package holds other weights than "
+        "those trained on, or the Hub another revision than the pinned one. "
+        "`automation.new_base_model` says what happens then.",
+    )
+    def base_model_changed(
+        context: SensorEvaluationContext, pipeline: PipelineResource
+    ) -> SensorResult:
+        with user_faults():
+            known = _known(pipeline.settings.base_model, context.cursor)
+            found = _decide(context, pipeline, known)
+        alarm = found.reason if isinstance(found, Wait) and found.is_alarm else None
+        tell_once(settings, pipeline.store, "base_model", alarm, context.log.warning)
+        cursor = known.model_dump_json() if known else None
+        if isinstance(found, Wait):
+            return SensorResult(skip_reason=found.reason, cursor=cursor)
+        return SensorResult(run_requests=[found], cursor=cursor)
+
+    return base_model_changed
+
+
+def _known(base: BaseModelSettings, cursor: str | None) -> Known | None:
+    """What the files hold now; None of a model on the Hub, which is pinned."""
+    if base.hub:
+        return None
+    state = [(path.name, *_state(path)) for path in source_files(base)]
+    files = hashlib.sha256(repr(state).encode()).hexdigest()
+    try:
+        known = Known.model_validate_json(cursor or "")
+    except ValidationError:
+        known = None
+    if known is not None and known.files == files:
+        return known
+    return Known(files=files, identity=hash_json(identify(base)))
+
+
+def _state(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_size, found.st_mtime_ns
+
+
+def _decide(
+    context: SensorEvaluationContext, pipeline: PipelineResource, known: Known | None
+) -> RunRequest | Wait:
+    settings, base = pipeline.settings, pipeline.settings.base_model
+    if settings.automation.new_base_model == "ignore":
+        return Wait("`automation.new_base_model` is `ignore`.")
+    if known is None:
+        with pipeline.hub_access():
+            return _compare_with_hub(str(base.hub), str(base.revision))
+    made = pipeline.record.find_current("base_model")
+    if made is None:
+        return Wait("No base model was read yet.")
+    if hash_json(made.manifest.settings) == known.identity:
+        return Wait("The base model is the one that was trained on.")
+    if settings.automation.new_base_model == "tell":
+        return Wait(
+            f"The base model in {base.folder or base.package} is another than the one trained on. "
+            "To train from it, materialize the graph; `automation.new_base_model: retrain` does "
+            "so by itself.",
+            is_alarm=True,
+        )
+    runs, now = Runs(context.instance, settings), datetime.now(UTC)
+    question = Question(f"base-{known.identity}", None)
+    launch = launch_or_wait(question, runs, settings.automation, now)
+    if isinstance(launch, Wait):
+        return launch
+    if reason := forbidden(settings.automation, runs.by_automation(now), now):
+        return Wait(reason, is_alarm=True)
+    tags = runs.tags(BASE_MODEL_SENSOR) | {QUESTION_TAG: question.name}
+    return RunRequest(run_key=launch.key, tags=tags)
+
+
+def _compare_with_hub(name: str, pinned: str) -> Wait:
+    newest = newest_revision(name)
+    if newest is None:
+        return Wait(f"The Hub cannot be asked about {name}, and this machine has no copy of it.")
+    if newest == pinned:
+        return Wait(f"{name} on the Hub is at the pinned revision.")
+    return Wait(
+        f"{name} on the Hub is at revision {newest}, and `base_model.revision` pins {pinned}. To "
+        "train from the new one, write it there.",
+        is_alarm=True,
+    )
+
+
+def newest_revision(name: str) -> str | None:
+    """The commit that a Hub model's main branch is at, as the Hub says.
+
+    Where the Hub cannot be asked, the one that this machine's cache saw last; None where it has
+    none.
+    """
+    from huggingface_hub import HfApi, constants
+    from huggingface_hub.file_download import repo_folder_name
+
+    try:
+        return HfApi().model_info(name, timeout=SECONDS).sha
+    except Exception:
+        folder = repo_folder_name(repo_id=name, repo_type="model")
+        seen = Path(constants.HF_HUB_CACHE) / folder / "refs" / "main"
+        return seen.read_text().strip() if seen.exists() else None

@@ -1,0 +1,134 @@
+"""The sensor that looks for another base model: in a folder, and on a Hub."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+from dagster import RunRequest
+from huggingface_hub import constants
+
+from artifacts.store.identity import Identity
+from llm_assets.automation.base_model import newest_revision
+from recipes.model.base_model import identify
+from recipes.settings import BaseModelSettings
+from tests.llm_assets.automation.conftest import Automated
+
+SENSOR = "base_model_changed"
+PINNED, NEWER = "1" * 40, "2" * 40
+
+
+@pytest.fixture
+def based(automated: Automated, tmp_path: Path, tiny_model_folder: Path) -> Automated:
+    """A project whose base model, a folder of its own, was read."""
+    folder = tmp_path / "base"
+    shutil.copytree(tiny_model_folder, folder)
+    automated.project.configure(base_model={"folder": str(folder)})
+    settings = identify(BaseModelSettings(folder=str(folder)))
+    record = automated.project.record
+    made, _ = record.store.make(
+        Identity(kind="base_model", code_version="1", settings=settings), lambda draft: None
+    )
+    record.advance(made)
+    automated.cursor = None
+    return automated
+
+
+def retrain_base(automated: Automated, tmp_path: Path) -> None:
+    """Somebody puts other weights into the folder."""
+    weights = next((tmp_path / "base").glob("*.safetensors"))
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(bytes(content))
+
+
+def test_other_weights_in_the_folder_are_told_once_they_are_there(
+    based: Automated, tmp_path: Path
+) -> None:
+    assert "is the one that was trained on" in str(based.tick(SENSOR))
+    retrain_base(based, tmp_path)
+    assert "another than the one trained on" in str(based.tick(SENSOR))
+
+
+def test_weights_are_read_again_only_when_the_files_changed(
+    based: Automated, tmp_path: Path
+) -> None:
+    based.tick(SENSOR)
+    before = json.loads(based.cursor or "")
+    based.tick(SENSOR)
+    assert json.loads(based.cursor or "") == before
+    retrain_base(based, tmp_path)
+    based.tick(SENSOR)
+    after = json.loads(based.cursor or "")
+    assert after["files"] != before["files"] and after["identity"] != before["identity"]
+
+
+def test_other_weights_are_trained_from_where_the_settings_say_so(
+    based: Automated, tmp_path: Path
+) -> None:
+    based.automate(new_base_model="retrain", retry_minutes=60)
+    retrain_base(based, tmp_path)
+    request = based.tick(SENSOR)
+    assert isinstance(request, RunRequest) and not request.run_config
+    run = based.launch(request)
+    assert f"{run[:8]} is under way" in str(based.tick(SENSOR))
+    based.end(run, succeeded=False)
+    assert "the next try is at" in str(based.tick(SENSOR))
+    based.automate(blackouts=["00:00-24:00"], retry_minutes=0)
+    assert "blackout 00:00-24:00" in str(based.tick(SENSOR))
+
+
+def test_nothing_is_looked_at_where_the_settings_say_so(based: Automated, tmp_path: Path) -> None:
+    retrain_base(based, tmp_path)
+    based.automate(new_base_model="ignore")
+    assert "`ignore`" in str(based.tick(SENSOR))
+
+
+class Hub(BaseHTTPRequestHandler):
+    """Says of every model that its main branch is at NEWER."""
+
+    def do_GET(self) -> None:
+        body = json.dumps({"id": "owner/name", "sha": NEWER, "siblings": []}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HTTPServer]:
+    """A Hub on this machine."""
+    server = HTTPServer(("127.0.0.1", 0), Hub)
+    Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_newer_revision_on_the_hub_is_told_with_what_to_write(
+    automated: Automated, hub: HTTPServer
+) -> None:
+    automated.project.configure(base_model={"folder": None, "hub": "o/n", "revision": PINNED})
+    told = str(automated.tick(SENSOR))
+    assert f"is at revision {NEWER}" in told and f"pins {PINNED}" in told
+    automated.project.configure(base_model={"revision": NEWER})
+    assert "at the pinned revision" in str(automated.tick(SENSOR))
+
+
+def test_where_the_hub_cannot_be_asked_this_machines_cache_tells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    assert newest_revision("owner/name") is None
+    seen = tmp_path / "models--owner--name" / "refs" / "main"
+    seen.parent.mkdir(parents=True)
+    seen.write_text(NEWER)
+    assert newest_revision("owner/name") == NEWER

@@ -1,0 +1,98 @@
+"""The sensor that looks whether what serves is as good as it was, beside a real endpoint."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from dagster import DagsterInstance, RunRequest
+
+from llm_assets.config import load_settings
+from llm_assets.endpoint.base import endpoint_folder
+from llm_assets.endpoint.judged import judged_documents
+from llm_assets.endpoint.live import LiveEndpoint, Requests
+from llm_assets.registry.local import LocalRegistry
+from serving import endpoint as process
+from serving.comparison import JudgedDocument
+from serving.telemetry import Metrics
+from tests.conftest import Project
+from tests.llm_assets.automation.conftest import Automated
+
+SENSOR = "serving_quality"
+
+
+@dataclass
+class Live:
+    """The endpoint that serves, and the documents its version was judged by."""
+
+    endpoint: LiveEndpoint
+    documents: list[JudgedDocument]
+
+
+@pytest.fixture(scope="module")
+def live(made: Project) -> Live:
+    settings = load_settings(made.config)
+    status = process.status(endpoint_folder(settings))
+    champion = LocalRegistry(made.folder / "store", "manual").find("champion")
+    assert status is not None and champion is not None
+    return Live(LiveEndpoint(status), judged_documents(made.record.store, champion))
+
+
+def test_failed_requests_are_those_that_the_endpoint_is_to_blame_for() -> None:
+    metrics = Metrics()
+    for status, count in ((200, 7), (400, 2), (429, 1), (500, 1), (503, 2)):
+        for _ in range(count):
+            metrics.request("/v1/completions", status, "1", 0.1)
+    assert Requests.counted(metrics.render([])) == Requests(all=13, failed=3)
+
+
+def test_counts_begin_again_with_an_endpoint_that_was_started_again() -> None:
+    now = Requests(all=50, failed=5)
+    assert now.since(Requests(all=20, failed=1)) == Requests(all=30, failed=4)
+    assert now.since(Requests(all=900, failed=40)) == now
+    assert now.since(None) == now
+
+
+def test_bits_asked_for_as_a_client_are_those_of_the_evaluation(live: Live) -> None:
+    assert live.documents and live.endpoint.deviations(live.documents) == []
+    others = [one.model_copy(update={"bits": one.bits * 0.9}) for one in live.documents]
+    (told,) = live.endpoint.deviations(others)
+    assert "Its bits are not those it was judged by" in told
+
+
+@pytest.fixture
+def automated(made: Project, tmp_path: Path) -> Iterator[Automated]:
+    """Settings of its own beside the made project's store and endpoint."""
+    project = Project(tmp_path)
+    shutil.copy(made.config, project.config)
+    with DagsterInstance.ephemeral() as instance:
+        yield Automated(project, instance)
+
+
+def half_failed(live: Live) -> str:
+    """A cursor since which half of 100 requests failed."""
+    counted = live.endpoint.requests()
+    return json.dumps({"all": counted.all - 100, "failed": counted.failed - 50})
+
+
+def test_what_failed_is_said_and_well_again_after_it(automated: Automated, live: Live) -> None:
+    assert "serves well" in str(automated.tick(SENSOR))
+    automated.cursor = half_failed(live)
+    told = str(automated.tick(SENSOR))
+    assert "serves worse than it was: 50 of 1" in told and "most_failures" in told
+    assert "serves well" in str(automated.tick(SENSOR))
+
+
+def test_a_version_that_got_worse_is_trained_on_once_where_the_settings_say_so(
+    automated: Automated, live: Live
+) -> None:
+    automated.automate(quality={"then": "retrain"})
+    automated.cursor = half_failed(live)
+    request = automated.tick(SENSOR)
+    assert isinstance(request, RunRequest)
+    assert request.run_config["ops"]["checkpoint"]["config"]["continue_from_champion"]
+    automated.launch(request)
+    automated.cursor = half_failed(live)
+    assert "is under way" in str(automated.tick(SENSOR))
