@@ -8,10 +8,13 @@ from dagster import AssetExecutionContext, ConfigurableResource
 
 from artifacts.store.identity import Identity
 from artifacts.store.pipelines import Pipeline
-from artifacts.store.store import Artifact, Draft, Store
+from artifacts.store.store import Artifact, Draft, Store, layout
 from llm_assets.cloud import secrets
 from llm_assets.cloud.config import load_cloud_settings
 from llm_assets.config import PipelineSettings, load_settings
+
+REBUILD_TAG = "llm_assets/rebuild"
+"""Tag of a run: assets, by their names with commas between, that are made again unchanged."""
 
 
 class PipelineResource(ConfigurableResource):
@@ -55,6 +58,8 @@ class PipelineResource(ConfigurableResource):
         artifact's.
         """
         record = self.record
+        if identity.kind in context.run.tags.get(REBUILD_TAG, "").split(","):
+            self._set_aside(context, identity)
         if record.store.find(identity) is None:
             for line in record.explain_change(identity):
                 context.log.info(f"{identity.kind} is made again because of {line}")
@@ -70,3 +75,18 @@ class PipelineResource(ConfigurableResource):
         record.advance(artifact)
         context.add_output_metadata({"made_now": made})
         return artifact
+
+    def _set_aside(self, context: AssetExecutionContext, identity: Identity) -> None:
+        """Have an artifact made again although nothing changed; a training begins again too.
+
+        One that does not exist keeps what was done for it, so that a run that failed goes on.
+        """
+        kind, fingerprint = identity.kind, identity.fingerprint
+        if not self.store.exists(kind, fingerprint):
+            return
+        for place in (layout.artifact(kind, fingerprint), layout.run(fingerprint)):
+            self.store.set_aside(place)
+        context.log.info(
+            f"{kind} {fingerprint} is made again as asked; what was there lies in "
+            f"{layout.DAMAGED_FOLDER}/ until it is cleaned"
+        )

@@ -250,6 +250,18 @@ class Store:
             if content is None or conditional.write(blob, content, generation) is not None:
                 return
 
+    def set_aside(self, place: str) -> None:
+        """Move a file or folder to `damaged/`, in place of what was moved there before.
+
+        Args:
+            place: relative to the root; an artifact's no longer exists as one.
+        """
+        source, target = f"{self.root}/{place}", f"{self.root}/{layout.damaged(place)}"
+        with self.lease(place.replace("/", "-")):
+            if files.exists(source):
+                files.remove(target)
+                files.move(source, target)
+
     def _machine_root(self) -> Path:
         """A folder of this machine that is this store's own; a local store's root."""
         if self.is_local:

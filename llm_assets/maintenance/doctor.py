@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import partial
 
 from artifacts.errors import DamagedArtifact, UserError
-from artifacts.storage import files
 from artifacts.store import layout
 from artifacts.store.store import Artifact, Store
 from artifacts.store.verify import find_faults
@@ -57,16 +56,7 @@ def _repair(store: Store, artifact: Artifact | None, place: str) -> None:
     """Set an artifact aside; its manifest, where it is sound, still explains versions."""
     if artifact:
         retire(store, artifact.manifest)
-    set_aside(store, place)
-
-
-def set_aside(store: Store, place: str) -> None:
-    """Move a file or a folder of a store to `damaged/`, in place of what was moved there before."""
-    source, target = f"{store.root}/{place}", f"{store.root}/{layout.damaged(place)}"
-    with store.lease(place.replace("/", "-")):
-        if files.exists(source):
-            files.remove(target)
-            files.move(source, target)
+    store.set_aside(place)
 
 
 def parse_name(text: str) -> tuple[str, str]:

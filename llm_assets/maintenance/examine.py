@@ -15,7 +15,7 @@ from artifacts.store import layout
 from artifacts.store.pipelines import Pipeline, PipelineHistory
 from artifacts.store.store import Store
 from llm_assets.maintenance.clean import find_versions
-from llm_assets.maintenance.doctor import Finding, set_aside
+from llm_assets.maintenance.doctor import Finding
 from llm_assets.maintenance.inventory import Inventory
 from llm_assets.maintenance.retention import Version
 from llm_assets.registry.base import Registry
@@ -154,7 +154,7 @@ def _restore_record(record: Pipeline, registry: Registry, place: str) -> None:
     Without it the next corpus would not know the splits that models were trained on.
     """
     versions = sorted(find_versions(registry), key=lambda version: version.number)
-    set_aside(record.store, place)
+    record.store.set_aside(place)
     for version in versions:
         for kind, fingerprint in version.lineage.items():
             if record.store.exists(kind, fingerprint):
@@ -189,4 +189,4 @@ def _is_known(store: Store, kind: str, fingerprint: str) -> bool:
 
 def _aside(store: Store, place: str, fault: str, then: str) -> Finding:
     remedy = f"moved to {layout.damaged(place)}; {then}"
-    return Finding(place, fault, remedy, partial(set_aside, store, place))
+    return Finding(place, fault, remedy, partial(store.set_aside, place))

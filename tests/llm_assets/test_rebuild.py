@@ -1,0 +1,42 @@
+"""An asset that has not changed is made again where somebody asks for it."""
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from artifacts.errors import UserError
+from llm_assets.cli.main import commands
+from llm_assets.pipeline import REBUILD_TAG
+from tests.conftest import Project, make_project
+from tests.llm_assets.in_process import ask
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return make_project(tmp_path / "project", base_model=tmp_path, documents=3)
+
+
+def test_unchanged_text_is_read_again_and_what_was_there_is_kept_aside(project: Project) -> None:
+    assert ask(project, "raw_corpus") == ""
+    first = project.record.current("raw_corpus", needed_by="test")
+    assert ask(project, "raw_corpus", tags={REBUILD_TAG: "checkpoint"}) == ""
+    assert project.record.current("raw_corpus", needed_by="test").manifest == first.manifest
+
+    assert ask(project, "raw_corpus", tags={REBUILD_TAG: "checkpoint,raw_corpus"}) == ""
+
+    second = project.record.current("raw_corpus", needed_by="test")
+    assert second.fingerprint == first.fingerprint
+    assert second.manifest.created_at > first.manifest.created_at
+    assert second.manifest.files == first.manifest.files
+    aside = project.folder / "store" / "damaged" / "raw_corpus" / first.fingerprint
+    assert (aside / "manifest.json").exists()
+
+
+def test_what_cannot_be_made_again_is_refused_by_name(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLM_ASSETS_CONFIG", str(project.config))
+    monkeypatch.chdir(project.folder)
+    told = CliRunner().invoke(commands, ["run", "--rebuild", "chekpoint"])
+    assert isinstance(told.exception, UserError) and "chekpoint: nothing" in str(told.exception)
