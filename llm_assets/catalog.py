@@ -7,6 +7,7 @@ from dagster import AssetSpec, AutomationCondition, FreshnessPolicy, TableColumn
 
 from artifacts.shards.format import DOCUMENT_SCHEMA
 from llm_assets.config import PipelineSettings
+from llm_assets.experiments.job import ASSET as EXPERIMENTS
 from llm_assets.sources.document import SCHEMA as RAW_SCHEMA
 from spark_jobs.clean.write import CLEAN_SCHEMA
 
@@ -28,7 +29,7 @@ def present(spec: AssetSpec, settings: PipelineSettings) -> AssetSpec:
         metadata["dagster/column_schema"] = _columns(COLUMNS[name])
     days = settings.automation.fresh_days
     followed = days is not None and name in FOLLOWED
-    declares = settings.automation.way == "declarative"
+    declares = settings.automation.way == "declarative" and name != EXPERIMENTS
     return spec.replace_attributes(
         owners=list(settings.owners),
         group_name=settings.name,

@@ -6,6 +6,7 @@ The top-level keys are the asset names; each stage's own package defines what st
 import difflib
 import os
 import types
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar, Union, get_args, get_origin
 
@@ -168,6 +169,30 @@ def load_settings(path: Path) -> PipelineSettings:
     return settings
 
 
+def changed_settings(path: Path, changes: Mapping[str, Any]) -> PipelineSettings:
+    """A pipeline file's settings with others in the place of some.
+
+    Args:
+        changes: dotted key, such as `checkpoint.budget.steps`, to value.
+
+    Raises:
+        UserError: as `load_settings`; also where a key leads through a value that has no keys.
+    """
+    content = _read_mapping(path, PipelineSettings, CONFIG_VARIABLE)
+    for key, value in changes.items():
+        *sections, name = key.split(".")
+        inner = content
+        for section in sections:
+            if inner.get(section) is None:
+                inner[section] = {}
+            inner = inner[section]
+            if not isinstance(inner, dict):
+                raise UserError(f"{key}: in {path}, `{section}` has no keys of its own.")
+        inner[name] = value
+    said = ", ".join(f"{key}={value}" for key, value in changes.items())
+    return _validate(content, PipelineSettings, f"{path} with {said}")
+
+
 def read_settings_file(path: Path, model: type[Model], variable: str) -> Model:
     """Read a YAML file, which the environment variable names, into a settings model.
 
@@ -175,6 +200,10 @@ def read_settings_file(path: Path, model: type[Model], variable: str) -> Model:
         UserError: the file is absent, is not YAML, or has wrong settings. All faults are listed at
             once, each with its key and, for an unknown key, the nearest valid name.
     """
+    return _validate(_read_mapping(path, model, variable), model, str(path))
+
+
+def _read_mapping(path: Path, model: type[BaseModel], variable: str) -> dict[str, Any]:
     try:
         content = read_yaml(path)
     except FileNotFoundError as error:
@@ -192,11 +221,15 @@ def read_settings_file(path: Path, model: type[Model], variable: str) -> Model:
     if not isinstance(content, dict):
         keys = ", ".join(list(model.model_fields)[:6])
         raise UserError(f"{path} must be a YAML mapping; its top-level keys are {keys}, ...")
+    return content
+
+
+def _validate(content: dict[str, Any], model: type[Model], source: str) -> Model:
     try:
         return model.model_validate(content)
     except ValidationError as error:
         faults = [_describe(fault, model) for fault in error.errors()]
-        raise UserError(f"{path} has wrong settings:\n  " + "\n  ".join(faults)) from error
+        raise UserError(f"{source} has wrong settings:\n  " + "\n  ".join(faults)) from error
 
 
 def _pipeline_files() -> list[Path]:

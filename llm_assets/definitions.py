@@ -20,6 +20,7 @@ from llm_assets.automation.schedules import build_schedules
 from llm_assets.automation.sensors import build_sensors
 from llm_assets.catalog import present
 from llm_assets.config import PipelineSettings, config_path, load_settings
+from llm_assets.experiments.job import experiments_spec
 from llm_assets.platform import build_resources
 
 
@@ -37,7 +38,7 @@ def build_definitions(settings: PipelineSettings, path: str) -> Definitions:
     ]
     jobs = build_jobs(settings)
     return Definitions(
-        assets=assets,
+        assets=[*assets, shown(experiments_spec(settings))],
         asset_checks=load_asset_checks_from_modules([checks], asset_key_prefix=settings.key_prefix),
         jobs=jobs,
         schedules=build_schedules(settings, jobs),

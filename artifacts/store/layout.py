@@ -21,11 +21,12 @@ CACHE_FOLDER = "cache"
 CONVERSIONS_FOLDER = "conversions"
 """In the cache: models in the form that an engine reads."""
 DAMAGED_FOLDER = "damaged"
-"""What was found damaged and set aside, under its place."""
+"""What was found damaged, or is made again on demand, under its place."""
 RETIRED_FOLDER = "retired"
 """Manifests, without the list of files, of artifacts that were removed."""
 UPLOADS_FOLDER = "uploads"
 AUTOMATION_FOLDER = "automation"
+EXPERIMENTS_FOLDER = "experiments"
 
 
 def artifact(kind: str, fingerprint: str) -> str:
@@ -61,6 +62,11 @@ def artifact_lease(kind: str, fingerprint: str) -> str:
 def pipeline_record(pipeline: str) -> str:
     """The record of a pipeline's current artifacts."""
     return f"{PIPELINES_FOLDER}/{pipeline}.json"
+
+
+def trial_record(pipeline: str, trial: str) -> str:
+    """The record of the artifacts of one trial, which are not the pipeline's."""
+    return f"{EXPERIMENTS_FOLDER}/{pipeline}/{trial}.json"
 
 
 def run(run_id: str) -> str:

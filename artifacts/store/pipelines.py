@@ -43,10 +43,11 @@ class PipelineHistory(BaseModel):
 class Pipeline:
     """The named pipeline's view of a store."""
 
-    def __init__(self, store: Store, name: str) -> None:
+    def __init__(self, store: Store, name: str, path: str | None = None) -> None:
+        """Open the pipeline's record, or another one at a path in the store."""
         self.store = store
         self.name = name
-        self._path = layout.pipeline_record(name)
+        self._path = path or layout.pipeline_record(name)
 
     def history(self) -> PipelineHistory:
         """Everything recorded so far; empty for a pipeline that has made nothing."""

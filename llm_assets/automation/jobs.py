@@ -3,7 +3,6 @@
 from typing import Any
 
 from dagster import (
-    AssetKey,
     AssetSelection,
     Config,
     JobDefinition,
@@ -15,11 +14,12 @@ from dagster import (
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 from pydantic import Field
 
-from llm_assets.assets.stage import user_faults
+from llm_assets.assets.stage import asset_key, user_faults
 from llm_assets.automation.launched import PIPELINE_TAG
 from llm_assets.config import PipelineSettings
 from llm_assets.endpoint.base import ServingPlatform
 from llm_assets.endpoint.follow import serve_wanted
+from llm_assets.experiments.job import build_experiment
 from llm_assets.maintenance.clean import clean
 from llm_assets.pipeline import PipelineResource
 from llm_assets.registry.resource import RegistryResource
@@ -55,14 +55,10 @@ def build_jobs(settings: PipelineSettings) -> list[Job]:
             description="Has the wanted version served, where it is not.",
             tags=tags,
         ),
+        build_experiment(settings),
         rollback,
         cleaning,
     ]
-
-
-def asset_key(settings: PipelineSettings, name: str) -> AssetKey:
-    """The key of one of the pipeline's assets."""
-    return AssetKey([settings.key_prefix, name] if settings.key_prefix else [name])
 
 
 def training_config(overrides: dict[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,6 @@ import os
 import smtplib
 from collections.abc import Callable
 from email.message import EmailMessage
-from typing import Any
 
 import httpx
 from dagster import (
@@ -20,7 +19,7 @@ from dagster import (
 from artifacts.errors import UserError
 from artifacts.progress import Report
 from artifacts.store.store import Store, layout
-from llm_assets.assets.stage import user_faults
+from llm_assets.assets.stage import failure_reason, user_faults
 from llm_assets.automation.launched import Runs
 from llm_assets.config import PipelineSettings
 from llm_assets.notification_settings import EmailSettings, NotificationSettings
@@ -69,15 +68,9 @@ def _failure(context: RunStatusSensorContext) -> str:
     run = context.dagster_run
     events = context.instance.all_logs(run.run_id, of_type=DagsterEventType.STEP_FAILURE)
     failed = [event.dagster_event for event in events if event.dagster_event]
-    reasons = [_reason(event) for event in failed] or [context.dagster_event.message or ""]
+    reasons = [f"{one.step_key}: {failure_reason(one.step_failure_data)}" for one in failed]
+    reasons = reasons or [context.dagster_event.message or ""]
     return f"run {run.run_id[:8]} ({run.job_name}) failed. " + " ".join(reasons)
-
-
-def _reason(event: Any) -> str:
-    data = event.step_failure_data
-    said = data.user_failure_data.description if data.user_failure_data else None
-    cause = data.error.cause or data.error if data.error else None
-    return f"{event.step_key}: {said or (cause.message.strip() if cause else 'no reason given')}"
 
 
 def _verdict(context: RunStatusSensorContext) -> str | None:

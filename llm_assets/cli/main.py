@@ -94,11 +94,41 @@ def status(as_json: bool) -> None:
 
 
 @commands.command()
-def run() -> None:
+@click.option("--rebuild", multiple=True, metavar="ASSET", help="Make it again, changed or not.")
+def run(rebuild: tuple[str, ...]) -> None:
     """Materialize the whole graph and show what came out."""
     from llm_assets.cli.run import run_pipeline
 
-    sys.exit(run_pipeline(verbose=os.environ.get("V", "0") not in ("", "0")))
+    sys.exit(run_pipeline(os.environ.get("V", "0") not in ("", "0"), rebuild))
+
+
+@commands.command()
+@click.argument("file", required=False, type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--set", "assignments", multiple=True, metavar="KEY=A,B,C", help="Values to try.")
+@json_option
+def experiment(file: Path | None, assignments: tuple[str, ...], as_json: bool) -> None:
+    """Train with other settings side by side, and show which is better.
+
+    All combinations of the values that --set and FILE (a YAML mapping of keys to lists) name are
+    tried. What is equal is made once; nothing is promoted or served.
+
+    \b
+    Example:
+      llm-assets experiment --set checkpoint.optimizer.learning_rate=3e-5,1e-4
+    """
+    from rich.console import Console
+
+    from llm_assets.cli.experiment import print_results, run_experiment
+    from llm_assets.experiments.trials import parse_changes, read_changes
+
+    changes = (read_changes(file) if file else {}) | parse_changes(assignments)
+    results = run_experiment(changes, quiet=as_json)
+    if as_json:
+        click.echo(json.dumps([one.model_dump(mode="json") for one in results], indent=2))
+    else:
+        print_results(Console(), results)
+    if any(one.verdict == "failed" for one in results):
+        sys.exit(1)
 
 
 @commands.command()

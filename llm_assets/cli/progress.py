@@ -8,9 +8,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from artifacts.shown import shown, shown_in_line
+from llm_assets.assets.stage import failure_reason, was_interrupted
 
 QUIET_INTERVAL_SECONDS = 10
-INTERRUPTIONS = ("DagsterExecutionInterruptedError", "KeyboardInterrupt")
 
 
 class Progress:
@@ -72,12 +72,10 @@ class Progress:
 
     def _fail(self, step: str, event: Any) -> None:
         data = event.step_failure_data
-        if data.error and data.error.cls_name in INTERRUPTIONS:
+        if was_interrupted(data):
             self.interrupted = True
             return
-        message = data.user_failure_data.description if data.user_failure_data else None
-        message = message or _innermost(data.error)
-        self._print(f"[red]✗[/] {step:<17} {escape(shown(message))}")
+        self._print(f"[red]✗[/] {step:<17} {escape(shown(failure_reason(data)))}")
 
     def _check(self, evaluation: Any) -> None:
         if not evaluation.passed:
@@ -96,12 +94,3 @@ class Progress:
     def _print(self, line: str) -> None:
         self._last_printed = time.monotonic()
         self._console.print(line, soft_wrap=True, highlight=False)
-
-
-def _innermost(error: Any) -> str:
-    """The message of the error that caused the others; Dagster's own names only the step."""
-    if error is None:
-        return "failed without a reason"
-    while error.cause or error.context:
-        error = error.cause or error.context
-    return str(error.message).strip()

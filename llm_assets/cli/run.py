@@ -3,36 +3,50 @@
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TextIO
 
-from dagster import AssetKey, DagsterInstance, Definitions, ExecuteInProcessResult
+from dagster import AssetKey, DagsterInstance, Definitions, ExecuteInProcessResult, JobDefinition
 from rich.console import Console
 from rich.markup import escape
 
 from artifacts.errors import UserError
 from artifacts.leases.holder import describe_holder
 from artifacts.storage.machine import make_private
-from llm_assets.automation.jobs import asset_key
-from llm_assets.automation.launched import PIPELINE_TAG, PROCESS_TAG
+from llm_assets.assets.stage import asset_key
+from llm_assets.automation.launched import ASSET_JOB, PIPELINE_TAG, PROCESS_TAG
 from llm_assets.cli.progress import Progress
 from llm_assets.cli.session import use_this_folders_history
 from llm_assets.cli.summary import print_summary
 from llm_assets.config import PipelineSettings, config_path, load_settings
+from llm_assets.pipeline import REBUILD_TAG
 from llm_assets.preflight import preflight
 
 LOG_FOLDER = Path(".llm_assets/logs")
+REBUILT = (
+    *("raw_corpus", "clean_corpus", "tokenized_shards"),
+    *("base_model", "checkpoint", "eval_metrics", "model_version"),
+)
+"""All assets that are kept in the store; the endpoint is made each time."""
 INTERRUPTED = "Interrupted. Nothing is lost: the same command goes on from here."
 
 
-def run_pipeline(verbose: bool) -> int:
+def run_pipeline(verbose: bool, rebuild: Sequence[str] = ()) -> int:
     """Make every asset and print the summary; returns the exit code.
 
-    Dagster's own log goes to a file, or to the terminal with `verbose`.
+    Args:
+        verbose: sends Dagster's own log to the terminal instead of a file.
+        rebuild: assets that are made again although nothing changed.
+
+    Raises:
+        UserError: one of these is none that can be.
     """
+    if unknown := set(rebuild) - set(REBUILT):
+        raise UserError(f"{', '.join(unknown)}: nothing to make again; name {', '.join(REBUILT)}.")
     path = config_path()
     settings = load_settings(path)
     use_this_folders_history()
@@ -49,7 +63,11 @@ def run_pipeline(verbose: bool) -> int:
 
         progress = Progress(console, _assets_in_order(defs))
         with progress:
-            result = _execute(defs, progress, settings.name)
+            job = defs.resolve_job_def(ASSET_JOB)
+            # Named one by one, since the UI shows what is named as the run's target.
+            every = list(defs.resolve_asset_graph().materializable_asset_keys)
+            tags = {REBUILD_TAG: ",".join(rebuild)} if rebuild else {}
+            result = _execute(job, progress, settings.name, every, tags=tags)
         if result is None or progress.interrupted:
             console.print(f"\n{INTERRUPTED}")
             return 130
@@ -73,19 +91,45 @@ def materialize_assets(
     Raises:
         UserError: one of them failed, or the run was interrupted; the message names the log.
     """
+    keys = [asset_key(settings, name) for name in assets]
+    result, log_path = _run_in_this_process(settings, ASSET_JOB, keys, run_config)
+    if not result.success:
+        raise UserError(f"The run failed; the same command goes on from here. Its log: {log_path}")
+
+
+def run_job(
+    settings: PipelineSettings, name: str, run_config: dict[str, Any], quiet: bool = False
+) -> ExecuteInProcessResult:
+    """Run a job of one step in this process; raises UserError where it was interrupted.
+
+    Args:
+        quiet: leaves the terminal to what the caller prints.
+    """
+    result, _ = _run_in_this_process(settings, name, None, run_config, quiet)
+    return result
+
+
+def _run_in_this_process(
+    settings: PipelineSettings,
+    name: str,
+    assets: Sequence[AssetKey] | None,
+    run_config: dict[str, Any] | None,
+    quiet: bool = False,
+) -> tuple[ExecuteInProcessResult, Path]:
+    """The result of a job, of which some assets may be chosen, and the log of it."""
     use_this_folders_history()
     log_path = _log_path()
     with _terminal(log_path, verbose=False) as terminal:
         from llm_assets.definitions import defs
 
-        progress = Progress(Console(file=terminal), _assets_in_order(defs))
-        keys = [asset_key(settings, name) for name in assets]
+        job = defs.resolve_job_def(name)
+        steps = _assets_in_order(defs) if name == ASSET_JOB else [one.name for one in job.nodes]
+        progress = Progress(Console(file=terminal, quiet=quiet), steps)
         with progress:
-            result = _execute(defs, progress, settings.name, keys, run_config)
+            result = _execute(job, progress, settings.name, assets, run_config)
     if result is None or progress.interrupted:
         raise UserError(INTERRUPTED)
-    if not result.success:
-        raise UserError(f"The run failed; the same command goes on from here. Its log: {log_path}")
+    return result, log_path
 
 
 def _log_path() -> Path:
@@ -93,11 +137,12 @@ def _log_path() -> Path:
 
 
 def _execute(
-    defs: Definitions,
+    job: JobDefinition,
     progress: Progress,
     pipeline: str,
     assets: Sequence[AssetKey] | None = None,
     run_config: dict[str, Any] | None = None,
+    tags: Mapping[str, str] = MappingProxyType({}),
 ) -> ExecuteInProcessResult | None:
     from dagster import DagsterExecutionInterruptedError
     from dagster._core.utils import make_new_run_id
@@ -106,13 +151,13 @@ def _execute(
     with DagsterInstance.get() as instance:
         instance.add_event_listener(run_id, progress.handle)
         try:
-            return defs.resolve_implicit_global_asset_job_def().execute_in_process(
+            return job.execute_in_process(
                 instance=instance,
                 run_id=run_id,
                 raise_on_error=False,
                 asset_selection=assets,
                 run_config=run_config,
-                tags={PIPELINE_TAG: pipeline, PROCESS_TAG: describe_holder()},
+                tags={PIPELINE_TAG: pipeline, PROCESS_TAG: describe_holder(), **tags},
             )
         except (KeyboardInterrupt, DagsterExecutionInterruptedError):
             return None
@@ -121,7 +166,8 @@ def _execute(
 def _assets_in_order(defs: Definitions) -> list[str]:
     """The names of their steps, which have no prefix."""
     graph = defs.resolve_asset_graph()
-    return [key.path[-1] for key in graph.toposorted_asset_keys]
+    made = graph.materializable_asset_keys
+    return [key.path[-1] for key in graph.toposorted_asset_keys if key in made]
 
 
 @contextmanager

@@ -73,6 +73,13 @@ class Comparison(BaseModel):
             return self.low if self.higher_is_better else None
         return -self.high
 
+    @property
+    def largest_gain(self) -> float | None:
+        """The gain at the other bound; None for no bound."""
+        if self.higher_is_better or self.low is None:
+            return self.high if self.higher_is_better else None
+        return -self.low
+
 
 class Quantization(BaseModel):
     """What the candidate loses by the format that it would serve in."""

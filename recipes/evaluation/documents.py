@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from artifacts.errors import UserError
 from artifacts.shards.documents import list_documents, read_tokens
-from artifacts.shards.format import ShardStats
+from artifacts.shards.format import ShardStats, Split
 from artifacts.shards.shard_set import ShardSet
 from artifacts.storage.checksums import sha256_of
 from recipes.evaluation.settings import EvaluationSettings
@@ -64,9 +64,13 @@ class Document:
 
 
 def held_out_documents(
-    folder: Path, stats: ShardStats, tokenizer: Tokenizer, settings: EvaluationSettings
+    folder: Path,
+    stats: ShardStats,
+    tokenizer: Tokenizer,
+    settings: EvaluationSettings,
+    split: Split = "held_out",
 ) -> list[Document]:
-    """Documents of the held-out split, in the order of a hash of their cluster.
+    """Documents of the held-out or another split, in the order of a hash of their cluster.
 
     Clusters come one after another until the settings' limits are reached, so a smaller limit takes
     a subset of what a larger one takes. Only what is taken is read.
@@ -74,7 +78,7 @@ def held_out_documents(
     Raises:
         UserError: the split is empty.
     """
-    shards = ShardSet(folder, stats, "held_out")
+    shards = ShardSet(folder, stats, split)
     limit, least = settings.held_out_tokens, settings.minimum_documents
     return _read(shards, list_documents(shards), limit, least, tokenizer, settings)
 
@@ -93,10 +97,14 @@ def in_rounds(documents: Sequence[Document], settings: EvaluationSettings) -> li
 
 
 def newest_documents(
-    folder: Path, stats: ShardStats, tokenizer: Tokenizer, settings: EvaluationSettings
+    folder: Path,
+    stats: ShardStats,
+    tokenizer: Tokenizer,
+    settings: EvaluationSettings,
+    split: Split = "held_out",
 ) -> list[Document]:
-    """Held-out documents of the newest slice that has any; none while there is one slice only."""
-    shards = ShardSet(folder, stats, "held_out")
+    """Those of the newest slice that has any; none while there is one slice only."""
+    shards = ShardSet(folder, stats, split)
     listed = list_documents(shards)
     newest = pc.max(listed["slice"])
     if pc.min(listed["slice"]) == newest:

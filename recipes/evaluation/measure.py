@@ -48,8 +48,8 @@ from recipes.evaluation.spec import EvaluationSpec
 from recipes.evaluation.tasks import digest_tasks
 from recipes.spec import RESULT_NAME
 
-NEWEST_TASK = "held_out_newest"
-"""The newest slice of held-out text by itself: what was learnt of the text that arrived last."""
+NEWEST = "_newest"
+"""Ends the name of the newest slice by itself: what was learnt of the text that arrived last."""
 TASKS_NAME = "task_scores.parquet"
 MULTIPLE_CHOICE_FOLDER = "multiple_choice"
 
@@ -170,18 +170,19 @@ def read_data(spec: EvaluationSpec, scorer: Scorer | None = None) -> Data:
 
     settings = spec.settings
     tokenizer = models.load_tokenizer(Path(spec.base.path))
-    budget = held_out_documents(Path(spec.shards), spec.shard_stats, tokenizer, settings)
+    shards = (Path(spec.shards), spec.shard_stats, tokenizer, settings, spec.split)
+    budget = held_out_documents(*shards)
     metric = _metric(spec, scorer)
     # Figures of examples are no sums over rounds, so they are measured at once.
     rounds = in_rounds(budget, settings) if spec.question and metric == BITS_PER_BYTE else [budget]
-    held_out, *later = rounds
-    tasks = {HELD_OUT_TASK: held_out}
+    first, *later = rounds
+    tasks: dict[str, list[Document]] = {spec.split: first}
     if metric.has_general:
         tasks["general"] = general_documents(
             tokenizer, spec.shard_stats, settings.general_tokens, settings.seed
         )
-    if newest := newest_documents(Path(spec.shards), spec.shard_stats, tokenizer, settings):
-        tasks[NEWEST_TASK] = newest
+    if newest := newest_documents(*shards):
+        tasks[f"{spec.split}{NEWEST}"] = newest
     task_folders = [Path(settings.task_folder)] if settings.task_folder else []
     lm_eval_tasks = settings.lm_eval_tasks
     if settings.multiple_choice.questions:
@@ -198,14 +199,14 @@ def read_data(spec: EvaluationSpec, scorer: Scorer | None = None) -> Data:
     }
     return Data(
         tasks=tasks,
-        prompts=held_out[: settings.generation.samples],
+        prompts=first[: settings.generation.samples],
         task_folders=task_folders,
         lm_eval_tasks=lm_eval_tasks,
         summaries=settings.summaries,
         metric=metric,
         fingerprint=hash_json(identity),
         share=len(budget)
-        / sum(shard.documents for shard in spec.shard_stats.shards if shard.split == "held_out"),
+        / sum(shard.documents for shard in spec.shard_stats.shards if shard.split == spec.split),
         later=tuple(later),
     )
 
@@ -220,19 +221,22 @@ def _contamination(data: Data, spec: EvaluationSpec, report: Report) -> dict[str
     length = spec.settings.contamination_tokens
     if not length:
         return None
-    held_out = data.tasks[HELD_OUT_TASK]
-    found = find_contamination(held_out, Path(spec.shards), spec.shard_stats, length)
+    found = find_contamination(data.tasks[spec.split], Path(spec.shards), spec.shard_stats, length)
+    measured = spec.split.replace("_", "-")
     report(
-        f"{found['mean_share']:.1%} of the held-out runs of {length} tokens stand in the training "
-        f"rows; {found['mostly_trained_on']} of {found['documents']} documents do for the most part"
+        f"{found['mean_share']:.1%} of the {measured} runs of {length} tokens stand in the "
+        f"training rows; {found['mostly_trained_on']} of {found['documents']} documents do for the "
+        "most part"
     )
     return found
 
 
 def _write_multiple_choice(spec: EvaluationSpec, tokenizer: Any) -> Path:
-    """Make the multiple-choice set from the whole held-out split; returns its folder."""
+    """Make the multiple-choice set from the whole split; returns its folder."""
     everything = spec.settings.model_copy(update={"held_out_tokens": None, "document_tokens": None})
-    documents = held_out_documents(Path(spec.shards), spec.shard_stats, tokenizer, everything)
+    documents = held_out_documents(
+        Path(spec.shards), spec.shard_stats, tokenizer, everything, spec.split
+    )
     folder = Path(spec.output) / MULTIPLE_CHOICE_FOLDER
     write_task(make_questions(documents, tokenizer, spec.settings.multiple_choice), folder)
     return folder

@@ -12,7 +12,7 @@ from artifacts.cache import cache_key, read_cached, write_cached
 from artifacts.progress import Report
 from recipes.evaluation.documents import Document, check_tokenizer, check_vocabulary
 from recipes.evaluation.examples import Scorer
-from recipes.evaluation.results import HELD_OUT_TASK, Data, Scores
+from recipes.evaluation.results import Data, Scores
 from recipes.evaluation.settings import ModelSource
 from recipes.evaluation.spec import EvaluationSpec
 from recipes.evaluation.summaries import score_summaries
@@ -68,7 +68,7 @@ def _scored_examples(
             f"{role}: {scorer.metric.unit} {of_task.mean():.4f} on {len(of_task)} {task} examples"
         )
     figures = {f"{task}_{name}": v for task in found for name, v in found[task].figures.items()}
-    main = found[HELD_OUT_TASK]
+    main = found[spec.split]
     return Scores(values, main.samples, others, figures, main.details)
 
 
@@ -86,8 +86,8 @@ def _measured_bits(
             bits[task] = _score_task(model, role, task, documents, spec, report)
     figures = {}
     if spec.shard_stats.form == "conversations":
-        predicted = sum(document.predicted for document in data.tasks[HELD_OUT_TASK])
-        figures["held_out_perplexity"] = 2.0 ** float(bits[HELD_OUT_TASK].sum() / predicted)
+        predicted = sum(document.predicted for document in data.tasks[spec.split])
+        figures[f"{spec.split}_perplexity"] = 2.0 ** float(bits[spec.split].sum() / predicted)
     return Scores(bits, *_written(model, role, data, spec, report), figures)
 
 

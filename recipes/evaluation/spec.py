@@ -1,5 +1,7 @@
 """What the evaluation program is told."""
 
+from typing import Literal
+
 from artifacts.settings import Settings
 from artifacts.shards.format import ShardStats
 from recipes.evaluation.settings import EvaluationSettings, Folder, ModelSource, Question
@@ -29,5 +31,8 @@ class EvaluationSpec(Settings):
     """What to measure."""
     recipe: RecipeSettings = ContinuedPretrainingSettings()
     """The recipe that the candidate was trained by, which says how it is scored."""
+    split: Literal["held_out", "validation"] = "held_out"
+    """Which documents the models are measured on; the tasks are called after it. Held-out text is
+    for the gate alone, validation text for whoever chooses settings."""
     question: Question | None = None
     """Ends the measuring when it is answered; None measures all that the settings allow."""

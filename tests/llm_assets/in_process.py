@@ -6,11 +6,18 @@ process, and one Spark session for as long as the process lives.
 
 import json
 import signal
+from collections.abc import Mapping
 from pathlib import Path
 from signal import SIGINT, SIGTERM
 from typing import Any
 
-from dagster import AssetExecutionContext, AssetSelection, DagsterInstance, Definitions
+from dagster import (
+    AssetExecutionContext,
+    AssetSelection,
+    DagsterInstance,
+    DagsterRunStatus,
+    Definitions,
+)
 
 from llm_assets.config import load_settings
 from llm_assets.definitions import build_definitions
@@ -24,7 +31,13 @@ from spark_jobs.tokenize import job as tokenize
 from tests.conftest import Project
 
 
-def ask(project: Project, select: str, run_config: Any = None, **resources: Any) -> str:
+def ask(
+    project: Project,
+    select: str,
+    run_config: Any = None,
+    tags: Mapping[str, str] | None = None,
+    **resources: Any,
+) -> str:
     """Materialize in this process: what the step that failed says, or nothing."""
     defs = build_definitions(load_settings(project.config), str(project.config))
     defs = Definitions(
@@ -37,6 +50,7 @@ def ask(project: Project, select: str, run_config: Any = None, **resources: Any)
     with DagsterInstance.ephemeral() as instance:
         result = defs.resolve_implicit_global_asset_job_def().execute_in_process(
             run_config=run_config,
+            tags=tags,
             asset_selection=list(keys),
             instance=instance,
             raise_on_error=False,
@@ -47,6 +61,22 @@ def ask(project: Project, select: str, run_config: Any = None, **resources: Any)
         return str(fault.description)
     assert result.success
     return ""
+
+
+def run_job(
+    project: Project, name: str, run_config: Any, instance: DagsterInstance, **resources: Any
+) -> DagsterRunStatus:
+    """Run one of the pipeline's jobs in this process: how it ended."""
+    defs = build_definitions(load_settings(project.config), str(project.config))
+    defs = Definitions(
+        assets=defs.assets, jobs=defs.jobs, resources={**(defs.resources or {}), **resources}
+    )
+    ended = defs.resolve_job_def(name).execute_in_process(
+        run_config=run_config, instance=instance, raise_on_error=False
+    )
+    run = instance.get_run_by_id(ended.run_id)
+    assert run is not None
+    return run.status
 
 
 class LastingSpark(LocalSparkRunner):

@@ -116,7 +116,7 @@ def test_sensors_are_on_where_the_pipeline_file_says_so(project: Project) -> Non
 
 def test_jobs_of_the_launchpad_are_filled_in(project: Project) -> None:
     defs = define(project)
-    jobs = {"retraining", "evaluation", "redeployment", "rollback", "cleaning"}
+    jobs = {"retraining", "evaluation", "experiment", "redeployment", "rollback", "cleaning"}
     assert jobs <= {job.name for job in defs.resolve_all_job_defs()}
     retraining = defs.resolve_job_def("retraining")
     assert retraining.run_config == {
@@ -149,7 +149,7 @@ def test_every_asset_has_a_check_and_a_group_of_its_pipeline(project: Project) -
     defs = define(project)
     graph = defs.resolve_asset_graph()
     checked = {key.asset_key for key in graph.asset_check_keys}
-    assert checked == set(defs.resolve_all_asset_keys())
+    assert checked == graph.materializable_asset_keys
     specs = {spec.key.to_user_string(): spec for spec in defs.resolve_all_asset_specs()}
     assert {spec.group_name for spec in specs.values()} == {"manual"}
     columns = specs["clean_corpus"].metadata["dagster/column_schema"].columns

@@ -1,0 +1,1 @@
+"""Which settings make the better model? Tried side by side, and nothing is promoted."""

@@ -1,0 +1,137 @@
+"""Two settings tried side by side, on the real graph."""
+
+import io
+import json
+from typing import Any
+
+import pytest
+from dagster import AssetKey, DagsterInstance, DagsterRunStatus
+from rich.console import Console
+
+from llm_assets.cli.experiment import print_results
+from llm_assets.experiments.result import TrialResult, finding
+from llm_assets.gate.settings import GateSettings
+from llm_assets.gate.verdict import Comparison
+from llm_assets.registry.local import LocalRegistry
+from tests.conftest import Project
+from tests.llm_assets.in_process import TrainingHere, run_job
+
+RATE = "checkpoint.optimizer.learning_rate"
+USUAL, SMALL = f"{RATE}=0.01", f"{RATE}=0.0001"
+
+
+def experiment(
+    project: Project, instance: DagsterInstance, rates: list[object]
+) -> DagsterRunStatus:
+    config = {"ops": {"trials": {"config": {"settings": {RATE: rates}}}}}
+    return run_job(project, "experiment", config, instance, training=TrainingHere())
+
+
+def results(instance: DagsterInstance) -> dict[str, TrialResult]:
+    """What the partitions of the asset `experiments` hold."""
+    records = instance.fetch_materializations(AssetKey("experiments"), limit=100).records
+    newest_last = [one.asset_materialization for one in reversed(records)]
+    found = {
+        one.partition or "": TrialResult.model_validate(one.metadata["result"].value)
+        for one in newest_last
+        if one
+    }
+    assert set(found) == set(instance.get_dynamic_partitions("manual_trials"))
+    return found
+
+
+def test_two_settings_share_what_is_equal_and_nothing_is_promoted(with_shards: Project) -> None:
+    before = LocalRegistry(with_shards.folder / "store", "manual").state()
+    with DagsterInstance.ephemeral() as instance:
+        assert experiment(with_shards, instance, [0.01, 0.0001]) is DagsterRunStatus.SUCCESS
+        usual, small = (results(instance)[name] for name in (USUAL, SMALL))
+
+        assert usual.made == small.made == ("checkpoint", "trial_metrics")
+        # A tenth of 240 documents is validation text.
+        assert usual.verdict == "too few documents" and 0 < usual.documents < 30
+        assert usual.reference == "base"
+        assert usual.gain and small.gain and usual.gain > small.gain
+        assert usual.gain_low and usual.gain_high
+        assert usual.gain_low < usual.gain < usual.gain_high
+
+        assert experiment(with_shards, instance, [0.01, 0.0001]) is DagsterRunStatus.SUCCESS
+        assert {one.made for one in results(instance).values()} == {()}
+
+    assert LocalRegistry(with_shards.folder / "store", "manual").state() == before
+    assert with_shards.record.history().assets == {}
+    assert not (with_shards.folder / "store" / "endpoint").exists()
+
+
+@pytest.mark.parametrize(
+    ("difference", "clusters", "verdict"),
+    [
+        ((-0.3, -0.2, -0.1), 40, "better"),
+        ((-0.3, -0.1, 0.1), 40, "not told apart"),
+        ((0.1, 0.2, 0.3), 40, "worse"),
+        ((-0.3, -0.2, -0.1), 29, "too few documents"),
+        ((-0.0003, -0.0002, -0.0001), 40, "not told apart"),
+    ],
+)
+def test_a_gain_is_told_by_its_bounds_and_has_to_matter(
+    difference: tuple[float, float, float], clusters: int, verdict: str
+) -> None:
+    low, value, high = difference
+    bits = {"unit": "bits per byte", "higher_is_better": False}
+    share = {"unit": "share", "higher_is_better": True}
+    common: dict[str, Any] = {
+        "task": "validation",
+        "reference": "incumbent",
+        "level": 0.01,
+        "documents": clusters,
+        "clusters": clusters,
+    }
+    gate = GateSettings(smallest_effect=0.001)
+    found = Comparison(difference=value, low=low, high=high, **bits, **common)
+    turned = Comparison(difference=-value, low=-high, high=-low, **share, **common)
+    assert finding(found, gate) == finding(turned, gate) == verdict
+
+
+def test_a_trial_that_fails_is_a_row_and_the_others_go_on(project: Project) -> None:
+    (project.folder / "text").rename(project.folder / "gone")
+    with DagsterInstance.ephemeral() as instance:
+        assert experiment(project, instance, [0.01, 0.02]) is DagsterRunStatus.FAILURE
+        found = results(instance)
+    assert {one.verdict for one in found.values()} == {"failed"} and len(found) == 2
+    assert "raw_corpus: " in found[USUAL].reason and "matches no file" in found[USUAL].reason
+
+
+def test_the_table_has_a_row_a_trial_the_best_first() -> None:
+    console = Console(width=200, record=True, file=io.StringIO())
+    some: dict[str, Any] = {"reference": "incumbent", "metric": "bits_per_byte", "documents": 40}
+    worse = TrialResult(trial="a=1", verdict="worse", score=1.1, gain=-0.1, **some)
+    better = TrialResult(
+        trial="a=2",
+        verdict="better",
+        score=0.9,
+        gain=0.1,
+        gain_low=0.05,
+        gain_high=0.2,
+        training_seconds=90,
+        cost=0.25,
+        made=("checkpoint",),
+        **some,
+    )
+    failed = TrialResult(trial="a=3", verdict="failed", reason="no [memory]")
+    print_results(console, sorted([failed, worse, better], key=lambda one: -(one.gain or -9)))
+    text = console.export_text()
+    lines = [line for line in text.splitlines() if line.startswith("a=")]
+    assert [line.split()[0] for line in lines] == ["a=2", "a=1", "a=3"]
+    assert "+0.0500 to +0.2000" in lines[0] and "1 min 30 s" in lines[0] and "0.25" in lines[0]
+    assert "failed: no [memory]" in lines[2]
+    assert "40 independent validation documents" in text and "Nothing was promoted" in text
+
+
+@pytest.mark.soak
+def test_the_command_prints_what_came_of_it(with_shards: Project) -> None:
+    ended = with_shards.run("llm-assets", "experiment", "--set", f"{RATE}=0.01,0.0001", "--json")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    best, other = json.loads(ended.stdout)
+    assert (best["trial"], other["trial"]) == (USUAL, SMALL)
+    assert best["made"] == other["made"] == ["checkpoint", "trial_metrics"]
+    shown = with_shards.run("llm-assets", "experiment", "--set", f"{RATE}=0.01,0.0001")
+    assert shown.returncode == 0 and "validation documents" in shown.stdout

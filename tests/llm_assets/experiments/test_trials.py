@@ -1,0 +1,88 @@
+"""What an experiment may try, and what is refused before any work."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from artifacts.errors import UserError
+from llm_assets.cli.main import commands
+from llm_assets.experiments.trials import parse_changes, plan_trials, read_changes
+from tests.conftest import Project, make_project
+
+RATE = "checkpoint.optimizer.learning_rate"
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return make_project(tmp_path / "project", base_model=tmp_path, documents=1)
+
+
+def test_all_combinations_are_tried_each_under_a_name_that_says_them(project: Project) -> None:
+    changes = parse_changes([f"{RATE}=0.01,1e-3", "checkpoint.seed=1,2"])
+    assert [trial.name for trial in plan_trials(project.config, changes)] == [
+        f"{RATE}=0.01 checkpoint.seed=1",
+        f"{RATE}=0.01 checkpoint.seed=2",
+        f"{RATE}=1e-3 checkpoint.seed=1",
+        f"{RATE}=1e-3 checkpoint.seed=2",
+    ]
+
+
+def test_a_file_names_the_same(project: Project) -> None:
+    file = project.folder / "rates.yaml"
+    file.write_text(f"{RATE}: [0.01, 0.001]\n")
+    assert read_changes(file) == parse_changes([f"{RATE}=0.01,0.001"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({}, "Nothing is tried"),
+        ({RATE: []}, f"{RATE}: give a list with at least one value, not \\[\\]"),
+        ({RATE: 0.01}, f"{RATE}: give a list"),
+        ({RATE: [0.01, 0.01]}, f"{RATE}: a value stands twice in 0.01, 0.01"),
+        ({RATE: [0.01, "fast"]}, f"{RATE}=fast has wrong settings:\\n  {RATE}: .*got 'fast'"),
+        ({"checkpoint.optimzer.learning_rate": [1]}, "did you mean `optimizer`"),
+        ({"checkpoint.budget.steps.first": [1]}, "`steps` has no keys of its own"),
+        ({"endpoint.port": [1, 2]}, "endpoint.port: an experiment changes what decides a model"),
+        ({"checkpoint.seed": list(range(101))}, "101 combinations, and 100 are the most"),
+    ],
+)
+def test_what_cannot_be_tried_is_named(
+    project: Project, changes: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(UserError, match=told):
+        plan_trials(project.config, changes)
+
+
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [
+        ([RATE], "sets nothing"),
+        (["=1"], "sets nothing"),
+        (["a=1", "a=2"], "a is set twice"),
+        ([f"{RATE}=[1"], "is no list of values"),
+    ],
+)
+def test_what_is_no_assignment_is_named(typed: list[str], told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        parse_changes(typed)
+
+
+@pytest.mark.parametrize("content", ["- 1", "key: [", "1: [2]"])
+def test_a_file_of_another_form_is_named(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "rates.yaml"
+    file.write_text(content)
+    with pytest.raises(UserError, match=r"rates\.yaml"):
+        read_changes(file)
+
+
+def test_the_command_refuses_before_any_work(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLM_ASSETS_CONFIG", str(project.config))
+    monkeypatch.chdir(project.folder)
+    told = CliRunner().invoke(commands, ["experiment", "--set", "checkpoint.sede=1,2"])
+    assert isinstance(told.exception, UserError) and "did you mean `seed`" in str(told.exception)
+    assert not (project.folder / "store").exists()
