@@ -160,18 +160,33 @@ class CleanCorpusSettings(Settings):
         return {key: value for key, value in self.content().items() if key not in apart}
 
 
-class SourceMix(Settings):
-    """How much of one source is trained on; validation and held-out text are never sampled."""
+MAXIMUM_WEIGHT = 100.0
+"""Times that a source may be seen; more teaches it by heart."""
 
-    weight: float = Field(default=1, ge=0, le=100)
+
+class SourceMix(Settings):
+    """How much of one source is trained on; validation and held-out text are never sampled.
+
+    One of these at most; documents are chosen by hashes of their ids.
+    """
+
+    weight: float = Field(default=1, ge=0, le=MAXIMUM_WEIGHT)
     """Times that the source is seen: 0.5 takes half its documents, 2 takes each twice."""
     token_budget: int | None = Field(default=None, ge=1)
-    """About how many tokens to take instead, in place of a weight."""
+    """About how many tokens to take."""
+    share: float | None = Field(default=None, gt=0, lt=1)
+    """About which share of all training tokens to make it, seen as often as that takes."""
+    documents: int | None = Field(default=None, ge=1)
+    """About how many documents to take at most."""
+    bytes: int | None = Field(default=None, ge=1)
+    """About how many bytes of text to take at most."""
 
     @model_validator(mode="after")
-    def _one_of_two(self) -> "SourceMix":
-        if self.token_budget is not None and self.weight != 1:
-            raise ValueError("give a weight or a token_budget, not both")
+    def _one_of_all(self) -> "SourceMix":
+        given = [name for name in type(self).model_fields if getattr(self, name) is not None]
+        if len(given) - (self.weight == 1) > 1:
+            given = [name for name in given if name != "weight" or self.weight != 1]
+            raise ValueError(f"give one of {' and '.join(given)}, not several")
         return self
 
 
@@ -204,7 +219,8 @@ class TokenizedShardsSettings(Settings):
     """`concatenate` cuts documents at the row's end, without padding; `best_fit` keeps them whole
     where they fit, with a little padding."""
     mixing: dict[str, SourceMix] = Field(default_factory=dict)
-    """Source name to how much of it is trained on; sources not named are taken once."""
+    """Source name to how much of it is trained on; sources not named are taken once. What is left
+    out is counted as `not_sampled`."""
     fraction: float = Field(default=1, gt=0, le=1)
     """Share of all training documents that is used, chosen by hash, for trying out on less."""
     decontamination: DecontaminationSettings = DecontaminationSettings()
@@ -222,6 +238,13 @@ class TokenizedShardsSettings(Settings):
 
     examples: ExampleSettings = ExampleSettings()
     """How examples of a task become rows; for the recipes that learn from examples."""
+
+    @model_validator(mode="after")
+    def _shares_leave_room(self) -> "TokenizedShardsSettings":
+        shares = [mix.share for mix in self.mixing.values() if mix.share is not None]
+        if sum(shares) > 1 + 1e-9:
+            raise ValueError(f"the shares in `mixing` add up to {sum(shares):g}, more than 1")
+        return self
 
     def row_tokens(self, form: Form) -> int:
         """Tokens in a row of a corpus of this form; a row holds one pair, or one labeled text."""

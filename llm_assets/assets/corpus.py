@@ -271,7 +271,7 @@ def _shard_metadata(stats: Mapping[str, Any]) -> dict[str, Any]:
         "padding_fraction": stats["padding_fraction"],
         "cut_documents": stats["cut_documents"],
         "cut_examples": stats["cut_examples"],
-        "left_out": table(["reason", "examples"], stats["left_out"].items()),
+        "left_out": table(["reason", "documents"], stats["left_out"].items()),
         "tokenizer_engine": stats["tokenizer_engine"],
         "splits": table(["split", "documents", "tokens", "rows"], rows),
         "tokens_by_source": table(["source", "tokens"], stats["tokens_by_source"].items()),

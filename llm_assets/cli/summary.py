@@ -99,7 +99,14 @@ def _corpus_lines(raw: Artifact, clean: Artifact, shards: Artifact) -> list[tupl
             f"{tokens:,} in {train:,} documents to train on, {validation:,} to validate, "
             f"{held_out:,} held out",
         ),
+        *_left_out(shards),
     ]
+
+
+def _left_out(shards: Artifact) -> list[tuple[str, str]]:
+    """What is in the corpus and in no shard; nothing where there is none."""
+    counts = [f"{n:,} {reason.replace('_', ' ')}" for reason, n in shards.stats["left_out"].items()]
+    return [("left out", ", ".join(counts))] if counts else []
 
 
 def _repeated(clean: Artifact) -> list[tuple[str, str]]:

@@ -19,6 +19,7 @@ from spark_jobs.decontaminate import overlap
 from spark_jobs.runtime.cache import cached_rows
 from spark_jobs.runtime.parquet import Part
 from spark_jobs.runtime.session import ARROW_BATCH_ROWS
+from spark_jobs.tokenize.mixing import mark_not_sampled
 from spark_jobs.tokenize.shards import EXCHANGED_SCHEMA, Plan
 from spark_jobs.tokenize.shuffle import ExchangeWriter
 from spark_jobs.tokenize.tokenizer import DocumentTokenizer, Engine, TokenizerFiles
@@ -245,7 +246,9 @@ def _choose(documents: pa.Table, found: np.ndarray, plan: Plan) -> tuple[pa.Tabl
     removed = (found > limit) & ~in_split(documents, "held_out")
     listed = documents.select(["id", "source", "cluster", "bytes", "split"])
     listed = listed.append_column("overlap", pa.array(found)).filter(pa.array(removed))
-    copies = np.where(removed, 0, plan.mixing.copies(documents))
+    copies = plan.mixing.copies(documents)
+    documents = mark_not_sampled(documents, copies)
+    copies = np.where(removed, 0, np.maximum(copies, 1))
     if np.all(copies == 1):
         return documents, listed
     rows = np.repeat(np.arange(len(copies)), copies)

@@ -82,8 +82,8 @@ def run(
         The fields of `ShardStats`, and `tokens`, `rows`, `documents` (split to count),
         `padding_fraction`, `cut_documents`, `tokens_by_source`, `absent_bytes` (bytes that the
         vocabulary cannot express), `tokenizer_engine`, `parity_sample`, `warnings`, `mixing`,
-        `left_out` (reason to examples), `cut_examples`, `removed_as_overlapping_held_out` (split to
-        documents).
+        `left_out` (reason to documents), `cut_examples`, `removed_as_overlapping_held_out` (split
+        to documents).
 
     Raises:
         UserError: there is no clean corpus or tokenizer, a split gets no document, nothing is left
@@ -146,6 +146,7 @@ def _plan(
         mixing, mixing_record = plan_mixing(
             settings,
             survey.source_bytes,
+            survey.source_documents,
             lambda: measure_bytes_per_token(files, choice.result()[0], survey.sample),
         )
         ngrams = _save_reference_ngrams(spark, spec, survey, scratch, report)

@@ -27,6 +27,8 @@ class Survey:
     sources: set[str]
     source_bytes: Counter[str]
     """Bytes of training text by source."""
+    source_documents: Counter[str]
+    """Training documents by source."""
     with_held_out: list[Part]
     """Parts with documents that are held out."""
     sample: list[str]
@@ -49,17 +51,20 @@ def survey_parts(parts: list[Part], settings: TokenizedShardsSettings) -> Survey
     documents: Counter[Split] = Counter()
     sizes: Counter[Split] = Counter()
     source_bytes: Counter[str] = Counter()
+    source_documents: Counter[str] = Counter()
     groups = [group for survey in surveys for group in survey.groups]
     for group in groups:
         documents[group["split"]] += group["documents"]
         sizes[group["split"]] += group["bytes"]
         if group["split"] == "train":
             source_bytes[group["source"]] += group["bytes"]
+            source_documents[group["source"]] += group["documents"]
     return Survey(
         documents=documents,
         bytes=sizes,
         sources={group["source"] for group in groups},
         source_bytes=source_bytes,
+        source_documents=source_documents,
         with_held_out=[
             part
             for part, survey in zip(parts, surveys, strict=True)

@@ -179,7 +179,10 @@ def test_mixing_and_fraction_change_training_text_alone_and_by_hash(
     assert set(seen) == {2, 3} and 2.3 < sum(seen) / len(seen) < 2.7
     assert 1_400 < mixed["tokens_by_source"]["manual"] - _unsampled(whole, "manual") < 2_600
     assert mixed["mixing"]["weights"]["wiki"] == 2.5
+    assert mixed["left_out"] == {"not_sampled": len(set(everything) - set(found))}
     fewer = documents_in(tmp_path / "half", half, "train")
+    assert half["left_out"] == {"not_sampled": len(everything) - len(fewer)}
+    assert whole["left_out"] == {}
     assert set(fewer) < set(everything)
     assert 0.35 < len(fewer) / len(everything) < 0.65
     for split in ("validation", "held_out"):

@@ -1,0 +1,60 @@
+"""How budgets, quotas and shares become weights, before any text is read."""
+
+from typing import Any
+
+import pytest
+
+from artifacts.errors import UserError
+from spark_jobs.settings import SourceMix, TokenizedShardsSettings
+from spark_jobs.tokenize.mixing import plan_mixing
+
+BYTES = {"manual": 6_000, "wiki": 3_000, "forum": 1_000}
+DOCUMENTS = {"manual": 60, "wiki": 10, "forum": 100}
+
+
+def weights(sizes: dict[str, int] = BYTES, **mixing: dict[str, Any]) -> dict[str, float]:
+    settings = TokenizedShardsSettings.model_validate({"mixing": mixing})
+    _, record = plan_mixing(settings, sizes, DOCUMENTS, lambda: 4.0)
+    found: dict[str, float] = record["weights"]
+    return found
+
+
+def test_quotas_take_at_most_what_there_is() -> None:
+    found = weights(manual={"documents": 15}, wiki={"bytes": 1_500}, forum={"documents": 1_000})
+    assert found == {"manual": 0.25, "wiki": 0.5, "forum": 1.0}
+
+
+def test_a_share_is_reached_beside_what_the_other_sources_bring() -> None:
+    found = weights(wiki={"share": 0.25}, forum={"share": 0.25}, manual={"weight": 0.5})
+    seen = {source: BYTES[source] * weight for source, weight in found.items()}
+    assert seen == {"manual": 3_000, "wiki": 1_500, "forum": 1_500}
+
+
+def test_shares_of_all_sources_take_no_document_twice() -> None:
+    found = weights(manual={"share": 0.5}, wiki={"share": 0.25}, forum={"share": 0.25})
+    assert found == {"manual": 0.333333, "wiki": 0.333333, "forum": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("mixing", "message"),
+    [
+        ({"wiki": {"share": 0.5}, "forum": {"share": 0.5}}, "leaves nothing for 'manual'"),
+        (
+            {"manual": {"share": 0.5}, "wiki": {"share": 0.2}, "forum": {"share": 0.2}},
+            "add up to 0.9, and not to 1",
+        ),
+        ({"forum": {"share": 0.99}}, "'forum' would be seen 891 times, more than 100"),
+    ],
+)
+def test_shares_that_cannot_be_reached_are_refused(mixing: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        weights(**mixing)
+
+
+def test_one_source_is_told_one_thing() -> None:
+    with pytest.raises(ValueError, match="give one of share and documents, not several"):
+        SourceMix(share=0.2, documents=5)
+    with pytest.raises(ValueError, match="give one of weight and token_budget, not several"):
+        SourceMix(weight=2, token_budget=5)
+    with pytest.raises(ValueError, match=r"add up to 1\.2, more than 1"):
+        TokenizedShardsSettings(mixing={"a": SourceMix(share=0.6), "b": SourceMix(share=0.6)})
