@@ -14,7 +14,8 @@ from openlineage.client.serde import Serde
 
 from artifacts.store.manifest import Manifest
 
-PRODUCER = "https://pypi.org/project/llm-assets"
+PRODUCER = "urn:llm-assets:lineage"
+"""Who says so: a name, since the specification wants a URI and this program has no address."""
 
 
 def lineage_events(pipeline: str, manifests: Iterable[Manifest]) -> Iterator[str]:

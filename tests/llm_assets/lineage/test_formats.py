@@ -1,6 +1,7 @@
 """A version's manifests in other tools' formats, each checked by that format's own library."""
 
 import json
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,15 @@ def test_every_artifact_is_an_event_whose_inputs_are_outputs_of_others() -> None
     }
     assert read - made == {("manual", "content")}
     assert all(event["schemaURL"] == RunEvent._get_schema() for event in events)
+
+
+def test_the_producer_is_a_uri_that_names_no_host() -> None:
+    (line,) = lineage_events("manual", [MANIFESTS["raw_corpus"]])
+    event = json.loads(line)
+    (output,) = event["outputs"]
+    for producer in (event["producer"], output["facets"]["version"]["_producer"]):
+        # RFC 8141: a name is `urn:`, a namespace and what is named in it.
+        assert re.fullmatch(r"urn:[a-z0-9][a-z0-9-]{0,30}[a-z0-9]:[a-z0-9:-]+", producer)
 
 
 def test_the_corpus_is_a_valid_croissant_dataset(tmp_path: Path) -> None:
