@@ -1,8 +1,10 @@
 """The index that answers are traced through: its making, its size, and a trace of 200 tokens.
 
 The peer of its making is tokenizing the same text in the same Spark session, without which there is
-nothing to index. A trace is asked in a process of its own: the first one with nothing of shards and
-index in memory, then again. By default it runs over the environment's docstrings; over 1 GB with
+nothing to index. A trace is what `llm-assets trace` and its page do, from the manifests to the
+licenses, asked in a process of its own: the first one with nothing of shards, index and corpus in
+memory, then again as the page does. By default it runs over the environment's docstrings; over 1 GB
+with
 
     make bench NAME=trace BENCH_MEGABYTES=1000
 """
@@ -19,21 +21,25 @@ from typing import Any
 
 import numpy as np
 import pandas  # noqa: F401  pyarrow would import it amid the first trace
+from tokenizers import Tokenizer
 
 from artifacts.shards.format import ShardStats
-from artifacts.shards.shard_set import Shard, ShardSet
-from artifacts.shards.span_index import SpanIndex
+from artifacts.shards.shard_set import ShardSet
+from artifacts.store.identity import Identity
+from artifacts.store.store import Artifact, Draft, Store
 from benchmarks.checksums import forget
-from benchmarks.corpora import FOLDER
+from benchmarks.corpora import FOLDER, package_docs
 from benchmarks.harness import Check, at_least, at_most, keep, seconds
 from benchmarks.scale_text import COPIES_OF_DOCSTRINGS, FILE_MEGABYTES, write_texts
 from benchmarks.tokenize_spark import clean_text, tokenizer_folder
+from llm_assets.registry.records import ModelVersion
+from llm_assets.registry.state import RegistryState
 from llm_assets.sources.settings import RawCorpusSettings
 from llm_assets.sources.snapshot.snapshot import write_snapshot
-from llm_assets.tracing.indexed import IndexedShard
-from llm_assets.tracing.nearest import find_nearest
-from llm_assets.tracing.verbatim import find_stretches
-from recipes.data.trained import record_trained, trained_texts
+from llm_assets.tracing.indexed import index_keys
+from llm_assets.tracing.trace import Tracer
+from recipes.data.trained import TRAINED_NAME, record_trained
+from recipes.spec import MODEL_FOLDER
 from spark_jobs import trace_index
 from spark_jobs.clean import job as clean
 from spark_jobs.runtime.session import local_session
@@ -46,26 +52,23 @@ from spark_jobs.settings import (
 from spark_jobs.tokenize import job as tokenize
 
 MEGABYTES = int(os.environ.get("BENCH_MEGABYTES", "0"))
-"""0 means the docstrings as they are, about 60 MB."""
-HOME = FOLDER / "trace"
+"""0 means the docstrings as they are, about 50 MB."""
+HOME = FOLDER.absolute() / "trace"
 ANSWER_TOKENS = 200
-HEADER_BYTES = 32
-"""Of a cache's entry, before the index."""
+ROWS_OF_A_STEP = 32
 
 
 def main() -> None:
     spark = local_session(driver_memory="3g")
-    corpus, megabytes = clean_text(spark) if not MEGABYTES else generated_text(spark)
-    shards = HOME / "shards"
-    tokenizing = [tokenize_seconds(spark, corpus, shards) for _ in range(2)][1:]
-    stats = ShardStats.model_validate_json((HOME / "stats.json").read_text())
-    indexing = [index_seconds(spark, shards, stats)]
-    train = ShardSet(shards, stats, "train")
-    rows = np.arange(len(train))
-    record_trained(train, rows, 1 + rows // 32, str(HOME / "trained.parquet"))
-    np.save(HOME / "answer.npy", make_answer(train))
-    asked = ask()
-    size = sum(path.stat().st_size for path in (HOME / "index").iterdir())
+    raw, corpus, megabytes = text_of_docstrings(spark) if not MEGABYTES else generated_text(spark)
+    tokenizing = [tokenize_seconds(spark, corpus) for _ in range(2)][1:]
+    shutil.rmtree(HOME / "store", ignore_errors=True)
+    shards = enter(Store(str(HOME / "store")), raw, corpus)
+    indexing = [index_seconds(spark, shards)]
+    train = ShardSet(shards.url, ShardStats.model_validate(shards.stats), "train")
+    (HOME / "answer.txt").write_text(make_answer(train))
+    asked = ask(raw)
+    size = sum(path.stat().st_size for path in Path(shards.store.cache).iterdir())
     tokens = sum(entry.tokens for entry in train.entries)
     print(f"{megabytes:,.0f} MB, {tokens:,} tokens, {len(train.entries)} shards: {asked}")
     ratio = statistics.median(tokenizing) / statistics.median(indexing)
@@ -81,8 +84,13 @@ def main() -> None:
     keep("trace", indexing, tokenizing, "s", peer_name, "lower", packages, checks)
 
 
-def generated_text(spark: Any) -> tuple[Path, float]:
-    """Clean text of about `MEGABYTES`, docstrings with words exchanged."""
+def text_of_docstrings(spark: Any) -> tuple[Path, Path, float]:
+    """Raw corpus, clean corpus and megabytes of the environment's docstrings."""
+    return package_docs().absolute(), *clean_text(spark)
+
+
+def generated_text(spark: Any) -> tuple[Path, Path, float]:
+    """The same of about `MEGABYTES`, docstrings with words exchanged."""
     count = MEGABYTES // FILE_MEGABYTES
     write_texts(HOME / "text", count, COPIES_OF_DOCSTRINGS)
     files = f"{HOME}/text/{{0000..{count - 1:04d}}}.jsonl.zst"
@@ -94,16 +102,15 @@ def generated_text(spark: Any) -> tuple[Path, float]:
     write_snapshot(settings, raw, lambda line: None)
     cleaning = CleanCorpusSettings(near_duplicates=NearDuplicateSettings(enabled=False))
     spec = clean.CleanSpec(raw_corpus=str(raw), output=str(output), settings=cleaning)
-    return output, clean.run(spark, spec)["bytes"] / 1e6
+    return raw, output, clean.run(spark, spec)["bytes"] / 1e6
 
 
-def tokenize_seconds(spark: Any, corpus: Path, shards: Path) -> float:
+def tokenize_seconds(spark: Any, corpus: Path) -> float:
     """Seconds of tokenizing and packing; the shards' stats are kept."""
+    shards = HOME / "shards"
     shutil.rmtree(shards, ignore_errors=True)
     settings = TokenizedShardsSettings(
-        sequence_length=2_048,
-        shard_bytes=16 * 1024 * 1024,
-        decontamination=DecontaminationSettings(maximum_overlap=1),
+        sequence_length=2_048, decontamination=DecontaminationSettings(maximum_overlap=1)
     )
     spec = tokenize.TokenizeSpec(
         clean_corpus=str(corpus),
@@ -118,24 +125,54 @@ def tokenize_seconds(spark: Any, corpus: Path, shards: Path) -> float:
     return taken
 
 
-def index_seconds(spark: Any, shards: Path, stats: ShardStats) -> float:
+def enter(store: Store, raw: Path, corpus: Path) -> Artifact:
+    """Enter text, shards and a checkpoint that was trained on all of it; returns the shards."""
+    stats = ShardStats.model_validate_json((HOME / "stats.json").read_text())
+    made, shards = None, HOME / "shards"
+    for kind, folder in (
+        ("raw_corpus", raw),
+        ("clean_corpus", corpus),
+        ("tokenized_shards", shards),
+    ):
+        identity = following(made, kind)
+        of_shards = stats.model_dump() if kind == "tokenized_shards" else {}
+        made = store.adopt(identity, str(folder.absolute()), of_shards, {})
+    assert made is not None
+    train = ShardSet(shards, stats, "train")
+    rows = np.arange(len(train))
+
+    def checkpoint(draft: Draft) -> None:
+        record_trained(train, rows, 1 + rows // ROWS_OF_A_STEP, str(draft.path / TRAINED_NAME))
+        shutil.copytree(tokenizer_folder(), draft.path / MODEL_FOLDER)
+
+    trained, _ = store.make(following(made, "checkpoint"), checkpoint)
+    (HOME / "checkpoint.txt").write_text(trained.fingerprint)
+    return made
+
+
+def following(before: Artifact | None, kind: str) -> Identity:
+    """The identity of what is made of an artifact alone."""
+    inputs = {before.manifest.kind: before.fingerprint} if before else {}
+    return Identity(kind=kind, code_version="1", inputs=inputs)
+
+
+def index_seconds(spark: Any, shards: Artifact) -> float:
     """Seconds of indexing all shards that are trained on."""
-    shutil.rmtree(HOME / "index", ignore_errors=True)
-    keys = {e.name: e.name for e in stats.shards if e.split == "train" and e.rows}
+    stats = ShardStats.model_validate(shards.stats)
     spec = trace_index.TraceIndexSpec(
-        shards=str(shards), stats=stats, keys=keys, cache=str(HOME / "index")
+        shards=shards.url, stats=stats, keys=index_keys(shards, stats), cache=shards.store.cache
     )
     return seconds(lambda: trace_index.run(spark, spec, lambda line: None))
 
 
-def ask() -> dict[str, float]:
+def ask(raw: Path) -> dict[str, float]:
     """The figures of `trace_here`, in a process whose files the kernel has forgotten."""
-    for folder in (HOME / "shards", HOME / "index"):
+    for folder in (raw, HOME / "shards", HOME / "store" / "cache"):
         forget(folder)
     ended = subprocess.run(
         [sys.executable, "-m", "benchmarks.trace", "ask"],
         check=True,
-        capture_output=True,
+        stdout=subprocess.PIPE,
         text=True,
     )
     found: dict[str, float] = json.loads(ended.stdout)
@@ -144,20 +181,24 @@ def ask() -> dict[str, float]:
 
 def trace_here() -> dict[str, float]:
     """Trace 200 tokens, half of them from the text: `cold` and `warm` seconds, `megabytes` more."""
-    stats = ShardStats.model_validate_json((HOME / "stats.json").read_text())
+    store, answer = Store(str(HOME / "store")), (HOME / "answer.txt").read_text()
+    version = ModelVersion(
+        version=1,
+        weights="",
+        model_fingerprint=(HOME / "checkpoint.txt").read_text(),
+        model_url="",
+        license="",
+        lineage={},
+    )
+    tracer, state = Tracer(store, print), RegistryState(versions=[version])
     # Forget the peak of the imports: from here on it is the trace's.
     Path("/proc/self/clear_refs").write_text("5")
     before = peak_megabytes()
 
     def trace() -> None:
-        opened = ShardSet(HOME / "shards", stats, "train")
-        shards = [IndexedShard(shard, index_of(shard)) for shard in opened.shards]
-        record = str(HOME / "trained.parquet")
-        found = find_stretches(shards, answer, [record])
-        near = find_nearest(shards, answer, trained_texts(record), 5)
-        assert found[0].length >= ANSWER_TOKENS // 2 and near
+        found = tracer.trace(state, version, answer)
+        assert found.verbatim[0].tokens >= 0.4 * ANSWER_TOKENS and found.near, found
 
-    answer = np.load(HOME / "answer.npy")
     cold = seconds(trace)
     warm = statistics.median(seconds(trace) for _ in range(5))
     return {"cold": cold, "warm": warm, "megabytes": peak_megabytes() - before}
@@ -169,19 +210,16 @@ def peak_megabytes() -> float:
     return int(line.split()[1]) * 1_024 / 1e6
 
 
-def make_answer(train: ShardSet) -> np.ndarray:
+def make_answer(train: ShardSet) -> str:
     """100 tokens out of the middle of a long document, and 100 of a row in an order of chance."""
     row = train.read(np.array([len(train) // 2]))
     longest = row.segments[int(np.argmax(row.segments["length"]))]
     first = int(longest["start"] + longest["length"] // 4)
     half = row.tokens[0, first : first + ANSWER_TOKENS // 2]
     chance = np.random.default_rng(0).permutation(row.tokens[0])[: ANSWER_TOKENS - len(half)]
-    return np.concatenate([half, chance]).astype(np.int64)
-
-
-def index_of(shard: Shard) -> SpanIndex:
-    """The index that was built of a shard."""
-    return SpanIndex(HOME / "index" / shard.entry.name, HEADER_BYTES)
+    tokenizer = Tokenizer.from_file(str(tokenizer_folder() / "tokenizer.json"))
+    text: str = tokenizer.decode(np.concatenate([half, chance]).tolist())
+    return text
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from artifacts.arrays import ends_of, spans
 from artifacts.errors import UserError
 from artifacts.shards.format import SEGMENT, PackedRows, ShardEntry, ShardStats, Split
 from artifacts.shards.shard_files import ShardFiles
@@ -140,10 +141,10 @@ class ShardSet(Sequence[tuple[np.ndarray, np.ndarray]]):
             if targets is not None and part.targets is not None:
                 targets[places] = part.targets
             parts.append((places, part.segments))
-        offsets = _ends_of(counts)
+        offsets = ends_of(counts)
         segments = np.empty(offsets[-1], SEGMENT)
         for places, of_part in parts:
-            segments[_spans(offsets[places], counts[places])] = of_part
+            segments[spans(offsets[places], counts[places])] = of_part
         return PackedRows(tokens, segments, offsets, targets)
 
     def _read_of(self, number: int, rows: np.ndarray) -> PackedRows:
@@ -154,8 +155,8 @@ class ShardSet(Sequence[tuple[np.ndarray, np.ndarray]]):
         counts = shard.row_offsets[local + 1] - first
         return PackedRows(
             shard.tokens[local],
-            shard.segments[_spans(first, counts)],
-            _ends_of(counts),
+            shard.segments[spans(first, counts)],
+            ends_of(counts),
             None if shard.targets is None else shard.targets[local],
         )
 
@@ -174,16 +175,3 @@ def _describe_empty(folder: str | Path, split: Split) -> str:
         )
     share = "" if split == "train" else f", or a larger `clean_corpus.split.{split}`"
     return f"The shards in {folder} hold no {split} rows. Give the corpus more text{share}."
-
-
-def _ends_of(counts: np.ndarray) -> np.ndarray:
-    """Offsets of stretches that lie one after another: shape (stretches + 1,)."""
-    offsets = np.zeros(len(counts) + 1, np.int64)
-    np.cumsum(counts, out=offsets[1:])
-    return offsets
-
-
-def _spans(first: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """The indices `first[n] … first[n] + counts[n] - 1` of every stretch, one after another."""
-    offsets = _ends_of(counts)
-    return np.arange(offsets[-1]) + np.repeat(first - offsets[:-1], counts)

@@ -7,7 +7,8 @@ Two tables, built from the shard alone and mapped into memory:
   is found, and the tokens themselves say how far it goes: document fingerprints by a fixed stride,
   see Schleimer, Wilkerson and Aiken, "Winnowing" (2003). OLMoTrace (Liu and others, 2025) finds
   them through the suffix arrays of infini-gram (Liu and others, 2024), at 7 bytes per token; here
-  it is 2.7, for which shorter stretches are not looked for.
+  it is 2.7, for which shorter stretches are not looked for. A directory says where the hashes that
+  begin alike stand, so a look-up touches one page of the file.
 - postings: which documents hold a token, and how often, for BM25.
 
 A wrong bit in the index can hide a stretch; it cannot invent one.
@@ -18,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from artifacts.arrays import run_starts
+from artifacts.arrays import lower_bounds, run_starts, spans
 from artifacts.errors import DamagedArtifact
 from artifacts.shards.shard_set import Shard
 
@@ -28,10 +29,12 @@ SHORTEST = GRAM + STRIDE - 1
 """Tokens of the shortest stretch that is certain to be found."""
 MOST_PLACES = 20_000
 """Of one gram that are looked at; what is said oftener is no one's in particular."""
+_IN_BUCKET = 64
+"""Grams of a bucket of the directory, about."""
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _HEADER = 8
 """Numbers of eight bytes before the tables."""
-_MAGIC = 0x31305350414E5358
+_MAGIC = 0x32305350414E5358
 
 
 def build_index(shard: Shard, texts: np.ndarray, vocab_size: int) -> bytes:
@@ -42,10 +45,12 @@ def build_index(shard: Shard, texts: np.ndarray, vocab_size: int) -> bytes:
         vocab_size: bound of the token ids.
     """
     grams = _grams(shard)
+    directory = _directory(grams)
     offsets, documents, counts = _postings(shard, vocab_size)
-    header = [_MAGIC, len(grams), vocab_size, len(documents), len(texts), 0, 0, 0]
-    lengths = np.asarray(shard.documents()["tokens"].to_numpy(), np.uint32)
-    tables = (np.array(header, "<i8"), grams, offsets, texts, lengths, documents, counts)
+    lengths = np.asarray(shard.documents(["tokens"])["tokens"].to_numpy(), np.uint32)
+    sizes = [len(grams), len(directory), vocab_size, len(documents), len(texts)]
+    header = np.array([_MAGIC, *sizes, lengths.sum(), 0], "<i8")
+    tables = (header, grams, directory, offsets, texts, lengths, documents, counts)
     return b"".join(table.tobytes() for table in tables)
 
 
@@ -62,9 +67,16 @@ def _grams(shard: Shard) -> np.ndarray:
     tokens = shard.tokens.reshape(-1)
     starts = first_places(shard)
     counts = np.maximum(0, (shard.segments["length"].astype(np.int64) - GRAM) // STRIDE + 1)
-    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    within = spans(np.zeros_like(counts), counts)
     places = np.repeat(starts, counts) + within * STRIDE
     return np.sort((hash_grams(tokens, places) << np.uint64(32)) | places.astype(np.uint64))
+
+
+def _directory(grams: np.ndarray) -> np.ndarray:
+    """Shape (buckets + 1,): where the grams whose hashes begin with the same bits begin."""
+    bits = max(1, (len(grams) // _IN_BUCKET).bit_length())
+    bounds = np.arange(1 << bits, dtype=np.uint64) << np.uint64(64 - bits)
+    return np.append(np.searchsorted(grams, bounds), len(grams)).astype("<i8")
 
 
 def first_places(shard: Shard) -> np.ndarray:
@@ -75,8 +87,7 @@ def first_places(shard: Shard) -> np.ndarray:
 
 def _postings(shard: Shard, vocab_size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     lengths = shard.segments["length"].astype(np.int64)
-    within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    tokens = shard.tokens.reshape(-1)[np.repeat(first_places(shard), lengths) + within]
+    tokens = shard.tokens.reshape(-1)[spans(first_places(shard), lengths)]
     pairs = tokens.astype(np.uint64) << np.uint64(32)
     pairs |= np.repeat(shard.segments["document"].astype(np.uint64), lengths)
     pairs.sort()
@@ -115,8 +126,8 @@ class SpanIndex:
         """
         size = path.stat().st_size - skipped
         header = np.fromfile(path, "<i8", _HEADER, offset=skipped) if size >= 64 else np.zeros(8)
-        grams, vocab_size, pairs, documents = (int(number) for number in header[1:5])
-        expected = 8 * (_HEADER + grams + vocab_size + 1) + 12 * documents + 5 * pairs
+        grams, buckets, vocab_size, pairs, documents, self.tokens = map(int, header[1:7])
+        expected = 8 * (_HEADER + grams + buckets + vocab_size + 1) + 12 * documents + 5 * pairs
         if int(header[0]) != _MAGIC or size != expected:
             raise DamagedArtifact(f"{path} is cut or no index. Remove it: it is made again.")
         at = skipped + 8 * _HEADER
@@ -128,14 +139,18 @@ class SpanIndex:
                 return np.empty(0, kind)
             return np.asarray(np.memmap(path, kind, "r", where, (count,)))
 
-        self.grams, self.offsets = table("<u8", grams), table("<i8", vocab_size + 1)
+        self.grams, self.directory = table("<u8", grams), table("<i8", buckets)
+        self.offsets = table("<i8", vocab_size + 1)
         self.texts, self.lengths = table("<u8", documents), table("<u4", documents)
         self.documents, self.counts = table("<u4", pairs), table("u1", pairs)
 
-    def matches(self, tokens: np.ndarray, shard: Shard) -> Matches:
-        """All stretches of `SHORTEST` tokens or more that stand in one segment of the shard."""
+    def matches(self, tokens: np.ndarray, shard: Shard, starts: np.ndarray) -> Matches:
+        """All stretches of `SHORTEST` tokens or more that stand in one segment of the shard.
+
+        Args:
+            starts: `first_places` of the shard.
+        """
         firsts, places = self._candidates(tokens)
-        starts = first_places(shard)
         segment = np.searchsorted(starts, places, side="right") - 1
         ends = starts[segment] + shard.segments["length"][segment]
         sound = (segment >= 0) & (places + GRAM <= ends)
@@ -150,12 +165,15 @@ class SpanIndex:
         count = len(tokens) - GRAM + 1
         if count <= 0 or not len(self.grams):
             return np.empty(0, np.int64), np.empty(0, np.int64)
-        hashes = hash_grams(tokens, np.arange(count)) << np.uint64(32)
-        first = np.searchsorted(self.grams, hashes)
-        last = np.searchsorted(self.grams, hashes | np.uint64(0xFFFFFFFF), side="right")
+        hashes = hash_grams(tokens, np.arange(count))
+        bits = (len(self.directory) - 1).bit_length() - 1
+        bucket = hashes >> np.uint64(32 - bits)
+        begin, end = self.directory[bucket], self.directory[bucket + np.uint64(1)]
+        hashes <<= np.uint64(32)
+        first = lower_bounds(self.grams, hashes, begin, end)
+        last = lower_bounds(self.grams, hashes | np.uint64(0xFFFFFFFF), first, end)
         counts = np.minimum(last - first, MOST_PLACES)
-        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        entries = self.grams[np.repeat(first, counts) + within]
+        entries = self.grams[spans(first, counts)]
         places = (entries & np.uint64(0xFFFFFFFF)).astype(np.int64)
         return np.repeat(np.arange(count), counts), places
 

@@ -1,14 +1,32 @@
 """A person's word about versions, and the endpoint following it."""
 
+from artifacts.errors import UserError
 from artifacts.progress import Report
 from llm_assets.cli.session import Session
 from llm_assets.endpoint.follow import serve_wanted
+from llm_assets.forgetting.listed import read_list
 
 
 def approve(session: Session, version: int, name: str, reason: str, report: Report) -> None:
-    """Have a version served on a person's word."""
+    """Have a version served on a person's word.
+
+    Raises:
+        UserError: it is withdrawn, since it was trained on what was forgotten.
+    """
+    _refuse_withdrawn(session, version)
     session.registry.approve(version, name, reason)
     follow(session, report)
+
+
+def _refuse_withdrawn(session: Session, version: int) -> None:
+    withdrawn = read_list(session.pipeline.store, session.settings.name).withdrawn
+    since = next((one.at for one in withdrawn if one.version == version), None)
+    if since is not None:
+        raise UserError(
+            f"Version {version} was withdrawn on {since:%Y-%m-%d}, since it was trained on text "
+            "that was forgotten, and cannot serve again. `llm-assets versions` lists the others; "
+            "`llm-assets run` makes one without that text."
+        )
 
 
 def reject(session: Session, version: int, name: str, reason: str, report: Report) -> None:

@@ -11,7 +11,7 @@ from artifacts.shown import shown_in_line
 from llm_assets.cli.session import Session
 from llm_assets.endpoint.folder import endpoint_folder
 from llm_assets.tracing.answers import Asked, of_request, of_text
-from llm_assets.tracing.trace import MOST_CHARACTERS, Trace, trace
+from llm_assets.tracing.trace import MOST_CHARACTERS, Trace, Tracer
 from llm_assets.tracing.training_text import Source
 
 STRETCHES_SHOWN = 10
@@ -42,8 +42,9 @@ def trace_answers(session: Session, asked: list[Asked], as_json: bool, report: R
     """Trace answers and tell what was found."""
     state = session.registry.state()
     quiet: Report = (lambda line: None) if as_json else report
+    tracer = Tracer(session.pipeline.store, quiet)
     for one in asked:
-        found = trace(session.pipeline.store, state, one.version, one.answer, quiet)
+        found = tracer.trace(state, one.version, one.answer)
         if as_json:
             report(json.dumps(asdict(found) | {"verdict": found.verdict, "share": found.share}))
             continue

@@ -12,7 +12,7 @@ from artifacts.errors import UserError
 from artifacts.progress import Report
 from llm_assets.cli.session import Session
 from llm_assets.cli.trace import find_answers
-from llm_assets.tracing.trace import MOST_CHARACTERS, Trace, trace
+from llm_assets.tracing.trace import MOST_CHARACTERS, Trace, Tracer
 from serving.api.address import LOOPBACK, listen
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; form-action 'self'; base-uri 'none'"
@@ -33,6 +33,7 @@ def build_page(session: Session) -> FastAPI:
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     # A page elsewhere whose name leads here (DNS rebinding) is known by its Host.
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(LOOPBACK))
+    tracer = Tracer(session.pipeline.store, lambda line: None)
 
     @app.get("/")
     def form() -> HTMLResponse:
@@ -47,7 +48,7 @@ def build_page(session: Session) -> FastAPI:
         if body is None:
             return _render(session, fault="The text is too long.", status=413)
         asked, text = body.get("request", ""), body.get("text", "")
-        return _answer(session, asked.strip() or None, text if text.strip() else None)
+        return _answer(session, tracer, asked.strip() or None, text if text.strip() else None)
 
     return app
 
@@ -63,11 +64,13 @@ async def _body(request: Request) -> dict[str, str] | None:
     return {name: values[0].replace("\r\n", "\n") for name, values in fields.items()}
 
 
-def _answer(session: Session, request: str | None, text: str | None) -> HTMLResponse:
+def _answer(
+    session: Session, tracer: Tracer, request: str | None, text: str | None
+) -> HTMLResponse:
     try:
         state = session.registry.state()
         found = [
-            trace(session.pipeline.store, state, one.version, one.answer, lambda line: None)
+            tracer.trace(state, one.version, one.answer)
             for one in find_answers(session, request, text, None)
         ]
     except UserError as error:

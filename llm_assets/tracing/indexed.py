@@ -26,6 +26,8 @@ class IndexedShard:
 
     shard: Shard
     index: SpanIndex
+    content: str
+    """The same for shards of the same content, of whichever artifact."""
 
     @cached_property
     def first_places(self) -> np.ndarray:
@@ -34,8 +36,8 @@ class IndexedShard:
 
     @cached_property
     def documents(self) -> pa.Table:
-        """The shard's documents, read once."""
-        return self.shard.documents()
+        """`id`, `source` and `text_hash` of the shard's documents, read once."""
+        return self.shard.documents(["id", "source", "text_hash"])
 
 
 def open_indexed(store: Store, artifact: Artifact, report: Report) -> list[IndexedShard]:
@@ -45,7 +47,7 @@ def open_indexed(store: Store, artifact: Artifact, report: Report) -> list[Index
     content: what an earlier corpus had already is not indexed again.
     """
     stats = ShardStats.model_validate(artifact.stats)
-    keys = _keys(artifact, stats)
+    keys = index_keys(artifact, stats)
     files = ShardFiles(artifact.path)
     entries = {entry.name: entry for entry in stats.shards}
     found = dict(_opened(store, keys))
@@ -53,10 +55,13 @@ def open_indexed(store: Store, artifact: Artifact, report: Report) -> list[Index
     if missing:
         _build(store, artifact, stats, missing, report)
         found |= dict(_opened(store, missing))
-    return [IndexedShard(Shard(files, entries[name], stats), found[name]) for name in sorted(found)]
+    return [
+        IndexedShard(Shard(files, entries[name], stats), found[name], keys[name])
+        for name in sorted(found)
+    ]
 
 
-def _keys(artifact: Artifact, stats: ShardStats) -> dict[str, str]:
+def index_keys(artifact: Artifact, stats: ShardStats) -> dict[str, str]:
     """Shard to the cache's key of its index, by the content of its files."""
     contents = {entry.path: entry.sha256 or entry.crc32c for entry in artifact.manifest.files}
     return {

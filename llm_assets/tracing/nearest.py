@@ -1,16 +1,26 @@
-"""The documents nearest to a text by BM25, over the model's own tokens."""
+"""The documents nearest to a text by BM25, over the model's own tokens.
 
-from collections.abc import Sequence
+Of a long text the most telling tokens are looked for, those that the fewest documents hold, as
+Lucene's MoreLikeThis does: the others are in so many documents that they decide little and cost
+most.
+"""
+
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from artifacts.arrays import spans
 from llm_assets.tracing.indexed import IndexedShard
 
 K1, B = 1.5, 0.75
 """Robertson and Zaragoza, "The Probabilistic Relevance Framework: BM25 and Beyond" (2009)."""
 COMMON_SHARE = 0.2
 """A token that this share of the documents has says nothing about any of them."""
+MOST_TERMS = 32
+"""Different tokens of a text that are looked for."""
+_BLOCK = 1_024
+"""Documents that are asked at a time whether they were trained on."""
 
 
 @dataclass(frozen=True)
@@ -27,56 +37,75 @@ class Nearby:
 def find_nearest(
     shards: Sequence[IndexedShard], tokens: np.ndarray, texts: np.ndarray, count: int
 ) -> list[Nearby]:
-    """The nearest documents among some texts, best first; none where no telling token is shared.
+    """The nearest documents among some texts, best first, each text once.
+
+    How telling a token is, all documents of the shards say.
 
     Args:
         tokens: of the text to look for.
         texts: shape (texts,), uint64, sorted: the documents to look among.
+
+    Returns:
+        Fewer than `count`, or none, where no others share a telling token.
     """
-    chosen = [_is_among(one.index.texts, texts) for one in shards]
-    total = sum(int(mask.sum()) for mask in chosen)
-    if not total:
+    if not shards:
         return []
-    length = sum(int(s.index.lengths[m].sum()) for s, m in zip(shards, chosen, strict=True)) / total
+    terms, weights = _telling_terms(shards, tokens)
+    documents = sum(len(one.index.texts) for one in shards)
+    length = sum(one.index.tokens for one in shards) / max(1, documents)
+    scored = (_scores(one, terms, weights, length) for one in shards)
+    columns = [_sharing(place, shards[place], scores) for place, scores in enumerate(scored)]
+    shard, document, score, text = (np.concatenate(parts) for parts in zip(*columns, strict=True))
+    found: dict[int, Nearby] = {}
+    for one in _among(np.argsort(-score, kind="stable"), text, texts):
+        near = Nearby(shards[shard[one]], int(document[one]), float(score[one]))
+        found.setdefault(int(text[one]), near)
+        if len(found) == count:
+            break
+    return list(found.values())
+
+
+def _telling_terms(
+    shards: Sequence[IndexedShard], tokens: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The tokens that are looked for and the weight of each, two arrays of one length."""
     terms = np.unique(tokens)
-    frequency = np.zeros(len(terms))
-    scores = []
-    for shard, mask in zip(shards, chosen, strict=True):
-        frequency += [mask[_documents(shard, term)[0]].sum() for term in terms.tolist()]
+    total = sum(len(one.index.texts) for one in shards)
+    frequency = sum(one.index.offsets[terms + 1] - one.index.offsets[terms] for one in shards)
     weights = np.log1p((total - frequency + 0.5) / (frequency + 0.5))
-    weights[(frequency == 0) | ((frequency > COMMON_SHARE * total) & (frequency > 1))] = 0
-    for shard, mask in zip(shards, chosen, strict=True):
-        of_shard = np.zeros(len(mask), np.float32)
-        for term, weight in zip(terms.tolist(), weights.tolist(), strict=True):
-            if weight:
-                documents, counts = _documents(shard, term)
-                size = K1 * (1 - B + B * shard.index.lengths[documents] / length)
-                of_shard[documents] += weight * counts * (K1 + 1) / (counts + size)
-        scores.append(np.where(mask, of_shard, 0))
-    best = [
-        Nearby(shard, int(number), float(of_shard[number]))
-        for shard, of_shard in zip(shards, scores, strict=True)
-        for number in _best(of_shard, count)
-    ]
-    return sorted(best, key=lambda one: -one.score)[:count]
+    is_telling = (frequency > 0) & ((frequency <= COMMON_SHARE * total) | (frequency == 1))
+    terms, weights = terms[is_telling], weights[is_telling]
+    rarest = np.argsort(-weights, kind="stable")[:MOST_TERMS]
+    return terms[rarest], weights[rarest]
 
 
-def _is_among(values: np.ndarray, ordered: np.ndarray) -> np.ndarray:
-    """Shape of the values: whether each is one of the ordered ones.
+def _scores(
+    shard: IndexedShard, terms: np.ndarray, weights: np.ndarray, length: float
+) -> np.ndarray:
+    """Shape (documents,): BM25 of each document of a shard; `length` is the mean of all."""
+    index = shard.index
+    first = index.offsets[terms]
+    counts = index.offsets[terms + 1] - first
+    places = spans(first, counts)
+    documents, times = index.documents[places], index.counts[places].astype(np.float64)
+    size = K1 * (1 - B + B * index.lengths[documents] / length)
+    gains = np.repeat(weights, counts) * times * (K1 + 1) / (times + size)
+    return np.bincount(documents, gains, len(index.texts))
 
-    `numpy.isin` would sort both.
+
+def _sharing(place: int, shard: IndexedShard, scores: np.ndarray) -> tuple[np.ndarray, ...]:
+    """The documents with a score: the shard's place, document, score and text of each."""
+    documents = np.flatnonzero(scores)
+    texts = shard.index.texts[documents]
+    return np.full(len(documents), place), documents, scores[documents], texts
+
+
+def _among(order: np.ndarray, values: np.ndarray, wanted: np.ndarray) -> Iterator[int]:
+    """The places of values that are among the wanted ones, which are sorted, in an order.
+
+    Few are asked for, so they are looked up block by block.
     """
-    places = np.minimum(np.searchsorted(ordered, values), max(len(ordered) - 1, 0))
-    return np.asarray(ordered[places] == values) if len(ordered) else np.zeros(len(values), bool)
-
-
-def _best(scores: np.ndarray, count: int) -> np.ndarray:
-    """The numbers of the highest scores above 0, best first, of equal ones the first."""
-    least = np.partition(scores, -count)[-count] if len(scores) > count else 0
-    found = np.flatnonzero((scores >= least) & (scores > 0))
-    return found[np.argsort(-scores[found], kind="stable")[:count]]
-
-
-def _documents(shard: IndexedShard, term: int) -> tuple[np.ndarray, np.ndarray]:
-    first, last = shard.index.offsets[term : term + 2]
-    return shard.index.documents[first:last], shard.index.counts[first:last].astype(np.float32)
+    for first in range(0, len(order) if len(wanted) else 0, _BLOCK):
+        block = order[first : first + _BLOCK]
+        places = np.minimum(np.searchsorted(wanted, values[block]), len(wanted) - 1)
+        yield from block[wanted[places] == values[block]].tolist()

@@ -7,6 +7,7 @@ what is shown was read in training; that it is why the model said it is not clai
 """
 
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
@@ -75,50 +76,63 @@ class Trace:
         return float(covered.mean()) if len(covered) else 0.0
 
 
-def trace(
-    store: Store,
-    state: RegistryState,
-    version: ModelVersion,
-    answer: str,
-    report: Report,
-    count: int = 5,
-) -> Trace:
-    """Look for an answer in the text that a version was trained on.
+class Tracer:
+    """Traces answers of a pipeline's versions; what the last one was trained on stays open."""
 
-    Args:
-        count: near documents, and sources of a stretch, that are shown.
+    def __init__(self, store: Store, report: Report) -> None:
+        self._store, self._report = store, report
+        self._text: TrainingText | None = None
 
-    Raises:
-        UserError: the answer is empty or too long, or the version was trained on nothing here.
-        MissingArtifact: no text that the version was trained on is in the store.
-    """
-    if not answer.strip():
-        raise UserError("There is no text to trace: give the answer with --text or --file.")
-    if len(answer) > MOST_CHARACTERS:
-        raise UserError(
-            f"The text has {len(answer):,} characters, more than the {MOST_CHARACTERS:,} that are "
-            "traced at a time: give a part of it."
-        )
-    runs = runs_behind(store, state, version)
-    if not runs:
-        raise UserError(
-            f"Version {version.version} is the base model: what it was trained on is not in this "
-            "store. Trace an answer of a later version (`llm-assets versions`)."
-        )
-    text = TrainingText.open(store, version, runs, report)
+    def trace(
+        self, state: RegistryState, version: ModelVersion, answer: str, count: int = 5
+    ) -> Trace:
+        """Look for an answer in the text that a version was trained on.
+
+        Args:
+            count: near documents, and sources of a stretch, that are shown.
+
+        Raises:
+            UserError: the answer is empty or too long, or the version was trained on nothing here.
+            MissingArtifact: no text that the version was trained on is in the store.
+        """
+        if not answer.strip():
+            raise UserError("There is no text to trace: give the answer with --text or --file.")
+        if len(answer) > MOST_CHARACTERS:
+            raise UserError(
+                f"The text has {len(answer):,} characters, more than the {MOST_CHARACTERS:,} that "
+                "are traced at a time: give a part of it."
+            )
+        return _trace(self._open(state, version), answer, count)
+
+    def _open(self, state: RegistryState, version: ModelVersion) -> TrainingText:
+        runs = runs_behind(self._store, state, version)
+        if not runs:
+            raise UserError(
+                f"Version {version.version} is the base model: what it was trained on is not in "
+                "this store. Trace an answer of a later version (`llm-assets versions`)."
+            )
+        text = TrainingText.find(self._store, version, runs, self._report)
+        if text != self._text:
+            self._text = text
+        return self._text
+
+
+def _trace(text: TrainingText, answer: str, count: int) -> Trace:
     encoded = text.tokenizer.encode(answer, add_special_tokens=False)
     tokens = np.asarray(encoded.ids, np.int64)
+    found = find_stretches(text.shards, tokens, text.records)
+    near = find_nearest(text.shards, tokens, text.texts, count)
+    parts = [(p.shard, p.segment, p.place, f.length) for f in found for p in f.places[:count]]
+    sources = iter(text.describe([*parts, *(text.beginning(n.shard, n.document) for n in near)]))
     stretches = [
         Stretch(
             encoded.offsets[one.first][0],
             encoded.offsets[one.first + one.length - 1][1],
             one.length,
             len(one.places),
-            text.describe([(p.shard, p.segment, p.place, one.length) for p in one.places[:count]]),
+            list(islice(sources, len(one.places[:count]))),
         )
-        for one in find_stretches(text.shards, tokens, text.records)
+        for one in found
     ]
-    near = find_nearest(text.shards, tokens, text.texts, count)
-    beginnings = text.describe([text.beginning(one.shard, one.document) for one in near])
-    scored = [Near(one.score, source) for one, source in zip(near, beginnings, strict=True)]
-    return Trace(version.version, answer, SHORTEST, stretches, scored, text.unknown)
+    scored = [Near(one.score, source) for one, source in zip(near, sources, strict=True)]
+    return Trace(text.version.version, answer, SHORTEST, stretches, scored, text.unknown)

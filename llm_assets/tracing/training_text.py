@@ -1,7 +1,7 @@
 """The text that a version was trained on: its shards, its documents' names and their licenses."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -49,21 +49,26 @@ class Source:
 
 @dataclass(frozen=True)
 class TrainingText:
-    """What the runs behind a version read."""
+    """What the runs behind a version read; each part is opened when it is needed, and stays open.
 
+    Two that were found one after the other are equal where nothing of it changed meanwhile.
+    """
+
+    version: ModelVersion
     artifacts: list[Artifact]
     """The `tokenized_shards` that are still there, the version's own first."""
-    shards: list[IndexedShard]
     runs: list[Run]
     unknown: list[Run]
     """Runs whose record or whose text is gone."""
-    tokenizer: Tokenizer
+    report: Report = field(compare=False)
+    _licenses: dict[str, str] = field(default_factory=dict, compare=False)
+    """Of the documents that were asked for."""
 
     @classmethod
-    def open(
+    def find(
         cls, store: Store, version: ModelVersion, runs: Sequence[Run], report: Report
     ) -> "TrainingText":
-        """Open what is still in the store; raises MissingArtifact where nothing is."""
+        """What is still in the store; raises MissingArtifact where nothing is."""
         artifacts: dict[str, Artifact] = {}
         unknown = []
         for run in reversed(runs):
@@ -79,10 +84,22 @@ class TrainingText:
                 f"No text that version {version.version} was trained on is in {store.root} any "
                 "more: `retention.keep` in the pipeline file keeps that of a version."
             )
-        model = store.load("checkpoint", version.model_fingerprint)
-        tokenizer = Tokenizer.from_file(str(model.path / MODEL_FOLDER / "tokenizer.json"))
-        opened = [s for one in artifacts.values() for s in open_indexed(store, one, report)]
-        return cls(list(artifacts.values()), opened, list(runs), unknown, tokenizer)
+        return cls(version, list(artifacts.values()), list(runs), unknown, report)
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The version's; raises MissingArtifact where its weights were removed."""
+        model = self.artifacts[0].store.load("checkpoint", self.version.model_fingerprint)
+        return Tokenizer.from_file(str(model.path / MODEL_FOLDER / "tokenizer.json"))
+
+    @cached_property
+    def shards(self) -> list[IndexedShard]:
+        """The shards, each content once; indexes that are missing are built first."""
+        found: dict[str, IndexedShard] = {}
+        for artifact in self.artifacts:
+            for shard in open_indexed(artifact.store, artifact, self.report):
+                found.setdefault(shard.content, shard)
+        return list(found.values())
 
     @property
     def records(self) -> list[str]:
@@ -107,15 +124,13 @@ class TrainingText:
         """Parts of documents in words, in their order."""
         records = [self._record(shard, segment) for shard, segment, _, _ in parts]
         lessons = lessons_of(self.runs, [record["text_hash"] for record in records])
-        licenses = self._licenses({record["id"] for record in records})
+        self._look_up_licenses({record["id"] for record in records})
         return [
-            self._describe(part, record, licenses, lessons[record["text_hash"]])
+            self._describe(part, record, lessons[record["text_hash"]])
             for part, record in zip(parts, records, strict=True)
         ]
 
-    def _describe(
-        self, part: Part, record: dict[str, str], licenses: dict[str, str], lessons: list[Lesson]
-    ) -> Source:
+    def _describe(self, part: Part, record: dict[str, str], lessons: list[Lesson]) -> Source:
         shard, segment, place, length = part
         begin = int(shard.first_places[segment])
         end = begin + int(shard.shard.segments["length"][segment])
@@ -128,21 +143,23 @@ class TrainingText:
         )
         row = place // shard.shard.tokens.shape[1]
         name = shard.shard.entry.name
-        license = licenses.get(record["id"]) or UNKNOWN
+        license = self._licenses[record["id"]]
         return Source(
             record["id"], record["source"], license, name, row, before, text, after, lessons
         )
 
     def _record(self, shard: IndexedShard, segment: int) -> dict[str, str]:
         number = int(shard.shard.segments["document"][segment])
-        columns = ["id", "source", "text_hash"]
-        found: dict[str, str] = shard.documents.select(columns).slice(number, 1).to_pylist()[0]
+        found: dict[str, str] = shard.documents.slice(number, 1).to_pylist()[0]
         return found
 
-    def _licenses(self, documents: set[str]) -> dict[str, str]:
-        """Document to license, of those that have one and whose raw corpus is still there."""
+    def _look_up_licenses(self, documents: set[str]) -> None:
+        """Note the licenses of documents, of those that have one and whose raw corpus is there."""
+        new = documents - self._licenses.keys()
+        if not new:
+            return
+        wanted = pa.array(sorted(new), pa.string())
         found: dict[str, str] = {}
-        wanted = pa.array(sorted(documents), pa.string())
         for shards in self.artifacts:
             store = shards.store
             clean = find_manifest(store, "clean_corpus", shards.manifest.inputs["clean_corpus"])
@@ -153,4 +170,4 @@ class TrainingText:
                 table = pq.read_table(path, columns=["id", "license"])
                 table = table.filter(pc.is_in(table["id"], wanted)).drop_null()
                 found = dict(zip(*(c.to_pylist() for c in table.columns), strict=True)) | found
-        return found
+        self._licenses.update({one: found.get(one) or UNKNOWN for one in new})

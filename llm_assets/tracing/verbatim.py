@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from artifacts.arrays import spans
 from artifacts.shards.span_index import SHORTEST, Matches
 from llm_assets.tracing.indexed import IndexedShard
 from recipes.data.trained import read_trained
@@ -40,16 +41,17 @@ def find_stretches(
         tokens: of the text.
         records: URLs of what the runs were trained on (`recipes.data.trained`).
     """
-    matches = [one.index.matches(tokens, one.shard) for one in shards]
+    matches = [one.index.matches(tokens, one.shard, one.first_places) for one in shards]
     texts = [_texts(one, found) for one, found in zip(shards, matches, strict=True)]
     lessons = _lessons(records, np.unique(np.concatenate(texts)) if texts else np.empty(0))
     columns = [
         _trained_part(one, found, of, lessons, number)
         for number, (one, found, of) in enumerate(zip(shards, matches, texts, strict=True))
     ]
-    every = np.concatenate(columns) if columns else np.empty((0, 5), np.int64)
+    every = np.concatenate(columns) if columns else np.empty((0, 7), np.int64)
     every = every[every[:, 1] >= SHORTEST]
-    every = np.unique(every, axis=0)
+    # A place of a text counts once, in however many shards of the lineage the text lies.
+    every = every[np.unique(every[:, :4], axis=0, return_index=True)[1]]
     found: list[Found] = []
     covered = np.zeros(len(tokens), np.int64)
     # A stretch begins no earlier and ends no later than one that holds it, and is shorter.
@@ -59,8 +61,8 @@ def find_stretches(
         covered[first : first + length] = np.maximum(
             covered[first : first + length], first + length
         )
-        same = every[(every[:, 0] == first) & (every[:, 1] == length)]
-        places = [Place(shards[n], int(at), int(segment)) for _, _, at, segment, n in same]
+        same = every[(every[:, 0] == first) & (every[:, 1] == length)][:, 4:]
+        places = [Place(shards[n], at, segment) for n, at, segment in sorted(same.tolist())]
         found.append(Found(first, length, places))
     return found
 
@@ -84,21 +86,21 @@ def _lessons(records: Sequence[str], texts: np.ndarray) -> pa.Table:
 def _trained_part(
     shard: IndexedShard, matches: Matches, texts: np.ndarray, lessons: pa.Table, number: int
 ) -> np.ndarray:
-    """Shape (parts, 5): what of each match was trained on, as one stretch of one row.
+    """Shape (parts, 7): what of each match was trained on, as one stretch of one row.
 
-    Columns: first token of the text, tokens, place in the shard, segment, the shard's number.
+    Columns: first token of the answer, tokens, the text and the stretch's first token in it; the
+    shard's number, the place in the shard and the segment.
     """
     order = np.argsort(lessons["text"].to_numpy(), kind="stable")
     of, start, end = (lessons[name].to_numpy()[order] for name in ("text", "start", "end"))
     first = np.searchsorted(of, texts)
     counts = np.searchsorted(of, texts, side="right") - first
-    match = np.repeat(np.arange(len(texts)), counts)
-    lesson = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    lesson += np.repeat(first, counts)
+    match, lesson = np.repeat(np.arange(len(texts)), counts), spans(first, counts)
     segment = matches.segment[match]
     segments = shard.shard.segments[segment]
     begin = matches.place[match] - shard.first_places[segment] + segments["offset"]
     cut = np.maximum(0, start[lesson] - begin)
     length = np.minimum(begin + matches.length[match], end[lesson]) - begin - cut
-    columns = (matches.first[match] + cut, length, matches.place[match] + cut, segment)
-    return np.column_stack([*columns, np.full(len(match), number)]).astype(np.int64)
+    of_text = (matches.first[match] + cut, length, texts[match].view(np.int64), begin + cut)
+    of_shard = (np.full(len(match), number), matches.place[match] + cut, segment)
+    return np.column_stack([*of_text, *of_shard]).astype(np.int64)

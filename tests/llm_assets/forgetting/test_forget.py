@@ -10,7 +10,7 @@ import pytest
 from artifacts.store import layout
 from artifacts.store.identity import Identity
 from artifacts.store.store import Draft
-from llm_assets.forgetting.listed import read_list
+from llm_assets.forgetting.listed import WithdrawnVersion, add_to_list, read_list
 from llm_assets.registry.local import LocalRegistry
 from llm_assets.tracing.lessons import all_runs, lessons_of
 from recipes.spec import read_metrics
@@ -24,9 +24,9 @@ def forget(project: Project, *arguments: str) -> str:
     return " ".join(ended.stdout.split())
 
 
-def refusal(project: Project, *arguments: str) -> str:
+def refusal(project: Project, *arguments: str, command: str = "forget") -> str:
     """What the command says where it refuses: one message, no traceback."""
-    ended = project.run("llm-assets", "forget", *arguments, "--reason", "asked to")
+    ended = project.run("llm-assets", command, *arguments, "--reason", "asked to")
     assert ended.returncode != 0 and "Traceback" not in ended.stderr, ended.stderr
     return ended.stderr.strip()
 
@@ -95,6 +95,20 @@ def test_while_something_is_made_nothing_is_forgotten(made: Project) -> None:
     with pytest.raises(InterruptedError):
         made.record.store.make(Identity(kind="checkpoint", code_version="1"), build)
     assert read_list(made.record.store, "manual").documents == []
+
+
+def test_a_withdrawn_version_is_not_approved(made: Project) -> None:
+    store = made.record.store
+    listed = Path(store.root, layout.forgotten("manual"))
+    add_to_list(store, "manual", withdrawn=[WithdrawnVersion(version=1, checkpoint="any")])
+    try:
+        said = refusal(made, "1", command="approve")
+    finally:
+        listed.unlink()
+    assert "Version 1 was withdrawn on" in said and "text that was forgotten" in said
+    assert "`llm-assets versions` lists the others; `llm-assets run` makes one" in said
+    state = LocalRegistry(Path(store.root), "manual").state()
+    assert not state.decisions_of(state.get(1).weights)
 
 
 @pytest.mark.soak

@@ -21,7 +21,7 @@ from llm_assets.registry.local import LocalRegistry
 from llm_assets.registry.records import ModelVersion
 from llm_assets.tracing import indexed
 from llm_assets.tracing.answers import of_request
-from llm_assets.tracing.trace import MOST_CHARACTERS, Trace, trace
+from llm_assets.tracing.trace import MOST_CHARACTERS, Trace, Tracer
 from recipes.data.trained import TRAINED_NAME, record_trained
 from serving.engine.protocol import GenerateRequest
 from serving.journal import Journal
@@ -73,8 +73,8 @@ class Lab:
         self.registry.confirm(self.version.version)
 
     def trace(self, answer: str, version: ModelVersion | None = None) -> Trace:
-        state = self.registry.state()
-        return trace(self.store, state, version or self.version, answer, lambda line: None)
+        tracer = Tracer(self.store, lambda line: None)
+        return tracer.trace(self.registry.state(), version or self.version, answer)
 
     def _make(self, kind: str, inputs: dict[str, str], build) -> str:
         return self.store.make(Identity(kind=kind, code_version="1", inputs=inputs), build)[
