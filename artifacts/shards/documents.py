@@ -37,7 +37,7 @@ def read_tokens(
     for place in np.unique(shard_of):
         rows = np.flatnonzero(shard_of == place)
         numbers = documents["number"].to_numpy()[rows]
-        parts = _put_together(shards.shard(int(place)), numbers, wanted)
+        parts = tokens_of(shards.shard(int(place)), numbers, wanted)
         for row, tokens in zip(rows.tolist(), parts, strict=True):
             found[row] = tokens
     return found
@@ -47,10 +47,10 @@ def read_documents(shards: ShardSet) -> Iterator[tuple[dict[str, object], np.nda
     """Every document of a split put together again: `(its table row, its tokens)`."""
     for shard in shards.shards:
         records = shard.documents().to_pylist()
-        yield from zip(records, _put_together(shard, np.arange(len(records))), strict=True)
+        yield from zip(records, tokens_of(shard, np.arange(len(records))), strict=True)
 
 
-def _put_together(
+def tokens_of(
     shard: Shard, numbers: np.ndarray, wanted: Literal["tokens", "targets"] = "tokens"
 ) -> list[np.ndarray]:
     """The tokens, or their marks, of documents of a shard, in the order of their numbers in it."""

@@ -65,6 +65,8 @@ def forget(
 @click.option("--text", help="The answer.")
 @click.option("--file", "path", type=click.Path(path_type=Path), help="A file with the answer.")
 @click.option("--version", type=int, help="Which version answered; the serving one by default.")
+@click.option("--influence", is_flag=True, help="Rank the nearest by influence; takes minutes.")
+@click.option("--prompt", help="What the answer was given to, for --influence.")
 @click.option("--page", is_flag=True, help="Ask in the browser instead.")
 @click.option("--port", type=click.IntRange(0, 65_535), default=8011, help="Of the page.")
 @json_option
@@ -73,6 +75,8 @@ def trace(
     text: str | None,
     path: Path | None,
     version: int | None,
+    influence: bool,
+    prompt: str | None,
     page: bool,
     port: int,
     as_json: bool,
@@ -96,7 +100,8 @@ def trace(
         raise UserError("Name what to trace: --request ID, --text TEXT, --file PATH or --page.")
     answer = read_answer(path) if path else text
     session = open_session()
-    trace_answers(session, find_answers(session, request, answer, version), as_json, click.echo)
+    asked = find_answers(session, request, answer, version, prompt)
+    trace_answers(session, asked, influence, as_json, click.echo)
 
 
 @click.command()

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from artifacts.errors import UserError
@@ -11,6 +11,7 @@ from artifacts.shown import shown_in_line
 from llm_assets.cli.session import Session
 from llm_assets.endpoint.folder import endpoint_folder
 from llm_assets.tracing.answers import Asked, of_request, of_text
+from llm_assets.tracing.influence import CANDIDATES
 from llm_assets.tracing.trace import MOST_CHARACTERS, Trace, Tracer
 from llm_assets.tracing.training_text import Source
 
@@ -18,14 +19,24 @@ STRETCHES_SHOWN = 10
 
 
 def find_answers(
-    session: Session, request: str | None, text: str | None, version: int | None
+    session: Session,
+    request: str | None,
+    text: str | None,
+    version: int | None,
+    prompt: str | None = None,
 ) -> list[Asked]:
-    """The answers that are meant; raises UserError where nothing is or it is not on record."""
+    """The answers that are meant; raises UserError where nothing is or it is not on record.
+
+    Args:
+        prompt: what they were given to, in place of what was kept of it.
+    """
     state = session.registry.state()
     if request is None:
-        return [of_text(state, text or "", version)]
-    folder = endpoint_folder(session.settings)
-    return of_request(state, folder, session.settings.endpoint.journal, request, text)
+        asked = [of_text(state, text or "", version)]
+    else:
+        folder = endpoint_folder(session.settings)
+        asked = of_request(state, folder, session.settings.endpoint.journal, request, text)
+    return asked if prompt is None else [replace(one, prompt=prompt) for one in asked]
 
 
 def read_answer(path: Path) -> str:
@@ -38,13 +49,15 @@ def read_answer(path: Path) -> str:
         raise UserError(f"{path} cannot be read as text: {error}. Give a UTF-8 file.") from error
 
 
-def trace_answers(session: Session, asked: list[Asked], as_json: bool, report: Report) -> None:
+def trace_answers(
+    session: Session, asked: list[Asked], influence: bool, as_json: bool, report: Report
+) -> None:
     """Trace answers and tell what was found."""
     state = session.registry.state()
     quiet: Report = (lambda line: None) if as_json else report
     tracer = Tracer(session.pipeline.store, quiet)
     for one in asked:
-        found = tracer.trace(state, one.version, one.answer)
+        found = tracer.trace(state, one.version, one.answer, one.prompt if influence else None)
         if as_json:
             report(json.dumps(asdict(found) | {"verdict": found.verdict, "share": found.share}))
             continue
@@ -78,6 +91,12 @@ def told(found: Trace) -> Iterator[str]:
         yield "Nearest documents trained on, by BM25 (like the answer, not its words):"
         for near in found.near:
             yield f"  score {near.score:.1f}"
+            yield from _source(near.source)
+    if found.influential is not None:
+        yield ""
+        yield f"Of the {CANDIDATES} nearest, those of the most influence, by gradients (no proof):"
+        for near in found.influential:
+            yield f"  cosine {near.score:.3f}"
             yield from _source(near.source)
     if found.unknown:
         names = ", ".join(run.name for run in found.unknown)

@@ -1,22 +1,17 @@
 """What the model before and the one after remember of the forgotten texts, by a child process."""
 
-import json
-import subprocess
-import sys
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from artifacts.errors import UserError
 from artifacts.shards.documents import list_documents
 from artifacts.shards.format import ShardStats, Split
 from artifacts.shards.shard_set import ShardSet
 from artifacts.shards.texts import text_numbers
 from artifacts.store.store import Artifact, Store
 from llm_assets.forgetting.certificate import REPLACES
+from llm_assets.runners.program import ask_program
 from recipes.data.seen import SEEN_NAME, Seen
 from recipes.evaluation.memory_spec import MemorySpec
 from recipes.spec import MODEL_FOLDER
@@ -57,7 +52,7 @@ def measure_memory(store: Store, after: Artifact, texts: Sequence[str]) -> dict[
         texts=known,
         controls=_controls(listed, known, [before, after]),
     )
-    return _run(spec)
+    return ask_program("recipes.remember", spec, "The probe of memory")
 
 
 def _controls(listed: Any, texts: Sequence[str], models: Sequence[Artifact]) -> list[str]:
@@ -71,15 +66,3 @@ def _controls(listed: Any, texts: Sequence[str], models: Sequence[Artifact]) -> 
     order = np.argsort(np.where(read | is_text, np.inf, distance), kind="stable")
     unread = int((~(read | is_text)).sum())
     return [str(one) for one in hashes[order[: min(CONTROLS, unread)]]]
-
-
-def _run(spec: MemorySpec) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as folder:
-        stated, result = Path(folder, "spec.json"), Path(folder, "result.json")
-        stated.write_text(spec.model_dump_json())
-        program = [sys.executable, "-m", "recipes.remember", "--spec", str(stated)]
-        ended = subprocess.run([*program, "--stats", str(result)], capture_output=True, text=True)
-        if ended.returncode:
-            raise UserError(f"The probe of memory failed: {ended.stderr.strip()[-1_000:]}")
-        found: dict[str, Any] = json.loads(result.read_text())
-        return found

@@ -16,6 +16,8 @@ class Asked:
 
     version: ModelVersion
     answer: str
+    prompt: str = ""
+    """What it was given to, as the client sent it, where that was kept."""
 
 
 def of_text(state: RegistryState, text: str, version: int | None) -> Asked:
@@ -66,7 +68,7 @@ def of_request(
         if text is not None and not journal.is_answer(folder, entry, text):
             continue
         answer = text if entry.answer is None else entry.answer
-        asked.append(Asked(state.get(int(entry.version)), answer or ""))
+        asked.append(Asked(state.get(int(entry.version)), answer or "", entry.prompt or ""))
     if not asked:
         raise UserError(
             f"The text is not what the request {request!r} was answered with: its hash differs. "

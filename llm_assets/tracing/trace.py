@@ -6,6 +6,7 @@ OLMoTrace (Liu and others, 2025) stretches are found token by token in the train
 what is shown was read in training; that it is why the model said it is not claimed.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -17,8 +18,9 @@ from artifacts.shards.span_index import SHORTEST
 from artifacts.store.store import Store
 from llm_assets.registry.records import ModelVersion
 from llm_assets.registry.state import RegistryState
+from llm_assets.tracing.influence import find_influential
 from llm_assets.tracing.lessons import Run, runs_behind
-from llm_assets.tracing.nearest import find_nearest
+from llm_assets.tracing.nearest import Nearby, find_nearest
 from llm_assets.tracing.training_text import Source, TrainingText
 from llm_assets.tracing.verbatim import find_stretches
 
@@ -41,9 +43,10 @@ class Stretch:
 
 @dataclass(frozen=True)
 class Near:
-    """A document that shares telling words with the answer."""
+    """A document that shares telling words with the answer, or had influence on it."""
 
     score: float
+    """Of BM25, or the cosine of the gradients."""
     source: Source
 
 
@@ -61,6 +64,8 @@ class Trace:
     """Best first."""
     unknown: list[Run]
     """Runs behind the version whose record or text is gone, so that theirs was not looked at."""
+    influential: list[Near] | None = None
+    """Of the nearest, those of the most influence, best first; None where that was not asked."""
 
     @property
     def verdict(self) -> str:
@@ -84,12 +89,19 @@ class Tracer:
         self._text: TrainingText | None = None
 
     def trace(
-        self, state: RegistryState, version: ModelVersion, answer: str, count: int = 5
+        self,
+        state: RegistryState,
+        version: ModelVersion,
+        answer: str,
+        influence_on: str | None = None,
+        count: int = 5,
     ) -> Trace:
         """Look for an answer in the text that a version was trained on.
 
         Args:
-            count: near documents, and sources of a stretch, that are shown.
+            influence_on: what the answer was given to, where documents are to be ranked by their
+                influence as well, which takes minutes.
+            count: documents, and sources of a stretch, that are shown.
 
         Raises:
             UserError: the answer is empty or too long, or the version was trained on nothing here.
@@ -102,7 +114,7 @@ class Tracer:
                 f"The text has {len(answer):,} characters, more than the {MOST_CHARACTERS:,} that "
                 "are traced at a time: give a part of it."
             )
-        return _trace(self._open(state, version), answer, count)
+        return _trace(self._open(state, version), answer, influence_on, count)
 
     def _open(self, state: RegistryState, version: ModelVersion) -> TrainingText:
         runs = runs_behind(self._store, state, version)
@@ -117,13 +129,13 @@ class Tracer:
         return self._text
 
 
-def _trace(text: TrainingText, answer: str, count: int) -> Trace:
+def _trace(text: TrainingText, answer: str, influence_on: str | None, count: int) -> Trace:
     encoded = text.tokenizer.encode(answer, add_special_tokens=False)
     tokens = np.asarray(encoded.ids, np.int64)
     found = find_stretches(text.shards, tokens, text.records)
     near = find_nearest(text.shards, tokens, text.texts, count)
     parts = [(p.shard, p.segment, p.place, f.length) for f in found for p in f.places[:count]]
-    sources = iter(text.describe([*parts, *(text.beginning(n.shard, n.document) for n in near)]))
+    sources = iter(text.describe(parts))
     stretches = [
         Stretch(
             encoded.offsets[one.first][0],
@@ -134,5 +146,20 @@ def _trace(text: TrainingText, answer: str, count: int) -> Trace:
         )
         for one in found
     ]
-    scored = [Near(one.score, source) for one, source in zip(near, sources, strict=True)]
-    return Trace(text.version.version, answer, SHORTEST, stretches, scored, text.unknown)
+    influential = None
+    if influence_on is not None:
+        influential = _scored(text, find_influential(text, influence_on, answer, count))
+    return Trace(
+        text.version.version,
+        answer,
+        SHORTEST,
+        stretches,
+        _scored(text, near),
+        text.unknown,
+        influential,
+    )
+
+
+def _scored(text: TrainingText, found: Sequence[Nearby]) -> list[Near]:
+    beginnings = text.describe([text.beginning(one.shard, one.document) for one in found])
+    return [Near(one.score, source) for one, source in zip(found, beginnings, strict=True)]

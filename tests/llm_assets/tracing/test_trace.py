@@ -142,6 +142,18 @@ def test_what_is_indexed_is_not_indexed_again(lab: Lab, monkeypatch: pytest.Monk
     assert lab.trace(PLANTED[0]) == first
 
 
+def test_the_nearest_are_ranked_by_influence_where_that_is_asked(lab: Lab) -> None:
+    answer = PLANTED[0][20:70]
+    tracer = Tracer(lab.store, lambda line: None)
+    found = tracer.trace(lab.registry.state(), lab.version, answer, influence_on=PLANTED[0][:20])
+    assert found.influential and found.influential[0].source.document == "manual/0"
+    scores = [one.score for one in found.influential]
+    assert scores == sorted(scores, reverse=True) and all(-1 <= score <= 1 for score in scores)
+    assert any("most influence, by gradients (no proof)" in line for line in told(found))
+    with pytest.raises(UserError, match="give more of the answer"):
+        tracer.trace(lab.registry.state(), lab.version, "a", influence_on="")
+
+
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
