@@ -7,12 +7,14 @@ from llm_assets.export.export import Form, export_model
 from llm_assets.registry.integrity import verify_model
 
 
-def export_version(session: Session, version: int, form: Form, output: Path | None) -> str:
+def export_version(
+    session: Session, version: int, form: Form, output: Path | None, key: Path | None
+) -> str:
     """Write a version's model into a new folder; returns what there is to say about it.
 
     Raises:
         UserError: there is no such version, its model was deleted, is damaged or is not on this
-            machine, the folder exists, or the form does not take the model.
+            machine, the folder exists, the form does not take the model, or the key is none.
     """
     found = session.registry.get(version)
     store = session.pipeline.store
@@ -20,8 +22,9 @@ def export_version(session: Session, version: int, form: Form, output: Path | No
     verify_model(session.pipeline.record, found.model_url)
     name = f"{session.settings.name}-{version}"
     target = output or Path(f"{name}-{form}")
-    compared = export_model(model, form, target, name)
+    compared = export_model(model, form, target, name, key)
+    signed = f" Signed: llm-assets verify {target} --key {key.with_suffix('.pub')}" if key else ""
     return (
         f"Wrote {target}. Read back, it needs {compared.served:.4f} bits per byte for the shipped "
-        f"text; the model needs {compared.evaluated:.4f}."
+        f"text; the model needs {compared.evaluated:.4f}.{signed}"
     )

@@ -170,19 +170,21 @@ def restore_registry() -> None:
 @version_argument
 @click.option("--to", "form", required=True, type=click.Choice(["gguf", "openvino", "safetensors"]))
 @click.option("--output", type=click.Path(path_type=Path), help="The folder to write.")
-def export(version: int, form: Any, output: Path | None) -> None:
+@click.option("--sign", "key", type=click.Path(path_type=Path), help="Sign it with this key.")
+def export(version: int, form: Any, output: Path | None, key: Path | None) -> None:
     """Write a version's model for llama.cpp, Ollama and LM Studio, or for OpenVINO.
 
     What was written is read back, and predicts a shipped text as the model does.
 
     \b
-    Example:
+    Examples:
       llm-assets export 3 --to gguf
+      llm-assets export 3 --to safetensors --sign release.pem   a key that is absent is made
     """
     from llm_assets.cli.export import export_version
     from llm_assets.cli.session import open_session
 
-    click.echo(shown(export_version(open_session(), version, form, output)))
+    click.echo(shown(export_version(open_session(), version, form, output, key)))
 
 
 @commands.command()

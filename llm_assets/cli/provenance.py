@@ -105,21 +105,26 @@ def trace(
 
 
 @click.command()
-@click.argument("certificate", type=click.Path(path_type=Path))
+@click.argument("path", type=click.Path(path_type=Path), metavar="CERTIFICATE|FOLDER")
 @click.option("--key", type=click.Path(path_type=Path), help="The issuer's public key, in PEM.")
 @click.option("--retrain", is_flag=True, help="Train the runs once more and compare the weights.")
-def verify(certificate: Path, key: Path | None, retrain: bool) -> None:
-    """Check a certificate of `forget`: its signature, and what it states against the store.
+def verify(path: Path, key: Path | None, retrain: bool) -> None:
+    """Check a certificate of `forget`, or the signature of a folder that `export` wrote.
+
+    Of a certificate, what it states is held against the store as well.
 
     \b
     Examples:
       llm-assets verify forgotten-0f3a.json --key issuer.pub
       llm-assets verify forgotten-0f3a.json --retrain   on another machine, with the store
+      llm-assets verify manuals-3-safetensors --key release.pub
     """
     from llm_assets.cli.session import open_session
-    from llm_assets.cli.verify import verify_certificate
+    from llm_assets.cli.verify import verify_certificate, verify_export
 
-    if not verify_certificate(open_session, certificate, key, retrain, click.echo):
+    if path.is_dir():
+        verify_export(path, key, click.echo)
+    elif not verify_certificate(open_session, path, key, retrain, click.echo):
         sys.exit(1)
 
 

@@ -1,4 +1,4 @@
-"""`llm-assets verify`: a certificate of what was forgotten, checked."""
+"""`llm-assets verify`: a certificate of what was forgotten, or an exported model, checked."""
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -8,9 +8,21 @@ from artifacts.errors import UserError
 from artifacts.progress import Report
 from artifacts.shown import shown_in_line
 from llm_assets.cli.session import Session
+from llm_assets.export.signature import check_signature
 from llm_assets.forgetting.certificate import Forgetting, read_statement
 from llm_assets.forgetting.signing import read_signed
 from llm_assets.forgetting.verification import examine, is_here, train_again
+
+
+def verify_export(folder: Path, key: Path | None, report: Report) -> None:
+    """Check the signature of an exported model; raises UserError where it does not hold."""
+    if key is None:
+        raise UserError(
+            f"The signature of {folder} says nothing without its issuer's public key: give that "
+            "with --key."
+        )
+    files = check_signature(folder, key)
+    report(f"ok       {files:,} files are as they were signed with the key of {key}")
 
 
 def verify_certificate(

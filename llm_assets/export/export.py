@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 from artifacts.errors import UserError
 from artifacts.model_folder import check_model_folder, context_tokens, read_config
 from llm_assets.export.gguf_file import write_gguf
+from llm_assets.export.signature import prepare_key, sign_folder
 from recipes.evaluation.documents import GENERAL_TEXT
 from serving.comparison import Comparison, JudgedDocument, compared
 from serving.engine.conversion import convert_model
@@ -25,34 +26,42 @@ READ_TOKENS = 256
 WEIGHTS_NAMES = ("*.safetensors", "*.safetensors.index.json")
 
 
-def export_model(folder: Path, form: Form, target: Path, name: str) -> Comparison:
+def export_model(
+    folder: Path, form: Form, target: Path, name: str, key: Path | None = None
+) -> Comparison:
     """Write a model into a new folder, which appears whole once what was written reads as it did.
 
     Args:
         folder: a Hugging Face folder.
         name: of the model, for the programs that show it.
+        key: file of the key that signs what was written (`llm_assets.export.signature`).
 
     Returns:
         The bits of a shipped text, before and after.
 
     Raises:
-        UserError: the target exists, the form does not take this model, or what was written does
-            not predict as the model does.
+        UserError: the target exists, the form does not take this model, what was written does not
+            predict as the model does, or the key is none.
     """
     if target.exists():
         raise UserError(f"{target} is there already. Remove it, or give another --output.")
     check_model_folder(folder)
-    draft = target.with_name(f".{target.name}.writing")
-    shutil.rmtree(draft, ignore_errors=True)
+    if key:
+        prepare_key(key)
+    scratch = target.with_name(f".{target.name}.writing")
+    shutil.rmtree(scratch, ignore_errors=True)
+    draft = scratch / target.name
     draft.mkdir(parents=True)
     try:
         FORMS[form](folder, draft, name)
         found = _compare(folder, form, draft, name)
         if not found.fits:
             raise UserError(f"What was written does not predict as the model does: {found}.")
+        if key:
+            sign_folder(draft, key)
         os.replace(draft, target)
     finally:
-        shutil.rmtree(draft, ignore_errors=True)
+        shutil.rmtree(scratch, ignore_errors=True)
     return found
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
     PublicFormat,
@@ -22,9 +23,9 @@ from securesystemslib.signer import CryptoSigner, SSlibKey
 
 from artifacts.errors import UserError
 from artifacts.storage import files
+from llm_assets.signing_keys import write_key_pair
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
-_PRIVATE = 0o600
 
 
 def open_signer(path: Path) -> CryptoSigner:
@@ -41,12 +42,9 @@ def open_signer(path: Path) -> CryptoSigner:
                 f"{path} is no private key in PEM without a password: {error}. Give one with "
                 "`forgetting.signing_key`, or move this file away: a new key is made then."
             ) from None
-    signer = CryptoSigner.generate_ed25519()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.touch(_PRIVATE, exist_ok=False)
-    path.write_bytes(signer.private_bytes)
-    path.with_suffix(".pub").write_text(_public_key(signer))
-    return signer
+    key = Ed25519PrivateKey.generate()
+    write_key_pair(path, key)
+    return CryptoSigner(key)
 
 
 def _public_key(signer: CryptoSigner) -> str:
