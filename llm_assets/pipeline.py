@@ -7,6 +7,7 @@ from pathlib import Path
 from dagster import AssetExecutionContext, ConfigurableResource
 
 from artifacts.store.identity import Identity
+from artifacts.store.manifest import COST
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Artifact, Draft, Store, layout
 from llm_assets.cloud import secrets
@@ -15,6 +16,8 @@ from llm_assets.config import PipelineSettings, load_settings
 
 REBUILD_TAG = "llm_assets/rebuild"
 """Tag of a run: assets, by their names with commas between, that are made again unchanged."""
+_ASSET_OUTPUT = "result"
+"""Dagster's name of an asset's only output."""
 
 
 class PipelineResource(ConfigurableResource):
@@ -55,8 +58,15 @@ class PipelineResource(ConfigurableResource):
         """Make the artifact unless it exists, and make it the asset's current one.
 
         Before anything is made again, the log says which setting or input differs from the current
-        artifact's.
+        artifact's. What a runner reports of its cost enters the manifest.
         """
+
+        def build_and_note(draft: Draft) -> None:
+            build(draft)
+            reported = context.get_output_metadata(_ASSET_OUTPUT) or {}
+            if COST in reported:
+                draft.provenance[COST] = reported[COST]
+
         record = self.record
         if identity.kind in context.run.tags.get(REBUILD_TAG, "").split(","):
             self._set_aside(context, identity)
@@ -65,7 +75,7 @@ class PipelineResource(ConfigurableResource):
                 context.log.info(f"{identity.kind} is made again because of {line}")
         artifact, made = record.store.make(
             identity,
-            build,
+            build_and_note,
             on_wait=lambda holder: context.log.info(
                 f"{identity.kind} {identity.fingerprint} is being made by {holder}; waiting for it"
             ),

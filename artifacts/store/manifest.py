@@ -13,6 +13,8 @@ from artifacts.store.layout import MANIFEST_NAME
 
 SCHEMA_VERSION = 1
 CHECKSUM = "checksum"
+COST = "cost_dollars"
+"""In the provenance of what others' machines made: what these cost."""
 
 
 class Manifest(BaseModel):

@@ -23,9 +23,9 @@ from llm_assets.gate.settings import GateSettings
 from llm_assets.gate.verdict import Verdict
 from llm_assets.pipeline import PipelineResource
 from llm_assets.registry.base import Registry
-from llm_assets.registry.card import describe_coverage
+from llm_assets.registry.card import describe_cost, describe_coverage
 from llm_assets.registry.integrity import verify_model
-from llm_assets.registry.lineage import lineage, procedure, weights_fingerprint
+from llm_assets.registry.lineage import dollars_of, lineage, procedure, weights_fingerprint
 from llm_assets.registry.records import ModelEntry, ModelVersion
 from llm_assets.registry.resource import RegistryResource
 from llm_assets.runners.training import TrainingRunner
@@ -179,6 +179,8 @@ def model_version(
     license = settings.license or base.stats["license"]
     version = models.enter(candidate_entry(candidate, evaluation, license), verdict)
     trained = {"trained_on": describe_coverage(version)}
+    if version.dollars is not None:
+        trained |= {"version_cost": describe_cost(version)}
     told = verdict_metadata(version.version, verdict) | samples_metadata(evaluation)
     return materialization(artifact, told | trained)
 
@@ -261,6 +263,7 @@ def candidate_entry(candidate: Artifact, evaluation: Artifact, license: str) -> 
         license=license,
         lineage=lineage(evaluation),
         coverage=candidate.stats["coverage"],
+        dollars=dollars_of(evaluation),
         evaluation=evaluation.stats,
     )
 

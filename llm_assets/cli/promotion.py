@@ -19,7 +19,7 @@ def approve(session: Session, version: int, name: str, reason: str, report: Repo
 
 
 def _refuse_withdrawn(session: Session, version: int) -> None:
-    withdrawn = read_list(session.pipeline.store, session.settings.name).withdrawn
+    withdrawn = read_list(session.record.store, session.settings.name).withdrawn
     since = next((one.at for one in withdrawn if one.version == version), None)
     if since is not None:
         raise UserError(

@@ -55,7 +55,7 @@ def trace_answers(
     """Trace answers and tell what was found."""
     state = session.registry.state()
     quiet: Report = (lambda line: None) if as_json else report
-    tracer = Tracer(session.pipeline.store, quiet)
+    tracer = Tracer(session.record.store, quiet)
     for one in asked:
         found = tracer.trace(state, one.version, one.answer, one.prompt if influence else None)
         if as_json:

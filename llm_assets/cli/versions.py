@@ -3,7 +3,7 @@
 from typing import Any
 
 from llm_assets.cli.session import Session
-from llm_assets.registry.card import describe_coverage, tell_story
+from llm_assets.registry.card import describe_cost, describe_coverage, tell_story
 
 
 def list_versions(session: Session) -> list[str]:
@@ -18,7 +18,8 @@ def list_versions(session: Session) -> list[str]:
         label = f"{version.version} ({', '.join(aliases)})" if aliases else str(version.version)
         story = tell_story(state, version)
         lines.append(f"{label}: {story[-1] if story else 'the base model'}")
-        lines.append(f"    trained on {describe_coverage(version)}")
+        cost = "" if version.dollars is None else f"; {describe_cost(version)}"
+        lines.append(f"    trained on {describe_coverage(version)}{cost}")
     move = [move for move in state.history if move.alias == "wanted"][-1]
     lines.append(f"wanted: version {wanted.version}, by {move.by} ({move.reason})")
     serves = f"version {champion.version}" if champion else "nothing yet"

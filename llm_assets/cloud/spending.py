@@ -8,6 +8,7 @@ from typing import Any
 
 from artifacts.errors import UserError
 from artifacts.storage import files
+from artifacts.store.manifest import COST
 from llm_assets.cloud.settings import GoogleCloudSettings
 from llm_assets.pipes.service import RemoteJob
 
@@ -83,7 +84,7 @@ class Spending:
         if self.dollars_per_hour is None:
             return {}
         return {
-            "cost_dollars": round(self.dollars, 4),
+            COST: round(self.dollars, 4),
             "billed": f"{self.hours:.4g} hours of {self.machines}",
         }
 

@@ -15,6 +15,7 @@ def render_card(state: RegistryState, version: ModelVersion) -> str:
         f"- Model: `{version.model_url}` (weights `{version.weights}`)",
         f"- License: {version.license}",
         f"- Trained on: {describe_coverage(version)}",
+        f"- Cost: {describe_cost(version)}",
         "",
         *_story(state, version),
     ]
@@ -62,6 +63,13 @@ def describe_coverage(version: ModelVersion) -> str:
     if version.coverage is None:
         return "no text of this pipeline" if version.is_base else "an unknown share of the text"
     return f"{_percent(version.coverage)} of the text, the versions before it included"
+
+
+def describe_cost(version: ModelVersion) -> str:
+    """What a version cost, in words."""
+    if version.dollars is None:
+        return "no cost on record"
+    return f"{version.dollars:,.2f} USD for the machines that made it and all behind it"
 
 
 def _percent(share: float) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from artifacts.store.identity import hash_json
+from artifacts.store.manifest import COST
 from artifacts.store.store import Artifact
 
 CHOSEN = "chosen"
@@ -20,6 +21,17 @@ def lineage(artifact: Artifact) -> dict[str, str]:
         if artifact.store.exists(name, fingerprint):
             found |= lineage(artifact.store.load(name, fingerprint))
     return found
+
+
+def dollars_of(artifact: Artifact) -> float | None:
+    """What the machines cost that made an artifact and all behind it.
+
+    An artifact counts for each of those that were made from it. None where no cost is on record, as
+    of one's own machines.
+    """
+    manifests = (artifact.store.load(*one).manifest for one in lineage(artifact).items())
+    costs = [one.provenance[COST] for one in manifests if COST in one.provenance]
+    return sum(costs) if costs else None
 
 
 def procedure(candidate: Artifact, judged_by: Mapping[str, Any]) -> str:

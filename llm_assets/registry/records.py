@@ -48,6 +48,8 @@ class ModelEntry(BaseModel):
     coverage: float | None = None
     """Share of the training text that the model and those before it were trained on; None for a
     base model, of which nothing is known."""
+    dollars: float | None = None
+    """What the machines cost that made all of the lineage; None where no cost is on record."""
     evaluation: dict[str, Any] = {}
     """`stats` of the newest `eval_metrics` artifact; empty for a base model."""
 

@@ -11,7 +11,7 @@ from artifacts.errors import UserError
 from artifacts.shown import shown_in_line
 from artifacts.store.manifest import Manifest
 from artifacts.store.store import Artifact, Store
-from llm_assets.registry.card import describe_coverage, tell_story
+from llm_assets.registry.card import describe_cost, describe_coverage, tell_story
 from llm_assets.registry.records import ModelVersion
 from llm_assets.registry.retired import find_manifest
 from llm_assets.registry.state import RegistryState
@@ -57,6 +57,7 @@ def explain(store: Store, state: RegistryState, version: ModelVersion) -> str:
         f"version {version.version}, registered {version.created_at:%Y-%m-%d %H:%M} UTC",
         f"model: {version.model_url} (license {version.license})",
         f"trained on {describe_coverage(version)}",
+        f"cost: {describe_cost(version)}",
         *tell_story(state, version),
     ]
     for metric, by_role in version.evaluation.get("metrics", {}).items():

@@ -14,6 +14,7 @@ import yaml
 from google.cloud import storage
 
 from artifacts.storage.machine import CACHE_VARIABLE
+from artifacts.store.manifest import COST
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Store
 from llm_assets.cloud.config import CLOUD_CONFIG_VARIABLE
@@ -107,6 +108,12 @@ def test_from_a_table_to_a_model_with_two_replicas_and_a_preemption(
     assert checkpoint.stats["steps"] == 60 and checkpoint.stats["workers"] == 2
     assert (checkpoint.path / "model" / "config.json").exists()
     assert len(google.dataproc.batches()) == 2 and len(google.vertex.jobs()) == 2
+    paid = [
+        record.current(kind, needed_by="test").manifest.provenance[COST]
+        for kind in ("clean_corpus", "tokenized_shards", "checkpoint", "eval_metrics")
+    ]
+    told = cloud_project.run("llm-assets", "versions").stdout
+    assert min(paid) > 0 and f"; {sum(paid):,.2f} USD for the machines" in told, (paid, told)
 
 
 @pytest.mark.fault(

@@ -18,10 +18,14 @@ from llm_assets.registry.local import LocalRegistry
 from llm_assets.tracing.lessons import lessons_of, runs_behind
 from recipes.data.seen import SEEN_NAME
 from recipes.data.trained import TRAINED_NAME
-from recipes.spec import METRICS_NAME, MODEL_FOLDER, TrainingSpec
+from recipes.spec import METRICS_NAME, MODEL_FOLDER, TrainingSpec, read_metrics
 from tests.llm_assets.registry.conftest import base_entry, entry, verdict
 from tests.recipes.conftest import settings_of, train_here
 from tests.tiny import tiny_shards
+
+STEPS = 20
+LATE = 19
+"""A step after nine tenths of the run."""
 
 
 class Lab:
@@ -37,10 +41,10 @@ class Lab:
         self.stats = ShardStats.model_validate(made.stats)
         inputs = {"tokenized_shards": made.fingerprint}
         training = settings_of(
-            steps=12,
+            steps=STEPS,
             precision="float32",
             learning_rate=3e-3,
-            checkpointing={"every_steps": 3, "permanent_every_steps": 3},
+            checkpointing={"every_steps": 9, "permanent_every_steps": 9},
         )
         identity = Identity(
             kind="checkpoint", code_version="1", settings=training.content(), inputs=inputs
@@ -77,7 +81,7 @@ class Lab:
         shards = ShardSet(made.path, self.stats, "train")
         self.texts = [t for s in shards.shards for t in s.documents()["text_hash"].to_pylist()]
         self.never = next(text for text in self.texts if not self.first_step(text))
-        self.late = next(text for text in self.texts if self.first_step(text) in (7, 8, 9))
+        self.late = next(text for text in self.texts if self.first_step(text) == LATE)
 
     def forget(self, text: str) -> None:
         one = ForgottenDocument(id=text, source="s", text_hash=text, by="Ada", reason="asked to")
@@ -111,9 +115,12 @@ def test_a_version_is_made_once_more_without_what_was_forgotten(lab: Lab, tmp_pa
     lab.forget(lab.late)
     lab.once_more(said)
 
-    assert any("goes on from its checkpoint of step 6;" in line for line in said), said
-    assert any("To train: 6 of 12 steps." in line for line in said), said
+    assert any("goes on from its checkpoint of step 18;" in line for line in said), said
+    assert any("To train: 2 of 20 steps." in line for line in said), said
     made = lab.record.current("checkpoint", needed_by="test")
+    trained = read_metrics(Path(lab.store.root, layout.run(made.fingerprint)))
+    steps = [line["step"] for line in trained]
+    assert steps == [19, 20], "a text first met after 90 % of a run costs a tenth of its steps"
     scratch = lab.spec.model_copy(
         update={
             "run_folder": str(tmp_path / "run"),
@@ -137,12 +144,12 @@ def test_without_the_early_checkpoints_it_says_from_where_it_starts_and_why_it_c
     with pytest.raises(UserError, match=r"version 1 cannot be trained once more: .*spec\.json"):
         replay(lab.store, lab.runs, [lab.late], train_here, said.append)
     (tmp_path / "spec.json").rename(Path(lab.run, "spec.json"))
-    for early in (3, 6):
+    for early in (9, 18):
         shutil.rmtree(f"{lab.run}/step-{early}")
     # Without the text's mask nothing is on record under this name yet.
-    other = next(t for t in lab.texts if t != lab.late and lab.first_step(t) in range(4, 10))
+    other = next(t for t in lab.texts if t != lab.late and lab.first_step(t) in range(2, 19))
     replay(lab.store, lab.runs, [other], train_here, said.append)
-    told = next(line for line in said if "trained from its beginning, all 12 steps" in line)
+    told = next(line for line in said if "trained from its beginning, all 20 steps" in line)
     assert "permanent_every_steps" in told
 
 
