@@ -1,13 +1,21 @@
 """From an answer to what was truly trained on: planted documents, the command's words, the page."""
 
+import json
 import re
 import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import uvicorn
+from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 from artifacts.errors import UserError
@@ -15,6 +23,7 @@ from artifacts.shards.format import ShardStats
 from artifacts.shards.shard_set import ShardSet
 from artifacts.store.identity import Identity
 from artifacts.store.store import Draft, Store
+from llm_assets.cli.session import Session
 from llm_assets.cli.trace import told
 from llm_assets.cli.trace_page import build_page
 from llm_assets.registry.local import LocalRegistry
@@ -23,9 +32,11 @@ from llm_assets.tracing import indexed
 from llm_assets.tracing.answers import of_request
 from llm_assets.tracing.trace import MOST_CHARACTERS, Trace, Tracer
 from recipes.data.trained import TRAINED_NAME, record_trained
+from serving.api.address import listen
 from serving.engine.protocol import GenerateRequest
 from serving.journal import Journal
 from serving.settings import JournalSettings
+from tests.browser import browser, needs_browser
 from tests.llm_assets.registry.conftest import base_entry, entry, verdict
 from tests.tiny import tiny_shards, tiny_texts
 
@@ -209,17 +220,31 @@ def test_days_past_the_retention_are_removed(tmp_path: Path) -> None:
     assert not list(folder.glob("*.jsonl"))
 
 
+def session_of(lab: Lab) -> Session:
+    """What of a session the page uses."""
+    settings = SimpleNamespace(name="manual")
+    return cast(
+        Session,
+        SimpleNamespace(
+            settings=settings, pipeline=SimpleNamespace(store=lab.store), registry=lab.registry
+        ),
+    )
+
+
+@contextmanager
+def served(page: FastAPI) -> Iterator[str]:
+    """Serve a page on loopback as the command does; gives its address."""
+    with listen("127.0.0.1", 0) as listener:
+        server = uvicorn.Server(uvicorn.Config(page, log_level="warning"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        server.should_exit = True
+        thread.join()
+
+
 def test_the_page_shows_all_of_it_and_nothing_untrusted_becomes_markup(lab: Lab) -> None:
-    class Session:
-        class settings:
-            name = "manual"
-
-        class pipeline:
-            store = lab.store
-
-        registry = lab.registry
-
-    with TestClient(build_page(Session()), base_url="http://127.0.0.1:8011") as page:
+    with TestClient(build_page(session_of(lab)), base_url="http://127.0.0.1:8011") as page:
         assert "<textarea" in page.get("/").text
         answer = page.post("/", data={"text": PLANTED[0] + " " + HOSTILE})
         assert "script-src" not in answer.headers["content-security-policy"]
@@ -230,3 +255,22 @@ def test_the_page_shows_all_of_it_and_nothing_untrusted_becomes_markup(lab: Lab)
         assert page.post("/", data={"text": "x"}, headers=attack).status_code == 403
         assert page.get("/", headers={"host": "evil.example"}).status_code == 400
         assert page.post("/", content=b"x" * 2_000_000).status_code == 413
+
+
+@needs_browser
+def test_the_page_in_a_browser(lab: Lab, tmp_path: Path) -> None:
+    answer = f"As the manual says, {PLANTED[0][4:60]} and so on. {HOSTILE}"
+    with served(build_page(session_of(lab))) as address, browser(tmp_path) as page:
+        page.open(address)
+        page.evaluate(f"document.getElementById('text').value = {json.dumps(answer)}")
+        page.evaluate("document.querySelector('button').click()")
+        page.wait("Page.loadEventFired")
+        shown = page.evaluate("document.body.innerText")
+        marked = page.evaluate("document.querySelector('mark').textContent")
+        assert page.evaluate("document.scripts.length") == 0
+        styled = page.evaluate("getComputedStyle(document.querySelector('.card')).borderTopWidth")
+        page.screenshot(tmp_path / "page.png", 1000, 900)
+    assert "VERBATIM · version 1" in shown and "license CC-BY-4.0" in shown
+    assert HOSTILE in shown and "trained on by version 1 at step" in shown
+    assert marked.strip() in PLANTED[0] and styled == "1px"
+    assert (tmp_path / "page.png").read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,94 @@
+"""A headless Chromium that tests drive over the DevTools protocol.
+
+It is Debian's package `chromium`; where it is not installed, tests that need it are skipped and say
+so.
+"""
+
+import base64
+import itertools
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from websockets.sync.client import ClientConnection, connect
+
+PROGRAM = shutil.which("chromium") or shutil.which("google-chrome")
+LISTENING = re.compile(r"DevTools listening on (ws://\S+)")
+SECONDS = 60.0
+
+needs_browser = pytest.mark.skipif(PROGRAM is None, reason="Chromium is not installed")
+
+
+class Browser:
+    """One page in it."""
+
+    def __init__(self, connection: ClientConnection) -> None:
+        self._connection = connection
+        self._numbers = itertools.count(1)
+        self._session: str | None = None
+        target = self._call("Target.createTarget", url="about:blank")["targetId"]
+        attached = self._call("Target.attachToTarget", targetId=target, flatten=True)
+        self._session = attached["sessionId"]
+        self._call("Page.enable")
+
+    def open(self, url: str) -> None:
+        """Go to a page and wait until it is there."""
+        self._call("Page.navigate", url=url)
+        self.wait("Page.loadEventFired")
+
+    def evaluate(self, script: str) -> Any:
+        """The value of a script in the page."""
+        found = self._call("Runtime.evaluate", expression=script, returnByValue=True)
+        assert "exceptionDetails" not in found, found
+        return found["result"].get("value")
+
+    def wait(self, event: str) -> None:
+        """Wait until the page tells of something."""
+        while json.loads(self._connection.recv(SECONDS)).get("method") != event:
+            pass
+
+    def screenshot(self, path: Path, width: int, height: int) -> None:
+        """Write what a window of this size shows as PNG."""
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        self._call("Emulation.setDeviceMetricsOverride", **size)
+        content = self._call("Page.captureScreenshot", format="png")["data"]
+        path.write_bytes(base64.b64decode(content))
+
+    def _call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        number = next(self._numbers)
+        message = {"id": number, "method": method, "params": parameters}
+        if self._session:
+            message["sessionId"] = self._session
+        self._connection.send(json.dumps(message))
+        while True:
+            answer = json.loads(self._connection.recv(SECONDS))
+            if answer.get("id") == number:
+                assert "error" not in answer, answer
+                return dict(answer["result"])
+
+
+@contextmanager
+def browser(folder: Path) -> Iterator[Browser]:
+    """A browser with a profile of its own in the folder."""
+    assert PROGRAM is not None
+    options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0"]
+    options += ["--disable-background-networking", "--no-first-run", "--hide-scrollbars"]
+    process = subprocess.Popen(
+        [PROGRAM, *options, f"--user-data-dir={folder / 'profile'}", "about:blank"],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stderr is not None
+        found = next(filter(None, map(LISTENING.search, process.stderr)))
+        with connect(found.group(1), max_size=None) as connection:
+            yield Browser(connection)
+    finally:
+        process.terminate()
+        process.wait()
