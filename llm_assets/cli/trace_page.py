@@ -33,7 +33,7 @@ def build_page(session: Session) -> FastAPI:
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     # A page elsewhere whose name leads here (DNS rebinding) is known by its Host.
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(LOOPBACK))
-    tracer = Tracer(session.pipeline.store, lambda line: None)
+    tracer = Tracer(session.record.store, lambda line: None)
 
     @app.get("/")
     def form() -> HTMLResponse:
@@ -93,6 +93,7 @@ def _render(
         "Content-Security-Policy": _POLICY,
         "Cache-Control": "no-store",
         "X-Content-Type-Options": "nosniff",
-        "Referrer-Policy": "no-referrer",
+        # Without one, browsers would give the form's own origin as `null`.
+        "Referrer-Policy": "same-origin",
     }
     return HTMLResponse(page, status, headers)

@@ -2,10 +2,11 @@
 
 model-signing 1.1.1 writes and checks it: the SHA-256 of each file in an in-toto statement, in a
 Sigstore bundle, by a plain elliptic-curve key, so nothing is asked of a network. Its own command
-checks it too: `model_signing verify key FOLDER --signature FOLDER/model.sig --public-key KEY`.
+checks it too: `model_signing verify key FOLDER --signature FOLDER/model.sig --public_key KEY`.
 """
 
 from pathlib import Path
+from typing import Any
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -44,12 +45,10 @@ def prepare_key(path: Path) -> None:
 
 def sign_folder(folder: Path, key: Path) -> None:
     """Write the signature of all that is in a folder into it."""
-    from model_signing import hashing, signing
+    from model_signing.signing import Config
 
-    path = folder / SIGNATURE_NAME
-    hashed = hashing.Config().set_ignored_paths(paths=[path], ignore_git_paths=False)
-    signer = signing.Config().set_hashing_config(hashed)
-    signer.use_elliptic_key_signer(private_key=key).sign(folder, path)
+    config = Config().set_hashing_config(_all_but_the_signature(folder))
+    config.use_elliptic_key_signer(private_key=key).sign(folder, folder / SIGNATURE_NAME)
 
 
 def check_signature(folder: Path, key: Path) -> int:
@@ -64,7 +63,7 @@ def check_signature(folder: Path, key: Path) -> int:
     Raises:
         UserError: there is none, another key made it, or a file was changed, added or removed.
     """
-    from model_signing import verifying
+    from model_signing.verifying import Config
 
     path = folder / SIGNATURE_NAME
     if not path.is_file():
@@ -79,12 +78,19 @@ def check_signature(folder: Path, key: Path) -> int:
     if not isinstance(loaded, ec.EllipticCurvePublicKey):
         raise UserError(f"{key} is a public key of another kind than models are signed with.")
     try:
-        verifying.Config().use_elliptic_key_verifier(public_key=key).verify(folder, path)
+        config = Config().set_hashing_config(_all_but_the_signature(folder))
+        config.use_elliptic_key_verifier(public_key=key).verify(folder, path)
     except InvalidSignature:
         raise _changed(folder, key, "the signature is another key's, or was changed") from None
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise _changed(folder, key, str(error)) from None
     return sum(one.is_file() for one in folder.rglob("*")) - 1
+
+
+def _all_but_the_signature(folder: Path) -> Any:
+    from model_signing.hashing import Config
+
+    return Config().set_ignored_paths(paths=[folder / SIGNATURE_NAME], ignore_git_paths=False)
 
 
 def _changed(folder: Path, key: Path, fault: str) -> UserError:

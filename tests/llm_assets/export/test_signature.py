@@ -42,7 +42,7 @@ def test_what_was_signed_holds_here_and_by_the_librarys_own_command(
 ) -> None:
     public = key.with_suffix(".pub")
     assert check_signature(folder, public) == 2
-    options = ["--signature", str(folder / SIGNATURE_NAME), "--public-key", str(public)]
+    options = ["--signature", str(folder / SIGNATURE_NAME), "--public_key", str(public)]
     command = [sys.executable, "-m", "model_signing", "verify", "key", str(folder), *options]
     ended = subprocess.run(command, capture_output=True, text=True)
     assert ended.returncode == 0 and "succeeded" in ended.stdout, ended

@@ -22,6 +22,7 @@ from artifacts.errors import UserError
 from artifacts.shards.format import ShardStats
 from artifacts.shards.shard_set import ShardSet
 from artifacts.store.identity import Identity
+from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Draft, Store
 from llm_assets.cli.session import Session
 from llm_assets.cli.trace import told
@@ -110,8 +111,12 @@ def lab(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> La
     return Lab(tmp_path_factory.mktemp("lab"), tiny_model_folder)
 
 
-def test_a_planted_document_is_named_with_row_step_license_and_neighbors(lab: Lab) -> None:
+def test_a_planted_document_is_named_with_row_step_license_and_neighbors(
+    lab: Lab, capfd: pytest.CaptureFixture[str]
+) -> None:
     found = lab.trace(f"As the manual says, {PLANTED[0][4:60]} and so on.")
+    said = capfd.readouterr().err
+    assert "WARN" not in said and "log level" not in said, "Spark, which builds the index, is quiet"
 
     assert found.verdict == "verbatim" and 0.3 < found.share < 1
     longest = found.verbatim[0]
@@ -226,7 +231,7 @@ def session_of(lab: Lab) -> Session:
     return cast(
         Session,
         SimpleNamespace(
-            settings=settings, pipeline=SimpleNamespace(store=lab.store), registry=lab.registry
+            settings=settings, record=Pipeline(lab.store, "manual"), registry=lab.registry
         ),
     )
 
@@ -238,9 +243,11 @@ def served(page: FastAPI) -> Iterator[str]:
         server = uvicorn.Server(uvicorn.Config(page, log_level="warning"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
-        server.should_exit = True
-        thread.join()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        finally:
+            server.should_exit = True
+            thread.join()
 
 
 def test_the_page_shows_all_of_it_and_nothing_untrusted_becomes_markup(lab: Lab) -> None:
@@ -266,11 +273,12 @@ def test_the_page_in_a_browser(lab: Lab, tmp_path: Path) -> None:
         page.evaluate("document.querySelector('button').click()")
         page.wait("Page.loadEventFired")
         shown = page.evaluate("document.body.innerText")
+        assert "Only this page itself may ask" not in shown
         marked = page.evaluate("document.querySelector('mark').textContent")
         assert page.evaluate("document.scripts.length") == 0
         styled = page.evaluate("getComputedStyle(document.querySelector('.card')).borderTopWidth")
         page.screenshot(tmp_path / "page.png", 1000, 900)
     assert "VERBATIM · version 1" in shown and "license CC-BY-4.0" in shown
-    assert HOSTILE in shown and "trained on by version 1 at step" in shown
+    assert "<script>" in shown and "trained on by version 1 at step" in shown
     assert marked.strip() in PLANTED[0] and styled == "1px"
     assert (tmp_path / "page.png").read_bytes().startswith(b"\x89PNG")
