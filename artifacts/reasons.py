@@ -122,6 +122,11 @@ def _of_history(error: BaseException) -> str | None:
             "Dagster's history is locked by another process, so nothing can be recorded. End the "
             "other `dagster` or `llm-assets` command (`fuser` names it), then run the same again."
         )
+    if "database or disk is full" in text:
+        return (
+            "No space left on the disk of Dagster's history (`storage.sqlite.base_dir` in "
+            "dagster.yaml). Nothing finished is lost: free some space and run the same again."
+        )
     if "database disk image is malformed" in text or "file is not a database" in text:
         return (
             "Dagster's history is damaged. It is a record only, no artifact is lost: move the "

@@ -1,0 +1,51 @@
+"""The world goes wrong while sensors look at it: nothing is launched twice, nothing is missed."""
+
+import shutil
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from dagster import Failure, RunRequest
+
+from llm_assets.automation.decision import Launch, Question, Wait, answer
+from llm_assets.automation.launched import QUESTION_TAG
+from llm_assets.automation_settings import AutomationSettings
+from tests.faults import small_disk
+from tests.llm_assets.automation.conftest import Automated
+
+
+def test_a_clock_that_was_set_back_holds_no_retry_back(automated: Automated) -> None:
+    (automated.text / "new.txt").write_text("Something new to learn.")
+    request = automated.tick()
+    assert isinstance(request, RunRequest)
+    automated.end(automated.launch(request), succeeded=False)
+    question = Question(request.tags[QUESTION_TAG].split("-")[0], 1)
+    assert question.name == request.tags[QUESTION_TAG]
+    runs = automated.instance.get_run_records()
+    settings = AutomationSettings(retry_minutes=60)
+
+    def asked(ago: timedelta) -> Launch | Wait:
+        return answer(question, runs, settings, datetime.now(UTC) - ago)
+
+    assert "the next try is at" in str(asked(timedelta(0)))
+    assert isinstance(asked(timedelta(days=-1)), Launch), "an hour is over"
+    assert isinstance(asked(timedelta(days=1)), Launch), "the run ended tomorrow, says the clock"
+
+
+def test_a_full_disk_fails_the_tick_and_the_next_one_goes_on(automated: Automated) -> None:
+    store = Path(automated.project.record.store.root)
+    as_it_was = automated.project.folder / "as it was"
+    shutil.copytree(store, as_it_was)
+    with small_disk(store, 16) as disk:
+        shutil.copytree(as_it_was, store, dirs_exist_ok=True)
+        (automated.text / "new.txt").write_text("Something new to learn.")
+        before = automated.cursor
+        disk.leave(0)
+        with pytest.raises(Failure, match="No space left"):
+            automated.tick()
+        assert automated.cursor == before
+        disk.grow(16)
+        request = automated.tick()
+        assert isinstance(request, RunRequest)
+        again = automated.tick()
+        assert isinstance(again, RunRequest) and again.run_key == request.run_key
