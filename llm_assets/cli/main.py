@@ -11,6 +11,7 @@ import click
 
 from artifacts.reasons import reason_of
 from artifacts.shown import shown
+from llm_assets.cli.backup import BACKUP
 from llm_assets.cli.cloud import CLOUD
 from llm_assets.cli.options import json_option, name_option, reason_option, version_argument
 from llm_assets.cli.provenance import PROVENANCE
@@ -264,7 +265,7 @@ def docs() -> None:
         click.echo(f"wrote {path}")
 
 
-for command in (*CLOUD, *PROVENANCE, *SERVICES):
+for command in (*BACKUP, *CLOUD, *PROVENANCE, *SERVICES):
     commands.add_command(command)
 
 

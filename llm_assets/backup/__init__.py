@@ -1,0 +1,1 @@
+"""A copy of all that cannot be made again, and its way back."""
