@@ -3,6 +3,8 @@
 - `conversations`: `{"messages": [{"role", "content"}, ...]}`, the answers being the assistant's.
 - `pairs`: `{"input", "target"}`, such as a document and its summary.
 - `labeled`: `{"text", "label"}`.
+- `preferences`: `{"prompt": [{"role", "content"}, ...], "chosen", "rejected"}`, the better and the
+  worse of two answers to a prompt.
 
 A corpus of examples holds this object beside the text, which is the whole example as plain text: by
 it copies are found, and what evaluation text must not repeat.
@@ -12,10 +14,15 @@ import json
 from collections.abc import Callable
 from typing import Any, Literal
 
-Form = Literal["pretraining", "conversations", "pairs", "labeled"]
+Form = Literal["pretraining", "conversations", "pairs", "labeled", "preferences"]
 """What a corpus consists of; `pretraining` is plain text."""
 
 Example = dict[str, Any]
+
+TARGETS = ("target", "label", "assistant", "chosen", "rejected")
+"""Keys and roles of what is to be said."""
+ANSWER = {"role": "assistant"}
+"""The turn that both answers to a prompt are."""
 
 
 def write_example(example: Example) -> str:
@@ -29,19 +36,15 @@ def read_example(line: str) -> Example:
     return example
 
 
-def form_of(example: Example) -> Form:
-    """Which form an example has."""
-    if "messages" in example:
-        return "conversations"
-    return "pairs" if "target" in example else "labeled"
-
-
 def map_texts(example: Example, change: Callable[[str], str]) -> Example:
     """The example with every text changed; roles and labels stay as they are."""
-    if "messages" in example:
-        messages = [m | {"content": change(m["content"])} for m in example["messages"]]
-        return {"messages": messages}
-    return {key: text if key == "label" else change(text) for key, text in example.items()}
+
+    def changed(key: str, value: Any) -> Any:
+        if isinstance(value, list):
+            return [message | {"content": change(message["content"])} for message in value]
+        return value if key == "label" else change(value)
+
+    return {key: changed(key, value) for key, value in example.items()}
 
 
 def plain_text(example: Example) -> str:
@@ -53,14 +56,16 @@ def find_fault(example: Example) -> tuple[str, str] | None:
     """Why nothing can be learnt from an example: a reason's name and the reason in words.
 
     A conversation may begin with the system's turn; then the user's and the assistant's alternate,
-    the assistant's last.
+    the assistant's last. A prompt with two answers is such a conversation up to its last turn.
     """
-    if "messages" in example and (fault := _role_fault([m["role"] for m in example["messages"]])):
+    turns = example["prompt"] + [ANSWER] if "chosen" in example else example.get("messages")
+    if turns is not None and (fault := _role_fault([turn["role"] for turn in turns])):
         return fault
     for key, text in _fields(example):
         if not text.strip():
-            reason = "empty_target" if key in ("target", "label", "assistant") else "empty_input"
-            return reason, f"the {key} is empty"
+            return "empty_target" if key in TARGETS else "empty_input", f"the {key} is empty"
+    if "chosen" in example and example["chosen"] == example["rejected"]:
+        return "same_answers", "the chosen and the rejected answer are the same"
     return None
 
 
@@ -81,11 +86,14 @@ def _role_fault(roles: list[str]) -> tuple[str, str] | None:
 def _fields(example: Example) -> list[tuple[str, str]]:
     if "messages" in example:
         return [(m["role"], m["content"]) for m in example["messages"]]
+    if "chosen" in example:
+        prompt = [(m["role"], m["content"]) for m in example["prompt"]]
+        return [*prompt, *((key, example[key]) for key in ("chosen", "rejected"))]
     return list(example.items())
 
 
 def _texts(example: Example) -> list[str]:
-    if "messages" in example:
-        return [m["content"] for m in example["messages"]]
+    if "messages" in example or "chosen" in example:
+        return [text for _, text in _fields(example)]
     keys = ("input", "target") if "target" in example else ("text", "label")
     return [example[key] for key in keys]

@@ -10,6 +10,7 @@ from artifacts.errors import UserError
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+ADAPTER = "adapter_config.json"
 SERVED = re.compile(
     "CausalLM|LMHeadModel|ConditionalGeneration|MTModel|SequenceClassification|MaskedLM"
 )
@@ -23,6 +24,12 @@ def check_model_folder(folder: Path) -> None:
         UserError: a file is absent or cut short, the weights are pickled, the model wants code of
             its own to be run, or it generates no text. The message names the file.
     """
+    if (folder / ADAPTER).is_file() and not (folder / "config.json").is_file():
+        raise UserError(
+            f"{folder} holds an adapter alone ({ADAPTER}), which no engine here serves beside its "
+            "base model. Serve the folder `model` beside it, into which it is merged, or merge it "
+            "with PEFT's merge_and_unload."
+        )
     config = _read_json(folder / "config.json")
     if "auto_map" in config:
         raise UserError(

@@ -46,6 +46,7 @@ FORM_WORDS: dict[Form, str] = {
     "conversations": "conversations",
     "pairs": "pairs of a text and what to write for it",
     "labeled": "labeled texts",
+    "preferences": "prompts with a chosen and a rejected answer",
 }
 
 Platform = Literal["local", "google_cloud"]

@@ -48,11 +48,12 @@ def preflight(settings: PipelineSettings) -> list[str]:
     """Notes on what a run will do.
 
     Raises:
-        UserError: it could not succeed: a source or the base model is not there, the port is
-            another's, or the disk is too small.
+        UserError: it could not succeed: a source, the base model or a teacher is not there, the
+            port is another's, or the disk is too small.
     """
     extent = _extent(settings)
     weights = _weights(settings.base_model)
+    settings.checkpoint.check_files()
     if settings.platform == "local":
         _need_port(settings)
         _need_space(settings.store, extent.bytes * TEXT_COPIES + weights * WEIGHT_COPIES)

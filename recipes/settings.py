@@ -8,7 +8,7 @@ from artifacts.examples import Form
 from artifacts.settings import Settings
 from recipes.sections import LoraSettings
 from recipes.torchtune_settings import TorchtuneSettings
-from recipes.training_settings import ModelFamily, TrainingSettings
+from recipes.training_settings import ModelFamily, TrainingSettings, WarmStartSettings
 
 BASE_MODEL_CODE_VERSION = "1"
 CHECKPOINT_CODE_VERSION = "4"
@@ -39,20 +39,13 @@ class BaseModelSettings(Settings):
         return self
 
 
-class ContinuedPretrainingSettings(TrainingSettings):
+class ContinuedPretrainingSettings(WarmStartSettings):
     """Goes on training a model that has learnt already, on the team's text."""
 
     recipe: Literal["continued_pretraining"] = "continued_pretraining"
     """Which recipe this is."""
-    initialize: Literal["base_model", "champion"] = "base_model"
-    """Start from the base model's weights, or from those of the model that serves; the learning
-    rate warms up again."""
     lora: LoraSettings | None = None
     """Train low-rank adapters instead of all weights."""
-
-    @property
-    def starts_from(self) -> Literal["base_model", "champion", "random"]:
-        return self.initialize
 
     @property
     def adapters(self) -> LoraSettings | None:
@@ -82,13 +75,11 @@ class TextGenerationSettings(Settings):
     """Length of the runs of tokens that are never repeated; 0 allows all."""
 
 
-class SequenceToSequenceSettings(TrainingSettings):
+class SequenceToSequenceSettings(WarmStartSettings):
     """Teaches an encoder-decoder model (T5, mT5, BART, Marian) to write a target for an input."""
 
     recipe: Literal["sequence_to_sequence"]
     """Which recipe this is."""
-    initialize: Literal["base_model", "champion"] = "base_model"
-    """Start from the base model's weights, or from those of the model that serves."""
     generation: TextGenerationSettings = TextGenerationSettings()
     metric: Literal["rouge1", "rouge2", "rougeL", "exact_match"] = "rougeL"
     """What the gate decides by, example by example; the others are reported."""
@@ -104,18 +95,15 @@ class SequenceToSequenceSettings(TrainingSettings):
     def family(self) -> ModelFamily:
         return "sequence_to_sequence"
 
-    @property
-    def starts_from(self) -> Literal["base_model", "champion", "random"]:
-        return self.initialize
 
+class ClassificationSettings(WarmStartSettings):
+    """Teaches an encoder (RoBERTa, BERT, ...) to tell the classes of texts apart.
 
-class ClassificationSettings(TrainingSettings):
-    """Teaches an encoder (RoBERTa, BERT, ...) to tell the classes of texts apart."""
+    Where the base model has no head for these classes, it gets a new one.
+    """
 
     recipe: Literal["classification"]
     """Which recipe this is."""
-    initialize: Literal["base_model", "champion"] = "base_model"
-    """Start from the base model's weights with a new head, or from the model that serves."""
     class_weights: Literal["none", "balanced"] = "none"
     """`balanced` lets each class count alike, however few its examples are."""
 
@@ -127,12 +115,8 @@ class ClassificationSettings(TrainingSettings):
     def family(self) -> ModelFamily:
         return "encoder"
 
-    @property
-    def starts_from(self) -> Literal["base_model", "champion", "random"]:
-        return self.initialize
 
-
-class MaskedLanguageModelingSettings(TrainingSettings):
+class MaskedLanguageModelingSettings(WarmStartSettings):
     """Goes on training an encoder (RoBERTa, BERT, ...) to tell hidden tokens of the team's text.
 
     Of the tokens, 15 % are hidden, others each time that a row is read.
@@ -140,16 +124,10 @@ class MaskedLanguageModelingSettings(TrainingSettings):
 
     recipe: Literal["masked_language_modeling"]
     """Which recipe this is."""
-    initialize: Literal["base_model", "champion"] = "base_model"
-    """Start from the base model's weights, or from those of the model that serves."""
 
     @property
     def family(self) -> ModelFamily:
         return "encoder"
-
-    @property
-    def starts_from(self) -> Literal["base_model", "champion", "random"]:
-        return self.initialize
 
 
 class PretrainingSettings(TrainingSettings):

@@ -17,6 +17,11 @@ Program = Literal[
     "full_finetune_distributed",
     "lora_finetune_single_device",
     "lora_finetune_distributed",
+    "full_dpo_distributed",
+    "lora_dpo_single_device",
+    "lora_dpo_distributed",
+    "knowledge_distillation_single_device",
+    "knowledge_distillation_distributed",
 ]
 
 OF_THE_GRAPH = frozenset(
@@ -25,6 +30,8 @@ OF_THE_GRAPH = frozenset(
         "tokenizer",
         "dataset",
         "checkpointer",
+        "ref_checkpointer",
+        "teacher_checkpointer",
         "metric_logger",
         "device",
         "seed",
@@ -89,6 +96,10 @@ ADAPTER_KEYS = frozenset(
     }
 )
 """What a configuration says of its model beside which it is."""
+MODELS = {"model": "the base model", "teacher_model": "the teacher's folder"}
+"""Keys that name a model, and what says which weights and sizes it has."""
+COMPONENTS = (*MODELS, "optimizer", "loss", "kd_loss")
+"""Keys whose value names the code that is run."""
 PRECISIONS = {"bf16": "bfloat16", "fp32": "float32"}
 DISTRIBUTION = "torchtune"
 
@@ -167,6 +178,8 @@ def _check(program: Program, config: dict[str, Any], referred_to: set[str]) -> N
     faults = [
         f"`{key}` is no key that {program} reads"
         for key in config.keys() - read - referred_to - FIXED.keys()
+        # Files that torchtune ships switch off what their recipe does not have.
+        if config[key] not in (None, False)
     ]
     faults += [f"`{key}` is absent" for key in needed - OF_THE_GRAPH - config.keys()]
     for key, (value, why) in FIXED.items():
@@ -178,27 +191,29 @@ def _check(program: Program, config: dict[str, Any], referred_to: set[str]) -> N
             faults.append(f"`{key}` has to be a whole number from 1 on, not {found}")
     if config.get("dtype") not in PRECISIONS:
         faults.append(f"`dtype` has to be one of {', '.join(PRECISIONS)}")
-    for key in ("model", "optimizer", "loss"):
+    for key in COMPONENTS:
         component = config.get(key)
         if key in config and not (isinstance(component, dict) and component.get("_component_")):
             faults.append(f"`{key}` names no `_component_`")
-        elif key == "model" and component:
-            faults += _model_faults(component)
+        elif key in MODELS and component:
+            faults += _model_faults(key, component)
+    if program == "lora_dpo_single_device" and (config.get("model") or {}).get("use_dora"):
+        faults.append("`model.use_dora` cannot be honored: of DPO, lora_dpo_distributed has it")
     if faults:
         raise ValueError("; ".join(sorted(faults)))
 
 
-def _model_faults(model: dict[str, Any]) -> list[str]:
+def _model_faults(key: str, model: dict[str, Any]) -> list[str]:
     package = model_package(model)
     faults = []
     if package not in MODEL_TYPES:
         faults.append(
-            f"`model._component_: {model['_component_']}` cannot be honored: of torchtune's "
+            f"`{key}._component_: {model['_component_']}` cannot be honored: of torchtune's "
             f"models, those of {', '.join(MODEL_TYPES)} give what transformers gives"
         )
     faults += [
-        f"`model.{key}` cannot be honored: the base model says how large the model is"
-        for key in sorted(model.keys() - ADAPTER_KEYS - {"_component_"})
+        f"`{key}.{size}` cannot be honored: {MODELS[key]} says how large the model is"
+        for size in sorted(model.keys() - ADAPTER_KEYS - {"_component_"})
     ]
     return faults
 

@@ -4,16 +4,20 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from artifacts.errors import UserError
 from artifacts.examples import Form
+from artifacts.storage import files
+from artifacts.storage.checksums import sha256_of
+from artifacts.store.identity import hash_json
 from recipes.sections import BudgetSettings, PlacementSettings
 from recipes.torchtune_config import PRECISIONS, Program, content, read_config, rows_per_step
-from recipes.training_settings import TrainingSettings
+from recipes.training_settings import WarmStartSettings
 
 TAKEN_OVER = ("activation_checkpointing", "compile", "deepspeed", "replicas", "tensor_parallel")
 """Keys of the placement that a torchtune configuration decides in its own words."""
 
 
-class TorchtuneSettings(TrainingSettings):
+class TorchtuneSettings(WarmStartSettings):
     """Runs a recipe of torchtune, as `tune run <run> --config <config>` does, on the graph's rows.
 
     Budget, batch, precision, optimizer and schedule are those of the torchtune configuration.
@@ -31,9 +35,11 @@ class TorchtuneSettings(TrainingSettings):
     """A torchtune YAML file, the name of one that torchtune ships (`llama3_2/1B_full`), or its
     content."""
     data: Literal["pretraining", "conversations"] = "pretraining"
-    """What it learns from: text, or the answers in conversations."""
-    initialize: Literal["base_model", "champion"] = "base_model"
-    """Start from the base model's weights, or from those of the model that serves."""
+    """What it learns from: text, or the answers in conversations. The recipes of DPO learn from
+    prompts with a chosen and a rejected answer."""
+    teacher: str | None = None
+    """Of knowledge distillation, the Hugging Face folder of the model that is learnt from; what is
+    in it is part of the fingerprint."""
 
     @field_validator("config", mode="before")
     @classmethod
@@ -53,6 +59,7 @@ class TorchtuneSettings(TrainingSettings):
             )
             if getattr(self, section) != type(getattr(self, section))()
         ]
+        faults += self._run_faults()
         usual, batch_size = PlacementSettings(), self.config["batch_size"]
         faults += [
             f"`placement.{key}` is that of the torchtune configuration"
@@ -84,16 +91,57 @@ class TorchtuneSettings(TrainingSettings):
             }
         )
 
-    @property
-    def form(self) -> Form:
-        return self.data
+    def _run_faults(self) -> list[str]:
+        """What does not go with torchtune's recipe."""
+        faults = []
+        if self.is_preference and self.data != "pretraining":
+            faults.append(f"`data` does not go with {self.run}, which learns from preferences")
+        if self.is_distillation and not self.teacher:
+            faults.append(f"`teacher` is absent, the folder of the model {self.run} learns from")
+        if self.teacher and not self.is_distillation:
+            faults.append(f"`teacher` does not go with {self.run}, which has none")
+        if self.run.endswith("_single_device") and self.placement.workers > 1:
+            faults.append(f"`placement.workers` is above 1, but {self.run} is of one device")
+        return faults
 
     @property
-    def starts_from(self) -> Literal["base_model", "champion", "random"]:
-        return self.initialize
+    def is_preference(self) -> bool:
+        """Whether it learns which of two answers is the better one."""
+        return "_dpo_" in self.run
+
+    @property
+    def is_distillation(self) -> bool:
+        """Whether it learns from another model's probabilities as well."""
+        return self.run.startswith("knowledge_distillation")
+
+    @property
+    def form(self) -> Form:
+        return "preferences" if self.is_preference else self.data
+
+    def check_files(self) -> None:
+        if self.teacher:
+            _weight_files(self.teacher)
 
     def content(self) -> dict[str, Any]:
         """The same, of the configuration what decides what is learnt."""
         found = super().content()
-        del found["overrides"]
-        return found | {"config": content(self.config, self.run)}
+        del found["overrides"], found["teacher"]
+        teacher = {"teacher": _digest(self.teacher)} if self.teacher else {}
+        return found | {"config": content(self.config, self.run)} | teacher
+
+
+def _digest(folder: str) -> str:
+    """A hash of what decides a model's answers, wherever its folder lies."""
+    names = ["config.json", *_weight_files(folder)]
+    return hash_json({name: sha256_of(f"{folder}/{name}") for name in names})
+
+
+def _weight_files(folder: str) -> list[str]:
+    names = files.list_names(folder)
+    weights = [name for name in names if name.endswith(".safetensors")]
+    if not weights or "config.json" not in names:
+        raise UserError(
+            f"`checkpoint.teacher`: {folder} is no Hugging Face model folder: a config.json and "
+            "weights in safetensors belong there."
+        )
+    return weights

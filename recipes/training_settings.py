@@ -59,6 +59,9 @@ class TrainingSettings(Settings):
         """Which kind of model it trains."""
         return "causal"
 
+    def check_files(self) -> None:
+        """Raise UserError where a file that is named here is not there; most name none."""
+
     def scoring(self) -> dict[str, Any]:
         """The settings that decide how models are compared, for the evaluation's fingerprint."""
         return {}
@@ -113,3 +116,15 @@ class TrainingSettings(Settings):
             # Which weights are the best depends on when they were compared, and on what.
             execution.remove("validation")
         return self.model_dump(mode="json", exclude=execution)
+
+
+class WarmStartSettings(TrainingSettings):
+    """Of recipes that begin with weights that have learnt already."""
+
+    initialize: Literal["base_model", "champion"] = "base_model"
+    """Start from the base model's weights, or from those of the model that serves; the learning
+    rate warms up again."""
+
+    @property
+    def starts_from(self) -> Literal["base_model", "champion", "random"]:
+        return self.initialize

@@ -247,7 +247,12 @@ class TokenizedShardsSettings(Settings):
         return self
 
     def row_tokens(self, form: Form) -> int:
-        """Tokens in a row of a corpus of this form; a row holds one pair, or one labeled text."""
+        """Tokens in a row of a corpus of this form.
+
+        A row holds one pair, one labeled text, or a prompt twice, once with each of its answers.
+        """
+        if form == "preferences":
+            return 2 * self.sequence_length
         if form == "pairs":
             return self.examples.input_tokens + self.examples.target_tokens
         return self.examples.input_tokens + 1 if form == "labeled" else self.sequence_length

@@ -1,6 +1,8 @@
 """The wheel: what it asks for, and that a project made with it works away from the checkout."""
 
+import importlib.metadata
 import os
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -55,6 +57,17 @@ def test_init_makes_an_empty_folder_a_project(
     assert 'LLM_ASSETS_CONFIG="$here/manuals.yaml"' in Path("env.sh").read_text()
     assert Path(".gitignore").read_text().startswith("/.llm_assets/")
     assert Path("dagster.yaml").read_text() == (ROOT / "dagster.yaml").read_text()
+
+
+def test_a_torchtune_installed_later_is_named_with_the_way_out(tmp_path: Path) -> None:
+    theirs = importlib.metadata.distribution("torchtune").locate_file("recipes/__init__.py")
+    (tmp_path / "recipes").mkdir()
+    shutil.copy(str(theirs), tmp_path / "recipes")
+    (tmp_path / "llm_assets").symlink_to(ROOT / "llm_assets")
+    search = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import llm_assets"
+    ended = subprocess.run([sys.executable, "-c", search], cwd=tmp_path, capture_output=True)
+    assert ended.returncode == 1
+    assert b"pip install --force-reinstall --no-deps llm-assets" in ended.stderr.splitlines()[-1]
 
 
 @pytest.mark.soak

@@ -55,6 +55,18 @@ def conversations(count: int = 200) -> list[dict[str, Any]]:
     return examples
 
 
+def preferences(count: int = 240) -> list[dict[str, Any]]:
+    """Questions on a part of a machine; the part decides which of two answers is the right one."""
+    generator = random.Random(3)
+    made = []
+    for number in range(count):
+        part = generator.choice(_SUBJECTS)
+        right, wrong = _VERBS[:2] if _SUBJECTS.index(part) % 2 else _VERBS[1::-1]
+        said = {"chosen": f"{part} {right}.", "rejected": f"{part} {wrong}."}
+        made.append({"question": f"{number}: what of {part.lower()}?"} | said)
+    return made
+
+
 def pairs(count: int = 200) -> list[dict[str, Any]]:
     """Sections of a manual, each with its first sentence as the summary."""
     generator = random.Random(1)
@@ -85,6 +97,47 @@ def chat_model(folder: Path) -> None:
     """A random Llama whose tokenizer has a chat template."""
     tiny_base_model(folder)
     (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+
+
+def far_model(folder: Path, seed: int = 1) -> None:
+    """A random Llama with weights far from zero.
+
+    Its probabilities differ much by the token before; and where only adapters are trained, its
+    embeddings are large enough for them to change what it says.
+    """
+    from transformers import AutoConfig, LlamaForCausalLM
+
+    tiny_base_model(folder)
+    config = AutoConfig.from_pretrained(folder, initializer_range=0.2)
+    _save_random_model(folder, LlamaForCausalLM, config, {}, seed=seed)
+
+
+def wide_model(folder: Path) -> None:
+    """A random Llama whose matrices are blocks of four-bit weights: multiples of 16,384 numbers."""
+    from transformers import AutoConfig, LlamaForCausalLM
+
+    tiny_base_model(folder)
+    config = AutoConfig.from_pretrained(
+        folder, hidden_size=128, intermediate_size=256, num_key_value_heads=4, head_dim=32
+    )
+    _save_random_model(folder, LlamaForCausalLM, config, {}, seed=0)
+
+
+def far_chat_model(folder: Path) -> None:
+    """The same, its tokenizer with a chat template."""
+    far_model(folder)
+    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+
+
+def gpt2(folder: Path) -> None:
+    """A random two-layer GPT-2."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    tokenizer, special = _tokenizer(folder)
+    config = GPT2Config(
+        vocab_size=len(tokenizer), n_embd=64, n_layer=2, n_head=4, n_positions=256, **special
+    )
+    _save_random_model(folder, GPT2LMHeadModel, config, special, seed=0)
 
 
 def encoder_decoder(folder: Path, kind: str = "t5") -> None:
@@ -163,13 +216,16 @@ class Task:
     """None of text."""
     model: Callable[[Path], None]
     checkpoint: dict[str, Any]
+    """The section without the recipe; a teacher's folder lies beside the base model's."""
     tokenized_shards: dict[str, Any]
+    learns: float = 0.8
+    """What eight steps leave of the loss on validation examples, at most."""
 
     def settings(self, folder: Path) -> dict[str, Any]:
         """Write data and model into a folder, and give the sections of the pipeline file."""
         data = folder / "examples.jsonl"
         data.write_text("".join(json.dumps(example) + "\n" for example in self.examples()))
-        self.model(folder / "base")
+        checkpoint = self.prepare(folder)
         source: dict[str, Any] = {"type": "files", "name": "task", "path": str(data)}
         if self.columns:
             source["examples"] = self.columns
@@ -179,9 +235,27 @@ class Task:
             "clean_corpus": {"near_duplicates": {"enabled": False}},
             "tokenized_shards": self.tokenized_shards,
             "base_model": {"folder": str(folder / "base")},
-            "checkpoint": {"recipe": self.recipe, **self.checkpoint},
+            "checkpoint": checkpoint,
         }
 
+    def prepare(self, folder: Path) -> dict[str, Any]:
+        """Write the base model into a folder's `base`, and give the section `checkpoint`."""
+        self.model(folder / "base")
+        checkpoint = {"recipe": self.recipe, **self.checkpoint}
+        if "teacher" in checkpoint:
+            checkpoint["teacher"] = str(folder / "teacher")
+            far_model(folder / "teacher", seed=7)
+        return checkpoint
+
+
+SMALL = {
+    "dtype": "fp32",
+    "optimizer.lr": 1e-2,
+    "lr_scheduler.num_warmup_steps": 1,
+    "batch_size": 4,
+    "gradient_accumulation_steps": 2,
+}
+"""Changes by which a configuration that torchtune ships trains a tiny model."""
 
 TASKS = {
     "fine_tuning": Task(
@@ -219,7 +293,65 @@ TASKS = {
         {"budget": {"steps": 60, "global_batch_size": 8}},
         {"sequence_length": 64, "decontamination": {"maximum_overlap": 1.0}},
     ),
+    "preferences": Task(
+        "torchtune",
+        preferences,
+        {"form": "preferences", "prompt_column": "question"},
+        far_chat_model,
+        {
+            "run": "lora_dpo_single_device",
+            "config": "llama2/7B_lora_dpo_single_device",
+            "overrides": SMALL,
+            "budget": {"steps": 20},
+        },
+        {"sequence_length": 64, "decontamination": {"maximum_overlap": 1.0}},
+    ),
+    "distillation": Task(
+        "torchtune",
+        texts,
+        {},
+        tiny_base_model,
+        {
+            "run": "knowledge_distillation_single_device",
+            "config": "llama3_2/8B_to_1B_KD_lora_single_device",
+            "overrides": SMALL | {"kd_ratio": 0.1},
+            "teacher": "teacher",
+            "budget": {"steps": 40},
+        },
+        {"sequence_length": 64, "decontamination": {"maximum_overlap": 1.0}},
+    ),
+    "lora": Task(
+        "fine_tuning",
+        conversations,
+        {"form": "conversations"},
+        chat_model,
+        {"budget": {"steps": 20}, "lora": {"rank": 8}},
+        {"sequence_length": 192, "decontamination": {"maximum_overlap": 1.0}},
+    ),
+    "qlora": Task(
+        "torchtune",
+        texts,
+        {},
+        wide_model,
+        {
+            "run": "lora_finetune_single_device",
+            "config": "llama3_2/1B_qlora_single_device",
+            "overrides": SMALL | {"dtype": "bf16", "compile": False},
+            "budget": {"steps": 40},
+        },
+        {"sequence_length": 64, "decontamination": {"maximum_overlap": 1.0}},
+    ),
+    "gpt2_from_scratch": Task(
+        "pretraining",
+        texts,
+        {},
+        gpt2,
+        {"budget": {"steps": 60, "global_batch_size": 8}},
+        {"sequence_length": 64, "decontamination": {"maximum_overlap": 1.0}},
+    ),
 }
+LONG = ("distillation", "lora", "qlora", "gpt2_from_scratch")
+"""Tasks whose contract is tested in the soak: other tests have most of it."""
 
 
 def example_shards(folder: Path, base_model: Path, task: Task) -> ShardStats:

@@ -158,14 +158,15 @@ def _evaluation_lines(evaluation: Artifact) -> list[tuple[str, str]]:
     metrics, metric = evaluation.stats["metrics"], Metric.model_validate(evaluation.stats["metric"])
     lines = []
     for label, task in (("held-out text", "held_out"), ("general text", "general")):
-        name = f"{task}_{metric.name}"
+        measured = metric.of(task)
+        name = f"{task}_{measured.name}"
         if name not in metrics:
             continue
         base, candidate = (
             metrics[name].get(role, UNMEASURED)["value"] for role in ("base", "candidate")
         )
         change = f" ({(candidate - base) / base:+.1%})" if base and candidate else ""
-        lines.append((label, f"{number(base)} -> {number(candidate)} {metric.unit}{change}"))
+        lines.append((label, f"{number(base)} -> {number(candidate)} {measured.unit}{change}"))
     return lines
 
 

@@ -10,10 +10,9 @@ import pyarrow.compute as pc
 
 from llm_assets.gate.settings import GateSettings
 from llm_assets.gate.verdict import Outcome, Reason
-from recipes.evaluation.metric import Metric
+from recipes.evaluation.metric import GENERAL_TASK, Metric
 
 DOMAIN_TASK = "held_out"
-GENERAL_TASK = "general"
 SERVED_TASK = "held_out_served"
 """The documents of `held_out`, as an engine with quantized weights scores them."""
 
@@ -97,7 +96,8 @@ def find_unusable(
 def _faulty_metrics(
     metrics: Metrics, metric: Metric, roles: list[str], settings: GateSettings
 ) -> list[Reason]:
-    needed = {f"{task}_{metric.name}" for task in measured_tasks(metric)} | set(settings.floors)
+    named = {f"{task}_{metric.of(task).name}" for task in measured_tasks(metric)}
+    needed = named | set(settings.floors)
     reasons = []
     for name in sorted(needed - set(metrics)):
         reasons.append(_missing(f"The metric {name} is missing."))

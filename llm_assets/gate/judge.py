@@ -10,7 +10,6 @@ import pyarrow.compute as pc
 
 from llm_assets.gate.evidence import (
     DOMAIN_TASK,
-    GENERAL_TASK,
     SERVED_TASK,
     Metrics,
     find_mismatch,
@@ -21,7 +20,7 @@ from llm_assets.gate.evidence import (
 from llm_assets.gate.settings import CODE_VERSION, GateSettings
 from llm_assets.gate.verdict import Comparison, Outcome, Quantization, Reason, Verdict
 from recipes.evaluation.bounds import allowance, estimate, level
-from recipes.evaluation.metric import Metric
+from recipes.evaluation.metric import GENERAL_TASK, Metric
 from recipes.evaluation.settings import Rounds
 
 NEWEST_TASK = "held_out_newest"
@@ -117,7 +116,7 @@ def _compare_all(
     effect = settings.smallest_effect
     found = [compare(scores, metric, decisive, reference, at, allowed, effect)]
     others = measured_tasks(metric)[1:]
-    found += [compare(scores, metric, task, "base", GENERAL_LEVEL) for task in others]
+    found += [compare(scores, metric.of(task), task, "base", GENERAL_LEVEL) for task in others]
     if decisive != DOMAIN_TASK:
         found.append(compare(scores, metric, DOMAIN_TASK, reference, at, allowed, effect))
     if pc.any(pc.equal(scores["task"], NEWEST_TASK)).as_py():

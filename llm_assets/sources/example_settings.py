@@ -64,6 +64,29 @@ class LabeledColumns(Settings):
         return (self.text_column, self.label_column)
 
 
+class PreferenceColumns(Settings):
+    """Prompts, each with the better and the worse of two answers."""
+
+    form: Literal["preferences"]
+    """Which form the examples have."""
+    layout: Literal["answers", "conversations"] = "answers"
+    """`answers`: a prompt and two answers, each a text; `conversations`: two lists of
+    `{role, content}` that differ in their last answer."""
+    prompt_column: str = "prompt"
+    """The column of the user's turn, for `answers`."""
+    chosen_column: str = "chosen"
+    """The column of the better answer, or of the conversation that ends with it."""
+    rejected_column: str = "rejected"
+    """The column of the worse answer, or of the conversation that ends with it."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Columns that every row must have."""
+        both = (self.chosen_column, self.rejected_column)
+        return (self.prompt_column, *both) if self.layout == "answers" else both
+
+
 ExampleColumns = Annotated[
-    PairColumns | ConversationColumns | LabeledColumns, Field(discriminator="form")
+    PairColumns | ConversationColumns | LabeledColumns | PreferenceColumns,
+    Field(discriminator="form"),
 ]

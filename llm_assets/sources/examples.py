@@ -9,6 +9,7 @@ from llm_assets.sources.example_settings import (
     ExampleColumns,
     LabeledColumns,
     PairColumns,
+    PreferenceColumns,
 )
 from llm_assets.sources.faults import Fault
 
@@ -37,6 +38,8 @@ def take_example(look: Look, columns: ExampleColumns, place: str) -> str | Fault
         found = _conversation(look, columns)
     elif isinstance(columns, PairColumns):
         found = _texts(look, {"input": columns.document_column, "target": columns.summary_column})
+    elif isinstance(columns, PreferenceColumns):
+        found = _preference(look, columns)
     else:
         found = _labeled(look, columns)
     if isinstance(found, str):
@@ -78,6 +81,27 @@ def _conversation(look: Look, columns: ConversationColumns) -> Example | str:
         return found
     roles = ("user", "assistant")
     return {"messages": [{"role": role, "content": found[role]} for role in roles]}
+
+
+def _preference(look: Look, columns: PreferenceColumns) -> Example | str:
+    keys = {"chosen": columns.chosen_column, "rejected": columns.rejected_column}
+    if columns.layout == "answers":
+        found = _texts(look, {"prompt": columns.prompt_column} | keys)
+        if isinstance(found, str):
+            return found
+        return found | {"prompt": [{"role": "user", "content": found["prompt"]}]}
+    turns = {}
+    for name, key in keys.items():
+        found = _messages(look(key), key)
+        if isinstance(found, str):
+            return found
+        *turns[name], last = found["messages"]
+        if last["role"] != "assistant":
+            return f"the conversation under the key {key!r} does not end with the assistant's turn"
+        keys[name] = last["content"]
+    if turns["chosen"] != turns["rejected"]:
+        return "the two conversations differ before their last turn"
+    return {"prompt": turns["chosen"]} | keys
 
 
 def _messages(given: Any, key: str) -> Example | str:

@@ -1,4 +1,4 @@
-"""Reads a Hugging Face dataset: a name on the Hub, or a local folder."""
+"""Reads a Hugging Face dataset: a name on the Hub, its copy in the Hub's cache, or a folder."""
 
 import hashlib
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ BATCH_DOCUMENTS = 1_000
 
 
 def fingerprint_dataset(source: HuggingFaceDataset) -> str:
-    """A hash of a local folder's files, or the revision that the Hub has now."""
+    """A hash of a local folder's files, or the revision that the Hub, or offline its cache, has."""
     folder = Path(source.dataset)
     if folder.is_dir():
         digest = hashlib.sha256()
@@ -27,6 +27,8 @@ def fingerprint_dataset(source: HuggingFaceDataset) -> str:
             with file.open("rb") as handle:
                 hashlib.file_digest(handle, lambda: digest)
         return digest.hexdigest()[:32]
+    if cached := _cached(source):
+        return cached.name
     from huggingface_hub import HfApi
 
     try:
@@ -97,16 +99,40 @@ def _load(source: HuggingFaceDataset) -> Any:
             return datasets.load_from_disk(source.dataset)
         if (Path(source.dataset) / "dataset_dict.json").exists():
             return datasets.load_from_disk(source.dataset)[source.split]
+        cached = _cached(source)
         # Streaming reads each file once and keeps no second copy of the data.
         return datasets.load_dataset(
-            source.dataset,
+            str(cached or source.dataset),
             source.subset,
             split=source.split,
-            revision=source.revision,
+            revision=None if cached else source.revision,
             streaming=True,
         )
+    except UserError:
+        raise
     except Exception as error:
         raise _not_reached(source, error) from error
+
+
+def _cached(source: HuggingFaceDataset) -> Path | None:
+    """Where offline the Hub's cache has the dataset: a folder named by its revision."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.constants import is_offline_mode
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    if Path(source.dataset).is_dir() or not is_offline_mode():
+        return None
+    try:
+        folder = snapshot_download(
+            source.dataset, repo_type="dataset", revision=source.revision, local_files_only=True
+        )
+    except LocalEntryNotFoundError as error:
+        raise UserError(
+            f"Source {source.name!r}: HF_HUB_OFFLINE is set, and the Hub's cache has no copy of "
+            f"{source.dataset} (revision {source.revision or 'main'}). Get one where there is a "
+            f"network: hf download --repo-type dataset {source.dataset}"
+        ) from error
+    return Path(folder)
 
 
 def _not_reached(source: HuggingFaceDataset, error: Exception) -> UserError:

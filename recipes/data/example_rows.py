@@ -3,6 +3,7 @@
 import numpy as np
 import torch
 
+from artifacts.shards.format import PackedRows
 from artifacts.shards.shard_set import ShardSet
 from recipes.data.batch import IGNORED, ExampleBatch
 from recipes.data.packed_rows import check_vocabulary
@@ -23,13 +24,22 @@ def read_examples(
     check_vocabulary(shards, rows, stored.tokens)
     tokens = stored.tokens.astype(np.int64)
     places = np.arange(tokens.shape[1])
-    lengths = stored.segments["length"].astype(np.int64)
+    lengths = row_lengths(stored)
     is_target = (stored.targets > 0) & (places < lengths[:, None])
     targets = is_target.sum(axis=1)
-    inputs = lengths - targets
+    # A model that is shown nothing at all answers with no number.
+    inputs = np.maximum(lengths - targets, 1)
     is_input = places[: inputs.max()] < inputs[:, None]
-    columns = np.minimum(inputs[:, None] + places[: targets.max()], tokens.shape[1] - 1)
+    target_places = places[: max(1, targets.max())]
+    columns = np.minimum(inputs[:, None] + target_places, tokens.shape[1] - 1)
     wanted = np.take_along_axis(tokens, columns, axis=1)
-    wanted[places[: targets.max()] >= targets[:, None]] = IGNORED
+    wanted[target_places >= targets[:, None]] = IGNORED
     parts = (tokens[:, : inputs.max()], is_input, wanted)
     return ExampleBatch(*(torch.from_numpy(np.ascontiguousarray(part)) for part in parts))
+
+
+def row_lengths(rows: PackedRows) -> np.ndarray:
+    """Tokens of the example in each row, int64 of shape (rows,); 0 where it is a forgotten one."""
+    lengths = np.zeros(len(rows.tokens), np.int64)
+    lengths[np.diff(rows.row_offsets) > 0] = rows.segments["length"]
+    return lengths

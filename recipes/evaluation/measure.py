@@ -22,7 +22,7 @@ from recipes.evaluation.documents import (
     newest_documents,
 )
 from recipes.evaluation.examples import Scorer
-from recipes.evaluation.metric import ANSWER_BITS_PER_BYTE, BITS_PER_BYTE, Metric
+from recipes.evaluation.metric import ANSWER_BITS_PER_BYTE, BITS_PER_BYTE, GENERAL_TASK, Metric
 from recipes.evaluation.model_scores import measure, to_json
 from recipes.evaluation.multiple_choice import MULTIPLE_CHOICE_TASK, make_questions, write_task
 from recipes.evaluation.results import (
@@ -178,7 +178,7 @@ def read_data(spec: EvaluationSpec, scorer: Scorer | None = None) -> Data:
     first, *later = rounds
     tasks: dict[str, list[Document]] = {spec.split: first}
     if metric.has_general:
-        tasks["general"] = general_documents(
+        tasks[GENERAL_TASK] = general_documents(
             tokenizer, spec.shard_stats, settings.general_tokens, settings.seed
         )
     if newest := newest_documents(*shards):

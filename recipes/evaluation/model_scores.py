@@ -12,7 +12,8 @@ from artifacts.cache import cache_key, read_cached, write_cached
 from artifacts.progress import Report
 from recipes.evaluation.documents import Document, check_tokenizer, check_vocabulary
 from recipes.evaluation.examples import Scorer
-from recipes.evaluation.results import Data, Scores
+from recipes.evaluation.metric import Metric
+from recipes.evaluation.results import Data, Scores, sizes
 from recipes.evaluation.settings import ModelSource
 from recipes.evaluation.spec import EvaluationSpec
 from recipes.evaluation.summaries import score_summaries
@@ -56,20 +57,26 @@ def _scored_examples(
         task: scorer.score(folder, documents, spec.shard_stats)
         for task, documents in data.tasks.items()
     }
-    values = {task: of_task.values[scorer.metric.name] for task, of_task in found.items()}
+    decisive = {task: scorer.metric.of(task) for task in found}
+    values = {task: found[task].values[metric.name] for task, metric in decisive.items()}
     others = [
         TaskScores(task, name, [d.id for d in documents], [d.cluster for d in documents], scores)
         for task, documents in data.tasks.items()
         for name, scores in found[task].values.items()
-        if name != scorer.metric.name
+        if name != decisive[task].name
     ]
     for task, of_task in values.items():
         report(
-            f"{role}: {scorer.metric.unit} {of_task.mean():.4f} on {len(of_task)} {task} examples"
+            f"{role}: {decisive[task].unit} {_mean(of_task, data.tasks[task], decisive[task]):.4f} "
+            f"on {len(of_task)} {task} examples"
         )
     figures = {f"{task}_{name}": v for task in found for name, v in found[task].figures.items()}
     main = found[spec.split]
     return Scores(values, main.samples, others, figures, main.details)
+
+
+def _mean(scores: np.ndarray, documents: Sequence[Document], metric: Metric) -> float:
+    return float(scores.sum() / sizes(documents, metric).sum())
 
 
 def _measured_bits(

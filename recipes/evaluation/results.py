@@ -75,7 +75,7 @@ class Scores:
     """One model's scores."""
 
     values: dict[str, np.ndarray]
-    """Task name to the metric's score of each document, shape (documents,), such as its bits."""
+    """Task name to its metric's score of each document, shape (documents,), such as its bits."""
     samples: list[dict[str, str]]
     """Completions."""
     tasks: list[TaskScores]
@@ -98,8 +98,9 @@ def metrics(
     found: dict[str, dict[str, dict[str, float | None]]] = {}
     for role, of_role in scores.items():
         for task, documents in data.tasks.items():
-            figures = _of_documents(documents, of_role.values[task], data.metric, settings)
-            found.setdefault(f"{task}_{data.metric.name}", {})[role] = figures
+            metric = data.metric.of(task)
+            figures = _of_documents(documents, of_role.values[task], metric, settings)
+            found.setdefault(f"{task}_{metric.name}", {})[role] = figures
         for scored in of_role.tasks:
             figures = _figures(
                 scored.values, np.ones(len(scored.values)), np.array(scored.clusters), settings
@@ -154,13 +155,14 @@ def score_table(data: Data, scores: dict[str, Scores]) -> pa.Table:
     A model that was not measured has nulls; one that answered NaN has NaN.
     """
     rows = [(task, document) for task, documents in data.tasks.items() for document in documents]
+    counts = [sizes(documents, data.metric.of(task)) for task, documents in data.tasks.items()]
     columns: dict[str, Any] = {
         "task": pa.array([task for task, _ in rows]),
         "document": pa.array([document.id for _, document in rows]),
         "cluster": pa.array([document.cluster for _, document in rows]),
         "source": pa.array([document.source for _, document in rows]),
         "slice": pa.array([document.slice for _, document in rows]),
-        "size": pa.array(sizes([document for _, document in rows], data.metric)),
+        "size": pa.array(np.concatenate(counts)),
         "tokens": pa.array([document.predicted + 1 for _, document in rows]),
     }
     for role in ROLES:

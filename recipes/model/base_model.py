@@ -22,7 +22,7 @@ from recipes.training_settings import ModelFamily
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-CONFIG_NAME = "config.json"
+CONFIG_NAME, ADAPTER_NAME = "config.json", "adapter_config.json"
 COPIED_PATTERNS = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "LICENSE*", "README*")
 PICKLED_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
@@ -169,6 +169,11 @@ def _find_gguf(package: str) -> tuple[Path, importlib.metadata.Distribution]:
 
 
 def _check_folder(folder: Path) -> Path:
+    if (folder / ADAPTER_NAME).exists() and not (folder / CONFIG_NAME).exists():
+        raise UserError(
+            f"`base_model`: {folder} holds an adapter alone ({ADAPTER_NAME}). Merge it into the "
+            "model that it belongs to, with PEFT's merge_and_unload and save_pretrained."
+        )
     if not (folder / CONFIG_NAME).exists():
         raise UserError(
             f"`base_model`: {folder} is no Hugging Face model folder: it has no {CONFIG_NAME}."

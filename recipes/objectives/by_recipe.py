@@ -4,6 +4,7 @@ from recipes.objectives.causal import NEXT_TOKEN
 from recipes.objectives.classification import CLASSES
 from recipes.objectives.masked import MASKED
 from recipes.objectives.objective import Objective
+from recipes.objectives.preferences import PREFERENCES
 from recipes.objectives.sequence_to_sequence import TARGETS
 from recipes.settings import RecipeSettings
 
@@ -20,4 +21,4 @@ OBJECTIVES: dict[str, Objective] = {
 
 def objective_of(training: RecipeSettings) -> Objective:
     """What a recipe's settings ask for."""
-    return OBJECTIVES[training.recipe]
+    return PREFERENCES if training.form == "preferences" else OBJECTIVES[training.recipe]

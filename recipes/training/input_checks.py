@@ -38,6 +38,9 @@ def check_inputs(spec: TrainingSpec, workers: Workers) -> None:
         )
     if form in ("pretraining", "conversations"):
         check_row_length(spec.shards.sequence_length, config)
+    elif form == "preferences":
+        # A row holds two conversations, which the model is given one by one.
+        check_row_length(spec.shards.sequence_length // 2, config)
     _check_division(spec, workers)
 
 

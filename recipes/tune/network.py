@@ -22,13 +22,15 @@ SCALED_ROPE = {
 """What torchtune's Llama writes into its code."""
 
 
-def component(model: dict[str, Any], folder: Path) -> tuple[dict[str, Any], str]:
-    """The builder and arguments of the base model as torchtune builds it, and its model type.
+def component(
+    model: dict[str, Any], folder: Path, key: str = "model"
+) -> tuple[dict[str, Any], str]:
+    """The builder and arguments of a folder's model as torchtune builds it, and its model type.
 
     Its sizes are those of the folder's `config.json`; from the configuration come the adapters.
 
     Args:
-        model: the section `model` of a torchtune configuration.
+        model: the section of a torchtune configuration that names it, and its key there.
 
     Raises:
         UserError: torchtune cannot build it so that it computes what transformers computes.
@@ -37,8 +39,8 @@ def component(model: dict[str, Any], folder: Path) -> tuple[dict[str, Any], str]
     wanted, found = MODEL_TYPES[model_package(model)], config["model_type"]
     if wanted != found:
         raise UserError(
-            f"`checkpoint.config`: `model._component_` is {model['_component_']}, but the base "
-            f"model in {folder} is of the type {found}. Name the component of the base model."
+            f"`checkpoint.config`: `{key}._component_` is {model['_component_']}, but the model in "
+            f"{folder} is of the type {found}. Name the component of that model."
         )
     arguments = {
         "vocab_size": config["vocab_size"],

@@ -21,12 +21,21 @@ from recipes.distributed.workers import Workers
 from recipes.torchtune_config import Program, program_path
 from recipes.tune.network import component
 
-INPUTS = "recipes.tune.program"
+PARTS = "recipes.tune.program"
+Inputs = dict[str, Any] | tuple[torch.Tensor, torch.Tensor]
+"""A batch as a recipe takes it: by name, or for DPO the tokens and labels of both answers."""
 
+WITH_SAMPLER: tuple[Program, ...] = (
+    "lora_dpo_single_device",
+    "lora_dpo_distributed",
+    "full_dpo_distributed",
+    "knowledge_distillation_distributed",
+)
+"""Recipes that take their sampler beside their batches."""
 
 OF_A_GPU: dict[str, Callable[..., Any]] = {
-    "get_memory_stats": lambda device: {},
-    "log_memory_stats": lambda stats: None,
+    "get_memory_stats": lambda *args, **kwargs: {},
+    "log_memory_stats": lambda *args, **kwargs: None,
     "cleanup_before_training": lambda: None,
 }
 """What the distributed recipes do with a GPU's memory without asking whether there is one."""
@@ -35,14 +44,14 @@ OF_A_GPU: dict[str, Callable[..., Any]] = {
 class Batches:
     """What a recipe takes for its data loader: all batches of the run, as one epoch."""
 
-    def __init__(self, count: int, batches: Callable[[], Iterator[dict[str, Any]]]) -> None:
+    def __init__(self, count: int, batches: Callable[[], Iterator[Inputs]]) -> None:
         self._count, self._batches = count, batches
         self.sampler = self
 
     def __len__(self) -> int:
         return self._count
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
+    def __iter__(self) -> Iterator[Inputs]:
         return self._batches()
 
     def set_epoch(self, epoch: int) -> None:
@@ -95,9 +104,10 @@ def open_recipe(program: Program, config: Any, batches: Batches, workers: Worker
         and FTRecipeInterface in found.__mro__
         and found.__module__ == module.__name__
     )
+    data = (batches, batches) if program in WITH_SAMPLER else batches
     with _refusing():
         recipe = kind(config)
-        recipe._setup_data = lambda *args, **kwargs: batches
+        recipe._setup_data = lambda *args, **kwargs: data
         recipe.setup(config)
     # What a recipe writes after its epoch are checkpoints of its own form; the graph has its own.
     for saver in (recipe, getattr(recipe, "_checkpoint_client", recipe)):
@@ -112,11 +122,17 @@ def runnable(
     device: torch.device,
     seed: int,
     report: Callable[[str], None],
+    teacher: Path | None = None,
 ) -> Any:
-    """The configuration of a torchtune recipe with the graph's parts in their places."""
+    """The configuration of a torchtune recipe with the graph's parts in their places.
+
+    Raises:
+        UserError: a component does not compute what its folder's model does.
+    """
     from omegaconf import OmegaConf
 
     model, model_type = component(config["model"], base_model)
+    weights = _weights(base_model, model_type, run_folder)
     made = config | {
         "model": model,
         "output_dir": str(run_folder),
@@ -129,16 +145,23 @@ def runnable(
         "log_every_n_steps": 1,
         "log_peak_memory_stats": False,
         "dataset": {},
-        "tokenizer": {"_component_": f"{INPUTS}.NoTokenizer"},
-        "metric_logger": {"_component_": f"{INPUTS}.StepLog"},
-        "checkpointer": {
-            "_component_": "torchtune.training.FullModelHFCheckpointer",
-            "checkpoint_dir": str(base_model),
-            "checkpoint_files": sorted(path.name for path in base_model.glob("*.safetensors")),
-            "output_dir": str(run_folder / "torchtune"),
-            "model_type": model_type,
-        },
+        "tokenizer": {"_component_": f"{PARTS}.NoTokenizer"},
+        "metric_logger": {"_component_": f"{PARTS}.StepLog"},
+        "checkpointer": weights,
+        # What a preference is measured against is the model as it was.
+        "ref_checkpointer": weights,
     }
+    if teacher:
+        learnt_from, teacher_type = component(config["teacher_model"], teacher, "teacher_model")
+        if learnt_from["vocab_size"] != model["vocab_size"]:
+            raise UserError(
+                f"`checkpoint.teacher`: the model in {teacher} has a vocabulary of "
+                f"{learnt_from['vocab_size']} and the base model one of {model['vocab_size']}, but "
+                "a model learns from the probabilities of its own tokens. Choose a teacher with "
+                "the base model's tokenizer."
+            )
+        made["teacher_model"] = learnt_from
+        made["teacher_checkpointer"] = _weights(teacher, teacher_type, run_folder)
     if made.get("clip_grad_norm") is None:
         # Clips nothing, and has the norm logged.
         made["clip_grad_norm"] = "inf"
@@ -146,6 +169,17 @@ def runnable(
         report("`enable_activation_offloading` is left off: there is no GPU to offload from")
         made["enable_activation_offloading"] = False
     return OmegaConf.create(made)
+
+
+def _weights(folder: Path, model_type: str, run_folder: Path) -> dict[str, Any]:
+    """What reads the weights of a Hugging Face folder."""
+    return {
+        "_component_": "torchtune.training.FullModelHFCheckpointer",
+        "checkpoint_dir": str(folder),
+        "checkpoint_files": sorted(path.name for path in folder.glob("*.safetensors")),
+        "output_dir": str(run_folder / "torchtune"),
+        "model_type": model_type,
+    }
 
 
 def _load(program: Program, workers: Workers) -> ModuleType:

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
-from recipes.data.batch import Batch
+from recipes.data.batch import Batch, ExampleBatch
+from recipes.data.preference_rows import PreferenceBatch
 from recipes.data.reader import StepInput
 from recipes.distributed.fully_sharded import FullySharded
 from recipes.distributed.strategy import Strategy
@@ -18,11 +20,14 @@ from recipes.training.input_checks import check_vocabulary
 from recipes.training.step import StepOutcome
 from recipes.training.trainer import Trainer
 from recipes.tune.network import TuneModel, model_inputs
-from recipes.tune.program import Batches, open_recipe, runnable
+from recipes.tune.preferences import PreferenceModel, preference_inputs
+from recipes.tune.program import Batches, Inputs, open_recipe, runnable
 
 
 class TuneTrainer(Trainer):
     """The order of the data, validation, checkpoints, telemetry and export are the trainer's."""
+
+    _gradient_norm = 0.0
 
     def _build(self) -> Strategy:
         settings, base_model = self._training, Path(self._spec.base_model_folder)
@@ -35,17 +40,35 @@ class TuneTrainer(Trainer):
             self._workers.device,
             settings.seed,
             self._report,
+            Path(settings.teacher) if settings.teacher else None,
         )
         batches = Batches(
             self._steps * settings.config["gradient_accumulation_steps"], self._batches
         )
         self._recipe = open_recipe(settings.run, config, batches, self._workers)
         self._first_rates = [group["lr"] for group in self._recipe._optimizer.param_groups]
-        model = TuneModel(self._recipe._model, base_model, dict(config.model))
+        model = self._model(base_model, dict(config.model))
         check_vocabulary(self._spec, config.model.vocab_size)
         # Of a strategy it takes all but the steps.
         optimizers, clip = [self._recipe._optimizer], self._training.optimizer.gradient_clip
         return FullySharded(model, optimizers, clip, self._precision, self._workers.device)
+
+    def _model(self, base_model: Path, arguments: dict[str, Any]) -> TuneModel:
+        assert isinstance(self._training, TorchtuneSettings)
+        model = TuneModel(self._recipe._model, base_model, arguments)
+        if self._training.is_preference:
+            model = PreferenceModel(self._recipe, base_model, arguments)
+        if self._training.is_preference or self._training.is_distillation:
+            self._recipe._optimizer.register_step_pre_hook(self._measure_gradient)
+        if template := self._spec.shards.chat_template:
+            model.exported_files["chat_template.jinja"] = template
+        return model
+
+    def _measure_gradient(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """Keep the norm of a step's gradient, of which not every recipe says something."""
+        found = [p.grad for group in optimizer.param_groups for p in group["params"]]
+        norm = torch.nn.utils.get_total_norm(gradient for gradient in found if gradient is not None)
+        self._gradient_norm = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
     def _train(self) -> None:
         self._recipe.global_step = self._step
@@ -66,7 +89,7 @@ class TuneTrainer(Trainer):
             for _ in range(self._step):
                 schedule.step()
 
-    def _batches(self) -> Iterator[dict[str, Any]]:
+    def _batches(self) -> Iterator[Inputs]:
         """Every batch that is left; between two steps the run is validated and saved."""
         while self._step < self._steps and not self._state.diverged:
             began = time.perf_counter()
@@ -77,18 +100,22 @@ class TuneTrainer(Trainer):
             torch.manual_seed(hash((self._training.seed, self._step, self._workers.rank)))
             rate = self._recipe._optimizer.param_groups[0]["lr"]
             for batch in step_input.batches:
-                assert isinstance(batch, Batch)
-                yield model_inputs(batch)
+                yield _as_taken(batch)
             outcome = self._outcome(step_input, time.perf_counter() - began - waited)
             self._record(outcome, rate, time.perf_counter() - began, waited)
             self._end_step()
 
     def _outcome(self, step_input: StepInput, seconds: float) -> StepOutcome:
-        said = self._recipe._metric_logger.last if self._workers.is_rank_zero else {}
-        batches = step_input.batches
+        assert isinstance(self._training, TorchtuneSettings)
+        said, batches = {"loss": 0.0, "grad_norm": 0.0}, step_input.batches
+        if self._workers.is_rank_zero:
+            said = {"grad_norm": self._gradient_norm} | self._recipe._metric_logger.last
+            if self._training.run == "lora_dpo_distributed":
+                # It tells the sum over the workers of their means.
+                said["loss"] /= self._workers.count
         loss, norm, tokens, targets = self._workers.sum(
-            said.get("loss", 0.0),
-            said.get("grad_norm", 0.0),
+            said["loss"],
+            said["grad_norm"],
             sum(batch.token_count for batch in batches),
             sum(batch.target_count for batch in batches),
         )
@@ -99,3 +126,11 @@ class TuneTrainer(Trainer):
                 "`checkpoint.overrides`."
             )
         return StepOutcome(loss, norm, int(tokens), int(targets), seconds, skipped=False)
+
+
+def _as_taken(batch: Batch | ExampleBatch) -> Inputs:
+    """A batch in the form in which torchtune's recipes take it."""
+    if isinstance(batch, PreferenceBatch):
+        return preference_inputs(batch)
+    assert isinstance(batch, Batch)
+    return model_inputs(batch)

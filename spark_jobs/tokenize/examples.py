@@ -3,11 +3,13 @@
 - A conversation is rendered by the model's chat template, or plainly, turn by turn, each part
   tokenized by itself as the endpoint does it: what is learnt are the assistant's turns.
 - A pair is its input, as the model's tokenizer encodes a text, and then its target.
+- A prompt with two answers is the conversation that ends with the chosen one, and then the one
+  that ends with the rejected one. These answers are marked, so each ends where its marks do.
 - A labeled text is the text encoded alike, and then the number of its class in place of a token.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -49,18 +51,41 @@ class ExampleTokenizer:
     form: Form
     settings: ExampleSettings
     row_tokens: int
-    """Most tokens of a conversation."""
+    """Most tokens of an example; of two answers, one may have half of them."""
     end_token_id: int
     labels: tuple[str, ...] = ()
 
     def encode(self, example: Example, name: str) -> TokenizedExample:
         """The example's tokens; raises UserError naming one that is too long, where so set."""
         if self.form == "conversations":
-            return self._conversation(example, name)
+            return self._conversation(example["messages"], name, self.row_tokens)
+        if self.form == "preferences":
+            return self._preference(example, name)
         return self._input_and_target(example, name)
 
-    def _conversation(self, example: Example, name: str) -> TokenizedExample:
-        messages = example["messages"]
+    def _preference(self, example: Example, name: str) -> TokenizedExample:
+        found = []
+        for key in ("chosen", "rejected"):
+            messages = [*example["prompt"], {"role": "assistant", "content": example[key]}]
+            one = self._conversation(messages, f"{name}, {key}", self.row_tokens // 2)
+            if one.left_out:
+                return one
+            # Earlier answers are part of the prompt.
+            answer = np.arange(len(one.tokens)) > np.flatnonzero(~one.is_target)[-1]
+            found.append(replace(one, is_target=answer))
+        chosen, rejected = found
+        cut_alike = np.array_equal(chosen.tokens, rejected.tokens)
+        if cut_alike or not (chosen.is_target.any() and rejected.is_target.any()):
+            return TokenizedExample.none(TOO_LONG)
+        return TokenizedExample(
+            np.concatenate([chosen.tokens, rejected.tokens]),
+            np.concatenate([chosen.is_target, rejected.is_target]),
+            chosen.was_cut or rejected.was_cut,
+        )
+
+    def _conversation(
+        self, messages: list[dict[str, str]], name: str, limit: int
+    ) -> TokenizedExample:
         if any(self._holds_special(message["content"]) for message in messages):
             return TokenizedExample.none(SPECIAL)
         parts = list(
@@ -68,14 +93,12 @@ class ExampleTokenizer:
         )
         tokens = np.array([token for part, _ in parts for token in part], np.int64)
         is_target = np.repeat([learnt for _, learnt in parts], [len(part) for part, _ in parts])
-        if len(tokens) <= self.row_tokens:
+        if len(tokens) <= limit:
             return TokenizedExample(tokens, is_target)
-        return self._shortened(name, tokens, is_target)
-
-    def _shortened(self, name: str, tokens: np.ndarray, is_target: np.ndarray) -> TokenizedExample:
         if self.settings.too_long == "refuse":
-            raise self._refusal(name, f"{len(tokens)} tokens", f"a row of {self.row_tokens}")
-        tokens, is_target = tokens[: self.row_tokens], is_target[: self.row_tokens]
+            key = f"`tokenized_shards.sequence_length` ({limit})"
+            raise self._refusal(name, f"{len(tokens)} tokens", key)
+        tokens, is_target = tokens[:limit], is_target[:limit]
         if self.settings.too_long == "drop" or not is_target.any():
             # Cut to its first tokens, nothing would be left of the answers.
             return TokenizedExample.none(TOO_LONG)

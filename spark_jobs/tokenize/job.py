@@ -49,6 +49,7 @@ PACKING_OF: dict[Form, str] = {
     "conversations": "best_fit",
     "pairs": "one_per_row",
     "labeled": "one_per_row",
+    "preferences": "one_per_row",
 }
 """How examples are packed, so that none reaches from one row into another."""
 
@@ -136,7 +137,7 @@ def _plan(
     refuse_missing_splits(survey)
     labels: tuple[str, ...] = ()
     label_counts: list[int] = []
-    if spec.form == "conversations":
+    if spec.form in ("conversations", "preferences"):
         check_template(files, settings.examples)
     elif spec.form == "labeled":
         labels, label_counts = find_labels(parts, settings.examples.labels)

@@ -31,6 +31,10 @@ def _remote_code(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config))
 
 
+def _leave_an_adapter(folder: Path) -> None:
+    (folder / "config.json").rename(folder / "adapter_config.json")
+
+
 def _lose_a_part(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     index = {"weight_map": {"a": "model-00001-of-00002.safetensors"}}
@@ -48,6 +52,7 @@ def _lose_a_part(folder: Path) -> None:
         (_replace_header, r"model\.safetensors is damaged"),
         (_pickle, r"pickled weights \(pytorch_model\.bin\)"),
         (_remote_code, "Python code of its own"),
+        (_leave_an_adapter, "holds an adapter alone"),
         (_lose_a_part, r"model-00001-of-00002\.safetensors is absent"),
     ],
 )

@@ -14,6 +14,11 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "fine_tuning": {"messages": [{"role": "user", "content": "What of a pump?"}]},
     "sequence_to_sequence": {"instances": ["3. The valve opens every week."]},
     "classification": {"instances": ["motor is broken, report 9."]},
+    "preferences": {"messages": [{"role": "user", "content": "7: what of a pump?"}]},
+    "distillation": {"prompt": "The valve", "max_tokens": 4},
+    "lora": {"messages": [{"role": "user", "content": "What of a pump?"}]},
+    "qlora": {"prompt": "The valve", "max_tokens": 4},
+    "gpt2_from_scratch": {"prompt": "The valve", "max_tokens": 4},
     "masked_language_modeling": {"instances": ["The valve<mask> every week."]},
 }
 GRAPH_SECONDS = 900
@@ -42,6 +47,8 @@ def test_the_graph_runs_to_an_endpoint_that_answers(
         assert found["label"] in found["scores"] and sum(found["scores"].values()) <= 1.01
     elif recipe == "sequence_to_sequence":
         assert isinstance(answer["predictions"][0], str)
+    elif "prompt" in REQUESTS[recipe]:
+        assert isinstance(answer["choices"][0]["text"], str)
     else:
         assert answer["choices"][0]["message"]["role"] == "assistant"
 

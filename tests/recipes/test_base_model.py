@@ -70,6 +70,12 @@ def test_pickled_weights_are_refused(source: Path, tmp_path: Path) -> None:
         prepare(BaseModelSettings(folder=str(source)), tmp_path / "out")
 
 
+def test_an_adapter_without_its_model_is_refused(source: Path, tmp_path: Path) -> None:
+    (source / "config.json").rename(source / "adapter_config.json")
+    with pytest.raises(UserError, match=r"holds an adapter alone .*merge_and_unload"):
+        prepare(BaseModelSettings(folder=str(source)), tmp_path / "out")
+
+
 @pytest.mark.fault(
     "base_model", "model that asks for code of its own", sees="that it is refused", then="never run"
 )

@@ -23,14 +23,13 @@ from recipes.distributed.workers import join_workers, leave_workers
 from recipes.model.causal_model import load_model
 from recipes.settings import training_settings
 from recipes.spec import TrainingSpec, read_result
-from recipes.torchtune_config import PROGRAMS
 from recipes.torchtune_settings import TorchtuneSettings
 from recipes.train import train
 from recipes.tune.network import TuneModel
 from recipes.tune.program import runnable
 from tests.recipes.conftest import SpecMaker, course, launcher, run, train_here
 from tests.recipes.model.architectures import architectures, tiny_config, write_tiny
-from tests.tiny import tiny_base_model
+from tests.tiny_tasks import wide_model
 
 STEPS = 8
 CONFIGS = {
@@ -112,7 +111,7 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return one.keys() == other.keys() and all(one[name].equal(other[name]) for name in one)
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("program", CONFIGS)
 def test_it_learns_and_exports_what_it_learnt(
     program: str, make: Make, make_spec: SpecMaker
 ) -> None:
@@ -153,7 +152,7 @@ def test_dora_and_qlora_learn_and_are_merged(
     tmp_path: Path,
 ) -> None:
     """Four-bit weights come in blocks, so the base model is a little wider than usual."""
-    wide_base_model(tmp_path)
+    wide_model(tmp_path)
     spec = make("lora_finetune_single_device", changes, config=config).model_copy(
         update={"base_model_folder": str(tmp_path)}
     )
@@ -163,17 +162,6 @@ def test_dora_and_qlora_learn_and_are_merged(
     on = make_spec("on", steps=1).model_copy(update={"base_model_folder": spec.export_folder})
     measured_by_ours = train_here(on).validation["start"]
     assert measured_by_ours == pytest.approx(result.validation["end"], rel=tolerance)
-
-
-def wide_base_model(folder: Path) -> None:
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    tiny_base_model(folder)
-    config = AutoConfig.from_pretrained(
-        folder, hidden_size=128, intermediate_size=256, num_key_value_heads=4, head_dim=32
-    )
-    torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
 
 
 @pytest.mark.parametrize("program", ["full_finetune_single_device", "lora_finetune_distributed"])
@@ -312,6 +300,8 @@ def test_where_and_how_it_runs_is_no_part_of_what_it_learns() -> None:
         ({"placement": {"deepspeed": {"stage": 3}}}, "`placement.deepspeed` is that of the"),
         ({"placement": {"compile": "always"}}, "`placement.compile` is that of the torchtune"),
         ({"precision": "bfloat16"}, "`precision` is that of the torchtune configuration, float32"),
+        ({"teacher": "folder"}, "`teacher` does not go with full_finetune_single_device"),
+        ({"placement": {"workers": 2}}, "`placement.workers` is above 1, but full_finetune_sin"),
         ({"run": "ppo_full_finetune_single_device"}, "'full_finetune_single_device', "),
     ],
 )
@@ -322,7 +312,7 @@ def test_what_cannot_be_honored_is_refused_by_its_key(given: dict[str, Any], mes
 
 def test_a_model_of_another_kind_is_refused(make: Make) -> None:
     spec = make("full_finetune_single_device", config="qwen2/0.5B_full_single_device")
-    with pytest.raises(UserError, match=r"`model._component_` is .*qwen2_0_5b, but the base model"):
+    with pytest.raises(UserError, match=r"`model._component_` is .*qwen2_0_5b, but the model in"):
         train_here(spec)
 
 

@@ -12,6 +12,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from artifacts.errors import UserError
+from artifacts.shards.masked import MaskedShardSet
 from artifacts.shards.shard_set import ShardSet
 from recipes.data.batch import IGNORED
 from recipes.data.example_rows import read_examples
@@ -139,3 +140,17 @@ def test_a_row_of_a_pair_is_its_input_and_its_target(tmp_path: Path) -> None:
         assert example["article"].startswith(given)
         wanted = batch.targets[row][batch.targets[row] != IGNORED]
         assert tokenizer.decode(wanted) == example["highlights"] + "<|endoftext|>"
+
+
+@pytest.mark.parametrize("recipe", ["sequence_to_sequence", "classification"])
+def test_of_a_forgotten_example_nothing_is_shown_or_learnt(recipe: str, tmp_path: Path) -> None:
+    task = TASKS[recipe]
+    task.model(tmp_path / "base")
+    stats = example_shards(tmp_path, tmp_path / "base", task)
+    # In these shards, the hash of a text is its number.
+    shards = MaskedShardSet(tmp_path, stats, ["18"], "validation")
+    batch = read_examples(shards, np.arange(3))
+    assert (batch.targets != IGNORED).any(dim=1).tolist() == [True, False, True]
+    assert batch.is_input[1].sum() == 1 and batch.tokens[1, 0] == stats.end_token_id
+    alone = read_examples(shards, np.array([1]))
+    assert alone.targets.tolist() == [[IGNORED]]

@@ -23,6 +23,21 @@ PRESETS = {
 }
 
 
+SHIPPED = dict(
+    zip(
+        PRESETS,
+        (
+            "t5_small_one_machine",
+            "t5_small_two_machines",
+            "t5_xxl_two_machines",
+            "t5_xxl_eight_machines",
+        ),
+        strict=True,
+    )
+)
+"""The pipeline file of each."""
+
+
 def nested(preset: str = "one machine, T5 small", **changes: Any) -> dict[str, Any]:
     model, batch, epochs, nodes, machine, gpus = PRESETS[preset]
     return {
@@ -78,6 +93,20 @@ def test_a_preset_becomes_a_pipeline_file_that_loads(preset: str, tmp_path: Path
     assert (training.machine_type, training.accelerator_count) == (machine, gpus)
     assert (training.accelerator_type, training.replicas) == ("NVIDIA_TESLA_A100", nodes)
     assert EndpointMachineSettings.model_validate(cloud["endpoint"]).accelerator_count == 4
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_preset_is_shipped_as_what_it_is_imported_as(preset: str, tmp_path: Path) -> None:
+    shipped = Path("config") / f"{SHIPPED[preset]}.yaml"
+    content = yaml.safe_load(shipped.read_text())
+    revision = content["base_model"]["revision"]
+    imported = import_file(write(tmp_path, nested(preset)), revision)
+    own = ("name", "description", "store")
+    assert {k: v for k, v in content.items() if k not in own} == {
+        k: v for k, v in imported.pipeline.items() if k not in own
+    }
+    said = [line[1:] for line in shipped.read_text().splitlines() if line.startswith("#   ")]
+    assert yaml.safe_load("\n".join(said)) == imported.cloud
 
 
 def test_flat_and_nested_say_the_same(tmp_path: Path) -> None:

@@ -1,18 +1,24 @@
 """Examples to learn a task from, out of files and data sets; bad ones are named."""
 
+import gzip
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from datasets import Dataset
 
 from artifacts.errors import UserError
 from artifacts.examples import read_example
+from artifacts.storage import files
 from llm_assets.sources.document import Document
 from llm_assets.sources.faults import Fault
 from llm_assets.sources.settings import RawCorpusSettings
-from llm_assets.sources.snapshot.snapshot import open_sources
+from llm_assets.sources.snapshot.snapshot import open_sources, source_fingerprints
+from tests.stand_ins.google import BUCKET, LocalGoogle
 
 
 def read(source: dict[str, Any]) -> list[Document | Fault]:
@@ -40,6 +46,7 @@ def fault_of(path: Path, record: dict[str, Any], **examples: Any) -> Fault:
     return found
 
 
+REVISION = "0123456789abcdef0123456789abcdef01234567"
 TURNS = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}]
 
 
@@ -58,6 +65,133 @@ def test_messages_pairs_and_labels_are_taken_from_rows(tmp_path: Path) -> None:
     assert only(table) == {"input": "A long text.", "target": "Short."}
     labels = file_source(tmp_path / "labels.csv", "text,label\nGood.,1\n", form="labeled")
     assert only(labels) == {"text": "Good.", "label": "1"}
+
+
+ROWS: dict[str, tuple[dict[str, str], dict[str, Any], dict[str, Any]]] = {
+    "pairs": (
+        {"article": "A long text.", "highlights": "Short."},
+        {"document_column": "article", "summary_column": "highlights"},
+        {"input": "A long text.", "target": "Short."},
+    ),
+    "conversations": (
+        {"question": "Why?", "answer": "So."},
+        {"layout": "prompt_answer", "prompt_column": "question"},
+        {"messages": TURNS},
+    ),
+    "labeled": ({"text": "Good.", "label": "1"}, {}, {"text": "Good.", "label": "1"}),
+    "preferences": (
+        {"question": "Why?", "better": "So.", "worse": "No."},
+        {"prompt_column": "question", "chosen_column": "better", "rejected_column": "worse"},
+        {"prompt": TURNS[:1], "chosen": "So.", "rejected": "No."},
+    ),
+}
+"""A row of each form, its columns, and the example that it is."""
+
+
+def _table(row: dict[str, str], delimiter: str) -> bytes:
+    return f"{delimiter.join(row)}\n{delimiter.join(row.values())}\n".encode()
+
+
+def _parquet(row: dict[str, str]) -> bytes:
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table({key: [value] for key, value in row.items()}), sink)
+    return sink.getvalue().to_pybytes()
+
+
+FORMATS: dict[str, Callable[[dict[str, str]], bytes]] = {
+    "one.json": lambda row: json.dumps([row], indent=1).encode(),
+    "one.jsonl": lambda row: json.dumps(row).encode(),
+    "one.csv": lambda row: _table(row, ","),
+    "one.tsv": lambda row: _table(row, "\t"),
+    "one.parquet": _parquet,
+    "one.jsonl.gz": lambda row: gzip.compress(json.dumps(row).encode()),
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("form", ROWS)
+def test_every_format_gives_every_form(form: str, name: str, tmp_path: Path) -> None:
+    row, columns, expected = ROWS[form]
+    path = tmp_path / name
+    path.write_bytes(FORMATS[name](row))
+    source = {"type": "files", "path": str(path), "examples": {"form": form} | columns}
+    assert only(source) == expected
+
+
+@pytest.mark.parametrize("form", ROWS)
+def test_numbered_files_of_a_bucket_give_every_form(form: str, google: LocalGoogle) -> None:
+    row, columns, expected = ROWS[form]
+    folder = f"gs://{BUCKET}/{form}"
+    for number in range(1, 4):
+        content = gzip.compress(json.dumps(row).encode())
+        files.write(f"{folder}/part-{number}-of-3.jsonl.gz", content)
+    files.write(f"{folder}/part-4-of-3.jsonl.gz", b"is not named")
+    path = f"{folder}/part-{{1..3}}-of-3.jsonl.gz"
+    found = read({"type": "files", "path": path, "examples": {"form": form} | columns})
+    assert [read_example(one.example) for one in found if isinstance(one, Document)] == (
+        [expected] * 3
+    )
+
+
+@pytest.fixture
+def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache as the Hub's client lays it out, of one data set with two subsets."""
+    repository = tmp_path / "hub" / "datasets--team--news"
+    snapshot = repository / "snapshots" / REVISION
+    blobs, reference = repository / "blobs", repository / "refs" / "main"
+    for folder in (blobs, reference.parent):
+        folder.mkdir(parents=True)
+    reference.write_text(REVISION)
+    card = ["---", "configs:"]
+    for subset in ("short", "long"):
+        (snapshot / subset).mkdir(parents=True)
+        card += [f"- config_name: {subset}", "  data_files:"]
+        for split in ("train", "validation"):
+            columns = ROWS["pairs"][0] | {"unused": "text"}
+            row = {key: f"{subset} {split} {value}" for key, value in columns.items()}
+            blob = blobs / f"{subset}-{split}"
+            blob.write_text(json.dumps(row))
+            (snapshot / subset / f"{split}.jsonl").symlink_to(blob)
+            card += [f"  - split: {split}", f"    path: {subset}/{split}.jsonl"]
+    (snapshot / "README.md").write_text("\n".join([*card, "---", ""]))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    return tmp_path / "hub"
+
+
+def test_offline_a_data_set_is_read_from_the_hubs_cache(hub_cache: Path) -> None:
+    """Its subset, its split, and several of its columns."""
+    columns = {"form": "pairs"} | ROWS["pairs"][1]
+    source = {"type": "hugging_face", "dataset": "team/news", "examples": columns}
+    found = only(source | {"subset": "long", "split": "validation"})
+    assert found["input"] == "long validation A long text."
+    assert found["target"] == "long validation Short."
+    named = source | {"subset": "short", "revision": REVISION, "name": "news"}
+    assert only(named)["input"] == "short train A long text."
+    settings = RawCorpusSettings.model_validate({"sources": [named]})
+    assert source_fingerprints(settings) == {"news": REVISION}
+
+
+def test_offline_a_data_set_that_the_cache_lacks_is_named(hub_cache: Path) -> None:
+    source = {"type": "hugging_face", "dataset": "team/other", "subset": "long"}
+    with pytest.raises(UserError, match=r"HF_HUB_OFFLINE is set, .* no copy of team/other"):
+        read(source)
+
+
+def test_of_two_conversations_the_last_answers_differ(tmp_path: Path) -> None:
+    worse = {"role": "assistant", "content": "No."}
+    columns = {"form": "preferences", "layout": "conversations"}
+    row = {"chosen": TURNS, "rejected": [TURNS[0], worse]}
+    source = file_source(tmp_path / "a.jsonl", json.dumps(row) + "\n", **columns)
+    assert only(source) == {"prompt": TURNS[:1], "chosen": "So.", "rejected": "No."}
+    other = {"role": "user", "content": "When?"}
+    for rejected, message in (
+        ([other, worse], "the two conversations differ before their last turn"),
+        (TURNS[:1], "under the key 'rejected' does not end with the assistant's turn"),
+        (TURNS, "the chosen and the rejected answer are the same"),
+    ):
+        fault = fault_of(tmp_path / "b.jsonl", row | {"rejected": rejected}, **columns)
+        assert message in fault.message
 
 
 def test_one_array_of_alpaca_has_alpacas_prompt(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
+from artifacts.errors import UserError
 from artifacts.program.entry import INTERRUPTED
 from recipes.data.order import DataOrder
 from recipes.spec import TrainingSpec, read_metrics
@@ -181,6 +182,21 @@ def test_its_exit_codes_arrive_and_it_listens_on_loopback_alone(make_spec: SpecM
     code, output = finish(process)
     assert code == 1
     assert "killed by signal 9. Start the same command again" in output
+
+
+def test_offloading_to_nvme_without_libaio_is_refused_before_a_model_is_read(
+    make_spec: SpecMaker, tmp_path: Path
+) -> None:
+    from deepspeed.ops.op_builder import AsyncIOBuilder
+
+    if AsyncIOBuilder().is_compatible():
+        pytest.skip("this machine has libaio")
+    disk = {"offload_optimizer": "nvme", "nvme_folder": str(tmp_path)}
+    spec = make_spec("nvme", placement={"deepspeed": {"stage": 3} | disk})
+    lines: list[str] = []
+    with pytest.raises(UserError, match=r"offloads to nvme, for which this machine lacks.*libaio"):
+        train_here(spec, lines.append)
+    assert not any("parameters" in line for line in lines)
 
 
 def with_placement(spec: TrainingSpec, **placement: Any) -> TrainingSpec:
