@@ -117,9 +117,11 @@ def measure(decider: str, documents: int) -> dict[str, Any]:
             outcome = InMemoryDecider(run, parts).decide([])
         else:
             outcome = SparkDecider(run, parts, documents).decide([])
-        write_duplicates(f"{scratch}/duplicates.parquet", outcome.duplicates)
+        write_duplicates(spark, outcome.duplicates, scratch, print)
         seconds = time.perf_counter() - began
-        digest = hashlib.sha256(Path(scratch, "duplicates.parquet").read_bytes())
+        digest = hashlib.sha256()
+        for listed in sorted(Path(scratch).glob("duplicates-*.parquet")):
+            digest.update(listed.read_bytes())
         for number, place in sorted(outcome.stay.places.items()):
             digest.update(f"{number} {place.read().to_pydict()}".encode())
         figures = (outcome.candidates, outcome.verified, outcome.near_copies, outcome.exact_copies)

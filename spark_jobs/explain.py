@@ -13,7 +13,7 @@ from artifacts.errors import UserError
 from artifacts.shards.format import ShardStats
 from artifacts.shards.occurrences import Occurrence, find_occurrences
 from artifacts.storage import files
-from spark_jobs.clean.decide.duplicates import DUPLICATE_SCHEMA, DUPLICATES_NAME
+from spark_jobs.clean.decide.duplicates import find_duplicates
 from spark_jobs.clean.history import PAST_FOLDER
 from spark_jobs.clean.repeated.trim import DROPPED_PREFIX, REPEATED, SPAN_SCHEMA
 from spark_jobs.runtime.parquet import find_parts, read_table
@@ -106,11 +106,10 @@ def explain_document(
     Raises:
         UserError: the clean corpus knows no such document.
     """
-    duplicates = read_table(f"{clean_corpus}/{DUPLICATES_NAME}", DUPLICATE_SCHEMA.names)
-    own = duplicates.filter(pc.equal(duplicates["id"], identifier)).to_pylist()
+    own = find_duplicates(clean_corpus, "id", pa.array([identifier])).to_pylist()
     survivor = own[0]["survivor"] if own else identifier
     kept = _clean_row(clean_corpus, survivor, identifier)
-    members = duplicates.filter(pc.equal(duplicates["survivor"], survivor)).to_pylist()
+    members = find_duplicates(clean_corpus, "survivor", pa.array([survivor])).to_pylist()
     merged = [
         Merged(row["id"], row["reason"], row["similarity"], row["neighbor"]) for row in members
     ]

@@ -28,8 +28,8 @@ from artifacts.store.store import Artifact
 from llm_assets.forgetting.listed import ForgottenList
 from llm_assets.registry.state import RegistryState
 from recipes.evaluation.settings import SAMPLES_NAME
-from spark_jobs.clean.decide.duplicates import DUPLICATE_SCHEMA, DUPLICATES_NAME
-from spark_jobs.runtime.parquet import find_parts, read_table
+from spark_jobs.clean.decide.duplicates import find_duplicates
+from spark_jobs.runtime.parquet import find_parts
 
 REASON = "texts were forgotten"
 
@@ -110,9 +110,8 @@ def _ids_of(corpus: Artifact, ids: Collection[str], texts: Collection[str]) -> s
         table = part.read(["id", "text_hash"])
         same = pc.is_in(table["text_hash"], pa.array(sorted(texts), pa.string()))
         found.update(table.filter(same)["id"].to_pylist())
-    duplicates = read_table(f"{corpus.url}/{DUPLICATES_NAME}", DUPLICATE_SCHEMA.names)
     survivors = pa.array(sorted(found | set(ids)), pa.string())
-    copies = duplicates.filter(pc.is_in(duplicates["survivor"], survivors))
+    copies = find_duplicates(corpus.url, "survivor", survivors)
     return found | set(copies["id"].to_pylist())
 
 

@@ -16,8 +16,8 @@ from pyspark.sql import SparkSession
 
 from artifacts.progress import Report
 from artifacts.storage import files
-from spark_jobs.clean.part_rows import PartRows, Place
 from spark_jobs.runtime.parquet import Part, find_parts, write_table
+from spark_jobs.runtime.part_rows import PartRows, Place
 from spark_jobs.runtime.tasks import map_tasks
 
 PAST_FOLDER = "past"

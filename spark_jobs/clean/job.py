@@ -25,21 +25,21 @@ from spark_jobs.clean.classify import check_models
 from spark_jobs.clean.decide.choice import choose_decider
 from spark_jobs.clean.decide.decider import DECIDED_SCHEMA, Outcome, Run
 from spark_jobs.clean.decide.documents import DocumentPart, Forgotten
-from spark_jobs.clean.decide.duplicates import DUPLICATES_NAME, write_duplicates
+from spark_jobs.clean.decide.duplicates import write_duplicates
 from spark_jobs.clean.history import PAST_FOLDER, read_history, write_past
-from spark_jobs.clean.part_rows import PartRows
 from spark_jobs.clean.prepare import RAW_COLUMNS, prepare_parts, prepared_schema
 from spark_jobs.clean.repeated.stage import trim_repeats
 from spark_jobs.clean.statistics import corpus_stats, dropped_examples
 from spark_jobs.clean.write import CLEAN_SCHEMA, write_part
 from spark_jobs.decontaminate.evaluation_texts import save_evaluation_ngrams
 from spark_jobs.runtime.parquet import find_parts
+from spark_jobs.runtime.part_rows import PartRows
 from spark_jobs.runtime.scratch import scratch_folder
 from spark_jobs.runtime.session import session
 from spark_jobs.runtime.tasks import map_tasks
 from spark_jobs.settings import DOCUMENTS_IN_MEMORY, CleanCorpusSettings
 
-CODE_VERSION = "10"
+CODE_VERSION = "11"
 
 
 class CleanSpec(BaseModel):
@@ -68,7 +68,7 @@ class CleanSpec(BaseModel):
 def run(spark: SparkSession, spec: CleanSpec, report: Report = print) -> dict[str, Any]:
     """Write the clean corpus, `part-NNNNN.parquet` of `CLEAN_SCHEMA`; return the stats.
 
-    Beside the parts, `duplicates.parquet` lists every copy that was dropped and why
+    Beside the parts, `duplicates-NNNNN.parquet` list every copy that was dropped and why
     (`spark_jobs.clean.decide.duplicates.DUPLICATE_SCHEMA`), and under `repeated_spans/` every span
     that stands in an earlier document (`spark_jobs.clean.repeated.trim.SPAN_SCHEMA`).
 
@@ -168,7 +168,7 @@ def _write(
     classifiers = run.settings.classifiers
     work = partial(write_part, classifiers=classifiers, output=output)
     records = map_tasks(run.spark, "writing clean text", items, work, run.report)
-    write_duplicates(f"{output}/{DUPLICATES_NAME}", outcome.duplicates)
+    write_duplicates(run.spark, outcome.duplicates, output, run.report)
     labels = {one.name: Counter[str]() for one in classifiers}
     for record in records:
         for name, found in record["labels"].items():

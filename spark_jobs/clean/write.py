@@ -10,9 +10,9 @@ import pyarrow.compute as pc
 
 from spark_jobs.clean.classify import label_fields
 from spark_jobs.clean.decide.decider import DECIDED_SCHEMA
-from spark_jobs.clean.part_rows import Place
 from spark_jobs.clean.prepare import PreparedPart
 from spark_jobs.runtime.parquet import ORIGIN_KEY, read_table, write_table
+from spark_jobs.runtime.part_rows import Place
 from spark_jobs.settings import ClassifierSettings
 
 CLEAN_SCHEMA = pa.schema(

@@ -5,10 +5,8 @@ from collections.abc import Callable
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from artifacts.cache import read_cached, write_cached
-from spark_jobs.runtime.parquet import to_parquet
 
 
 def cached_rows(
@@ -28,7 +26,9 @@ def cached_rows(
     if folder is None:
         return make(np.arange(len(ids)))
     entry = read_cached(folder, key)
-    known = pq.read_table(pa.BufferReader(entry)) if entry else None
+    known = pa.ipc.open_stream(entry).read_all() if entry else None
+    if known is not None and known["id"].equals(ids):
+        return known.drop_columns("id")
     is_known = np.zeros(len(ids), bool)
     if known is not None:
         is_known = np.asarray(pc.is_in(ids, known["id"]))
@@ -37,5 +37,13 @@ def cached_rows(
         made = make(missing).append_column("id", ids.take(pa.array(missing)))
         known = made if known is None else pa.concat_tables([known, made])
         known = known.take(pc.index_in(ids, known["id"]))
-        write_cached(folder, key, to_parquet(known, "none"))
+        write_cached(folder, key, _to_stream(known))
     return known.take(pc.index_in(ids, known["id"])).drop_columns("id")
+
+
+def _to_stream(table: pa.Table) -> bytes:
+    """A table as an Arrow stream, whose columns are read where they lie."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table)
+    return sink.getvalue().to_pybytes()

@@ -2,7 +2,10 @@
 
 import fnmatch
 import hashlib
+import itertools
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -11,8 +14,8 @@ import pyarrow.parquet as pq
 from artifacts.errors import UserError, make_command
 from artifacts.storage import files
 
-READERS = 4
-"""Threads of the driver that read parts; a bucket answers several requests at a time."""
+READERS = 16
+"""Threads of the driver that read footers; a bucket answers several requests at a time."""
 
 ORIGIN_KEY = b"origin"
 """Of a clean part's Parquet metadata (`Part.origin`)."""
@@ -34,6 +37,10 @@ class Part:
         with files.open_file(self.url) as file:
             parquet = pq.ParquetFile(file, page_checksum_verification=True)
             return parquet.read_row_group(self.row_group, columns=columns)
+
+    def content_name(self) -> str:
+        """Names what the part was made of: where names are equal, documents of equal ids are."""
+        return self.origin or self.digest(["id", "text"])
 
     def digest(self, columns: list[str]) -> str:
         """A hash of columns as they are stored, so that nothing has to be unpacked for it.
@@ -64,34 +71,38 @@ def find_parts(url: str, columns: list[str], asset: str) -> list[Part]:
             f"{url} holds no part-*.parquet files, so there is no `{asset}` to read. Make it with: "
             f"{make_command(asset)}"
         )
-    parts = []
-    for file in [f"{url}/{name}" for name in names]:
-        try:
-            with files.open_file(file) as handle:
-                metadata = pq.ParquetFile(handle).metadata
-        except pa.ArrowInvalid as error:
-            raise UserError(
-                f"{file} is not a readable Parquet file ({error}). Set what is damaged aside and "
-                f"make it again with: llm-assets doctor --repair && {make_command(asset)}"
-            ) from error
-        found = metadata.schema.to_arrow_schema().names
-        missing = [column for column in columns if column not in found]
-        if missing:
-            raise UserError(
-                f"{file} of the `{asset}` has no column {missing[0]!r}; its columns are "
-                f"{', '.join(found)}."
-            )
-        origin = (metadata.metadata or {}).get(ORIGIN_KEY)
-        parts += [
-            Part(
-                file,
-                number,
-                metadata.row_group(number).num_rows,
-                f"{origin.decode()}/{number}" if origin else None,
-            )
-            for number in range(metadata.num_row_groups)
-        ]
-    return parts
+    parts_of = partial(_parts_of, columns=columns, asset=asset)
+    with ThreadPoolExecutor(READERS) as readers:
+        found = readers.map(parts_of, [f"{url}/{name}" for name in names])
+        return list(itertools.chain.from_iterable(found))
+
+
+def _parts_of(file: str, columns: list[str], asset: str) -> list[Part]:
+    try:
+        with files.open_file(file) as handle:
+            metadata = pq.ParquetFile(handle).metadata
+    except pa.ArrowInvalid as error:
+        raise UserError(
+            f"{file} is not a readable Parquet file ({error}). Set what is damaged aside and "
+            f"make it again with: llm-assets doctor --repair && {make_command(asset)}"
+        ) from error
+    found = metadata.schema.to_arrow_schema().names
+    missing = [column for column in columns if column not in found]
+    if missing:
+        raise UserError(
+            f"{file} of the `{asset}` has no column {missing[0]!r}; its columns are "
+            f"{', '.join(found)}."
+        )
+    origin = (metadata.metadata or {}).get(ORIGIN_KEY)
+    return [
+        Part(
+            file,
+            number,
+            metadata.row_group(number).num_rows,
+            f"{origin.decode()}/{number}" if origin else None,
+        )
+        for number in range(metadata.num_row_groups)
+    ]
 
 
 def read_table(url: str, columns: list[str] | None = None) -> pa.Table:
@@ -101,8 +112,11 @@ def read_table(url: str, columns: list[str] | None = None) -> pa.Table:
 
 
 def write_table(url: str, table: pa.Table) -> None:
-    """Write a table as one Parquet file of one row group, whole or not at all."""
-    files.write(url, to_parquet(table))
+    """Write a table as one Parquet file of one row group, whole or not at all.
+
+    What it belongs to flushes it to the disk with all its other files.
+    """
+    files.write(url, to_parquet(table), sync=False)
 
 
 def to_parquet(table: pa.Table, compression: str | dict[str, str] = "zstd") -> bytes:

@@ -128,7 +128,7 @@ def test_a_near_copy_is_dropped_with_its_reason_and_cluster(
     assert documents(tmp_path / "clean").keys() == {"b", "d"}
     assert stats["dropped"] == {"exact_duplicate": 1, "near_duplicate": 1}
     assert stats["cluster_sizes"] == {"1": 1, "3": 1}
-    listed = pq.read_table(tmp_path / "clean" / clean.DUPLICATES_NAME).to_pylist()
+    listed = pq.read_table(tmp_path / "clean" / "duplicates-00000.parquet").to_pylist()
     assert [(row["id"], row["survivor"], row["reason"], row["neighbor"]) for row in listed] == [
         ("a", "b", "near_duplicate", "b"),
         ("c", "b", "exact_duplicate", "a"),

@@ -16,9 +16,9 @@ from artifacts.errors import UserError
 from spark_jobs.clean import job as clean
 from spark_jobs.clean.decide.by_spark import candidates
 from spark_jobs.clean.decide.by_spark.components import connect
-from spark_jobs.clean.decide.by_spark.work import Work
 from spark_jobs.clean.decide.in_memory.near_duplicates import Edges, components
-from spark_jobs.clean.part_rows import PartRows, Place
+from spark_jobs.runtime.part_rows import PartRows, Place
+from spark_jobs.runtime.work import Work
 from spark_jobs.settings import CleanCorpusSettings, SplitSettings
 from tests.spark_jobs.conftest import Corpus
 from tests.spark_jobs.test_duplicates import edited, families

@@ -1,12 +1,12 @@
 """A corpus that grows: what is kept decides how long it takes, never what is made."""
 
 import random
-import uuid
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
@@ -78,15 +78,8 @@ def source_files(generator: random.Random, documents: int, files: int) -> Texts:
     return [numbered[number::files] for number in range(files)]
 
 
-@settings(
-    max_examples=2, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(seed=st.integers(0, 10**6))
-def test_a_grown_corpus_is_that_of_a_run_from_nothing_after_the_same_one(
-    seed: int, spark: SparkSession, model_folder: Path, tmp_path: Path
-) -> None:
+def check_growth(spark: SparkSession, model_folder: Path, home: Path, seed: int) -> None:
     generator = random.Random(seed)
-    home = tmp_path / uuid.uuid4().hex
     texts = source_files(generator, documents=200, files=7)
     first, cache = home / "first", home / "cache"
     make(spark, texts[:5], model_folder, first, cache)
@@ -101,18 +94,31 @@ def test_a_grown_corpus_is_that_of_a_run_from_nothing_after_the_same_one(
     assert kept == fresh
 
 
+def test_a_grown_corpus_is_that_of_a_run_from_nothing_after_the_same_one(
+    spark: SparkSession, model_folder: Path, tmp_path: Path
+) -> None:
+    check_growth(spark, model_folder, tmp_path, seed=1)
+
+
+@pytest.mark.soak
+@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+@given(seed=st.integers(0, 10**6))
+def test_any_grown_corpus_is_that_of_a_run_from_nothing_after_the_same_one(
+    spark: SparkSession, model_folder: Path, tmp_path_factory: pytest.TempPathFactory, seed: int
+) -> None:
+    check_growth(spark, model_folder, tmp_path_factory.mktemp("grown"), seed)
+
+
 def test_tokens_of_documents_that_stay_are_found_again_though_others_of_their_file_go(
     spark: SparkSession, model_folder: Path, tmp_path: Path
 ) -> None:
-    generator = random.Random(3)
+    generator, first = random.Random(3), tmp_path / "first"
     texts = [
         [(f"{file}/{n}", " ".join(f"w{generator.randrange(10**6)}" for _ in range(60)))
          for n in range(40)]
         for file in range(4)
     ]  # fmt: skip
-    make(spark, texts, model_folder, tmp_path / "first", tmp_path / "cache")
-    first = tmp_path / "first"
-    make(spark, texts, model_folder, tmp_path / "same", tmp_path / "cache", first)
+    make(spark, texts, model_folder, first, tmp_path / "cache")
     before = cached_tokens(tmp_path / "cache")
     # A longer copy of one document of the first file takes its place there.
     identifier, text = next(one for one in texts[0] if is_trained_on(first, one[0]))

@@ -5,7 +5,6 @@ driver's memory (`in_memory`), the other leaves all of it to Spark's joins (`by_
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,7 +14,7 @@ from pyspark.sql import SparkSession
 from artifacts.progress import Report
 from spark_jobs.clean.decide.documents import DocumentPart, Forgotten
 from spark_jobs.clean.history import History
-from spark_jobs.clean.part_rows import PartRows
+from spark_jobs.runtime.part_rows import PartRows
 from spark_jobs.settings import CleanCorpusSettings
 
 DECIDED_SCHEMA = pa.schema(
@@ -64,8 +63,8 @@ class Outcome:
     """Rows of `DECIDED_SCHEMA`, by the number of the document part."""
     left: PartRows
     """Rows of the record that are none of the documents that stay, by its part's number."""
-    duplicates: Iterable[pa.RecordBatch]
-    """Rows of `duplicates.DUPLICATE_SCHEMA` by id; can be gone through once."""
+    duplicates: PartRows
+    """Rows of `duplicates.DUPLICATE_SCHEMA`, numbered in the order of their ids."""
     fates: pa.Table
     """`reason` (null: stays) and `source` to `documents`, `bytes` and `repaired`, those that have
     left the sources not counted."""

@@ -1,16 +1,21 @@
 """The list of the copies that were dropped, each with the document that it was found a copy of."""
 
-from collections.abc import Iterable
+import fnmatch
+from functools import partial
+from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
+import pyarrow.compute as pc
+from pyspark.sql import SparkSession
 
+from artifacts.progress import Report
 from artifacts.storage import files
-from spark_jobs.runtime.parquet import parquet_options
+from spark_jobs.runtime.parquet import read_table, write_table
+from spark_jobs.runtime.part_rows import PartRows, Place
+from spark_jobs.runtime.tasks import map_tasks
 
 EXACT, NEAR = "exact_duplicate", "near_duplicate"
 
-DUPLICATES_NAME = "duplicates.parquet"
 DUPLICATE_SCHEMA = pa.schema(
     [
         ("id", pa.string()),
@@ -24,35 +29,34 @@ DUPLICATE_SCHEMA = pa.schema(
 """A dropped copy: the document kept in its place, and the most similar document that was compared
 with it (Jaccard similarity of the shingle sets; 1 for an exact copy)."""
 
-ROWS_IN_GROUP = 1_000_000
-"""Of a row group, which is what writing the list holds at a time."""
+ROWS_IN_FILE = 500_000
+"""Which the task that writes it holds."""
 
 
-def write_duplicates(url: str, batches: Iterable[pa.RecordBatch]) -> None:
-    """Write the list as one Parquet file.
+def write_duplicates(spark: SparkSession, copies: PartRows, folder: str, report: Report) -> None:
+    """Write the list as `duplicates-NNNNN.parquet`, a task for each file.
 
     Args:
-        batches: rows of `DUPLICATE_SCHEMA` by id, cut in any way.
+        copies: rows of `DUPLICATE_SCHEMA`; their numbers give the order, which is that of the ids.
     """
-    options = parquet_options(DUPLICATE_SCHEMA)
-    with (
-        files.open_file(url, "wb") as file,
-        pq.ParquetWriter(file, DUPLICATE_SCHEMA, **options) as writer,
-    ):
-        for table in _row_groups(batches):
-            writer.write_table(table, row_group_size=max(1, table.num_rows))
+    groups = list(enumerate(copies.groups(ROWS_IN_FILE)))
+    map_tasks(spark, "listing copies", groups, partial(_write_file, folder=folder), report)
 
 
-def _row_groups(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.Table]:
-    """The same rows, a full row group at a time; none at all are one group without rows."""
-    held: list[pa.RecordBatch] = []
-    rows = 0
-    for batch in filter(len, batches):
-        while rows + batch.num_rows >= ROWS_IN_GROUP:
-            room = ROWS_IN_GROUP - rows
-            yield pa.Table.from_batches([*held, batch.slice(0, room)]).combine_chunks()
-            batch, held, rows = batch.slice(room), [], 0
-        held.append(batch)
-        rows += batch.num_rows
-    if rows or not held:
-        yield pa.Table.from_batches(held, DUPLICATE_SCHEMA).combine_chunks()
+def _write_file(
+    group: tuple[int, list[tuple[int, Place, int, int]]], folder: str
+) -> dict[str, Any]:
+    number, pieces = group
+    batches = [place.read().slice(first, last - first) for _, place, first, last in pieces]
+    copies = pa.Table.from_batches(batches, DUPLICATE_SCHEMA).combine_chunks()
+    write_table(f"{folder}/duplicates-{number:05d}.parquet", copies)
+    return {}
+
+
+def find_duplicates(clean_corpus: str, column: str, values: pa.Array) -> pa.Table:
+    """The dropped copies that have one of some values in a column; rows of `DUPLICATE_SCHEMA`."""
+    found = [DUPLICATE_SCHEMA.empty_table()]
+    for name in fnmatch.filter(files.list_names(clean_corpus), "duplicates*.parquet"):
+        copies = read_table(f"{clean_corpus}/{name}", DUPLICATE_SCHEMA.names)
+        found.append(copies.filter(pc.is_in(copies[column], values)).cast(DUPLICATE_SCHEMA))
+    return pa.concat_tables(found)

@@ -15,11 +15,11 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from artifacts.arrays import run_starts
-from spark_jobs.clean.decide.by_spark.work import Work
-from spark_jobs.clean.part_rows import PartRows, Place
 from spark_jobs.clean.prepare import EXAMPLE_COLUMN, PreparedPart
 from spark_jobs.clean.repeated.windows import fingerprints, fold_words, windows_with
 from spark_jobs.runtime.parquet import read_table
+from spark_jobs.runtime.part_rows import PartRows, Place
+from spark_jobs.runtime.work import Work
 
 _NUMBER, _STRING = pa.int64(), pa.string()
 _FOUND_SCHEMA = pa.schema([("row", _NUMBER), ("hash", _NUMBER)])

@@ -11,16 +11,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from spark_jobs.clean.decide.by_spark.work import Work
 from spark_jobs.clean.decide.decider import Example, Outcome, Run
 from spark_jobs.clean.decide.documents import DocumentPart
-from spark_jobs.clean.part_rows import PartRows
 from spark_jobs.clean.repeated.find import StayingPart, find_repeats
 from spark_jobs.clean.repeated.trim import REPEATED, Changes, Trimming, trim_part
+from spark_jobs.runtime.part_rows import PartRows
 from spark_jobs.runtime.tasks import map_tasks
+from spark_jobs.runtime.work import Work
 
-_BYTES_PER_DOCUMENT = 1_500
-"""Of text that has as many fingerprints as a document has bands, by which `Work` cuts shuffles."""
+_BYTES_PER_FINGERPRINT = 75
+"""Of text, by which `Work` cuts shuffles."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def trim_repeats(run: Run, outcome: Outcome, parts: list[DocumentPart], output: 
         for number, place in outcome.stay.places.items()
     }
     size = sum(row["bytes"] for row in outcome.fates.to_pylist() if row["reason"] is None)
-    work = Work(run.spark, size // _BYTES_PER_DOCUMENT, run.scratch, run.report)
+    work = Work(run.spark, size // _BYTES_PER_FINGERPRINT, run.scratch, run.report)
     settings = run.settings
     repeats = find_repeats(work, staying, settings.repeated_spans.minimum_words)
     items = [(number, staying[number], place) for number, place in sorted(repeats.places.items())]

@@ -8,11 +8,11 @@ import numpy as np
 import pyarrow as pa
 
 from spark_jobs.clean.history import PAST_FOLDER, RECORD_COLUMNS
-from spark_jobs.clean.part_rows import Place, write_part_rows
 from spark_jobs.clean.repeated.find import StayingPart, by_row
 from spark_jobs.clean.repeated.windows import word_spans
 from spark_jobs.clean.write import CLEAN_SCHEMA
 from spark_jobs.runtime.parquet import write_table
+from spark_jobs.runtime.part_rows import Place, write_part_rows
 from spark_jobs.settings import CleanCorpusSettings
 
 REPEATED = "repeated_spans"

@@ -21,7 +21,7 @@ from llm_assets.forgetting import erase as erasing
 from llm_assets.forgetting.erase import erase
 from llm_assets.forgetting.listed import ForgottenDocument, ForgottenList
 from llm_assets.registry.state import RegistryState
-from spark_jobs.clean.decide.duplicates import DUPLICATE_SCHEMA, DUPLICATES_NAME
+from spark_jobs.clean.decide.duplicates import DUPLICATE_SCHEMA
 from spark_jobs.runtime.parquet import write_table
 from tests.tiny import tiny_shards, tiny_texts
 
@@ -64,7 +64,7 @@ class Corpora:
         copy = {name: None for name in DUPLICATE_SCHEMA.names}
         copy |= {"id": COPY, "survivor": "text-3", "reason": "exact_duplicate"}
         duplicates = pa.Table.from_pylist([copy], DUPLICATE_SCHEMA)
-        write_table(f"{draft.url}/{DUPLICATES_NAME}", duplicates)
+        write_table(f"{draft.url}/duplicates-00000.parquet", duplicates)
         example = {"id": COPY, "text": self.texts[3][:20]}
         draft.stats["dropped_examples"] = {"exact_duplicate": [example]}
 

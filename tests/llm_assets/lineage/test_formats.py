@@ -29,7 +29,7 @@ INPUTS = {
     "checkpoint": {"tokenized_shards": "f-tokenized_shards", "base_model": "f-base_model"},
 }
 FILES = {
-    "clean_corpus": ["part-00000.parquet", "part-00001.parquet", "duplicates.parquet"],
+    "clean_corpus": ["part-00000.parquet", "part-00001.parquet", "duplicates-00000.parquet"],
     "checkpoint": ["model/config.json", "model/model.safetensors", "trained.parquet"],
 }
 

@@ -14,11 +14,11 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from artifacts.arrays import run_starts
-from spark_jobs.clean.decide.by_spark.work import Work
 from spark_jobs.clean.decide.documents import DocumentPart
-from spark_jobs.clean.part_rows import Place
 from spark_jobs.clean.prepare import matrix_of
 from spark_jobs.clean.signatures import BUCKET_WINDOW
+from spark_jobs.runtime.part_rows import Place
+from spark_jobs.runtime.work import Work
 
 BAND_SCHEMA = pa.schema([("key", pa.int64()), ("band", pa.int64()), ("text", pa.int64())])
 BUCKET_SCHEMA = BAND_SCHEMA.append(pa.field("first", pa.int64()))

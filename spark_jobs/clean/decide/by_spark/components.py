@@ -9,7 +9,7 @@ connected connected, and a few rounds leave a star around the smallest text of e
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from spark_jobs.clean.decide.by_spark.work import Work
+from spark_jobs.runtime.work import Work
 
 
 def connect(work: Work, edges: DataFrame) -> DataFrame:

@@ -12,7 +12,6 @@ from spark_jobs.clean.decide.by_spark.components import connect
 from spark_jobs.clean.decide.by_spark.survivors import decide_survivors
 from spark_jobs.clean.decide.by_spark.texts import group_exact, read_documents, read_record
 from spark_jobs.clean.decide.by_spark.verify import EDGE_SCHEMA, Verifier
-from spark_jobs.clean.decide.by_spark.work import Work
 from spark_jobs.clean.decide.decider import (
     CHOSEN_SCHEMA,
     DECIDED_SCHEMA,
@@ -23,7 +22,11 @@ from spark_jobs.clean.decide.decider import (
 )
 from spark_jobs.clean.decide.documents import FORGOTTEN, DocumentPart
 from spark_jobs.clean.decide.duplicates import DUPLICATE_SCHEMA, EXACT, NEAR
-from spark_jobs.clean.part_rows import PartRows
+from spark_jobs.runtime.part_rows import PartRows
+from spark_jobs.runtime.work import Work
+
+ROWS_PER_DOCUMENT = 20
+"""Of the largest shuffle, that of the bands."""
 
 _COUNTED_SCHEMA = pa.schema(
     [
@@ -58,7 +61,7 @@ class SparkDecider(Decider):
         """With about how many documents there are, those of the record included."""
         self._run = run
         self._parts = parts
-        self._work = Work(run.spark, documents, run.scratch, run.report)
+        self._work = Work(run.spark, documents * ROWS_PER_DOCUMENT, run.scratch, run.report)
         self._record = read_record(self._work, run.history)
 
     def repeated_ids(self) -> list[tuple[str, int]]:

@@ -12,7 +12,6 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from spark_jobs.clean.decide.by_spark.work import Work
 from spark_jobs.clean.decide.decider import GUARDED, SPOILT
 from spark_jobs.clean.splits import (
     NAMES,
@@ -22,6 +21,7 @@ from spark_jobs.clean.splits import (
     decide,
     final_splits,
 )
+from spark_jobs.runtime.work import Work
 from spark_jobs.settings import SplitSettings
 
 _NUMBER, _STRING, _TRUTH = pa.int64(), pa.string(), pa.bool_()

@@ -7,11 +7,11 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from spark_jobs.clean.decide.by_spark.work import Work
 from spark_jobs.clean.decide.documents import DOCUMENT_SCHEMA, DocumentPart, Forgotten
 from spark_jobs.clean.history import History
 from spark_jobs.clean.splits import NONE, by_source, codes_of, representative_rank
 from spark_jobs.runtime.parquet import Part
+from spark_jobs.runtime.work import Work
 from spark_jobs.settings import SplitSettings
 
 _PLACE = [("part", pa.int64()), ("row", pa.int64())]

@@ -15,11 +15,11 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from spark_jobs.clean.decide.by_spark.candidates import PAIR_SCHEMA
-from spark_jobs.clean.decide.by_spark.work import BATCH_ROWS, Work
 from spark_jobs.clean.decide.documents import DocumentPart
 from spark_jobs.clean.decide.similarity import jaccard, plausible, shingle_sets
-from spark_jobs.clean.part_rows import Place
 from spark_jobs.clean.prepare import matrix_of
+from spark_jobs.runtime.part_rows import Place
+from spark_jobs.runtime.work import BATCH_ROWS, Work
 from spark_jobs.settings import NearDuplicateSettings
 
 EDGE_SCHEMA = PAIR_SCHEMA.append(pa.field("similarity", pa.float64()))

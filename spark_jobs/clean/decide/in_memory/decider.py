@@ -16,6 +16,7 @@ from spark_jobs.clean.decide.decider import (
     Run,
 )
 from spark_jobs.clean.decide.documents import FORGOTTEN, DocumentPart
+from spark_jobs.clean.decide.duplicates import DUPLICATE_SCHEMA
 from spark_jobs.clean.decide.in_memory.deduplicate import (
     Decisions,
     decide_survivors,
@@ -24,7 +25,7 @@ from spark_jobs.clean.decide.in_memory.deduplicate import (
 )
 from spark_jobs.clean.decide.in_memory.prepared import Prepared
 from spark_jobs.clean.decide.in_memory.verify import fetch_shingles
-from spark_jobs.clean.part_rows import PartRows, split_rows, write_part_rows
+from spark_jobs.runtime.part_rows import PartRows, split_rows, write_part_rows
 
 
 class InMemoryDecider(Decider):
@@ -73,7 +74,7 @@ class InMemoryDecider(Decider):
         return Outcome(
             stay=_stay(decisions, prepared, run.scratch),
             left=self._not_among(stay["text_hash"]),
-            duplicates=decisions.duplicates.to_batches(),
+            duplicates=_duplicates(decisions, run.scratch),
             fates=_fates(present),
             slices=_slices(stay),
             lengths=_lengths(stay),
@@ -102,6 +103,11 @@ def _stay(decisions: Decisions, prepared: Prepared, scratch: str) -> PartRows:
     numbers = np.flatnonzero(decisions.stays)
     columns = decisions.documents.select(DECIDED_SCHEMA.names[1:]).take(pa.array(numbers))
     return write_part_rows(scratch, DECIDED_SCHEMA, split_rows(numbers, prepared.offsets, columns))
+
+
+def _duplicates(decisions: Decisions, scratch: str) -> PartRows:
+    batches = enumerate(decisions.duplicates.combine_chunks().to_batches())
+    return write_part_rows(scratch, DUPLICATE_SCHEMA, batches)
 
 
 def _fates(present: pa.Table) -> pa.Table:

@@ -1,4 +1,4 @@
-"""How joins over all documents of a corpus are run: their settings, and the ways in and out.
+"""How joins over all of a corpus are run: their settings, and the ways in and out.
 
 What is read of parts and written for them goes through the same files as everywhere else
 (`artifacts.storage`), by tasks; in between are DataFrames of small columns, which Spark shuffles,
@@ -18,13 +18,13 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from artifacts.arrays import run_starts
 from artifacts.progress import Report
-from spark_jobs.clean.part_rows import PartRows, Place, write_part_rows
+from spark_jobs.runtime.part_rows import PartRows, Place, write_part_rows
 from spark_jobs.runtime.tasks import count_tasks, progress, user_errors
 
 Item = TypeVar("Item")
 
-DOCUMENTS_PER_PARTITION = 200_000
-"""Of a shuffle; with 21 bands a document, 4 million rows of 32 bytes."""
+ROWS_PER_PARTITION = 4_000_000
+"""Of a shuffle; of small rows, such as three numbers of eight bytes."""
 BATCH_ROWS = 20_000
 """Of small columns, between Java and Python."""
 
@@ -34,13 +34,11 @@ _WRITTEN_SCHEMA = pa.schema(
 
 
 class Work:
-    """Joins over so many documents, in one Spark session."""
+    """Joins in one Spark session, of which the largest shuffles about so many rows."""
 
-    def __init__(self, spark: SparkSession, documents: int, scratch: str, report: Report) -> None:
+    def __init__(self, spark: SparkSession, rows: int, scratch: str, report: Report) -> None:
         self.spark = spark
-        self.partitions = max(
-            spark.sparkContext.defaultParallelism, -(-documents // DOCUMENTS_PER_PARTITION)
-        )
+        self.partitions = max(spark.sparkContext.defaultParallelism, -(-rows // ROWS_PER_PARTITION))
         """Of a shuffle; changes speed only, never what is made."""
         self._scratch = scratch
         self._report = report
@@ -77,27 +75,27 @@ class Work:
         """Bring rows to their parts.
 
         Args:
-            frame: `part` and the columns of `schema`, of which the first is `row`.
+            frame: `part` and the columns of `schema`, by the first of which rows of a part are
+                ordered.
         """
         rows = frame.select("part", *schema.names).repartition("part")
         write = functools.partial(_write_by_part, folder=self._scratch, schema=schema)
-        written = rows.sortWithinPartitions("part", "row").mapInArrow(
+        written = rows.sortWithinPartitions("part", schema.names[0]).mapInArrow(
             write, from_arrow_schema(_WRITTEN_SCHEMA)
         )
         with self._running(label):
             records = written.collect()
         return PartRows({row.part: Place(row.url, row.batch, row.rows) for row in records})
 
-    def in_order(
-        self, frame: DataFrame, column: str, schema: pa.Schema
-    ) -> Iterator[pa.RecordBatch]:
-        """All rows in the order of a column, a batch at a time, from files that tasks write."""
+    def in_order(self, frame: DataFrame, column: str, schema: pa.Schema) -> PartRows:
+        """All rows, numbered batch by batch in the order of a column."""
         ordered = frame.select(*schema.names).orderBy(column)
         write = functools.partial(_write_ordered, folder=self._scratch, schema=schema)
         with self._running("sorting"):
             records = ordered.mapInArrow(write, from_arrow_schema(_WRITTEN_SCHEMA)).collect()
-        for row in sorted(records, key=lambda row: (row.part, row.batch)):
-            yield Place(row.url, row.batch, row.rows).read()
+        records.sort(key=lambda row: (row.part, row.batch))
+        places = (Place(row.url, row.batch, row.rows) for row in records)
+        return PartRows(dict(enumerate(places)))
 
     @contextmanager
     def _running(self, label: str, batch_rows: int = BATCH_ROWS) -> Iterator[None]:

@@ -1,6 +1,6 @@
-"""Rows chosen of the parts of a corpus, with what goes with each: Arrow files of a batch a part.
+"""Rows for the parts of a corpus, such as those chosen of each: Arrow files of a batch a part.
 
-Whoever decides writes them, and the task that reads a part finds its rows there, so that they
+Whoever finds them writes them, and the task that reads a part gets its rows there, so that they
 need not be held by one process.
 """
 
@@ -17,21 +17,21 @@ from artifacts.storage import files
 
 
 class Place(NamedTuple):
-    """Where the chosen rows of one part are."""
+    """Where the rows for one part are."""
 
     url: str
     batch: int
     rows: int
 
     def read(self) -> pa.RecordBatch:
-        """The chosen rows: `row`, in rising order, and what goes with each."""
+        """The rows, of the schema that they were written with."""
         with files.open_file(self.url) as file:
             return pa.ipc.open_file(file).get_batch(self.batch)
 
 
 @dataclass(frozen=True)
 class PartRows:
-    """Rows chosen of parts, by the part's number; of a part without any there is no place."""
+    """Rows for parts, by the part's number; for a part without any there is no place."""
 
     places: dict[int, Place]
 
@@ -64,10 +64,9 @@ class PartRows:
 def write_part_rows(
     folder: str, schema: pa.Schema, batches: Iterable[tuple[int, pa.RecordBatch]]
 ) -> PartRows:
-    """Write chosen rows into one file of a folder.
+    """Write rows into one file of a folder.
 
     Args:
-        schema: `row`, and the columns that go with it.
         batches: a part's number and its rows, each part once.
     """
     # A second attempt at the same work writes another file.
