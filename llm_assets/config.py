@@ -33,6 +33,7 @@ from recipes.settings import (
 from serving.settings import EndpointSettings
 from spark_jobs.settings import (
     DOCUMENTS_IN_MEMORY,
+    HELD_OUT_IN_MEMORY,
     CleanCorpusSettings,
     TokenizedShardsSettings,
 )
@@ -74,6 +75,9 @@ class SparkSettings(RunnerSettings):
     documents_in_memory: int = Field(default=DOCUMENTS_IN_MEMORY, ge=0)
     """Most documents, those of the lineage's record included, that are decided over in the driver's
     Python, at 970 bytes each; past it Spark's joins decide the same, to the byte."""
+    held_out_in_memory: int = Field(default=HELD_OUT_IN_MEMORY, ge=0)
+    """Most held-out text, in megabytes, whose n-grams every task holds, at 5 bytes for each of the
+    text; past it Spark joins them with the other text's, with the same shards to the byte."""
 
 
 class TrainingRunnerSettings(RunnerSettings):

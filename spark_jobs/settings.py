@@ -10,6 +10,9 @@ from artifacts.settings import Settings
 DOCUMENTS_IN_MEMORY = 4_000_000
 """By default, most documents that are decided over in the driver's memory: about 4 GB."""
 
+HELD_OUT_IN_MEMORY = 500
+"""By default, most megabytes of held-out text whose n-grams every task holds: 2.5 GB."""
+
 
 class NearDuplicateSettings(Settings):
     """How near-copies are found: MinHash candidates, verified by true Jaccard similarity."""

@@ -371,7 +371,7 @@ def example_shards(folder: Path, base_model: Path, task: Task) -> ShardStats:
         vocab_size=files.vocab_size,
         start_token_id=end,
         end_token_id=end,
-        ngrams=None,
+        references=None,
         decontamination=settings.decontamination,
         mixing=Mixing({}, 1),
         form=form,

@@ -165,6 +165,7 @@ def tokenized_shards(
             form=form,
             evaluation_texts=evaluation_texts,
             cache=pipeline.store.cache,
+            held_out_in_memory=pipeline.settings.spark.held_out_in_memory,
         )
         draft.stats |= spark.tokenize(context, spec)
 

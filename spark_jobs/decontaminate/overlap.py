@@ -90,10 +90,13 @@ def ngrams_of(texts: WordSums, size: int) -> Shingles:
 
 def text_ngrams(texts: list[str], size: int) -> NGrams:
     """The n-grams of reference texts; shorter texts give none."""
-    folded = [text for text in map(fold, texts) if text.count(" ") >= size - 1]
-    shingles = shingle(sum_words(folded), size)
-    hashes, owners = _each_once(shingles.hashes, _owners(shingles))
-    return NGrams(hashes, owners, np.bincount(owners, minlength=len(folded)))
+    return group_ngrams(ngrams_of(sum_words(list(map(fold, texts))), size))
+
+
+def group_ngrams(ngrams: Shingles) -> NGrams:
+    """The n-grams of reference texts, from those of each text (`ngrams_of`)."""
+    hashes, owners = _each_once(ngrams.hashes, _owners(ngrams))
+    return NGrams(hashes, owners, np.bincount(owners, minlength=len(ngrams.offsets) - 1))
 
 
 def _share(shingles: Shingles, held: np.ndarray) -> np.ndarray:

@@ -15,7 +15,8 @@ from artifacts.cache import cache_key
 from artifacts.errors import UserError
 from artifacts.examples import read_example
 from artifacts.shards.format import in_split
-from spark_jobs.decontaminate import overlap
+from spark_jobs.decontaminate.held_out.part_ngrams import PartNGrams
+from spark_jobs.decontaminate.overlap import overlaps
 from spark_jobs.runtime.cache import cached_rows
 from spark_jobs.runtime.parquet import Part
 from spark_jobs.runtime.session import ARROW_BATCH_ROWS
@@ -51,22 +52,19 @@ class Cached:
     """Where tokens and n-grams of documents are cached, part by part.
 
     By document, since other documents of a part may be copies of other parts' next time. For 1 GB
-    of text, cached tokens spare 9 s of one core with gigatoken and 440 s with Hugging Face, cached
-    n-grams 20 s.
+    of text, cached tokens spare 9 s of one core with gigatoken and 440 s with Hugging Face.
     """
 
     folder: str | None
     tokens: str
     """Key of `artifacts.cache.cache_key`, but for the part."""
-    ngrams: str
+    ngrams: PartNGrams
 
     @classmethod
     def of(cls, folder: str | None, files: TokenizerFiles, engine: Engine, plan: Plan) -> "Cached":
         """The keys for a tokenizer and a plan."""
         tokens = tokens_key(files, engine, (plan.start_token_id, plan.end_token_id), plan)
-        size = plan.decontamination.ngram_size
-        ngrams = cache_key(overlap.__name__, ["numpy", "pyarrow"], ngram_size=size)
-        return cls(folder, tokens, ngrams)
+        return cls(folder, tokens, PartNGrams.of(plan.decontamination.ngram_size, folder))
 
 
 def tokens_key(
@@ -86,7 +84,7 @@ def tokens_key(
 
 
 def tokenize_parts(
-    parts: list[Part],
+    parts: list[tuple[int, Part]],
     files: TokenizerFiles,
     engine: Engine,
     plan: Plan,
@@ -96,6 +94,7 @@ def tokenize_parts(
     """Tokenize parts and send their documents to their shards.
 
     Args:
+        parts: by their numbers, which `plan.references` knows.
         exchange: folder for what passes to the shards.
 
     Returns:
@@ -105,9 +104,9 @@ def tokenize_parts(
     """
     counts: Counter[str] = Counter()
     with ExchangeWriter(exchange) as writer:
-        for part in parts:
+        for number, part in parts:
             tokenizer = partial(_cached_tokenizer, files, engine)
-            documents, removed = _documents_of(part, cache, tokenizer, plan)
+            documents, removed = _documents_of(number, part, cache, tokenizer, plan)
             unused = documents["left_out"].is_valid()
             counts.update(documents["left_out"].filter(unused).to_pylist())
             documents = documents.filter(pc.invert(unused))
@@ -122,6 +121,7 @@ def tokenize_parts(
 
 
 def _documents_of(
+    number: int,
     part: Part,
     cached: Cached,
     tokenizer: Callable[[], DocumentTokenizer],
@@ -132,7 +132,7 @@ def _documents_of(
     ids = documents["id"]
     examples = cache(lambda: part.read(["example"])["example"])
     texts = cache(lambda: part.read(["text"])["text"])
-    name = part.origin or part.digest(["id", "text"])
+    name = part.content_name()
 
     def tokenize(places: np.ndarray) -> pa.Table:
         chosen = documents.select(["id"]).append_column("text", texts()).take(places)
@@ -142,18 +142,13 @@ def _documents_of(
         _refuse_plain_text(documents.take(places), lines, plan)
         return _tokenize_examples(chosen, lines, tokenizer(), plan)
 
-    def hash_ngrams(places: np.ndarray) -> pa.Table:
-        size = plan.decontamination.ngram_size
-        return pa.table({"ngrams": overlap.pack_ngrams(texts().take(places).to_pylist(), size)})
-
     tokens = cached_rows(cached.folder, f"{cached.tokens}-{_key(name)}", ids, tokenize)
     for column in tokens.schema.names:
         documents = documents.append_column(column, tokens[column])
-    if plan.ngrams is None:
-        return _choose(documents, np.zeros(len(ids)), plan)
-    ngrams = cached_rows(cached.folder, f"{cached.ngrams}-{_key(name)}", ids, hash_ngrams)
-    shingles = overlap.unpack_ngrams(ngrams["ngrams"])
-    found = overlap.overlaps(shingles, overlap.load_ngrams(plan.ngrams))
+    found = np.zeros(len(ids))
+    if plan.references:
+        ngrams = cached.ngrams.of_documents(name, ids, texts)
+        found = overlaps(ngrams, plan.references.of_part(number))
     return _choose(documents, found, plan)
 
 

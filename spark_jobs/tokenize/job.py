@@ -20,12 +20,14 @@ from artifacts.examples import Form
 from artifacts.program.entry import run_program
 from spark_jobs.clean.write import NEEDED_COLUMNS
 from spark_jobs.decontaminate.evaluation_texts import save_evaluation_ngrams
-from spark_jobs.decontaminate.held_out_ngrams import save_held_out_ngrams
+from spark_jobs.decontaminate.held_out.choice import find_references
+from spark_jobs.decontaminate.held_out.part_ngrams import PartNGrams
+from spark_jobs.decontaminate.held_out.references import Comparison, References
 from spark_jobs.runtime.parquet import Part, find_parts, write_table
 from spark_jobs.runtime.scratch import scratch_folder
 from spark_jobs.runtime.session import session
 from spark_jobs.runtime.tasks import count_tasks, map_tasks
-from spark_jobs.settings import TokenizedShardsSettings
+from spark_jobs.settings import HELD_OUT_IN_MEMORY, TokenizedShardsSettings
 from spark_jobs.tokenize.card import write_card
 from spark_jobs.tokenize.documents import CUT, REMOVED, REMOVED_NAME, Cached, tokenize_parts
 from spark_jobs.tokenize.examples import check_template
@@ -72,6 +74,10 @@ class TokenizeSpec(BaseModel):
     """Text files as in `clean.job.CleanSpec`, which no replayed text may overlap with."""
     cache: str | None = None
     """Folder of what earlier runs made (`artifacts.cache`); it decides speed, never results."""
+
+    held_out_in_memory: int = HELD_OUT_IN_MEMORY
+    """Most megabytes of held-out text whose n-grams every task holds (`held_out.choice`); past it
+    they are joined with the other text's, and the shards are the same."""
 
 
 def run(
@@ -133,7 +139,7 @@ def _plan(
     """
     settings = spec.settings
     start, end = files.start_and_end(settings.start_token, settings.end_token)
-    survey = survey_parts(parts, settings)
+    survey = survey_parts(spark, parts, settings, report)
     refuse_missing_splits(survey)
     labels: tuple[str, ...] = ()
     label_counts: list[int] = []
@@ -150,7 +156,7 @@ def _plan(
             survey.source_documents,
             lambda: measure_bytes_per_token(files, choice.result()[0], survey.sample),
         )
-        ngrams = _save_reference_ngrams(spark, spec, survey, scratch, report)
+        references = _find_references(spark, spec, parts, survey, scratch, report)
         engine, warnings = choice.result()
     plan = Plan(
         output=spec.output,
@@ -162,7 +168,7 @@ def _plan(
         vocab_size=files.vocab_size,
         start_token_id=start,
         end_token_id=end,
-        ngrams=ngrams,
+        references=references,
         decontamination=settings.decontamination,
         mixing=mixing,
         shards=count_shards(survey, files.vocab_size, settings.shard_bytes),
@@ -175,20 +181,29 @@ def _plan(
     return plan, engine, warnings, found
 
 
-def _save_reference_ngrams(
+def _find_references(
     spark: SparkSession,
     spec: TokenizeSpec,
+    parts: list[Part],
     survey: Survey,
-    folder: str,
+    scratch: str,
     report: Callable[[str], None],
-) -> str | None:
-    """The n-grams of all reference texts, as `save_held_out_ngrams`; None if not wanted."""
-    settings = spec.settings
-    if settings.decontamination.maximum_overlap == 1 and not survey.documents["replay"]:
+) -> References | None:
+    """The n-grams of all reference texts; None if overlap is not looked for."""
+    settings = spec.settings.decontamination
+    if settings.maximum_overlap == 1 and not survey.documents["replay"]:
         return None
-    evaluation = save_evaluation_ngrams(spec.evaluation_texts, folder, settings.decontamination)
-    size = settings.decontamination.ngram_size
-    return save_held_out_ngrams(spark, survey.with_held_out, size, folder, report, evaluation)
+    comparison = Comparison(
+        spark=spark,
+        parts=parts,
+        with_held_out=survey.with_held_out,
+        evaluation=save_evaluation_ngrams(spec.evaluation_texts, scratch, settings),
+        ngrams=PartNGrams.of(settings.ngram_size, spec.cache),
+        scratch=scratch,
+        report=report,
+    )
+    most = spec.held_out_in_memory * 10**6
+    return find_references(comparison, survey.bytes.total(), survey.bytes["held_out"], most)
 
 
 def _tokenize(
@@ -215,7 +230,7 @@ def _tokenize(
         cache=Cached.of(spec.cache, files, engine, plan),
     )
     tasks = count_tasks(len(parts), spark.sparkContext.defaultParallelism)
-    groups = [parts[task::tasks] for task in range(tasks)]
+    groups = [list(enumerate(parts))[task::tasks] for task in range(tasks)]
     ranges: dict[int, list[Range]] = defaultdict(list)
     unused: Counter[str] = Counter()
     for record in map_tasks(spark, f"tokenizing with {engine}", groups, tokenize, report):

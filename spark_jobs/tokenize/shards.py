@@ -22,6 +22,7 @@ from artifacts.shards.format import (
     write_shard,
 )
 from artifacts.storage import files
+from spark_jobs.decontaminate.held_out.references import References
 from spark_jobs.settings import DecontaminationSettings, ExampleSettings
 from spark_jobs.tokenize.examples import ExampleTokenizer
 from spark_jobs.tokenize.mixing import Mixing
@@ -59,8 +60,8 @@ class Plan:
     vocab_size: int
     start_token_id: int
     end_token_id: int
-    ngrams: str | None
-    """Where the n-grams of held-out texts are; None where overlap is not looked for."""
+    references: References | None
+    """The n-grams of held-out texts; None where overlap is not looked for."""
     decontamination: DecontaminationSettings
     mixing: Mixing
     form: Form

@@ -1,14 +1,16 @@
 """A first look at the clean corpus: sizes, and a sample for the parity check."""
 
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow.compute as pc
+from pyspark.sql import SparkSession
 
+from artifacts.progress import Report
 from artifacts.shards.format import Split, token_dtype
-from spark_jobs.runtime.parquet import READERS, Part
+from spark_jobs.runtime.parquet import Part
+from spark_jobs.runtime.tasks import map_tasks
 from spark_jobs.settings import TokenizedShardsSettings
 
 SAMPLE_PARTS = 4
@@ -35,24 +37,16 @@ class Survey:
     """Texts, the same ones for the same corpus."""
 
 
-@dataclass(frozen=True)
-class _PartSurvey:
-    """Of one part."""
-
-    groups: list[dict[str, Any]]
-    """`split` and `source` to the `documents` that it has of them and their `bytes`."""
-    smallest_cluster: str
-
-
-def survey_parts(parts: list[Part], settings: TokenizedShardsSettings) -> Survey:
+def survey_parts(
+    spark: SparkSession, parts: list[Part], settings: TokenizedShardsSettings, report: Report
+) -> Survey:
     """Read the corpus's small columns part by part, and a few of its texts."""
-    with ThreadPoolExecutor(READERS) as readers:
-        surveys = list(readers.map(_survey_part, parts))
+    surveys = map_tasks(spark, "surveying", parts, _survey_part, report)
     documents: Counter[Split] = Counter()
     sizes: Counter[Split] = Counter()
     source_bytes: Counter[str] = Counter()
     source_documents: Counter[str] = Counter()
-    groups = [group for survey in surveys for group in survey.groups]
+    groups = [group for survey in surveys for group in survey["groups"]]
     for group in groups:
         documents[group["split"]] += group["documents"]
         sizes[group["split"]] += group["bytes"]
@@ -68,18 +62,20 @@ def survey_parts(parts: list[Part], settings: TokenizedShardsSettings) -> Survey
         with_held_out=[
             part
             for part, survey in zip(parts, surveys, strict=True)
-            if any(group["split"] == "held_out" for group in survey.groups)
+            if any(group["split"] == "held_out" for group in survey["groups"])
         ],
-        sample=_sample(parts, [survey.smallest_cluster for survey in surveys], settings),
+        sample=_sample(parts, [survey["smallest_cluster"] for survey in surveys], settings),
     )
 
 
-def _survey_part(part: Part) -> _PartSurvey:
+def _survey_part(part: Part) -> dict[str, Any]:
+    """Of one part: `groups`, of each `split` and `source` the `documents` and their `bytes`; and
+    its `smallest_cluster`."""
     table = part.read(["cluster", "source", "bytes", "split"])
     sums = table.group_by(["split", "source"]).aggregate([("bytes", "sum"), ("bytes", "count")])
     names = {"bytes_sum": "bytes", "bytes_count": "documents"}
     groups = sums.rename_columns([names.get(name, name) for name in sums.column_names])
-    return _PartSurvey(groups.to_pylist(), pc.min(table["cluster"]).as_py())
+    return {"groups": groups.to_pylist(), "smallest_cluster": pc.min(table["cluster"]).as_py()}
 
 
 def _sample(parts: list[Part], smallest: list[str], settings: TokenizedShardsSettings) -> list[str]:
