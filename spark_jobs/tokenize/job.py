@@ -74,7 +74,6 @@ class TokenizeSpec(BaseModel):
     """Text files as in `clean.job.CleanSpec`, which no replayed text may overlap with."""
     cache: str | None = None
     """Folder of what earlier runs made (`artifacts.cache`); it decides speed, never results."""
-
     held_out_in_memory: int = HELD_OUT_IN_MEMORY
     """Most megabytes of held-out text whose n-grams every task holds (`held_out.choice`); past it
     they are joined with the other text's, and the shards are the same."""
