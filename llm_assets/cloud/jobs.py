@@ -25,7 +25,7 @@ def spark_batch(settings: GoogleCloudSettings, main: str, arguments: Sequence[st
         "runtime_config": {
             "version": settings.batch.runtime_version,
             "container_image": settings.images.spark,
-            "properties": settings.batch.properties,
+            "properties": settings.batch.spark_properties(),
         },
         "environment_config": {"execution_config": execution},
     }

@@ -1,6 +1,6 @@
 """`config/google_cloud.yaml`: the cloud project, shared by all pipelines that run in it."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -34,15 +34,64 @@ class SecretSettings(Settings):
 
 
 class BatchSettings(Settings):
-    """How the Spark stages run on Dataproc Serverless."""
+    """How the Spark stages run on Dataproc Serverless; by default as it decides."""
 
     runtime_version: str = "2.3"
     """Dataproc Serverless runtime; 2.3 is the long-term one and has Spark 3.5."""
+    minimum_executors: int | None = Field(default=None, ge=2, le=2000)
+    """Executors that are never taken away; a batch has two at least."""
+    maximum_executors: int | None = Field(default=None, ge=2, le=2000)
+    """Most executors that autoscaling may start; also what bounds a batch's price an hour."""
+    scale_up_ratio: float | None = Field(default=None, gt=0, le=1)
+    """Share of the executors that waiting tasks would fill which autoscaling asks for; 1 is the
+    quickest, and the dearest where tasks are short."""
+    executor_cores: Literal[4, 8, 16] | None = None
+    """Cores of an executor."""
+    compute_tier: Literal["standard", "premium"] | None = None
+    """Processors of driver and executors; `premium` costs more an hour."""
+    shuffle_tier: Literal["standard", "premium"] | None = None
+    """Disks that shuffles go to; `premium` are quicker, for deciding over very many documents."""
     properties: dict[str, str] = Field(default_factory=dict)
-    """Spark properties, for instance `spark.dynamicAllocation.maxExecutors`."""
+    """Further Spark properties by name, such as `spark.executor.memory`; passed on as they are."""
     time_to_live_hours: float = Field(default=24.0, ge=0.17, le=336)
     """A batch is ended after this many hours, whatever it does; Dataproc takes 10 minutes at least
     and 14 days at most."""
+
+    def spark_properties(self) -> dict[str, str]:
+        """The settings as Spark and Dataproc name them."""
+        return {
+            name: str(value) for name, value in self._typed() if value is not None
+        } | self.properties
+
+    def _typed(self) -> list[tuple[str, Any]]:
+        allocation = "spark.dynamicAllocation."
+        tiers = [
+            (f"spark.dataproc.{role}.{kind}.tier", tier)
+            for kind, tier in (("compute", self.compute_tier), ("disk", self.shuffle_tier))
+            for role in ("driver", "executor")
+        ]
+        return [
+            (f"{allocation}minExecutors", self.minimum_executors),
+            (f"{allocation}maxExecutors", self.maximum_executors),
+            (f"{allocation}executorAllocationRatio", self.scale_up_ratio),
+            ("spark.executor.cores", self.executor_cores),
+            *tiers,
+        ]
+
+    @model_validator(mode="after")
+    def _agree(self) -> "BatchSettings":
+        for name, value in self._typed():
+            if value is not None and name in self.properties:
+                raise ValueError(f"{name} is given under `properties` and by a setting of its own")
+        most, least = self.maximum_executors, self.minimum_executors
+        if most is not None and least is not None and most < least:
+            raise ValueError("maximum_executors is smaller than minimum_executors")
+        for name in self.properties:
+            if not name.startswith(("spark.", "dataproc.")):
+                raise ValueError(
+                    f"{name} under `properties` begins with neither spark. nor dataproc."
+                )
+        return self
 
 
 def check_accelerator(accelerator_type: str | None, count: int) -> None:

@@ -33,6 +33,7 @@ from recipes.evaluation.spec import EvaluationSpec
 from recipes.sections import Precision
 from recipes.spec import RESULT_NAME, TrainingResult, TrainingSpec
 from spark_jobs.clean import job as clean
+from spark_jobs.runtime.usage import USAGE
 from spark_jobs.tokenize import job as tokenize
 
 HOUR = 3600
@@ -79,9 +80,10 @@ class DataprocSparkRunner(SparkRunner):
             accept_succeeded=partial(files.exists, output),
             before_submit=partial(_prepare, spending, output),
         )
-        context.add_output_metadata(spending.metadata())
         (stats,) = [m["stats"] for m in invocation.get_custom_messages() if "stats" in m][-1:]
-        return dict(stats)
+        found = dict(stats)
+        context.add_output_metadata(spending.metadata() | found.pop(USAGE, {}))
+        return found
 
 
 class VertexTrainingRunner(TrainingRunner):

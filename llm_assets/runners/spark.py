@@ -8,6 +8,7 @@ from dagster_pyspark import LazyPySparkResource
 
 from spark_jobs.clean import job as clean
 from spark_jobs.runtime.session import end_local_session, prepare_environment
+from spark_jobs.runtime.usage import USAGE, measured
 from spark_jobs.tokenize import job as tokenize
 
 
@@ -31,15 +32,18 @@ class LocalSparkRunner(SparkRunner):
     pyspark: LazyPySparkResource
 
     def clean(self, context: AssetExecutionContext, spec: clean.CleanSpec) -> dict[str, Any]:
-        return clean.run(self._session(context), spec, context.log.info)
+        found = measured(clean.run, self._session(context), spec, context.log.info)
+        context.add_output_metadata(found.pop(USAGE))
+        return found
 
     def tokenize(
         self, context: AssetExecutionContext, spec: tokenize.TokenizeSpec
     ) -> dict[str, Any]:
-        stats = tokenize.run(self._session(context), spec, context.log.info)
+        found = measured(tokenize.run, self._session(context), spec, context.log.info)
+        context.add_output_metadata(found.pop(USAGE))
         # The last Spark stage: what follows, training above all, needs the memory.
         end_local_session()
-        return stats
+        return found
 
     def _session(self, context: AssetExecutionContext) -> Any:
         prepare_environment()

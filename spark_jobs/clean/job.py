@@ -37,6 +37,7 @@ from spark_jobs.runtime.part_rows import PartRows
 from spark_jobs.runtime.scratch import scratch_folder
 from spark_jobs.runtime.session import session
 from spark_jobs.runtime.tasks import map_tasks
+from spark_jobs.runtime.usage import measured
 from spark_jobs.settings import DOCUMENTS_IN_MEMORY, CleanCorpusSettings
 
 CODE_VERSION = "11"
@@ -194,4 +195,4 @@ def _refuse_unknown_sources(sources: set[str], settings: CleanCorpusSettings) ->
 
 
 if __name__ == "__main__":
-    sys.exit(run_program(CleanSpec, lambda spec, report: run(session(), spec, report)))
+    sys.exit(run_program(CleanSpec, lambda spec, report: measured(run, session(), spec, report)))

@@ -27,6 +27,7 @@ from spark_jobs.runtime.parquet import Part, find_parts, write_table
 from spark_jobs.runtime.scratch import scratch_folder
 from spark_jobs.runtime.session import session
 from spark_jobs.runtime.tasks import count_tasks, map_tasks
+from spark_jobs.runtime.usage import measured
 from spark_jobs.settings import HELD_OUT_IN_MEMORY, TokenizedShardsSettings
 from spark_jobs.tokenize.card import write_card
 from spark_jobs.tokenize.documents import CUT, REMOVED, REMOVED_NAME, Cached, tokenize_parts
@@ -269,4 +270,4 @@ def _write_shards(
 
 
 if __name__ == "__main__":
-    sys.exit(run_program(TokenizeSpec, lambda spec, report: run(session(), spec, report)))
+    sys.exit(run_program(TokenizeSpec, lambda spec, report: measured(run, session(), spec, report)))

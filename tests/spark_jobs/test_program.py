@@ -33,6 +33,8 @@ def test_a_program_reads_its_spec_and_leaves_its_stats(raw_corpus: Corpus, tmp_p
     stats = json.loads((tmp_path / "stats.json").read_text())
     assert stats["documents_read"] == 60
     assert "documents kept" in done.stderr
+    assert stats["spark"]["spark_task_seconds"] > 0
+    assert stats["spark"]["spark_failed_tasks"] == stats["spark"]["spark_spilled_bytes"] == 0
 
 
 def test_a_fault_of_the_users_is_one_message(tmp_path: Path) -> None:

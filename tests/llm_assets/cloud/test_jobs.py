@@ -1,12 +1,14 @@
 """The jobs that the settings make, on machines of every kind that Vertex AI has."""
 
+import re
+
 import pytest
 from google.api_core.exceptions import PermissionDenied
 from google.cloud import aiplatform_v1
 
-from llm_assets.cloud.jobs import custom_job
+from llm_assets.cloud.jobs import custom_job, spark_batch
 from llm_assets.cloud.quota import needs
-from llm_assets.cloud.settings import GoogleCloudSettings, MachineSettings
+from llm_assets.cloud.settings import BatchSettings, GoogleCloudSettings, MachineSettings
 from llm_assets.pipes.failures import Place, failure_of
 from tests.stand_ins.google import LocalGoogle
 from tests.stand_ins.job_rules import ATTACHED, check_job
@@ -68,3 +70,47 @@ def test_job_names_a_secret_and_does_not_hold_it(
     job = str(custom_job(settings, settings.training, [], "gs://local-bucket/jobs/output"))
     assert "SECRET_WANDB_API_KEY" in job and "secrets/wandb-key/versions/latest" in job
     assert "hush-hush" not in job
+
+
+def test_settings_of_a_batch_are_sparks_properties(settings: GoogleCloudSettings) -> None:
+    batch = BatchSettings(
+        minimum_executors=4,
+        maximum_executors=200,
+        scale_up_ratio=0.5,
+        executor_cores=8,
+        compute_tier="standard",
+        shuffle_tier="premium",
+        properties={"spark.executor.memory": "24g"},
+    )
+    made = spark_batch(settings.model_copy(update={"batch": batch}), "gs://b/main.py", [])
+    assert made["runtime_config"]["properties"] == {
+        "spark.dynamicAllocation.minExecutors": "4",
+        "spark.dynamicAllocation.maxExecutors": "200",
+        "spark.dynamicAllocation.executorAllocationRatio": "0.5",
+        "spark.executor.cores": "8",
+        "spark.dataproc.driver.compute.tier": "standard",
+        "spark.dataproc.executor.compute.tier": "standard",
+        "spark.dataproc.driver.disk.tier": "premium",
+        "spark.dataproc.executor.disk.tier": "premium",
+        "spark.executor.memory": "24g",
+    }
+    assert BatchSettings().spark_properties() == {}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"minimum_executors": 5, "maximum_executors": 4}, "smaller than minimum_executors"),
+        (
+            {"executor_cores": 8, "properties": {"spark.executor.cores": "4"}},
+            "spark.executor.cores is given under `properties` and by a setting of its own",
+        ),
+        ({"properties": {"executor.cores": "4"}}, "begins with neither spark. nor dataproc."),
+        ({"minimum_executors": 1}, "greater than or equal to 2"),
+    ],
+)
+def test_settings_of_a_batch_that_cannot_be_are_refused(
+    given: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        BatchSettings.model_validate(given)

@@ -1,0 +1,31 @@
+"""What a job took of Spark."""
+
+from pyspark.sql import SparkSession
+
+from spark_jobs.runtime.usage import USAGE, StageTimes, measured, name_skew
+
+
+def run(spark: SparkSession, spec: int, report: object) -> dict[str, int]:
+    pairs = spark.sparkContext.parallelize(range(4), 4).map(lambda number: (number % 2, number))
+    pairs.groupByKey().collect()
+    return {"spec": spec}
+
+
+def test_a_jobs_own_stages_count_alone(spark: SparkSession) -> None:
+    first, second = (measured(run, spark, spec, lambda line: None) for spec in (1, 2))
+    assert (first["spec"], second["spec"]) == (1, 2)
+    assert first[USAGE]["spark_task_seconds"] > 0
+    shuffled = [found[USAGE]["spark_shuffled_bytes"] for found in (first, second)]
+    assert shuffled[0] == shuffled[1] > 0
+    assert first[USAGE]["spark_failed_tasks"] == first[USAGE]["spark_spilled_bytes"] == 0
+    nothing = measured(lambda spark, spec, report: {}, spark, None, lambda line: None)[USAGE]
+    assert nothing["spark_task_seconds"] == 0 and nothing["spark_skew"] == "none"
+
+
+def test_the_stage_that_one_task_held_up_longest_is_named() -> None:
+    even = StageTimes("writing clean text", tasks=8, middle=60.0, slowest=60.9)
+    uneven = StageTimes("comparing windows", tasks=1_000, middle=0.4, slowest=12.34)
+    assert name_skew([even, uneven]) == (
+        "comparing windows: the slowest of 1,000 tasks took 12.3 s, the middle one 0.4 s"
+    )
+    assert name_skew([even]) == name_skew([]) == "none"
