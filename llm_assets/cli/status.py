@@ -6,7 +6,7 @@ from typing import Any
 from artifacts.errors import materialize_command
 from llm_assets.cli.session import Session
 from llm_assets.endpoint.folder import endpoint_folder
-from llm_assets.history import unfinished_runs
+from llm_assets.history import read_activity
 from llm_assets.registry.state import RegistryState
 from llm_assets.services.project import read_services
 from serving.state import StateFolder
@@ -18,19 +18,22 @@ def status_of(session: Session) -> dict[str, Any]:
     """The pipeline's state, as JSON values.
 
     Keys: `pipeline`, `champion` and `wanted` (version numbers, None before there are any),
-    `served` (None where nothing answers), `last_verdict`, `running`, `services` (name to state;
-    None where they are down) and `artifacts` (asset to fingerprint and date).
+    `served` (None where nothing answers), `last_verdict`, `running`, `waiting` (why sensors
+    launch nothing), `services` (name to state; None where they are down) and `artifacts` (asset to
+    fingerprint and date).
     """
     state = session.registry.state()
     champion, wanted = state.find("champion"), state.find("wanted")
     history = session.record.history().assets
+    activity = read_activity(Path.cwd())
     return {
         "pipeline": session.settings.name,
         "champion": champion.version if champion else None,
         "wanted": wanted.version if wanted else None,
         "served": _served(session),
         "last_verdict": _last_verdict(state),
-        "running": [str(run) for run in unfinished_runs(Path.cwd())],
+        "running": [str(run) for run in activity.runs],
+        "waiting": [str(tick) for tick in activity.ticks],
         "services": _services(),
         "artifacts": {
             asset: {
@@ -55,6 +58,7 @@ def screen(status: dict[str, Any]) -> list[str]:
         + (f"version {verdict['version']}: {verdict['summary']}" if verdict else "none"),
         f"running       {', '.join(status['running']) or 'nothing'}",
         f"services      {_list(status['services'])}",
+        *(f"waiting       {why}" for why in status["waiting"]),
     ]
     if served and status["wanted"] is not None and str(status["wanted"]) not in served["versions"]:
         lines.append(

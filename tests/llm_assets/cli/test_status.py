@@ -3,16 +3,20 @@
 import json
 import subprocess
 import sys
+import time
+from typing import Any
 
 import pytest
 from dagster import (
     DagsterInstance,
     DagsterRunStatus,
     Definitions,
-    RunsFilter,
     asset,
     define_asset_job,
 )
+from dagster._core.definitions.run_request import InstigatorType
+from dagster._core.scheduler.instigation import TickData, TickStatus
+from dagster_shared.error import SerializableErrorInfo
 
 from tests.conftest import Project
 
@@ -40,7 +44,7 @@ def test_a_quick_command_loads_nothing_slow(project: Project, arguments: tuple[s
     assert done.stderr.strip() == ""
 
 
-def test_status_names_the_runs_that_wait_or_are_under_way(
+def test_status_names_what_runs_and_why_the_sensors_wait(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @asset
@@ -53,7 +57,26 @@ def test_status_names_the_runs_that_wait_or_are_under_way(
             status: instance.create_run_for_job(job, status=status).run_id
             for status in (DagsterRunStatus.STARTED, DagsterRunStatus.SUCCESS)
         }
-        assert instance.get_runs_count(RunsFilter()) == 2
+        for reason in ("The text is older.", "The text changed 3 s ago."):
+            instance.create_tick(_tick("source_text_changed", skip_reason=reason))
+        error = SerializableErrorInfo("The port is taken.\n", [], "Failure")
+        instance.create_tick(_tick("endpoint_follows", error=error))
     status = json.loads(project.run("llm-assets", "status", "--json").stdout)
     assert status["running"] == [f"run {ids[DagsterRunStatus.STARTED][:8]} (started)"]
+    waits, fails = status["waiting"]
+    assert waits.startswith("source_text_changed waits (")
+    assert waits.endswith("UTC): The text changed 3 s ago.")
+    assert fails.startswith("endpoint_follows failed (") and fails.endswith("The port is taken.")
     assert status["services"] is None
+
+
+def _tick(sensor: str, **outcome: Any) -> TickData:
+    return TickData(
+        instigator_origin_id="origin",
+        instigator_name=sensor,
+        instigator_type=InstigatorType.SENSOR,
+        status=TickStatus.FAILURE if "error" in outcome else TickStatus.SKIPPED,
+        timestamp=time.time(),
+        selector_id=sensor,
+        **outcome,
+    )
