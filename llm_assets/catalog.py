@@ -17,6 +17,25 @@ COLUMNS = {
     "tokenized_shards": DOCUMENT_SCHEMA,
 }
 """Asset to the columns of its tables: of documents, for the shards beside their tokens."""
+MEANINGS = {
+    "id": "Names the document; `llm-assets document ID` tells its story.",
+    "text": "What is learnt.",
+    "source": "The source of the pipeline file that it came from.",
+    "package": "The Python package that it documents.",
+    "version": "Of that package.",
+    "license": "As the package states it.",
+    "path": "The file, relative to the source.",
+    "language": "Of code, by the file's name.",
+    "example": "A conversation, a pair or a labeled text as JSON, where a recipe learns those.",
+    "cluster": "Documents with one value are copies or near-copies of each other.",
+    "bytes": "Of the text in UTF-8.",
+    "tokens": "Of the text, start and end included.",
+    "text_hash": "Of the normalized text.",
+    "split": "Training, validation or held-out text, for ever.",
+    "slice": "In which corpus of the pipeline's life it came first, from 1.",
+    "label": "The class, for classification.",
+}
+"""Column to what it holds."""
 FOLLOWED = ("raw_corpus", "endpoint")
 """What `automation.fresh_days` is about: the text that was read, and what serves."""
 
@@ -44,7 +63,7 @@ def present(spec: AssetSpec, settings: PipelineSettings) -> AssetSpec:
 
 def _columns(schema: pa.Schema) -> TableSchema:
     return TableSchema(
-        [TableColumn(field.name, str(field.type)) for field in schema],
+        [TableColumn(field.name, str(field.type), MEANINGS.get(field.name)) for field in schema],
     )
 
 

@@ -41,7 +41,11 @@ GENERAL_ENGLISH = Path(recipes.evaluation.__file__).with_name("general_english.t
     pool="sources",
 )
 def raw_corpus(context: AssetExecutionContext, pipeline: PipelineResource) -> MaterializeResult:
-    """A pinned snapshot of the source text, as Parquet rows `(id, text, source, ...)`."""
+    """A pinned snapshot of the source text, as Parquet rows `(id, text, source, ...)`.
+
+    All that follows reads this copy, so text that changes meanwhile changes nothing. What was found
+    and not read is counted by kind.
+    """
     for attempt in range(READINGS):
         try:
             return _raw_corpus(context, pipeline)
@@ -86,7 +90,11 @@ def _raw_corpus(context: AssetExecutionContext, pipeline: PipelineResource) -> M
 def clean_corpus(
     context: AssetExecutionContext, pipeline: PipelineResource, spark: SparkRunner
 ) -> MaterializeResult:
-    """Normalized, filtered and deduplicated text; every document carries its duplicate cluster."""
+    """Normalized, filtered and deduplicated text; every document carries its duplicate cluster.
+
+    Of copies and near-copies one stays. Whole clusters go to one split, so no near-copy of text
+    that models are judged on is ever trained on.
+    """
     store = pipeline.store
     settings, models = _share_models(store, pipeline.settings.clean_corpus)
     raw = pipeline.record.current("raw_corpus", needed_by="clean_corpus")
@@ -133,7 +141,11 @@ def tokenized_shards(
     spark: SparkRunner,
     training: TrainingRunner,
 ) -> MaterializeResult:
-    """Packed token rows in three splits (train, validation, held-out) with one manifest."""
+    """Packed token rows in three splits (train, validation, held-out) with one manifest.
+
+    A long document goes on in the next row, and no document sees another. Training reads `train`;
+    settings are chosen by `validation`; the gate alone looks at `held_out`.
+    """
     settings, form = pipeline.settings.tokenized_shards, pipeline.settings.form
     clean_text = pipeline.record.current("clean_corpus", needed_by="tokenized_shards")
     base_model = pipeline.record.current("base_model", needed_by="tokenized_shards")

@@ -58,7 +58,12 @@ def eval_metrics(
     registry: RegistryResource,
     serving: ServingPlatform,
 ) -> MaterializeResult:
-    """Candidate, base and incumbent measured on the same held-out and general text."""
+    """Candidate, base and incumbent measured on the same held-out and general text.
+
+    Bits per byte say how much a text surprises a model that has never seen it; lower is better.
+    Held-out text is the team's own; general text is everyday English and shows what was forgotten.
+    `samples` has base and candidate go on from the same beginnings.
+    """
     settings, recipe = pipeline.settings.eval_metrics, pipeline.settings.checkpoint
     record = pipeline.record
     candidate, shards, base = (
@@ -136,7 +141,11 @@ def evaluation_spec(
 def model_version(
     context: AssetExecutionContext, pipeline: PipelineResource, registry: RegistryResource
 ) -> MaterializeResult:
-    """The candidate registered, with its evaluation and the gate's verdict."""
+    """The candidate registered, with its evaluation and the gate's verdict.
+
+    The gate promotes a candidate that is better than the wanted version by more than chance;
+    `reasons` says what it found. `llm-assets approve` and `llm-assets reject` overrule it.
+    """
     settings = pipeline.settings.model_version
     record = pipeline.record
     evaluation = record.current("eval_metrics", needed_by="model_version")

@@ -11,7 +11,7 @@ from llm_assets.gate.verdict import Comparison, Verdict
 from recipes.evaluation.metric import Metric
 from recipes.evaluation.settings import SAMPLES_NAME
 
-ROLES = ("base", "incumbent", "candidate")
+ROLES = ("candidate", "incumbent", "base")
 Figure = Mapping[str, float | None]
 UNMEASURED: Figure = {"value": None}
 
@@ -19,8 +19,11 @@ UNMEASURED: Figure = {"value": None}
 def evaluation_metadata(stats: Mapping[str, Any]) -> dict[str, Any]:
     """Metadata of `eval_metrics` from its stats; None stands for a figure that is not finite."""
     metrics = stats["metrics"]
-    rows = [
-        (metric, role, *map(number, _bounds(roles[role])))
+    values = [
+        (metric, *(_value(roles.get(role)) for role in ROLES)) for metric, roles in metrics.items()
+    ]
+    bounds = [
+        (metric, role, number(roles[role].get("low")), number(roles[role].get("high")))
         for metric, roles in metrics.items()
         for role in ROLES
         if role in roles
@@ -35,7 +38,8 @@ def evaluation_metadata(stats: Mapping[str, Any]) -> dict[str, Any]:
         {
             "summary": f"{before} -> {after} {metric.unit} on held-out text",
             "evaluation_fingerprint": stats["evaluation_fingerprint"],
-            "metrics": table(["metric", "of", "low", "value", "high"], rows),
+            "metrics": table(["metric", *ROLES], values),
+            "bounds": table(["metric", "of", "low", "high"], bounds),
             "contamination": _contamination(stats.get("contamination")),
             "intervals": figures.intervals(
                 f"{metric.unit} on held-out text, with 95 % intervals",
@@ -125,6 +129,10 @@ def _units(compared: list[Comparison]) -> str:
 def number(value: float | None) -> str:
     """Four digits, or `not finite`."""
     return "not finite" if value is None else f"{value:.4f}"
+
+
+def _value(figure: Figure | None) -> str:
+    return "not measured" if figure is None else number(figure["value"])
 
 
 def _bounds(figure: Figure) -> tuple[float | None, float | None, float | None]:

@@ -1,14 +1,35 @@
-"""Pictures for the Dagster metadata, drawn without a display."""
+"""Pictures for the Dagster metadata, drawn without a display.
+
+Dagster shows Markdown of less than 1,000 characters at once and hides the rest behind a click, so
+what should be seen at a glance is text.
+"""
 
 import base64
 import io
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dagster import MarkdownMetadataValue, MetadataValue
 
+SPARKS = "▁▂▃▄▅▆▇█"
 INK = "#1f4fd8"
 MUTED = "#9aa5b8"
+
+
+def sparkline(values: Sequence[float], width: int = 40) -> str:
+    """A curve of block characters, at most `width` of them; gaps where a value is not finite."""
+    step = max(1, math.ceil(len(values) / width))
+    chunks = [values[start : start + step] for start in range(0, len(values), step)]
+    means = [sum(chunk) / len(chunk) for chunk in chunks]
+    finite = [value for value in means if math.isfinite(value)]
+    if not finite:
+        return ""
+    low, span = min(finite), (max(finite) - min(finite)) or 1.0
+    return "".join(
+        SPARKS[round((value - low) / span * (len(SPARKS) - 1))] if math.isfinite(value) else " "
+        for value in means
+    )
 
 
 def curve(

@@ -1,5 +1,6 @@
 """The starting weights and the trained checkpoint."""
 
+import math
 from functools import partial
 from typing import Any
 
@@ -78,7 +79,10 @@ class CheckpointOverrides(Config):
 
 @stage(group_name=GROUP, kinds={"huggingface"}, code_version=BASE_MODEL_CODE_VERSION)
 def base_model(context: AssetExecutionContext, pipeline: PipelineResource) -> MaterializeResult:
-    """The pinned starting weights and tokenizer, as a Hugging Face folder with safetensors."""
+    """The pinned starting weights and tokenizer, as a Hugging Face folder with safetensors.
+
+    Another revision, or other files in its folder, has all that follows made again.
+    """
     settings = pipeline.settings.base_model
     identity = Identity(
         kind="base_model",
@@ -111,7 +115,12 @@ def checkpoint(
     training: TrainingRunner,
     registry: RegistryResource,
 ) -> MaterializeResult:
-    """The trained model: resumable state under `runs/`, and an exported Hugging Face folder."""
+    """The trained model: resumable state under `runs/`, and an exported Hugging Face folder.
+
+    `validation` says what it has learnt (`validation_before` is where it began), `coverage` how
+    much of the text it and the models before it have read. The launchpad of the job `retraining`
+    changes steps, learning rate and seed for one run.
+    """
     if config.without_forgotten is not None:
         artifact = train_once_more(
             pipeline.record,
@@ -167,11 +176,13 @@ def _checkpoint_metadata(artifact: Artifact, pipeline: PipelineResource) -> dict
     stats = artifact.stats
     run = f"{pipeline.store.root}/{layout.run(artifact.fingerprint)}"
     losses = [(record["step"], record["loss"]) for record in read_metrics(artifact.url)]
+    finite = [math.nan if loss is None else loss for _, loss in losses]
     before, after = (stats["validation"][end] for end in ("start", "end"))
     return {
         "summary": f"{stats['steps']} steps, {before:.4f} -> {after:.4f} "
         f"{stats['validation_unit']} on validation text; this model and those before it were "
         f"trained on {stats['coverage']:.1%} of the training text",
+        "loss": f"{finite[0]:.3f} {figures.sparkline(finite)} {finite[-1]:.3f}",
         "coverage": stats["coverage"],
         "tokens_seen_before": stats["tokens_seen_before"],
         "steps": stats["steps"],

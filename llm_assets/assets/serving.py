@@ -26,7 +26,11 @@ def endpoint(
     registry: RegistryResource,
     serving: ServingPlatform,
 ) -> MaterializeResult:
-    """The wanted version, answering requests; a rejected candidate leaves it as it was."""
+    """The wanted version, answering requests; a rejected candidate leaves it as it was.
+
+    An OpenAI base URL under `/v1`, where the pipeline's name is the model. A new version takes over
+    in steps. `llm-assets rollback` has the version before answer again at once.
+    """
     judged = pipeline.record.current("model_version", needed_by="endpoint")
     models = registry.open(pipeline)
     champion, served = serve_wanted(

@@ -94,8 +94,9 @@ def materialization(artifact: Artifact, metadata: Mapping[str, Any]) -> Material
         "folder": folder_link(artifact.url),
         "bytes_stored": sum(entry.bytes for entry in artifact.manifest.files),
     }
+    # In this order the UI shows them: what was made before where it lies.
     return MaterializeResult(
-        data_version=DataVersion(artifact.fingerprint), metadata=told | dict(metadata)
+        data_version=DataVersion(artifact.fingerprint), metadata=dict(metadata) | told
     )
 
 

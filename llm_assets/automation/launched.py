@@ -12,8 +12,9 @@ from llm_assets.config import PipelineSettings
 PIPELINE_TAG = "llm_assets/pipeline"
 LAUNCHED_BY_TAG = "llm_assets/launched_by"
 QUESTION_TAG = "llm_assets/question"
-PROCESS_TAG = "llm_assets/process"
-"""The process of a run that no daemon watches, as a lease's holder is described."""
+PROCESS_TAG = ".dagster/llm_assets/process"
+"""The process of a run that no daemon watches, as a lease's holder is described. The UI leaves tags
+out that begin like this one."""
 TEXT_SENSOR = "source_text_changed"
 ENDPOINT_SENSOR = "endpoint_follows"
 BASE_MODEL_SENSOR = "base_model_changed"

@@ -16,7 +16,7 @@ from llm_assets.experiments.result import COLUMNS, TrialResult, caption, ranked,
 from llm_assets.experiments.trials import plan_trials
 from llm_assets.preflight import preflight
 
-WORDS = ("settings", "verdict", "made")
+WORDS = ("settings", "verdict")
 """Columns that are no numbers."""
 
 
@@ -43,7 +43,8 @@ def print_results(console: Console, results: list[TrialResult]) -> None:
     """The table, and what its figures are."""
     table = Table(box=None, padding=(0, 2, 0, 0))
     for name in COLUMNS:
-        table.add_column(name, justify="left" if name in WORDS else "right", overflow="fold")
+        is_word = name in WORDS
+        table.add_column(name, justify="left" if is_word else "right", no_wrap=not is_word)
     for row in rows(results):
         table.add_row(*(escape(shown(cell)) for cell in row))
     console.print(table, highlight=False)

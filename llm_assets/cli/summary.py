@@ -1,8 +1,7 @@
 """The one screen at the end of a run."""
 
 import json
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from shlex import quote
 from typing import Any
 
@@ -16,12 +15,11 @@ from artifacts.shown import shown
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Artifact, Store
 from llm_assets.assets.evaluation_metadata import UNMEASURED, number, read_samples
+from llm_assets.assets.figures import sparkline
 from llm_assets.config import PipelineSettings
 from llm_assets.sources.unread import Unread
 from recipes.evaluation.metric import Metric
 from recipes.spec import read_metrics
-
-SPARKS = "▁▂▃▄▅▆▇█"
 
 
 def print_summary(
@@ -66,21 +64,6 @@ def print_summary(
         f"\nDone in {format_duration(seconds)}. See it all as a graph: [bold]make ui[/]. "
         "End the endpoint: [bold]make stop[/].",
         highlight=False,
-    )
-
-
-def sparkline(values: Sequence[float], width: int = 40) -> str:
-    """A curve of block characters, at most `width` of them; gaps where a value is not finite."""
-    step = max(1, math.ceil(len(values) / width))
-    chunks = [values[start : start + step] for start in range(0, len(values), step)]
-    means = [sum(chunk) / len(chunk) for chunk in chunks]
-    finite = [value for value in means if math.isfinite(value)]
-    if not finite:
-        return ""
-    low, span = min(finite), (max(finite) - min(finite)) or 1.0
-    return "".join(
-        SPARKS[round((value - low) / span * (len(SPARKS) - 1))] if math.isfinite(value) else " "
-        for value in means
     )
 
 

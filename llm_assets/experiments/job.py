@@ -31,6 +31,8 @@ EXPERIMENT = "experiment"
 ASSET = "experiments"
 RESULT = "result"
 """Name of the metadata that holds a trial's whole result."""
+UI_COLUMNS = COLUMNS.index("verdict") + 1
+"""So many of the table's columns fit the UI; the others are metadata by themselves."""
 
 
 def experiments_spec(settings: PipelineSettings) -> AssetSpec:
@@ -100,12 +102,12 @@ def _metadata(done: list[TrialResult]) -> dict[str, Any]:
         for name in ("score", "gain", "gain_low", "gain_high", "training_seconds", "cost")
     }
     return {
-        "summary": f"{result.verdict}: {result.trial}",
         "verdict": result.verdict,
-        "trials": table(COLUMNS, rows(done)),
+        **{name: value for name, value in figures.items() if value is not None},
+        "trials": table(COLUMNS[:UI_COLUMNS], (row[:UI_COLUMNS] for row in rows(done))),
         "measured": caption(done),
         RESULT: MetadataValue.json(result.model_dump(mode="json")),
-    } | {name: value for name, value in figures.items() if value is not None}
+    }
 
 
 def build_experiment(settings: PipelineSettings) -> JobDefinition:

@@ -18,7 +18,7 @@ from recipes.evaluation.settings import SCORES_NAME
 
 CONFIDENCE = 0.95
 """With which all intervals of an experiment hold together (Bonferroni)."""
-COLUMNS = ("settings", "score", "gain", "interval", "verdict", "training", "cost", "made")
+COLUMNS = ("settings", "score", "gain", "interval", "verdict", "training", "cost")
 Finding = Literal["better", "worse", "not told apart", "too few documents", "failed"]
 
 
@@ -111,33 +111,39 @@ def ranked(results: Iterable[TrialResult]) -> list[TrialResult]:
 
 
 def rows(results: Iterable[TrialResult]) -> list[tuple[str, ...]]:
-    """The table's rows in words, in the order of COLUMNS."""
+    """The table's rows in words, in the order of COLUMNS; keys by their last part."""
     return [
         (
-            one.trial,
+            _short(one.trial),
             _number(one.score),
             _number(one.gain, "+"),
             f"{_number(one.gain_low, '+')} to {_number(one.gain_high, '+')}",
             one.verdict + (f": {one.reason}" if one.reason else ""),
             "" if one.training_seconds is None else format_duration(one.training_seconds),
             "" if one.cost is None else f"{one.cost:.2f}",
-            ", ".join(one.made) or "nothing",
         )
         for one in ranked(results)
     ]
 
 
 def caption(results: Iterable[TrialResult]) -> str:
-    """What the figures of the table are."""
+    """What the figures of the table are, and what was made for them."""
     measured = [one for one in results if one.gain is not None]
     if not measured:
         return "Nothing could be measured."
     one = measured[0]
     against = "the version that is wanted" if one.reference == "incumbent" else "the base model"
+    made = list(dict.fromkeys(stage for one in measured for stage in one.made))
     return (
-        f"{one.metric.replace('_', ' ')} on {one.documents} independent validation documents; gain "
-        f"over {against}, all intervals together at {CONFIDENCE:.0%}. Nothing was promoted."
+        f"Score: {one.metric.replace('_', ' ')} on {one.documents} independent validation "
+        f"documents; gain over {against}, all intervals together at {CONFIDENCE:.0%}. Made for it: "
+        f"{', '.join(made) or 'nothing'}; all else was there. Nothing was promoted."
     )
+
+
+def _short(trial: str) -> str:
+    keys = (change.rpartition("=") for change in trial.split())
+    return " ".join(f"{key.rpartition('.')[2]}{sign}{value}" for key, sign, value in keys)
 
 
 def _number(value: float | None, sign: str = "") -> str:

@@ -29,8 +29,8 @@ def test_few_documents_without_bounds_are_shown_by_their_value() -> None:
     }
     shown = evaluation_metadata(stats)
     assert shown["held_out_bits_per_byte"] == 1.2
-    assert "| candidate | not finite | 1.2000 | not finite |" in shown["metrics"].value
-    assert "incumbent" not in shown["metrics"].value
+    assert "| 1.2000 | not measured | 1.2000 |" in shown["metrics"].value
+    assert "incumbent" not in shown["bounds"].value
 
 
 def test_what_was_trained_on_word_for_word_is_a_sentence() -> None:

@@ -103,9 +103,9 @@ def test_a_trial_that_fails_is_a_row_and_the_others_go_on(project: Project) -> N
 def test_the_table_has_a_row_a_trial_the_best_first() -> None:
     console = Console(width=200, record=True, file=io.StringIO())
     some: dict[str, Any] = {"reference": "incumbent", "metric": "bits_per_byte", "documents": 40}
-    worse = TrialResult(trial="a=1", verdict="worse", score=1.1, gain=-0.1, **some)
+    worse = TrialResult(trial="b.a=1", verdict="worse", score=1.1, gain=-0.1, **some)
     better = TrialResult(
-        trial="a=2",
+        trial="b.a=2",
         verdict="better",
         score=0.9,
         gain=0.1,
@@ -116,13 +116,14 @@ def test_the_table_has_a_row_a_trial_the_best_first() -> None:
         made=("checkpoint",),
         **some,
     )
-    failed = TrialResult(trial="a=3", verdict="failed", reason="no [memory]")
+    failed = TrialResult(trial="b.a=3", verdict="failed", reason="no [memory]")
     print_results(console, sorted([failed, worse, better], key=lambda one: -(one.gain or -9)))
     text = console.export_text()
     lines = [line for line in text.splitlines() if line.startswith("a=")]
     assert [line.split()[0] for line in lines] == ["a=2", "a=1", "a=3"]
     assert "+0.0500 to +0.2000" in lines[0] and "1 min 30 s" in lines[0] and "0.25" in lines[0]
     assert "failed: no [memory]" in lines[2]
+    assert "Made for it: checkpoint; all else was there." in " ".join(text.split())
     assert "40 independent validation documents" in text and "Nothing was promoted" in text
 
 
