@@ -106,23 +106,20 @@ def test_too_coarse_a_quantization_gets_no_traffic(
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("instructions", ["AVX2", "AVX512_CORE"])
-def test_a_processor_without_the_newest_instructions_serves_what_was_judged(
-    tmp_path: Path,
-    trained_folder: Path,
-    conversions: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    instructions: str,
+def test_arithmetic_by_the_instructions_of_older_processors_serves_what_was_judged(
+    tmp_path: Path, trained_folder: Path, conversions: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", instructions)
-    settings = SETTINGS.model_copy(update={"weights": "bf16"})
-    judged = judge(trained_folder)
+    """In float32, as such processors compute: whether one has bfloat16, OpenVINO asks it itself,
+    and no variable has it believe otherwise."""
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    documents = judge(trained_folder)
     endpoint = process.start(
-        trained_folder, "2", "judged", tmp_path, settings, conversions=conversions, judged=judged
+        trained_folder, "2", "older", tmp_path, SETTINGS, conversions=conversions, judged=documents
     )
     try:
-        assert endpoint.engine == "openvino" and endpoint.comparison is not None
-        assert endpoint.comparison.fits and version_that_serves(endpoint) == "2"
+        found = endpoint.comparison
+        assert endpoint.engine == "openvino" and found is not None and found.largest < 1e-4
+        assert version_that_serves(endpoint) == "2"
     finally:
         process.stop(tmp_path)
 

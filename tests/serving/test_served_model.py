@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from artifacts.errors import UserError
-from serving.engine.choice import choose_engine, load_model
+from serving.engine.choice import choose_engine, conversion_key, load_model
 from serving.engine.protocol import Chunk, GenerateRequest
 from serving.engine.served_model import ServedModel
 from serving.settings import Engine
@@ -218,10 +218,32 @@ def test_engine_is_named_with_its_reason(
     assert "encoder-decoder" in choose(sequence_to_sequence_folder)
     with pytest.raises(UserError, match=r"endpoint\.engine.*encoder-decoder"):
         choose(sequence_to_sequence_folder, engine="openvino")
+    with pytest.raises(UserError, match=r"`endpoint\.weights` is int8.*encoder-decoder.*Set bf16"):
+        choose(sequence_to_sequence_folder, weights="int8")
     windowed = shutil.copytree(tiny_model_folder, tmp_path / "windowed")
     config = json.loads((windowed / "config.json").read_text()) | {"sliding_window": 64}
     (windowed / "config.json").write_text(json.dumps(config))
     assert "sees 64 tokens back" in choose(windowed)
+
+
+def test_format_of_weights_that_the_engine_lacks_is_refused(
+    tiny_model_folder: Path, conversions: Path
+) -> None:
+    settings = SETTINGS.model_copy(update={"engine": "transformers", "weights": "int4"})
+    choice = choose_engine(tiny_model_folder, settings, conversions)
+    with pytest.raises(UserError, match=r"int4, which the engine `transformers` lacks.*bf16"):
+        load_model(tiny_model_folder, settings, choice)
+
+
+def test_what_another_version_of_the_engine_converted_is_not_taken(
+    tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = conversion_key(tiny_model_folder, SETTINGS)
+    newer = tmp_path / "openvino-9999.dist-info"
+    newer.mkdir()
+    (newer / "METADATA").write_text("Metadata-Version: 2.1\nName: openvino\nVersion: 9999\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert conversion_key(tiny_model_folder, SETTINGS) != before
 
 
 def test_conversion_is_made_once_and_again_when_it_is_damaged(
