@@ -4,6 +4,7 @@ import errno
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -100,6 +101,13 @@ def _of_memory(error: BaseException) -> str | None:
 
 def _of_spark(error: BaseException) -> str | None:
     text = f"{type(error).__name__}: {error}"
+    if "org.apache.spark" in text and "No space left on device" in text:
+        return (
+            "No space left on a disk that Spark writes to: that of its shuffles "
+            f"(`SPARK_LOCAL_DIRS`, else {tempfile.gettempdir()}) or the store's. Nothing finished "
+            "is lost: free some space, or set `SPARK_LOCAL_DIRS` to a folder on another disk, and "
+            "run the same again."
+        )
     if "Python worker exited unexpectedly" in text or "Python worker failed to connect" in text:
         return (
             "A Python worker of Spark was ended, most likely because memory ran out (the limit "

@@ -20,6 +20,10 @@ from artifacts.yaml_files import read_yaml
         (OSError(errno.EFBIG, "File too large", "/store/part"), "ulimit -f"),
         (MemoryError(), "out of memory; the limit here is"),
         (RuntimeError("java.lang.OutOfMemoryError: Java heap space"), "spark.driver_memory"),
+        (
+            RuntimeError("org.apache.spark.memory.SparkOutOfMemoryError: No space left on device"),
+            "set `SPARK_LOCAL_DIRS` to a folder on another disk",
+        ),
         (RuntimeError("Python worker exited unexpectedly (crashed)"), "Lower `spark.partitions`"),
         (sqlite3.OperationalError("database is locked"), "locked by another process"),
         (sqlite3.DatabaseError("file is not a database"), "history is damaged"),
