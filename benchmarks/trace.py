@@ -197,7 +197,7 @@ def trace_here() -> dict[str, float]:
 
     def trace() -> None:
         found = tracer.trace(state, version, answer)
-        assert found.verbatim[0].tokens >= 0.4 * ANSWER_TOKENS and found.near, found
+        assert found.verbatim[0].tokens >= 0.4 * ANSWER_TOKENS and found.near, found.share
 
     cold = seconds(trace)
     warm = statistics.median(seconds(trace) for _ in range(5))

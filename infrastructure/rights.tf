@@ -55,6 +55,7 @@ locals {
       project    = ["roles/aiplatform.user", "roles/dataproc.worker"]
       bucket     = ["roles/storage.admin"]
       repository = ["roles/artifactregistry.reader"]
+      tracking   = ["roles/secretmanager.secretAccessor"]
     }
     builder = {
       project    = ["roles/logging.logWriter"]
@@ -104,6 +105,13 @@ resource "google_artifact_registry_repository_iam_member" "rights" {
 resource "google_secret_manager_secret_iam_member" "rights" {
   for_each  = { for name, grant in local.grants : name => grant if grant.resource == "secret" }
   secret_id = google_secret_manager_secret.hugging_face_token.secret_id
+  role      = each.value.role
+  member    = each.value.member
+}
+
+resource "google_secret_manager_secret_iam_member" "tracking" {
+  for_each  = { for name, grant in local.grants : name => grant if grant.resource == "tracking" }
+  secret_id = google_secret_manager_secret.weights_and_biases_key.secret_id
   role      = each.value.role
   member    = each.value.member
 }

@@ -53,3 +53,17 @@ resource "google_secret_manager_secret" "hugging_face_token" {
   }
   depends_on = [google_project_service.apis]
 }
+
+# The same; for `secrets.weights_and_biases_key`, where trainings are followed in Weights & Biases:
+#   printf '%s' "$WANDB_API_KEY" | gcloud secrets versions add weights-and-biases-key --data-file=-
+resource "google_secret_manager_secret" "weights_and_biases_key" {
+  secret_id = "weights-and-biases-key"
+  replication {
+    user_managed {
+      replicas {
+        location = var.region
+      }
+    }
+  }
+  depends_on = [google_project_service.apis]
+}

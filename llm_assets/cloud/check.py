@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from http import HTTPStatus
 from typing import Any
 
 from llm_assets.cloud.check_rights import check_rights
@@ -27,6 +28,7 @@ def check(settings: GoogleCloudSettings, uses_bigquery: bool = True) -> list[Fin
     """
     tests: list[tuple[str, Callable[[GoogleCloudSettings], Iterator[Finding]]]] = [
         ("project", _check_apis),
+        ("project", _check_billing),
         ("project", partial(check_rights, uses_bigquery=uses_bigquery)),
         ("bucket", _check_bucket),
         ("images", _check_images),
@@ -70,6 +72,29 @@ def _check_apis(settings: GoogleCloudSettings) -> Iterator[Finding]:
         else:
             command = f"gcloud services enable {api} --project={settings.project}"
             yield Finding("project", False, f"{api} ({use}) is not enabled. Run: {command}")
+
+
+def _check_billing(settings: GoogleCloudSettings) -> Iterator[Finding]:
+    """Without billing every API refuses, each in words of its own."""
+    base = rest_url(settings, "cloudbilling.googleapis.com")
+    reply = open_session().get(
+        f"{base}/v1/projects/{settings.project}/billingInfo", timeout=CALL_SECONDS
+    )
+    if reply.status_code == HTTPStatus.FORBIDDEN:
+        text = f"you may not see whether {settings.project} has billing"
+        yield Finding("project", None, f"{text}: resourcemanager.projects.get would show it")
+        return
+    reply.raise_for_status()
+    if reply.json().get("billingEnabled"):
+        yield Finding("project", True, f"billing of {settings.project} is on")
+        return
+    command = f"gcloud billing projects link {settings.project} --billing-account=ACCOUNT"
+    yield Finding(
+        "project",
+        False,
+        f"{settings.project} has no billing account, or a closed one: nothing would start. Who "
+        f"administers billing runs: {command}",
+    )
 
 
 def _check_bucket(settings: GoogleCloudSettings) -> Iterator[Finding]:

@@ -11,6 +11,7 @@ from llm_assets.cloud.settings import GoogleCloudSettings
 KEYS: dict[Resource, str] = {
     "bucket": "bucket",
     "repository": "images",
+    "tracking": "secrets.weights_and_biases_key",
     "jobs": "service_account",
     "builder": "builder_account",
 }
@@ -149,11 +150,13 @@ def _full_name(settings: GoogleCloudSettings, resource: Resource) -> str:
     """A resource's full name, as IAM's APIs have it."""
     project = f"projects/{settings.project}"
     accounts = f"//iam.googleapis.com/{project}/serviceAccounts"
+    key = settings.secrets.weights_and_biases_key
     images = f"{project}/locations/{settings.region}/repositories/{REPOSITORY}"
     return {
         "project": f"//cloudresourcemanager.googleapis.com/{project}",
         "bucket": f"//storage.googleapis.com/projects/_/buckets/{settings.bucket}",
         "repository": f"//artifactregistry.googleapis.com/{images}",
+        "tracking": f"//secretmanager.googleapis.com/{project}/secrets/{key}",
         "jobs": f"{accounts}/{settings.service_account}",
         "builder": f"{accounts}/{settings.builder_account}",
     }[resource]
@@ -165,6 +168,7 @@ def _describe(settings: GoogleCloudSettings, resource: Resource) -> str:
         "project": f"project {settings.project}",
         "bucket": f"gs://{settings.bucket}",
         "repository": f"the repository {REPOSITORY}",
+        "tracking": f"the secret {settings.secrets.weights_and_biases_key}",
         "jobs": f"the account {settings.service_account}",
         "builder": f"the account {settings.builder_account}",
     }[resource]

@@ -11,8 +11,11 @@ from llm_assets.cloud.settings import GoogleCloudSettings
 
 Holder = Literal["operator", "jobs", "builder", "vertex_ai"]
 """Who runs Dagster, the account that jobs run as, the one that builds images, Vertex AI itself."""
-Resource = Literal["project", "bucket", "repository", "secret", "dataset", "jobs", "builder"]
-"""What a role is granted on; `jobs` and `builder` are the accounts as resources."""
+Resource = Literal[
+    "project", "bucket", "repository", "secret", "tracking", "dataset", "jobs", "builder"
+]
+"""What a role is granted on; `jobs` and `builder` are the accounts as resources, `secret` is the
+Hugging Face token and `tracking` the secret with the Weights & Biases key."""
 REPOSITORY = "llm-assets"
 
 APIS = {
@@ -20,6 +23,7 @@ APIS = {
     "artifactregistry.googleapis.com": "container images",
     "bigquery.googleapis.com": "source text in BigQuery",
     "billingbudgets.googleapis.com": "a budget that alerts",
+    "cloudbilling.googleapis.com": "`llm-assets check` of the project's billing",
     "cloudbuild.googleapis.com": "image builds",
     "cloudresourcemanager.googleapis.com": "`llm-assets check`",
     "compute.googleapis.com": "the network of the Spark stages",
@@ -186,6 +190,13 @@ GRANTS = (
         "pulls the images of Spark batches",
     ),
     Grant(
+        "jobs",
+        "tracking",
+        "roles/secretmanager.secretAccessor",
+        ("secretmanager.versions.access",),
+        "reads the Weights & Biases key where training runs",
+    ),
+    Grant(
         "builder",
         "project",
         "roles/logging.logWriter",
@@ -224,6 +235,8 @@ def grants_for(settings: GoogleCloudSettings, uses_bigquery: bool) -> list[Grant
         absent.add("dataset")
     if settings.secrets.hugging_face_token is None:
         absent.add("secret")
+    if settings.secrets.weights_and_biases_key is None:
+        absent.add("tracking")
     if settings.builder_account is None:
         absent.add("builder")
     roles = {"roles/bigquery.jobUser"} if not uses_bigquery else set()

@@ -21,7 +21,7 @@ from llm_assets.registry.state import RegistryState
 from llm_assets.tracing.influence import find_influential
 from llm_assets.tracing.lessons import Run, runs_behind
 from llm_assets.tracing.nearest import Nearby, find_nearest
-from llm_assets.tracing.training_text import Source, TrainingText
+from llm_assets.tracing.training_text import Part, Source, TrainingText
 from llm_assets.tracing.verbatim import find_stretches
 
 MOST_CHARACTERS = 100_000
@@ -135,7 +135,8 @@ def _trace(text: TrainingText, answer: str, influence_on: str | None, count: int
     found = find_stretches(text.shards, tokens, text.records)
     near = find_nearest(text.shards, tokens, text.texts, count)
     parts = [(p.shard, p.segment, p.place, f.length) for f in found for p in f.places[:count]]
-    sources = iter(text.describe(parts))
+    # Told of all at once, since records and licenses are looked up by it.
+    sources = iter(text.describe([*parts, *_beginnings(text, near)]))
     stretches = [
         Stretch(
             encoded.offsets[one.first][0],
@@ -146,20 +147,15 @@ def _trace(text: TrainingText, answer: str, influence_on: str | None, count: int
         )
         for one in found
     ]
+    scored = [Near(one.score, source) for one, source in zip(near, sources, strict=True)]
     influential = None
     if influence_on is not None:
-        influential = _scored(text, find_influential(text, influence_on, answer, count))
-    return Trace(
-        text.version.version,
-        answer,
-        SHORTEST,
-        stretches,
-        _scored(text, near),
-        text.unknown,
-        influential,
-    )
+        ranked = find_influential(text, influence_on, answer, count)
+        told = text.describe(_beginnings(text, ranked))
+        influential = [Near(one.score, source) for one, source in zip(ranked, told, strict=True)]
+    version = text.version.version
+    return Trace(version, answer, SHORTEST, stretches, scored, text.unknown, influential)
 
 
-def _scored(text: TrainingText, found: Sequence[Nearby]) -> list[Near]:
-    beginnings = text.describe([text.beginning(one.shard, one.document) for one in found])
-    return [Near(one.score, source) for one, source in zip(found, beginnings, strict=True)]
+def _beginnings(text: TrainingText, found: Sequence[Nearby]) -> list[Part]:
+    return [text.beginning(one.shard, one.document) for one in found]

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from tokenizers import Tokenizer
 
+from artifacts.arrays import sorted_unique
 from artifacts.errors import MissingArtifact
 from artifacts.progress import Report
 from artifacts.store.store import Artifact, Store
@@ -110,7 +111,7 @@ class TrainingText:
     def texts(self) -> np.ndarray:
         """The texts trained on, each once, in order: uint64."""
         found = [trained_texts(url) for url in self.records]
-        return np.unique(np.concatenate(found)) if found else np.empty(0, np.uint64)
+        return sorted_unique(np.concatenate(found)) if found else np.empty(0, np.uint64)
 
     def beginning(self, shard: IndexedShard, document: int) -> Part:
         """The first words of a document."""

@@ -31,7 +31,7 @@ TRAINED_SCHEMA = pa.schema(
 )
 """Ordered by `text`, then `step`: the stretch's first token in its text, the first one past it, the
 optimizer step counted from 1, and the row's number among those of the run, replayed rows last."""
-_RECORDS_IN_GROUP = 65_536
+_RECORDS_IN_GROUP = 8_192
 
 
 def record_trained(

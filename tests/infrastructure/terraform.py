@@ -57,6 +57,7 @@ def bind(iam: Iam, settings: GoogleCloudSettings, without: Set[Binding] = frozen
         "bucket": f"//storage.googleapis.com/projects/_/buckets/{settings.bucket}",
         "repository": f"//artifactregistry.googleapis.com/{region}/repositories/llm-assets",
         "secret": f"//secretmanager.googleapis.com/{project}/secrets/hugging-face-token",
+        "tracking": f"//secretmanager.googleapis.com/{project}/secrets/weights-and-biases-key",
         "dataset": f"//bigquery.googleapis.com/{project}/datasets/corpus",
         "jobs": f"{accounts}/{settings.service_account}",
         "builder": f"{accounts}/{settings.builder_account}",

@@ -27,7 +27,8 @@ def settings(google: LocalGoogle) -> GoogleCloudSettings:
         "service_account": "llm-assets@local-project.iam.gserviceaccount.com",
         "builder_account": "llm-assets-builder@local-project.iam.gserviceaccount.com",
     }
-    return GoogleCloudSettings.model_validate(cloud_settings(google) | accounts)
+    secrets = {"secrets": {"weights_and_biases_key": "weights-and-biases-key"}}
+    return GoogleCloudSettings.model_validate(cloud_settings(google) | accounts | secrets)
 
 
 def test_rights_and_apis_that_are_made_are_those_that_are_checked() -> None:

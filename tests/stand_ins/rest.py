@@ -23,6 +23,8 @@ class RestServer:
         """Metric to limit in the region."""
         self.images: set[str] = set()
         """`project/repository/name:tag`."""
+        self.billing: bool | None = True
+        """Whether the project has an open billing account; None where the caller may not see."""
         self._tokens = tokens
         self._server = start_http_server(self._answer)
         self.url = self._server.url
@@ -35,6 +37,7 @@ class RestServer:
         self.disabled.clear()
         self.quotas.clear()
         self.images.clear()
+        self.billing = True
 
     def _answer(self, method: str, target: str, headers: dict[str, str], body: bytes) -> Answer:
         try:
@@ -49,6 +52,8 @@ class RestServer:
         query = urllib.parse.parse_qs(parts.query)
         if parts.path.endswith("/services:batchGet"):
             return 200, {"services": [self._service(name) for name in query["names"]]}
+        if parts.path.endswith("/billingInfo"):
+            return self._billing(parts.path.removeprefix("/v1/"))
         if parts.path.endswith("/consumerQuotaMetrics"):
             return 200, {"metrics": [self._metric(m, v) for m, v in self.quotas.items()]}
         if parts.path.endswith(":testIamPermissions"):
@@ -70,6 +75,14 @@ class RestServer:
         host = "iam" if "/serviceAccounts/" in name else "artifactregistry"
         place = f"//{host}.googleapis.com/{name}"
         return [p for p in body["permissions"] if self._iam.allows(SERVICE_ACCOUNT, p, place)]
+
+    def _billing(self, name: str) -> tuple[int, Any]:
+        """`ProjectBillingInfo`: a closed account keeps its name, and `billingEnabled`, where it is
+        false, is left out."""
+        if self.billing is None:
+            return 403, {}
+        account = {"name": name, "billingAccountName": "billingAccounts/012345-567890-ABCDEF"}
+        return 200, account | ({"billingEnabled": True} if self.billing else {})
 
     def _service(self, name: str) -> dict[str, str]:
         disabled = name.rsplit("/", 1)[1] in self.disabled

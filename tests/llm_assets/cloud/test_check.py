@@ -7,7 +7,7 @@ import pytest
 from llm_assets.cloud.check import Finding, check
 from llm_assets.cloud.config import load_cloud_settings
 from llm_assets.cloud.estimate import estimate
-from llm_assets.cloud.settings import GoogleCloudSettings
+from llm_assets.cloud.settings import GoogleCloudSettings, SecretSettings
 from tests.stand_ins.google import CUDA_IMAGE, SERVE_IMAGE, SPARK_IMAGE, LocalGoogle
 from tests.stand_ins.project import cloud_settings
 
@@ -51,6 +51,11 @@ FAULTS: dict[str, tuple[Callable[[LocalGoogle], object], str, str]] = {
         lambda g: g.rest.disabled.add("dataproc.googleapis.com"),
         "project",
         "gcloud services enable dataproc",
+    ),
+    "billing": (
+        lambda g: setattr(g.rest, "billing", False),
+        "project",
+        "gcloud billing projects link",
     ),
     "right": (
         lambda g: g.iam.denied.add("aiplatform.customJobs.create"),
@@ -114,6 +119,26 @@ def test_rights_that_the_caller_may_not_see_are_unknown_and_no_problem(
     assert problems(settings) == []
     (unknown,) = [finding for finding in check(settings) if finding.ok is None]
     assert "securityReviewer" in unknown.text and "--smoke" in unknown.text
+
+
+def test_billing_that_the_caller_may_not_see_is_unknown_and_no_problem(
+    google: LocalGoogle, settings: GoogleCloudSettings
+) -> None:
+    google.rest.billing = None
+    assert problems(settings) == []
+    (unknown,) = [finding for finding in check(settings) if finding.ok is None]
+    assert "you may not see whether" in unknown.text
+
+
+def test_the_jobs_right_to_the_tracking_key_is_asked_for_where_there_is_one(
+    google: LocalGoogle, settings: GoogleCloudSettings
+) -> None:
+    secrets = {"weights_and_biases_key": "wandb-key"}
+    tracked = settings.model_copy(update={"secrets": SecretSettings(**secrets)})
+    google.iam.denied.add("secretmanager.versions.access")
+    (problem,) = problems(tracked)
+    assert problem.key == "secrets.weights_and_biases_key"
+    assert "roles/secretmanager.secretAccessor on the secret wandb-key" in problem.text
 
 
 def test_rights_of_bigquery_are_asked_for_only_where_it_is_read(
