@@ -61,8 +61,8 @@ def main() -> None:
     docstrings = measure(spark, f"{HOME}/docstrings", ".jsonl", 100)
     same = large.same and docstrings.same
     checks = {
-        f"share of the full time, {MEGABYTES:,} MB": at_most(large.share, 0.15),
-        "share of the full time, docstrings (54 MB)": at_most(docstrings.share, 0.15),
+        f"share of the full time, {MEGABYTES:,} MB": at_most(large.share, 0.05),
+        "share of the full time, docstrings (54 MB)": at_most(docstrings.share, 0.25),
         "shards equal those from nothing": Check(float(same), "== 1", same),
     }
     peer_name = f"a run from nothing, {MEGABYTES:,} MB"

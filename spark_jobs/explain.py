@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from artifacts.errors import UserError
 from artifacts.shards.format import ShardStats
@@ -17,7 +16,7 @@ from spark_jobs.clean.decide.duplicates import find_duplicates
 from spark_jobs.clean.history import PAST_FOLDER
 from spark_jobs.clean.repeated.trim import DROPPED_PREFIX, REPEATED, SPAN_SCHEMA
 from spark_jobs.runtime.parquet import find_parts, read_table
-from spark_jobs.tokenize.documents import REMOVED_NAME
+from spark_jobs.tokenize.removed import find_overlap
 
 
 @dataclass(frozen=True)
@@ -117,7 +116,7 @@ def explain_document(
     overlap = None
     if shards and stats:
         occurrences = find_occurrences(Path(shards), stats, [survivor])
-        overlap = _overlap(Path(shards), survivor)
+        overlap = find_overlap(shards, survivor)
     return DocumentStory(
         id=identifier,
         survivor=survivor,
@@ -163,11 +162,3 @@ def _repeated_spans(clean_corpus: str, identifier: str) -> Iterator[RepeatedSpan
 def _listed(folder: str, pattern: str) -> list[str]:
     """Files of a folder that need not be there."""
     return [f"{folder}/{name}" for name in fnmatch.filter(files.list_names(folder), pattern)]
-
-
-def _overlap(folder: Path, identifier: str) -> float | None:
-    if not (folder / REMOVED_NAME).exists():
-        return None
-    removed = pq.read_table(folder / REMOVED_NAME, columns=["id", "overlap"])
-    row = pc.index(removed["id"], identifier).as_py()
-    return float(removed["overlap"][row].as_py()) if row >= 0 else None

@@ -372,6 +372,7 @@ def example_shards(folder: Path, base_model: Path, task: Task) -> ShardStats:
         start_token_id=end,
         end_token_id=end,
         references=None,
+        lists=1,
         decontamination=settings.decontamination,
         mixing=Mixing({}, 1),
         form=form,

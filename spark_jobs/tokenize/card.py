@@ -48,7 +48,7 @@ def _card(stats: dict[str, Any], settings: dict[str, Any]) -> str:
             "",
             f"- Mixing: {weights}; {settings['fraction']:.0%} of the training documents.",
             f"- Left out because they repeat held-out text: {removed:,} documents, listed in "
-            "`overlaps_held_out.parquet`.",
+            "`overlaps_held_out-NNNNN.parquet`.",
             f"- Tokenizer SHA-256 {stats['tokenizer_sha256']}, vocabulary {stats['vocab_size']:,}, "
             f"start token {stats['start_token_id']}, end token {stats['end_token_id']}. "
             f"{stats['absent_bytes']:,} bytes of the text have no token and are not in the rows.",

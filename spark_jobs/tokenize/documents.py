@@ -42,9 +42,7 @@ and end included, `absent` counts bytes that the vocabulary cannot express. Of a
 CUT = "cut"
 """Among the reasons why examples are left out: those that are used in part."""
 REMOVED = -1
-"""In place of a shard's number: the list of documents that were left out."""
-REMOVED_NAME = "overlaps_held_out.parquet"
-"""That list beside the shards, with the share of each document that is reference text."""
+"""In place of a shard's number: the first list of documents that were left out; then -2 and on."""
 
 
 @dataclass(frozen=True)
@@ -98,9 +96,9 @@ def tokenize_parts(
         exchange: folder for what passes to the shards.
 
     Returns:
-        `ranges`: a shard's number in `plan.shard_names` to where its documents are, `REMOVED` to
-        where those are listed that overlap too much with reference text; `unused`: reason to
-        examples that are not used, `CUT` to how many were cut.
+        `ranges`: a shard's number in `plan.shard_names` to where its documents are, `REMOVED` and
+        below to where those are listed that overlap too much with reference text; `unused`: reason
+        to examples that are not used, `CUT` to how many were cut.
     """
     counts: Counter[str] = Counter()
     with ExchangeWriter(exchange) as writer:
@@ -111,8 +109,10 @@ def tokenize_parts(
             counts.update(documents["left_out"].filter(unused).to_pylist())
             documents = documents.filter(pc.invert(unused))
             counts[CUT] += pc.sum(documents["was_cut"]).as_py() or 0
-            if removed.num_rows:
-                writer.add(REMOVED, removed)
+            lists = plan.list_numbers(removed)
+            removed = removed.drop_columns("position")
+            for number in np.unique(lists).tolist():
+                writer.add(REMOVED - number, removed.filter(pa.array(lists == number)))
             shards = plan.shard_numbers(documents)
             documents = documents.select(EXCHANGED_SCHEMA.names).cast(EXCHANGED_SCHEMA)
             for shard in np.unique(shards).tolist():
@@ -239,7 +239,7 @@ def _choose(documents: pa.Table, found: np.ndarray, plan: Plan) -> tuple[pa.Tabl
     is_replayed = in_split(documents, "replay")
     limit = np.where(is_replayed, 0, plan.decontamination.maximum_overlap)
     removed = (found > limit) & ~in_split(documents, "held_out")
-    listed = documents.select(["id", "source", "cluster", "bytes", "split"])
+    listed = documents.select(["id", "source", "cluster", "bytes", "split", "position"])
     listed = listed.append_column("overlap", pa.array(found)).filter(pa.array(removed))
     copies = plan.mixing.copies(documents)
     documents = mark_not_sampled(documents, copies)

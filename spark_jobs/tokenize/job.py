@@ -23,19 +23,20 @@ from spark_jobs.decontaminate.evaluation_texts import save_evaluation_ngrams
 from spark_jobs.decontaminate.held_out.choice import find_references
 from spark_jobs.decontaminate.held_out.part_ngrams import PartNGrams
 from spark_jobs.decontaminate.held_out.references import Comparison, References
-from spark_jobs.runtime.parquet import Part, find_parts, write_table
+from spark_jobs.runtime.parquet import Part, find_parts
 from spark_jobs.runtime.scratch import scratch_folder
 from spark_jobs.runtime.session import session
 from spark_jobs.runtime.tasks import count_tasks, map_tasks
 from spark_jobs.runtime.usage import measured
 from spark_jobs.settings import HELD_OUT_IN_MEMORY, TokenizedShardsSettings
 from spark_jobs.tokenize.card import write_card
-from spark_jobs.tokenize.documents import CUT, REMOVED, REMOVED_NAME, Cached, tokenize_parts
+from spark_jobs.tokenize.documents import CUT, REMOVED, Cached, tokenize_parts
 from spark_jobs.tokenize.examples import check_template
 from spark_jobs.tokenize.labels import find_labels
 from spark_jobs.tokenize.mixing import plan_mixing
+from spark_jobs.tokenize.removed import DOCUMENTS_PER_LIST, list_removed
 from spark_jobs.tokenize.shards import Plan, write_shard_of
-from spark_jobs.tokenize.shuffle import Range, read_ranges
+from spark_jobs.tokenize.shuffle import Range
 from spark_jobs.tokenize.statistics import refuse_missing_splits, refuse_too_little, statistics
 from spark_jobs.tokenize.survey import Survey, count_shards, survey_parts
 from spark_jobs.tokenize.tokenizer import (
@@ -46,7 +47,7 @@ from spark_jobs.tokenize.tokenizer import (
     measure_bytes_per_token,
 )
 
-CODE_VERSION = "6"
+CODE_VERSION = "7"
 
 PACKING_OF: dict[Form, str] = {
     "conversations": "best_fit",
@@ -107,7 +108,8 @@ def _run(
     parts = find_parts(spec.clean_corpus, NEEDED_COLUMNS, "clean_corpus")
     plan, engine, warnings, found = _plan(spark, spec, parts, files, scratch, report)
     ranges, unused = _tokenize(spark, spec, parts, files, plan, engine, scratch, report)
-    removed = _list_removed(spec.output, ranges.pop(REMOVED, []))
+    lists = [(REMOVED - n, ranges.pop(n)) for n in sorted(ranges, reverse=True) if n <= REMOVED]
+    removed = list_removed(spark, lists, spec.output, report)
     written = _write_shards(spark, ranges, plan, report)
     stats = statistics(written, plan, files, engine, warnings)
     refuse_too_little(stats, plan.sequence_length)
@@ -172,6 +174,7 @@ def _plan(
         decontamination=settings.decontamination,
         mixing=mixing,
         shards=count_shards(survey, files.vocab_size, settings.shard_bytes),
+        lists=1 + survey.documents.total() // DOCUMENTS_PER_LIST,
     )
     found = {
         "parity_sample": len(survey.sample),
@@ -238,19 +241,6 @@ def _tokenize(
             ranges[shard] += found
         unused.update(record["unused"])
     return ranges, unused
-
-
-def _list_removed(output: str, ranges: list[Range]) -> dict[str, int]:
-    """List the documents that overlap too much with reference text beside the shards.
-
-    Returns:
-        The split that they were of, to how many.
-    """
-    if not ranges:
-        return {}
-    removed = read_ranges(ranges).sort_by("id")
-    write_table(f"{output}/{REMOVED_NAME}", removed)
-    return dict(Counter(removed["split"].to_pylist()))
 
 
 def _write_shards(

@@ -71,6 +71,9 @@ class Plan:
     shards: dict[Split, int]
     """Into how many shards each split is cut; follows from the corpus alone."""
 
+    lists: int
+    """Into how many lists the documents are cut that overlap too much; follows from the corpus."""
+
     @property
     def example_identity(self) -> Any:
         """What decides an example's tokens; None for plain text."""
@@ -97,6 +100,10 @@ class Plan:
             for split, count in self.shards.items()
             for number in range(count)
         ]
+
+    def list_numbers(self, documents: pa.Table) -> np.ndarray:
+        """The list of each document that is left out, by its `position`."""
+        return (documents["position"].to_numpy() >> 32) * self.lists >> 31
 
     def shard_numbers(self, documents: pa.Table) -> np.ndarray:
         """The shard of each document, by its `split` and its `position` in [0, 2**63)."""

@@ -1,13 +1,16 @@
 """Reference n-grams reach training text in two ways, of which the shards tell nothing."""
 
+import itertools
 import random
 from pathlib import Path
 
 import pyarrow.parquet as pq
+import pytest
 from pyspark.sql import SparkSession
 
 from spark_jobs.settings import DecontaminationSettings, SplitSettings, TokenizedShardsSettings
 from spark_jobs.tokenize import job as tokenize
+from spark_jobs.tokenize.removed import find_overlap
 from tests.spark_jobs.splits import clean_table
 from tests.spark_jobs.test_growth import files_below
 
@@ -37,9 +40,10 @@ def overlapping_texts(count: int, generator: random.Random) -> list[str]:
     return texts
 
 
-def test_both_ways_give_the_same_shards(
-    spark: SparkSession, model_folder: Path, tmp_path: Path
+def test_both_ways_give_the_same_shards_and_lists(
+    spark: SparkSession, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(tokenize, "DOCUMENTS_PER_LIST", 200)
     generator = random.Random(1)
     texts = overlapping_texts(600, generator)
     sources = [generator.choice(["manual", "manual", "general"]) for _ in texts]
@@ -65,3 +69,8 @@ def test_both_ways_give_the_same_shards(
     assert files_below(tmp_path / "sent") == files_below(tmp_path / "joined")
     removed = sent["removed_as_overlapping_held_out"]
     assert all(removed[split] and sent["documents"][split] for split in ("train", "replay"))
+    lists = [pq.read_table(file) for file in sorted((tmp_path / "sent").glob("overlaps_*"))]
+    ids = [listed["id"].to_pylist() for listed in lists]
+    assert len(lists) == 4 and all(one == sorted(one) for one in ids)
+    assert len({*itertools.chain(*ids)}) == sum(map(len, ids)) == sum(removed.values())
+    assert find_overlap(str(tmp_path / "sent"), ids[3][0]) == lists[3]["overlap"][0].as_py()

@@ -224,7 +224,7 @@ def test_training_text_that_repeats_held_out_text_is_left_out_and_listed(
     stats = run(spark, clean, model_folder, tmp_path / "shards", settings)
 
     assert stats["removed_as_overlapping_held_out"] == {"train": 1}
-    (listed,) = pq.read_table(tmp_path / "shards" / "overlaps_held_out.parquet").to_pylist()
+    (listed,) = pq.read_table(tmp_path / "shards" / "overlaps_held_out-00000.parquet").to_pylist()
     assert listed["id"] == "manual/120" and listed["overlap"] > 0.7
     assert "manual/120" not in documents_in(tmp_path / "shards", stats, "train")
 
