@@ -36,21 +36,34 @@ def lived_in(made: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     return project
 
 
+@pytest.fixture
+def small(project: Project, monkeypatch: pytest.MonkeyPatch) -> Project:
+    """A project with one artifact; its store is named relative to its folder."""
+    settings = yaml.safe_load(project.config.read_text()) | {"store": "store"}
+    project.config.write_text(yaml.safe_dump(settings))
+    monkeypatch.chdir(project.folder)
+    _make(project, 0)
+    return project
+
+
+def _make(project: Project, number: int) -> None:
+    def build(draft: Draft) -> None:
+        (draft.path / "text").write_bytes(b"text" * 100_000)
+
+    identity = Identity(kind="raw_corpus", code_version=f"test-{number}", inputs={})
+    artifact, _ = project.record.store.make(identity, build)
+    project.record.advance(artifact)
+
+
 @contextmanager
 def _work_going_on(project: Project) -> Iterator[None]:
     """Artifacts are made and recorded, one after another, while the block runs."""
     done = threading.Event()
-    record = project.record
-
-    def build(draft: Draft) -> None:
-        (draft.path / "text").write_bytes(b"text" * 100_000)
 
     def work() -> None:
         number = 0
         while not done.is_set():
-            identity = Identity(kind="raw_corpus", code_version=f"test-{number}", inputs={})
-            artifact, _ = record.store.make(identity, build)
-            record.advance(artifact)
+            _make(project, number)
             number += 1
 
     worker = threading.Thread(target=work)
@@ -66,6 +79,7 @@ def _back_up(project: Project, folder: Path) -> list[str]:
     return said
 
 
+@pytest.mark.soak
 def test_what_was_restored_elsewhere_explains_itself(
     lived_in: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,14 +117,13 @@ def _runs(database: Path) -> list[tuple[str, str]]:
         connection.close()
 
 
-def test_a_second_backup_copies_what_is_new(lived_in: Project, tmp_path: Path) -> None:
+def test_a_second_backup_copies_what_is_new(small: Project, tmp_path: Path) -> None:
     backup = tmp_path / "backup"
-    _back_up(lived_in, backup)
+    _back_up(small, backup)
     first, described = newest_snapshot(backup)
     before = {path: path.stat().st_mtime_ns for path in (backup / "artifacts").rglob("*")}
-    identity = Identity(kind="raw_corpus", code_version="new", inputs={})
-    lived_in.record.store.make(identity, lambda draft: draft.stats.update(documents=1))
-    _back_up(lived_in, backup)
+    _make(small, 1)
+    _back_up(small, backup)
     second, again = newest_snapshot(backup)
     assert second != first and len(again.artifacts) == len(described.artifacts) + 1
     kept = {path for path in before if path.is_file()}
@@ -118,13 +131,13 @@ def test_a_second_backup_copies_what_is_new(lived_in: Project, tmp_path: Path) -
 
 
 def test_an_unfinished_or_damaged_backup_restores_nothing(
-    lived_in: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backup = tmp_path / "backup"
     with pytest.raises(UserError, match="holds no backup"):
         newest_snapshot(backup)
-    _back_up(lived_in, backup)
-    file = next(path for path in (backup / "artifacts").rglob("*.tokens"))
+    _back_up(small, backup)
+    file = next(path for path in (backup / "artifacts").rglob("text"))
     content = bytearray(file.read_bytes())
     content[0] ^= 1
     file.write_bytes(content)
@@ -142,9 +155,9 @@ def test_an_unfinished_or_damaged_backup_restores_nothing(
         restore(backup, None, print)
 
 
-def test_a_store_that_is_there_is_never_overwritten(lived_in: Project, tmp_path: Path) -> None:
-    _back_up(lived_in, tmp_path / "backup")
-    before = lived_in.record.history()
+def test_a_store_that_is_there_is_never_overwritten(small: Project, tmp_path: Path) -> None:
+    _back_up(small, tmp_path / "backup")
+    before = small.record.history()
     with pytest.raises(UserError, match="is there already, and is not overwritten"):
-        restore(tmp_path / "backup", lived_in.config, print)
-    assert lived_in.record.history() == before
+        restore(tmp_path / "backup", small.config, print)
+    assert small.record.history() == before
