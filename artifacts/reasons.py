@@ -14,6 +14,8 @@ from artifacts.shown import shown
 GIB = 2**30
 UNSET_VARIABLE = re.compile(r'attempted to fetch the environment variable "(\w+)" which is not set')
 """In what Dagster says."""
+HISTORY = ".llm_assets/dagster"
+"""Where `dagster.yaml` puts Dagster's history."""
 
 
 def reason_of(error: BaseException, place: str = ".") -> str | None:
@@ -130,9 +132,10 @@ def _of_history(error: BaseException) -> str | None:
             "Dagster's history is locked by another process, so nothing can be recorded. End the "
             "other `dagster` or `llm-assets` command (`fuser` names it), then run the same again."
         )
-    if "database or disk is full" in text:
+    if "database or disk is full" in text or "disk I/O error" in text:
         return (
-            "No space left on the disk of Dagster's history (`storage.sqlite.base_dir` in "
+            f"Dagster's history cannot be written: its disk is full or failing "
+            f"({free_space(HISTORY)}). The folder is `{HISTORY}` (`storage.sqlite.base_dir` in "
             "dagster.yaml). Nothing finished is lost: free some space and run the same again."
         )
     if "database disk image is malformed" in text or "file is not a database" in text:

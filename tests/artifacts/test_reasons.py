@@ -26,8 +26,8 @@ from artifacts.yaml_files import read_yaml
         ),
         (RuntimeError("Python worker exited unexpectedly (crashed)"), "Lower `spark.partitions`"),
         (sqlite3.OperationalError("database is locked"), "locked by another process"),
+        (sqlite3.OperationalError("database or disk is full"), "full or failing"),
         (sqlite3.DatabaseError("file is not a database"), "history is damaged"),
-        (sqlite3.OperationalError("database or disk is full"), "disk of Dagster's history"),
         (UserError("Name the file."), "Name the file."),
     ],
 )

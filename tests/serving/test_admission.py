@@ -1,6 +1,7 @@
 """Who is let in, for how long, and what a client that leaves costs."""
 
 import json
+import resource
 import shutil
 import socket
 import time
@@ -12,6 +13,7 @@ import psutil
 import pytest
 
 from serving import endpoint as process
+from tests.faults import stopped
 from tests.serving.conftest import Client, start
 
 TEMPLATE = (
@@ -21,21 +23,33 @@ TEMPLATE = (
 )
 
 
+FEW_FILES = 512
+
+
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory, chat_model_folder: Path) -> Iterator[Client]:
-    """An endpoint with room for few connections, and one page that may use it."""
+    """An endpoint with room for few connections, and one page that may use it.
+
+    It is started where few open files are allowed, and more may be asked for.
+    """
     folder = tmp_path_factory.mktemp("guarded")
     model = shutil.copytree(chat_model_folder, folder / "model")
     (model / "chat_template.jinja").write_text(TEMPLATE)
-    yield start(
-        folder,
-        model,
-        max_connections=12,
-        header_timeout=1.0,
-        request_timeout=20.0,
-        max_waiting=2,
-        allowed_origins=("https://page.example",),
-    )
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (FEW_FILES, before[1]))
+    try:
+        client = start(
+            folder,
+            model,
+            max_connections=12,
+            header_timeout=1.0,
+            request_timeout=20.0,
+            max_waiting=2,
+            allowed_origins=("https://page.example",),
+        )
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    yield client
     process.stop(folder)
 
 
@@ -91,6 +105,11 @@ def test_more_connections_than_allowed_are_told_so_and_the_rest_go_on(guarded: C
     until(lambda: httpx.get(f"{guarded.endpoint.url}/health").status_code == 200)
 
 
+def test_as_many_files_may_be_open_as_the_machine_allows(guarded: Client) -> None:
+    now, most = guarded.api_server().rlimit(psutil.RLIMIT_NOFILE)
+    assert now == most > FEW_FILES
+
+
 @pytest.mark.fault(
     "endpoint", "400 MB in one header", sees="connection closed", then="memory stays"
 )
@@ -143,8 +162,14 @@ def test_trailing_slash_redirects_nowhere(guarded: Client) -> None:
     "endpoint", "client leaves without streaming", sees="nothing", then="the work ends"
 )
 def test_work_ends_when_its_client_has_gone(guarded: Client) -> None:
-    body = json.dumps({"prompt": "The valve", "max_tokens": 150, "temperature": 1.0}).encode()
-    for _ in range(6):
+    """The engine stands still meanwhile, so that no answer can end the work."""
+    body = json.dumps({"prompt": "The valve", "max_tokens": 150}).encode()
+
+    def in_flight(count: int) -> bool:
+        return f"serving_requests_in_flight {count}\n" in guarded.http.get("/metrics").text
+
+    (pid,) = guarded.engine_pids()
+    with stopped(pid):
         with connect(guarded) as impatient:
             impatient.sendall(
                 b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
@@ -152,9 +177,9 @@ def test_work_ends_when_its_client_has_gone(guarded: Client) -> None:
                 + f"Content-Length: {len(body)}\r\n\r\n".encode()
                 + body
             )
-            time.sleep(0.05)
+            until(lambda: in_flight(1))
+        until(lambda: in_flight(0), 5.0)
     assert guarded.complete(max_tokens=2).status_code == 200
-    until(lambda: "serving_requests_in_flight 0" in guarded.http.get("/metrics").text)
 
 
 @pytest.mark.fault(
@@ -195,10 +220,7 @@ def test_engine_answers_its_api_server_alone(guarded: Client) -> None:
 )
 def test_health_tells_within_five_seconds_that_the_engine_stands_still(guarded: Client) -> None:
     (pid,) = guarded.engine_pids()
-    psutil.Process(pid).suspend()
-    try:
+    with stopped(pid):
         until(lambda: guarded.http.get("/health").status_code == 503, 5.0)
-    finally:
-        psutil.Process(pid).resume()
     until(lambda: guarded.http.get("/health").status_code == 200)
     assert guarded.engine_pids() == [pid]

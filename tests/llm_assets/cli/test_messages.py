@@ -1,5 +1,6 @@
 """A user's mistake is one message without a trace, on both ways in."""
 
+import contextlib
 import sqlite3
 import threading
 from pathlib import Path
@@ -7,6 +8,16 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Project
+from tests.faults import small_disk
+
+MATERIALIZE = ("dagster", "asset", "materialize", "--select", "base_model")
+
+
+def make_history(project: Project) -> list[Path]:
+    """Have something recorded in Dagster's history: its files."""
+    ended = project.run(*MATERIALIZE)
+    assert ended.returncode == 0, ended.stderr
+    return list((project.folder / ".llm_assets" / "dagster").rglob("*.db"))
 
 
 def _without_trace(text: str) -> str:
@@ -64,12 +75,7 @@ def test_a_typo_in_the_settings_is_a_few_lines(project: Project, command: tuple[
     then="no artifact is lost",
 )
 def test_a_damaged_history_is_called_what_it_is(project: Project) -> None:
-    base = project.folder / ".llm_assets" / "dagster"
-    ended = project.run("llm-assets", "status")
-    assert ended.returncode == 0, ended.stderr
-    found = [path for path in base.rglob("*.db") if path.is_file()]
-    assert found
-    for path in found:
+    for path in make_history(project):
         path.write_bytes(b"zeroed" * 1_000)
 
     ended = project.run("llm-assets", "status")
@@ -85,17 +91,40 @@ def test_a_damaged_history_is_called_what_it_is(project: Project) -> None:
     then="the same again works",
 )
 def test_a_locked_history_is_called_what_it_is(project: Project) -> None:
-    from artifacts.reasons import reason_of
+    (path,) = [path for path in make_history(project) if path.name == "runs.db"]
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as holder:
+        holder.execute("pragma locking_mode = exclusive")
+        holder.execute("begin exclusive")
+        ended = project.run("llm-assets", "status")
+    assert ended.returncode == 1
+    assert "locked by another process" in _without_trace(ended.stdout + ended.stderr)
 
-    path = project.folder / "history.db"
-    holder = sqlite3.connect(path, isolation_level=None)
-    holder.execute("create table t (a)")
-    holder.execute("begin exclusive")
-    other = sqlite3.connect(path, timeout=0)
-    with pytest.raises(sqlite3.OperationalError) as caught:
-        other.execute("insert into t values (1)")
+    assert project.run("llm-assets", "status").returncode == 0
 
-    assert "locked by another process" in str(reason_of(caught.value))
+
+@pytest.mark.fault(
+    "settings and commands",
+    "disk full that Dagster's history and the logs are on",
+    sees="the folder, and how much is free, from `llm-assets run`",
+    then="with space again everything works",
+)
+def test_a_history_on_a_full_disk_is_called_what_it_is(project: Project) -> None:
+    with small_disk(project.folder / ".llm_assets", megabytes=8) as disk:
+        make_history(project)
+        disk.leave(0)
+        ended = project.run("llm-assets", "run")
+        assert ended.returncode == 1
+        said = _without_trace(ended.stdout + ended.stderr)
+        assert "full or failing (0.0 GB free" in said and ".llm_assets" in said
+        disk.grow(20)
+        assert project.run(*MATERIALIZE).returncode == 0
+
+
+def test_runs_of_one_second_have_a_log_each(project: Project) -> None:
+    project.configure(base_model={"folder": "nowhere"})
+    runs = [project.fork("llm-assets", "run") for _ in range(3)]
+    assert [run.wait(120) for run in runs] == [1, 1, 1]
+    assert len(list((project.folder / ".llm_assets" / "logs").glob("run-*.log"))) == 3
 
 
 def test_what_is_not_read_is_on_the_screen_and_in_the_log(project: Project) -> None:
