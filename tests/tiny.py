@@ -109,8 +109,14 @@ def make_uneven(weights: dict[str, Any]) -> None:
         weights[f"{layer}.mlp.down_proj.weight"][:, ::16] *= 1_000
 
 
-def tiny_sequence_to_sequence_model(folder: Path, base_model: Path, seed: int = 0) -> None:
-    """Write a Hugging Face folder: a random two-layer T5 with the tokenizer of a tiny model."""
+def tiny_sequence_to_sequence_model(
+    folder: Path, base_model: Path, initializer_factor: float = 3.0
+) -> None:
+    """Write a Hugging Face folder: a random two-layer T5 with the tokenizer of a tiny model.
+
+    Weights are as large as T5's own by default, lest a random model write the same whatever it is
+    given.
+    """
     from transformers import AutoTokenizer, T5Config, T5ForConditionalGeneration
 
     tokenizer = AutoTokenizer.from_pretrained(base_model)
@@ -124,11 +130,10 @@ def tiny_sequence_to_sequence_model(folder: Path, base_model: Path, seed: int = 
         d_ff=160,
         num_layers=2,
         num_heads=4,
-        # As large as T5's own, lest a random model write the same whatever it is given.
-        initializer_factor=3.0,
+        initializer_factor=initializer_factor,
         **special,
     )
-    _save_random_model(folder, T5ForConditionalGeneration, config, special, seed)
+    _save_random_model(folder, T5ForConditionalGeneration, config, special, seed=0)
 
 
 def _save_random_model(

@@ -26,6 +26,7 @@ from tests.tiny import (
     _VERBS,
     _save_random_model,
     tiny_base_model,
+    tiny_sequence_to_sequence_model,
     tiny_shards,
     tiny_texts,
 )
@@ -147,26 +148,17 @@ def encoder_decoder(folder: Path, kind: str = "t5") -> None:
     tokenizer, special = _tokenizer(folder)
     special |= {"decoder_start_token_id": special["eos_token_id"]}
     if kind == "t5":
-        config = transformers.T5Config(
-            vocab_size=len(tokenizer),
-            d_model=64,
-            d_kv=16,
-            d_ff=128,
-            num_layers=2,
-            num_heads=4,
-            **special,
-        )
-        architecture = transformers.T5ForConditionalGeneration
-    else:
-        size = {"encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 128}
-        size |= {"decoder_ffn_dim": 128, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
-        module = {"bart": "Bart", "marian": "Marian"}[kind]
-        config = getattr(transformers, f"{module}Config")(
-            vocab_size=len(tokenizer), d_model=64, max_position_embeddings=128, **size, **special
-        )
-        architecture = getattr(
-            transformers, {"bart": "BartForConditionalGeneration", "marian": "MarianMTModel"}[kind]
-        )
+        tiny_sequence_to_sequence_model(folder, folder, initializer_factor=1.0)
+        return
+    size = {"encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 128}
+    size |= {"decoder_ffn_dim": 128, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
+    module = {"bart": "Bart", "marian": "Marian"}[kind]
+    config = getattr(transformers, f"{module}Config")(
+        vocab_size=len(tokenizer), d_model=64, max_position_embeddings=128, **size, **special
+    )
+    architecture = getattr(
+        transformers, {"bart": "BartForConditionalGeneration", "marian": "MarianMTModel"}[kind]
+    )
     _save_random_model(folder, architecture, config, special, seed=0)
 
 

@@ -1,0 +1,129 @@
+"""A pipeline whose endpoint is Vertex AI's, on the local Google."""
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+import yaml
+
+from artifacts.store.identity import Identity
+from artifacts.store.manifest import MANIFEST_NAME, Manifest, dump_manifest
+from artifacts.store.store import Store
+from llm_assets.cloud.settings import GoogleCloudSettings
+from llm_assets.cloud.vertex import Vertex
+from llm_assets.config import PipelineSettings
+from llm_assets.endpoint.base import Served
+from llm_assets.endpoint.vertex import VertexServingPlatform
+from llm_assets.registry.vertex import VertexModelRegistry
+from tests.llm_assets.registry.conftest import base_entry, judge
+from tests.stand_ins.google import BUCKET, SERVE_IMAGE, LocalGoogle
+from tests.stand_ins.processes import LocalImage
+from tests.stand_ins.project import cloud_settings
+
+LIGHT = (sys.executable, "-m", "tests.stand_ins.light_server")
+BROKEN_IMAGE, SLOW_IMAGE, FAILING_IMAGE = (f"{SERVE_IMAGE}-{n}" for n in ("broken", "slow", "bad"))
+
+
+class Cloud:
+    """One pipeline on the local Google, its endpoint's containers light ones."""
+
+    def __init__(self, google: LocalGoogle, folder: Path) -> None:
+        self.google = google
+        self.path = folder / "google_cloud.yaml"
+        self.content = cloud_settings(google)
+        self.pipeline = PipelineSettings.model_validate(
+            {
+                "name": "manual",
+                "platform": "google_cloud",
+                "store": f"gs://{BUCKET}/{folder.name}",
+                "raw_corpus": {"sources": [{"type": "files", "name": "m", "path": "m"}]},
+                "base_model": {"folder": "/models/base"},
+                "endpoint": {
+                    "rollout": {
+                        "steps": [0.5],
+                        "step_seconds": 0.1,
+                        "min_requests": 3,
+                    }
+                },
+            }
+        )
+        self.reports: list[str] = []
+        self.use_image(SERVE_IMAGE)
+
+    def use_image(self, image: str) -> None:
+        """Register versions with another serving image from now on."""
+        self.content["images"]["serve"] = image
+        self.path.write_text(yaml.safe_dump(self.content))
+
+    @property
+    def registry(self) -> VertexModelRegistry:
+        settings = GoogleCloudSettings.model_validate(self.content)
+        return VertexModelRegistry(Store(self.pipeline.store), "manual", Vertex(settings))
+
+    def register(self, model: str, image: str = SERVE_IMAGE) -> int:
+        self.use_image(image)
+        self.registry.register_base(base_entry())
+        return judge(self.registry, model).version
+
+    def store_models(self, *models: str) -> None:
+        """Put manifests where the registry says that models are, for who looks before serving."""
+        for model in models:
+            identity = Identity(kind="models", code_version="1")
+            manifest = Manifest(**identity.model_dump(), fingerprint=model, files=[], stats={})
+            place = f"models/{model}/{MANIFEST_NAME}"
+            Store(f"gs://{BUCKET}").write_bytes(place, dump_manifest(manifest))
+
+    def serve(self, version: int) -> Served:
+        platform = VertexServingPlatform(cloud_config_path=str(self.path))
+        return platform.serve(self.pipeline, self.registry.get(version), self.reports.append)
+
+    def stop(self) -> bool:
+        return VertexServingPlatform(cloud_config_path=str(self.path)).stop(self.pipeline)
+
+    def shares(self) -> dict[str, int]:
+        """What is deployed, and its per cent of the traffic."""
+        (endpoint,) = self.google.endpoints.endpoints()
+        return {
+            deployed.display_name: endpoint.traffic_split.get(deployed.id, 0)
+            for deployed in endpoint.deployed_models
+        }
+
+    def ask(self, url: str) -> httpx.Response:
+        token = self.google.tokens.issue()["access_token"]
+        headers = {"Authorization": f"Bearer {token}"}
+        return httpx.post(url, json={"instances": ["The valve"]}, headers=headers, timeout=30)
+
+    @contextmanager
+    def load(self, url: str) -> Iterator[list[httpx.Response]]:
+        """Constant requests; yields the answers."""
+        answers: list[httpx.Response] = []
+        over = threading.Event()
+
+        def work() -> None:
+            while not over.is_set():
+                answers.append(self.ask(url))
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        try:
+            yield answers
+        finally:
+            over.set()
+            thread.join()
+
+
+@pytest.fixture
+def cloud(google: LocalGoogle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cloud:
+    for image, behavior in (
+        (SERVE_IMAGE, {}),
+        (BROKEN_IMAGE, {"BROKEN": "1"}),
+        (SLOW_IMAGE, {"ANSWER_SECONDS": "0.4"}),
+        (FAILING_IMAGE, {"FAIL_SHARE": "1"}),
+    ):
+        light = LocalImage(entrypoint=LIGHT, environment=behavior)
+        monkeypatch.setitem(google.images, image, light)
+    return Cloud(google, tmp_path)

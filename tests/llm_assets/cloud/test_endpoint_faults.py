@@ -1,0 +1,171 @@
+"""Deployments to Vertex AI that fail or are killed: a whole version serves all the same."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import grpc
+import pytest
+
+from artifacts.errors import UserError
+from artifacts.store.store import Store
+from serving.rollout import RolloutFailed
+from tests.llm_assets.cloud.conftest import BROKEN_IMAGE, FAILING_IMAGE, SLOW_IMAGE, Cloud
+from tests.stand_ins.google import BUCKET, SERVE_IMAGE
+
+
+@pytest.mark.fault(
+    "Google Cloud",
+    "rollout of a version that shows: {reason}",
+    sees="that reason, and who still serves",
+    then="taken back",
+)
+@pytest.mark.parametrize(
+    ("image", "reason"),
+    [
+        (FAILING_IMAGE, "requests failed on it"),
+        (SLOW_IMAGE, "slower than the version before"),
+        (BROKEN_IMAGE, "the model's files are damaged"),
+        (f"{SERVE_IMAGE}-missing", "images/build.sh"),
+    ],
+)
+def test_version_that_disappoints_is_taken_back(cloud: Cloud, image: str, reason: str) -> None:
+    cloud.serve(cloud.register("a"))
+    version = cloud.register("b", image)
+    more = cloud.pipeline.endpoint.rollout.model_copy(
+        update={"min_requests": 100, "block": 1, "warm_up": 0}
+    )
+    endpoint = cloud.pipeline.endpoint.model_copy(update={"rollout": more})
+    cloud.pipeline = cloud.pipeline.model_copy(update={"endpoint": endpoint})
+    with pytest.raises(RolloutFailed, match=rf"(?s){reason}.*Still serving: version 1"):
+        cloud.serve(version)
+    assert cloud.shares() == {"version-1": 100}
+    assert len(cloud.google.endpoints.processes()) == 1
+
+
+@pytest.mark.fault(
+    "Google Cloud", "no quota to deploy", sees="where to ask for it", then="asked again, it serves"
+)
+def test_missing_quota_says_what_to_ask_for_and_is_mended_by_asking_again(cloud: Cloud) -> None:
+    version = cloud.register("a")
+    cloud.google.endpoints.quota = 0
+    with pytest.raises(RolloutFailed, match=r"(?s)iam-admin/quotas.*No version serves"):
+        cloud.serve(version)
+    cloud.google.endpoints.quota = 1
+    assert cloud.serve(version).changed and cloud.shares() == {"version-1": 100}
+
+
+CRASHES = {
+    "while it is deployed": ("DeployModel", 1),
+    "after its first share": ("UpdateEndpoint", 1),
+    "after its last share": ("UpdateEndpoint", 2),
+    "while the old one is removed": ("UndeployModel", 1),
+}
+
+
+@pytest.mark.fault(
+    "Google Cloud",
+    "killed in a deployment: {when}",
+    sees="the run is gone",
+    then="a whole version serves; the next run goes on",
+)
+@pytest.mark.parametrize("when", CRASHES)
+def test_crash_leaves_a_whole_version_and_the_next_run_goes_on(cloud: Cloud, when: str) -> None:
+    url = cloud.serve(cloud.register("a")).url
+    version = cloud.register("b")
+    method, count = CRASHES[when]
+    started = cloud.google.server.faults.count(method)
+    cloud.google.endpoints.hold_deployments.set()
+    process = subprocess.Popen([sys.executable, "-c", PROGRAM, *program_arguments(cloud, version)])
+    try:
+        if method != "DeployModel":
+            cloud.google.endpoints.hold_deployments.clear()
+        wait_for(
+            lambda: (
+                cloud.google.server.faults.count(method) >= started + count
+                or process.poll() is not None
+            )
+        )
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.wait()
+    assert cloud.ask(url).status_code == 200
+    assert sum(cloud.shares().values()) == 100
+    cloud.google.endpoints.hold_deployments.clear()
+    cloud.serve(version)
+    assert cloud.shares() == {"version-2": 100}
+    assert cloud.google.server.faults.count("DeployModel") == 2, "nothing was deployed twice"
+    assert len(cloud.google.endpoints.processes()) == 1
+
+
+PROGRAM = """
+import sys, yaml
+from pathlib import Path
+from artifacts.store.store import Store
+from llm_assets.cloud.config import load_cloud_settings
+from llm_assets.registry.vertex import VertexModelRegistry
+from llm_assets.endpoint.vertex import VertexServingPlatform
+from llm_assets.cloud.vertex import Vertex
+from llm_assets.config import PipelineSettings
+
+cloud, pipeline, version = sys.argv[1:]
+settings = PipelineSettings.model_validate_json(pipeline)
+vertex = Vertex(load_cloud_settings(Path(cloud)))
+registry = VertexModelRegistry(Store(settings.store), settings.name, vertex)
+platform = VertexServingPlatform(cloud_config_path=cloud)
+platform.serve(settings, registry.get(int(version)), print)
+"""
+
+
+def program_arguments(cloud: Cloud, version: int) -> list[str]:
+    slow = cloud.pipeline.endpoint.rollout.model_copy(update={"step_seconds": 1.0})
+    endpoint = cloud.pipeline.endpoint.model_copy(update={"rollout": slow})
+    pipeline = cloud.pipeline.model_copy(update={"endpoint": endpoint})
+    return [str(cloud.path), pipeline.model_dump_json(exclude_defaults=True), str(version)]
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.fault(
+    "Google Cloud", "reply to a deployment lost", sees="nothing", then="one deployment"
+)
+def test_busy_service_and_a_lost_reply_change_nothing(cloud: Cloud) -> None:
+    version = cloud.register("a")
+    faults = cloud.google.server.faults
+    unavailable = grpc.StatusCode.UNAVAILABLE
+    faults.add("DeployModel", unavailable, "busy", after_work=True)
+    faults.add("GetEndpoint", unavailable, "busy")
+    cloud.serve(version)
+    assert cloud.shares() == {"version-1": 100}
+    assert len(cloud.google.endpoints.processes()) == 1
+
+
+@pytest.mark.fault(
+    "Google Cloud", "deployment forbidden", sees="the role", then="the version before serves"
+)
+def test_forbidden_deployment_names_the_role(cloud: Cloud) -> None:
+    version = cloud.register("a")
+    cloud.google.server.faults.add("DeployModel", grpc.StatusCode.PERMISSION_DENIED, "no right")
+    with pytest.raises(RolloutFailed, match=r"roles/aiplatform\.user"):
+        cloud.serve(version)
+
+
+def test_model_that_the_accelerators_cannot_hold_is_refused_before_they_are_paid_for(
+    cloud: Cloud,
+) -> None:
+    cloud.serve(cloud.register("a"))
+    cloud.content["endpoint"] |= {"accelerator_type": "NVIDIA_L4", "accelerator_count": 1}
+    number = cloud.register("b")
+    store = Store(f"gs://{BUCKET}/models/b")
+    store.write_bytes("config.json", b'{"n_layer": 48, "n_head": 8, "n_embd": 1000000}')
+    with pytest.raises(UserError, match="does not fit"):
+        cloud.serve(number)
+    assert cloud.shares() == {"version-1": 100}
+    assert cloud.google.server.faults.count("DeployModel") == 1
