@@ -1,0 +1,98 @@
+"""Takes the pictures of docs/images from a running UI, and others to look at.
+
+    pip install playwright pillow         # apt-get install chromium
+    make run && make ui                   # in a project whose graph was made
+    python scripts/screenshots.py --all /tmp/pictures
+
+Without --all, only the pictures that the docs show are taken.
+"""
+
+import argparse
+import io
+import shutil
+from pathlib import Path
+from urllib.parse import quote
+
+from PIL import Image
+from playwright.sync_api import Page, sync_playwright
+
+LOCATION = "llm_assets"
+DOCS = ("asset_graph", "automation", "launchpad", "eval_metrics")
+"""Those that docs/ shows."""
+COLORS = 64
+"""Of a palette, which keeps a picture under 100 KB."""
+SETTLED_MILLISECONDS = 1_500
+MOST_LOOKS = 12
+LOADING = "[class*=shimmer], [class*=Shimmer], [class*=spinner], [class*=Spinner]"
+WIDTH, HEIGHT = 1360, 860
+ASSETS = (
+    *("raw_corpus", "clean_corpus", "tokenized_shards", "base_model"),
+    *("checkpoint", "eval_metrics", "model_version", "endpoint", "experiments"),
+)
+
+
+def pages(prefix: str) -> dict[str, str]:
+    """Name of a picture to the path of its page.
+
+    Args:
+        prefix: of the asset keys, with a slash at its end; empty for none.
+    """
+    found = {
+        "asset_graph": "/asset-groups/",
+        "catalog": "/assets",
+        "runs": "/runs",
+        "automation": "/automation",
+        "sensor": f"/locations/{LOCATION}/sensors/source_text_changed",
+        "schedule": f"/locations/{LOCATION}/schedules/weekly_retraining",
+        "jobs": "/jobs",
+    }
+    for job in ("retraining", "experiment", "rollback", "cleaning"):
+        name = "launchpad" if job == "retraining" else f"launchpad_{job}"
+        found[name] = f"/locations/{LOCATION}/jobs/{job}/playground"
+    for asset in ASSETS:
+        found[asset] = f"/assets/{quote(prefix + asset)}?view=overview"
+        found[f"{asset}_events"] = f"/assets/{quote(prefix + asset)}?view=events"
+        found[f"{asset}_checks"] = f"/assets/{quote(prefix + asset)}?view=checks"
+    return found
+
+
+def picture(page: Page, url: str, path: Path) -> None:
+    """Open a page, wait until it shows the same twice, and keep that."""
+    page.goto(url)
+    shown, before = b"", None
+    for _ in range(MOST_LOOKS):
+        page.wait_for_timeout(SETTLED_MILLISECONDS)
+        shown, before = page.screenshot(), shown
+        if shown == before and not page.locator(LOADING).count():
+            break
+    small = Image.open(io.BytesIO(shown)).convert("RGB").quantize(COLORS, dither=Image.Dither.NONE)
+    small.save(path, optimize=True)
+    print(f"{path.name}: {path.stat().st_size:,} bytes")
+
+
+def main() -> None:
+    """Take them."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path, help="where to write the pictures")
+    parser.add_argument("--url", default="http://127.0.0.1:3000", help="of the UI")
+    parser.add_argument("--prefix", default="", help="of the asset keys, such as `manuals/`")
+    parser.add_argument("--height", type=int, default=HEIGHT, help="of the window, in pixels")
+    parser.add_argument("--only", nargs="*", default=(), help="names of pictures")
+    parser.add_argument("--all", action="store_true", help="of every page, not of the docs' alone")
+    given = parser.parse_args()
+    given.folder.mkdir(parents=True, exist_ok=True)
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        raise SystemExit("There is no `chromium`. On Debian: apt-get install chromium")
+    with sync_playwright() as playwright:
+        # As root, and in most containers, Chromium has no sandbox; it opens our own pages alone.
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": WIDTH, "height": given.height})
+        for name, path in pages(given.prefix).items():
+            if name in given.only or (not given.only and (given.all or name in DOCS)):
+                picture(page, given.url + path, given.folder / f"{name}.png")
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()
