@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dagster import AssetMaterialization
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.markup import escape
 from rich.table import Table
 
@@ -43,8 +43,8 @@ def print_results(console: Console, results: list[TrialResult]) -> None:
     """The table, and what its figures are."""
     table = Table(box=None, padding=(0, 2, 0, 0))
     for name in COLUMNS:
-        is_word = name in WORDS
-        table.add_column(name, justify="left" if is_word else "right", no_wrap=not is_word)
+        side: JustifyMethod = "left" if name in WORDS else "right"
+        table.add_column(name, justify=side, no_wrap=name != "verdict")
     for row in rows(results):
         table.add_row(*(escape(shown(cell)) for cell in row))
     console.print(table, highlight=False)
