@@ -41,11 +41,13 @@ def _result(event: AssetMaterialization) -> TrialResult:
 
 def print_results(console: Console, results: list[TrialResult]) -> None:
     """The table, and what its figures are."""
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for name in COLUMNS:
+    columns = COLUMNS if any(one.cost is not None for one in results) else COLUMNS[:-1]
+    table = Table(box=None, padding=(0, 1, 0, 0))
+    for name in columns:
         side: JustifyMethod = "left" if name in WORDS else "right"
         table.add_column(name, justify=side, no_wrap=name != "verdict")
-    for row in rows(results):
-        table.add_row(*(escape(shown(cell)) for cell in row))
+    for settings, *figures in rows(results):
+        cells = [settings.replace(" ", "\n"), *figures][: len(columns)]
+        table.add_row(*(escape(shown(cell)) for cell in cells))
     console.print(table, highlight=False)
     console.print(caption(results), highlight=False)
