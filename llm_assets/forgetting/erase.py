@@ -7,7 +7,7 @@ the hash of its text. So runs can still be made once more over the same rows.
 import io
 import json
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ from llm_assets.forgetting.listed import ForgottenList
 from llm_assets.registry.state import RegistryState
 from recipes.evaluation.settings import SAMPLES_NAME
 from spark_jobs.clean.decide.duplicates import find_duplicates
-from spark_jobs.runtime.parquet import find_parts
+from spark_jobs.clean.history import read_history
 
 REASON = "texts were forgotten"
 
@@ -64,16 +64,16 @@ def erase(record: Pipeline, state: RegistryState, listed: ForgottenList, report:
 
 def find_holders(record: Pipeline, state: RegistryState, listed: ForgottenList) -> list[str]:
     """What a pipeline has made and that still holds a text of a list, as `kind/fingerprint`."""
-    ids = {one.id for one in listed.documents}
+    ids, texts = {one.id for one in listed.documents}, set(listed.texts)
+    contents: dict[str, Callable[[Artifact], Iterator[tuple[str, bytes]]]] = {
+        "raw_corpus": lambda raw: _without_rows(raw, ids),
+        "clean_corpus": lambda clean: _without_rows(clean, ids | _ids_of(clean, ids, texts)),
+        "tokenized_shards": lambda shards: _without_tokens(shards, texts),
+    }
     found = []
-    for kind in ("raw_corpus", "clean_corpus", "tokenized_shards"):
+    for kind, without in contents.items():
         for artifact in _made(record, state, kind):
-            contents = (
-                _without_tokens(artifact, listed.texts)
-                if kind == "tokenized_shards"
-                else _without_rows(artifact, ids)
-            )
-            if next(contents, None):
+            if next(without(artifact), None):
                 found.append(f"{kind}/{artifact.fingerprint}")
     return found
 
@@ -106,23 +106,25 @@ def _rewrite(
 def _ids_of(corpus: Artifact, ids: Collection[str], texts: Collection[str]) -> set[str]:
     """Ids of a clean corpus that have the texts, and of the copies that were dropped for them."""
     found: set[str] = set()
-    for part in find_parts(corpus.url, ["id", "text_hash"], "clean_corpus"):
-        table = part.read(["id", "text_hash"])
-        same = pc.is_in(table["text_hash"], pa.array(sorted(texts), pa.string()))
-        found.update(table.filter(same)["id"].to_pylist())
+    history = read_history(corpus.url)
+    if history:
+        same = pc.is_in(history.documents["text_hash"], pa.array(sorted(texts), pa.string()))
+        found.update(history.documents.filter(same)["id"].to_pylist())
     survivors = pa.array(sorted(found | set(ids)), pa.string())
     copies = find_duplicates(corpus.url, "survivor", survivors)
     return found | set(copies["id"].to_pylist())
 
 
 def _without_rows(corpus: Artifact, ids: Collection[str]) -> Iterator[tuple[str, bytes]]:
-    """The Parquet parts of a corpus that hold one of the documents, without it."""
+    """The Parquet files of a corpus, past texts among them, that hold one of them, without it."""
     wanted = pa.array(sorted(ids), pa.string())
     for entry in corpus.manifest.files:
-        if not entry.path.startswith("part-"):
+        if not entry.path.endswith(".parquet"):
             continue
         with files.open_file(f"{corpus.url}/{entry.path}") as file:
             parquet = pq.ParquetFile(file, page_checksum_verification=True)
+            if not {"id", "text"} <= set(parquet.schema_arrow.names):
+                continue
             if not pc.any(pc.is_in(parquet.read(["id"])["id"], wanted)).as_py():
                 continue
             yield entry.path, _filtered(parquet, wanted)

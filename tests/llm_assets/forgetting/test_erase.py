@@ -18,14 +18,24 @@ from artifacts.store.pipelines import Pipeline
 from artifacts.store.rewrite import BEFORE_NAME
 from artifacts.store.store import Artifact, Draft, Store
 from llm_assets.forgetting import erase as erasing
-from llm_assets.forgetting.erase import erase
+from llm_assets.forgetting.erase import erase, find_holders
 from llm_assets.forgetting.listed import ForgottenDocument, ForgottenList
 from llm_assets.registry.state import RegistryState
 from spark_jobs.clean.decide.duplicates import DUPLICATE_SCHEMA
+from spark_jobs.clean.history import PAST_FOLDER
 from spark_jobs.runtime.parquet import write_table
 from tests.tiny import tiny_shards, tiny_texts
 
-COPY = "copy of 3"
+COPY, PAST = "copy of 3", "3 before it was renamed"
+
+
+def on_record(documents: pa.Table) -> pa.Table:
+    """Documents with what else a clean corpus's record says of them."""
+    count = len(documents)
+    columns = {"split": ["train"] * count, "slice": [0] * count, "source": ["s"] * count}
+    for name, values in columns.items():
+        documents = documents.append_column(name, [values])
+    return documents
 
 
 class Corpora:
@@ -60,7 +70,9 @@ class Corpora:
 
     def _write_clean(self, draft: Draft) -> None:
         table = pa.table({"id": self.ids, "text": self.texts, "text_hash": self.ids})
-        write_table(f"{draft.url}/part-00000.parquet", table)
+        write_table(f"{draft.url}/part-00000.parquet", on_record(table))
+        left = pa.table({"id": [PAST], "text": [self.texts[3]], "text_hash": ["text-3"]})
+        write_table(f"{draft.url}/{PAST_FOLDER}/part-00000.parquet", on_record(left))
         copy = {name: None for name in DUPLICATE_SCHEMA.names}
         copy |= {"id": COPY, "survivor": "text-3", "reason": "exact_duplicate"}
         duplicates = pa.Table.from_pylist([copy], DUPLICATE_SCHEMA)
@@ -68,14 +80,24 @@ class Corpora:
         example = {"id": COPY, "text": self.texts[3][:20]}
         draft.stats["dropped_examples"] = {"exact_duplicate": [example]}
 
+    listed = ForgottenList(
+        documents=[
+            ForgottenDocument(
+                id="text-3", source="s", text_hash="text-3", by="Ada", reason="asked to"
+            )
+        ]
+    )
+
     def erase(self) -> list[str]:
         """Forget `text-3`, which is in the train split."""
-        one = ForgottenDocument(
-            id="text-3", source="s", text_hash="text-3", by="Ada", reason="asked to"
-        )
         said: list[str] = []
-        erase(self.record, RegistryState(), ForgottenList(documents=[one]), said.append)
+        erase(self.record, RegistryState(), self.listed, said.append)
         return said
+
+    def holders(self) -> set[str]:
+        """Kinds of artifacts that hold it."""
+        found = find_holders(self.record, RegistryState(), self.listed)
+        return {one.split("/")[0] for one in found}
 
     def current(self, kind: str) -> Artifact:
         return self.record.current(kind, needed_by="test")
@@ -100,9 +122,15 @@ def test_the_text_is_in_no_snapshot_corpus_or_shard_and_in_no_cache(corpora: Cor
     masked = MaskedShardSet(folder, stats, ["text-3"], "train").read(every)
     order = ShardSet(folder, stats, "train").read(every).segments.tolist()
 
+    assert corpora.holders() == {"raw_corpus", "clean_corpus", "tokenized_shards"}
+
     said = corpora.erase()
 
+    assert not corpora.holders()
     assert sum("written again" in line for line in said) == 3, said
+    for path in Path(corpora.store.root).rglob("*.parquet"):
+        table = pq.read_table(path)
+        assert "text" not in table.column_names or corpora.texts[3] not in table["text"].to_pylist()
     assert corpora.ids_of("raw_corpus") == [one for one in corpora.ids if one != "text-3"]
     assert corpora.ids_of("clean_corpus") == corpora.ids_of("raw_corpus")
     assert corpora.current("clean_corpus").stats["dropped_examples"] == {"exact_duplicate": []}
