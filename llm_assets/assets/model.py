@@ -151,7 +151,8 @@ def checkpoint(
     def build(draft: Draft) -> None:
         run_id = identity.fingerprint
         shards.verify()
-        verify_model(pipeline.record, start.path)
+        # What is being made is another checkpoint than the one that it starts from.
+        verify_model(pipeline.record, start.path, made_again=["base_model"])
         spec = TrainingSpec(
             run_id=run_id,
             shards_folder=shards.url,

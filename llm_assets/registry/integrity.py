@@ -1,5 +1,7 @@
 """Whether a model's bytes are still those that were registered, looked at before it is used."""
 
+from collections.abc import Sequence
+
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.verify import verify_folder
 
@@ -9,16 +11,18 @@ ROLL_BACK = (
 )
 
 
-def verify_model(record: Pipeline, url: str) -> None:
+def verify_model(
+    record: Pipeline, url: str, made_again: Sequence[str] = ("checkpoint", "base_model")
+) -> None:
     """Compare a model folder's files, checksums too, with the manifest of its artifact.
 
     Args:
         url: the Hugging Face folder of a `base_model` or `checkpoint` artifact.
+        made_again: the assets of which the current artifact is what materializing them makes.
 
     Raises:
         MissingArtifact: the model was deleted.
         DamagedArtifact: a file is absent or has changed; the message names it.
     """
-    recorded = {f"{kind}/{record.recorded(kind)}" for kind in ("checkpoint", "base_model")}
-    made_again = any(name in url for name in recorded)
-    verify_folder(url, None if made_again else ROLL_BACK)
+    current = (f"{kind}/{record.recorded(kind)}" for kind in made_again)
+    verify_folder(url, None if any(name in url for name in current) else ROLL_BACK)

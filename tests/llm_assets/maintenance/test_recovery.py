@@ -8,9 +8,10 @@ import pytest
 
 from artifacts.errors import DamagedArtifact
 from llm_assets.registry.integrity import verify_model
+from llm_assets.registry.local import LocalRegistry
 from tests.conftest import Project
 from tests.damage import DAMAGES, delete, flip_bit, largest_file, prescribed
-from tests.llm_assets.in_process import ask
+from tests.llm_assets.in_process import TrainingHere, ask
 from tests.llm_assets.maintenance.asking import content, current, follow
 from tests.llm_assets.maintenance.weeks import Weeks
 
@@ -29,7 +30,9 @@ READER = {
 def whole(judged: Project, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]:
     """The judged project, to be damaged; afterwards its store is as it was."""
     monkeypatch.setenv("LLM_ASSETS_CONFIG", str(judged.config))
+    settings = judged.config.read_text()
     yield judged
+    judged.config.write_text(settings)
     shutil.rmtree(judged.folder / "store")
     shutil.copytree(judged.folder / "as it was", judged.folder / "store")
 
@@ -108,6 +111,26 @@ def test_a_champion_that_cannot_be_made_again_gives_way_to_the_version_before(
     with pytest.raises(DamagedArtifact, match="another checksum") as damage:
         verify_model(weeks.record, champion.url)
     assert prescribed(str(damage.value)).startswith("llm-assets rollback --reason ")
+
+
+@pytest.mark.fault(
+    "checkpoint",
+    "model deleted that training starts from",
+    sees="its folder, and `llm-assets rollback`",
+    then="training starts from the version before",
+)
+def test_training_goes_on_though_the_model_that_it_starts_from_was_deleted(whole: Project) -> None:
+    champion, base = current(whole, "checkpoint"), current(whole, "base_model")
+    whole.configure(checkpoint={"initialize": "champion", "budget": {"steps": 2}})
+    delete(champion)
+    said = ask(whole, "checkpoint", training=TrainingHere())
+    assert champion.fingerprint in said
+    assert prescribed(said).startswith("llm-assets rollback --reason ")
+
+    registry = LocalRegistry(whole.folder / "store", "manual")
+    registry.roll_back("Ada", "the weights are damaged")
+    assert ask(whole, "checkpoint", training=TrainingHere()) == ""
+    assert current(whole, "checkpoint").manifest.inputs["start"] == base.fingerprint
 
 
 @pytest.mark.fault(
