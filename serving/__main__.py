@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 
 from artifacts.errors import UserError
+from artifacts.program.temporary import use_own_temporary_folder
 from serving.api.address import bearer_token, listen
 from serving.settings import EndpointSettings
 from serving.state import Desired, StateFolder
@@ -23,6 +24,7 @@ def main() -> int:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=EndpointSettings().port)
     arguments = parser.parse_args()
+    use_own_temporary_folder()
     try:
         if arguments.state and not arguments.model:
             return serve(StateFolder(arguments.state), arguments.log)

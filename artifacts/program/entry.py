@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 from artifacts.errors import UserError
 from artifacts.program.lifetime import end_with_parent
 from artifacts.program.pipes import move_pipes_arguments, open_session, started_by_dagster
+from artifacts.program.temporary import use_own_temporary_folder
 from artifacts.progress import Report
 from artifacts.reasons import reason_of
 from artifacts.storage import files
@@ -53,6 +54,7 @@ def run_program(
     parent asks for that (`artifacts.program.lifetime`).
     """
     end_with_parent()
+    use_own_temporary_folder()
     # Threads that wait by spinning take the processor from whoever else runs on a laptop; asleep
     # they cost about nothing. Read when torch is first imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

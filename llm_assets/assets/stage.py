@@ -18,6 +18,7 @@ from dagster import (
     asset,
 )
 
+from artifacts.program.temporary import use_own_temporary_folder
 from artifacts.reasons import reason_of
 from artifacts.shown import shown_in_line
 from artifacts.store.store import Artifact
@@ -36,6 +37,7 @@ def stage(**asset_arguments: Any) -> Callable[[Callable[..., Any]], AssetsDefini
     def decorate(function: Callable[..., Any]) -> AssetsDefinition:
         @functools.wraps(function)
         def run(*arguments: Any, **keywords: Any) -> Any:
+            use_own_temporary_folder()
             with user_faults(keywords.get("pipeline")):
                 return function(*arguments, **keywords)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 
 from artifacts.errors import UserError
+from artifacts.program.temporary import use_own_temporary_folder
 from recipes.launcher import commands, ssh
 from recipes.launcher.cluster import Cluster, read_cluster
 from recipes.launcher.folders import localize_spec, make_folders, output_folders
@@ -25,6 +26,7 @@ IDLE_SECONDS = 30.0
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code: the program's own; 128 + n where signal n killed it; 2 for a wrong setting."""
     options = _parse(arguments)
+    use_own_temporary_folder()
     try:
         cluster = read_cluster(os.environ)
         if options.idle:

