@@ -8,6 +8,9 @@ import pytest
 from recipes.data.seen import SEEN_NAME, Seen
 from tests.conftest import Project, make_project
 
+STEPS, TOKENS_PER_STEP = 24, 4 * 64
+REPLAY_SHARE = 0.25
+"""Of a run's tokens, those that the lineage has seen before: the default of the settings."""
 SYLLABLES = [a + b for a in "bdfgklmnprstvz" for b in ("a", "e", "i", "o", "u", "ar", "en", "is")]
 
 
@@ -24,7 +27,7 @@ def write_subject(project: Project, documents: int) -> None:
 def test_a_new_subject_arrives_and_the_model_that_learnt_it_becomes_champion(
     project: Project,
 ) -> None:
-    project.configure(checkpoint={"initialize": "champion", "budget": {"steps": 24}})
+    project.configure(checkpoint={"initialize": "champion", "budget": {"steps": STEPS}})
     assert project.run("llm-assets", "run").returncode == 0
     first = project.record.current("checkpoint", "test")
 
@@ -42,8 +45,25 @@ def test_a_new_subject_arrives_and_the_model_that_learnt_it_becomes_champion(
     assert "serves version 2" in " ".join(ended.stdout.split())
     # It learnt the new text, and what else the first run had left unread.
     seen_before = second.stats["tokens_seen_before"]
-    assert 0 < seen_before <= 0.25 * 24 * 4 * 64
+    assert 0 < seen_before <= REPLAY_SHARE * STEPS * TOKENS_PER_STEP
     assert second.stats["coverage"] > 0 and len(Seen.read(str(second.path / SEEN_NAME)).texts)
+
+
+@pytest.mark.soak
+def test_a_weekly_run_over_one_per_cent_more_shares_no_more_tokens_than_the_settings_say(
+    project: Project,
+) -> None:
+    project.configure(checkpoint={"initialize": "champion", "budget": {"steps": STEPS}})
+    assert project.run("llm-assets", "run").returncode == 0
+    first = project.record.current("checkpoint", "test")
+
+    write_subject(project, 3)
+    ended = project.run("llm-assets", "run")
+
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    second = project.record.current("checkpoint", "test")
+    assert second.manifest.inputs["start"] == first.fingerprint
+    assert 0 < second.stats["tokens_seen_before"] <= REPLAY_SHARE * STEPS * TOKENS_PER_STEP
 
 
 @pytest.mark.soak
