@@ -1,6 +1,7 @@
 """openvino-genai's scheduler over a converted model: paged cache, continuous batching, in C++."""
 
 import os
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,16 @@ BATCH_TOKENS = 256
 
 class Unsupported(Exception):
     """This engine does not run the model; another one may."""
+
+
+@cache
+def core() -> ov.Core:
+    """OpenVINO in this process, kept to the process's end.
+
+    The thread that loads its CPU plugin is given an alternate stack for signals, which goes with
+    the plugin, whichever thread drops that: the next signal would end the process without a word.
+    """
+    return ov.Core()
 
 
 def open_pipeline(
@@ -50,7 +61,7 @@ def arithmetic(weights: Weights, threads: int | None) -> dict[str, Any]:
     properties = {"INFERENCE_NUM_THREADS": threads or len(os.sched_getaffinity(0))}
     if weights == "f32":
         return properties | {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
-    capabilities = ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    capabilities = core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     return properties | {"KV_CACHE_PRECISION": "bf16" if "BF16" in capabilities else "f16"}
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import openvino as ov
 
-from serving.engine.pipeline import BATCH_TOKENS, MODEL_NAME, arithmetic
+from serving.engine.pipeline import BATCH_TOKENS, MODEL_NAME, arithmetic, core
 from serving.engine.served_model import Scored
 from serving.settings import Weights
 
@@ -32,7 +32,7 @@ class PromptScorer:
         scored = [Scored(tokens[0], None)]
         with self._lock:
             if self._request is None:
-                compiled = ov.Core().compile_model(self._model, "CPU", self._properties)
+                compiled = core().compile_model(self._model, "CPU", self._properties)
                 self._request = compiled.create_infer_request()
             self._request.reset_state()
             for start in range(0, len(tokens) - 1, BATCH_TOKENS):
