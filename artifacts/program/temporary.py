@@ -4,17 +4,19 @@ Spark, torch, Dagster Pipes and multiprocessing put folders under the temporary 
 them where they end well. After kill -9 nobody would know whose they are.
 """
 
-import atexit
 import os
 import shutil
 import tempfile
 from contextlib import suppress
+from multiprocessing.util import Finalize
 from pathlib import Path
 
 from artifacts.leases.holder import describe_holder, is_gone
 
 PREFIX = "llm-assets-"
 HOLDER_NAME = "holder.json"
+LAST = -101
+"""When the folder is removed, as multiprocessing counts: after the folder of its own, at -100."""
 
 
 def use_own_temporary_folder() -> None:
@@ -36,7 +38,8 @@ def use_own_temporary_folder() -> None:
             place = place.parent
         _remove_abandoned(place)
         own = tempfile.mkdtemp(prefix=PREFIX, dir=place)
-        atexit.register(_remove, own, os.getpid())
+        # Does nothing in a process that was forked from this one.
+        Finalize(None, shutil.rmtree, (own,), {"ignore_errors": True}, LAST)
         Path(own, HOLDER_NAME).write_text(describe_holder())
         os.environ["TMPDIR"] = tempfile.tempdir = own
 
@@ -54,9 +57,3 @@ def _holder(folder: Path) -> str | None:
         return path.read_text() if path.stat().st_uid == os.geteuid() else None
     except OSError:
         return None
-
-
-def _remove(folder: str, process: int) -> None:
-    # A process that was forked has the list of what is to be done at the end, too.
-    if os.getpid() == process:
-        shutil.rmtree(folder, ignore_errors=True)

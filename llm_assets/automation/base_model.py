@@ -12,14 +12,14 @@ from dagster import (
     SensorResult,
     sensor,
 )
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from artifacts.store.identity import hash_json
 from llm_assets.assets.stage import user_faults
-from llm_assets.automation.decision import Question, Wait, launch_or_wait
+from llm_assets.automation.cursor import read_cursor
+from llm_assets.automation.decision import Question, Wait, request_run
 from llm_assets.automation.jobs import RETRAINING, Job
-from llm_assets.automation.launched import BASE_MODEL_SENSOR, QUESTION_TAG, Runs
-from llm_assets.automation.limits import forbidden
+from llm_assets.automation.launched import BASE_MODEL_SENSOR, Runs
 from llm_assets.automation.notifications import tell_once
 from llm_assets.config import PipelineSettings
 from llm_assets.pipeline import PipelineResource
@@ -76,10 +76,7 @@ def _known(base: BaseModelSettings, cursor: str | None) -> Known | None:
         return None
     state = [(path.name, *_state(path)) for path in source_files(base)]
     files = hashlib.sha256(repr(state).encode()).hexdigest()
-    try:
-        known = Known.model_validate_json(cursor or "")
-    except ValidationError:
-        known = None
+    known = read_cursor(Known, cursor)
     if known is not None and known.files == files:
         return known
     return Known(files=files, identity=hash_json(identify(base)))
@@ -111,15 +108,9 @@ def _decide(
             "so by itself.",
             is_alarm=True,
         )
-    runs, now = Runs(context.instance, settings), datetime.now(UTC)
     question = Question(f"base-{known.identity}", None)
-    launch = launch_or_wait(question, runs, settings.automation, now)
-    if isinstance(launch, Wait):
-        return launch
-    if reason := forbidden(settings.automation, runs.by_automation(now), now):
-        return Wait(reason, is_alarm=True)
-    tags = runs.tags(BASE_MODEL_SENSOR) | {QUESTION_TAG: question.name}
-    return RunRequest(run_key=launch.key, tags=tags)
+    runs = Runs(context.instance, settings)
+    return request_run(question, runs, datetime.now(UTC), BASE_MODEL_SENSOR)
 
 
 def _compare_with_hub(name: str, pinned: str) -> Wait:
@@ -146,7 +137,7 @@ def newest_revision(name: str) -> str | None:
 
     try:
         return HfApi().model_info(name, timeout=SECONDS).sha
-    except Exception:
+    except Exception:  # The Hub's own errors, or whichever those of its HTTP client are.
         folder = repo_folder_name(repo_id=name, repo_type="model")
         seen = Path(constants.HF_HUB_CACHE) / folder / "refs" / "main"
         return seen.read_text().strip() if seen.exists() else None

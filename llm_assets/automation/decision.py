@@ -7,10 +7,12 @@ told by the registry, what was tried by Dagster's runs. So a daemon that is kill
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 
-from dagster import DagsterRunStatus, RunRecord
+from dagster import DagsterRunStatus, RunRecord, RunRequest
 
-from llm_assets.automation.launched import Runs
+from llm_assets.automation.launched import QUESTION_TAG, Runs
+from llm_assets.automation.limits import forbidden
 from llm_assets.automation_settings import AutomationSettings
 from llm_assets.gate.verdict import Outcome, Verdict
 from llm_assets.registry.records import GATE, ModelVersion
@@ -19,18 +21,6 @@ from llm_assets.registry.state import RegistryState
 MORE_MAY_HELP = {Outcome.NOT_BETTER, Outcome.TIE}
 """Reasons of the gate's that longer training can remove."""
 ENDED = (DagsterRunStatus.SUCCESS, DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED)
-
-
-@dataclass(frozen=True)
-class Launch:
-    """A run is to be launched."""
-
-    key: str
-    """Of one launch: the same for every tick that decides on it."""
-    question: str
-    """What the run is to answer: this text, against this model, this much training."""
-    longer: int
-    """Times the usual training."""
 
 
 @dataclass(frozen=True)
@@ -110,13 +100,15 @@ def _is_worth_more(judged: Sequence[Verdict], settings: AutomationSettings) -> b
     return len(judged) <= settings.longer_attempts and reasons <= MORE_MAY_HELP
 
 
-def answer(
+def run_key(
     question: Question,
     runs: Sequence[RunRecord],
     settings: AutomationSettings,
     now: datetime,
-) -> Launch | Wait:
-    """Whether to launch a run for a question, by the runs that were launched for it before.
+) -> str | Wait:
+    """The key of the run to launch for a question, by the runs that were launched for it before.
+
+    It is the same for every tick that decides on this launch.
 
     Args:
         runs: those, in any order.
@@ -126,9 +118,9 @@ def answer(
         if run.dagster_run.status not in ENDED:
             return Wait(f"Run {_short(run)} is under way for it.")
     tries = len(ordered)
-    launch = Launch(f"{question.name}-{tries}", question.name, question.longer)
+    key = f"{question.name}-{tries}"
     if not ordered:
-        return launch
+        return key
     last = ordered[-1]
     if last.dagster_run.status is DagsterRunStatus.CANCELED:
         return Wait(f"Run {_short(last)} for it was canceled: not launched again.", is_alarm=True)
@@ -142,17 +134,32 @@ def answer(
     due = datetime.fromtimestamp(last.end_time or 0, now.tzinfo) + pause
     if now < due and due - now <= pause:
         return Wait(f"Run {_short(last)} for it failed; the next try is at {due:%H:%M:%S %Z}.")
-    return launch
+    return key
 
 
-def launch_or_wait(
-    question: Question, runs: Runs, settings: AutomationSettings, now: datetime
-) -> Launch | Wait:
-    """As `answer`; besides, any other run of the pipeline is waited for."""
-    launch = answer(question, runs.asking(question.name), settings, now)
-    if isinstance(launch, Launch) and (busy := runs.unfinished()):
+def request_run(
+    question: Question,
+    runs: Runs,
+    now: datetime,
+    launched_by: str,
+    run_config: dict[str, Any] | None = None,
+    is_limited: bool = True,
+) -> RunRequest | Wait:
+    """The run that is to answer a question now, or why none is launched.
+
+    Args:
+        is_limited: whether blackout windows and the month's budget hold it back.
+    """
+    settings = runs.settings.automation
+    key = run_key(question, runs.asking(question.name), settings, now)
+    if isinstance(key, Wait):
+        return key
+    if busy := runs.unfinished():
         return Wait(f"Run {busy[0].run_id[:8]} ({busy[0].job_name}) is under way; waiting for it.")
-    return launch
+    if is_limited and (reason := forbidden(settings, runs.by_automation(now), now)):
+        return Wait(reason, is_alarm=True)
+    tags = runs.tags(launched_by) | {QUESTION_TAG: question.name}
+    return RunRequest(run_key=key, run_config=run_config, tags=tags)
 
 
 def _short(run: RunRecord) -> str:

@@ -12,10 +12,10 @@ from dagster import (
 )
 
 from llm_assets.assets.stage import user_faults
-from llm_assets.automation.decision import Question, Wait, launch_or_wait
+from llm_assets.automation.cursor import read_cursor
+from llm_assets.automation.decision import Question, Wait, request_run
 from llm_assets.automation.jobs import RETRAINING, Job, training_config
-from llm_assets.automation.launched import QUALITY_SENSOR, QUESTION_TAG, Runs
-from llm_assets.automation.limits import forbidden
+from llm_assets.automation.launched import QUALITY_SENSOR, Runs
 from llm_assets.automation.notifications import tell_once
 from llm_assets.config import PipelineSettings
 from llm_assets.endpoint.base import endpoint_folder
@@ -60,12 +60,11 @@ def _look(
     champion = models.find("champion")
     if running is None or running.phase != "serving" or champion is None:
         return SensorResult(skip_reason="No endpoint serves; `endpoint_follows` looks after that.")
-    live = LiveEndpoint(running)
-    counted = live.requests()
-    faults = [
-        *_failures(counted, Requests.read(context.cursor), settings),
-        *live.deviations(judged_documents(pipeline.store, champion)),
-    ]
+    with LiveEndpoint(running) as live:
+        counted = live.requests()
+        deviations = live.deviations(judged_documents(pipeline.store, champion))
+    before = read_cursor(Requests, context.cursor)
+    faults = [*_failures(counted, before, settings), *deviations]
     cursor = counted.model_dump_json()
     alarm = f"Version {champion.version} serves worse than it was: {' '.join(faults)}"
     tell_once(settings, pipeline.store, "quality", alarm if faults else None, context.log.warning)
@@ -92,15 +91,6 @@ def _failures(now: Requests, before: Requests | None, settings: PipelineSettings
 def _retrain(
     context: SensorEvaluationContext, settings: PipelineSettings, version: int
 ) -> RunRequest | Wait:
-    runs, now = Runs(context.instance, settings), datetime.now(UTC)
-    question = Question("quality", version)
-    launch = launch_or_wait(question, runs, settings.automation, now)
-    if isinstance(launch, Wait):
-        return launch
-    if reason := forbidden(settings.automation, runs.by_automation(now), now):
-        return Wait(reason)
-    return RunRequest(
-        run_key=launch.key,
-        run_config=training_config({"continue_from_champion": True}),
-        tags=runs.tags(QUALITY_SENSOR) | {QUESTION_TAG: question.name},
-    )
+    runs, question = Runs(context.instance, settings), Question("quality", version)
+    config = training_config({"continue_from_champion": True})
+    return request_run(question, runs, datetime.now(UTC), QUALITY_SENSOR, config)

@@ -13,15 +13,15 @@ from dagster import (
     SkipReason,
     sensor,
 )
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from artifacts.errors import UserError
 from llm_assets.assets.stage import user_faults
 from llm_assets.automation.base_model import build_base_model_sensor
-from llm_assets.automation.decision import Question, Wait, ask, launch_or_wait
+from llm_assets.automation.cursor import read_cursor
+from llm_assets.automation.decision import Question, Wait, ask, request_run
 from llm_assets.automation.jobs import REDEPLOYMENT, RETRAINING, Job, training_config
-from llm_assets.automation.launched import ENDPOINT_SENSOR, QUESTION_TAG, TEXT_SENSOR, Runs
-from llm_assets.automation.limits import forbidden
+from llm_assets.automation.launched import ENDPOINT_SENSOR, TEXT_SENSOR, Runs
 from llm_assets.automation.notifications import tell_once
 from llm_assets.automation.quality import build_quality_sensor
 from llm_assets.automation.text import Surveys, Text, name_of, read_text
@@ -48,14 +48,6 @@ class Cursor(BaseModel):
     text: str
     since: float
     """Seconds since the epoch."""
-
-    @classmethod
-    def read(cls, content: str | None) -> "Cursor | None":
-        """A cursor that was written; None for none, or one of another version."""
-        try:
-            return cls.model_validate_json(content or "")
-        except ValidationError:
-            return None
 
 
 def build_sensors(settings: PipelineSettings, jobs: list[Job]) -> list[SensorDefinition]:
@@ -107,7 +99,7 @@ def _look(
         tell_once(settings, pipeline.store, "sources", str(error), context.log.warning)
         raise
     tell_once(settings, pipeline.store, "sources", None, context.log.warning)
-    cursor = Cursor.read(context.cursor)
+    cursor = read_cursor(Cursor, context.cursor)
     if cursor is None or cursor.text != text.name or cursor.since > now.timestamp():
         cursor = Cursor(text=text.name, since=now.timestamp())
         Surveys(pipeline.store, settings.name).write(text)
@@ -126,7 +118,7 @@ def _decide(
     cursor: Cursor,
     now: datetime,
 ) -> RunRequest | Wait:
-    settings, runs = pipeline.settings, Runs(context.instance, pipeline.settings)
+    settings = pipeline.settings
     automation = settings.automation
     known = {
         version.version: name
@@ -137,20 +129,12 @@ def _decide(
     question = ask(text.name, state, versions, automation)
     if isinstance(question, Wait):
         return question
-    launch = launch_or_wait(question, runs, automation, now)
-    if isinstance(launch, Wait):
-        return launch
     before = known.get(question.against) if question.against is not None else None
     if reason := _too_early(pipeline, text, before, cursor, now):
         return Wait(reason)
-    if reason := forbidden(automation, runs.by_automation(now), now):
-        return Wait(reason, is_alarm=True)
     overrides = {"continue_from_champion": automation.continue_from_champion}
-    return RunRequest(
-        run_key=launch.key,
-        run_config=training_config(overrides | {"longer": launch.longer}),
-        tags=runs.tags(TEXT_SENSOR) | {QUESTION_TAG: question.name},
-    )
+    config = training_config(overrides | {"longer": question.longer})
+    return request_run(question, Runs(context.instance, settings), now, TEXT_SENSOR, config)
 
 
 def _too_early(
@@ -206,7 +190,6 @@ def _reconcile(
     context: SensorEvaluationContext, pipeline: PipelineResource, state: RegistryState
 ) -> RunRequest | Wait:
     settings, now = pipeline.settings, datetime.now(UTC)
-    runs = Runs(context.instance, settings)
     wanted, champion = state.find("wanted"), state.find("champion")
     if wanted is None or champion is None:
         return Wait("Nothing was served yet.")
@@ -214,11 +197,8 @@ def _reconcile(
     if wanted == champion and ended is None:
         return Wait(f"Version {wanted.version} is wanted, and serves.")
     question = Question(f"serve-{ended or len(state.history)}", wanted.version)
-    launch = launch_or_wait(question, runs, settings.automation, now)
-    if isinstance(launch, Wait):
-        return launch
-    tags = runs.tags(ENDPOINT_SENSOR) | {QUESTION_TAG: question.name}
-    return RunRequest(run_key=launch.key, tags=tags)
+    runs = Runs(context.instance, settings)
+    return request_run(question, runs, now, ENDPOINT_SENSOR, is_limited=False)
 
 
 def _ended(settings: PipelineSettings) -> str | None:

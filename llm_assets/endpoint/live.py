@@ -3,9 +3,10 @@
 import math
 import re
 from collections.abc import Sequence
+from typing import Self
 
 import httpx
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from artifacts.errors import UserError
 from serving.api.address import bearer_token
@@ -25,14 +26,6 @@ class Requests(BaseModel):
 
     all: int
     failed: int
-
-    @classmethod
-    def read(cls, content: str | None) -> "Requests | None":
-        """Counts that were written; None for none, or those of another version."""
-        try:
-            return cls.model_validate_json(content or "")
-        except ValidationError:
-            return None
 
     @classmethod
     def counted(cls, metrics: str) -> "Requests":
@@ -59,6 +52,12 @@ class LiveEndpoint:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._http = httpx.Client(base_url=status.url, headers=headers, timeout=SECONDS)
         self._status = status
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.close()
 
     def requests(self) -> Requests:
         """What its metrics count; raises UserError where it does not answer."""

@@ -12,11 +12,12 @@ from artifacts.program.temporary import HOLDER_NAME
 from tests.artifacts.program.test_entry import REPOSITORY
 
 PROGRAM = """
-import subprocess, sys, tempfile
+import multiprocessing.util, subprocess, sys, tempfile
 from artifacts.program.temporary import use_own_temporary_folder
 use_own_temporary_folder()
 use_own_temporary_folder()
 tempfile.mkdtemp(prefix="spark-")
+multiprocessing.util.get_temp_dir()
 if "--with-child" in sys.argv:
     command = [sys.executable, sys.argv[0], "--waiting"]
     child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -50,6 +51,7 @@ def start(program: Path, place: Path, *arguments: str) -> subprocess.Popen[str]:
         env=os.environ | {"TMPDIR": str(place), "PYTHONPATH": str(REPOSITORY)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
     )
     assert process.stdout and process.stdout.readline() == "ready\n"
@@ -57,8 +59,8 @@ def start(program: Path, place: Path, *arguments: str) -> subprocess.Popen[str]:
 
 
 def end(process: subprocess.Popen[str]) -> None:
-    process.communicate(timeout=60)
-    assert process.returncode == 0
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (0, "")
 
 
 def holders(place: Path) -> list[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from dagster import Failure, RunRequest
 
-from llm_assets.automation.decision import Launch, Question, Wait, answer
+from llm_assets.automation.decision import Question, Wait, run_key
 from llm_assets.automation.launched import QUESTION_TAG
 from llm_assets.automation_settings import AutomationSettings
 from tests.faults import small_disk
@@ -24,12 +24,12 @@ def test_a_clock_that_was_set_back_holds_no_retry_back(automated: Automated) -> 
     runs = automated.instance.get_run_records()
     settings = AutomationSettings(retry_minutes=60)
 
-    def asked(ago: timedelta) -> Launch | Wait:
-        return answer(question, runs, settings, datetime.now(UTC) - ago)
+    def asked(ago: timedelta) -> str | Wait:
+        return run_key(question, runs, settings, datetime.now(UTC) - ago)
 
     assert "the next try is at" in str(asked(timedelta(0)))
-    assert isinstance(asked(timedelta(days=-1)), Launch), "an hour is over"
-    assert isinstance(asked(timedelta(days=1)), Launch), "the run ended tomorrow, says the clock"
+    assert isinstance(asked(timedelta(days=-1)), str), "an hour is over"
+    assert isinstance(asked(timedelta(days=1)), str), "the run ended tomorrow, says the clock"
 
 
 def test_a_full_disk_fails_the_tick_and_the_next_one_goes_on(automated: Automated) -> None:

@@ -32,12 +32,13 @@ class Live:
 
 
 @pytest.fixture(scope="module")
-def live(made: Project) -> Live:
+def live(made: Project) -> Iterator[Live]:
     settings = load_settings(made.config)
     status = process.status(endpoint_folder(settings))
     champion = LocalRegistry(made.folder / "store", "manual").find("champion")
     assert status is not None and champion is not None
-    return Live(LiveEndpoint(status), judged_documents(made.record.store, champion))
+    with LiveEndpoint(status) as endpoint:
+        yield Live(endpoint, judged_documents(made.record.store, champion))
 
 
 def test_failed_requests_are_those_that_the_endpoint_is_to_blame_for() -> None:
