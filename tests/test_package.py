@@ -5,18 +5,25 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 import tomllib
 import venv
 from pathlib import Path
 
+import httpx
 import pytest
 from click.testing import CliRunner
+from dagster import DagsterRunStatus
+from dagster_graphql import DagsterGraphQLClient
 from packaging.requirements import Requirement
 
 from llm_assets.cli.main import commands
 from llm_assets.config import config_path, load_settings
 from tests.conftest import ROOT
+from tests.stand_ins.processes import free_port
 from tests.tiny import tiny_base_model, tiny_texts
+
+ENDED = (DagsterRunStatus.SUCCESS, DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED)
 
 
 def pins() -> dict[str, str]:
@@ -102,8 +109,31 @@ def test_wheel_makes_and_serves_a_model_in_a_fresh_environment(tmp_path: Path) -
         assert "RUN_SUCCESS" in told
         valid = "unset DAGSTER_MODULE_NAME; dagster definitions validate -w workspace.yaml 2>&1"
         assert "Validation successful" in _run(project, *shell, f". ./env.sh; {valid}")
+        _materialize_from_the_ui(project, shell)
     finally:
         _run(project, *shell, "llm-assets stop")
+
+
+def _materialize_from_the_ui(project: Path, shell: tuple[str, ...]) -> None:
+    """What the UI's button does: a run that the webserver queues and the daemon launches."""
+    port = free_port()
+    ports = f"--port {port} --metrics-port {free_port()}"
+    try:
+        _run(project, *shell, f". ./env.sh; llm-assets up {ports}")
+        query = {"query": "{ assetNodes { assetKey { path } } }"}
+        answer = httpx.post(f"http://127.0.0.1:{port}/graphql", json=query, timeout=60)
+        nodes = answer.json()["data"]["assetNodes"]
+        assert {"raw_corpus", "endpoint"} <= {node["assetKey"]["path"][-1] for node in nodes}
+
+        client = DagsterGraphQLClient("127.0.0.1", port)
+        place = {"repository_location_name": "llm_assets", "repository_name": "__repository__"}
+        run = client.submit_job_execution("__ASSET_JOB", asset_selection=["checkpoint"], **place)
+        end = time.monotonic() + 600
+        while (status := client.get_run_status(run)) not in ENDED and time.monotonic() < end:
+            time.sleep(1)
+        assert status is DagsterRunStatus.SUCCESS
+    finally:
+        _run(project, *shell, ". ./env.sh; llm-assets down")
 
 
 def _run(folder: Path, *command: str) -> str:

@@ -1,5 +1,7 @@
 """The champion, serving."""
 
+from typing import Any
+
 from dagster import AssetExecutionContext, DataVersion, MaterializeResult, MetadataValue
 
 from llm_assets.assets.evaluation import model_version
@@ -29,7 +31,8 @@ def endpoint(
     """The wanted version, answering requests; a rejected candidate leaves it as it was.
 
     An OpenAI base URL under `/v1`, where the pipeline's name is the model. A new version takes over
-    in steps. `llm-assets rollback` has the version before answer again at once.
+    in steps. `llm-assets rollback` has the version before answer again at once. `latency_seconds`
+    is what a client waits for eight tokens.
     """
     judged = pipeline.record.current("model_version", needed_by="endpoint")
     models = registry.open(pipeline)
@@ -39,18 +42,20 @@ def endpoint(
     kept = "" if judged.stats["promoted"] else "; the candidate was rejected and does not serve"
     if served.instead_of is not None:
         kept += f"; WARNING: version {served.instead_of} is wanted and cannot be served"
+    told: dict[str, Any] = {
+        "summary": f"version {champion.version} at {served.url}{kept}",
+        "url": MetadataValue.url(served.url),
+        "predict_url": served.predict_url,
+        "authorization": served.authorization,
+        "version": champion.version,
+        "latency_seconds": serving.latency(pipeline.settings, context.log.info),
+        "model_fingerprint": champion.model_fingerprint,
+        "made_now": served.changed,
+        "outcome": served.reason,
+        "engine": served.engine,
+        "compared": served.compared,
+    }
     return MaterializeResult(
         data_version=DataVersion(champion.model_fingerprint),
-        metadata={
-            "summary": f"version {champion.version} at {served.url}{kept}",
-            "url": MetadataValue.url(served.url),
-            "predict_url": served.predict_url,
-            "authorization": served.authorization,
-            "version": champion.version,
-            "model_fingerprint": champion.model_fingerprint,
-            "made_now": served.changed,
-            "outcome": served.reason,
-            "engine": served.engine,
-            "compared": served.compared,
-        },
+        metadata={name: value for name, value in told.items() if value not in ("", None)},
     )

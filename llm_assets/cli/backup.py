@@ -35,6 +35,10 @@ def restore(folder: Path) -> None:
     """Bring the newest snapshot of FOLDER into this folder, where neither store nor history is yet.
 
     Settings files that are here already stay, so that `store` can be set to another place before.
+
+    \b
+    Example:
+      llm-assets restore /mnt/backup/manuals
     """
     from llm_assets.backup.restore import restore as bring_back
     from llm_assets.config import CONFIG_VARIABLE

@@ -1,5 +1,7 @@
 """Commands that set a cloud project up, test it, and say what it will cost."""
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -7,49 +9,70 @@ import click
 
 from artifacts.errors import UserError
 from artifacts.shown import shown
+from llm_assets.cli.options import json_option
 
 if TYPE_CHECKING:
     from llm_assets.cloud.finding import Finding
     from llm_assets.cloud.settings import GoogleCloudSettings
 
+COMPLETE = "Everything a run needs is there."
 POSITIVE = click.FloatRange(min=0, min_open=True)
 
 
 @click.command()
 @click.option("--smoke", is_flag=True, help="On Google Cloud, also run the smallest batch and job.")
 @click.option("--yes", is_flag=True, help="Do not ask before --smoke costs money.")
-def check(smoke: bool, yes: bool) -> None:
+@json_option
+def check(smoke: bool, yes: bool, as_json: bool) -> None:
     """Test what a run needs: sources, port and disk; on Google Cloud, the project.
 
     There, rights, APIs, quota, images and the bucket are tested.
+
+    \b
+    Examples:
+      llm-assets check
+      llm-assets check --json | jq .ok
+      llm-assets check --smoke      on Google Cloud, with the smallest batch and job
     """
     from llm_assets.config import config_path, load_settings
 
     settings = load_settings(config_path())
-    if settings.platform == "local":
-        from llm_assets.preflight import preflight
-
-        for note in preflight(settings):
-            click.echo(shown(note))
-        click.echo("Everything a run needs is there.")
+    if settings.platform != "local":
+        uses_bigquery = any(source.type == "bigquery" for source in settings.raw_corpus.sources)
+        _check_project(uses_bigquery, smoke, yes, as_json)
         return
+    from llm_assets.preflight import preflight
+
+    notes = preflight(settings)
+    if as_json:
+        click.echo(json.dumps({"ok": True, "notes": notes}, indent=2))
+        return
+    for note in notes:
+        click.echo(shown(note))
+    click.echo(COMPLETE)
+
+
+def _check_project(uses_bigquery: bool, smoke: bool, yes: bool, as_json: bool) -> None:
+    """Test the cloud project; with `as_json`, what people watch goes to standard error."""
     from llm_assets.cloud.check import check as check_project
     from llm_assets.cloud.config import cloud_config_path, load_cloud_settings
 
-    uses_bigquery = any(source.type == "bigquery" for source in settings.raw_corpus.sources)
     cloud = load_cloud_settings()
     findings = check_project(cloud, uses_bigquery)
     for finding in findings:
-        click.echo(shown(finding.line()))
+        click.echo(shown(finding.line()), err=as_json)
     if smoke and all(finding.ok is not False for finding in findings):
-        findings += _smoke(cloud, yes)
+        findings += _smoke(cloud, yes, as_json)
     problems = sum(finding.ok is False for finding in findings)
+    if as_json:
+        told = {"ok": not problems, "findings": [asdict(finding) for finding in findings]}
+        click.echo(json.dumps(told, indent=2))
     if problems:
         raise UserError(f"{problems} of {len(findings)} tests failed; see {cloud_config_path()}.")
-    click.echo("Everything a run needs is there.")
+    click.echo(COMPLETE, err=as_json)
 
 
-def _smoke(cloud: "GoogleCloudSettings", yes: bool) -> "list[Finding]":
+def _smoke(cloud: "GoogleCloudSettings", yes: bool, as_json: bool) -> "list[Finding]":
     """Run the smallest batch and job, after their price was said; shows what each found."""
     from llm_assets.cloud.config import cloud_config_path
     from llm_assets.cloud.estimate import estimate_smoke
@@ -57,14 +80,14 @@ def _smoke(cloud: "GoogleCloudSettings", yes: bool) -> "list[Finding]":
     from llm_assets.runners.smoke import smoke as run_smallest
 
     for stage in estimate_smoke(cloud):
-        click.echo(stage.line())
-    click.echo(f"Prices: {PRICES_AS_OF}")
+        click.echo(stage.line(), err=as_json)
+    click.echo(f"Prices: {PRICES_AS_OF}", err=as_json)
     if not yes:
-        click.confirm("Start them?", abort=True)
+        click.confirm("Start them?", abort=True, err=as_json)
     findings = []
     for finding in run_smallest(cloud, cloud_config_path()):
         findings.append(finding)
-        click.echo(shown(finding.line()))
+        click.echo(shown(finding.line()), err=as_json)
     return findings
 
 
@@ -72,14 +95,24 @@ def _smoke(cloud: "GoogleCloudSettings", yes: bool) -> "list[Finding]":
 @click.option("--corpus-gb", type=POSITIVE, default=1.0, help="Text to clean, in gigabytes.")
 @click.option("--tokens", type=POSITIVE, default=1e9, help="Tokens to train on, repeats counted.")
 @click.option("--parameters", type=POSITIVE, default=1.24e9, help="Parameters of the model.")
-def estimate(corpus_gb: float, tokens: float, parameters: float) -> None:
-    """Estimate time and cost of a run on Google Cloud."""
+@json_option
+def estimate(corpus_gb: float, tokens: float, parameters: float, as_json: bool) -> None:
+    """Estimate time and cost of a run on Google Cloud.
+
+    \b
+    Example:
+      llm-assets estimate --corpus-gb 20 --tokens 4e9 --parameters 1.24e9
+    """
     from llm_assets.cloud.config import load_cloud_settings
     from llm_assets.cloud.estimate import estimate as estimate_stages
     from llm_assets.cloud.prices import PRICES_AS_OF
 
     settings = load_cloud_settings()
     stages = estimate_stages(settings, int(corpus_gb * 1e9), int(tokens), int(parameters))
+    if as_json:
+        told = {"stages": [asdict(stage) for stage in stages], "prices": PRICES_AS_OF}
+        click.echo(json.dumps(told, indent=2))
+        return
     for stage in stages:
         click.echo(stage.line())
     click.echo(f"Prices: {PRICES_AS_OF}")

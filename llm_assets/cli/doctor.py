@@ -1,10 +1,12 @@
-"""`llm-assets doctor`: what is wrong in a store, in words, and its repair."""
+"""`llm-assets doctor`: what is wrong in a store, for people and for programs, and its repair."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from llm_assets.cli.session import Session
 from llm_assets.endpoint.folder import endpoint_folder
-from llm_assets.maintenance.doctor import check_artifacts, parse_name
+from llm_assets.maintenance.doctor import Finding, check_artifacts, parse_name
 from llm_assets.maintenance.examine import (
     check_caches,
     check_endpoint,
@@ -15,17 +17,69 @@ from llm_assets.maintenance.examine import (
 )
 from llm_assets.maintenance.inventory import take_inventory
 
-Report = Callable[[str], None]
+
+@dataclass(frozen=True)
+class Examination:
+    """What a store was found to be like."""
+
+    root: str
+    artifacts: int
+    """So many were read."""
+    findings: list[Finding]
+
+    @property
+    def faults(self) -> list[Finding]:
+        """The findings that are more than worth knowing."""
+        return [finding for finding in self.findings if finding.is_fault]
+
+    def repair(self) -> list[Finding]:
+        """Mend what can be mended; returns the faults that are left."""
+        left = []
+        for finding in self.faults:
+            if finding.repair:
+                finding.repair()
+            else:
+                left.append(finding)
+        return left
+
+    def lines(self, repairing: bool) -> Iterator[str]:
+        """Every finding with its remedy, in words."""
+        for finding in self.findings:
+            yield f"{finding.place}: {finding.fault}."
+            can_mend = "" if repairing or finding.repair is None else "With --repair: "
+            yield f"  {can_mend}{finding.remedy}."
+        if not self.findings:
+            yield f"{self.artifacts} artifacts checked in {self.root}: everything is in order."
+
+    def as_json(self, left: Sequence[Finding]) -> dict[str, Any]:
+        """The same as JSON values.
+
+        Args:
+            left: the faults that are still there.
+        """
+        return {
+            "store": self.root,
+            "artifacts": self.artifacts,
+            "in_order": not left,
+            "findings": [
+                {
+                    "place": finding.place,
+                    "fault": finding.fault,
+                    "remedy": finding.remedy,
+                    "is_fault": finding.is_fault,
+                    "can_be_mended": finding.repair is not None,
+                    "mended": finding.is_fault and finding not in left,
+                }
+                for finding in self.findings
+            ],
+        }
 
 
-def examine(session: Session, names: Sequence[str], repair: bool, report: Report) -> bool:
-    """Report every finding, then mend what can be mended if asked to.
+def examine(session: Session, names: Sequence[str]) -> Examination:
+    """Read a store, or some artifacts of it, byte by byte.
 
     Args:
         names: artifacts as `kind/fingerprint`; empty for the whole store.
-
-    Returns:
-        Whether everything is in order now.
     """
     store = session.pipeline.store
     inventory = take_inventory(store)
@@ -39,20 +93,4 @@ def examine(session: Session, names: Sequence[str], repair: bool, report: Report
         findings += check_registry(store, session.registry, session.settings.name)
         if store.is_local:
             findings += check_endpoint(session.registry, endpoint_folder(session.settings))
-    for finding in findings:
-        report(f"{finding.place}: {finding.fault}.")
-        can_mend = "" if finding.repair is None else "With --repair: "
-        report(f"  {'' if repair else can_mend}{finding.remedy}.")
-    if not findings:
-        report(f"{len(artifacts)} artifacts checked in {store.root}: everything is in order.")
-    faults = [finding for finding in findings if finding.is_fault]
-    if not repair:
-        return not faults
-    left = []
-    for finding in faults:
-        if finding.repair:
-            finding.repair()
-        else:
-            left.append(finding)
-    report(f"{len(faults) - len(left)} of {len(faults)} faults mended.")
-    return not left
+    return Examination(store.root, len(artifacts), findings)

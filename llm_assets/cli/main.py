@@ -13,6 +13,7 @@ from artifacts.reasons import reason_of
 from artifacts.shown import shown
 from llm_assets.cli.backup import BACKUP
 from llm_assets.cli.cloud import CLOUD
+from llm_assets.cli.maintenance import MAINTENANCE
 from llm_assets.cli.options import json_option, name_option, reason_option, version_argument
 from llm_assets.cli.provenance import PROVENANCE
 from llm_assets.cli.services import SERVICES
@@ -86,7 +87,13 @@ def import_json(file: Path, revision: str | None, output: Path | None) -> None:
 @commands.command()
 @json_option
 def status(as_json: bool) -> None:
-    """Show what serves, what is wanted, what was decided and what runs."""
+    """Show what serves, what is wanted, what was decided and what runs.
+
+    \b
+    Examples:
+      llm-assets status
+      llm-assets status --json | jq .served
+    """
     from llm_assets.cli.session import open_session
     from llm_assets.cli.status import screen, status_of
 
@@ -97,7 +104,14 @@ def status(as_json: bool) -> None:
 @commands.command()
 @click.option("--rebuild", multiple=True, metavar="ASSET", help="Make it again, changed or not.")
 def run(rebuild: tuple[str, ...]) -> None:
-    """Materialize the whole graph and show what came out."""
+    """Materialize the whole graph and show what came out.
+
+    \b
+    Examples:
+      llm-assets run                          what has not changed is not made again
+      llm-assets run --rebuild checkpoint     a training from its first step
+      V=1 llm-assets run                      with Dagster's own log
+    """
     from llm_assets.cli.run import run_pipeline
 
     sys.exit(run_pipeline(os.environ.get("V", "0") not in ("", "0"), rebuild))
@@ -134,7 +148,12 @@ def experiment(file: Path | None, assignments: tuple[str, ...], as_json: bool) -
 
 @commands.command()
 def stop() -> None:
-    """End the endpoint."""
+    """End the endpoint; it answers again once `endpoint` is materialized.
+
+    \b
+    Example:
+      llm-assets stop
+    """
     from llm_assets.cli.session import open_session
 
     session = open_session()
@@ -145,7 +164,13 @@ def stop() -> None:
 @commands.command()
 @json_option
 def versions(as_json: bool) -> None:
-    """List the model versions: what is wanted, what serves, who decided and why."""
+    """List the model versions: what is wanted, what serves, who decided and why.
+
+    \b
+    Examples:
+      llm-assets versions
+      llm-assets versions --json | jq '.[-1].verdicts'
+    """
     from llm_assets.cli.session import open_session
     from llm_assets.cli.versions import list_versions, versions_as_json
 
@@ -155,16 +180,6 @@ def versions(as_json: bool) -> None:
         return
     for line in list_versions(session):
         click.echo(shown(line))
-
-
-@commands.command()
-def restore_registry() -> None:
-    """Put the registry's state before its last change in the place of a lost or damaged one."""
-    from llm_assets.cli.session import open_session
-
-    state = open_session().registry.restore()
-    click.echo(f"The registry is as it was before its last change, {len(state.versions)} versions.")
-    click.echo("`llm-assets versions` lists them; materialize the graph to enter the newest again.")
 
 
 @commands.command()
@@ -193,7 +208,12 @@ def export(version: int, form: Any, output: Path | None, key: Path | None) -> No
 @name_option
 @reason_option
 def approve(version: int, name: str, reason: str) -> None:
-    """Have a version served on your word."""
+    """Have a version served on your word.
+
+    \b
+    Example:
+      llm-assets approve 2 --reason "reads better"
+    """
     from llm_assets.cli import promotion
     from llm_assets.cli.session import open_session
 
@@ -205,7 +225,12 @@ def approve(version: int, name: str, reason: str) -> None:
 @name_option
 @reason_option
 def reject(version: int, name: str, reason: str) -> None:
-    """Say that a version shall not serve; where it does, the one before takes over."""
+    """Say that a version shall not serve; where it does, the one before takes over.
+
+    \b
+    Example:
+      llm-assets reject 4 --reason "wrong dosages"
+    """
     from llm_assets.cli import promotion
     from llm_assets.cli.session import open_session
 
@@ -216,7 +241,12 @@ def reject(version: int, name: str, reason: str) -> None:
 @name_option
 @reason_option
 def rollback(name: str, reason: str) -> None:
-    """Serve the version before the one that serves, without an outage."""
+    """Serve the version before the one that serves, without an outage.
+
+    \b
+    Example:
+      llm-assets rollback --reason "users complain"
+    """
     from llm_assets.cli import promotion
     from llm_assets.cli.session import open_session
 
@@ -224,48 +254,20 @@ def rollback(name: str, reason: str) -> None:
 
 
 @commands.command()
-@click.option("--yes", is_flag=True, help="Remove what is listed.")
-def clean(yes: bool) -> None:
-    """List what the `retention` settings no longer keep in the store, and remove it with --yes."""
-    from llm_assets.cli.session import open_session
-    from llm_assets.maintenance.clean import clean as clean_store
-
-    session = open_session()
-    settings = session.settings
-    clean_store(
-        session.pipeline.record,
-        session.registry,
-        settings.retention,
-        settings.forgetting,
-        yes,
-        click.echo,
-    )
-    if not yes:
-        click.echo("Nothing was removed. Remove it with: llm-assets clean --yes")
-
-
-@commands.command()
-@click.argument("artifacts", nargs=-1)
-@click.option("--repair", is_flag=True, help="Mend what can be mended, after the listing.")
-def doctor(artifacts: tuple[str, ...], repair: bool) -> None:
-    """Check the whole store, or the ARTIFACTS named as kind/fingerprint, byte by byte."""
-    from llm_assets.cli.doctor import examine
-    from llm_assets.cli.session import open_session
-
-    if not examine(open_session(), artifacts, repair, click.echo):
-        sys.exit(1)
-
-
-@commands.command()
 def docs() -> None:
-    """Write docs/settings.md and docs/benchmarks.md from the code and the results."""
+    """Write docs/settings.md and docs/benchmarks.md from the code and the results.
+
+    \b
+    Example:
+      llm-assets docs     in a checkout
+    """
     from llm_assets.cli.reference import write_reference
 
     for path in write_reference(Path("docs")):
         click.echo(f"wrote {path}")
 
 
-for command in (*BACKUP, *CLOUD, *PROVENANCE, *SERVICES):
+for command in (*BACKUP, *CLOUD, *MAINTENANCE, *PROVENANCE, *SERVICES):
     commands.add_command(command)
 
 

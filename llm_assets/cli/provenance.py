@@ -14,7 +14,13 @@ from llm_assets.cli.options import json_option, name_option, reason_option, vers
 @click.option("--text", help="Say instead what it was trained on of the documents that hold this.")
 @json_option
 def explain(version: int, text: str | None, as_json: bool) -> None:
-    """Say which text, which code and which checkpoint stand behind a version."""
+    """Say which text, which code and which checkpoint stand behind a version.
+
+    \b
+    Examples:
+      llm-assets explain 1
+      llm-assets explain 1 --text "Return the eigenvalues"
+    """
     from llm_assets.cli.explain import tell_version
     from llm_assets.cli.session import open_session
 
@@ -25,7 +31,12 @@ def explain(version: int, text: str | None, as_json: bool) -> None:
 @click.argument("identifier")
 @json_option
 def document(identifier: str, as_json: bool) -> None:
-    """Say what a document was merged with and why, and which versions were trained on it."""
+    """Say what a document was merged with and why, and which versions were trained on it.
+
+    \b
+    Example:
+      llm-assets document manuals/pumps/p-101.md
+    """
     from llm_assets.cli.explain import tell_document
     from llm_assets.cli.session import open_session
 
@@ -51,6 +62,11 @@ def forget(
 
     They are in no later corpus, what serves is trained once more without them from where it first
     met one, and every version that was trained on them is withdrawn.
+
+    \b
+    Examples:
+      llm-assets forget manuals/pumps/p-101.md --reason "its author asked"
+      llm-assets forget --source tickets --reason "the contract ended" --yes
     """
     from llm_assets.cli import forget as forgetting
     from llm_assets.cli.session import open_session

@@ -40,6 +40,10 @@ def down() -> None:
     """End the UI, the daemon, the metrics, and the runs that they started; the endpoint goes on.
 
     A run that is ended so counts as failed: after `up` it is launched again where it left off.
+
+    \b
+    Example:
+      llm-assets down
     """
     from llm_assets.services.project import take_down
 
@@ -49,7 +53,12 @@ def down() -> None:
 @click.command()
 @click.option("--port", default=METRICS_PORT, show_default=True, help=f"On {HOST}.")
 def metrics(port: int) -> None:
-    """Serve the graph's metrics for Prometheus; `up` does it too."""
+    """Serve the graph's metrics for Prometheus; `up` does it too.
+
+    \b
+    Example:
+      llm-assets metrics --port 8012
+    """
     from llm_assets.cli.session import open_session, use_this_folders_history
     from llm_assets.metrics.server import serve_metrics
 

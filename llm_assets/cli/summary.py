@@ -164,7 +164,7 @@ def _print_request(console: Console, endpoint: Mapping[str, Any], evaluation: Ar
     samples = read_samples(evaluation).get("candidate")
     prompt = " ".join(samples[0]["prompt"].split())[:60] if samples else "This function returns"
     body = json.dumps({"instances": [{"prompt": prompt, "max_tokens": 32}]}, ensure_ascii=False)
-    headers = [endpoint["authorization"], "'Content-Type: application/json'"]
+    headers = [endpoint.get("authorization"), "'Content-Type: application/json'"]
     options = " ".join(f"-H {header}" for header in headers if header)
     line = f"curl -s {endpoint['predict_url']} {options} -d {quote(body)}"
     console.print()

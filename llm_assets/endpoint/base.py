@@ -7,12 +7,14 @@ from typing import Any
 from dagster import ConfigurableResource
 from pydantic import BaseModel, ConfigDict
 
+from artifacts.errors import UserError
 from artifacts.progress import Report
 from artifacts.store.store import Store, layout
 from llm_assets.config import PipelineSettings
 from llm_assets.endpoint.as_served import measure_as_served
 from llm_assets.endpoint.folder import endpoint_folder
 from llm_assets.endpoint.judged import judged_documents
+from llm_assets.endpoint.live import LiveEndpoint
 from llm_assets.registry.records import ModelVersion
 from recipes.evaluation.spec import EvaluationSpec
 from serving import endpoint as process
@@ -68,6 +70,10 @@ class ServingPlatform(ConfigurableResource, ABC):
         """
         return {}
 
+    def latency(self, settings: PipelineSettings, report: Report) -> float | None:
+        """Seconds that a client waits for a short answer; None where that is not measured."""
+        return None
+
     @abstractmethod
     def serves(self, settings: PipelineSettings) -> bool:
         """Whether any version serves now."""
@@ -114,6 +120,16 @@ class LocalServingPlatform(ServingPlatform):
             return {}
         conversions = conversions_folder(Store(settings.store))
         return measure_as_served(spec, settings.endpoint, conversions, report)
+
+    def latency(self, settings: PipelineSettings, report: Report) -> float | None:
+        running = process.status(endpoint_folder(settings))
+        if running is None:
+            return None
+        try:
+            return LiveEndpoint(running).latency()
+        except UserError as error:
+            report(f"the latency was not measured: {error}")
+            return None
 
     def serves(self, settings: PipelineSettings) -> bool:
         found = process.status(endpoint_folder(settings))

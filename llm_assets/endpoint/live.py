@@ -2,6 +2,8 @@
 
 import math
 import re
+import statistics
+import time
 from collections.abc import Sequence
 from typing import Self
 
@@ -14,6 +16,7 @@ from serving.comparison import JudgedDocument, compared
 from serving.state import Status
 
 SECONDS = 60.0
+TIMED_ANSWERS, TIMED_TOKENS = 3, 8
 COUNTED = re.compile(r'^serving_requests_total\{[^}]*status="(\d+)"[^}]*\} (\d+)$', re.MULTILINE)
 FAILED = 500
 """This status and those above are the endpoint's own faults."""
@@ -62,6 +65,20 @@ class LiveEndpoint:
     def requests(self) -> Requests:
         """What its metrics count; raises UserError where it does not answer."""
         return Requests.counted(self._ask("GET", "/metrics").text)
+
+    def latency(self) -> float:
+        """Median seconds that a client waits for a short answer to the rollout's probe.
+
+        Raises:
+            UserError: it does not answer.
+        """
+        probe = {"prompt": self._status.settings.rollout.probe, "max_tokens": TIMED_TOKENS}
+        waited = []
+        for _ in range(TIMED_ANSWERS):
+            began = time.perf_counter()
+            self._ask("POST", "/predict", {"instances": [probe]})
+            waited.append(time.perf_counter() - began)
+        return statistics.median(waited)
 
     def deviations(self, documents: Sequence[JudgedDocument]) -> list[str]:
         """What is wrong with its bits on documents that its version was judged by, in words.

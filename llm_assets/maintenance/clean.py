@@ -1,7 +1,9 @@
 """Cleaning a store, by the command and by the job: the listing, then the removal."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from artifacts.store.pipelines import Pipeline
 from llm_assets.forgetting.listed import read_list
@@ -9,6 +11,7 @@ from llm_assets.forgetting_settings import ForgettingSettings
 from llm_assets.maintenance.retention import (
     DAY_SECONDS,
     Name,
+    Removal,
     Version,
     plan_removals,
     read_contents,
@@ -26,6 +29,31 @@ LISTED_FILES = 10
 Report = Callable[[str], None]
 
 
+@dataclass(frozen=True)
+class Cleaning:
+    """What no rule keeps."""
+
+    removals: Sequence[Removal]
+    bytes_kept: int
+    """Of all else in the store."""
+
+    @property
+    def bytes(self) -> int:
+        """That went, or would go."""
+        return sum(removal.bytes for removal in self.removals)
+
+    def as_json(self) -> dict[str, Any]:
+        """Each removal with its place, bytes and reason, and the sums."""
+        return {
+            "removals": [
+                {"place": one.place, "bytes": one.bytes, "reason": one.reason}
+                for one in self.removals
+            ],
+            "bytes": self.bytes,
+            "bytes_kept": self.bytes_kept,
+        }
+
+
 def clean(
     record: Pipeline,
     registry: Registry,
@@ -33,11 +61,8 @@ def clean(
     forgetting: ForgettingSettings,
     delete: bool,
     report: Report,
-) -> int:
+) -> Cleaning:
     """List what no rule keeps, each with reason and size, and remove it if asked to.
-
-    Returns:
-        Bytes that went, or would go.
 
     Raises:
         RegistryUnreachable: nobody knows what serves, so nothing is removed.
@@ -49,22 +74,29 @@ def clean(
     removals = plan_removals(
         contents, record.name, find_versions(registry), settings, now, withdrawn
     )
-    cached = [removal for removal in removals if removal.is_cached]
-    for removal in [*(each for each in removals if not each.is_cached), *cached[:LISTED_FILES]]:
-        report(f"{removal.bytes / 1e6:12,.1f} MB  {removal.place}: {removal.reason}")
-    if left := cached[LISTED_FILES:]:
-        size = sum(removal.bytes for removal in left) / 1e6
-        report(f"{size:12,.1f} MB  in {len(left):,} more files of the caches")
-    total = sum(removal.bytes for removal in removals)
-    kept = sum(folder.bytes for folder in contents.inventory.folders.values())
-    kept += sum(file.bytes for file in contents.inventory.cached) - total
+    stored = sum(folder.bytes for folder in contents.inventory.folders.values())
+    stored += sum(file.bytes for file in contents.inventory.cached)
+    found = Cleaning(removals, stored - sum(removal.bytes for removal in removals))
+    _list(found, report)
     if delete:
         remove(record.store, removals)
         gone = {each.artifact for each in removals if each.artifact and not each.explains}
         record.forget({name for name in gone if name})
-    done = "Removed" if delete else "To be removed"
-    report(f"{done}: {total / 1e6:,.1f} MB in {len(removals):,} places; {kept / 1e6:,.1f} MB stay.")
-    return total
+    report(
+        f"{'Removed' if delete else 'To be removed'}: {found.bytes / 1e6:,.1f} MB in "
+        f"{len(removals):,} places; {found.bytes_kept / 1e6:,.1f} MB stay."
+    )
+    return found
+
+
+def _list(found: Cleaning, report: Report) -> None:
+    cached = [removal for removal in found.removals if removal.is_cached]
+    named = [removal for removal in found.removals if not removal.is_cached]
+    for removal in [*named, *cached[:LISTED_FILES]]:
+        report(f"{removal.bytes / 1e6:12,.1f} MB  {removal.place}: {removal.reason}")
+    if left := cached[LISTED_FILES:]:
+        size = sum(removal.bytes for removal in left) / 1e6
+        report(f"{size:12,.1f} MB  in {len(left):,} more files of the caches")
 
 
 def find_withdrawn(

@@ -1,13 +1,16 @@
 """What is asked before any work."""
 
+import json
 import shutil
 import socket
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from artifacts.errors import UserError
-from llm_assets.config import PipelineSettings
+from llm_assets.cli.main import commands
+from llm_assets.config import CONFIG_VARIABLE, PipelineSettings
 from llm_assets.preflight import preflight
 from tests.llm_assets.privilege import run_without_privilege
 
@@ -54,6 +57,14 @@ def test_a_wrong_path_is_named(tmp_path: Path) -> None:
     wrong = {"sources": [{"type": "files", "path": str(tmp_path / "nothing")}]}
     with pytest.raises(UserError, match="matches no file"):
         preflight(settings(tmp_path, raw_corpus=wrong))
+
+
+def test_programs_read_the_notes_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "manual.yaml"
+    file.write_text(settings(tmp_path).model_dump_json(exclude_defaults=True))
+    monkeypatch.setenv(CONFIG_VARIABLE, str(file))
+    told = json.loads(CliRunner().invoke(commands, ["check", "--json"]).stdout)
+    assert told["ok"] and "will be held out" in told["notes"][-1]
 
 
 @pytest.mark.fault(

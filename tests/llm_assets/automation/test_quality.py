@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from dagster import DagsterInstance, RunRequest
 from llm_assets.config import load_settings
 from llm_assets.endpoint.base import endpoint_folder
 from llm_assets.endpoint.judged import judged_documents
-from llm_assets.endpoint.live import LiveEndpoint, Requests
+from llm_assets.endpoint.live import TIMED_ANSWERS, LiveEndpoint, Requests
 from llm_assets.registry.local import LocalRegistry
 from serving import endpoint as process
 from serving.comparison import JudgedDocument
@@ -61,6 +62,14 @@ def test_bits_asked_for_as_a_client_are_those_of_the_evaluation(live: Live) -> N
     others = [one.model_copy(update={"bits": one.bits * 0.9}) for one in live.documents]
     (told,) = live.endpoint.deviations(others)
     assert "Its bits are not those it was judged by" in told
+
+
+def test_latency_is_what_a_client_waits_for(live: Live) -> None:
+    before = live.endpoint.requests()
+    began = time.monotonic()
+    latency = live.endpoint.latency()
+    assert 0 < latency < time.monotonic() - began
+    assert live.endpoint.requests().since(before).all >= TIMED_ANSWERS
 
 
 @pytest.fixture

@@ -1,19 +1,33 @@
 """The check before money is spent: each fault names its line and its remedy."""
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+import yaml
+from click.testing import CliRunner
 
+from llm_assets.cli.main import commands
 from llm_assets.cloud.check import Finding, check
-from llm_assets.cloud.config import load_cloud_settings
+from llm_assets.cloud.config import CLOUD_CONFIG_VARIABLE, load_cloud_settings
 from llm_assets.cloud.estimate import estimate
 from llm_assets.cloud.settings import GoogleCloudSettings, SecretSettings
+from llm_assets.config import CONFIG_VARIABLE
 from tests.stand_ins.google import CUDA_IMAGE, SERVE_IMAGE, SPARK_IMAGE, LocalGoogle
 from tests.stand_ins.project import cloud_settings
 
 METRIC = "aiplatform.googleapis.com/custom_model_training_preemptible_nvidia_a100_gpus"
 LOCAL_METRIC = "aiplatform.googleapis.com/custom_model_training_nvidia_l4_gpus"
 SERVING_METRIC = "aiplatform.googleapis.com/custom_model_serving_nvidia_l4_gpus"
+
+PIPELINE = {
+    "name": "manual",
+    "platform": "google_cloud",
+    "store": "gs://bucket/store",
+    "raw_corpus": {"sources": [{"type": "files", "path": "gs://bucket/text"}]},
+    "base_model": {"hub": "owner/name", "revision": "0" * 40},
+}
 
 
 @pytest.fixture
@@ -110,6 +124,29 @@ def test_each_fault_names_its_line_and_remedy(
     break_it, key, remedy = FAULTS[fault]
     break_it(google)
     assert remedy in " ".join(found.text for found in problems(settings) if found.key == key)
+
+
+def test_programs_read_findings_and_estimates_as_json(
+    google: LocalGoogle,
+    settings: GoogleCloudSettings,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cloud, pipeline = tmp_path / "google_cloud.yaml", tmp_path / "manual.yaml"
+    cloud.write_text(yaml.safe_dump(settings.model_dump(mode="json")))
+    pipeline.write_text(yaml.safe_dump(PIPELINE))
+    monkeypatch.setenv(CLOUD_CONFIG_VARIABLE, str(cloud))
+    monkeypatch.setenv(CONFIG_VARIABLE, str(pipeline))
+
+    well = CliRunner().invoke(commands, ["check", "--json"], catch_exceptions=False)
+    assert well.exit_code == 0 and json.loads(well.stdout)["ok"]
+    google.rest.images.clear()
+    told = CliRunner().invoke(commands, ["check", "--json"])
+    wrong = [one["key"] for one in json.loads(told.stdout)["findings"] if one["ok"] is False]
+    assert told.exit_code == 1 and "images.cuda" in wrong
+
+    costs = CliRunner().invoke(commands, ["estimate", "--json"], catch_exceptions=False)
+    assert json.loads(costs.stdout)["stages"][1]["stage"] == "checkpoint"
 
 
 def test_rights_that_the_caller_may_not_see_are_unknown_and_no_problem(

@@ -1,5 +1,6 @@
 """The doctor says in words what is wrong in a store, and mends it when told."""
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -46,6 +47,23 @@ def test_a_damaged_artifact_is_set_aside(configured: Weeks, damage: str) -> None
     assert not artifact.path.exists()
     code, said = doctor()
     assert code == 0 and "is current and no longer there" in said
+
+
+def test_programs_read_the_same_as_json(configured: Weeks) -> None:
+    code, said = doctor("--json")
+    assert code == 0 and json.loads(said)["in_order"]
+    damaged = configured.current("clean_corpus")
+    DAMAGES["flipped bit"](damaged)
+
+    code, said = doctor("--json")
+    (finding,) = json.loads(said)["findings"]
+    assert code == 1 and not json.loads(said)["in_order"]
+    assert finding["place"] == f"clean_corpus/{damaged.fingerprint}"
+    assert finding["can_be_mended"] and not finding["mended"]
+
+    code, said = doctor("--json", "--repair")
+    assert code == 0 and json.loads(said)["in_order"]
+    assert json.loads(said)["findings"][0]["mended"]
 
 
 def test_one_artifact_can_be_examined_alone(configured: Weeks) -> None:

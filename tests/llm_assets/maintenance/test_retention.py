@@ -1,5 +1,6 @@
 """What is needed never goes; what is not goes, so that a store stops growing."""
 
+import json
 import os
 import shutil
 import time
@@ -215,6 +216,9 @@ def test_the_command_lists_first_and_removes_when_told(configured: Weeks) -> Non
     assert f"checkpoint/{checkpoint}" in listed.output
     assert listed.output.endswith("Remove it with: llm-assets clean --yes\n")
     assert configured.store.exists("checkpoint", checkpoint)
+    told = json.loads(CliRunner().invoke(commands, ["clean", "--json"]).output)
+    assert not told["removed"] and told["bytes"] and told["bytes_kept"]
+    assert f"checkpoint/{checkpoint}" in [one["place"] for one in told["removals"]]
     removed = CliRunner().invoke(commands, ["clean", "--yes"])
     assert removed.exit_code == 0 and "Removed: " in removed.output
     assert not configured.store.exists("checkpoint", checkpoint)

@@ -1,0 +1,17 @@
+"""What every command says of itself."""
+
+import pytest
+from click.testing import CliRunner
+
+from llm_assets.cli.main import commands
+
+
+@pytest.mark.parametrize("name", sorted(commands.commands))
+def test_help_has_an_example_that_the_command_understands(name: str) -> None:
+    told = CliRunner().invoke(commands, [name, "--help"], catch_exceptions=False).output
+    _, _, examples = told.partition("Example")
+    (command, *_) = [line.strip() for line in examples.splitlines() if "llm-assets" in line]
+    _, _, arguments = command.partition(f" {name}")
+    known = {option for one in commands.commands[name].params for option in one.opts}
+    given = {word for word in arguments.split() if word.startswith("--")}
+    assert f" {name}" in command and given <= known
