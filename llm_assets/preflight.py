@@ -7,7 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from artifacts.errors import UserError
+from artifacts.errors import DamagedArtifact, UserError
+from artifacts.progress import format_duration
+from artifacts.store.pipelines import Pipeline
+from artifacts.store.store import Store
 from llm_assets.config import PipelineSettings
 from llm_assets.endpoint.folder import endpoint_folder
 from llm_assets.sources.docstrings import find_package
@@ -148,14 +151,23 @@ def _coverage(settings: PipelineSettings, extent: Extent) -> list[str]:
     steps = -(-planned // row_tokens)
     whole = round(text / row_tokens) or 1
     share = planned / text
-    return [
-        f"{steps:,} steps read about {share:.1%} of the text"
-        + (
-            f"; all of it once is about {whole:,} (`checkpoint.budget.steps`)."
-            if share < 0.95
-            else "."
-        )
-    ]
+    told = f"{steps:,} steps read about {share:.1%} of the text"
+    if share >= 0.95:
+        return [f"{told}."]
+    speed = _tokens_per_second(settings)
+    hours = "" if speed is None else f", {format_duration(text / speed)} as fast as the last time"
+    return [f"{told}; all of it once is about {whole:,} (`checkpoint.budget.steps`){hours}."]
+
+
+def _tokens_per_second(settings: PipelineSettings) -> float | None:
+    """Of the training that made the current checkpoint here; None where there is none."""
+    if settings.platform != "local":
+        return None
+    try:
+        trained = Pipeline(Store(settings.store), settings.name).find_current("checkpoint")
+    except DamagedArtifact:
+        return None  # Whoever needs it says so.
+    return trained.stats["tokens_per_second"] if trained else None
 
 
 def _held_out(settings: PipelineSettings, extent: Extent) -> list[str]:

@@ -45,6 +45,16 @@ def test_a_version_is_explained_down_to_the_source_text(served: Project) -> None
     assert told["artifacts"]["checkpoint"]["settings"]["optimizer"]["learning_rate"] == 0.01
 
 
+def test_what_training_takes_here_is_estimated_by_the_last_one(served: Project) -> None:
+    told = json.loads(ask(served, "estimate", "--json"))
+    planned, whole = told["trainings"]
+    speed = served.record.current("checkpoint", needed_by="test").stats["tokens_per_second"]
+    assert planned["steps"] == 12 < whole["steps"]
+    assert whole["seconds"] == pytest.approx(whole["tokens"] / speed)
+    assert "one pass over the training text: " in ask(served, "estimate")
+    assert "as fast as the last time" in ask(served, "check")
+
+
 def test_a_version_is_taken_home(served: Project) -> None:
     assert "Read back, it needs" in ask(served, "export", "1", "--to", "gguf")
     written = {path.name for path in (served.folder / "manual-1-gguf").iterdir()}
