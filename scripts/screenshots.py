@@ -17,10 +17,10 @@ from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 
 LOCATION = "llm_assets"
-DOCS = ("asset_graph", "automation", "launchpad", "eval_metrics")
+DOCS = ("asset_graph", "automation", "launchpad", "eval_metrics", "run", "checkpoint_plots")
 """Those that docs/ shows."""
 COLORS = 64
-"""Of a palette, which keeps a picture under 100 KB."""
+"""Of a palette, which keeps a picture under 60 KB."""
 SETTLED_MILLISECONDS = 1_500
 MOST_LOOKS = 12
 LOADING = "[class*=shimmer], [class*=Shimmer], [class*=spinner], [class*=Spinner]"
@@ -29,36 +29,56 @@ ASSETS = (
     *("raw_corpus", "clean_corpus", "tokenized_shards", "base_model"),
     *("checkpoint", "eval_metrics", "model_version", "endpoint", "experiments"),
 )
+JOBS = ("retraining", "evaluation", "experiment", "redeployment", "rollback", "cleaning")
+SENSORS = ("source_text_changed", "base_model_changed", "serving_quality", "endpoint_follows")
+SCHEDULES = ("weekly_retraining", "weekly_cleaning")
+NEWEST_RUN = "{ runsOrError(limit: 1) { ... on Runs { results { runId } } } }"
+PLOTS = "_plots"
 
 
-def pages(prefix: str) -> dict[str, str]:
+def pages(prefix: str, run: str) -> dict[str, str]:
     """Name of a picture to the path of its page.
 
     Args:
         prefix: of the asset keys, with a slash at its end; empty for none.
+        run: id of the run that is shown.
     """
     found = {
         "asset_graph": "/asset-groups/",
         "catalog": "/assets",
         "runs": "/runs",
+        "run": f"/runs/{run}",
         "automation": "/automation",
-        "sensor": f"/locations/{LOCATION}/sensors/source_text_changed",
-        "schedule": f"/locations/{LOCATION}/schedules/weekly_retraining",
         "jobs": "/jobs",
     }
-    for job in ("retraining", "experiment", "rollback", "cleaning"):
+    place = f"/locations/{LOCATION}"
+    found |= {name: f"{place}/sensors/{name}" for name in SENSORS}
+    found |= {name: f"{place}/schedules/{name}" for name in SCHEDULES}
+    for job in JOBS:
         name = "launchpad" if job == "retraining" else f"launchpad_{job}"
-        found[name] = f"/locations/{LOCATION}/jobs/{job}/playground"
+        found[name] = f"{place}/jobs/{job}/playground"
     for asset in ASSETS:
-        found[asset] = f"/assets/{quote(prefix + asset)}?view=overview"
-        found[f"{asset}_events"] = f"/assets/{quote(prefix + asset)}?view=events"
-        found[f"{asset}_checks"] = f"/assets/{quote(prefix + asset)}?view=checks"
+        path = f"/assets/{quote(prefix + asset)}?view="
+        found[asset] = found[asset + PLOTS] = f"{path}overview"
+        found |= {f"{asset}_{view}": path + view for view in ("events", "checks", "lineage")}
+    found["experiments_partitions"] = f"/assets/{quote(prefix)}experiments?view=partitions"
     return found
+
+
+def newest_run(page: Page, url: str) -> str:
+    """Id of the UI's newest run; raises SystemExit where there is none."""
+    answer = page.request.post(f"{url}/graphql", data={"query": NEWEST_RUN}).json()
+    runs = answer["data"]["runsOrError"]["results"]
+    if not runs:
+        raise SystemExit(f"{url} shows no run yet. Make the graph first: llm-assets run")
+    return str(runs[0]["runId"])
 
 
 def picture(page: Page, url: str, path: Path) -> None:
     """Open a page, wait until it shows the same twice, and keep that."""
     page.goto(url)
+    if path.stem.endswith(PLOTS):
+        page.get_by_role("button", name="Plots").or_(page.get_by_text("Plots")).first.click()
     shown, before = b"", None
     for _ in range(MOST_LOOKS):
         page.wait_for_timeout(SETTLED_MILLISECONDS)
@@ -76,6 +96,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="where to write the pictures")
     parser.add_argument("--url", default="http://127.0.0.1:3000", help="of the UI")
     parser.add_argument("--prefix", default="", help="of the asset keys, such as `manuals/`")
+    parser.add_argument("--run", help="id of the run to show; the newest by default")
     parser.add_argument("--height", type=int, default=HEIGHT, help="of the window, in pixels")
     parser.add_argument("--only", nargs="*", default=(), help="names of pictures")
     parser.add_argument("--all", action="store_true", help="of every page, not of the docs' alone")
@@ -88,7 +109,8 @@ def main() -> None:
         # As root, and in most containers, Chromium has no sandbox; it opens our own pages alone.
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": WIDTH, "height": given.height})
-        for name, path in pages(given.prefix).items():
+        run = given.run or newest_run(page, given.url)
+        for name, path in pages(given.prefix, run).items():
             if name in given.only or (not given.only and (given.all or name in DOCS)):
                 picture(page, given.url + path, given.folder / f"{name}.png")
         browser.close()

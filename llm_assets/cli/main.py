@@ -20,7 +20,7 @@ from llm_assets.cli.services import SERVICES
 from llm_assets.config import CONFIG_VARIABLE
 
 
-@click.group()
+@click.group(context_settings={"max_content_width": 100})
 @click.version_option(importlib.metadata.version("llm-assets"), prog_name="llm-assets")
 @click.option("--config", type=click.Path(path_type=Path), help="The pipeline file.")
 def commands(config: Path | None) -> None:

@@ -54,8 +54,7 @@ def screen(status: dict[str, Any]) -> list[str]:
         f"champion      {_version(status['champion'])}",
         f"wanted        {_version(status['wanted'])}",
         f"served        {_describe(served)}",
-        "last verdict  "
-        + (f"version {verdict['version']}: {verdict['summary']}" if verdict else "none"),
+        f"last verdict  {_say(verdict)}",
         f"running       {', '.join(status['running']) or 'nothing'}",
         f"services      {_list(status['services'])}",
         *(f"waiting       {why}" for why in status["waiting"]),
@@ -87,6 +86,7 @@ def _last_verdict(state: RegistryState) -> dict[str, Any] | None:
     version = state.find_model(verdict.weights)
     return {
         "version": version.version if version else None,
+        "promoted": verdict.promoted,
         "summary": verdict.summary,
         "at": verdict.at.isoformat(timespec="seconds"),
     }
@@ -101,6 +101,13 @@ def _list(services: dict[str, str] | None) -> str:
     if services is None:
         return "down; `llm-assets up` keeps UI and daemon running"
     return ", ".join(f"{name} {state}" for name, state in services.items())
+
+
+def _say(verdict: dict[str, Any] | None) -> str:
+    if verdict is None:
+        return "none"
+    outcome = "promoted" if verdict["promoted"] else "rejected"
+    return f"version {verdict['version']} {outcome}. {verdict['summary']}"
 
 
 def _version(number: int | None) -> str:

@@ -55,6 +55,11 @@ def test_what_training_takes_here_is_estimated_by_the_last_one(served: Project) 
     assert "as fast as the last time" in ask(served, "check")
 
 
+def test_the_status_says_what_came_of_the_last_candidate(served: Project) -> None:
+    assert "last verdict  version 1 promoted. On held-out text" in ask(served, "status")
+    assert json.loads(ask(served, "status", "--json"))["last_verdict"]["promoted"]
+
+
 def test_a_version_is_taken_home(served: Project) -> None:
     assert "Read back, it needs" in ask(served, "export", "1", "--to", "gguf")
     written = {path.name for path in (served.folder / "manual-1-gguf").iterdir()}
