@@ -5,7 +5,7 @@ from typing import Any
 from dagster import AssetExecutionContext, DataVersion, MaterializeResult, MetadataValue
 
 from llm_assets.assets.evaluation import model_version
-from llm_assets.assets.stage import stage
+from llm_assets.assets.stage import readable, stage
 from llm_assets.endpoint.base import ServingPlatform
 from llm_assets.endpoint.follow import serve_wanted
 from llm_assets.pipeline import PipelineResource
@@ -57,5 +57,5 @@ def endpoint(
     }
     return MaterializeResult(
         data_version=DataVersion(champion.model_fingerprint),
-        metadata={name: value for name, value in told.items() if value not in ("", None)},
+        metadata=readable({name: it for name, it in told.items() if it not in ("", None)}),
     )

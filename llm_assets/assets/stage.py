@@ -98,8 +98,16 @@ def materialization(artifact: Artifact, metadata: Mapping[str, Any]) -> Material
     }
     # In this order the UI shows them: what was made before where it lies.
     return MaterializeResult(
-        data_version=DataVersion(artifact.fingerprint), metadata=dict(metadata) | told
+        data_version=DataVersion(artifact.fingerprint), metadata=readable(metadata) | told
     )
+
+
+def readable(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Metadata whose figures have six digits; the manifest has them all."""
+    return {
+        name: float(f"{value:.6g}") if isinstance(value, float) else value
+        for name, value in metadata.items()
+    }
 
 
 def folder_link(url: str) -> MetadataValue:
@@ -110,10 +118,10 @@ def folder_link(url: str) -> MetadataValue:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> MarkdownMetadataValue:
-    """A table for the UI."""
+    """A table for the UI; `none` where it has no rows."""
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    lines += ["| " + " | ".join(_cell(value) for value in row) + " |" for row in rows]
-    return MetadataValue.md("\n".join(lines))
+    filled = ["| " + " | ".join(_cell(value) for value in row) + " |" for row in rows]
+    return MetadataValue.md("\n".join([*lines, *filled]) if filled else "none")
 
 
 def _cell(value: Any) -> str:

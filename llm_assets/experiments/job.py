@@ -17,7 +17,7 @@ from dagster import (
 )
 from pydantic import Field
 
-from llm_assets.assets.stage import asset_key, table, user_faults
+from llm_assets.assets.stage import asset_key, readable, table, user_faults
 from llm_assets.config import PipelineSettings
 from llm_assets.experiments.result import COLUMNS, TrialResult, caption, rows
 from llm_assets.experiments.run import Experiment
@@ -103,7 +103,7 @@ def _metadata(done: list[TrialResult]) -> dict[str, Any]:
     }
     return {
         "verdict": result.verdict,
-        **{name: value for name, value in figures.items() if value is not None},
+        **readable({name: value for name, value in figures.items() if value is not None}),
         "trials": table(COLUMNS[:UI_COLUMNS], (row[:UI_COLUMNS] for row in rows(done))),
         "measured": caption(done),
         RESULT: MetadataValue.json(result.model_dump(mode="json")),
