@@ -21,7 +21,6 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import ndtri, stdtrit
 
 from recipes.evaluation.bootstrap import sum_by_cluster
 from recipes.evaluation.settings import Question, Rounds
@@ -60,6 +59,8 @@ class Estimate:
 
     def detectable(self, smallest_effect: float) -> float:
         """The gain that a measurement like this one finds with a probability of 80 %."""
+        from scipy.special import ndtri
+
         margin = max(self.high - self.difference, smallest_effect)
         return margin + float(ndtri(POWER)) * self.error
 
@@ -157,6 +158,9 @@ def reach(
     level: np.ndarray | float,
 ) -> np.ndarray | float:
     """How far a bound at a level lies from the estimate, for a skewness towards its side."""
+    # Imported here, since whoever loads Dagster's definitions would wait for it.
+    from scipy.special import ndtri, stdtrit
+
     widening = np.maximum(skewness, 0) / math.sqrt(clusters) + WIDENING / clusters
     # Both are symmetric, so the quantile at 1 - level is that at level with the sign turned.
     return error * -stdtrit(clusters - 1, level) * (1 - ndtri(level) * widening)
