@@ -24,7 +24,7 @@ from artifacts.storage.checksums import sha256_of
 from spark_jobs.settings import DecontaminationSettings, ExampleSettings
 from spark_jobs.tokenize.job import PACKING_OF
 from spark_jobs.tokenize.mixing import Mixing
-from spark_jobs.tokenize.shards import EXCHANGED_SCHEMA, Plan, write_documents
+from spark_jobs.tokenize.shards import SENT_SCHEMA, Plan, write_documents
 
 VOCABULARY, END, MASK = 8192, 0, 1
 LENGTH, TARGET = 256, 30
@@ -119,7 +119,7 @@ def write_examples(folder: Path, base_model: Path, task: RecipeTask) -> ShardSta
     written = []
     for split, count in splits.items():
         rows = [_example(generator, number, task.form, plan.dtype) for number in range(count)]
-        table = pa.Table.from_pylist(rows, EXCHANGED_SCHEMA)
+        table = pa.Table.from_pylist(rows, SENT_SCHEMA)
         written.append(write_documents(f"{split}-00000", split, table, plan))
     return ShardStats(
         sequence_length=plan.sequence_length,

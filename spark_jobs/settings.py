@@ -13,6 +13,9 @@ DOCUMENTS_IN_MEMORY = 4_000_000
 HELD_OUT_IN_MEMORY = 500
 """By default, most megabytes of held-out text whose n-grams every task holds: 2.5 GB."""
 
+SHUFFLE_RANGES = 1_000_000
+"""By default, most ranges of files by which tokens reach their shards: about 150 GB of text."""
+
 
 class NearDuplicateSettings(Settings):
     """How near-copies are found: MinHash candidates, verified by true Jaccard similarity."""

@@ -18,7 +18,7 @@ from llm_assets.sources.examples import take_example
 from spark_jobs.settings import TokenizedShardsSettings
 from spark_jobs.tokenize.job import PACKING_OF
 from spark_jobs.tokenize.mixing import Mixing
-from spark_jobs.tokenize.shards import EXCHANGED_SCHEMA, Plan, write_documents
+from spark_jobs.tokenize.shards import SENT_SCHEMA, Plan, write_documents
 from spark_jobs.tokenize.tokenizer import load_tokenizer
 from tests.tiny import (
     _ENDINGS,
@@ -397,7 +397,7 @@ def example_shards(folder: Path, base_model: Path, task: Task) -> ShardStats:
             }
         )
     written = [
-        write_documents(f"{split}-00000", split, pa.Table.from_pylist(of, EXCHANGED_SCHEMA), plan)
+        write_documents(f"{split}-00000", split, pa.Table.from_pylist(of, SENT_SCHEMA), plan)
         for split, of in rows.items()
     ]
     return ShardStats(

@@ -49,9 +49,11 @@ class Work:
         with self._running(label, batch_rows):
             return frame.checkpoint()
 
-    def collect(self, frame: DataFrame, label: str) -> list[dict[str, Any]]:
+    def collect(
+        self, frame: DataFrame, label: str, batch_rows: int = BATCH_ROWS
+    ) -> list[dict[str, Any]]:
         """The rows of a frame that is small whatever the corpus."""
-        with self._running(label):
+        with self._running(label, batch_rows):
             return [row.asDict() for row in frame.collect()]
 
     def empty(self, schema: pa.Schema) -> DataFrame:
@@ -132,26 +134,27 @@ def _write_by_part(
     batches: Iterator[pa.RecordBatch], folder: str, schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
     """Write rows, which come in the order of their parts, and say where."""
-    yield _written(write_part_rows(folder, schema, _cut(batches, schema)))
+    rows = ((number, _joined(held, schema)) for number, held in by_number(batches))
+    yield _written(write_part_rows(folder, schema, rows))
 
 
-def _cut(
-    batches: Iterator[pa.RecordBatch], schema: pa.Schema
-) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Part by part, the rows of each as one batch."""
+def by_number(
+    batches: Iterator[pa.RecordBatch],
+) -> Iterator[tuple[int, list[pa.RecordBatch]]]:
+    """The rows of each number in the first column, which come one number after another."""
     number = -1
     held: list[pa.RecordBatch] = []
     for batch in batches:
-        parts = batch.column(0).to_numpy()
-        starts = np.flatnonzero(run_starts(parts)).tolist()
-        for first, last in zip(starts, [*starts[1:], len(parts)], strict=True):
-            if held and parts[first] != number:
-                yield number, _joined(held, schema)
+        numbers = batch.column(0).to_numpy()
+        starts = np.flatnonzero(run_starts(numbers)).tolist()
+        for first, last in zip(starts, [*starts[1:], len(numbers)], strict=True):
+            if held and numbers[first] != number:
+                yield number, held
                 held = []
-            number = int(parts[first])
+            number = int(numbers[first])
             held.append(batch.slice(first, last - first))
     if held:
-        yield number, _joined(held, schema)
+        yield number, held
 
 
 def _joined(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:

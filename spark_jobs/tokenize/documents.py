@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,8 +20,10 @@ from spark_jobs.runtime.cache import cached_rows
 from spark_jobs.runtime.parquet import Part
 from spark_jobs.runtime.session import ARROW_BATCH_ROWS
 from spark_jobs.tokenize.mixing import mark_not_sampled
-from spark_jobs.tokenize.shards import EXCHANGED_SCHEMA, Plan
-from spark_jobs.tokenize.shuffle import ExchangeWriter
+from spark_jobs.tokenize.receiving import FIRST_LIST, UNUSED, UNUSED_SCHEMA
+from spark_jobs.tokenize.removed import LISTED_SCHEMA
+from spark_jobs.tokenize.shards import SENT_SCHEMA, Plan
+from spark_jobs.tokenize.shuffle.sending import Sent
 from spark_jobs.tokenize.tokenizer import DocumentTokenizer, Engine, TokenizerFiles
 
 TOKENIZED_SCHEMA = pa.schema(
@@ -41,8 +42,6 @@ and end included, `absent` counts bytes that the vocabulary cannot express. Of a
 
 CUT = "cut"
 """Among the reasons why examples are left out: those that are used in part."""
-REMOVED = -1
-"""In place of a shard's number: the first list of documents that were left out; then -2 and on."""
 
 
 @dataclass(frozen=True)
@@ -81,43 +80,37 @@ def tokens_key(
     )
 
 
-def tokenize_parts(
-    parts: list[tuple[int, Part]],
+def tokenize_part(
+    part: tuple[int, Part],
     files: TokenizerFiles,
     engine: Engine,
     plan: Plan,
-    exchange: str,
     cache: Cached,
-) -> dict[str, Any]:
-    """Tokenize parts and send their documents to their shards.
-
-    Args:
-        parts: by their numbers, which `plan.references` knows.
-        exchange: folder for what passes to the shards.
+) -> list[Sent]:
+    """Tokenize a part, given with its number, which `plan.references` knows.
 
     Returns:
-        `ranges`: a shard's number in `plan.shard_names` to where its documents are, `REMOVED` and
-        below to where those are listed that overlap too much with reference text; `unused`: reason
-        to examples that are not used, `CUT` to how many were cut.
+        Documents (`SENT_SCHEMA`) for their shards, those that overlap too much with reference text
+        (`LISTED_SCHEMA`) for their lists, and reasons (`UNUSED_SCHEMA`) to examples that are not
+        used, `CUT` to how many were cut.
     """
-    counts: Counter[str] = Counter()
-    with ExchangeWriter(exchange) as writer:
-        for number, part in parts:
-            tokenizer = partial(_cached_tokenizer, files, engine)
-            documents, removed = _documents_of(number, part, cache, tokenizer, plan)
-            unused = documents["left_out"].is_valid()
-            counts.update(documents["left_out"].filter(unused).to_pylist())
-            documents = documents.filter(pc.invert(unused))
-            counts[CUT] += pc.sum(documents["was_cut"]).as_py() or 0
-            lists = plan.list_numbers(removed)
-            removed = removed.drop_columns("position")
-            for number in np.unique(lists).tolist():
-                writer.add(REMOVED - number, removed.filter(pa.array(lists == number)))
-            shards = plan.shard_numbers(documents)
-            documents = documents.select(EXCHANGED_SCHEMA.names).cast(EXCHANGED_SCHEMA)
-            for shard in np.unique(shards).tolist():
-                writer.add(shard, documents.filter(pa.array(shards == shard)))
-    return {"ranges": dict(writer.ranges), "unused": dict(+counts)}
+    tokenizer = partial(_cached_tokenizer, files, engine)
+    documents, removed = _documents_of(*part, cache, tokenizer, plan)
+    left_out = documents["left_out"]
+    counts = Counter(left_out.filter(left_out.is_valid()).to_pylist())
+    documents = documents.filter(left_out.is_null())
+    counts[CUT] = pc.sum(documents["was_cut"]).as_py() or 0
+    used = +counts
+    unused = pa.table([list(used), list(used.values())], UNUSED_SCHEMA)
+    return [
+        Sent(plan.shard_numbers(documents), _as(documents, SENT_SCHEMA)),
+        Sent(FIRST_LIST - plan.list_numbers(removed), _as(removed, LISTED_SCHEMA)),
+        Sent(np.full(unused.num_rows, UNUSED), unused),
+    ]
+
+
+def _as(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    return rows.select(schema.names).cast(schema)
 
 
 def _documents_of(

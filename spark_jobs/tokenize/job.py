@@ -7,9 +7,10 @@ Run as a program: `python -m spark_jobs.tokenize.job --spec spec.json`.
 """
 
 import sys
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -26,17 +27,18 @@ from spark_jobs.decontaminate.held_out.references import Comparison, References
 from spark_jobs.runtime.parquet import Part, find_parts
 from spark_jobs.runtime.scratch import scratch_folder
 from spark_jobs.runtime.session import session
-from spark_jobs.runtime.tasks import count_tasks, map_tasks
 from spark_jobs.runtime.usage import measured
-from spark_jobs.settings import HELD_OUT_IN_MEMORY, TokenizedShardsSettings
+from spark_jobs.settings import HELD_OUT_IN_MEMORY, SHUFFLE_RANGES, TokenizedShardsSettings
 from spark_jobs.tokenize.card import write_card
-from spark_jobs.tokenize.documents import CUT, REMOVED, Cached, tokenize_parts
+from spark_jobs.tokenize.documents import CUT, Cached, tokenize_part
 from spark_jobs.tokenize.examples import check_template
 from spark_jobs.tokenize.labels import find_labels
 from spark_jobs.tokenize.mixing import plan_mixing
-from spark_jobs.tokenize.removed import DOCUMENTS_PER_LIST, list_removed
-from spark_jobs.tokenize.shards import Plan, write_shard_of
-from spark_jobs.tokenize.shuffle import Range
+from spark_jobs.tokenize.receiving import ROW_SCHEMA, count_receivers, receive
+from spark_jobs.tokenize.removed import DOCUMENTS_PER_LIST
+from spark_jobs.tokenize.shards import Plan
+from spark_jobs.tokenize.shuffle.choice import shuffle
+from spark_jobs.tokenize.shuffle.sending import Sending
 from spark_jobs.tokenize.statistics import refuse_missing_splits, refuse_too_little, statistics
 from spark_jobs.tokenize.survey import Survey, count_shards, survey_parts
 from spark_jobs.tokenize.tokenizer import (
@@ -56,6 +58,28 @@ PACKING_OF: dict[Form, str] = {
     "preferences": "one_per_row",
 }
 """How examples are packed, so that none reaches from one row into another."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """What became of all documents."""
+
+    shards: list[dict[str, Any]]
+    """What is known of each, in the order of their names."""
+    removed: Counter[str]
+    """Split to documents that overlap too much with reference text."""
+    unused: Counter[str]
+    """Reason to examples that are left out, or `CUT`."""
+
+    @classmethod
+    def of(cls, records: list[dict[str, Any]]) -> "Made":
+        """From the records of `receive`."""
+        shards = [record["shard"] for record in records if "shard" in record]
+        made = cls(sorted(shards, key=lambda shard: shard["name"]), Counter(), Counter())
+        for record in records:
+            made.removed.update(record.get("removed", {}))
+            made.unused.update(record.get("unused", {}))
+        return made
 
 
 class TokenizeSpec(BaseModel):
@@ -79,6 +103,9 @@ class TokenizeSpec(BaseModel):
     held_out_in_memory: int = HELD_OUT_IN_MEMORY
     """Most megabytes of held-out text whose n-grams every task holds (`held_out.choice`); past it
     they are joined with the other text's, and the shards are the same."""
+    shuffle_ranges: int = SHUFFLE_RANGES
+    """Most ranges of files by which tokens reach their shards (`shuffle.choice`); past it Spark's
+    own shuffle brings them there, and the shards are the same."""
 
 
 def run(
@@ -107,20 +134,17 @@ def _run(
     files = load_tokenizer(spec.base_model)
     parts = find_parts(spec.clean_corpus, NEEDED_COLUMNS, "clean_corpus")
     plan, engine, warnings, found = _plan(spark, spec, parts, files, scratch, report)
-    ranges, unused = _tokenize(spark, spec, parts, files, plan, engine, scratch, report)
-    lists = [(REMOVED - n, ranges.pop(n)) for n in sorted(ranges, reverse=True) if n <= REMOVED]
-    removed = list_removed(spark, lists, spec.output, report)
-    written = _write_shards(spark, ranges, plan, report)
-    stats = statistics(written, plan, files, engine, warnings)
+    made = _tokenize(spark, spec, parts, files, plan, engine, scratch, report)
+    stats = statistics(made.shards, plan, files, engine, warnings)
     refuse_too_little(stats, plan.sequence_length)
     report(
         f"{sum(stats['tokens'].values()):,} tokens in {sum(stats['rows'].values()):,} rows "
         f"({stats['rows']['train']:,} to train on)"
     )
     stats |= found | {
-        "removed_as_overlapping_held_out": removed,
-        "cut_examples": unused.pop(CUT, 0),
-        "left_out": dict(unused),
+        "removed_as_overlapping_held_out": dict(made.removed),
+        "cut_examples": made.unused.pop(CUT, 0),
+        "left_out": dict(made.unused),
     }
     write_card(spec.output, stats, spec.settings.content() | {"packing": plan.packing})
     return stats
@@ -218,45 +242,26 @@ def _tokenize(
     engine: Engine,
     scratch: str,
     report: Callable[[str], None],
-) -> tuple[dict[int, list[Range]], Counter[str]]:
-    """Tokenize all parts, many of them in a task.
-
-    Returns:
-        Where the documents of each shard are, and reason to examples that are left out or `CUT`.
-    """
+) -> Made:
+    """Tokenize all parts and write the shards, whichever way the tokens take between."""
     tokenize = partial(
-        tokenize_parts,
+        tokenize_part,
         files=files,
         engine=engine,
         plan=plan,
-        exchange=f"{scratch}/exchange",
         cache=Cached.of(spec.cache, files, engine, plan),
     )
-    tasks = count_tasks(len(parts), spark.sparkContext.defaultParallelism)
-    groups = [list(enumerate(parts))[task::tasks] for task in range(tasks)]
-    ranges: dict[int, list[Range]] = defaultdict(list)
-    unused: Counter[str] = Counter()
-    for record in map_tasks(spark, f"tokenizing with {engine}", groups, tokenize, report):
-        for shard, found in record["ranges"].items():
-            ranges[shard] += found
-        unused.update(record["unused"])
-    return ranges, unused
-
-
-def _write_shards(
-    spark: SparkSession,
-    ranges: dict[int, list[Range]],
-    plan: Plan,
-    report: Callable[[str], None],
-) -> list[dict[str, Any]]:
-    """Bring each shard's documents together and write it.
-
-    Returns:
-        What is known of each shard, in the order of their names.
-    """
-    write = partial(write_shard_of, plan=plan)
-    written = map_tasks(spark, "writing shards", sorted(ranges.items()), write, report)
-    return sorted(written, key=lambda shard: shard["name"])
+    sending = Sending(
+        spark=spark,
+        parts=parts,
+        send=tokenize,
+        schema=ROW_SCHEMA,
+        receive=partial(receive, plan=plan),
+        receivers=count_receivers(plan),
+        scratch=scratch,
+        report=report,
+    )
+    return Made.of(shuffle(sending, spec.shuffle_ranges))
 
 
 if __name__ == "__main__":

@@ -2,46 +2,38 @@
 
 import fnmatch
 from collections import Counter
-from functools import partial
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import SparkSession
 
-from artifacts.progress import Report
 from artifacts.storage import files
 from spark_jobs.runtime.parquet import read_table, write_table
-from spark_jobs.runtime.tasks import map_tasks
-from spark_jobs.tokenize.shuffle import Range, read_ranges
 
 DOCUMENTS_PER_LIST = 20_000_000
 """Of the corpus; of the default one, 1.3 % are left out."""
 
+LISTED_SCHEMA = pa.schema(
+    [
+        ("id", pa.string()),
+        ("source", pa.string()),
+        ("cluster", pa.string()),
+        ("bytes", pa.int64()),
+        ("split", pa.string()),
+        ("overlap", pa.float64()),
+    ]
+)
+"""A document that is left out, and the share of it that is reference text."""
 
-def list_removed(
-    spark: SparkSession, lists: list[tuple[int, list[Range]]], folder: str, report: Report
-) -> dict[str, int]:
-    """Write the lists as `overlaps_held_out-NNNNN.parquet` beside the shards, each by id.
 
-    Args:
-        lists: the number of each, and where its documents are.
+def write_list(number: int, removed: pa.Table, folder: str) -> dict[str, int]:
+    """Write documents as `overlaps_held_out-NNNNN.parquet` beside the shards, by id.
 
     Returns:
-        The split that the documents were of, to how many.
+        The split that they were of, to how many.
     """
-    work = partial(_write_list, folder=folder)
-    counts: Counter[str] = Counter()
-    for record in map_tasks(spark, "listing what overlaps", lists, work, report):
-        counts.update(record)
-    return dict(counts)
-
-
-def _write_list(one: tuple[int, list[Range]], folder: str) -> dict[str, Any]:
-    number, ranges = one
-    removed = read_ranges(ranges).sort_by("id")
-    write_table(f"{folder}/overlaps_held_out-{number:05d}.parquet", removed)
-    return dict(Counter(removed["split"].to_pylist()))
+    listed = removed.select(LISTED_SCHEMA.names).sort_by("id")
+    write_table(f"{folder}/overlaps_held_out-{number:05d}.parquet", listed)
+    return dict(Counter(listed["split"].to_pylist()))
 
 
 def find_overlap(folder: str, identifier: str) -> float | None:

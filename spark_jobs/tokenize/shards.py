@@ -27,13 +27,12 @@ from spark_jobs.settings import DecontaminationSettings, ExampleSettings
 from spark_jobs.tokenize.examples import ExampleTokenizer
 from spark_jobs.tokenize.mixing import Mixing
 from spark_jobs.tokenize.packing import PACKINGS, DocumentTokens, count_cut_documents
-from spark_jobs.tokenize.shuffle import Range, read_ranges
 from spark_jobs.tokenize.tokenizer import TokenizerFiles
 
 MARK_BIT = 31
 """Above all token ids."""
 
-EXCHANGED_SCHEMA = pa.schema(
+SENT_SCHEMA = pa.schema(
     [
         ("position", pa.int64()),
         ("id", pa.string()),
@@ -117,17 +116,16 @@ class Plan:
         return firsts[splits] + within
 
 
-def write_shard_of(ranges: tuple[int, list[Range]], plan: Plan) -> dict[str, Any]:
+def write_shard_of(number: int, documents: pa.Table, plan: Plan) -> dict[str, Any]:
     """Write the shard of this number from documents in any order, and describe it."""
-    split, name = plan.shard_names[ranges[0]]
-    documents = read_ranges(ranges[1])
+    split, name = plan.shard_names[number]
     keys = ("slice", "position", "id")
     ordered = documents.sort_by([(key, "ascending") for key in keys])
     return write_documents(name, split, ordered, plan)
 
 
 def write_documents(name: str, split: Split, documents: pa.Table, plan: Plan) -> dict[str, Any]:
-    """Write documents (`EXCHANGED_SCHEMA`, in order) as one shard, and describe it."""
+    """Write documents (`SENT_SCHEMA`, in order) as one shard, and describe it."""
     tokens, lengths = _flat_tokens(documents["tokens"].combine_chunks(), plan.dtype)
     marks = None
     if plan.form != "pretraining":
