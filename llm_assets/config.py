@@ -16,13 +16,14 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from artifacts.errors import PREFIX_VARIABLE, UserError
 from artifacts.examples import Form
 from artifacts.settings import Settings
+from artifacts.storage.files import is_local
 from artifacts.yaml_files import read_yaml
 from llm_assets.automation_settings import AutomationSettings
 from llm_assets.forgetting_settings import ForgettingSettings
 from llm_assets.gate.settings import ModelVersionSettings
 from llm_assets.notification_settings import NotificationSettings
 from llm_assets.retention_settings import RetentionSettings
-from llm_assets.sources.settings import RawCorpusSettings
+from llm_assets.sources.settings import Files, RawCorpusSettings
 from recipes.evaluation.settings import EvaluationSettings
 from recipes.settings import (
     RECIPES,
@@ -34,6 +35,7 @@ from serving.settings import EndpointSettings
 from spark_jobs.settings import (
     DOCUMENTS_IN_MEMORY,
     HELD_OUT_IN_MEMORY,
+    SHUFFLE_RANGES,
     CleanCorpusSettings,
     TokenizedShardsSettings,
 )
@@ -78,6 +80,10 @@ class SparkSettings(RunnerSettings):
     held_out_in_memory: int = Field(default=HELD_OUT_IN_MEMORY, ge=0)
     """Most held-out text, in megabytes, whose n-grams every task holds, at 5 bytes for each of the
     text; past it Spark joins them with the other text's, with the same shards to the byte."""
+    shuffle_ranges: int = Field(default=SHUFFLE_RANGES, ge=0)
+    """Most ranges of files, as many as tokenizing tasks times shards, by which tokens reach their
+    shards, at 150 bytes each in the driver's Python; past it Spark's own shuffle brings them there,
+    with the same shards to the byte."""
 
 
 class TrainingRunnerSettings(RunnerSettings):
@@ -136,6 +142,17 @@ class PipelineSettings(Settings):
                     f"the recipe {self.checkpoint.recipe} learns from {FORM_WORDS[wanted]}, but "
                     f"the source {name!r} gives {FORM_WORDS[form]}; its key `examples` says which "
                     "columns are an example"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _jobs_reach_what_is_pinned(self) -> Self:
+        for source in self.raw_corpus.sources:
+            is_here = isinstance(source, Files) and source.pin and is_local(source.path)
+            if is_here and (self.spark.runner or self.platform) == "google_cloud":
+                raise ValueError(
+                    f"the source {source.name!r} pins files of this machine, which Spark on Google "
+                    "Cloud cannot read; leave out `pin`, or put them into a bucket"
                 )
         return self
 

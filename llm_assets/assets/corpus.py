@@ -43,8 +43,9 @@ GENERAL_ENGLISH = Path(recipes.evaluation.__file__).with_name("general_english.t
 def raw_corpus(context: AssetExecutionContext, pipeline: PipelineResource) -> MaterializeResult:
     """A pinned snapshot of the source text, as Parquet rows `(id, text, source, ...)`.
 
-    All that follows reads this copy, so text that changes meanwhile changes nothing. What was found
-    and not read is counted by kind.
+    All that follows reads this copy, so text that changes meanwhile changes nothing; of files that
+    are pinned in place of copied, a change is noticed. What was found and not read is counted by
+    kind.
     """
     for attempt in range(READINGS):
         try:
@@ -178,6 +179,7 @@ def tokenized_shards(
             evaluation_texts=evaluation_texts,
             cache=pipeline.store.cache,
             held_out_in_memory=pipeline.settings.spark.held_out_in_memory,
+            shuffle_ranges=pipeline.settings.spark.shuffle_ranges,
         )
         draft.stats |= spark.tokenize(context, spec)
 
@@ -229,6 +231,7 @@ def _source_metadata(artifact: Artifact) -> dict[str, Any]:
         "not_read_by_kind": table(["kind", "files", "such as"], unread),
         "set_aside": table(["document", ""], [(fault, "") for fault in stats["faults"]]),
         "repeated_ids": stats["repeated_ids"],
+        "pinned_files": stats.get("pinned_files", 0),
         "sources": table(["source", "documents", "bytes"], sources),
     }
 

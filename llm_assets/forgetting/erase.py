@@ -30,6 +30,7 @@ from llm_assets.registry.state import RegistryState
 from recipes.evaluation.settings import SAMPLES_NAME
 from spark_jobs.clean.decide.duplicates import find_duplicates
 from spark_jobs.clean.history import read_history
+from spark_jobs.runtime.raw_parts import PINNED_NAME
 
 REASON = "texts were forgotten"
 
@@ -52,6 +53,11 @@ def erase(record: Pipeline, state: RegistryState, listed: ForgottenList, report:
     for raw in _made(record, state, "raw_corpus"):
         gone = ids | raw_ids.get(raw.fingerprint, set())
         _rewrite(raw, _without_rows(raw, gone), raw.stats, report)
+        if pinned := raw.stats.get("pinned_files"):
+            report(
+                f"raw_corpus {raw.fingerprint} pins {pinned:,} files where they lie, listed in "
+                f"{raw.url}/{PINNED_NAME}, which are not ours to change: take the text out there."
+            )
     for shards in _made(record, state, "tokenized_shards"):
         erased = sorted({*shards.stats.get("erased", []), *_held(shards, listed.texts)})
         stats = shards.stats | ({"erased": erased} if erased else {})

@@ -16,9 +16,13 @@ from artifacts.errors import UserError
 from artifacts.storage import files
 from artifacts.store.identity import hash_json
 from llm_assets.sources.bigquery_settings import BigQuery
-from llm_assets.sources.chunks import Batch, single_chunk
+from llm_assets.sources.chunks import NO_CHUNKS, Batch, single_chunk
 from llm_assets.sources.document import Document
+from llm_assets.sources.files.find import find_files
+from llm_assets.sources.files.pinned import pin_files
 from llm_assets.sources.opened import OpenedSource
+from llm_assets.sources.settings import Files
+from spark_jobs.runtime.raw_parts import PinnedFile
 
 BATCH_DOCUMENTS = 1_000
 JOB_SECONDS = 3_600.0
@@ -77,14 +81,17 @@ def export_folder(source: BigQuery, fingerprint: str) -> str:
 
 
 def open_bigquery(source: BigQuery, report: Callable[[str], None]) -> OpenedSource:
-    """The source's rows as they are now, as one chunk.
+    """The source's rows as they are now, as one chunk, or as pinned files.
 
-    Reading exports them, unless this state of the source was exported before.
+    Reading, or pinning, exports them, unless this state of the source was exported before.
 
     Raises:
         UserError: as `fingerprint_bigquery`; from reading, that the export is empty.
     """
     fingerprint = fingerprint_bigquery(source)
+    if source.pin:
+        pin = partial(pin_export, source, fingerprint, report)
+        return OpenedSource({source.name: fingerprint}, NO_CHUNKS, pin=pin)
     read = partial(read_bigquery, source, fingerprint, report)
     return OpenedSource({source.name: fingerprint}, single_chunk(fingerprint, read))
 
@@ -97,11 +104,7 @@ def read_bigquery(
     Each export has a folder of its own, since BigQuery deletes nothing of an earlier one, and a job
     that was given up may still write. `exported.json`, written last, says which files count.
     """
-    folder = export_folder(source, fingerprint)
-    done = files.find(f"{folder}/{EXPORTED_NAME}")
-    names = json.loads(done) if done else _export(source, folder, report)
-    if not names:
-        raise UserError(f"{folder} holds no exported Parquet files. Delete it and ask again.")
+    folder, names = _exported(source, fingerprint, report)
     for number, name in enumerate(names, start=1):
         report(f"Reading {source.name}, file {number} of {len(names)}")
         with files.open_file(f"{folder}/{name}") as handle:
@@ -110,6 +113,30 @@ def read_bigquery(
                     Document(id=str(row["id"]), text=row["text"] or "", source=source.name)
                     for row in batch.to_pylist()
                 ]
+
+
+def pin_export(
+    source: BigQuery, fingerprint: str, report: Callable[[str], None]
+) -> tuple[list[PinnedFile], int]:
+    """The files of one state of the source, pinned (`files.pinned.pin_files`)."""
+    folder, names = _exported(source, fingerprint, report)
+    path = f"{folder}/{names[0].partition('/')[0]}"
+    exported = Files(type="files", name=source.name, path=path, id_column="id", pin=True)
+    found = find_files(exported).files
+    checksums = [file.digest(lambda number: None) for file in found]
+    return pin_files(exported, found, checksums, report)
+
+
+def _exported(
+    source: BigQuery, fingerprint: str, report: Callable[[str], None]
+) -> tuple[str, list[str]]:
+    """The folder of one state of the source, and its files' names relative to it."""
+    folder = export_folder(source, fingerprint)
+    done = files.find(f"{folder}/{EXPORTED_NAME}")
+    names = json.loads(done) if done else _export(source, folder, report)
+    if not names:
+        raise UserError(f"{folder} holds no exported Parquet files. Delete it and ask again.")
+    return folder, names
 
 
 def _export(source: BigQuery, folder: str, report: Callable[[str], None]) -> list[str]:

@@ -33,6 +33,9 @@ class BigQuery(Settings):
     rows it tells whether the text changed; without it, when the table was last modified does."""
     export: str = Field(pattern=r"^gs://[a-z0-9][a-z0-9._-]{1,61}[a-z0-9](/[\w.=@+/-]*)?$")
     """Folder in Cloud Storage for the exported Parquet files; letters, digits and `._=@+-`."""
+    pin: bool = False
+    """Whether the exported files are the corpus where they lie, in place of a copy: for tables that
+    are too large to copy."""
     project: str
     """The project that runs and pays for the BigQuery jobs."""
     location: str = "US"

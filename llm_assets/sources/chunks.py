@@ -22,6 +22,10 @@ class Chunks:
     """Numbers of chunks, ascending, to their documents: batches, each with its chunk's number."""
 
 
+NO_CHUNKS = Chunks([], lambda numbers: iter(()))
+"""Of a source that is not read."""
+
+
 def group(elements: Iterable[tuple[str, int]]) -> list[range]:
     """Cut a source's elements, given by name and size in bytes, into chunks of some megabytes."""
     cutter = Cutter(_LEAST_BYTES, _MOST_BYTES, mean=_LEAST_BYTES)

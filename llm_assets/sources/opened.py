@@ -1,9 +1,11 @@
 """A source as it is at one moment."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from llm_assets.sources.chunks import Chunks
 from llm_assets.sources.unread import Unread
+from spark_jobs.runtime.raw_parts import PinnedFile
 
 
 @dataclass(frozen=True)
@@ -17,3 +19,6 @@ class OpenedSource:
     """What was found beside it."""
     sizes: dict[str, int] = field(default_factory=dict, repr=False)
     """Digest of each file to its bytes, where the source is made of files."""
+    pin: Callable[[], tuple[list[PinnedFile], int]] | None = field(default=None, repr=False)
+    """Of a source that is pinned and not copied, its files and the bytes of text in them; it has no
+    chunks then."""

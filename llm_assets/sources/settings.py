@@ -40,6 +40,11 @@ class Files(Settings):
     """The columns of examples to learn a task from, in place of a text column."""
     id_column: str | None = None
     """The column or JSON key that holds the document's id; without one, the file and row are it."""
+    pin: bool = False
+    """Whether Parquet files stay where they lie, and the corpus holds their names, generations and
+    checksums in place of a copy: for text in a bucket that is too large to copy. Cleaning reads
+    them there, and names one that has changed since. What is wrong with a row is fatal then, but
+    for a text that is null, which is counted as empty."""
     maximum_faulty_share: float = Field(default=0.01, ge=0, le=1)
     """Share of documents that may be unreadable; they are set aside and counted, more is fatal."""
     formats: tuple[FormatName, ...] = tuple(name for name in FORMATS if name != "code")
@@ -57,6 +62,12 @@ class Files(Settings):
     """Largest document, in megabytes of text; a larger one is set aside and counted."""
     maximum_expansion: float = Field(default=200, gt=1)
     """Times its compressed size that a file may unpack to; more is taken for a compression bomb."""
+
+    @model_validator(mode="after")
+    def _pins_text_alone(self) -> Self:
+        if self.pin and self.examples:
+            raise ValueError(f"{self.name} has `pin` and `examples`; examples are always copied")
+        return self
 
     @model_validator(mode="after")
     def _refuse_pickles(self) -> Self:
@@ -141,6 +152,13 @@ class RawCorpusSettings(Settings):
 
     def content(self) -> dict[str, Any]:
         """What decides the snapshot besides the sources' fingerprints: paths are left out."""
-        return {
-            "sources": [source.model_dump(mode="json", exclude=PLACES) for source in self.sources]
-        }
+        return {"sources": list(map(content_of, self.sources))}
+
+
+def content_of(source: Source) -> dict[str, Any]:
+    """The settings of a source that decide what is read of it."""
+    found = source.model_dump(mode="json", exclude=PLACES)
+    if not found.get("pin"):
+        # What was made before there were pins, and copies, is what it was.
+        found.pop("pin", None)
+    return found

@@ -27,13 +27,13 @@ from spark_jobs.clean.decide.decider import DECIDED_SCHEMA, Outcome, Run
 from spark_jobs.clean.decide.documents import DocumentPart, Forgotten
 from spark_jobs.clean.decide.duplicates import write_duplicates
 from spark_jobs.clean.history import PAST_FOLDER, read_history, write_past
-from spark_jobs.clean.prepare import RAW_COLUMNS, prepare_parts, prepared_schema
+from spark_jobs.clean.prepare import prepare_parts, prepared_schema
 from spark_jobs.clean.repeated.stage import trim_repeats
 from spark_jobs.clean.statistics import corpus_stats, dropped_examples
 from spark_jobs.clean.write import CLEAN_SCHEMA, write_part
 from spark_jobs.decontaminate.evaluation_texts import save_evaluation_ngrams
-from spark_jobs.runtime.parquet import find_parts
 from spark_jobs.runtime.part_rows import PartRows
+from spark_jobs.runtime.raw_parts import find_raw_parts
 from spark_jobs.runtime.scratch import scratch_folder
 from spark_jobs.runtime.session import session
 from spark_jobs.runtime.tasks import map_tasks
@@ -94,7 +94,7 @@ def run(spark: SparkSession, spec: CleanSpec, report: Report = print) -> dict[st
 
 def _run(spark: SparkSession, spec: CleanSpec, scratch: str, report: Report) -> dict[str, Any]:
     settings = spec.settings
-    raw = find_parts(spec.raw_corpus, RAW_COLUMNS, "raw_corpus")
+    raw = find_raw_parts(spec.raw_corpus)
     history = read_history(spec.earlier)
     ngrams = save_evaluation_ngrams(spec.evaluation_texts, scratch, settings.decontamination)
     prepare = partial(

@@ -29,12 +29,12 @@ from spark_jobs.clean.quality import personal_data_mask, quality_filter
 from spark_jobs.clean.signatures import Bands, band_keys, derive_bands, signatures
 from spark_jobs.decontaminate.overlap import load_ngrams, ngrams_of, overlaps
 from spark_jobs.runtime.parquet import Part, to_parquet
+from spark_jobs.runtime.raw_parts import RAW_COLUMNS
 from spark_jobs.runtime.tasks import map_tasks
 from spark_jobs.settings import CleanCorpusSettings
 from spark_jobs.text.normalize import fold, normalize, repair_encoding, text_hash
 from spark_jobs.text.shingles import shingle, sum_words
 
-RAW_COLUMNS = ["id", "text", "source"]
 EXAMPLE_COLUMN = "example"
 """Where a corpus has it, what `text` is the plain text of (`artifacts.examples`)."""
 

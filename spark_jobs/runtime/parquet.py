@@ -17,6 +17,8 @@ from artifacts.storage import files
 READERS = 16
 """Threads of the driver that read footers; a bucket answers several requests at a time."""
 
+PART_NAMES = "part-*.parquet"
+
 ORIGIN_KEY = b"origin"
 """Of a clean part's Parquet metadata (`Part.origin`)."""
 
@@ -65,7 +67,7 @@ def find_parts(url: str, columns: list[str], asset: str) -> list[Part]:
     Raises:
         UserError: the folder holds no `part-*.parquet`, one is damaged or lacks a column.
     """
-    names = fnmatch.filter(files.list_names(url), "part-*.parquet")
+    names = fnmatch.filter(files.list_names(url), PART_NAMES)
     if not names:
         raise UserError(
             f"{url} holds no part-*.parquet files, so there is no `{asset}` to read. Make it with: "

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from artifacts.progress import CountedProgress
 from artifacts.store.identity import hash_json
-from llm_assets.sources.chunks import Batch, Chunks, group
+from llm_assets.sources.chunks import NO_CHUNKS, Batch, Chunks, group
 from llm_assets.sources.document import Document, of_example
 from llm_assets.sources.faults import UNREAD, Fault
 from llm_assets.sources.files import extracted, rows
@@ -13,6 +14,7 @@ from llm_assets.sources.files.archives import Passed, members
 from llm_assets.sources.files.content import Content
 from llm_assets.sources.files.digests import Digests
 from llm_assets.sources.files.find import find_files
+from llm_assets.sources.files.pinned import pin_files
 from llm_assets.sources.files.rows import Row
 from llm_assets.sources.files.source_file import SourceChanged, SourceFile, StoredFile
 from llm_assets.sources.files.streams import BadFile, Tick
@@ -73,6 +75,9 @@ def open_files(
     by_name = {f"{n}/{file.name}": hashes[n] for n, file in enumerate(found.files)}
     whole = hash_json(by_name)
     sizes = {one: file.size for file, one in zip(found.files, hashes, strict=True)}
+    if source.pin:
+        pin = partial(pin_files, source, found.files, hashes, report)
+        return OpenedSource({source.name: whole}, NO_CHUNKS, found.unread, sizes, pin)
     return OpenedSource({source.name: whole}, Chunks(keys, read), found.unread, sizes)
 
 

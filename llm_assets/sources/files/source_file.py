@@ -10,6 +10,7 @@ from fsspec import AbstractFileSystem
 
 from artifacts.errors import UserError
 from artifacts.shown import shown_in_line
+from artifacts.storage.versions import stated_checksum
 from llm_assets.sources.files.streams import BLOCK_BYTES, Tick, counted
 from llm_assets.sources.formats import Format
 
@@ -91,15 +92,11 @@ class RemoteFile(StoredFile):
 
     def state(self) -> object:
         self.filesystem.invalidate_cache()
-        return self._stated(self.filesystem.info(self.path))
+        return stated_checksum(self.filesystem, self.path, self.filesystem.info(self.path))
 
     def state_when_found(self) -> object:
-        return self._stated(self.details)
+        return stated_checksum(self.filesystem, self.path, self.details)
 
     def digest(self, tick: Tick) -> str:
         tick(self.size)
-        return self._stated(self.details)
-
-    def _stated(self, details: dict[str, Any]) -> str:
-        stated = details.get("md5Hash") or details.get("crc32c") or details.get("etag")
-        return str(stated or self.filesystem.ukey(self.path))
+        return stated_checksum(self.filesystem, self.path, self.details)

@@ -3,12 +3,11 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from artifacts.shown import has_control_characters, shown_in_line
+from artifacts.document_ids import find_id_fault
+from artifacts.shown import shown_in_line
 from llm_assets.sources.chunks import Batch, Chunks
 from llm_assets.sources.document import Document
 from llm_assets.sources.faults import Fault
-
-MOST_ID_BYTES = 1_024
 
 
 def checked(chunks: Chunks) -> Chunks:
@@ -23,13 +22,8 @@ def checked(chunks: Chunks) -> Chunks:
 
 def _checked(document: Document) -> Document | Fault:
     identifier = document.id
-    if has_control_characters(identifier):
-        fault = "holds control characters or half a surrogate pair"
-    elif not identifier.strip():
-        fault = "is empty"
-    elif len(identifier.encode()) > MOST_ID_BYTES:
-        fault = f"has more than {MOST_ID_BYTES:,} bytes"
-    else:
+    fault = find_id_fault(identifier)
+    if fault is None:
         return document
     place = shown_in_line(document.path or document.source)
     return Fault("bad_id", f"{place}: the id '{shown_in_line(identifier[:80])}' {fault}.")

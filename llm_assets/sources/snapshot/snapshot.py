@@ -18,15 +18,16 @@ from llm_assets.sources.files.reading import open_files
 from llm_assets.sources.hugging_face import open_dataset
 from llm_assets.sources.opened import OpenedSource
 from llm_assets.sources.settings import (
-    PLACES,
     HuggingFaceDataset,
     PackageDocs,
     RawCorpusSettings,
     Source,
+    content_of,
 )
 from llm_assets.sources.snapshot.checked import checked
 from llm_assets.sources.snapshot.chunk_files import ChunkRecord, write_chunks
 from llm_assets.sources.snapshot.identifiers import number_repeated_ids
+from spark_jobs.runtime.raw_parts import PINNED_NAME, PinnedFile
 from spark_jobs.runtime.scratch import scratch_folder
 
 CODE_VERSION = "7"
@@ -84,6 +85,8 @@ def write_snapshot(
 ) -> dict[str, Any]:
     """Read every source and write `part-NNNNN.parquet` files; the same input gives the same bytes.
 
+    Files that are pinned are listed in place of that (`spark_jobs.runtime.raw_parts`).
+
     Args:
         cache: folder of what earlier runs have read (`artifacts.cache`); it decides speed, never
             the result.
@@ -93,7 +96,8 @@ def write_snapshot(
         The manifest's stats: `documents`, `bytes` (UTF-8), `dropped` (reason to count), `sources`
         (name to documents and bytes), `licenses` (name to documents), `faults` (the first ones of
         each source and reason, named), `unread` (kind of file to count), `unread_examples` (kind to
-        the first names), `repeated_ids` (ids that were given a number).
+        the first names), `repeated_ids` (ids that were given a number), `pinned_files`. Of pinned
+        text, `documents` are its rows, and `bytes` what its files' footers say.
 
     Raises:
         UserError: a source cannot be read, or all of them together hold no document.
@@ -101,21 +105,29 @@ def write_snapshot(
     """
     opened = opened or open_sources(settings, report)
     records: dict[str, list[ChunkRecord]] = {}
+    pinned: list[PinnedFile] = []
     with scratch_folder(str(folder.with_name(f"{folder.name}.scratch"))) as scratch:
         for source in settings.sources:
+            if pin := opened[source.name].pin:
+                found, text_bytes = pin()
+                pinned += found
+                documents = sum(sum(file.row_groups) for file in found)
+                records[source.name] = [ChunkRecord(documents=documents, bytes=text_bytes)]
+                continue
             chunks = _keyed(checked(opened[source.name].chunks), source)
             records[source.name] = write_chunks(chunks, Path(scratch), cache)
             _judge_faults(source, records[source.name])
         of_all = [record for found in records.values() for record in found]
         files = _lay_out([Path(scratch) / name for one in of_all for name in one.files], folder)
+    _list_pinned(pinned, folder)
     stats = _stats(records) | _unread(records, opened)
     _refuse_nothing(stats)
-    return stats | {"repeated_ids": number_repeated_ids(files)}
+    return stats | {"repeated_ids": number_repeated_ids(files), "pinned_files": len(pinned)}
 
 
 def _keyed(chunks: Chunks, source: Source) -> Chunks:
     """The chunks under keys of the cache: their content is not all that decides what is read."""
-    settings = source.model_dump(mode="json", exclude=PLACES)
+    settings = content_of(source)
     keys = [
         cache_key(write_snapshot.__module__, LIBRARIES, settings=settings, content=key)
         for key in chunks.keys
@@ -136,6 +148,12 @@ def _lay_out(kept: list[Path], folder: Path) -> list[Path]:
     for file, target in zip(kept, files, strict=True):
         shutil.copyfile(file, target)
     return files
+
+
+def _list_pinned(pinned: list[PinnedFile], folder: Path) -> None:
+    if pinned:
+        lines = "".join(f"{file.model_dump_json()}\n" for file in pinned)
+        (folder / PINNED_NAME).write_text(lines)
 
 
 def _stats(records: dict[str, list[ChunkRecord]]) -> dict[str, Any]:
