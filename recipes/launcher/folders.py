@@ -14,10 +14,13 @@ DEFAULT_MOUNT = "/gcs"
 """Where Vertex AI mounts every bucket that the job's service account may see."""
 
 OUTPUT_FOLDERS = {
-    "AIP_MODEL_DIR": "OUTPUT_FOLDER",
-    "AIP_CHECKPOINT_DIR": "CHECKPOINT_FOLDER",
-    "AIP_TENSORBOARD_LOG_DIR": "LOG_FOLDER",
+    "OUTPUT_FOLDER": "AIP_MODEL_DIR",
+    "CHECKPOINT_FOLDER": "AIP_CHECKPOINT_DIR",
+    "CHKPTS_FOLDER": "AIP_CHECKPOINT_DIR",
+    "LOG_FOLDER": "AIP_TENSORBOARD_LOG_DIR",
+    "JOBLOGS_FOLDER": "AIP_TENSORBOARD_LOG_DIR",
 }
+"""What a program reads, its second names those of gkcng/vertex-deepspeed, to what the job says."""
 
 
 def mounted(url: str, environment: Mapping[str, str]) -> str:
@@ -29,10 +32,10 @@ def mounted(url: str, environment: Mapping[str, str]) -> str:
 
 
 def output_folders(environment: Mapping[str, str]) -> dict[str, str]:
-    """OUTPUT_FOLDER, CHECKPOINT_FOLDER and LOG_FOLDER as mounted paths, where the job has them."""
+    """OUTPUT_FOLDER, CHECKPOINT_FOLDER and so on as mounted paths, where the job has them."""
     return {
         ours: mounted(environment[theirs], environment)
-        for theirs, ours in OUTPUT_FOLDERS.items()
+        for ours, theirs in OUTPUT_FOLDERS.items()
         if environment.get(theirs)
     }
 

@@ -90,5 +90,12 @@ def test_output_folders_are_those_the_job_has() -> None:
     environment = {"AIP_MODEL_DIR": "gs://bucket/job/model/"}
     assert output_folders(environment) == {"OUTPUT_FOLDER": "/gcs/bucket/job/model"}
     assert output_folders({}) == {}
+
+
+def test_programs_of_vertex_deepspeed_find_their_folders() -> None:
+    job = {"AIP_CHECKPOINT_DIR": "gs://b/saved/", "AIP_TENSORBOARD_LOG_DIR": "gs://b/logs/"}
+    folders = output_folders(job)
+    assert folders["CHKPTS_FOLDER"] == folders["CHECKPOINT_FOLDER"] == "/gcs/b/saved"
+    assert folders["JOBLOGS_FOLDER"] == folders["LOG_FOLDER"] == "/gcs/b/logs"
     assert mounted("gs://b/x", {"GCS_MOUNT": "/mnt"}) == "/mnt/b/x"
     assert mounted("/local/x", {}) == "/local/x"
