@@ -1,7 +1,7 @@
 """The UI shows a diverged model as such; the gate is what rejects it."""
 
 from llm_assets.assets.evaluation_metadata import evaluation_metadata
-from recipes.evaluation.metric import BITS_PER_BYTE
+from recipes.evaluation.metric import BITS_PER_BYTE, Metric
 
 
 def test_figures_that_are_not_finite_are_said_and_not_plotted() -> None:
@@ -31,6 +31,19 @@ def test_few_documents_without_bounds_are_shown_by_their_value() -> None:
     assert shown["held_out_bits_per_byte"] == 1.2
     assert "| 1.2000 | not measured | 1.2000 |" in shown["metrics"].value
     assert "incumbent" not in shown["bounds"].value
+
+
+def test_a_classifiers_confusions_are_a_picture() -> None:
+    figure = {"value": 0.9, "low": 0.8, "high": 1.0}
+    metric = Metric(name="accuracy", unit="accuracy", higher_is_better=True)
+    stats = {
+        "metrics": {"held_out_accuracy": {"base": figure, "candidate": figure}},
+        "metric": metric.model_dump(),
+        "details": {"candidate": {"labels": ["plumber", "none"], "confusion": [[9, 1], [0, 10]]}},
+        "evaluation_fingerprint": "e",
+    }
+    picture = evaluation_metadata(stats)["confusion_matrix"].value
+    assert picture.startswith("![") and "data:image/png;base64," in picture
 
 
 def test_what_was_trained_on_word_for_word_is_a_sentence() -> None:
