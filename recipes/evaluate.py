@@ -11,8 +11,7 @@ from recipes.objectives.by_recipe import objective_of
 
 def run(spec: EvaluationSpec, report: Report) -> None:
     """Evaluate and say what came out."""
-    scorer = objective_of(spec.recipe).scorer
-    result = evaluate(spec, report, scorer(spec.recipe) if scorer else None)
+    result = evaluate(spec, report, objective_of(spec.recipe).scorer(spec.recipe))
     for role, fault in result["faults"].items():
         report(f"{role} could not be measured: {fault}")
 

@@ -52,15 +52,37 @@ class ContinuedPretrainingSettings(WarmStartSettings):
         return self.lora
 
 
+class ExactMatchSettings(Settings):
+    """How the answers that a model writes are compared with the right ones."""
+
+    after: str | None = None
+    """The mark after which the part of an answer stands that is compared, such as `####` in GSM8K;
+    without it, the whole answer. Commas between digits do not count."""
+    new_tokens: int = Field(default=256, ge=1)
+    """Most tokens of an answer."""
+
+
 class FineTuningSettings(ContinuedPretrainingSettings):
     """Teaches a causal model to answer: only the assistant's turns of conversations are learnt."""
 
     recipe: Literal["fine_tuning"]  # type: ignore[assignment]
     """Which recipe this is."""
+    exact_match: ExactMatchSettings | None = None
+    """The gate decides by how often the last answer of a conversation is right, instead of by the
+    bits of all answers."""
 
     @property
     def form(self) -> Form:
         return "conversations"
+
+    def scoring(self) -> dict[str, Any]:
+        return self.model_dump(mode="json", include={"exact_match"}, exclude_none=True)
+
+    def content(self) -> dict[str, Any]:
+        """Without what decides no weight."""
+        found = super().content()
+        del found["exact_match"]
+        return found
 
 
 class TextGenerationSettings(Settings):

@@ -10,7 +10,10 @@ import torch
 from torch.nn import functional
 
 from recipes.evaluation.documents import Document
+from recipes.evaluation.models import device, precision
+from recipes.model.precision import mixed_precision
 
+BATCH_ROWS = 8
 REPORT_SECONDS = 5.0
 LOSS_TOKENS = 64
 
@@ -80,6 +83,12 @@ def document_bits(
             left = (reported - started) * (total - done) / done
             report(f"{done:,} of {total:,} tokens, about {left:.0f} s to go")
     return bits
+
+
+def text_bits(model: torch.nn.Module, texts: Sequence[Document], length: int) -> np.ndarray:
+    """Bits of texts in rows of a length, in the precision that this machine does fast."""
+    with mixed_precision(precision(), device()):
+        return document_bits(model, texts, length, length * BATCH_ROWS, lambda line: None)
 
 
 def _losses(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

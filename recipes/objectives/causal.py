@@ -6,7 +6,9 @@ from recipes.model.causal_model import TrainableModel, create_model, load_model
 from recipes.model.family import check_family
 from recipes.model.probe import check_trainable
 from recipes.model.transformers_network import TransformersNetwork
+from recipes.objectives.answers import AnswerScorer
 from recipes.objectives.objective import Objective
+from recipes.settings import RecipeSettings
 from recipes.spec import TrainingSpec
 
 
@@ -26,4 +28,9 @@ def _check(model: TrainableModel, spec: TrainingSpec) -> None:
         check_trainable(model.network, spec.shards.sequence_length)
 
 
-NEXT_TOKEN = Objective(_load, check=_check)
+def _scorer(settings: RecipeSettings) -> AnswerScorer | None:
+    exact_match = getattr(settings, "exact_match", None)
+    return AnswerScorer(exact_match) if exact_match else None
+
+
+NEXT_TOKEN = Objective(_load, check=_check, scorer=_scorer)

@@ -15,6 +15,10 @@ def _accept(model: TrainableModel, spec: TrainingSpec) -> None:
     """No check beyond what loading makes."""
 
 
+def _no_scorer(settings: RecipeSettings) -> None:
+    """Bits are measured."""
+
+
 @dataclass(frozen=True)
 class Objective:
     """Order, steps, checkpoints, resume, export, evaluation, gate and serving are built on these.
@@ -29,6 +33,6 @@ class Objective:
     """Rows of the shards as the model's forward takes them."""
     check: Callable[[TrainableModel, TrainingSpec], None] = _accept
     """Raises UserError where the model, on its device, cannot be trained on these rows."""
-    scorer: Callable[[RecipeSettings], Scorer] | None = None
+    scorer: Callable[[RecipeSettings], Scorer | None] = _no_scorer
     """Scores held-out examples one by one; without one, models are measured by the bits that they
     need for held-out text, or for the answers in it."""

@@ -12,7 +12,7 @@ from artifacts.errors import UserError
 from artifacts.shards.format import ShardStats
 from recipes.data.batch import IGNORED
 from recipes.data.preference_rows import PreferenceBatch, lay_out, read_preferences
-from recipes.evaluation.bits import document_bits
+from recipes.evaluation.bits import text_bits
 from recipes.evaluation.documents import Document, check_vocabulary
 from recipes.evaluation.examples import ExampleScores
 from recipes.evaluation.metric import BITS_PER_BYTE, Metric
@@ -50,7 +50,9 @@ class PreferenceScorer:
         model = load_model(folder)
         check_vocabulary(examples, model.config.vocab_size, str(folder))
         if examples[0].is_target is None:
-            return ExampleScores({BITS_PER_BYTE.name: _bits(model, examples, stats)})
+            # A row holds two conversations.
+            bits = text_bits(model, examples, stats.sequence_length // 2)
+            return ExampleScores({BITS_PER_BYTE.name: bits})
         margins = _margins(model, examples)
         if not np.isfinite(margins).all():
             raise UserError(f"The model in {folder} answers with numbers that are not finite.")
@@ -58,13 +60,6 @@ class PreferenceScorer:
             {self.metric.name: (margins > 0).astype(float), "preference_margin": margins},
             samples=_samples(load_tokenizer(folder), examples[:SAMPLES], margins),
         )
-
-
-def _bits(model: Any, texts: Sequence[Document], stats: ShardStats) -> np.ndarray:
-    # A row holds two conversations.
-    length = stats.sequence_length // 2
-    with mixed_precision(precision(), device()):
-        return document_bits(model, texts, length, length * BATCH_EXAMPLES, lambda line: None)
 
 
 @torch.inference_mode()

@@ -26,7 +26,7 @@ class Validation:
     ) -> None:
         rows, batch_size = training.validation.rows, training.placement.device_batch_size
         self._shards, self._workers, self._read_batch = shards, workers, objective.read_batch
-        tells_every_token = shards.stats.form == "pretraining" and not objective.scorer
+        tells_every_token = shards.stats.form == "pretraining" and not objective.scorer(training)
         self._units_per_target = bytes_per_token(shards) if tells_every_token else 1.0
         self.unit = "bits per byte" if tells_every_token else "bits per target"
         """A target is a token of an answer, a hidden token, or a class."""
