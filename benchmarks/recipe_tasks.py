@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -19,12 +18,11 @@ from transformers import (
 )
 
 from artifacts.examples import Form
-from artifacts.shards.format import ShardEntry, ShardStats, Split, token_dtype
-from artifacts.storage.checksums import sha256_of
-from spark_jobs.settings import DecontaminationSettings, ExampleSettings
-from spark_jobs.tokenize.job import PACKING_OF
-from spark_jobs.tokenize.mixing import Mixing
-from spark_jobs.tokenize.shards import SENT_SCHEMA, Plan, write_documents
+from artifacts.shards.format import ShardStats, Split
+from spark_jobs.settings import ExampleSettings, TokenizedShardsSettings
+from spark_jobs.tokenize.examples import TokenizedExample
+from spark_jobs.tokenize.tokenizer import load_tokenizer
+from tests.example_shards import NumberedExample, write_shards
 
 VOCABULARY, END, MASK = 8192, 0, 1
 LENGTH, TARGET = 256, 30
@@ -98,64 +96,24 @@ def write_model(folder: Path, task: RecipeTask) -> None:
 def write_examples(folder: Path, base_model: Path, task: RecipeTask) -> ShardStats:
     """Examples of random tokens and of lengths as they come, as the tokenizing job writes them."""
     generator = np.random.default_rng(0)
-    is_labeled = task.form == "labeled"
-    plan = Plan(
-        output=str(folder),
-        sequence_length={"pairs": LENGTH + TARGET, "labeled": LENGTH + 1}.get(task.form, LENGTH),
-        packing=PACKING_OF.get(task.form, "concatenate"),
-        vocab_size=VOCABULARY,
-        start_token_id=END,
-        end_token_id=END,
-        references=None,
-        lists=1,
-        decontamination=DecontaminationSettings(),
-        mixing=Mixing({}, 1),
-        form=task.form,
-        examples=ExampleSettings(),
-        labels=tuple(LABELS) if is_labeled else (),
-        shards={"train": 1, "validation": 1},
+    settings = TokenizedShardsSettings(
+        sequence_length=LENGTH, examples=ExampleSettings(input_tokens=LENGTH, target_tokens=TARGET)
     )
     splits: dict[Split, int] = {"train": EXAMPLES, "validation": 8}
-    written = []
-    for split, count in splits.items():
-        rows = [_example(generator, number, task.form, plan.dtype) for number in range(count)]
-        table = pa.Table.from_pylist(rows, SENT_SCHEMA)
-        written.append(write_documents(f"{split}-00000", split, table, plan))
-    return ShardStats(
-        sequence_length=plan.sequence_length,
-        dtype=token_dtype(VOCABULARY),
-        vocab_size=VOCABULARY,
-        tokenizer_sha256=sha256_of(str(base_model / "tokenizer.json")),
-        start_token_id=END,
-        end_token_id=END,
-        form=task.form,
-        labels=LABELS if is_labeled else [],
-        label_counts=[EXAMPLES // 2] * 2 if is_labeled else [],
-        target_tokens=TARGET if task.form == "pairs" else 0,
-        shards=[
-            ShardEntry(**{key: row[key] for key in ShardEntry.model_fields}) for row in written
-        ],
-    )
+    examples = {
+        split: [_example(generator, number, task.form) for number in range(count)]
+        for split, count in splits.items()
+    }
+    labels = dict.fromkeys(LABELS, EXAMPLES // len(LABELS)) if task.form == "labeled" else {}
+    files = load_tokenizer(str(base_model))
+    return write_shards(folder, files, task.form, settings, examples, labels)
 
 
-def _example(
-    generator: np.random.Generator, number: int, form: Form, dtype: np.dtype
-) -> dict[str, Any]:
+def _example(generator: np.random.Generator, number: int, form: Form) -> NumberedExample:
     targets = {"pairs": TARGET, "labeled": 1, "conversations": 24}.get(form, 0)
     inputs = int(generator.integers(LENGTH // 8, LENGTH - (targets if form != "pairs" else 0)))
     tokens = generator.integers(2, VOCABULARY, inputs + targets)
     if form == "labeled":
         tokens[-1] = number % len(LABELS)
-    marks = np.arange(len(tokens)) >= inputs
-    return {
-        "id": str(number),
-        "cluster": str(number),
-        "source": "made",
-        "bytes": 4 * len(tokens),
-        "tokens": tokens.astype(dtype).tobytes(),
-        "absent": 0,
-        "text_hash": str(number),
-        "slice": 1,
-        "position": number,
-        "targets": None if form == "pretraining" else marks.astype(np.uint8).tobytes(),
-    }
+    is_target = np.arange(len(tokens)) >= inputs
+    return NumberedExample(number, TokenizedExample(tokens, is_target), 4 * len(tokens))

@@ -17,7 +17,7 @@ from benchmarks.training_runs import ProgramRun, make_spec, run_program
 from recipes.settings import training_settings
 
 OURS, PEER = "recipes.continued_pretraining", "benchmarks.plain_scripts"
-WARM_UP_STEPS, STEPS = 3, 11
+WARM_UP_STEPS, STEPS = 2, 8
 ROUNDS = 2
 
 

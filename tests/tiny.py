@@ -29,9 +29,9 @@ END_OF_TEXT = "<|endoftext|>"
 VOCAB_SIZE = 512
 SEQUENCE_LENGTH = 64
 
-_SUBJECTS = ("The valve", "A pump", "The naïve filter", "Each gauge", "The inner ring", "No motor")
-_VERBS = ("opens", "closes", "turns slowly", "must be checked", "fails", "is replaced")
-_ENDINGS = ("before start-up", "at 40 °C", "every week", "by the operator", "when the lamp is red")
+SUBJECTS = ("The valve", "A pump", "The naïve filter", "Each gauge", "The inner ring", "No motor")
+VERBS = ("opens", "closes", "turns slowly", "must be checked", "fails", "is replaced")
+ENDINGS = ("before start-up", "at 40 °C", "every week", "by the operator", "when the lamp is red")
 
 
 def tiny_texts(count: int = 120, seed: int = 0) -> list[str]:
@@ -40,7 +40,7 @@ def tiny_texts(count: int = 120, seed: int = 0) -> list[str]:
     texts = []
     for number in range(count):
         sentences = [
-            " ".join(map(generator.choice, (_SUBJECTS, _VERBS, _ENDINGS))) + "."
+            " ".join(map(generator.choice, (SUBJECTS, VERBS, ENDINGS))) + "."
             for _ in range(generator.randint(2, 24))
         ]
         texts.append(f"Section {number}. " + " ".join(sentences))
@@ -66,7 +66,7 @@ def tiny_base_model(folder: Path, seed: int = 0, vocab_size: int = VOCAB_SIZE) -
         tie_word_embeddings=True,
         **special,
     )
-    _save_random_model(folder, LlamaForCausalLM, config, special, seed)
+    save_random_model(folder, LlamaForCausalLM, config, special, seed)
 
 
 def train_tiny_model(folder: Path, base_model: Path, steps: int, window: int = 32) -> None:
@@ -133,12 +133,13 @@ def tiny_sequence_to_sequence_model(
         initializer_factor=initializer_factor,
         **special,
     )
-    _save_random_model(folder, T5ForConditionalGeneration, config, special, seed=0)
+    save_random_model(folder, T5ForConditionalGeneration, config, special, seed=0)
 
 
-def _save_random_model(
-    folder: Path, architecture: Any, config: Any, special: dict[str, int], seed: int
+def save_random_model(
+    folder: Path, architecture: Any, config: Any, special: dict[str, int], seed: int = 0
 ) -> None:
+    """Write a model's random weights into a folder; its generation stops at the special tokens."""
     import torch
     from transformers import GenerationConfig
 

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
+from artifacts.program.entry import Interrupted
+from artifacts.program.lifetime import Interruption
 from artifacts.shards.format import ShardStats
 from recipes.continued_pretraining import main as train_main
 from recipes.settings import RecipeSettings, training_settings
@@ -67,6 +69,27 @@ def settings_of(**settings: Any) -> RecipeSettings:
     return training_settings(nested)
 
 
+def spec_in(
+    folder: Path,
+    base_model: Path,
+    shards_folder: Path,
+    shards: ShardStats,
+    training: RecipeSettings,
+    name: str = "run",
+) -> TrainingSpec:
+    """A run under a folder."""
+    return TrainingSpec(
+        run_id=name,
+        shards_folder=str(shards_folder),
+        shards=shards,
+        base_model_folder=str(base_model),
+        run_folder=str(folder / "runs" / name),
+        export_folder=str(folder / "exports" / name),
+        training=training,
+        inputs={"base_model": "tiny", "tokenized_shards": "made up"},
+    )
+
+
 @pytest.fixture(scope="session")
 def make_spec(
     tmp_path_factory: pytest.TempPathFactory,
@@ -77,20 +100,12 @@ def make_spec(
     """Makes the spec of a run of its own, in float32, from changed training settings."""
 
     def make(name: str = "run", **training: Any) -> TrainingSpec:
-        tmp_path = tmp_path_factory.mktemp(name)
         defaults = {"learning_rate": 3e-3, "precision": "float32"}
         if not training.keys() & {"tokens", "epochs"}:
             defaults["steps"] = 12
-        return TrainingSpec(
-            run_id=name,
-            shards_folder=str(shards_folder),
-            shards=shards,
-            base_model_folder=str(base_model),
-            run_folder=str(tmp_path / "runs" / name),
-            export_folder=str(tmp_path / "exports" / name),
-            training=settings_of(**defaults | training),
-            inputs={"base_model": "tiny", "tokenized_shards": "manual"},
-        )
+        settings = settings_of(**defaults | training)
+        folder = tmp_path_factory.mktemp(name)
+        return spec_in(folder, base_model, shards_folder, shards, settings, name)
 
     return make
 
@@ -107,11 +122,25 @@ def train_here(
     spec: TrainingSpec, report: Callable[[str], None] = lambda line: None
 ) -> TrainingResult:
     """Train in this process; raises what training raises."""
-    from artifacts.program.lifetime import Interruption
-    from recipes.distributed.workers import join_workers
+    from recipes.distributed.workers import join_workers, leave_workers
     from recipes.train import train
 
-    return train(spec, join_workers(), Interruption(), report)
+    try:
+        return train(spec, join_workers(), Interruption(), report)
+    finally:
+        # Those of several devices, which torchtune's recipes are to one process as well.
+        leave_workers()
+
+
+def stop_here(spec: TrainingSpec, step: int) -> None:
+    """Train in this process, and be told to end it once a step is validated."""
+
+    def terminate(line: str) -> None:
+        if line.startswith(f"step {step} of ") and "· validation" in line:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Interrupted):
+        train_here(spec, terminate)
 
 
 Process = subprocess.Popen[str] | ForkedProcess

@@ -10,7 +10,7 @@ import pytest
 from transformers import GPT2Config, LlamaConfig, PretrainedConfig
 
 from recipes.spec import TrainingSpec, read_metrics, read_result
-from tests.recipes.conftest import settings_of, train_here
+from tests.recipes.conftest import settings_of, spec_in, train_here
 from tests.tiny import tiny_base_model, tiny_shards
 
 VOCAB_SIZE = 512
@@ -49,17 +49,11 @@ def make_run(folder: Path, texts: list[str], kind: str, **training: Any) -> Trai
     tiny_base_model(model, vocab_size=VOCAB_SIZE)
     (model / "model.safetensors").unlink()
     (model / "config.json").write_text(json.dumps(ARCHITECTURES[kind].to_dict()))
-    return TrainingSpec(
-        run_id=kind,
-        shards_folder=str(folder / "shards"),
-        shards=tiny_shards(folder / "shards", model, texts, sequence_length=128),
-        base_model_folder=str(model),
-        run_folder=str(folder / "runs" / kind),
-        export_folder=str(folder / "export"),
-        training=settings_of(
-            recipe="pretraining", precision="float32", global_batch_size=8, **training
-        ),
+    shards = tiny_shards(folder / "shards", model, texts, sequence_length=128)
+    settings = settings_of(
+        recipe="pretraining", precision="float32", global_batch_size=8, **training
     )
+    return spec_in(folder, model, folder / "shards", shards, settings)
 
 
 @pytest.mark.parametrize("kind", ARCHITECTURES)

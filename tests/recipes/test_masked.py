@@ -15,7 +15,7 @@ from recipes.model.example_networks import load_masked
 from recipes.objectives.masked import MASKED
 from tests.recipes.conftest import SpecMaker, train_here
 from tests.tiny import tiny_shards
-from tests.tiny_tasks import encoder, masked_encoder
+from tests.tiny_models import encoder, masked_encoder
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from recipes.spec import TrainingSpec, read_result
-from tests.recipes.conftest import REPOSITORY, settings_of
-from tests.tiny_tasks import TASKS, example_shards
+from recipes.spec import read_result
+from tests.example_shards import example_shards
+from tests.recipes.conftest import REPOSITORY, settings_of, spec_in
+from tests.tiny_tasks import TASKS
 
 PAGE = REPOSITORY / "docs" / "new_recipe.md"
 
@@ -30,15 +31,9 @@ def test_the_pages_example_trains(tmp_path: Path) -> None:
 
     task, base = TASKS["classification"], tmp_path / "base"
     task.model(base)
-    spec = TrainingSpec(
-        run_id="smoothed",
-        shards_folder=str(tmp_path / "shards"),
-        shards=example_shards(tmp_path / "shards", base, task),
-        base_model_folder=str(base),
-        run_folder=str(tmp_path / "run"),
-        export_folder=str(tmp_path / "export"),
-        training=settings_of(recipe="classification", steps=8, learning_rate=1e-2),
-    )
+    shards = example_shards(tmp_path / "shards", base, task)
+    settings = settings_of(recipe="classification", steps=8, learning_rate=1e-2)
+    spec = spec_in(tmp_path, base, tmp_path / "shards", shards, settings)
     content = spec.model_dump(mode="json")
     content["training"] |= {"recipe": "smoothed_classification", "smoothing": 0.2}
     (tmp_path / "spec.json").write_text(json.dumps(content))
@@ -50,9 +45,9 @@ def test_the_pages_example_trains(tmp_path: Path) -> None:
         text=True,
     )
     assert ended.returncode == 0, ended.stderr
-    result = read_result(tmp_path / "run")
+    result = read_result(Path(spec.run_folder))
     assert result is not None
     # The truth that is shared out costs at least its entropy: 0.47 bits of two classes.
     assert 0.4 < result.validation["end"] < result.validation["start"]
-    exported = json.loads((tmp_path / "export" / "config.json").read_text())
+    exported = json.loads(Path(spec.export_folder, "config.json").read_text())
     assert exported["id2label"] == {"0": "electrician", "1": "plumber"}

@@ -1,7 +1,6 @@
 """A training run survives whatever ends it."""
 
 import json
-import os
 import shutil
 import signal
 from pathlib import Path
@@ -9,11 +8,8 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from artifacts.program.entry import INTERRUPTED, Interrupted
-from artifacts.program.lifetime import Interruption
-from recipes.distributed.workers import join_workers
+from artifacts.program.entry import INTERRUPTED
 from recipes.spec import TrainingSpec, read_metrics, read_result
-from recipes.train import train
 from tests.recipes.conftest import (
     SpecMaker,
     course,
@@ -22,6 +18,7 @@ from tests.recipes.conftest import (
     launcher,
     run,
     start,
+    stop_here,
     train_here,
     wait_for_step,
 )
@@ -92,12 +89,7 @@ def test_a_model_of_transformers_goes_on_exactly(
     )
     train_here(whole)
 
-    def terminate_at_step_2(line: str) -> None:
-        if line.startswith("step 2 of 6 · validation"):
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    with pytest.raises(Interrupted):
-        train(stopped, join_workers(), Interruption(), terminate_at_step_2)
+    stop_here(stopped, 2)
     train_here(stopped)
 
     assert course(stopped) == course(whole)

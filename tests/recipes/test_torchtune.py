@@ -1,8 +1,6 @@
 """torchtune's own recipes on the graph's rows, under the contract that every recipe has."""
 
 import importlib.metadata
-import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,22 +12,27 @@ from pydantic import ValidationError
 from safetensors.torch import load_file
 
 from artifacts.errors import UserError
-from artifacts.program.entry import Interrupted
-from artifacts.program.lifetime import Interruption
 from artifacts.shards.format import ShardStats
 from artifacts.shards.shard_set import ShardSet
 from recipes.data.packed_rows import read_batch
-from recipes.distributed.workers import join_workers, leave_workers
 from recipes.model.causal_model import load_model
 from recipes.settings import training_settings
 from recipes.spec import TrainingSpec, read_result
 from recipes.torchtune_settings import TorchtuneSettings
-from recipes.train import train
 from recipes.tune.network import TuneModel
 from recipes.tune.program import runnable
-from tests.recipes.conftest import SpecMaker, course, launcher, run, train_here
+from tests.recipes.conftest import (
+    SpecMaker,
+    course,
+    launcher,
+    run,
+    spec_in,
+    stop_here,
+    train_here,
+)
 from tests.recipes.model.architectures import architectures, tiny_config, write_tiny
-from tests.tiny_tasks import wide_model
+from tests.tiny_models import wide_model
+from tests.tiny_tasks import TORCHTUNE_CONFIG
 
 STEPS = 8
 CONFIGS = {
@@ -46,7 +49,6 @@ SMALL = {
     "max_steps_per_epoch": STEPS,
 }
 SCHEDULES = "torchtune.training.lr_schedulers"
-OWN = Path(__file__).with_name("torchtune_1b.yaml")
 
 Make = Callable[..., TrainingSpec]
 
@@ -62,15 +64,8 @@ def make(
 
     def spec(program: str, overrides: dict[str, Any] | None = None, **more: Any) -> TrainingSpec:
         folder = tmp_path_factory.mktemp(program)
-        return TrainingSpec(
-            run_id="run",
-            shards_folder=str(shards_folder),
-            shards=shards,
-            base_model_folder=str(base_model),
-            run_folder=str(folder / "run"),
-            export_folder=str(folder / "export"),
-            training=settings(program, overrides, **more),
-            inputs={"base_model": "tiny", "tokenized_shards": "manual"},
+        return spec_in(
+            folder, base_model, shards_folder, shards, settings(program, overrides, **more)
         )
 
     return spec
@@ -100,10 +95,7 @@ def settings(
 
 
 def trained(spec: TrainingSpec) -> dict[str, torch.Tensor]:
-    try:
-        train_here(spec)
-    finally:
-        leave_workers()
+    train_here(spec)
     return load_file(Path(spec.export_folder) / "model.safetensors")
 
 
@@ -178,16 +170,7 @@ def test_an_interrupted_run_goes_on_exactly(program: str, make: Make) -> None:
     whole, stopped = make(program, changes), make(program, changes)
     expected = trained(whole)
 
-    def terminate(line: str) -> None:
-        if line.startswith(f"step 4 of {STEPS} · validation"):
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    torch.set_num_threads(1)
-    with pytest.raises(Interrupted):
-        try:
-            train(stopped, join_workers(), Interruption(), terminate)
-        finally:
-            leave_workers()
+    stop_here(stopped, 4)
     found = trained(stopped)
 
     assert course(stopped) == course(whole)
@@ -267,7 +250,7 @@ def test_its_model_computes_what_that_of_transformers_does(
 def test_a_configuration_is_taken_as_it_is() -> None:
     """With the keys that the graph takes over in it, and those that only a GPU can follow."""
     found = TorchtuneSettings.model_validate(
-        {"recipe": "torchtune", "run": "full_finetune_distributed", "config": str(OWN)}
+        {"recipe": "torchtune", "run": "full_finetune_distributed", "config": str(TORCHTUNE_CONFIG)}
     )
     assert found.budget.global_batch_size == 64 and found.budget.epochs == 2
     assert found.precision == "bfloat16"

@@ -15,13 +15,13 @@ from transformers import AutoModelForCausalLM
 from artifacts.errors import UserError
 from artifacts.shards.format import ShardStats
 from artifacts.shards.shard_set import ShardSet
-from recipes.distributed.workers import leave_workers
 from recipes.settings import training_settings
 from recipes.spec import TrainingSpec, read_result
-from tests.recipes.conftest import launcher, run, train_here
+from tests.recipes.conftest import launcher, run, spec_in, train_here
 from tests.recipes.model.architectures import architectures, tiny_config, write_tiny
 from tests.tiny import tiny_base_model
-from tests.tiny_tasks import SMALL, far_model
+from tests.tiny_models import far_model
+from tests.tiny_tasks import SMALL
 
 CONFIGS = {
     "knowledge_distillation_single_device": "llama3_2/8B_to_1B_KD_lora_single_device",
@@ -53,42 +53,24 @@ def make(
         overrides: dict[str, Any] | None = None,
         **more: Any,
     ) -> TrainingSpec:
-        name = f"{program}-{more.get('placement', {}).get('workers', 1)}"
-        return TrainingSpec(
-            run_id="run",
-            shards_folder=str(shards_folder),
-            shards=shards,
-            base_model_folder=str(student),
-            run_folder=str(tmp_path / name / "run"),
-            export_folder=str(tmp_path / name / "export"),
-            training=training_settings(
-                {
-                    "recipe": "torchtune",
-                    "run": program,
-                    "config": CONFIGS[program],
-                    "overrides": SMALL | (overrides or {}),
-                    "teacher": str(teacher),
-                    "budget": {"steps": 8},
-                }
-                | more
-            ),
-            inputs={"base_model": "tiny", "tokenized_shards": "manual"},
-        )
+        settings = {
+            "recipe": "torchtune",
+            "run": program,
+            "config": CONFIGS[program],
+            "overrides": SMALL | (overrides or {}),
+            "teacher": str(teacher),
+            "budget": {"steps": 8},
+        }
+        folder = tmp_path / f"{program}-{more.get('placement', {}).get('workers', 1)}"
+        return spec_in(folder, student, shards_folder, shards, training_settings(settings | more))
 
     return spec
-
-
-def trained(spec: TrainingSpec) -> None:
-    try:
-        train_here(spec)
-    finally:
-        leave_workers()
 
 
 def divergence(teacher: Path, student: Path, shards: ShardSet) -> float:
     """The Kullback-Leibler divergence of a student from its teacher, in nats per token."""
     tokens = torch.from_numpy(shards.read(np.arange(8)).tokens.astype(np.int64))
-    models = [AutoModelForCausalLM.from_pretrained(each) for each in (student, teacher)]
+    models = [AutoModelForCausalLM.from_pretrain_here(each) for each in (student, teacher)]
     with torch.no_grad():
         of_student, of_teacher = (model(tokens).logits.log_softmax(-1) for model in models)
     total = F.kl_div(of_student, of_teacher, log_target=True, reduction="sum")
@@ -106,7 +88,7 @@ def test_by_its_teacher_alone_it_learns_what_that_knows(
     program: str, make: Make, student: Path, teacher: Path
 ) -> None:
     spec = make(program, {"kd_ratio": 1.0})
-    trained(spec)
+    train_here(spec)
     rows = spec.open_shards("validation")
     after = divergence(teacher, Path(spec.export_folder), rows)
     assert after < 0.8 * divergence(teacher, student, rows)
@@ -143,10 +125,10 @@ def test_a_teacher_that_is_absent_or_speaks_otherwise_is_named(make: Make, tmp_p
         spec.training.check_files()
     write_tiny(tiny_config(architectures()["llama"], vocab_size=256), tmp_path / "small")
     with pytest.raises(UserError, match="has a vocabulary of 256 and the base model one of 512"):
-        trained(make(teacher=str(tmp_path / "small")))
+        train_here(make(teacher=str(tmp_path / "small")))
     write_tiny(tiny_config(architectures()["qwen2"], vocab_size=512), tmp_path / "qwen2")
     with pytest.raises(UserError, match=r"`teacher_model._component_` is .*llama3_1_8b, but"):
-        trained(make(teacher=str(tmp_path / "qwen2")))
+        train_here(make(teacher=str(tmp_path / "qwen2")))
 
 
 def test_a_distillation_without_a_teacher_is_refused(make: Make) -> None:

@@ -15,14 +15,14 @@ from artifacts.shards.masked import MaskedShardSet
 from artifacts.shards.shard_set import ShardSet
 from recipes.data.batch import IGNORED
 from recipes.data.preference_rows import read_preferences
-from recipes.distributed.workers import leave_workers
 from recipes.evaluation.documents import held_out_documents
 from recipes.evaluation.settings import EvaluationSettings
 from recipes.objectives.preferences import PreferenceScorer
 from recipes.settings import training_settings
-from recipes.spec import TrainingSpec, read_result
-from tests.recipes.conftest import course, launcher, run, train_here
-from tests.tiny_tasks import SMALL, TASKS, example_shards
+from recipes.spec import TrainingSpec
+from tests.example_shards import example_shards
+from tests.recipes.conftest import course, launcher, run, spec_in, train_here
+from tests.tiny_tasks import SMALL, TASKS
 
 STEPS = 8
 BETA = 0.5
@@ -57,38 +57,17 @@ Make = Callable[..., TrainingSpec]
 @pytest.fixture
 def make(tmp_path: Path, base: Path, rows_folder: Path, rows: ShardStats) -> Make:
     def spec(program: str, overrides: dict[str, Any] | None = None, **more: Any) -> TrainingSpec:
-        name = f"{program}-{more.get('placement', {}).get('workers', 1)}"
-        return TrainingSpec(
-            run_id="run",
-            shards_folder=str(rows_folder),
-            shards=rows,
-            base_model_folder=str(base),
-            run_folder=str(tmp_path / name / "run"),
-            export_folder=str(tmp_path / name / "export"),
-            training=training_settings(
-                {
-                    "recipe": "torchtune",
-                    "run": program,
-                    "config": CONFIGS[program],
-                    "overrides": SMALL | {"loss.beta": BETA} | (overrides or {}),
-                    "budget": {"steps": STEPS},
-                }
-                | more
-            ),
-            inputs={"base_model": "tiny", "tokenized_shards": "preferences"},
-        )
+        settings = {
+            "recipe": "torchtune",
+            "run": program,
+            "config": CONFIGS[program],
+            "overrides": SMALL | {"loss.beta": BETA} | (overrides or {}),
+            "budget": {"steps": STEPS},
+        }
+        folder = tmp_path / f"{program}-{more.get('placement', {}).get('workers', 1)}"
+        return spec_in(folder, base, rows_folder, rows, training_settings(settings | more))
 
     return spec
-
-
-def trained(spec: TrainingSpec) -> dict[str, float]:
-    try:
-        train_here(spec)
-    finally:
-        leave_workers()
-    result = read_result(Path(spec.run_folder))
-    assert result is not None
-    return result.validation
 
 
 @pytest.mark.parametrize(
@@ -104,7 +83,7 @@ def test_its_loss_is_dpos_of_the_answers_margins(
 ) -> None:
     """Rafailov and others (2023), by what transformers says of the base and the new model."""
     spec = make(program, validation={"rows": 1000})
-    validation = trained(spec)
+    validation = train_here(spec).validation
     assert course(spec)[0][0] == pytest.approx(math.log(2), rel=1e-5)
     assert validation["start"] == pytest.approx(1)
     assert validation["end"] < 0.8

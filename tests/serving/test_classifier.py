@@ -8,7 +8,7 @@ import pytest
 from serving.engine.classifier import Classifier
 from serving.engine.protocol import Refusal
 from tests.serving.conftest import engine_of, generate, generate_request
-from tests.tiny_tasks import encoder
+from tests.tiny_models import encoder
 
 LABELS = ["electrician", "plumber"]
 

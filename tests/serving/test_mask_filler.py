@@ -7,7 +7,7 @@ import pytest
 from serving.engine.mask_filler import MaskFiller
 from serving.engine.protocol import Refusal
 from tests.serving.conftest import engine_of, generate, generate_request
-from tests.tiny_tasks import masked_encoder
+from tests.tiny_models import masked_encoder
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,9 @@ from spark_jobs.settings import ExampleSettings
 from spark_jobs.tokenize.examples import ExampleTokenizer, check_template
 from spark_jobs.tokenize.labels import find_labels
 from spark_jobs.tokenize.tokenizer import load_tokenizer
-from tests.tiny_tasks import TASKS, chat_model, encoder_decoder, example_shards
+from tests.example_shards import example_shards
+from tests.tiny_models import chat_model, encoder_decoder
+from tests.tiny_tasks import TASKS
 
 
 @pytest.fixture(scope="module")

@@ -24,8 +24,9 @@ from recipes.evaluation.settings import (
 )
 from recipes.evaluation.spec import EvaluationSpec
 from serving.comparison import JudgedDocument
+from tests.example_shards import example_shards
 from tests.tiny import tiny_shards
-from tests.tiny_tasks import TASKS, example_shards
+from tests.tiny_tasks import TASKS
 
 
 def made(store: Store, kind: str, build) -> Artifact:  # type: ignore[no-untyped-def]

@@ -7,7 +7,7 @@ import torch
 
 from recipes.data.batch import IGNORED, ExampleBatch
 from recipes.model.example_networks import load_classifier, load_sequence_to_sequence
-from tests.tiny_tasks import encoder, encoder_decoder
+from tests.tiny_models import encoder, encoder_decoder
 
 TOKENS = torch.tensor([[11, 12, 13, 14], [21, 22, 300, 300]])
 IS_INPUT = torch.tensor([[True] * 4, [True, True, False, False]])
