@@ -9,11 +9,11 @@ from pathlib import Path
 LISTEN = "0A"
 
 
-def run_watched(process: subprocess.Popen[str]) -> set[str]:
-    """Wait for a process; the addresses on which it and what it started listened meanwhile."""
+def run_watched(*processes: subprocess.Popen[str]) -> set[str]:
+    """Wait for processes; the addresses on which they and what they started listened meanwhile."""
     seen: set[str] = set()
-    while process.poll() is None:
-        seen |= listening_addresses(process.pid)
+    while running := [process for process in processes if process.poll() is None]:
+        seen = seen.union(*(listening_addresses(process.pid) for process in running))
         time.sleep(0.1)
     return seen
 

@@ -1,6 +1,7 @@
 """The container's entry point: find this node's place, start the program, pass its exit code on."""
 
 import argparse
+import dataclasses
 import os
 import signal
 import subprocess
@@ -16,7 +17,9 @@ from artifacts.program.temporary import use_own_temporary_folder
 from recipes.launcher import commands, ssh
 from recipes.launcher.cluster import Cluster, read_cluster
 from recipes.launcher.folders import localize_spec, make_folders, output_folders
+from recipes.launcher.interface import find_interface
 from recipes.launcher.relay import relayed_messages, without_session
+from recipes.launcher.rendezvous import JOIN_VARIABLES, opened_store
 from recipes.launcher.secrets import with_secrets
 
 USAGE_ERROR = 2
@@ -67,6 +70,24 @@ def _launch(options: argparse.Namespace, cluster: Cluster, folder: Path) -> int:
         local = localize_spec(options.spec, folder / "spec.json", os.environ)
         program += ["--spec", os.fspath(local)]
     environment = with_secrets({**os.environ, **output_folders(os.environ)})
+    if cluster.is_single or options.launcher == "command":
+        return _start(options, cluster, folder, program, environment)
+    interface = find_interface(cluster, environment)
+    environment |= {**interface.variables(environment), **JOIN_VARIABLES}
+    if not cluster.is_master:
+        return _start(options, cluster, folder, program, environment)
+    cluster = dataclasses.replace(cluster, master_address=interface.address)
+    with opened_store(interface.address, cluster.master_port):
+        return _start(options, cluster, folder, program, environment)
+
+
+def _start(
+    options: argparse.Namespace,
+    cluster: Cluster,
+    folder: Path,
+    program: list[str],
+    environment: dict[str, str],
+) -> int:
     uses_ssh = options.ssh and options.launcher == "deepspeed" and not cluster.is_single
     if not cluster.is_master:
         environment = without_session(environment)

@@ -50,16 +50,16 @@ def local_command(processes: int, program: Sequence[str]) -> list[str]:
 
 
 def torchrun_command(cluster: Cluster, processes: int, program: Sequence[str]) -> list[str]:
-    """torchrun on every one of several machines."""
+    """torchrun on every one of several machines, joining the first one's store."""
     return [
         sys.executable,
         "-m",
         "recipes.launcher.torchrun",
         f"--nproc-per-node={processes}",
         f"--nnodes={len(cluster.hosts)}",
-        f"--node-rank={cluster.rank}",
-        f"--master-addr={cluster.master_address}",
-        f"--master-port={cluster.master_port}",
+        "--rdzv-backend=launcher",
+        f"--rdzv-endpoint={cluster.master_address}:{cluster.master_port}",
+        f"--rdzv-conf=rank={cluster.rank}",
         *program,
     ]
 

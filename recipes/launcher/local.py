@@ -2,14 +2,12 @@
 
     python -m recipes.launcher.local --workers 2 -- -m recipes.continued_pretraining --spec s.json
 
-torchrun is for several machines: its rendezvous, like the store that torch opens by itself, listens
-on every interface, and torch unpickles what it finds there.
+torchrun is for several machines.
 """
 
 import argparse
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +17,7 @@ from types import FrameType
 
 from artifacts.program.entry import INTERRUPTED
 from artifacts.program.lifetime import PARENT_VARIABLE, end_with_parent
+from recipes.launcher.rendezvous import JOIN_VARIABLES, opened_store
 from recipes.spec import SECONDS_TO_SAVE
 
 LOOPBACK = "127.0.0.1"
@@ -33,7 +32,7 @@ def main() -> int:
     parser.add_argument("--workers", type=int, required=True, help="processes on this machine")
     parser.add_argument("program", nargs="+", help="after `--`: `-m module` or a script, arguments")
     options = parser.parse_args()
-    with _signals() as received, _store(options.workers) as port:
+    with _signals() as received, opened_store(LOOPBACK) as port:
         workers = [
             subprocess.Popen(
                 [sys.executable, *options.program],
@@ -55,31 +54,12 @@ def _environment(rank: int, workers: int, port: int) -> dict[str, str]:
         "LOCAL_WORLD_SIZE": str(workers),
         "MASTER_ADDR": LOOPBACK,
         "MASTER_PORT": str(port),
-        # The store is ours, on loopback; without this the first worker would open another.
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        **JOIN_VARIABLES,
         "GLOO_SOCKET_IFNAME": LOOPBACK_INTERFACE,
         "NCCL_SOCKET_IFNAME": LOOPBACK_INTERFACE,
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
         PARENT_VARIABLE: str(os.getpid()),
     }
-
-
-@contextmanager
-def _store(workers: int) -> Iterator[int]:
-    """The port of the store in which the workers find each other, while the block runs."""
-    from torch.distributed import TCPStore
-
-    listener = socket.create_server((LOOPBACK, 0), backlog=max(128, workers))
-    port = listener.getsockname()[1]
-    # torch takes the socket over and closes it.
-    descriptor = listener.detach()
-    store = TCPStore(
-        LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=descriptor
-    )
-    try:
-        yield port
-    finally:
-        del store
 
 
 @contextmanager

@@ -10,7 +10,6 @@ bucket believes for a minute that a name is not there.
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -24,6 +23,7 @@ from artifacts.storage import files
 from recipes.launcher import session
 from recipes.launcher.cluster import Cluster
 from recipes.launcher.commands import SSH_PORT
+from recipes.launcher.interface import find_interface
 
 JOIN_SECONDS = 1800.0
 """Machines of a job start minutes apart."""
@@ -147,20 +147,10 @@ def _server(
         "StrictModes": "no",
         "PidFile": "none",
         "ForceCommand": f"{sys.executable} {session.__file__} {kept}",
-        **_listening(cluster.hosts[cluster.rank]),
+        "ListenAddress": find_interface(cluster, environment).address,
     }
     flags = [part for key, value in options.items() for part in ("-o", f"{key}={value}")]
     return ["/usr/sbin/sshd", "-D", "-e", "-f", "/dev/null", *flags]
-
-
-def _listening(host: str) -> dict[str, str]:
-    """The address by which the others know this node, where it is one of this machine's own."""
-    try:
-        address = socket.gethostbyname(host)
-        with socket.create_server((address, 0)):
-            return {"ListenAddress": address}
-    except OSError:
-        return {}
 
 
 def _make_key(path: Path) -> bytes:

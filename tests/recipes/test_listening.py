@@ -12,6 +12,10 @@ import pytest
 from recipes.spec import read_metrics
 from tests.listening import listening_addresses, outside_loopback, run_watched
 from tests.recipes.conftest import SpecMaker, finish, launcher, start
+from tests.stand_ins.processes import free_port
+
+SUM_RANKS = str(Path(__file__).parent / "launcher" / "sum_ranks.py")
+MACHINES = ("127.0.0.2", "127.0.0.3")
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -30,8 +34,7 @@ def test_training_listens_on_loopback_alone(make_spec: SpecMaker, workers: int) 
 def test_a_users_own_program_on_one_machine_listens_on_loopback_alone(
     launcher: str, tmp_path: Path
 ) -> None:
-    program = str(Path(__file__).parent / "launcher" / "sum_ranks.py")
-    arguments = ["--launcher", launcher, "--processes", "2", "--", program, "0"]
+    arguments = ["--launcher", launcher, "--processes", "2", "--", SUM_RANKS, "0"]
     environment = {key: value for key, value in os.environ.items() if key != "CLUSTER_SPEC"}
     process = subprocess.Popen(
         [sys.executable, "-m", "recipes.launcher", *arguments],
@@ -42,6 +45,32 @@ def test_a_users_own_program_on_one_machine_listens_on_loopback_alone(
     assert process.returncode == 0
     assert json.loads((tmp_path / "sum.json").read_text())["world"] == 2
     assert seen and outside_loopback(seen) == set()
+
+
+@pytest.mark.parametrize(
+    ("launcher", "status"), [("torchrun", 0), ("torchrun", 75), ("deepspeed", 0)]
+)
+def test_machines_of_one_job_listen_on_the_addresses_that_name_them_alone(
+    launcher: str, status: int, tmp_path: Path
+) -> None:
+    arguments = ["--launcher", launcher, "--processes", "1", "--", SUM_RANKS, str(status)]
+    port = str(free_port())
+    pools = {f"workerpool{rank}": [f"{host}:2222"] for rank, host in enumerate(MACHINES)}
+    machines = []
+    for rank in range(len(MACHINES)):
+        spec = {"cluster": pools, "task": {"type": f"workerpool{rank}", "index": 0}}
+        variables = {"CLUSTER_SPEC": json.dumps(spec), "MASTER_PORT": port}
+        machines.append(
+            subprocess.Popen(
+                [sys.executable, "-m", "recipes.launcher", *arguments],
+                env=os.environ | variables | {"OUTPUT_FOLDER": str(tmp_path)},
+                text=True,
+            )
+        )
+    seen = run_watched(*machines)
+    assert {machine.returncode for machine in machines} == {status}
+    assert json.loads((tmp_path / "sum.json").read_text()) == {"sum": 3, "world": 2, "node": "0"}
+    assert MACHINES[0] in seen and outside_loopback(seen) == set()
 
 
 def test_an_open_door_is_seen() -> None:

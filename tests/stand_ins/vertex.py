@@ -219,7 +219,9 @@ class VertexJobs:
         """
         running.restart.clear()
         running.starts += 1
+        # Replicas share this machine's loopback, whatever their names in CLUSTER_SPEC.
         rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        rendezvous["GLOO_SOCKET_IFNAME"] = "lo"
         pools = list(enumerate(running.job.job_spec.worker_pool_specs))
         for number, pool in reversed(pools):
             for index in range(pool.replica_count):

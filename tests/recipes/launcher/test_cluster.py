@@ -69,8 +69,8 @@ def test_a_master_port_that_is_none_is_refused(port: str) -> None:
 def test_torchrun_gets_the_nodes_place() -> None:
     cluster = read_cluster(cluster_spec("workerpool1", 1))
     command = torchrun_command(cluster, 8, ["-m", "my.program"])
-    assert "--nnodes=3" in command and "--node-rank=2" in command
-    assert "--master-addr=cmle-training-workerpool0-7-0" in command
+    assert "--nnodes=3" in command and "--rdzv-conf=rank=2" in command
+    assert "--rdzv-endpoint=cmle-training-workerpool0-7-0:29500" in command
     assert command[-2:] == ["-m", "my.program"]
 
 

@@ -168,9 +168,3 @@ def test_wrong_settings_end_with_one_clear_line(arguments: list[str], message: s
     _, error = process.communicate(timeout=30)
     assert process.returncode == 2
     assert message in error and "Traceback" not in error
-
-
-def test_deepspeed_starts_without_ssh_on_every_node(google: LocalGoogle) -> None:
-    arguments = ["--launcher", "deepspeed", "--processes", "1", "--", SUM_RANKS, "0"]
-    job = submit(google, arguments, replicas=2)
-    assert job.state is JobState.JOB_STATE_SUCCEEDED, google.vertex.logs(job.name)
