@@ -3,19 +3,20 @@
 import os
 import shutil
 import signal
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+import psutil
 import pytest
 
 from artifacts.errors import LeaseLost
 from artifacts.leases import object_lease
 from artifacts.store.identity import Identity
 from artifacts.store.store import Draft, Store
+from tests.waiting import WAIT_SECONDS, wait_until
 
 IDENTITY = Identity(kind="corpus", code_version="1")
 LIFETIME = 1.5
@@ -45,10 +46,7 @@ def sleeper(store: Store) -> Iterator[BaseProcess]:
     """A maker that sleeps with its files written, and whose lease has been lost meanwhile."""
     process = get_context("spawn").Process(target=make_and_fall_asleep, args=(store.root,))
     process.start()
-    deadline = time.monotonic() + 60
-    while Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
-        assert time.monotonic() < deadline and process.is_alive()
-        time.sleep(0.05)
+    wait_until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED)
     if store.is_local:
         # A local lease is a lock of the operating system; this is how it can be lost all the same.
         shutil.rmtree(Path(store.root) / "leases")
@@ -62,7 +60,7 @@ def sleeper(store: Store) -> Iterator[BaseProcess]:
 def wake(process: BaseProcess) -> int | None:
     assert process.pid
     os.kill(process.pid, signal.SIGCONT)
-    process.join(60)
+    process.join(WAIT_SECONDS)
     return process.exitcode
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from artifacts.errors import UserError
 from artifacts.leases.object_lease import object_lease
+from tests.waiting import wait_until
 
 LIFETIME = 1.2
 
@@ -21,12 +22,14 @@ def hold(url: str, seconds: float) -> None:
 def start_holder(url: str, seconds: float):
     process = get_context("spawn").Process(target=hold, args=(url, seconds))
     process.start()
-    deadline = time.monotonic() + 30
-    while not fsspec.filesystem("gs").exists(url):
-        fsspec.filesystem("gs").invalidate_cache()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: _exists(url))
     return process
+
+
+def _exists(url: str) -> bool:
+    bucket = fsspec.filesystem("gs")
+    bucket.invalidate_cache()
+    return bool(bucket.exists(url))
 
 
 def test_second_maker_waits_for_the_first_past_the_lifetime(cloud_root: str) -> None:

@@ -13,6 +13,7 @@ from artifacts.errors import DamagedArtifact, MissingArtifact, UserError
 from artifacts.store.identity import Identity
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Draft, Store
+from tests.waiting import WAIT_SECONDS, wait_until
 
 
 def identity(steps: int = 1) -> Identity:
@@ -137,7 +138,7 @@ def test_two_makers_at_once_build_it_once(tmp_path: Path) -> None:
     for maker in makers:
         maker.start()
     for maker in makers:
-        maker.join(30)
+        maker.join(WAIT_SECONDS)
 
     assert [maker.exitcode for maker in makers] == [0, 0]
     assert (tmp_path / "log").read_text() == "built\n"
@@ -158,10 +159,9 @@ def test_a_killed_holder_leaves_no_lease_behind(tmp_path: Path) -> None:
         target=_hold_lease, args=(root, str(held))
     )
     holder.start()
-    while not held.exists():
-        time.sleep(0.02)
+    wait_until(held.exists)
     holder.kill()
-    holder.join(10)
+    holder.join(WAIT_SECONDS)
 
     started = time.monotonic()
     with Store(root).lease("corpus"):

@@ -2,8 +2,6 @@
 
 import os
 import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -13,6 +11,7 @@ from recipes.spec import read_metrics
 from tests.conftest import Project, make_project
 from tests.forked import ForkedProcess
 from tests.llm_assets.conftest import SHARDS
+from tests.waiting import WAIT_SECONDS, wait_until
 
 STEPS = 40
 SETTINGS = {"budget": {"steps": STEPS}, "checkpointing": {"every_steps": 5}}
@@ -32,13 +31,6 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     monkeypatch.setenv("TMPDIR", str(folder))
     return folder
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 90) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited too long"
-        time.sleep(0.05)
 
 
 def steps_done(project: Project) -> int:
@@ -70,13 +62,13 @@ MATERIALIZE = ("dagster", "asset", "materialize", "--select", "*checkpoint")
     then="the same command goes on with the losses of an unbroken run",
 )
 def test_killed_training_goes_on_with_the_losses_of_an_unbroken_run(
-    prepared: Project, made: Project, tmp_path: Path, tiny_model_folder: Path
+    prepared: Project, already_made: Project, tmp_path: Path, tiny_model_folder: Path
 ) -> None:
     running = prepared.fork(*MATERIALIZE)
-    wait_for(lambda: steps_done(prepared) >= 12)
+    wait_until(lambda: steps_done(prepared) >= 12)
     for worker in training_workers(running):
         os.kill(worker.pid, signal.SIGKILL)
-    assert running.wait(60) != 0
+    assert running.wait(WAIT_SECONDS) != 0
     assert prepared.record.find_current("checkpoint") is None
     assert steps_done(prepared) < STEPS
 
@@ -84,7 +76,7 @@ def test_killed_training_goes_on_with_the_losses_of_an_unbroken_run(
     assert again.returncode == 0, again.stdout + again.stderr
 
     unbroken = make_project(tmp_path / "unbroken", tiny_model_folder)
-    unbroken.adopt(made, *SHARDS)
+    unbroken.adopt(already_made, *SHARDS)
     unbroken.configure(checkpoint=SETTINGS)
     assert unbroken.materialize("*checkpoint").returncode == 0
     assert len(losses(prepared)) == STEPS
@@ -101,12 +93,12 @@ def test_a_killed_orchestrator_leaves_no_training_behind_and_the_next_run_goes_o
     prepared: Project, temporary: Path
 ) -> None:
     running = prepared.fork(*MATERIALIZE)
-    wait_for(lambda: bool(training_workers(running)))
+    wait_until(lambda: bool(training_workers(running)))
     workers = training_workers(running)
-    wait_for(lambda: steps_done(prepared) >= 1)
+    wait_until(lambda: steps_done(prepared) >= 1)
     os.kill(running.pid, signal.SIGKILL)
-    running.wait(30)
-    wait_for(lambda: not any(worker.is_running() for worker in workers))
+    running.wait(WAIT_SECONDS)
+    wait_until(lambda: not any(worker.is_running() for worker in workers))
 
     left = set(temporary.iterdir())
     assert left
@@ -126,9 +118,9 @@ def test_a_killed_spark_leaves_nothing_under_the_temporary_folder(
     project: Project, temporary: Path
 ) -> None:
     running = project.fork("dagster", "asset", "materialize", "--select", "*clean_corpus")
-    wait_for(lambda: bool(list(temporary.rglob("blockmgr-*"))))
+    wait_until(lambda: bool(list(temporary.rglob("blockmgr-*"))))
     os.killpg(running.pid, signal.SIGKILL)
-    running.wait(30)
+    running.wait(WAIT_SECONDS)
     left = set(temporary.iterdir())
     assert left
     assert project.run("dagster", "asset", "materialize", "--select", "raw_corpus").returncode == 0
@@ -144,9 +136,9 @@ def test_a_killed_spark_leaves_nothing_under_the_temporary_folder(
 def test_ctrl_c_stops_the_run_and_the_same_command_goes_on(prepared: Project) -> None:
     project = prepared
     running = project.fork("llm-assets", "run")
-    wait_for(lambda: steps_done(project) >= 3)
+    wait_until(lambda: steps_done(project) >= 3)
     os.killpg(running.pid, signal.SIGINT)
-    assert running.wait(90) == 130
+    assert running.wait(WAIT_SECONDS) == 130
     said = (project.folder / "output.txt").read_text()
     assert "Interrupted. Nothing is lost" in said and "Traceback" not in said
 

@@ -5,7 +5,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,6 @@ from artifacts.program.lifetime import PARENT_VARIABLE
 from recipes.spec import TrainingSpec, command, read_metrics
 from tests.forked import ForkedProcess
 from tests.recipes.conftest import (
-    PATIENCE_SECONDS,
     REPOSITORY,
     SpecMaker,
     finish,
@@ -24,6 +22,7 @@ from tests.recipes.conftest import (
     train_here,
     wait_for_step,
 )
+from tests.waiting import wait_until
 
 
 @pytest.mark.fault(
@@ -49,10 +48,7 @@ def test_a_second_trainer_waits_and_then_finds_the_run_complete(make_spec: SpecM
 
 
 def wait_for_words(words: str, process: ForkedProcess) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not process.output.exists() or words not in process.output.read_text():
-        assert time.monotonic() < deadline, f"{words!r} was never said"
-        time.sleep(0.05)
+    wait_until(lambda: process.output.exists() and words in process.output.read_text())
 
 
 def start_through_a_parent(spec: TrainingSpec) -> subprocess.Popen[bytes]:
@@ -74,17 +70,11 @@ def start_through_a_parent(spec: TrainingSpec) -> subprocess.Popen[bytes]:
 def test_killing_the_parent_makes_the_training_save_and_end(make_spec: SpecMaker) -> None:
     spec = make_spec(steps=3000, checkpointing={"every_steps": 3000})
     parent = start_through_a_parent(spec)
-    history = []
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not history and time.monotonic() < deadline:
-        time.sleep(0.1)
-        history = read_metrics(Path(spec.run_folder))
+    wait_until(lambda: read_metrics(Path(spec.run_folder)))
     os.kill(parent.pid, signal.SIGKILL)
     parent.wait()
 
-    while not list(Path(spec.run_folder).glob("step-*/manifest.json")):
-        assert time.monotonic() < deadline, "no checkpoint was saved"
-        time.sleep(0.1)
+    wait_until(lambda: any(Path(spec.run_folder).glob("step-*/manifest.json")))
     process = start(spec)
     wait_for_step(spec, process, len(read_metrics(Path(spec.run_folder))) + 1)
     process.send_signal(signal.SIGINT)

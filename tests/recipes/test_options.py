@@ -2,7 +2,6 @@
 
 import json
 import math
-import time
 from itertools import pairwise
 from pathlib import Path
 
@@ -21,13 +20,13 @@ from recipes.settings import BaseModelSettings, training_settings
 from recipes.spec import TrainingSpec, read_metrics
 from recipes.training.budget import total_steps
 from tests.recipes.conftest import (
-    PATIENCE_SECONDS,
     REPOSITORY,
     SpecMaker,
     course,
     settings_of,
     train_here,
 )
+from tests.waiting import wait_until
 
 
 def losses(spec: TrainingSpec) -> list[float]:
@@ -226,10 +225,7 @@ def test_weights_and_biases_gets_the_metrics_where_switched_on(
     train_here(spec)
     (record,) = Path(spec.run_folder).glob("wandb/offline-run-*/run-*.wandb")
     # A process of its own writes the file, not always at once.
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while b"gradient_norm" not in record.read_bytes():
-        assert time.monotonic() < deadline, "the metrics did not arrive"
-        time.sleep(0.1)
+    wait_until(lambda: b"gradient_norm" in record.read_bytes())
 
 
 @pytest.mark.soak

@@ -15,6 +15,7 @@ import pytest
 from serving import endpoint as process
 from tests.faults import stopped
 from tests.serving.conftest import Client, start
+from tests.waiting import WAIT_SECONDS, wait_until
 
 TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'system' %}"
@@ -24,6 +25,8 @@ TEMPLATE = (
 
 
 FEW_FILES = 512
+PROMISED_SECONDS = 5.0
+"""In which `/health` tells that an engine does not answer."""
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +46,8 @@ def guarded(tmp_path_factory: pytest.TempPathFactory, chat_model_folder: Path) -
             model,
             max_connections=12,
             header_timeout=1.0,
-            request_timeout=20.0,
+            # Work that ends while a test waits for it was not ended by this.
+            request_timeout=2 * WAIT_SECONDS,
             max_waiting=2,
             allowed_origins=("https://page.example",),
         )
@@ -63,13 +67,6 @@ def post(client: Client, **headers: str) -> httpx.Response:
     body = json.dumps({"prompt": "The valve", "max_tokens": 1})
     given = {"Content-Type": "application/json"} | headers
     return client.http.post("/v1/completions", content=body, headers=given)
-
-
-def until(condition, seconds: float = 10.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it never happened"
-        time.sleep(0.1)
 
 
 @pytest.mark.fault(
@@ -102,7 +99,7 @@ def test_more_connections_than_allowed_are_told_so_and_the_rest_go_on(guarded: C
     finally:
         for connection in held:
             connection.close()
-    until(lambda: httpx.get(f"{guarded.endpoint.url}/health").status_code == 200)
+    wait_until(lambda: httpx.get(f"{guarded.endpoint.url}/health").status_code == 200)
 
 
 def test_as_many_files_may_be_open_as_the_machine_allows(guarded: Client) -> None:
@@ -177,8 +174,8 @@ def test_work_ends_when_its_client_has_gone(guarded: Client) -> None:
                 + f"Content-Length: {len(body)}\r\n\r\n".encode()
                 + body
             )
-            until(lambda: in_flight(1))
-        until(lambda: in_flight(0), 5.0)
+            wait_until(lambda: in_flight(1))
+        wait_until(lambda: in_flight(0))
     assert guarded.complete(max_tokens=2).status_code == 200
 
 
@@ -221,6 +218,6 @@ def test_engine_answers_its_api_server_alone(guarded: Client) -> None:
 def test_health_tells_within_five_seconds_that_the_engine_stands_still(guarded: Client) -> None:
     (pid,) = guarded.engine_pids()
     with stopped(pid):
-        until(lambda: guarded.http.get("/health").status_code == 503, 5.0)
-    until(lambda: guarded.http.get("/health").status_code == 200)
+        wait_until(lambda: guarded.http.get("/health").status_code == 503, PROMISED_SECONDS)
+    wait_until(lambda: guarded.http.get("/health").status_code == 200)
     assert guarded.engine_pids() == [pid]

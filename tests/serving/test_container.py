@@ -6,8 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -16,8 +15,8 @@ import pytest
 
 from artifacts.leases.holder import process_started
 from serving.vertex.container import ContainerEnvironment, fill
+from tests.waiting import WAIT_SECONDS, wait_until
 
-START_SECONDS = 180
 ENGINE = (sys.executable, "-m", "serving", "--model", "{model}", "--port", "{port}")
 ENGINE += ("--name", "{name}")
 
@@ -55,22 +54,15 @@ def client(
     port = free_port()
     process = container(tiny_model_folder, port, log)
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
-        until(lambda: is_healthy(client) or process.poll() is not None)
+        wait_until(lambda: is_healthy(client) or process.poll() is not None)
         assert process.poll() is None, log.read_text()
         yield client
     # The endpoint's supervisor, its API server and the engine.
     processes = psutil.Process(process.pid).children(recursive=True)
     process.terminate()
-    assert process.wait(30) == 0, log.read_text()
+    assert process.wait(WAIT_SECONDS) == 0, log.read_text()
     assert len(processes) == 3
-    until(lambda: all(process_started(one.pid) is None for one in processes))
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.1)
+    wait_until(lambda: all(process_started(one.pid) is None for one in processes))
 
 
 def is_healthy(client: httpx.Client) -> bool:
@@ -142,14 +134,14 @@ def test_port_is_open_while_the_model_is_loaded_and_says_that_it_is_not_ready(
     process = container(tiny_model_folder, port, tmp_path / "log", "sleep", "600")
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
-            until(lambda: is_listening(client))
+            wait_until(lambda: is_listening(client))
             assert client.get("/alive").status_code == 503
             answer = client.post("/answer", json={"instances": ["The valve"]})
             assert answer.status_code == 503
             assert "still being loaded" in answer.json()["error"]["message"]
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(WAIT_SECONDS)
 
 
 def is_listening(client: httpx.Client) -> bool:
@@ -174,16 +166,16 @@ def test_container_ended_while_its_engine_loads_takes_the_engine_along(
     tmp_path: Path, tiny_model_folder: Path, ending: signal.Signals
 ) -> None:
     process = container(tiny_model_folder, free_port(), tmp_path / "log", "sleep", "600")
-    until(psutil.Process(process.pid).children)
+    wait_until(psutil.Process(process.pid).children)
     (engine,) = psutil.Process(process.pid).children()
     process.send_signal(ending)
-    process.wait(30)
-    until(lambda: process_started(engine.pid) is None)
+    process.wait(WAIT_SECONDS)
+    wait_until(lambda: process_started(engine.pid) is None)
 
 
 def run_to_its_end(model: Path, log: Path, *engine: str) -> str:
     process = container(model, free_port(), log, *engine)
-    assert process.wait(START_SECONDS) == 1
+    assert process.wait(WAIT_SECONDS) == 1
     return log.read_text()
 
 

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import socket
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 
 from serving import endpoint as process
 from tests.serving.conftest import Client, start
+from tests.waiting import wait_until
 
 TOKEN = "correct horse"
 
@@ -42,13 +42,6 @@ def strict(tmp_path_factory: pytest.TempPathFactory, chat_model_folder: Path) ->
 def metric(client: Client, name: str) -> float:
     lines = client.http.get("/metrics").text.splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
-
-
-def until(condition, seconds: float = 30.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it never happened"
-        time.sleep(0.1)
 
 
 @pytest.mark.fault("endpoint", "wrong token", sees="401", then="nothing is read")
@@ -142,8 +135,8 @@ def test_client_that_does_not_read_holds_no_place(strict: Client) -> None:
             f"Content-Length: {len(body)}\r\n\r\n".encode()
             + body
         )
-        until(lambda: silent.recv(1, socket.MSG_PEEK))
-        until(lambda: metric(strict, "serving_requests_in_flight") == 0)
+        wait_until(lambda: silent.recv(1, socket.MSG_PEEK))
+        wait_until(lambda: metric(strict, "serving_requests_in_flight") == 0)
 
 
 @pytest.mark.fault(
@@ -153,7 +146,7 @@ def test_client_that_leaves_mid_stream_gives_its_place_back(strict: Client) -> N
     body = {"prompt": "The valve", "max_tokens": 150, "temperature": 1.0, "stream": True}
     with strict.http.stream("POST", "/v1/completions", json=body) as answer:
         next(answer.iter_lines())
-    until(lambda: metric(strict, "serving_requests_in_flight") == 0)
+    wait_until(lambda: metric(strict, "serving_requests_in_flight") == 0)
 
 
 @pytest.mark.fault(
@@ -168,7 +161,7 @@ def test_answer_that_takes_too_long_is_504_and_a_hung_engine_is_replaced(strict:
     answer = strict.complete(max_tokens=2)
     assert answer.status_code == 504
     assert "3 s" in answer.json()["error"]["message"]
-    until(lambda: strict.complete(max_tokens=2).status_code == 200, 60)
+    wait_until(lambda: strict.complete(max_tokens=2).status_code == 200)
     assert not psutil.pid_exists(pid)
 
 
@@ -225,7 +218,7 @@ def test_engine_killed_mid_answer_is_replaced_and_the_answer_completed(client: C
     whole = client.complete(max_tokens=150).json()["choices"][0]["text"]
     body = {"prompt": "The valve", "max_tokens": 150, "stream": True}
     for _ in range(5):
-        until(lambda: client.http.get("/health").status_code == 200, 60)
+        wait_until(lambda: client.http.get("/health").status_code == 200)
         before = metric(client, "serving_engine_restarts_total")
         pieces: list[str] = []
         with client.http.stream("POST", "/v1/completions", json=body) as answer:

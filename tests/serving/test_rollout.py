@@ -20,7 +20,7 @@ from serving.endpoint import Endpoint
 from serving.rollout import RolloutFailed
 from serving.settings import RolloutSettings
 from tests.serving.conftest import Client, start
-from tests.serving.test_admission import until
+from tests.waiting import wait_until
 
 ROLLOUT = RolloutSettings(steps=(0.3, 0.5), step_seconds=1.0, min_requests=20)
 WATCHED = RolloutSettings(steps=(0.5,), step_seconds=1.0, min_requests=2_000)
@@ -264,7 +264,7 @@ def test_an_api_server_killed_in_a_rollout_comes_back_and_brings_it_to_its_end(
     moving.api_server().kill()
     thread.join(timeout=120)
     assert isinstance(outcome[0], Client), outcome
-    until(lambda: process_started(engine.pid) is None)
+    wait_until(lambda: process_started(engine.pid) is None)
     again = move(moving, other_model_folder, "6")
     assert not again.endpoint.changed
     assert again.complete(max_tokens=1).headers["x-model-version"] == "6"

@@ -19,7 +19,8 @@ from serving import endpoint as process
 from serving.log_file import MAX_BYTES, before
 from serving.settings import RolloutSettings
 from tests.serving.conftest import Client, start
-from tests.serving.test_admission import connect, until
+from tests.serving.test_admission import connect
+from tests.waiting import wait_until
 
 SECONDS = float(os.environ.get("SOAK_SECONDS", "600"))
 QUIET_SHARE = 0.15
@@ -155,7 +156,7 @@ def disturb(client: Client, other_model: Path) -> None:
         time.sleep(pause)
         (pid,) = client.engine_pids()
         end(psutil.Process(pid))
-        until(lambda pid=pid: replaced(client, pid), 90)
+        wait_until(lambda pid=pid: replaced(client, pid))
     time.sleep(pause)
 
 

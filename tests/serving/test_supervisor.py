@@ -3,7 +3,6 @@
 import json
 import shutil
 import socket
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +15,8 @@ from serving import endpoint as process
 from serving import log_file, telemetry
 from serving.log_file import append, before
 from tests.serving.conftest import Client, start
-from tests.serving.test_admission import connect, until
+from tests.serving.test_admission import PROMISED_SECONDS, connect
+from tests.waiting import wait_until
 
 SILENCE = 4.0
 
@@ -53,13 +53,13 @@ def test_an_api_server_that_stands_still_is_replaced_and_who_waits_is_answered(
 ) -> None:
     still, (engine,) = kept.api_server(), kept.engine_pids()
     still.suspend()
-    until(lambda: process_started(still.pid) is None, SILENCE + 10)
+    wait_until(lambda: process_started(still.pid) is None)
     # Nobody listens just now, and the connection is taken all the same.
     with connect(kept) as waiting:
         waiting.settimeout(60)
         waiting.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert waiting.recv(4096).startswith(b"HTTP/1.1 503 "), "no engine is there yet: the truth"
-    until(lambda: healthy(kept), 60)
+    wait_until(lambda: healthy(kept))
 
     assert kept.complete(max_tokens=2).status_code == 200
     assert process_started(engine) is None
@@ -84,7 +84,7 @@ def test_a_killed_supervisor_takes_all_with_it_even_what_stands_still(
     for part in parts:
         part.suspend()
     psutil.Process(client.endpoint.pid).kill()
-    until(lambda: not any(process_started(part.pid) for part in parts), 15)
+    wait_until(lambda: not any(process_started(part.pid) for part in parts))
     assert process.status(client.state_folder) is None
 
 
@@ -99,7 +99,7 @@ def test_an_endpoint_whose_store_was_removed_ends(tmp_path: Path, tiny_model_fol
     model = shutil.copytree(tiny_model_folder, tmp_path / "store" / "model")
     client = start(tmp_path / "store" / "endpoint", model)
     shutil.rmtree(tmp_path / "store")
-    until(lambda: process_started(client.endpoint.pid) is None, 30)
+    wait_until(lambda: process_started(client.endpoint.pid) is None)
 
 
 @pytest.mark.fault(
@@ -160,13 +160,11 @@ def test_what_comes_in_thousands_is_told_once_in_a_while(capsys: pytest.CaptureF
     then="started again, one line in the log",
 )
 def test_status_and_health_tell_the_truth_within_seconds(kept: Client) -> None:
-    until(lambda: healthy(kept), 60)
+    wait_until(lambda: healthy(kept))
     (pid,) = kept.engine_pids()
-    began = time.monotonic()
     kept.kill_engine()
-    until(lambda: not healthy(kept), 5)
-    assert time.monotonic() - began < 5
-    until(lambda: healthy(kept), 60)
+    wait_until(lambda: not healthy(kept), PROMISED_SECONDS)
+    wait_until(lambda: healthy(kept))
     assert kept.engine_pids() != [pid]
     assert log_of(kept, "engine_ended")[-1]["status"] == -9
 
@@ -179,7 +177,7 @@ def test_status_and_health_tell_the_truth_within_seconds(kept: Client) -> None:
 )
 def test_an_endpoint_whose_folder_was_removed_can_be_stopped(kept: Client) -> None:
     shutil.rmtree(kept.state_folder)
-    until(lambda: process.status(kept.state_folder) is not None, 15)
+    wait_until(lambda: process.status(kept.state_folder) is not None)
     assert kept.complete(max_tokens=1).status_code == 200
     assert process.stop(kept.state_folder)
     assert process_started(kept.endpoint.pid) is None

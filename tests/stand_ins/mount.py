@@ -22,7 +22,7 @@ from typing import Any
 from tests.stand_ins.processes import REPOSITORY
 
 SCAN_SECONDS = 0.3
-MOUNT_SECONDS = 20.0
+MOUNT_SECONDS = 120.0
 
 
 def why_no_fuse() -> str | None:

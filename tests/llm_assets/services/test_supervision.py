@@ -2,8 +2,7 @@
 
 import os
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,8 +10,8 @@ import pytest
 from llm_assets.services import supervision
 from llm_assets.services.leftovers import find_leftovers
 from llm_assets.services.supervision import Service, ServiceState
+from tests.waiting import wait_until
 
-SECONDS = 60.0
 SECRET = "postgresql://dagster:hunter2@127.0.0.1/dagster"
 LEAVES_A_CHILD = "sleep 600 & echo started; exec sleep 600"
 
@@ -28,13 +27,6 @@ def state(tmp_path: Path) -> Iterator[Path]:
     supervision.stop(folder)
 
 
-def _wait(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < end, "not in time"
-        time.sleep(0.1)
-
-
 def _the(state: Path, name: str) -> ServiceState:
     return next(one for one in supervision.read_states(state) or [] if one.name == name)
 
@@ -42,17 +34,17 @@ def _the(state: Path, name: str) -> ServiceState:
 def _start(state: Path, script: str) -> ServiceState:
     service = Service("shell", ("/bin/sh", "-c", script))
     supervision.start(state, [service], os.environ | {"POSTGRES": SECRET})
-    _wait(lambda: _the(state, "shell").pid > 0)
+    wait_until(lambda: _the(state, "shell").pid > 0)
     return _the(state, "shell")
 
 
 def test_a_killed_service_comes_back_and_the_end_leaves_nothing(state: Path) -> None:
     first = _start(state, LEAVES_A_CHILD)
-    _wait(lambda: (state / "shell.log").read_text() == "started\n")
+    wait_until(lambda: (state / "shell.log").read_text() == "started\n")
     os.kill(first.pid, signal.SIGKILL)
-    _wait(lambda: _the(state, "shell").pid not in (0, first.pid))
+    wait_until(lambda: _the(state, "shell").pid not in (0, first.pid))
     # The supervisor, the service, and a child of each of its lives.
-    _wait(lambda: len(find_leftovers(state)) == 4)
+    wait_until(lambda: len(find_leftovers(state)) == 4)
     assert supervision.stop(state)
     assert supervision.read_states(state) is None and not find_leftovers(state)
     assert not supervision.stop(state)
@@ -63,14 +55,14 @@ def test_what_a_killed_supervisor_left_is_found_and_ended(state: Path) -> None:
     (supervisor,) = [pid for pid in find_leftovers(state) if os.getsid(pid) == pid]
     os.kill(supervisor, signal.SIGKILL)
     # While a process is being replaced by its program, its environment is neither one's.
-    _wait(lambda: first.pid in find_leftovers(state))
+    wait_until(lambda: first.pid in find_leftovers(state))
     assert supervision.stop(state)
     assert not find_leftovers(state)
 
 
 def test_what_has_a_session_of_its_own_stays_as_the_endpoint_does(state: Path) -> None:
     _start(state, f"setsid sleep 600 & echo $! > '{state}/other'; exec sleep 600")
-    _wait(lambda: (state / "other").exists() and (state / "other").read_text().strip() != "")
+    wait_until(lambda: (state / "other").exists() and (state / "other").read_text().strip() != "")
     other = int((state / "other").read_text())
     supervision.stop(state)
     os.kill(other, signal.SIGKILL)  # It was there.

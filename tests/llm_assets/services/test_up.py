@@ -4,8 +4,7 @@ import json
 import os
 import signal
 import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import httpx
 import pytest
@@ -15,8 +14,7 @@ from llm_assets.services.project import STATE_FOLDER, read_services
 from tests.conftest import ROOT, Project
 from tests.listening import listening_addresses, outside_loopback
 from tests.stand_ins.processes import free_port
-
-SECONDS = 300.0
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -32,13 +30,6 @@ def ready(project: Project) -> Iterator[Project]:
     (project.folder / "workspace.yaml").write_text(workspace)
     yield project
     project.run("llm-assets", "down")
-
-
-def _wait(condition: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < end, f"{what}: not in time"
-        time.sleep(0.5)
 
 
 def _pid(project: Project, name: str) -> int:
@@ -63,10 +54,10 @@ def test_services_answer_come_back_when_killed_and_leave_nothing_behind(
     assert addresses and not outside_loopback(addresses)
 
     beat = 'llm_assets_daemon_heartbeat_timestamp_seconds{daemon="sensor"}'
-    _wait(lambda: beat in httpx.get(f"http://127.0.0.1:{metrics}/metrics").text, "a heartbeat")
+    wait_until(lambda: beat in httpx.get(f"http://127.0.0.1:{metrics}/metrics").text)
     before = _pid(ready, "daemon")
     os.kill(before, signal.SIGKILL)
-    _wait(lambda: _pid(ready, "daemon") not in (0, before), "the daemon")
+    wait_until(lambda: _pid(ready, "daemon") not in (0, before))
     again = ready.run("llm-assets", "up", "--port", port, "--metrics-port", metrics)
     assert "run already" in again.stdout
 

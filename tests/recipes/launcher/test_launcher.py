@@ -15,10 +15,10 @@ from google.cloud.aiplatform_v1 import CustomJob, JobServiceClient, JobState
 
 from tests.stand_ins.google import BUCKET, CUDA_IMAGE, PROJECT, REGION, LocalGoogle
 from tests.stand_ins.processes import REPOSITORY
+from tests.waiting import WAIT_SECONDS, wait_until
 
 SUM_RANKS = str(Path(__file__).parent / "sum_ranks.py")
 LAUNCHER = [sys.executable, "-m", "recipes.launcher"]
-WAIT_SECONDS = 90.0
 
 
 def submit(
@@ -42,14 +42,17 @@ def submit(
     client = JobServiceClient(client_options={"api_endpoint": google.endpoint})
     parent = f"projects/{PROJECT}/locations/{REGION}"
     submitted = client.create_custom_job(parent=parent, custom_job=job)
-    deadline = time.monotonic() + WAIT_SECONDS
-    while time.monotonic() < deadline:
-        found = client.get_custom_job(name=submitted.name)
+
+    def found() -> CustomJob:
+        return client.get_custom_job(name=submitted.name)
+
+    def has_ended() -> bool:
         # A failed job's reason comes after its state.
-        if found.state == JobState.JOB_STATE_SUCCEEDED or found.error.message:
-            return found
-        time.sleep(0.2)
-    raise AssertionError(google.vertex.logs(submitted.name))
+        job = found()
+        return job.state == JobState.JOB_STATE_SUCCEEDED or bool(job.error.message)
+
+    wait_until(has_ended, told=lambda: str(google.vertex.logs(submitted.name)))
+    return found()
 
 
 def read_object(google: LocalGoogle, name: str) -> bytes:
@@ -121,13 +124,13 @@ def launch(*arguments: str, **environment: str) -> subprocess.Popen[str]:
 @pytest.mark.parametrize(("code", "expected"), [("exit(7)", 7), ("import os; os.kill(0, 0)", 0)])
 def test_users_own_command_keeps_its_exit_code(code: str, expected: int) -> None:
     process = launch("--launcher", "command", "--", sys.executable, "-c", code)
-    assert process.wait(timeout=30) == expected
+    assert process.wait(timeout=WAIT_SECONDS) == expected
 
 
 def test_program_killed_by_a_signal_is_a_failure() -> None:
     code = "import os; os.kill(os.getpid(), 9)"
     process = launch("--launcher", "command", "--", sys.executable, "-c", code)
-    assert process.wait(timeout=30) == 137
+    assert process.wait(timeout=WAIT_SECONDS) == 137
 
 
 def test_termination_is_passed_on_so_that_a_program_can_save() -> None:
@@ -142,13 +145,13 @@ def test_termination_is_passed_on_so_that_a_program_can_save() -> None:
     while process.stdout.readline().strip() != "ready":
         pass
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=30) == 75
+    assert process.wait(timeout=WAIT_SECONDS) == 75
 
 
 def test_idle_node_waits_and_ends_by_itself() -> None:
     started = time.monotonic()
     process = launch("--idle", "--idle-hours", "0.0005")
-    output, _ = process.communicate(timeout=30)
+    output, _ = process.communicate(timeout=WAIT_SECONDS)
     assert process.returncode == 0
     assert time.monotonic() - started > 1.8
     assert "web terminal" in output
@@ -165,6 +168,6 @@ def test_idle_node_waits_and_ends_by_itself() -> None:
 )
 def test_wrong_settings_end_with_one_clear_line(arguments: list[str], message: str) -> None:
     process = launch(*arguments)
-    _, error = process.communicate(timeout=30)
+    _, error = process.communicate(timeout=WAIT_SECONDS)
     assert process.returncode == 2
     assert message in error and "Traceback" not in error
