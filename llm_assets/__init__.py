@@ -1,7 +1,7 @@
 """The Dagster side: what exists, what it depends on, when it is made and where it runs."""
 
 try:
-    import recipes  # noqa: F401
+    import recipes  # noqa: F401 - only whether it can be
 except ModuleNotFoundError as error:
     # torchtune's wheel has a `recipes/__init__.py` too, which only raises. pip installs torchtune
     # before this package, whose file then stands, until torchtune is installed again by itself.

@@ -65,7 +65,7 @@ class ExactMatchSettings(Settings):
 class FineTuningSettings(ContinuedPretrainingSettings):
     """Teaches a causal model to answer: only the assistant's turns of conversations are learnt."""
 
-    recipe: Literal["fine_tuning"]  # type: ignore[assignment]
+    recipe: Literal["fine_tuning"]  # type: ignore[assignment]  # each of the union has its own
     """Which recipe this is."""
     exact_match: ExactMatchSettings | None = None
     """The gate decides by how often the last answer of a conversation is right, instead of by the

@@ -104,6 +104,7 @@ def _reasons_named(spec: BaseModel, speaks: bool) -> Iterator[None]:
     except (Interrupted, UserError):
         raise
     except Exception as error:
+        # What has no known reason keeps its traceback.
         reason = reason_of(error, next((place for place in places if "://" not in place), "."))
         if reason is None:
             raise

@@ -143,6 +143,7 @@ class BucketChannel:
         try:
             self._bucket.blob(f"{self._prefix}/{number}.json").upload_from_string(text)
         except Exception as error:
+            # Whatever it is, the chunk is kept; `close` tells of what never went well.
             self._failure = error
             return False
         return True

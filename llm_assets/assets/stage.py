@@ -59,6 +59,7 @@ def user_faults(pipeline: PipelineResource | None = None) -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        # Which errors have a known reason, `reason_of` tells.
         store = pipeline.settings.store if pipeline and isinstance(error, OSError) else "."
         reason = reason_of(error, "." if "://" in store else store)
         if reason is None:

@@ -276,6 +276,7 @@ def main() -> None:
     try:
         commands()
     except Exception as error:
+        # What has no known reason keeps its traceback.
         reason = reason_of(error)
         if reason is None:
             raise

@@ -40,6 +40,7 @@ def check(settings: GoogleCloudSettings, uses_bigquery: bool = True) -> list[Fin
         try:
             findings += test(settings)
         except Exception as error:
+            # One check that cannot be made is a finding, and the others are made all the same.
             status = getattr(error, "code", None)
             advice = explain(
                 str(error), status if isinstance(status, int) else None, _place(settings)

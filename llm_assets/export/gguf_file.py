@@ -147,7 +147,7 @@ def _pre_tokenizer(content: dict[str, Any]) -> tuple[str, ...]:
 def _tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, framework="pt") as weights:
-            for name in weights.keys():  # noqa: SIM118
+            for name in weights.keys():  # noqa: SIM118 - not a mapping
                 yield name, weights.get_tensor(name)
 
 

@@ -131,6 +131,7 @@ class PipesGCSLiveMessageReader(PipesMessageReader):
         except exceptions.Forbidden as error:
             raise self._forbidden(error) from error
         except Exception as error:
+            # Those of the network come from google.api_core, google.auth and requests alike.
             if not is_transient(error):
                 raise
             self._warn(f"Messages cannot be read just now: {first_line(error)}")

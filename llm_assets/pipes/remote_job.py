@@ -79,6 +79,7 @@ class RemoteRun:
                 while not self._follow_to_end():
                     self._submit_again()
             except BaseException as error:
+                # An interruption; after a fault the job goes on, to be found again.
                 if not isinstance(error, Exception) and self.forward_termination:
                     self._cancel()
                 raise
@@ -276,6 +277,7 @@ class RemoteRun:
         try:
             call_with_retries(self._cancel_once, policy, self.context.log.warning)
         except Exception as error:
+            # The run ends by its interruption, whatever keeps the job from being cancelled.
             name = self.job.name if self.job else f"the job labeled {KEY_LABEL}={self.key}"
             self.context.log.error(
                 f"{name} could not be cancelled and may still cost money: {error}"

@@ -88,6 +88,7 @@ def call_with_retries(
         try:
             return function()
         except Exception as error:
+            # What may go well the next time has no class of its own.
             refused += is_refused_credential(error)
             again = is_transient(error) or 0 < refused < CREDENTIAL_ATTEMPTS
             delay = backoff.take()

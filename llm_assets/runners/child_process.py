@@ -75,6 +75,7 @@ def _run_once(
         try:
             code = child.wait()
         except BaseException:
+            # However this run ends, its child ends with it.
             _terminate(child)
             raise
     reasons = [m[ERROR_MESSAGE] for m in session.get_custom_messages() if ERROR_MESSAGE in m]

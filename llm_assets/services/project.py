@@ -83,6 +83,7 @@ def bring_up(project: ProjectServices, report: Report) -> None:
             supervision.start(project.state, project.services, project.environment)
         _wait(project, report)
     except BaseException:
+        # Ctrl-C among them: nothing half started stays.
         take_down(project.folder)
         raise
 

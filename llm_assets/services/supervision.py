@@ -126,7 +126,7 @@ def become(state: Path, services: Sequence[Service], environment: Mapping[str, s
     _prepare(state, services)
     note_session(state, os.getsid(0))
     os.chdir(state.parent.parent)
-    os.execve(sys.executable, _command(state), _marked(state, environment))  # noqa: S606
+    os.execve(sys.executable, _command(state), _marked(state, environment))  # noqa: S606 - our own program
 
 
 def _prepare(state: Path, services: Sequence[Service]) -> None:

@@ -175,6 +175,7 @@ def _run(source: BigQuery, statement: str) -> list[Any]:
         except GoogleAPICallError:
             raise
         except BaseException:
+            # Ctrl-C among them: nobody waits for the job any more, and it costs.
             job.cancel()
             raise
     except TimeoutError as error:

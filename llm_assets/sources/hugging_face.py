@@ -34,6 +34,7 @@ def fingerprint_dataset(source: HuggingFaceDataset) -> str:
     try:
         information = HfApi().dataset_info(source.dataset, revision=source.revision)
     except Exception as error:
+        # The Hub's, httpx' and the operating system's errors share no class.
         raise _not_reached(source, error) from error
     return str(information.sha)
 
@@ -111,6 +112,7 @@ def _load(source: HuggingFaceDataset) -> Any:
     except UserError:
         raise
     except Exception as error:
+        # As above, and those of every format that datasets reads.
         raise _not_reached(source, error) from error
 
 

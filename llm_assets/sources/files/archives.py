@@ -80,7 +80,7 @@ def _tar(content: Content) -> Iterator[Member | Passed]:
     with content.open() as stream:
         try:
             # A stream that goes one way only: what is compressed is unpacked once.
-            archive = tarfile.open(fileobj=stream, mode="r|")  # noqa: SIM115
+            archive = tarfile.open(fileobj=stream, mode="r|")  # noqa: SIM115 - closed with the stream
             for entry in archive:
                 if entry.isfile() and entry.size > TAR_MEMBER_BYTES:
                     yield Passed("too large file in an archive", _name(content, entry.name))

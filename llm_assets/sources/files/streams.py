@@ -69,7 +69,7 @@ def unpacked(handle: IO[bytes], compression: str | None, limit: int, name: str) 
     openers: dict[str, Callable[[], Any]] = {
         "gzip": lambda: gzip.GzipFile(fileobj=handle),
         "bz2": lambda: bz2.BZ2File(handle),
-        "xz": lambda: lzma.LZMAFile(handle),  # noqa: SIM115
+        "xz": lambda: lzma.LZMAFile(handle),  # noqa: SIM115 - its reader closes it
         "zstd": lambda: _Arrow(pa.CompressedInputStream(pa.PythonFile(handle), "zstd")),
     }
     unpacked_bytes = 0
