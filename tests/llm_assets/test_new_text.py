@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from artifacts.store.store import Artifact
 from recipes.data.seen import SEEN_NAME, Seen
 from tests.conftest import Project, make_project
 
@@ -23,29 +24,37 @@ def write_subject(project: Project, documents: int) -> None:
         (project.folder / "text" / f"subject-{number}.txt").write_text(". ".join(sentences) + ".")
 
 
+def run_with_more(project: Project, documents: int) -> tuple[Artifact, str]:
+    """A run, a new subject of so many documents, a run: the second checkpoint, its output."""
+    project.configure(checkpoint={"initialize": "champion", "budget": {"steps": STEPS}})
+    assert project.run("llm-assets", "run").returncode == 0
+    first = project.record.current("checkpoint", "test")
+    write_subject(project, documents)
+    ended = project.run("llm-assets", "run")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    second = project.record.current("checkpoint", "test")
+    assert second.manifest.inputs["start"] == first.fingerprint
+    return second, ended.stdout
+
+
+def assert_little_was_seen_before(checkpoint: Artifact) -> None:
+    seen_before = checkpoint.stats["tokens_seen_before"]
+    assert 0 < seen_before <= REPLAY_SHARE * STEPS * TOKENS_PER_STEP
+
+
 @pytest.mark.soak
 def test_a_new_subject_arrives_and_the_model_that_learnt_it_becomes_champion(
     project: Project,
 ) -> None:
-    project.configure(checkpoint={"initialize": "champion", "budget": {"steps": STEPS}})
-    assert project.run("llm-assets", "run").returncode == 0
-    first = project.record.current("checkpoint", "test")
-
-    write_subject(project, 200)
-    ended = project.run("llm-assets", "run")
-
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    second = project.record.current("checkpoint", "test")
-    assert second.manifest.inputs["start"] == first.fingerprint
+    second, output = run_with_more(project, 200)
     metrics = project.record.current("eval_metrics", "test").stats["metrics"]
     newest = metrics["held_out_newest_bits_per_byte"]
     assert newest["candidate"]["value"] < newest["incumbent"]["value"] - 0.2
     verdict = project.record.current("model_version", "test").stats
     assert verdict["promoted"], verdict["reasons"]
-    assert "serves version 2" in " ".join(ended.stdout.split())
+    assert "serves version 2" in " ".join(output.split())
     # It learnt the new text, and what else the first run had left unread.
-    seen_before = second.stats["tokens_seen_before"]
-    assert 0 < seen_before <= REPLAY_SHARE * STEPS * TOKENS_PER_STEP
+    assert_little_was_seen_before(second)
     assert second.stats["coverage"] > 0 and len(Seen.read(str(second.path / SEEN_NAME)).texts)
 
 
@@ -53,17 +62,8 @@ def test_a_new_subject_arrives_and_the_model_that_learnt_it_becomes_champion(
 def test_a_weekly_run_over_one_per_cent_more_shares_no_more_tokens_than_the_settings_say(
     project: Project,
 ) -> None:
-    project.configure(checkpoint={"initialize": "champion", "budget": {"steps": STEPS}})
-    assert project.run("llm-assets", "run").returncode == 0
-    first = project.record.current("checkpoint", "test")
-
-    write_subject(project, 3)
-    ended = project.run("llm-assets", "run")
-
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    second = project.record.current("checkpoint", "test")
-    assert second.manifest.inputs["start"] == first.fingerprint
-    assert 0 < second.stats["tokens_seen_before"] <= REPLAY_SHARE * STEPS * TOKENS_PER_STEP
+    second, _ = run_with_more(project, 3)
+    assert_little_was_seen_before(second)
 
 
 @pytest.mark.soak
