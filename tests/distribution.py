@@ -10,25 +10,40 @@ from xdist.workermanage import WorkerController
 from tests.reliability import COLLECTED
 
 ROOT = Path(__file__).parent.parent
-ONE_RUN = tuple(
-    f"tests/llm_assets/test_{name}.py"
-    for name in ("main_job", "interruption", "commands", "held_out")
-)
-"""They share what one run of the graph has made, so one worker runs them all."""
+ONE_RUN = ("tests/llm_assets/test_main_job.py", "tests/llm_assets/automation/test_quality.py")
+"""They ask the endpoint that one run of the graph has started, so one worker runs them all."""
 LONGEST_FIRST = (
     *ONE_RUN,
     "tests/serving/test_rollout.py",
-    "tests/recipes/test_workers.py",
     "tests/llm_assets/cloud/test_graph.py",
-    "tests/llm_assets/pipes/test_faults.py",
+    "tests/recipes/test_workers.py",
+    "tests/llm_assets/test_interruption.py",
+    "tests/spark_jobs/test_decide.py",
+    "tests/llm_assets/test_commands.py",
+    "tests/llm_assets/maintenance/test_recovery.py",
+    "tests/spark_jobs/test_growth.py",
+    "tests/serving/test_supervisor.py",
+    "tests/llm_assets/test_held_out.py",
+    "tests/spark_jobs/test_caches.py",
+    "tests/serving/test_engine_process.py",
+    "tests/recipes/test_listening.py",
+    "tests/serving/test_comparison.py",
     "tests/llm_assets/cloud/test_endpoint.py",
-    "tests/llm_assets/pipes/test_clients.py",
-    "tests/spark_jobs/test_clean.py",
     "tests/serving/test_faults.py",
-    "tests/recipes/test_faults.py",
+    "tests/recipes/test_mounted_bucket.py",
+    "tests/spark_jobs/test_lineage.py",
+    "tests/llm_assets/pipes/test_faults.py",
+    "tests/llm_assets/sources/files/test_bounds.py",
+    "tests/spark_jobs/test_peer_faults.py",
     "tests/recipes/test_tensor_parallel.py",
-    "tests/recipes/test_resume.py",
+    "tests/recipes/test_from_scratch.py",
+    "tests/llm_assets/pipes/test_clients.py",
+    "tests/recipes/zero/test_strategy.py",
     "tests/recipes/test_evaluate_tasks.py",
+    "tests/recipes/launcher/test_ssh.py",
+    "tests/spark_jobs/test_clean.py",
+    "tests/recipes/test_faults.py",
+    "tests/recipes/test_resume.py",
     "tests/recipes/launcher/test_launcher.py",
     "tests/recipes/test_lone_trainer.py",
     "tests/test_readme.py",

@@ -1,39 +1,81 @@
 """A project whose graph was run once, and projects that begin with its artifacts."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from artifacts.leases.lease import local_lease
 from tests.conftest import Project, make_project
 from tests.listening import run_watched
+from tests.llm_assets.in_process import ask
 
 SHARDS = ("raw_corpus", "clean_corpus", "base_model", "tokenized_shards")
 EVALUATION = (*SHARDS, "checkpoint", "eval_metrics")
 
 
 @pytest.fixture(scope="session")
-def made(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Iterator[Project]:
+def for_all_workers(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """A folder that all workers of this test session share."""
+    own = tmp_path_factory.getbasetemp()
+    return own if worker_id == "master" else own.parent
+
+
+@pytest.fixture(scope="session")
+def made(
+    tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path, for_all_workers: Path
+) -> Iterator[Project]:
     """A project after `llm-assets run`, its endpoint serving; tests leave it as it is."""
     project = make_project(tmp_path_factory.mktemp("made") / "project", tiny_model_folder)
-    process = project.start("llm-assets", "run")
-    listened = run_watched(process)
-    screen = (project.folder / "output.txt").rename(project.folder / "screen.txt")
-    assert process.returncode == 0, screen.read_text()
+    with local_lease(for_all_workers / "made.lock"):
+        process = project.start("llm-assets", "run")
+        listened = run_watched(process)
+        screen = (project.folder / "output.txt").rename(project.folder / "screen.txt")
+        assert process.returncode == 0, screen.read_text()
+        if not (for_all_workers / "made").exists():
+            Project(for_all_workers / "copied").adopt(project, *EVALUATION)
+            (for_all_workers / "copied").rename(for_all_workers / "made")
     (project.folder / "listened.txt").write_text("\n".join(sorted(listened)))
     yield project
     project.stop()
 
 
-@pytest.fixture
-def with_shards(project: Project, made: Project) -> Project:
-    """A fresh project whose shards and what they come from are made."""
-    project.adopt(made, *SHARDS)
+@pytest.fixture(scope="session")
+def already_made(request: pytest.FixtureRequest, for_all_workers: Path) -> Project:
+    """Artifacts of `made`, of whichever worker: to adopt, not to run."""
+    copy = Project(for_all_workers / "made")
+    with local_lease(for_all_workers / "made.lock"):
+        is_there = copy.folder.exists()
+    if not is_there:
+        request.getfixturevalue("made")
+    return copy
+
+
+@pytest.fixture(scope="session")
+def judged(
+    tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path, already_made: Project
+) -> Project:
+    """A project with every artifact up to the verdict, on record; no endpoint.
+
+    Tests leave it as it is, or restore its store from `as it was`.
+    """
+    project = make_project(tmp_path_factory.mktemp("judged") / "project", tiny_model_folder)
+    project.adopt(already_made, *EVALUATION)
+    assert ask(project, "*model_version") == ""
+    shutil.copytree(project.folder / "store", project.folder / "as it was")
     return project
 
 
 @pytest.fixture
-def with_evaluation(project: Project, made: Project) -> Project:
+def with_shards(project: Project, already_made: Project) -> Project:
+    """A fresh project whose shards and what they come from are made."""
+    project.adopt(already_made, *SHARDS)
+    return project
+
+
+@pytest.fixture
+def with_evaluation(project: Project, already_made: Project) -> Project:
     """A fresh project in which a model was trained and evaluated, and nothing decided."""
-    project.adopt(made, *EVALUATION)
+    project.adopt(already_made, *EVALUATION)
     return project

@@ -13,11 +13,11 @@ from tests.tiny import tiny_texts
 
 @pytest.fixture(scope="module")
 def served(
-    tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path, made: Project
+    tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path, already_made: Project
 ) -> Iterator[Project]:
     """A project whose version 1 was promoted and serves."""
     project = make_project(tmp_path_factory.mktemp("served") / "project", tiny_model_folder)
-    project.adopt(made, *EVALUATION)
+    project.adopt(already_made, *EVALUATION)
     ended = project.run("llm-assets", "run")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     yield project

@@ -108,10 +108,10 @@ def test_where_the_earlier_corpus_is_gone_the_newest_that_is_there_hands_on_its_
 
 
 def test_tokens_of_all_held_out_documents_are_those_that_an_engine_makes_of_their_text(
-    made: Project,
+    judged: Project,
 ) -> None:
     """Spark's tokenizer and the one that answers with the model are two programs."""
-    record = made.record
+    record = judged.record
     shards, clean, model = (
         record.current(kind, needed_by="test")
         for kind in ("tokenized_shards", "clean_corpus", "checkpoint")

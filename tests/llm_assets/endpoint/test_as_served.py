@@ -18,6 +18,7 @@ from recipes.evaluation.settings import EvaluationSettings, GenerationSettings, 
 from recipes.evaluation.spec import EvaluationSpec
 from serving.settings import EndpointSettings
 from tests.conftest import Project
+from tests.llm_assets.conftest import SHARDS
 from tests.llm_assets.in_process import TrainingHere, ask
 from tests.tiny import change_weights, make_uneven, tiny_shards, tiny_texts, train_tiny_model
 
@@ -82,10 +83,9 @@ def test_quantization_that_costs_too_much_is_rejected_with_the_reason(
 
 @pytest.mark.soak
 def test_graph_judges_what_would_serve_and_shows_what_is_lost(
-    made: Project, project: Project
+    already_made: Project, project: Project
 ) -> None:
-    project.adopt(made, "raw_corpus", "clean_corpus", "base_model", "tokenized_shards")
-    project.adopt(made, "checkpoint")
+    project.adopt(already_made, *SHARDS, "checkpoint")
     project.configure(endpoint={"weights": "int8", "threads": 1})
     assert not ask(project, "*model_version", training=TrainingHere())
     evaluation = project.record.current("eval_metrics", needed_by="test")

@@ -53,56 +53,56 @@ def never_trained(project: Project) -> dict[str, str]:
     )
 
 
-def test_what_is_not_there_or_not_named_is_refused(made: Project, tmp_path: Path) -> None:
-    assert "knows no document 'manual/nowhere'" in refusal(made, "manual/nowhere")
-    assert "Name what to forget" in refusal(made)
-    assert "no document of the source 'elsewhere'" in refusal(made, "--source", "elsewhere")
+def test_what_is_not_there_or_not_named_is_refused(judged: Project, tmp_path: Path) -> None:
+    assert "knows no document 'manual/nowhere'" in refusal(judged, "manual/nowhere")
+    assert "Name what to forget" in refusal(judged)
+    assert "no document of the source 'elsewhere'" in refusal(judged, "--source", "elsewhere")
     missing, binary = tmp_path / "missing.txt", tmp_path / "binary.txt"
     binary.write_bytes(b"\xff\xfe\x00")
     for path in (missing, binary):
-        assert f"{path} cannot be read" in refusal(made, "--file", str(path))
+        assert f"{path} cannot be read" in refusal(judged, "--file", str(path))
 
 
 def test_the_listing_says_what_each_document_was_to_the_versions_and_does_nothing(
-    made: Project, tmp_path: Path
+    judged: Project, tmp_path: Path
 ) -> None:
-    rows = documents(made).values()
+    rows = documents(judged).values()
     held_out = next(row["id"] for row in rows if row["split"] == "held_out")
-    trained = next(row for row in rows if steps_of(made, row["text_hash"]))
-    unread = never_trained(made)["id"]
+    trained = next(row for row in rows if steps_of(judged, row["text_hash"]))
+    unread = never_trained(judged)["id"]
     path = tmp_path / "ids.txt"
     path.write_text(f"{held_out}\n{unread}\n\n{trained['id']}\n")
 
-    said = forget(made, "--file", str(path))
+    said = forget(judged, "--file", str(path))
 
     assert f"{held_out} (manual): held out text, never trained on" in said
     assert "models are compared without it from now on" in said
     assert f"{unread} (manual): never trained on" in said
-    step = steps_of(made, trained["text_hash"])[0]
+    step = steps_of(judged, trained["text_hash"])[0]
     assert (
         f"{trained['id']} (manual): trained on by version 1 at step" in said and str(step) in said
     )
     assert said.endswith("Nothing was done. To forget all of these: the same command with --yes")
-    assert read_list(made.record.store, "manual").documents == []
+    assert read_list(judged.record.store, "manual").documents == []
 
 
-def test_while_something_is_made_nothing_is_forgotten(made: Project) -> None:
+def test_while_something_is_made_nothing_is_forgotten(judged: Project) -> None:
     def build(draft: Draft) -> None:
-        said = refusal(made, "manual/0000.txt", "--yes")
+        said = refusal(judged, "manual/0000.txt", "--yes")
         assert "is being made, and may hold what is to be forgotten" in said
         raise InterruptedError
 
     with pytest.raises(InterruptedError):
-        made.record.store.make(Identity(kind="checkpoint", code_version="1"), build)
-    assert read_list(made.record.store, "manual").documents == []
+        judged.record.store.make(Identity(kind="checkpoint", code_version="1"), build)
+    assert read_list(judged.record.store, "manual").documents == []
 
 
-def test_a_withdrawn_version_is_not_approved(made: Project) -> None:
-    store = made.record.store
+def test_a_withdrawn_version_is_not_approved(judged: Project) -> None:
+    store = judged.record.store
     listed = Path(store.root, layout.forgotten("manual"))
     add_to_list(store, "manual", withdrawn=[WithdrawnVersion(version=1, checkpoint="any")])
     try:
-        said = refusal(made, "1", command="approve")
+        said = refusal(judged, "1", command="approve")
     finally:
         listed.unlink()
     assert "Version 1 was withdrawn on" in said and "text that was forgotten" in said
