@@ -10,6 +10,8 @@ PORT ?= 3000
 .DEFAULT_GOAL := help
 # The two environments are built side by side.
 MAKEFLAGS += --jobs=2
+# Images for containers often set it, and then every process compiles what it imports.
+unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help setup run stop ui up down demo-cloud test soak lint format docs bench clean
 
 help: ## List the commands
