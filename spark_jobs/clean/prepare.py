@@ -194,11 +194,11 @@ def _prepare(raw: pa.Table, settings: CleanCorpusSettings, ngrams: str | None) -
     if bands := bands_of(settings):
         shingles = shingle(words, settings.near_duplicates.shingle_words)
         signature = signatures(shingles, bands.permutations)
-        columns["bands"] = _fixed_binary(band_keys(signature, bands))
+        columns["bands"] = fixed_binary(band_keys(signature, bands))
         # The lowest byte of each hash will do to rule a pair out (Li and König, "b-Bit Minwise
         # Hashing", 2010): one of 256 others agrees by chance, so that a few pairs too many are
         # compared, and none too few.
-        columns["signature"] = _fixed_binary(signature.astype(np.uint8))
+        columns["signature"] = fixed_binary(signature.astype(np.uint8))
     return pa.table(columns, prepared_schema(settings))
 
 
@@ -232,7 +232,7 @@ def _example_fault(example: Example) -> str | None:
     return fault[0] if fault else None
 
 
-def _fixed_binary(rows: np.ndarray) -> pa.Array:
+def fixed_binary(rows: np.ndarray) -> pa.Array:
     """A matrix as one fixed-size binary value a row."""
     content = np.ascontiguousarray(rows)
     width = content.dtype.itemsize * content.shape[1]

@@ -6,6 +6,7 @@ spills and computes again where an executor was lost.
 """
 
 import functools
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -25,6 +26,8 @@ Item = TypeVar("Item")
 
 ROWS_PER_PARTITION = 4_000_000
 """Of a shuffle; of small rows, such as three numbers of eight bytes."""
+BYTES_PER_TASK = 32 * 1024 * 1024
+"""Of compressed columns, where a step reads what another has kept."""
 BATCH_ROWS = 20_000
 """Of small columns, between Java and Python."""
 
@@ -42,12 +45,16 @@ class Work:
         """Of a shuffle; changes speed only, never what is made."""
         self._scratch = scratch
         self._report = report
-        spark.sparkContext.setCheckpointDir(f"{scratch}/checkpoints")
 
-    def keep(self, frame: DataFrame, label: str, batch_rows: int = BATCH_ROWS) -> DataFrame:
-        """The frame as a checkpoint: made once, and read again from storage whoever is lost."""
-        with self._running(label, batch_rows):
-            return frame.checkpoint()
+    def keep(self, frame: DataFrame, label: str) -> DataFrame:
+        """The frame as Parquet files: made once, and read again from storage whoever is lost.
+
+        Spark's own checkpoints are made twice, once to count the rows, and written row by row.
+        """
+        url = f"{self._scratch}/steps/{uuid.uuid4().hex}"
+        with self._running(label):
+            frame.write.parquet(url)
+            return self.spark.read.schema(frame.schema).parquet(url)
 
     def collect(
         self, frame: DataFrame, label: str, batch_rows: int = BATCH_ROWS
@@ -107,6 +114,7 @@ class Work:
             # Splits the partitions of keys that very many rows share, and joins small tables as
             # such.
             "spark.sql.adaptive.enabled": "true",
+            "spark.sql.files.maxPartitionBytes": str(BYTES_PER_TASK),
             "spark.sql.execution.arrow.maxRecordsPerBatch": str(batch_rows),
         }
         before = {key: self.spark.conf.get(key) for key in wanted}

@@ -17,7 +17,7 @@ from spark_jobs.clean import job as clean
 from spark_jobs.runtime.session import local_conf, prepare_environment
 from spark_jobs.settings import CleanCorpusSettings
 
-AFTER_CHECKPOINTS = (1, 4, 8)
+AFTER_STEPS = (1, 4, 8)
 """An executor is killed when so many steps are done and the next one is running."""
 
 
@@ -40,9 +40,9 @@ def executors() -> list[psutil.Process]:
 
 
 def kill_executors(spark: SparkSession, output: str, killed: list[int]) -> None:
-    """Kill the oldest executor each time that the next of `AFTER_CHECKPOINTS` is reached."""
-    for wanted in AFTER_CHECKPOINTS:
-        while len(list(Path(f"{output}.scratch").glob("checkpoints/*/rdd-*"))) < wanted:
+    """Kill the oldest executor each time that the next of `AFTER_STEPS` is reached."""
+    for wanted in AFTER_STEPS:
+        while len(list(Path(f"{output}.scratch").glob("steps/*/_SUCCESS"))) < wanted:
             time.sleep(0.05)
         while not spark.sparkContext.statusTracker().getActiveStageIds():
             time.sleep(0.01)

@@ -81,15 +81,6 @@ def test_the_survivor_is_the_longest_then_the_smallest_id_under_any_partitioning
     assert found[0].keys() == {identifier for identifier, _ in expected.values()}
 
 
-def test_an_id_that_comes_twice_is_named(
-    spark: SparkSession, raw_corpus: Corpus, tmp_path: Path
-) -> None:
-    raw = raw_corpus([("a", "x" * 50), ("a", "y" * 50), ("b", "z" * 50)])
-
-    with pytest.raises(UserError, match=r"'a' \(2 times\).*id_column"):
-        run(spark, raw, tmp_path / "clean")
-
-
 def test_a_corpus_with_nothing_left_says_what_was_dropped(
     spark: SparkSession, raw_corpus: Corpus, tmp_path: Path
 ) -> None:

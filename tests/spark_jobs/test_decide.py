@@ -20,7 +20,6 @@ from spark_jobs.clean.decide.in_memory.near_duplicates import Edges, components
 from spark_jobs.runtime.part_rows import PartRows, Place
 from spark_jobs.runtime.work import Work
 from spark_jobs.settings import CleanCorpusSettings, SplitSettings
-from tests.spark_jobs.conftest import Corpus
 from tests.spark_jobs.test_duplicates import edited, families
 
 SPLIT = SplitSettings(
@@ -127,19 +126,21 @@ def test_both_deciders_give_the_same_bytes_for_any_text(
     check_second_week(spark, tmp_path_factory.mktemp("lineage"), seed)
 
 
-def test_both_deciders_refuse_the_same(
-    spark: SparkSession, raw_corpus: Corpus, tmp_path: Path
+@pytest.mark.parametrize("documents_in_memory", [IN_MEMORY, BY_SPARK])
+def test_both_deciders_refuse_an_id_that_comes_again_in_another_partition(
+    spark: SparkSession, tmp_path: Path, documents_in_memory: int
 ) -> None:
-    raw = raw_corpus([("a", "x" * 50), ("a", "y" * 50), ("b", "z" * 50)])
-    spec = clean.CleanSpec(
-        raw_corpus=raw,
-        output=str(tmp_path / "clean"),
-        settings=CleanCorpusSettings(),
-        documents_in_memory=0,
-    )
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    for number, ids in enumerate((["a", "b"], ["c", "a"])):
+        texts = [f"{number}{name}" * 50 for name in ids]
+        table = pa.table({"id": ids, "text": texts, "source": ["manual"] * 2})
+        pq.write_table(table, raw / f"part-{number:05d}.parquet", row_group_size=1)
 
     with pytest.raises(UserError, match=r"'a' \(2 times\).*id_column"):
-        clean.run(spark, spec, lambda line: None)
+        clean_by(spark, documents_in_memory, raw, tmp_path / "clean")
+
+    assert not list(tmp_path.glob("clean*"))
 
 
 def cut(rows: np.ndarray, schema: pa.Schema, ends: list[int]) -> list[pa.RecordBatch]:

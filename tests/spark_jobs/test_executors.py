@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from spark_jobs.clean import job as clean
 from spark_jobs.settings import CleanCorpusSettings
-from tests.spark_jobs.lose_executors import AFTER_CHECKPOINTS
+from tests.spark_jobs.lose_executors import AFTER_STEPS
 from tests.spark_jobs.test_decide import first_texts, write_raw
 
 
@@ -36,6 +36,6 @@ def test_two_executors_of_which_one_is_killed_in_several_stages_give_the_same_by
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
 
     assert done.returncode == 0
-    assert len(set(json.loads(done.stdout.splitlines()[-1])["killed"])) == len(AFTER_CHECKPOINTS)
+    assert len(set(json.loads(done.stdout.splitlines()[-1])["killed"])) == len(AFTER_STEPS)
     written = {path.name: path.read_bytes() for path in Path(output).iterdir()}
     assert written == {path.name: path.read_bytes() for path in Path(expected).iterdir()}

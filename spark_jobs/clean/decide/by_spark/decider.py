@@ -1,6 +1,8 @@
 """Decides by Spark's joins over small columns, with nothing of any document on the driver."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
@@ -62,24 +64,30 @@ class SparkDecider(Decider):
         self._run = run
         self._parts = parts
         self._work = Work(run.spark, documents * ROWS_PER_DOCUMENT, run.scratch, run.report)
-        self._record = read_record(self._work, run.history)
+        self._record = read_record(self._work, run.history) if run.history else None
+
+    @cached_property
+    def _corpus(self) -> DataFrame:
+        return self._read(enumerate(self._parts))
 
     def repeated_ids(self) -> list[tuple[str, int]]:
-        counts = self._documents(self._parts).groupBy("id").count().where("count > 1")
+        counts = self._corpus.groupBy("id").count().where("count > 1")
         rows = self._work.collect(counts.orderBy("id").limit(3), "counting ids")
         return [(str(row["id"]), int(row["count"])) for row in rows]
 
     def sources(self) -> set[str]:
-        found = self._documents(self._parts).select("source").distinct()
+        found = self._corpus.select("source").distinct()
         return {str(row["source"]) for row in self._work.collect(found, "listing sources")}
 
     def texts_left(self) -> PartRows:
-        return self._not_among(self._documents(self._parts).where("fault is null"))
+        return self._not_among(self._corpus.where("fault is null"))
 
     def decide(self, past: list[DocumentPart]) -> Outcome:
         work = self._work
         parts = [*self._parts, *past]
-        documents = self._documents(parts)
+        documents = self._corpus
+        if past:
+            documents = documents.union(self._read(enumerate(past, len(self._parts))))
         slice_ = self._slice()
         groups = group_exact(work, documents, self._record, slice_)
         near = self._find_near(groups, parts)
@@ -109,12 +117,14 @@ class SparkDecider(Decider):
             verified=near.verified,
         )
 
-    def _documents(self, parts: list[DocumentPart]) -> DataFrame:
+    def _read(self, parts: Iterable[tuple[int, DocumentPart]]) -> DataFrame:
         run = self._run
-        return read_documents(self._work, parts, run.forgotten, run.settings.split)
+        return read_documents(self._work, list(parts), run.forgotten, run.settings.split)
 
     def _slice(self) -> int:
         """Number of this corpus in its lineage."""
+        if self._record is None:
+            return 1
         last = self._work.collect(self._record.agg(F.max("slice").alias("last")), "counting")
         return int(last[0]["last"] or 0) + 1
 
@@ -143,6 +153,8 @@ class SparkDecider(Decider):
 
     def _not_among(self, documents: DataFrame) -> PartRows:
         """Rows of the record whose texts none of these documents has, and are not forgotten."""
+        if self._record is None:
+            return PartRows({})
         forgotten = F.col("text_hash").isin(list(self._run.forgotten.texts))
         left = self._record.where(~forgotten).join(documents, "text_hash", "left_anti")
         return self._work.by_part(left, CHOSEN_SCHEMA, "comparing with the record")

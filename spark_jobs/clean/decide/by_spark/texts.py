@@ -1,5 +1,6 @@
 """Documents as rows of a frame, and the different texts that they have."""
 
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -31,13 +32,20 @@ RECORD_SCHEMA = pa.schema(
 
 
 def read_documents(
-    work: Work, parts: list[DocumentPart], forgotten: Forgotten, split: SplitSettings
+    work: Work,
+    parts: Sequence[tuple[int, DocumentPart]],
+    forgotten: Forgotten,
+    split: SplitSettings,
 ) -> DataFrame:
-    """Rows of `PLACED_SCHEMA`."""
-    return work.over_parts(parts, partial(_read, forgotten=forgotten, split=split), PLACED_SCHEMA)
+    """Rows of `PLACED_SCHEMA` of some parts, each with its number."""
+    read = partial(_read, forgotten=forgotten, split=split)
+    return work.keep(work.over_parts(parts, read, PLACED_SCHEMA), "reading documents")
 
 
-def _read(number: int, part: DocumentPart, forgotten: Forgotten, split: SplitSettings) -> pa.Table:
+def _read(
+    _: int, item: tuple[int, DocumentPart], forgotten: Forgotten, split: SplitSettings
+) -> pa.Table:
+    number, part = item
     documents = part.read(forgotten)
     forced = by_source(documents["source"], split)
     rank = representative_rank(documents["past"].to_numpy(), forced)
@@ -45,9 +53,10 @@ def _read(number: int, part: DocumentPart, forgotten: Forgotten, split: SplitSet
     return pa.Table.from_arrays(columns, schema=PLACED_SCHEMA)
 
 
-def read_record(work: Work, history: History | None) -> DataFrame:
-    """Rows of `RECORD_SCHEMA`; none where there is no record."""
-    return work.over_parts(history.parts if history else [], _read_record, RECORD_SCHEMA)
+def read_record(work: Work, history: History) -> DataFrame:
+    """Rows of `RECORD_SCHEMA`."""
+    record = work.over_parts(history.parts, _read_record, RECORD_SCHEMA)
+    return work.keep(record, "reading the record")
 
 
 def _read_record(number: int, part: Part) -> pa.Table:
@@ -61,10 +70,13 @@ def _places(number: int, table: pa.Table) -> list[pa.Array]:
     return [pa.array(np.full(table.num_rows, number)), pa.array(np.arange(table.num_rows))]
 
 
-def group_exact(work: Work, documents: DataFrame, record: DataFrame, slice_: int) -> DataFrame:
+def group_exact(
+    work: Work, documents: DataFrame, record: DataFrame | None, slice_: int
+) -> DataFrame:
     """The different texts of documents without a fault.
 
     Args:
+        record: of earlier corpora, if there is one.
         slice_: number of the corpus in its lineage.
 
     Returns:
@@ -104,11 +116,17 @@ def group_exact(work: Work, documents: DataFrame, record: DataFrame, slice_: int
     return work.keep(numbered, "grouping exact copies")
 
 
-def _look_up(documents: DataFrame, record: DataFrame, slice_: int) -> DataFrame:
+def _look_up(documents: DataFrame, record: DataFrame | None, slice_: int) -> DataFrame:
     """Documents with what the record says of each: `by_text`, `by_id` and `slice`.
 
     Where the record has a text or an id several times, the first place counts.
     """
+    if record is None:
+        unknown = F.lit(NONE).cast("long")
+        return documents.select(
+            *("*", unknown.alias("by_text"), unknown.alias("by_id")),
+            F.lit(slice_).cast("long").alias("slice"),
+        )
     first = F.min(F.struct("part", "row", "split", "slice"))
     texts = record.groupBy("text_hash").agg(first.alias("known"))
     ids = record.groupBy("id").agg(first.alias("known_id"))

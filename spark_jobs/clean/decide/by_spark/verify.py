@@ -16,19 +16,14 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from spark_jobs.clean.decide.by_spark.candidates import PAIR_SCHEMA
 from spark_jobs.clean.decide.documents import DocumentPart
-from spark_jobs.clean.decide.similarity import jaccard, plausible, shingle_sets
+from spark_jobs.clean.decide.similarity import plausible, shingle_sets
 from spark_jobs.clean.prepare import matrix_of
 from spark_jobs.runtime.part_rows import Place
-from spark_jobs.runtime.work import BATCH_ROWS, Work
+from spark_jobs.runtime.work import Work
 from spark_jobs.settings import NearDuplicateSettings
 
 EDGE_SCHEMA = PAIR_SCHEMA.append(pa.field("similarity", pa.float64()))
 """A pair whose true similarity reaches the threshold."""
-VALUE_SCHEMA = pa.schema([("text", pa.int64()), ("value", pa.binary())])
-BATCH_BYTES = 64 * 1024 * 1024
-"""Of shingle sets, between Java and Python, if all were of the longest text."""
-_BYTES_PER_CHARACTER = 8
-"""Of the shingle sets of two texts: a word has two characters at least, a shingle eight bytes."""
 
 Read = Callable[[DocumentPart, pa.Array], pa.Array]
 
@@ -57,43 +52,44 @@ class Verifier:
         self._places = texts.select("text", "part", "row")
         self._parts = parts
         self._settings = settings
-        longest = work.collect(texts.agg(F.max("characters").alias("n")), "measuring")[0]["n"]
-        batch_bytes = _BYTES_PER_CHARACTER * int(longest or 1)
-        self._batch_rows = min(BATCH_ROWS, max(1, BATCH_BYTES // batch_bytes))
 
     def verify(self, pairs: DataFrame) -> Verified:
         """Compare pairs (`PAIR_SCHEMA`), and keep those that reach the threshold."""
         threshold = self._settings.threshold
-        signed = self._with_values(pairs, _read_signatures)
+        signed = self._with_values(pairs, _read_signatures, pa.binary())
         likely = signed.mapInArrow(
             partial(_rule_out, threshold=threshold), from_arrow_schema(PAIR_SCHEMA)
         )
         likely = self._work.keep(likely, "comparing signatures")
-        words = self._settings.shingle_words
-        shingled = self._with_values(likely, partial(_read_shingles, words=words))
-        edges = shingled.mapInArrow(
-            partial(_compare, threshold=threshold), from_arrow_schema(EDGE_SCHEMA)
-        )
-        edges = self._work.keep(edges, "comparing texts", self._batch_rows)
-        return Verified(edges, likely.count())
+        read = partial(_read_shingles, words=self._settings.shingle_words)
+        shingled = self._with_values(likely, read, pa.list_(pa.int64()))
+        common = F.size(F.array_intersect("left", "right"))
+        jaccard = common / (F.size("left") + F.size("right") - common)
+        compared = shingled.select("low", "high", jaccard.alias("similarity"))
+        compared = self._work.keep(compared, "comparing texts")
+        return Verified(compared.where(F.col("similarity") >= threshold), compared.count())
 
-    def _with_values(self, pairs: DataFrame, read: Read) -> DataFrame:
+    def _with_values(self, pairs: DataFrame, read: Read, kind: pa.DataType) -> DataFrame:
         """Pairs, each with what is read of both texts: `low`, `high`, `left`, `right`."""
         texts = pairs.selectExpr("low as text").union(pairs.selectExpr("high as text")).distinct()
         rows = pa.schema([("row", pa.int64()), ("text", pa.int64())])
         places = self._work.by_part(texts.join(self._places, "text"), rows, "finding texts").places
         items = [(self._parts[number], place) for number, place in sorted(places.items())]
-        values = self._work.over_parts(items, partial(_read_values, read=read), VALUE_SCHEMA)
+        schema = pa.schema([("text", pa.int64()), ("value", kind)])
+        work = partial(_read_values, read=read, schema=schema)
+        values = self._work.over_parts(items, work, schema)
         # A text of very many pairs is the low one: its partition is split, its value sent to all.
         return pairs.join(values.selectExpr("text as low", "value as left"), "low").join(
             values.selectExpr("text as high", "value as right"), "high"
         )
 
 
-def _read_values(_: int, item: tuple[DocumentPart, Place], read: Read) -> pa.Table:
+def _read_values(
+    _: int, item: tuple[DocumentPart, Place], read: Read, schema: pa.Schema
+) -> pa.Table:
     part, place = item
     chosen = place.read()
-    return pa.Table.from_arrays([chosen["text"], read(part, chosen["row"])], schema=VALUE_SCHEMA)
+    return pa.Table.from_arrays([chosen["text"], read(part, chosen["row"])], schema=schema)
 
 
 def _read_signatures(part: DocumentPart, rows: pa.Array) -> pa.Array:
@@ -102,7 +98,7 @@ def _read_signatures(part: DocumentPart, rows: pa.Array) -> pa.Array:
 
 def _read_shingles(part: DocumentPart, rows: pa.Array, words: int) -> pa.Array:
     sets = shingle_sets(part.read_rows("text", rows).to_pylist(), words)
-    return pa.array([one.tobytes() for one in sets], pa.binary())
+    return pa.array([one.view(np.int64) for one in sets], pa.list_(pa.int64()))
 
 
 def _rule_out(batches: Iterator[pa.RecordBatch], threshold: float) -> Iterator[pa.RecordBatch]:
@@ -112,17 +108,3 @@ def _rule_out(batches: Iterator[pa.RecordBatch], threshold: float) -> Iterator[p
             matrix_of(batch[name].cast(pa.binary(width)), np.uint8) for name in ("left", "right")
         )
         yield batch.select(PAIR_SCHEMA.names).filter(pa.array(plausible(left, right, threshold)))
-
-
-def _compare(batches: Iterator[pa.RecordBatch], threshold: float) -> Iterator[pa.RecordBatch]:
-    for batch in filter(len, batches):
-        sets = [
-            np.frombuffer(value.as_buffer(), np.uint64)
-            for name in ("left", "right")
-            for value in batch[name]
-        ]
-        numbers = np.arange(len(batch))
-        similarity = jaccard(sets, np.stack([numbers, numbers + len(batch)], axis=1))
-        columns = [batch["low"], batch["high"], pa.array(similarity)]
-        edges = pa.record_batch(columns, schema=EDGE_SCHEMA)
-        yield edges.filter(pa.array(similarity >= threshold))
