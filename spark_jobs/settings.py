@@ -238,7 +238,8 @@ class TokenizedShardsSettings(Settings):
     shard_bytes: int = Field(default=64 * 1024 * 1024, ge=4096, le=1024**3)
     """Size of a shard's tokens at full size; smaller corpora have one shard a split."""
     parity_sample: int = Field(default=200, ge=1)
-    """Documents on which the fast tokenizer must agree with the Hugging Face one in every run."""
+    """Documents on which the fast tokenizer must agree with the Hugging Face one; asked again
+    where they, the tokenizer or a library changed."""
     engine: Literal["auto", "gigatoken", "hugging_face"] = "auto"
     """Tokenizer engine; `auto` takes gigatoken where it agrees with Hugging Face on the sample."""
 

@@ -34,6 +34,7 @@ from spark_jobs.tokenize.documents import CUT, Cached, tokenize_part
 from spark_jobs.tokenize.examples import check_template
 from spark_jobs.tokenize.labels import find_labels
 from spark_jobs.tokenize.mixing import plan_mixing
+from spark_jobs.tokenize.parity import choose_engine
 from spark_jobs.tokenize.receiving import ROW_SCHEMA, count_receivers, receive
 from spark_jobs.tokenize.removed import DOCUMENTS_PER_LIST
 from spark_jobs.tokenize.shards import Plan
@@ -44,7 +45,6 @@ from spark_jobs.tokenize.survey import Survey, count_shards, survey_parts
 from spark_jobs.tokenize.tokenizer import (
     Engine,
     TokenizerFiles,
-    choose_engine,
     load_tokenizer,
     measure_bytes_per_token,
 )
@@ -175,7 +175,7 @@ def _plan(
         labels, label_counts = find_labels(parts, settings.examples.labels)
     # The comparison with Hugging Face takes one core, while Spark's workers read held-out texts.
     with ThreadPoolExecutor(1) as background:
-        choice = background.submit(choose_engine, files, settings.engine, survey.sample)
+        choice = background.submit(choose_engine, files, settings.engine, survey.sample, spec.cache)
         mixing, mixing_record = plan_mixing(
             settings,
             survey.source_bytes,

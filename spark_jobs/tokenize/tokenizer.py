@@ -173,43 +173,6 @@ class DocumentTokenizer:
         return ids[present], kept_before[offsets]
 
 
-def count_differences(files: TokenizerFiles, texts: list[str]) -> int:
-    """How many of the texts gigatoken and Hugging Face tokenize differently.
-
-    Raises:
-        Exception: gigatoken cannot load this tokenizer.
-    """
-    column = pa.array(texts, pa.string())
-    fast, fast_offsets = DocumentTokenizer(files, "gigatoken").encode(column)
-    slow, slow_offsets = DocumentTokenizer(files, "hugging_face").encode(column)
-    differing = 0
-    for number in range(len(texts)):
-        a = fast[fast_offsets[number] : fast_offsets[number + 1]]
-        b = slow[slow_offsets[number] : slow_offsets[number + 1]]
-        differing += not np.array_equal(a, b)
-    return differing
-
-
-def choose_engine(
-    files: TokenizerFiles, wanted: str, sample: list[str]
-) -> tuple[Engine, list[str]]:
-    """The engine to use and the warnings to keep: gigatoken where it agrees with Hugging Face."""
-    if wanted == "hugging_face":
-        return "hugging_face", []
-    try:
-        differing = count_differences(files, sample)
-        fault = f"differs from Hugging Face on {differing} of {len(sample)} documents"
-    except Exception as error:  # gigatoken raises its own types for what it cannot load
-        differing, fault = 1, f"cannot load this tokenizer ({error})"
-    if not differing:
-        return "gigatoken", []
-    if wanted == "gigatoken":
-        raise UserError(
-            f"gigatoken {fault}. Set `tokenized_shards.engine: auto` to use Hugging Face instead."
-        )
-    return "hugging_face", [f"gigatoken {fault}; the Hugging Face tokenizer was used instead"]
-
-
 def measure_bytes_per_token(files: TokenizerFiles, engine: Engine, sample: list[str]) -> float:
     """Bytes of text that a token stands for, on a sample."""
     ids, _ = DocumentTokenizer(files, engine).encode(pa.array(sample, pa.string()))

@@ -11,7 +11,9 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from artifacts.cache import write_cached
 from artifacts.errors import UserError
+from spark_jobs.tokenize.parity import choose_engine
 from spark_jobs.tokenize.tokenizer import DocumentTokenizer, TokenizerFiles, load_tokenizer
 from tests.spark_jobs.conftest import ABSENT
 
@@ -45,6 +47,21 @@ def test_engines_agree_on_any_text(model_folder: Path, texts: list[str]) -> None
 
     assert np.array_equal(fast[0], slow[0])
     assert np.array_equal(fast[1], slow[1])
+
+
+def test_engines_are_compared_once_for_a_sample(model_folder: Path, tmp_path: Path) -> None:
+    files = load_tokenizer(str(model_folder))
+    for _ in range(2):
+        assert choose_engine(files, "auto", [PLAIN], str(tmp_path)) == ("gigatoken", [])
+    (entry,) = tmp_path.iterdir()
+    write_cached(str(tmp_path), entry.name, b"1")
+
+    engine, warnings = choose_engine(files, "auto", [PLAIN], str(tmp_path))
+
+    assert engine == "hugging_face" and "differs from Hugging Face on 1 of 1" in warnings[0]
+    assert choose_engine(files, "auto", [PLAIN, PLAIN], str(tmp_path)) == ("gigatoken", [])
+    with pytest.raises(UserError, match="differs from Hugging Face"):
+        choose_engine(files, "gigatoken", [PLAIN], str(tmp_path))
 
 
 def test_a_chat_models_turn_tokens_are_not_document_tokens(model_folder: Path) -> None:
