@@ -83,6 +83,12 @@ def test_a_document_tells_its_story(served: Project) -> None:
     assert ended.returncode == 1 and "knows no document 'nowhere.txt'" in ended.stderr
 
 
+def test_what_was_dropped_is_written_as_a_page(served: Project) -> None:
+    assert "documents dropped" in ask(served, "dropped", "dropped.html")
+    page = (served.folder / "dropped.html").read_text()
+    assert "documents are kept" in page and "<script" not in page
+
+
 def test_rollback_serves_the_version_before_and_stays_on_the_next_run(served: Project) -> None:
     before = ask(served, "versions")
     assert "trained on" in before and "no text of this pipeline" in before
