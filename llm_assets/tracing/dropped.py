@@ -5,6 +5,7 @@ import fnmatch
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -66,9 +67,9 @@ def find_dropped(
     texts = _texts(raw.url, wanted) if raw else {}
     copies = []
     for row in found:
-        pair = compare(texts.get(row["id"]), texts.get(row["neighbor"]))
+        text, neighbor_text = compare(texts.get(row["id"]), texts.get(row["neighbor"]))
         shown = {name: row[name] for name in DUPLICATE_SCHEMA.names if name != "cluster"}
-        copies.append(Copy(**shown, text=pair[0], neighbor_text=pair[1]))
+        copies.append(Copy(**shown, text=text, neighbor_text=neighbor_text))
     examples = {
         reason: [one for one in of_reason if one["id"] not in hidden]
         for reason, of_reason in clean.stats["dropped_examples"].items()
@@ -80,27 +81,32 @@ def find_dropped(
 def compare(text: str | None, neighbor: str | None) -> tuple[Side | None, Side | None]:
     """The beginnings of two texts, marked by the words that both have in order."""
     if text is None or neighbor is None:
-        return tuple(None if one is None else [(_begin(one), True)] for one in (text, neighbor))
-    words = [_WORD.findall(one)[:MOST_WORDS] for one in (text, neighbor)]
-    folded = [[word.strip().casefold() for word in side] for side in words]
-    matcher = difflib.SequenceMatcher(None, *folded, autojunk=False)
+        return _begin(text), _begin(neighbor)
+    here, there = _words(text), _words(neighbor)
+    folded = [[word.strip().casefold() for word in words] for words in (here, there)]
+    matcher = difflib.SequenceMatcher(None, folded[0], folded[1], autojunk=False)
     sides: tuple[Side, Side] = ([], [])
-    for kind, *bounds in matcher.get_opcodes():
-        for side, of_side, (first, last) in zip(
-            sides, words, (bounds[:2], bounds[2:]), strict=True
+    for kind, first, last, other_first, other_last in matcher.get_opcodes():
+        for side, stretch in zip(
+            sides, (here[first:last], there[other_first:other_last]), strict=True
         ):
-            if first < last:
-                side.append(("".join(of_side[first:last]), kind == "equal"))
+            if stretch:
+                side.append(("".join(stretch), kind == "equal"))
     return sides
 
 
-def _begin(text: str) -> str:
-    return "".join(_WORD.findall(text)[:MOST_WORDS])
+def _begin(text: str | None) -> Side | None:
+    return None if text is None else [("".join(_words(text)), True)]
+
+
+def _words(text: str) -> list[str]:
+    """The text's first words, each with the blanks before it."""
+    return _WORD.findall(text)[:MOST_WORDS]
 
 
 def _chosen(
     clean_corpus: str, reason: str, hidden: Collection[str], most: int
-) -> list[dict[str, str | float]]:
+) -> list[dict[str, Any]]:
     """Rows of `DUPLICATE_SCHEMA`, the least similar first; one file of them is held at a time."""
     chosen = DUPLICATE_SCHEMA.empty_table()
     not_shown = pa.array(sorted(hidden), pa.string())
@@ -112,7 +118,7 @@ def _chosen(
         together = pa.concat_tables([chosen, copies.cast(DUPLICATE_SCHEMA)])
         order = [("similarity", "ascending"), ("id", "ascending")]
         chosen = together.sort_by(order).slice(0, most)
-    rows: list[dict[str, str | float]] = chosen.to_pylist()
+    rows: list[dict[str, Any]] = chosen.to_pylist()
     return rows
 
 

@@ -37,7 +37,7 @@ SETTINGS = TokenizedShardsSettings(
     shard_bytes=4096,
     decontamination=DecontaminationSettings(ngram_size=5, maximum_overlap=0.3),
 )
-MIXING = {"wiki": SourceMix(weight=1.5), "manual": SourceMix(documents=150)}
+MIXING = {"wiki": SourceMix(weight=1.5), "manual": SourceMix(documents=50)}
 
 Rows = list[list[tuple[int, list[str]]]]
 """For each writer, the receiver and the rows of every table."""
