@@ -75,15 +75,15 @@ def run(spark: SparkSession, spec: CleanSpec, report: Report = print) -> dict[st
 
     Returns:
         `documents`, `bytes`, `documents_read`, `bytes_read`, `dropped` (reason to documents),
-        `dropped_bytes`, `dropped_examples` (reason to a few `id` and `text` beginnings),
-        `repaired` (documents whose encoding was), `clusters` (kept), `cluster_sizes` (documents in
-        a cluster to clusters), `splits` (name to documents), `slice` (number of this corpus in its
-        lineage), `slices` (that to split to documents), `past` (texts of earlier corpora that are
-        none of its documents), `sources` (name to documents kept), `length_histogram` (a power of
-        two to the documents of so many characters or up to twice that), `candidate_pairs`,
-        `verified_pairs`, `parts`, `parts_prepared` (the others were cached); with classifiers,
-        `labels` (of each, label to documents kept); where they are looked for, `repeated_spans`
-        (`documents` with any, `spans`, their `words` and `bytes`).
+        `dropped_bytes`, `dropped_examples` (reason to a few `id` and `text` beginnings), `repaired`
+        (documents whose encoding was), `cluster_sizes` (documents in a cluster to the clusters that
+        were found, whichever of them stay), `splits` (name to documents), `slice` (number of this
+        corpus in its lineage), `slices` (that to split to documents), `past` (texts of earlier
+        corpora that are none of its documents), `sources` (name to documents kept),
+        `length_histogram` (a power of two to the documents of so many characters or up to twice
+        that), `candidate_pairs`, `verified_pairs`, `parts`, `parts_prepared` (the others were
+        cached); with classifiers, `labels` (of each, label to documents kept); where they are
+        looked for, `repeated_spans` (`documents` with any, `spans`, their `words` and `bytes`).
 
     Raises:
         UserError: there is no raw corpus, an id comes twice, or no document is left.

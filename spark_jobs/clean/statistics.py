@@ -31,7 +31,6 @@ def corpus_stats(outcome: Outcome, settings: CleanCorpusSettings) -> dict[str, A
         "bytes_read": sum(row["bytes"] for row in rows),
         "dropped": dropped,
         "dropped_bytes": {reason: total("bytes", reason) for reason in reasons},
-        "clusters": sum(outcome.cluster_sizes.values()),
         "repaired": sum(row["repaired"] for row in rows),
         "cluster_sizes": {str(s): count for s, count in sorted(outcome.cluster_sizes.items())},
         "sources": {
