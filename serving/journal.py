@@ -2,7 +2,7 @@
 
 A file for each day, `<date>.jsonl`, in a folder that its owner alone may read. By the settings it
 holds nothing, keyed hashes of prompt and answer, or both as they were. Days past the retention are
-removed with the first answer of each day.
+removed with the first answer of each day, and until then found by nobody.
 """
 
 import hashlib
@@ -93,9 +93,12 @@ def _prompt_text(asked: GenerateRequest) -> str:
     return json.dumps(turns or asked.prompt, ensure_ascii=False)
 
 
-def find_entries(state_folder: Path, request: str) -> list[Entry]:
-    """The answers to a request, oldest first; none where it is unknown or expired."""
-    return [one for one in _entries(state_folder / FOLDER) if one.request == request]
+def find_entries(state_folder: Path, request: str, days: float) -> list[Entry]:
+    """The answers to a request, oldest first; none where it is unknown or older than some days."""
+    folder, today = state_folder / FOLDER, datetime.now(UTC).date()
+    expired = set(_expired(folder, days, today))
+    kept = [file for file in sorted(folder.glob("*.jsonl")) if file not in expired]
+    return [one for file in kept for one in _entries(file) if one.request == request]
 
 
 def is_answer(state_folder: Path, entry: Entry, text: str) -> bool:
@@ -105,19 +108,23 @@ def is_answer(state_folder: Path, entry: Entry, text: str) -> bool:
 
 def remove_expired(folder: Path, days: float, today: date) -> None:
     """Remove the files of the days before the last `days`."""
+    for file in _expired(folder, days, today):
+        file.unlink(missing_ok=True)
+
+
+def _expired(folder: Path, days: float, today: date) -> Iterator[Path]:
     for file in folder.glob("*.jsonl"):
         if date.fromisoformat(file.stem) < today - timedelta(days=days):
-            file.unlink(missing_ok=True)
+            yield file
 
 
-def _entries(folder: Path) -> Iterator[Entry]:
-    for file in sorted(folder.glob("*.jsonl")):
-        # The last line of a killed server may be half a line.
-        for line in file.read_text(errors="replace").split("\n")[:-1]:
-            try:
-                yield Entry(**json.loads(line))
-            except (ValueError, TypeError):
-                continue
+def _entries(file: Path) -> Iterator[Entry]:
+    # The last line of a killed server may be half a line.
+    for line in file.read_text(errors="replace").split("\n")[:-1]:
+        try:
+            yield Entry(**json.loads(line))
+        except (ValueError, TypeError):
+            continue
 
 
 def _append(path: Path, entries: list[Entry]) -> None:

@@ -42,7 +42,7 @@ class JournalSettings(Settings):
     keep: Literal["off", "hashes", "text"] = "hashes"
     """Nothing; which version answered, with keyed hashes of prompt and answer; or the texts too."""
     days: float = Field(default=30, ge=0)
-    """Days after which what was kept is removed."""
+    """Days after which what was kept is found no more; the next answer removes it."""
 
 
 class EndpointSettings(Settings):

@@ -13,6 +13,7 @@ from artifacts.store.store import Artifact, Draft, Store
 from llm_assets.forgetting.certificate import REPLACES
 from llm_assets.forgetting.listed import read_list
 from llm_assets.registry.lineage import CHOSEN
+from llm_assets.registry.retired import find_record
 from llm_assets.registry.start import START_INPUT
 from llm_assets.registry.state import RegistryState
 from llm_assets.runners.checkpoint import Train, train_into
@@ -92,7 +93,7 @@ def _without(
     masked = tuple(sorted({*before.masked, *texts}))
     manifest = store.load("checkpoint", run.checkpoint).manifest
     inputs = manifest.inputs | {MASKED_INPUT: hash_json({"texts": list(masked)})[:20]}
-    update: dict[str, object] = {"masked": masked}
+    update: dict[str, object] = {"masked": masked, "seen": _seen(store, before)}
     if start:
         inputs[START_INPUT] = start.fingerprint
         update["base_model_folder"] = f"{start.url}/{MODEL_FOLDER}"
@@ -152,6 +153,14 @@ def _spec_of(store: Store, run: Run) -> TrainingSpec:
             "Train a version from the base model instead: the text is in no later corpus."
         )
     return TrainingSpec.model_validate_json(content)
+
+
+def _seen(store: Store, spec: TrainingSpec) -> str | None:
+    """Where the record lies now that decided which rows a run took."""
+    if spec.seen is None or files.exists(spec.seen):
+        return spec.seen
+    checkpoint, name = spec.seen.split("/")[-2:]
+    return find_record(store, checkpoint, name) or spec.seen
 
 
 def _check_inputs(spec: TrainingSpec, run: Run) -> None:

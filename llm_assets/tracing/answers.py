@@ -48,7 +48,7 @@ def of_request(
         UserError: the request is not on record, or its text was not kept and none is given, or
             another is.
     """
-    entries = journal.find_entries(folder, request)
+    entries = journal.find_entries(folder, request, settings.days)
     if not entries:
         kept = f"answers are kept for {settings.days:g} days"
         reason = "answers are not kept now" if settings.keep == "off" else kept

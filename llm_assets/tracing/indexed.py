@@ -28,6 +28,8 @@ class IndexedShard:
     index: SpanIndex
     content: str
     """The same for shards of the same content, of whichever artifact."""
+    records: frozenset[str] = frozenset()
+    """URLs of what the runs that took rows of it were trained on (`recipes.data.trained`)."""
 
     @cached_property
     def first_places(self) -> np.ndarray:
@@ -40,8 +42,10 @@ class IndexedShard:
         return self.shard.documents(["id", "source", "text_hash"])
 
 
-def open_indexed(store: Store, artifact: Artifact, report: Report) -> list[IndexedShard]:
-    """The shards of a `tokenized_shards` artifact that a run may have trained on.
+def open_indexed(
+    store: Store, artifact: Artifact, records: frozenset[str], report: Report
+) -> list[IndexedShard]:
+    """The shards of a `tokenized_shards` artifact that runs, of these records, may have trained on.
 
     Indexes that are missing are built first, by Spark on this machine, and kept under the shards'
     content: what an earlier corpus had already is not indexed again.
@@ -56,7 +60,7 @@ def open_indexed(store: Store, artifact: Artifact, report: Report) -> list[Index
         _build(store, artifact, stats, missing, report)
         found |= dict(_opened(store, missing))
     return [
-        IndexedShard(Shard(files, entries[name], stats), found[name], keys[name])
+        IndexedShard(Shard(files, entries[name], stats), found[name], keys[name], records)
         for name in sorted(found)
     ]
 

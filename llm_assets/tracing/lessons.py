@@ -8,15 +8,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from artifacts.shards.texts import text_numbers
-from artifacts.store import layout
 from artifacts.store.store import Store
 from llm_assets.registry.records import ModelVersion
-from llm_assets.registry.retired import find_manifest
+from llm_assets.registry.retired import find_manifest, find_record
 from llm_assets.registry.start import START_INPUT
 from llm_assets.registry.state import RegistryState
-from recipes.data.trained import TRAINED_NAME, read_trained
+from recipes.data.trained import TRAINED_NAME, TRAINED_SCHEMA, read_trained
 
 _STEPS_SHOWN = 8
+_STRETCH_SCHEMA = pa.schema(
+    [("record", pa.int64()), *(TRAINED_SCHEMA.field(name) for name in ("text", "start", "end"))]
+)
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,23 @@ def lessons_of(runs: Sequence[Run], text_hashes: Sequence[str]) -> dict[str, lis
     return found
 
 
+def stretches_of(records: Sequence[str], texts: Sequence[int] | np.ndarray) -> pa.Table:
+    """The stretches that were trained on of some texts, each once.
+
+    Args:
+        records: URLs of `trained.parquet`.
+        texts: as `artifacts.shards.texts` numbers them.
+
+    Returns:
+        `record` (its place among them), `text`, `start` and `end`.
+    """
+    found = [_STRETCH_SCHEMA.empty_table()]
+    for number, url in enumerate(records):
+        table = read_trained(url, texts).select(_STRETCH_SCHEMA.names[1:])
+        found.append(table.add_column(0, "record", pa.repeat(number, table.num_rows)))
+    return pa.concat_tables(found).group_by(_STRETCH_SCHEMA.names).aggregate([])
+
+
 def _lessons(run: Run, record: str, texts: list[int]) -> Iterator[tuple[int, Lesson]]:
     table = read_trained(record, texts)
     for text in table["text"].unique().to_pylist():
@@ -105,9 +124,4 @@ def _lessons(run: Run, record: str, texts: list[int]) -> Iterator[tuple[int, Les
 def _run(store: Store, state: RegistryState, checkpoint: str) -> Run:
     versions = (one for one in state.versions if one.model_fingerprint == checkpoint)
     version = next((one.version for one in versions), None)
-    places = (
-        f"{layout.artifact('checkpoint', checkpoint)}/{TRAINED_NAME}",
-        f"{layout.retired('checkpoint', checkpoint)}/{TRAINED_NAME}",
-    )
-    there = (f"{store.root}/{place}" for place in places if store.has_file(place))
-    return Run(checkpoint, version, next(there, None))
+    return Run(checkpoint, version, find_record(store, checkpoint, TRAINED_NAME))

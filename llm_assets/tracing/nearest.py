@@ -33,6 +33,11 @@ class Nearby:
     score: float
     """Of BM25; comparable within one search."""
 
+    @property
+    def text(self) -> int:
+        """What its text is known by (`artifacts.shards.texts`)."""
+        return int(self.shard.index.texts[self.document])
+
 
 def find_nearest(
     shards: Sequence[IndexedShard], tokens: np.ndarray, texts: np.ndarray, count: int

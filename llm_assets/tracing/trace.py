@@ -6,7 +6,6 @@ OLMoTrace (Liu and others, 2025) stretches are found token by token in the train
 what is shown was read in training; that it is why the model said it is not claimed.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -20,8 +19,8 @@ from llm_assets.registry.records import ModelVersion
 from llm_assets.registry.state import RegistryState
 from llm_assets.tracing.influence import find_influential
 from llm_assets.tracing.lessons import Run, runs_behind
-from llm_assets.tracing.nearest import Nearby, find_nearest
-from llm_assets.tracing.training_text import Part, Source, TrainingText
+from llm_assets.tracing.nearest import find_nearest
+from llm_assets.tracing.training_text import Source, TrainingText
 from llm_assets.tracing.verbatim import find_stretches
 
 MOST_CHARACTERS = 100_000
@@ -136,7 +135,7 @@ def _trace(text: TrainingText, answer: str, influence_on: str | None, count: int
     near = find_nearest(text.shards, tokens, text.texts, count)
     parts = [(p.shard, p.segment, p.place, f.length) for f in found for p in f.places[:count]]
     # Told of all at once, since records and licenses are looked up by it.
-    sources = iter(text.describe([*parts, *_beginnings(text, near)]))
+    sources = iter(text.describe([*parts, *text.beginnings([one.text for one in near])]))
     stretches = [
         Stretch(
             encoded.offsets[one.first][0],
@@ -151,11 +150,7 @@ def _trace(text: TrainingText, answer: str, influence_on: str | None, count: int
     influential = None
     if influence_on is not None:
         ranked = find_influential(text, influence_on, answer, count)
-        told = text.describe(_beginnings(text, ranked))
+        told = text.describe(text.beginnings([one.text for one in ranked]))
         influential = [Near(one.score, source) for one, source in zip(ranked, told, strict=True)]
     version = text.version.version
     return Trace(version, answer, SHORTEST, stretches, scored, text.unknown, influential)
-
-
-def _beginnings(text: TrainingText, found: Sequence[Nearby]) -> list[Part]:
-    return [text.beginning(one.shard, one.document) for one in found]

@@ -1,13 +1,12 @@
 """The text that a version was trained on: its shards, its documents' names and their licenses."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from tokenizers import Tokenizer
 
 from artifacts.arrays import sorted_unique
@@ -17,7 +16,8 @@ from artifacts.store.store import Artifact, Store
 from llm_assets.registry.records import ModelVersion
 from llm_assets.registry.retired import find_manifest
 from llm_assets.tracing.indexed import IndexedShard, open_indexed
-from llm_assets.tracing.lessons import Lesson, Run, lessons_of
+from llm_assets.tracing.lessons import Lesson, Run, lessons_of, stretches_of
+from llm_assets.tracing.licenses import find_licenses
 from recipes.data.trained import trained_texts
 from recipes.spec import MODEL_FOLDER
 
@@ -59,6 +59,8 @@ class TrainingText:
     artifacts: list[Artifact]
     """The `tokenized_shards` that are still there, the version's own first."""
     runs: list[Run]
+    readers: dict[str, frozenset[str]]
+    """Artifact to the URLs of what the runs that read it were trained on."""
     unknown: list[Run]
     """Runs whose record or whose text is gone."""
     report: Report = field(compare=False)
@@ -71,6 +73,7 @@ class TrainingText:
     ) -> "TrainingText":
         """What is still in the store; raises MissingArtifact where nothing is."""
         artifacts: dict[str, Artifact] = {}
+        readers: dict[str, frozenset[str]] = {}
         unknown = []
         for run in reversed(runs):
             manifest = find_manifest(store, "checkpoint", run.checkpoint)
@@ -80,12 +83,14 @@ class TrainingText:
                 artifacts[name] = artifact
             if artifact is None or run.record is None:
                 unknown.append(run)
+            else:
+                readers[name] = readers.get(name, frozenset()) | {run.record}
         if not artifacts:
             raise MissingArtifact(
                 f"No text that version {version.version} was trained on is in {store.root} any "
                 "more: `retention.keep` in the pipeline file keeps that of a version."
             )
-        return cls(version, list(artifacts.values()), list(runs), unknown, report)
+        return cls(version, list(artifacts.values()), list(runs), readers, unknown, report)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -98,8 +103,10 @@ class TrainingText:
         """The shards, each content once; indexes that are missing are built first."""
         found: dict[str, IndexedShard] = {}
         for artifact in self.artifacts:
-            for shard in open_indexed(artifact.store, artifact, self.report):
-                found.setdefault(shard.content, shard)
+            readers = self.readers.get(artifact.fingerprint, frozenset())
+            for shard in open_indexed(artifact.store, artifact, readers, self.report):
+                known = found.get(shard.content, shard)
+                found[shard.content] = replace(known, records=known.records | shard.records)
         return list(found.values())
 
     @property
@@ -113,19 +120,38 @@ class TrainingText:
         found = [trained_texts(url) for url in self.records]
         return sorted_unique(np.concatenate(found)) if found else np.empty(0, np.uint64)
 
-    def beginning(self, shard: IndexedShard, document: int) -> Part:
-        """The first words of a document."""
-        segments = shard.shard.segments
-        held = np.flatnonzero(segments["document"] == document)
-        segment = int(held[np.argmin(segments["offset"][held])])
-        length = min(BEGINNING, int(segments["length"][segment]))
-        return shard, segment, int(shard.first_places[segment]), length
+    def beginnings(self, texts: Sequence[int]) -> list[Part]:
+        """The first words that were trained on of each text, in a row that was, if still there."""
+        lessons = stretches_of(self.records, texts)
+        found = [
+            min(self._parts(text, _of_text(lessons, text)), key=lambda part: part[0])
+            for text in texts
+        ]
+        return [part for _, part in found]
+
+    def _parts(
+        self, text: int, lessons: list[dict[str, int]]
+    ) -> Iterator[tuple[tuple[bool, int], Part]]:
+        """What was trained on of a text: whether in a row of another shard, and the first token."""
+        for shard in self.shards:
+            segments = shard.shard.segments
+            documents = np.flatnonzero(shard.index.texts == np.uint64(text))
+            for segment in np.flatnonzero(np.isin(segments["document"], documents)).tolist():
+                begin = int(segments["offset"][segment])
+                last = begin + int(segments["length"][segment])
+                for one in lessons:
+                    start, end = max(begin, one["start"]), min(last, one["end"])
+                    if start < end:
+                        is_elsewhere = self.records[one["record"]] not in shard.records
+                        place = int(shard.first_places[segment]) + start - begin
+                        part = shard, segment, place, min(BEGINNING, end - start)
+                        yield (is_elsewhere, start), part
 
     def describe(self, parts: Sequence[Part]) -> list[Source]:
         """Parts of documents in words, in their order."""
         records = [self._record(shard, segment) for shard, segment, _, _ in parts]
         lessons = lessons_of(self.runs, [record["text_hash"] for record in records])
-        self._look_up_licenses({record["id"] for record in records})
+        self._look_up_licenses({record["id"]: record["source"] for record in records})
         return [
             self._describe(part, record, lessons[record["text_hash"]])
             for part, record in zip(parts, records, strict=True)
@@ -154,21 +180,21 @@ class TrainingText:
         found: dict[str, str] = shard.documents.slice(number, 1).to_pylist()[0]
         return found
 
-    def _look_up_licenses(self, documents: set[str]) -> None:
-        """Note the licenses of documents, of those that have one and whose raw corpus is there."""
-        new = documents - self._licenses.keys()
-        if not new:
-            return
-        wanted = pa.array(sorted(new), pa.string())
-        found: dict[str, str] = {}
-        for shards in self.artifacts:
+    def _look_up_licenses(self, sources: dict[str, str]) -> None:
+        """Note the licenses of documents, given by id and source; where none is known, that."""
+        new = {one: source for one, source in sources.items() if one not in self._licenses}
+        for shards in self.artifacts if new else ():
             store = shards.store
             clean = find_manifest(store, "clean_corpus", shards.manifest.inputs["clean_corpus"])
             raw = store.find_named("raw_corpus", clean.inputs["raw_corpus"]) if clean else None
-            for path in sorted(raw.path.glob("part-*.parquet")) if raw else ():
-                if "license" not in pq.read_schema(path).names:
-                    continue
-                table = pq.read_table(path, columns=["id", "license"])
-                table = table.filter(pc.is_in(table["id"], wanted)).drop_null()
-                found = dict(zip(*(c.to_pylist() for c in table.columns), strict=True)) | found
-        self._licenses.update({one: found.get(one) or UNKNOWN for one in new})
+            if raw:
+                self._licenses.update(find_licenses(raw, new) | self._licenses)
+        for one in new:
+            self._licenses.setdefault(one, UNKNOWN)
+
+
+def _of_text(lessons: pa.Table, text: int) -> list[dict[str, int]]:
+    found: list[dict[str, int]] = lessons.filter(
+        pc.equal(lessons["text"], pa.scalar(text, pa.uint64()))
+    ).to_pylist()
+    return found

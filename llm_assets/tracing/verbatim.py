@@ -9,7 +9,7 @@ import pyarrow as pa
 from artifacts.arrays import spans
 from artifacts.shards.span_index import SHORTEST, Matches
 from llm_assets.tracing.indexed import IndexedShard
-from recipes.data.trained import read_trained
+from llm_assets.tracing.lessons import stretches_of
 
 
 @dataclass(frozen=True)
@@ -37,19 +37,23 @@ def find_stretches(
 ) -> list[Found]:
     """The longest stretches, none inside another, longest first.
 
+    Each place of a text is given in a row that was trained on, where that row is still there.
+
     Args:
         tokens: of the text.
         records: URLs of what the runs were trained on (`recipes.data.trained`).
     """
     matches = [one.index.matches(tokens, one.shard, one.first_places) for one in shards]
     texts = [_texts(one, found) for one, found in zip(shards, matches, strict=True)]
-    lessons = _lessons(records, np.unique(np.concatenate(texts)) if texts else np.empty(0))
+    lessons = stretches_of(records, np.unique(np.concatenate(texts)))
+    readers = [np.array([url in shard.records for url in records]) for shard in shards]
     columns = [
-        _trained_part(one, found, of, lessons, number)
+        _trained_part(one, found, of, lessons, number, readers[number])
         for number, (one, found, of) in enumerate(zip(shards, matches, texts, strict=True))
     ]
-    every = np.concatenate(columns) if columns else np.empty((0, 7), np.int64)
+    every = np.concatenate(columns)
     every = every[every[:, 1] >= SHORTEST]
+    every = every[np.argsort(every[:, 7], kind="stable")]
     # A place of a text counts once, in however many shards of the lineage the text lies.
     every = every[np.unique(every[:, :4], axis=0, return_index=True)[1]]
     found: list[Found] = []
@@ -61,7 +65,7 @@ def find_stretches(
         covered[first : first + length] = np.maximum(
             covered[first : first + length], first + length
         )
-        same = every[(every[:, 0] == first) & (every[:, 1] == length)][:, 4:]
+        same = every[(every[:, 0] == first) & (every[:, 1] == length)][:, 4:7]
         places = [Place(shards[n], at, segment) for n, at, segment in sorted(same.tolist())]
         found.append(Found(first, length, places))
     return found
@@ -77,22 +81,29 @@ def _texts(shard: IndexedShard, matches: Matches) -> np.ndarray:
     return np.asarray(shard.index.texts[documents])
 
 
-def _lessons(records: Sequence[str], texts: np.ndarray) -> pa.Table:
-    """`(text, start, end)` of what was trained on of the texts, by any run, each stretch once."""
-    tables = [read_trained(url, texts).select(["text", "start", "end"]) for url in records]
-    return pa.concat_tables(tables).group_by(["text", "start", "end"]).aggregate([])
-
-
 def _trained_part(
-    shard: IndexedShard, matches: Matches, texts: np.ndarray, lessons: pa.Table, number: int
+    shard: IndexedShard,
+    matches: Matches,
+    texts: np.ndarray,
+    lessons: pa.Table,
+    number: int,
+    reads: np.ndarray,
 ) -> np.ndarray:
-    """Shape (parts, 7): what of each match was trained on, as one stretch of one row.
+    """Shape (parts, 8): what of each match was trained on, as one stretch of one row.
 
     Columns: first token of the answer, tokens, the text and the stretch's first token in it; the
-    shard's number, the place in the shard and the segment.
+    shard's number, the place in the shard and the segment; and 1 where the stretch was trained on
+    in a row of another shard.
+
+    Args:
+        lessons: of `stretches_of`.
+        number: the shard's.
+        reads: shape (records,), whether the run of each took rows of the shard.
     """
     order = np.argsort(lessons["text"].to_numpy(), kind="stable")
-    of, start, end = (lessons[name].to_numpy()[order] for name in ("text", "start", "end"))
+    of, start, end, record = (
+        lessons[name].to_numpy()[order] for name in ("text", "start", "end", "record")
+    )
     first = np.searchsorted(of, texts)
     counts = np.searchsorted(of, texts, side="right") - first
     match, lesson = np.repeat(np.arange(len(texts)), counts), spans(first, counts)
@@ -103,4 +114,4 @@ def _trained_part(
     length = np.minimum(begin + matches.length[match], end[lesson]) - begin - cut
     of_text = (matches.first[match] + cut, length, texts[match].view(np.int64), begin + cut)
     of_shard = (np.full(len(match), number), matches.place[match] + cut, segment)
-    return np.column_stack([*of_text, *of_shard]).astype(np.int64)
+    return np.column_stack([*of_text, *of_shard, ~reads[record[lesson]]]).astype(np.int64)

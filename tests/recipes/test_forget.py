@@ -98,42 +98,6 @@ def test_forgetting_late_is_to_the_bit_as_never_having_read_it(
     assert not np.isin(seen.texts, text_numbers([text])).any()
 
 
-def test_a_chain_of_three_versions_is_replayed_to_the_bit(
-    first: TrainingSpec, late: tuple[str, int]
-) -> None:
-    text, step = late
-
-    def chain(masked_first: TrainingSpec | None, name: str) -> list[TrainingSpec]:
-        """Two more runs, each from the one before, taking the rows that the plain ones took."""
-        runs = [masked_first or first]
-        for number in (2, 3):
-            inputs = first.inputs | {"start": f"version {number - 1}"}
-            plain = first.model_copy(update={"inputs": inputs, "training": short})
-            start = {"base_model_folder": runs[-1].export_folder}
-            if masked_first is None:
-                folder = Path(first.run_folder).parent.parent / f"plain-{number}"
-                places = {"run_folder": str(folder / "run"), "export_folder": str(folder / "model")}
-                spec = plain.model_copy(update=start | places)
-            else:
-                spec = without(plain, text, f"{name}-{number}", **start)
-            train_here(spec)
-            runs.append(spec)
-        return runs
-
-    budget = first.training.budget.model_copy(update={"steps": 6})
-    short = first.training.model_copy(update={"budget": budget})
-    scratch = without(first, text, "chain-scratch")
-    train_here(scratch)
-    again = without(first, text, "chain-late")
-    begin_late(again, first, step)
-    train_here(again)
-
-    whole, replayed = chain(scratch, "whole"), chain(again, "replayed")
-    plain = chain(None, "plain")
-    for one, other, was in zip(whole, replayed, plain, strict=True):
-        assert weights(one) == weights(other) != weights(was)
-
-
 def test_a_checkpoint_is_adopted_once_and_none_that_is_too_late(
     first: TrainingSpec, late: tuple[str, int]
 ) -> None:

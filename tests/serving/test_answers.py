@@ -74,7 +74,7 @@ def test_every_answer_names_its_model_and_request(client: Client, path: str, bod
     assert headers["x-model-version"] == "1"
     assert headers["x-model-fingerprint"] == "fingerprint-1"
     assert headers["x-request-id"] == "mine"
-    kept = find_entries(client.state_folder, "mine")[-1]
+    kept = find_entries(client.state_folder, "mine", days=1)[-1]
     assert (kept.version, kept.answer) == ("1", None), "by default hashes alone are kept"
     if not body.get("stream"):
         content = answered.json()

@@ -6,99 +6,81 @@ from pathlib import Path
 import pytest
 
 from artifacts.errors import UserError
-from artifacts.shards.format import ShardStats
-from artifacts.shards.shard_set import ShardSet
-from artifacts.store import layout
-from artifacts.store.identity import Identity
-from artifacts.store.pipelines import Pipeline
-from artifacts.store.store import Artifact, Draft, Store
+from artifacts.store.store import Artifact, Store
+from llm_assets.forgetting.certificate import replacements
 from llm_assets.forgetting.listed import ForgottenDocument, add_to_list, read_list
 from llm_assets.forgetting.replay import replay, train_once_more
-from llm_assets.registry.local import LocalRegistry
-from llm_assets.tracing.lessons import lessons_of, runs_behind
-from recipes.data.seen import SEEN_NAME
-from recipes.data.trained import TRAINED_NAME
-from recipes.spec import METRICS_NAME, MODEL_FOLDER, TrainingSpec, read_metrics
-from tests.llm_assets.registry.conftest import base_entry, entry, verdict
-from tests.recipes.conftest import settings_of, train_here
-from tests.tiny import tiny_shards
+from llm_assets.registry.records import ModelVersion
+from llm_assets.registry.retired import retire
+from llm_assets.runners.checkpoint import Train
+from llm_assets.tracing.lessons import Run, lessons_of, runs_behind
+from recipes.spec import MODEL_FOLDER, SPEC_NAME, TrainingResult, TrainingSpec, read_metrics
+from tests.llm_assets.trained_store import TrainedStore
+from tests.recipes.conftest import kill_at, train_here
+from tests.tiny import tiny_texts
 
+WEIGHTS = "model.safetensors"
 STEPS = 20
 LATE = (19, 20)
 """The steps after nine tenths of the run."""
 
 
-class Lab:
-    """A store with one version, trained by a real run that kept some of its checkpoints."""
+class Lab(TrainedStore):
+    """A store with three versions, the first of which kept some of its checkpoints."""
 
     def __init__(self, folder: Path, model: Path) -> None:
-        self.store = Store(str(folder / "store"))
-        self.registry = LocalRegistry(Path(self.store.root), "manual")
-        made, _ = self.store.make(
-            Identity(kind="tokenized_shards", code_version="1"),
-            lambda draft: draft.stats.update(tiny_shards(draft.path, model).model_dump()),
-        )
-        self.stats = ShardStats.model_validate(made.stats)
-        inputs = {"tokenized_shards": made.fingerprint}
-        training = settings_of(
-            steps=STEPS,
-            precision="float32",
-            learning_rate=3e-3,
-            checkpointing={"every_steps": 9, "permanent_every_steps": 9},
-        )
-        identity = Identity(
-            kind="checkpoint", code_version="1", settings=training.content(), inputs=inputs
-        )
-        self.run = f"{self.store.root}/{layout.run(identity.fingerprint)}"
-        self.spec = TrainingSpec(
-            run_id=identity.fingerprint,
-            shards_folder=made.url,
-            shards=self.stats,
-            base_model_folder=str(model),
-            run_folder=self.run,
-            export_folder=str(folder / "unused"),
-            training=training,
-            inputs=inputs,
+        super().__init__(folder, model, tiny_texts())
+        saves = {"every_steps": 9, "permanent_every_steps": 9}
+        self.first = self.train(steps=STEPS, checkpointing=saves)
+        self.second = self.train(steps=6, checkpointing={"every_steps": 2})
+        self.third = self.train(steps=6)
+        met = {text: self.first_step(self.first, text) for text in self.texts}
+        self.never = next(text for text, step in met.items() if not step)
+        self.late = next(text for text, step in met.items() if step in LATE)
+        self.early = next(text for text, step in met.items() if 1 < step < LATE[0])
+        self.second_alone = next(
+            text
+            for text, step in met.items()
+            if not step and text != self.never and self.first_step(self.second, text)
         )
 
-        def build(draft: Draft) -> None:
-            spec = self.spec.model_copy(update={"export_folder": f"{draft.url}/{MODEL_FOLDER}"})
-            spec.write(Path(self.run, "spec.json"))
-            draft.stats |= train_here(spec).model_dump()
-            for name in (METRICS_NAME, SEEN_NAME, TRAINED_NAME):
-                (draft.path / name).write_bytes(Path(self.run, name).read_bytes())
+    def forget(self, *texts: str) -> None:
+        listed = [
+            ForgottenDocument(id=text, source="s", text_hash=text, by="Ada", reason="asked to")
+            for text in texts
+        ]
+        add_to_list(self.store, "manual", listed)
 
-        self.checkpoint, _ = self.store.make(identity, build)
-        self.registry.register_base(base_entry())
-        candidate = entry("c").model_copy(
-            update={
-                "model_fingerprint": self.checkpoint.fingerprint,
-                "lineage": {"checkpoint": self.checkpoint.fingerprint},
-            }
-        )
-        self.version = self.registry.enter(candidate, verdict("c", "base"))
-        self.runs = runs_behind(self.store, self.registry.state(), self.version)
-        shards = ShardSet(made.path, self.stats, "train")
-        self.texts = [t for s in shards.shards for t in s.documents()["text_hash"].to_pylist()]
-        self.never = next(text for text in self.texts if not self.first_step(text))
-        self.late = next(text for text in self.texts if self.first_step(text) in LATE)
-
-    def forget(self, text: str) -> None:
-        one = ForgottenDocument(id=text, source="s", text_hash=text, by="Ada", reason="asked to")
-        add_to_list(self.store, "manual", [one])
-
-    def first_step(self, text: str) -> int:
-        """0 where the run never met the text."""
-        lessons = lessons_of(self.runs, [text])[text]
-        return lessons[0].steps[0] if lessons else 0
-
-    @property
-    def record(self) -> Pipeline:
-        return Pipeline(self.store, "manual")
-
-    def once_more(self, said: list[str]) -> Artifact:
+    def once_more(self, version: ModelVersion, train: Train, said: list[str]) -> Artifact:
         state = self.registry.state()
-        return train_once_more(self.record, state, self.version.version, train_here, said.append)
+        return train_once_more(self.record, state, version.version, train, said.append)
+
+    def masked_from_scratch(self, folder: Path, *versions: ModelVersion) -> list[bytes]:
+        """The weights of the versions' runs, each whole and from the one before, texts masked."""
+        weights, start = [], {}
+        for version in versions:
+            places = {
+                "run_folder": str(folder / f"run-{version.version}"),
+                "export_folder": str(folder / f"model-{version.version}"),
+                "masked": (self.late, self.never),
+            }
+            train_here(self.spec(version).model_copy(update=places | start))
+            start = {"base_model_folder": places["export_folder"]}
+            weights.append(Path(folder, f"model-{version.version}", WEIGHTS).read_bytes())
+        return weights
+
+    def weights(self, checkpoint: str) -> bytes:
+        artifact = self.store.load("checkpoint", checkpoint)
+        return (artifact.path / MODEL_FOLDER / WEIGHTS).read_bytes()
+
+    def runs_behind(self, checkpoint: str) -> list[Run]:
+        """Those that a checkpoint's weights went through."""
+        version = self.third.model_copy(update={"model_fingerprint": checkpoint})
+        return runs_behind(self.store, self.registry.state(), version)
+
+    def steps_of(self, checkpoint: str) -> list[int]:
+        """The steps that its run has taken itself."""
+        return [line["step"] for line in read_metrics(self.run_folder(checkpoint))]
 
 
 @pytest.fixture(scope="module")
@@ -106,51 +88,94 @@ def lab(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> La
     return Lab(tmp_path_factory.mktemp("forgetting"), tiny_model_folder)
 
 
-def test_a_version_is_made_once_more_without_what_was_forgotten(lab: Lab, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def scratch(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
+    """Weights of the three versions, had none of them ever read the forgotten texts."""
+    folder = tmp_path_factory.mktemp("scratch")
+    return lab.masked_from_scratch(folder, lab.first, lab.second, lab.third)
+
+
+def test_a_version_is_made_once_more_without_what_was_forgotten(
+    lab: Lab, scratch: list[bytes]
+) -> None:
     said: list[str] = []
     lab.forget(lab.never)
     with pytest.raises(UserError, match="Version 1 was trained on nothing that was forgotten"):
-        lab.once_more(said)
+        lab.once_more(lab.first, train_here, said)
 
     lab.forget(lab.late)
-    lab.once_more(said)
+    made = lab.once_more(lab.first, train_here, said)
 
     assert any("goes on from its checkpoint of step 18;" in line for line in said), said
     assert any("To train: 2 of 20 steps." in line for line in said), said
-    made = lab.record.current("checkpoint", needed_by="test")
-    trained = read_metrics(Path(lab.store.root, layout.run(made.fingerprint)))
-    steps = [line["step"] for line in trained]
-    assert steps == [19, 20], "a text first met after 90 % of a run costs a tenth of its steps"
-    scratch = lab.spec.model_copy(
-        update={
-            "run_folder": str(tmp_path / "run"),
-            "export_folder": str(tmp_path / "model"),
-            "masked": (lab.late, lab.never),
-        }
+    assert lab.record.current("checkpoint", needed_by="test").fingerprint == made.fingerprint
+    assert lab.steps_of(made.fingerprint) == [19, 20], (
+        "a text first met after 90 % of a run costs a tenth of its steps"
     )
-    train_here(scratch)
-    weights = "model.safetensors"
-    remade = (made.path / MODEL_FOLDER / weights).read_bytes()
-    assert remade == (tmp_path / "model" / weights).read_bytes()
-    assert remade != (lab.checkpoint.path / MODEL_FOLDER / weights).read_bytes()
+    assert lab.weights(made.fingerprint) == scratch[0]
+    assert scratch[0] != lab.weights(lab.first.model_fingerprint)
     assert made.manifest.inputs.keys() == {"tokenized_shards", "masked"}
+
+
+def test_a_chain_of_three_versions_comes_out_to_the_bit_across_a_kill(
+    lab: Lab, scratch: list[bytes]
+) -> None:
+    lab.forget(lab.never, lab.late)
+
+    def killed(spec: TrainingSpec) -> TrainingResult:
+        """Kills the second run in its midst."""
+        if spec.training.budget.steps == STEPS:
+            return train_here(spec)
+        kill_at(spec, 3)
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        lab.once_more(lab.third, killed, [])
+    made = lab.once_more(lab.third, train_here, [])
+
+    chain = replacements(lab.store, made)
+    assert [one.before for one in chain] == [
+        version.model_fingerprint for version in (lab.first, lab.second, lab.third)
+    ]
+    assert [lab.weights(one.after) for one in chain] == scratch
+    assert all(lab.weights(one.before) != lab.weights(one.after) for one in chain)
+    assert lab.steps_of(chain[1].after) == [1, 2, 3, 4, 5, 6]
 
 
 def test_without_the_early_checkpoints_it_says_from_where_it_starts_and_why_it_cannot(
     lab: Lab, tmp_path: Path
 ) -> None:
     said: list[str] = []
-    Path(lab.run, "spec.json").rename(tmp_path / "spec.json")
+    runs = lab.runs_behind(lab.first.model_fingerprint)
+    spec = lab.run_folder(lab.first.model_fingerprint) / SPEC_NAME
+    spec.rename(tmp_path / SPEC_NAME)
     with pytest.raises(UserError, match=r"version 1 cannot be trained once more: .*spec\.json"):
-        replay(lab.store, lab.runs, [lab.late], train_here, said.append)
-    (tmp_path / "spec.json").rename(Path(lab.run, "spec.json"))
+        replay(lab.store, runs, [lab.late], train_here, said.append)
+    (tmp_path / SPEC_NAME).rename(spec)
     for early in (9, 18):
-        shutil.rmtree(f"{lab.run}/step-{early}")
+        shutil.rmtree(spec.parent / f"step-{early}")
     # Without the text's mask nothing is on record under this name yet.
-    other = next(t for t in lab.texts if t != lab.late and lab.first_step(t) in range(2, 19))
-    replay(lab.store, lab.runs, [other], train_here, said.append)
+    replay(lab.store, runs, [lab.early], train_here, said.append)
     told = next(line for line in said if "trained from its beginning, all 20 steps" in line)
     assert "permanent_every_steps" in told
+
+
+def test_once_more_after_the_versions_before_were_removed(lab: Lab) -> None:
+    lab.forget(lab.never, lab.late)
+    made = lab.once_more(lab.third, train_here, [])
+    for version in (lab.first, lab.second, lab.third):
+        gone = lab.store.load("checkpoint", version.model_fingerprint)
+        retire(lab.store, gone.manifest)
+        shutil.rmtree(gone.path)
+    runs, text = lab.runs_behind(made.fingerprint), lab.second_alone
+    met = [lesson.run.checkpoint for lesson in lessons_of(runs, [text])[text]]
+    assert met and met[0] == runs[1].checkpoint
+
+    again = replay(lab.store, runs, [text], train_here, lambda line: None)
+
+    runs = lab.runs_behind(again.fingerprint)
+    assert len(runs) == 3 and lessons_of(runs, [text])[text] == []
+    assert again.stats["masked"] == sorted([lab.never, lab.late, text])
 
 
 def test_the_list_decides_what_later_corpora_are_made_of(tmp_path: Path) -> None:

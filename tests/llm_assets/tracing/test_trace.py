@@ -2,108 +2,108 @@
 
 import json
 import re
-import shutil
 import threading
+from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import uvicorn
 from fastapi import FastAPI
 from starlette.testclient import TestClient
+from tokenizers import Tokenizer
 
 from artifacts.errors import UserError
-from artifacts.shards.format import ShardStats
-from artifacts.shards.shard_set import ShardSet
-from artifacts.store.identity import Identity
-from artifacts.store.pipelines import Pipeline
-from artifacts.store.store import Draft, Store
+from artifacts.shards.shard_set import Shard, ShardSet
 from llm_assets.cli.session import Session
 from llm_assets.cli.trace import told
 from llm_assets.cli.trace_page import build_page
-from llm_assets.registry.local import LocalRegistry
 from llm_assets.registry.records import ModelVersion
 from llm_assets.tracing import indexed
 from llm_assets.tracing.answers import of_request
 from llm_assets.tracing.trace import MOST_CHARACTERS, Trace, Tracer
-from recipes.data.trained import TRAINED_NAME, record_trained
 from serving.api.address import listen
 from serving.engine.protocol import GenerateRequest
 from serving.journal import Journal
 from serving.settings import JournalSettings
 from tests.browser import browser, needs_browser
-from tests.llm_assets.registry.conftest import base_entry, entry, verdict
-from tests.tiny import tiny_shards, tiny_texts
+from tests.llm_assets.trained_store import LICENSE, TrainedStore
+from tests.tiny import tiny_texts
 
-PLANTED = {
-    0: "The blue lever of Zanzibar is greased with walnut oil by the night watch alone.",
-    4: "Nobody but the harbor master may wind the brass clock above pump seventeen.",
-    9: "A held-out secret: the spare key hangs behind the portrait of the founder.",
-}
-"""Documents to their text; the first two are in the train split, the last is held out."""
+PLANTED = (
+    "The blue lever of Zanzibar is greased with walnut oil by the night watch alone.",
+    "Nobody but the harbor master may wind the brass clock above pump seventeen.",
+    "Seven jars of quince jelly stand behind the boiler for whoever mends the whistle.",
+    "Old Marguerite counts every rivet twice before the ferry to Lisbon may cast off.",
+    "Under the third floorboard lies a violin that belonged to the first engineer.",
+    "When the fog bell rings backwards, all hands drink cold tea with juniper.",
+)
+"""Documents `manual/0`, `manual/10`, …, all of which may be trained on."""
+HELD_OUT = 9
 HOSTILE = "<script>alert(1)</script>"
 
 
-class Lab:
-    """A store with a version that was trained on some of the planted documents."""
+@dataclass(frozen=True)
+class Audited:
+    """What a run wrote down of one row when it trained on it."""
+
+    version: int
+    step: int
+    row: int
+    shard: str
+    place: int
+    """The row's number in the shard."""
+    texts: dict[str, str]
+    """Document to what stands of it in the row."""
+
+
+class Lab(TrainedStore):
+    """Two versions, the second from the first over shards that were cut otherwise."""
 
     def __init__(self, folder: Path, model: Path) -> None:
-        self.store = Store(str(folder / "store"))
-        self.registry = LocalRegistry(Path(self.store.root), "manual")
         texts = tiny_texts()
-        for number, text in PLANTED.items():
-            texts[number] = f"{text} {HOSTILE}" if number == 0 else text
-        raw = self._make("raw_corpus", {}, lambda draft: self._write_raw(draft, texts))
-        clean = self._make("clean_corpus", {"raw_corpus": raw}, lambda draft: None)
-        shards = self._make(
-            "tokenized_shards",
-            {"clean_corpus": clean},
-            lambda draft: draft.stats.update(tiny_shards(draft.path, model, texts).model_dump()),
-        )
-        made = self.store.load("tokenized_shards", shards)
-        self.shards = ShardSet(made.path, ShardStats.model_validate(made.stats), "train")
-        self.audit = {row: 1 + row // 4 for row in self._rows_of("text-0")}
-
-        def checkpoint(draft: Draft) -> None:
-            rows = np.array(list(self.audit))
-            steps = np.array(list(self.audit.values()))
-            record_trained(self.shards, rows, steps, str(draft.path / TRAINED_NAME))
-            shutil.copytree(model, draft.path / "model")
-
-        trained = self._make("checkpoint", {"tokenized_shards": shards}, checkpoint)
-        self.registry.register_base(base_entry())
-        candidate = entry("c").model_copy(
-            update={"model_fingerprint": trained, "lineage": {"checkpoint": trained}}
-        )
-        self.version = self.registry.enter(candidate, verdict("c", "base"))
-        self.registry.confirm(self.version.version)
+        for number, text in enumerate(PLANTED):
+            texts[10 * number] = f"{text} {HOSTILE}"
+        super().__init__(folder, model, texts)
+        self._tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+        self.documents = texts
+        self.first = self.train(steps=12, audit_rows=True)
+        self.cut(3)
+        self.second = self.train(steps=4, audit_rows=True)
+        self.audit = [one for of in (self.first, self.second) for one in self._audit(of)]
+        read = [part for one in self.audit if one.version == 1 for part in one.texts.values()]
+        self.said = next(text for text in PLANTED if any(text[:70] in part for part in read))
+        self.document = f"manual/{10 * PLANTED.index(self.said)}"
 
     def trace(self, answer: str, version: ModelVersion | None = None) -> Trace:
         tracer = Tracer(self.store, lambda line: None)
-        return tracer.trace(self.registry.state(), version or self.version, answer)
+        return tracer.trace(self.registry.state(), version or self.first, answer)
 
-    def _make(self, kind: str, inputs: dict[str, str], build) -> str:
-        return self.store.make(Identity(kind=kind, code_version="1", inputs=inputs), build)[
-            0
-        ].fingerprint
+    def _audit(self, version: ModelVersion) -> Iterator[Audited]:
+        spec = self.spec(version)
+        shards = ShardSet(spec.shards_folder, spec.shards, "train")
+        ends = shards.ends.tolist()
+        for line in (Path(spec.run_folder) / "rows-0.jsonl").read_text().splitlines():
+            step = json.loads(line)
+            for row in step["rows"]:
+                number = bisect_right(ends, row)
+                shard, place = shards.shard(number), row - [0, *ends][number]
+                name, texts = shard.entry.name, self._texts_of(shard, place)
+                yield Audited(version.version, step["step"], row, name, place, texts)
 
-    def _write_raw(self, draft: Draft, texts: list[str]) -> None:
-        ids = [f"manual/{number}" for number in range(len(texts))]
-        table = pa.table({"id": ids, "text": texts, "license": ["CC-BY-4.0"] * len(ids)})
-        pq.write_table(table, draft.path / "part-00000.parquet")
-
-    def _rows_of(self, text_hash: str) -> list[int]:
-        hashes = [h for s in self.shards.shards for h in s.documents()["text_hash"].to_pylist()]
-        shard = next(iter(self.shards.shards))
-        number = shard.documents()["text_hash"].to_pylist().index(text_hash)
-        assert hashes.count(text_hash) == 1
-        return [row for row in range(shard.entry.rows) if number in self.shards[row][1]["document"]]
+    def _texts_of(self, shard: Shard, place: int) -> dict[str, str]:
+        ids = shard.documents()["id"].to_pylist()
+        first, last = shard.row_offsets[place : place + 2]
+        return {
+            ids[one["document"]]: self._tokenizer.decode(
+                shard.tokens[place, one["start"] : one["start"] + one["length"]].tolist()
+            )
+            for one in shard.segments[first:last]
+        }
 
 
 @pytest.fixture(scope="module")
@@ -114,60 +114,84 @@ def lab(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> La
 def test_a_planted_document_is_named_with_row_step_license_and_neighbors(
     lab: Lab, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    found = lab.trace(f"As the manual says, {PLANTED[0][4:60]} and so on.")
+    found = lab.trace(f"As the manual says, {lab.said[4:60]} and so on.")
     said = capfd.readouterr().err
     assert "WARN" not in said and "log level" not in said, "Spark, which builds the index, is quiet"
 
     assert found.verdict == "verbatim" and 0.3 < found.share < 1
     longest = found.verbatim[0]
     said = found.answer[longest.start : longest.end]
-    assert said.strip() in PLANTED[0] and "Zanzibar is greased with walnut" in said
+    assert said.strip() in lab.said and len(said) > 40
     source = longest.sources[0]
-    assert (source.document, source.license, source.source) == ("manual/0", "CC-BY-4.0", "manual")
-    assert source.row in lab.audit and source.text == said
-    assert source.before + source.text + source.after in f"{PLANTED[0]} {HOSTILE}<|endoftext|>"
+    assert (source.document, source.license, source.source) == (lab.document, LICENSE, "manual")
+    assert source.text == said
+    assert source.before + source.text + source.after in f"{lab.said} {HOSTILE}<|endoftext|>"
     assert source.before and source.after
     (lesson,) = source.lessons
-    assert lesson.steps == sorted(set(lab.audit.values())) and lesson.run.version == 1
-    assert "VERBATIM" in "\n".join(told(found)) and "CC-BY-4.0" in "\n".join(told(found))
+    read = [one for one in lab.audit if one.version == 1 and lab.document in one.texts]
+    assert lesson.run.version == 1 and lesson.steps == sorted({one.step for one in read})
+    assert "VERBATIM" in "\n".join(told(found)) and LICENSE in "\n".join(told(found))
 
 
-def test_only_rows_that_were_trained_on_are_shown(lab: Lab) -> None:
-    # One is in the shards but not among the rows of the run, one is held out.
-    for number in (4, 9):
-        found = lab.trace(PLANTED[number])
-        assert found.verdict != "verbatim"
-        shown = [near.source for near in found.near]
-        assert all(source.document != f"manual/{number}" for source in shown)
-    everything = lab.trace(" ".join(tiny_texts()[:20])[:5_000])
-    rows = {source.row for stretch in everything.verbatim for source in stretch.sources}
-    assert rows <= set(lab.audit)
+@pytest.mark.parametrize("number", [1, 2])
+def test_only_rows_that_the_audit_has_are_shown(lab: Lab, number: int) -> None:
+    audit = [one for one in lab.audit if one.version <= number]
+    read: dict[str, list[Audited]] = {}
+    for one in audit:
+        for document in one.texts:
+            read.setdefault(document, []).append(one)
+    tracer, state = Tracer(lab.store, lambda line: None), lab.registry.state()
+    shown = 0
+    for place in {*range(0, 10 * len(PLANTED), 10), *range(3, 120, 12), HELD_OUT}:
+        document, text = f"manual/{place}", lab.documents[place]
+        found = tracer.trace(state, state.get(number), text)
+        verbatim = [source for stretch in found.verbatim for source in stretch.sources]
+        for source in [*verbatim, *(near.source for near in found.near)]:
+            rows = read[source.document]
+            lessons = [(x.run.version, s) for x in source.lessons for s in x.steps]
+            assert lessons == sorted({(one.version, one.step) for one in rows})
+            assert [row for x in source.lessons for row in x.rows] == [
+                row for _, row in sorted({(one.version, one.row) for one in rows})
+            ]
+            assert any(
+                (one.shard, one.place) == (source.shard, source.row)
+                and source.text.strip("\ufffd") in one.texts[source.document]
+                for one in rows
+            )
+            shown += 1
+        if document not in read:
+            assert document not in {source.document for source in verbatim}
+            assert all(near.source.document != document for near in found.near)
+        elif any(one.texts[document].startswith(text) for one in read[document]):
+            assert found.verbatim[0].sources[0].document == document and found.share == 1
+    assert shown > 50
 
 
 def test_what_is_only_alike_is_called_near_and_the_rest_nothing(lab: Lab) -> None:
-    near = lab.trace("walnut, lever, blue, greased, oil, night")
-    assert near.verdict == "near" and near.near[0].source.document == "manual/0"
+    words = [word for word in lab.said.strip(".").split() if 3 < len(word) < 7]
+    near = lab.trace(", ".join(reversed(words)))
+    assert near.verdict == "near" and near.near[0].source.document == lab.document
     assert "NEAR" in next(told(near)) and "word for word" in next(told(near))
     nothing = lab.trace("€€€")
     assert nothing.verdict == "nothing found" and "NOTHING FOUND" in next(told(nothing))
 
 
 def test_what_is_indexed_is_not_indexed_again(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = lab.trace(PLANTED[0])
+    first = lab.trace(lab.said)
     monkeypatch.setattr(indexed, "_build", None)
-    assert lab.trace(PLANTED[0]) == first
+    assert lab.trace(lab.said) == first
 
 
 def test_the_nearest_are_ranked_by_influence_where_that_is_asked(lab: Lab) -> None:
-    answer = PLANTED[0][20:70]
+    answer = lab.said[20:70]
     tracer = Tracer(lab.store, lambda line: None)
-    found = tracer.trace(lab.registry.state(), lab.version, answer, influence_on=PLANTED[0][:20])
-    assert found.influential and found.influential[0].source.document == "manual/0"
+    found = tracer.trace(lab.registry.state(), lab.first, answer, influence_on=lab.said[:20])
+    assert found.influential and found.influential[0].source.document == lab.document
     scores = [one.score for one in found.influential]
     assert scores == sorted(scores, reverse=True) and all(-1 <= score <= 1 for score in scores)
     assert any("most influence, by gradients (no proof)" in line for line in told(found))
     with pytest.raises(UserError, match="give more of the answer"):
-        tracer.trace(lab.registry.state(), lab.version, "a", influence_on="")
+        tracer.trace(lab.registry.state(), lab.first, "a", influence_on="")
 
 
 @pytest.mark.parametrize(
@@ -212,17 +236,28 @@ def test_a_request_leads_to_its_answer_where_the_settings_kept_it(lab: Lab, tmp_
     for unknown in ("off", "never"):
         with pytest.raises(UserError, match="of another pipeline, or too old"):
             of_request(state, tmp_path, settings, unknown, None)
+    with pytest.raises(UserError, match=r"'open' on record in .*: the id is wrong, of another"):
+        of_request(state, tmp_path / "of another pipeline", settings, "open", None)
     kept = "".join(path.read_text() for path in tmp_path.rglob("*.jsonl"))
     assert "another" not in kept and "unseen" not in kept and "the answer" in kept
     assert all(path.stat().st_mode & 0o077 == 0 for path in tmp_path.rglob("*"))
 
 
-def test_days_past_the_retention_are_removed(tmp_path: Path) -> None:
-    folder = tmp_path / "requests"
-    folder.mkdir()
-    (folder / "2001-01-01.jsonl").write_text("{}\n")
-    Journal(tmp_path, lambda: JournalSettings(keep="off")).write("r", "1", "f", [], [])
-    assert not list(folder.glob("*.jsonl"))
+def test_an_expired_answer_is_found_no_more_and_removed_with_the_next(
+    lab: Lab, tmp_path: Path
+) -> None:
+    settings = JournalSettings(keep="text", days=2)
+    asked = GenerateRequest(
+        prompt="Who?", max_tokens=1, max_prompt_tokens=9, temperature=0, top_p=1
+    )
+    Journal(tmp_path, lambda: settings).write("old", "1", "f", [asked], ["the answer"])
+    (today,) = (tmp_path / "requests").glob("*.jsonl")
+    past = today.with_stem("2001-01-01")
+    today.rename(past)
+    with pytest.raises(UserError, match=r"too old \(answers are kept for 2 days"):
+        of_request(lab.registry.state(), tmp_path, settings, "old", None)
+    Journal(tmp_path, lambda: JournalSettings(keep="off")).write("new", "1", "f", [], [])
+    assert not past.exists()
 
 
 def session_of(lab: Lab) -> Session:
@@ -230,9 +265,7 @@ def session_of(lab: Lab) -> Session:
     settings = SimpleNamespace(name="manual")
     return cast(
         Session,
-        SimpleNamespace(
-            settings=settings, record=Pipeline(lab.store, "manual"), registry=lab.registry
-        ),
+        SimpleNamespace(settings=settings, record=lab.record, registry=lab.registry),
     )
 
 
@@ -253,10 +286,10 @@ def served(page: FastAPI) -> Iterator[str]:
 def test_the_page_shows_all_of_it_and_nothing_untrusted_becomes_markup(lab: Lab) -> None:
     with TestClient(build_page(session_of(lab)), base_url="http://127.0.0.1:8011") as page:
         assert "<textarea" in page.get("/").text
-        answer = page.post("/", data={"text": PLANTED[0] + " " + HOSTILE})
+        answer = page.post("/", data={"text": f"{lab.said} {HOSTILE}"})
         assert "script-src" not in answer.headers["content-security-policy"]
         assert "<script" not in answer.text and "&lt;script&gt;alert(1)" in answer.text
-        assert "manual/0" in answer.text and re.search(r"verbatim.*version 1", answer.text, re.S)
+        assert lab.document in answer.text and re.search(r"verbatim.*version 2", answer.text, re.S)
         assert page.post("/", data={"text": ""}).status_code == 400
         attack = {"origin": "http://evil.example"}
         assert page.post("/", data={"text": "x"}, headers=attack).status_code == 403
@@ -266,7 +299,7 @@ def test_the_page_shows_all_of_it_and_nothing_untrusted_becomes_markup(lab: Lab)
 
 @needs_browser
 def test_the_page_in_a_browser(lab: Lab, tmp_path: Path) -> None:
-    answer = f"As the manual says, {PLANTED[0][4:60]} and so on. {HOSTILE}"
+    answer = f"As the manual says, {lab.said[4:60]} and so on. {HOSTILE}"
     with served(build_page(session_of(lab))) as address, browser(tmp_path) as page:
         page.open(address)
         page.evaluate(f"document.getElementById('text').value = {json.dumps(answer)}")
@@ -278,7 +311,7 @@ def test_the_page_in_a_browser(lab: Lab, tmp_path: Path) -> None:
         assert page.evaluate("document.scripts.length") == 0
         styled = page.evaluate("getComputedStyle(document.querySelector('.card')).borderTopWidth")
         page.screenshot(tmp_path / "page.png", 1000, 900)
-    assert "VERBATIM · version 1" in shown and "license CC-BY-4.0" in shown
+    assert "VERBATIM · version 2" in shown and f"license {LICENSE}" in shown
     assert "<script>" in shown and "trained on by version 1 at step" in shown
-    assert marked.strip() in PLANTED[0] and styled == "1px"
+    assert marked.strip() in lab.said and styled == "1px"
     assert (tmp_path / "page.png").read_bytes().startswith(b"\x89PNG")
