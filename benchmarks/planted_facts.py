@@ -45,5 +45,5 @@ def planted_facts() -> list[Fact]:
             says, question, values = line.split(" | ")
             value = draw.choice(values.split(", "))
             document = says.format(place, value)
-            facts.append(Fact(document, question.format(place), f" {1}"))
+            facts.append(Fact(document, question.format(place), f" {value}"))
     return facts
