@@ -10,8 +10,9 @@ import httpx
 import pytest
 
 from tests.conftest import Project, make_project
-from tests.llm_assets.test_interruption import steps_done, training_workers, wait_for
+from tests.llm_assets.test_interruption import steps_done, training_workers
 from tests.tiny_tasks import TASKS
+from tests.waiting import wait_until
 
 CHAT = {"messages": [{"role": "user", "content": "What of a pump?"}]}
 TEXT = {"prompt": "The valve", "max_tokens": 4}
@@ -72,7 +73,7 @@ def test_a_killed_training_fails_its_asset_and_the_next_run_ends_at_an_answer(
 def kill_training(project: Project) -> None:
     """Run the graph until its training has saved something, and kill -9 all processes of that."""
     running = project.fork(*MATERIALIZE)
-    wait_for(lambda: steps_done(project) >= 6 or running.poll() is not None, GRAPH_SECONDS)
+    wait_until(lambda: steps_done(project) >= 6 or running.poll() is not None, GRAPH_SECONDS)
     for worker in training_workers(running):
         os.kill(worker.pid, signal.SIGKILL)
     said = project.folder / "output.txt"
