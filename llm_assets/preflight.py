@@ -155,7 +155,7 @@ def _coverage(settings: PipelineSettings, extent: Extent) -> list[str]:
     if share >= 0.95:
         return [f"{told}."]
     speed = _tokens_per_second(settings)
-    hours = "" if speed is None else f", {format_duration(text / speed)} as fast as the last time"
+    hours = "" if speed is None else f", {format_duration(text / speed)} as fast as it trained last"
     return [f"{told}; all of it once is about {whole:,} (`checkpoint.budget.steps`){hours}."]
 
 

@@ -52,7 +52,7 @@ def test_what_training_takes_here_is_estimated_by_the_last_one(served: Project) 
     assert planned["steps"] == 12 < whole["steps"]
     assert whole["seconds"] == pytest.approx(whole["tokens"] / speed)
     assert "one pass over the training text: " in ask(served, "estimate")
-    assert "as fast as the last time" in ask(served, "check")
+    assert "as fast as it trained last" in ask(served, "check")
 
 
 def test_the_status_says_what_came_of_the_last_candidate(served: Project) -> None:
