@@ -19,7 +19,7 @@ from playwright.sync_api import Page, sync_playwright
 LOCATION = "llm_assets"
 DOCS = ("asset_graph", "automation", "launchpad", "eval_metrics", "run", "checkpoint_plots")
 """Those that docs/ shows."""
-COLORS = 64
+COLORS = 128
 """Of a palette, which keeps a picture under 60 KB."""
 SETTLED_MILLISECONDS = 1_500
 MOST_LOOKS = 12

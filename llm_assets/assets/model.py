@@ -15,7 +15,7 @@ from llm_assets.assets import figures
 from llm_assets.assets.continuation import continue_from_champion
 from llm_assets.assets.corpus import tokenized_shards
 from llm_assets.assets.estimate import training_cost, training_estimate
-from llm_assets.assets.stage import folder_link, materialization, stage
+from llm_assets.assets.stage import folder_link, from_here, materialization, stage
 from llm_assets.forgetting.replay import train_once_more
 from llm_assets.pipeline import PipelineResource
 from llm_assets.registry.integrity import verify_model
@@ -117,9 +117,9 @@ def checkpoint(
 ) -> MaterializeResult:
     """The trained model: resumable state under `runs/`, and an exported Hugging Face folder.
 
-    `validation` says what it has learnt (`validation_before` is where it began), `coverage` how
-    much of the text it and the models before it have read. The launchpad of the job `retraining`
-    changes steps, learning rate and seed for one run.
+    `validation_...` says what it has learnt (`validation_before` is where it began), `coverage`
+    which share of the text it and the models before it have read. The launchpad of the job
+    `retraining` changes steps, learning rate and seed for one run.
     """
     if config.without_forgotten is not None:
         artifact = train_once_more(
@@ -178,11 +178,11 @@ def _checkpoint_metadata(artifact: Artifact, pipeline: PipelineResource) -> dict
     run = f"{pipeline.store.root}/{layout.run(artifact.fingerprint)}"
     losses = [(record["step"], record["loss"]) for record in read_metrics(artifact.url)]
     finite = [math.nan if loss is None else loss for _, loss in losses]
+    unit = stats["validation_unit"]
     before, after = (stats["validation"][end] for end in ("start", "end"))
     return {
-        "summary": f"{stats['steps']} steps, {before:.4f} -> {after:.4f} "
-        f"{stats['validation_unit']} on validation text; this model and those before it were "
-        f"trained on {stats['coverage']:.1%} of the training text",
+        "summary": f"{stats['steps']} steps, {before:.4f} -> {after:.4f} {unit} on validation "
+        f"text; {stats['coverage']:.1%} of the training text read so far",
         "loss": f"{finite[0]:.3f} {figures.sparkline(finite)} {finite[-1]:.3f}",
         "coverage": stats["coverage"],
         "tokens_seen_before": stats["tokens_seen_before"],
@@ -190,9 +190,9 @@ def _checkpoint_metadata(artifact: Artifact, pipeline: PipelineResource) -> dict
         "tokens_seen": stats["tokens_seen"],
         "final_loss": stats["final_loss"],
         "tokens_per_second": stats["tokens_per_second"],
-        "validation": after,
+        f"validation_{unit.replace(' ', '_')}": after,
         "validation_before": before,
         "loss_curve": figures.curve("Training loss", "step", "loss", {"loss": losses}),
         "run_folder": folder_link(run),
-        "tensorboard": f"tensorboard --logdir {run}/{TENSORBOARD_NAME}",
+        "tensorboard": f"tensorboard --logdir {from_here(run)}/{TENSORBOARD_NAME}",
     } | training_cost(stats, pipeline.settings.automation.cost_per_hour)

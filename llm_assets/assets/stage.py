@@ -1,6 +1,7 @@
 """What every asset of the graph has in common."""
 
 import functools
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -115,7 +116,13 @@ def folder_link(url: str) -> MetadataValue:
     """A folder of the store: a path to copy, or Google's page of a bucket's folder."""
     if url.startswith("gs://"):
         return MetadataValue.url(f"{BUCKETS}/{url.removeprefix('gs://')}")
-    return MetadataValue.path(url)
+    return MetadataValue.path(from_here(url))
+
+
+def from_here(url: str) -> str:
+    """A path within the project as its commands take it: a whole one is too long for the UI."""
+    here = f"{os.getcwd()}/"
+    return url.removeprefix(here)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> MarkdownMetadataValue:
