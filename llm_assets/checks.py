@@ -9,9 +9,11 @@ from artifacts.shards.clusters import find_shared_clusters
 from artifacts.shards.format import ShardStats
 from artifacts.store.store import Artifact
 from llm_assets.assets.corpus import clean_corpus, raw_corpus, tokenized_shards
-from llm_assets.assets.evaluation import eval_metrics, model_version
+from llm_assets.assets.evaluation import VERDICT_NAME, eval_metrics, model_version
 from llm_assets.assets.model import base_model, checkpoint
 from llm_assets.assets.serving import endpoint
+from llm_assets.assets.stage import readable
+from llm_assets.gate.verdict import Verdict
 from llm_assets.pipeline import PipelineResource
 from llm_assets.registry.resource import RegistryResource
 from recipes.spec import read_metrics
@@ -113,11 +115,18 @@ def figures_are_finite(pipeline: PipelineResource) -> AssetCheckResult:
 @asset_check(asset=model_version)
 def candidate_is_promoted(pipeline: PipelineResource) -> AssetCheckResult:
     """Shows the gate's verdict; the endpoint reads the verdict itself."""
-    stats = _current(pipeline, "model_version").stats
+    judged = _current(pipeline, "model_version")
+    verdict = Verdict.model_validate_json((judged.path / VERDICT_NAME).read_text())
+    differences = {
+        f"{one.task}_minus_{one.reference}": one.difference
+        for one in verdict.comparisons
+        if math.isfinite(one.difference)
+    }
     return AssetCheckResult(
-        passed=stats["promoted"],
+        passed=verdict.promoted,
         severity=AssetCheckSeverity.WARN,
-        description=" ".join(stats["reasons"]),
+        description=" ".join(judged.stats["reasons"]),
+        metadata=readable(differences),
     )
 
 

@@ -26,6 +26,9 @@ from llm_assets.registry.resource import RegistryResource
 
 RETRAINING = "retraining"
 REDEPLOYMENT = "redeployment"
+NOTHING_TO_SET: dict[str, Any] = {}
+"""Run config of a job without settings for one run; for none at all the launchpad fills in what the
+resources are configured by."""
 Job = UnresolvedAssetJobDefinition | JobDefinition
 
 
@@ -46,12 +49,14 @@ def build_jobs(settings: PipelineSettings) -> list[Job]:
         define_asset_job(
             "evaluation",
             AssetSelection.assets(*keys.values()),
+            config=NOTHING_TO_SET,
             description="Measures the current checkpoint again and asks the gate.",
             tags=tags,
         ),
         define_asset_job(
             REDEPLOYMENT,
             AssetSelection.assets(served),
+            config=NOTHING_TO_SET,
             description="Has the wanted version served, where it is not.",
             tags=tags,
         ),
@@ -128,7 +133,7 @@ def clean_store(
         )
 
 
-@job
+@job(config=NOTHING_TO_SET)
 def cleaning() -> None:
     """Removes what the `retention` settings no longer keep, as `llm-assets clean --yes` does."""
     clean_store()

@@ -103,9 +103,9 @@ def _metadata(done: list[TrialResult]) -> dict[str, Any]:
     }
     return {
         "verdict": result.verdict,
-        **readable({name: value for name, value in figures.items() if value is not None}),
         "trials": table(COLUMNS[:UI_COLUMNS], (row[:UI_COLUMNS] for row in rows(done))),
         "measured": caption(done),
+        **readable({name: value for name, value in figures.items() if value is not None}),
         RESULT: MetadataValue.json(result.model_dump(mode="json")),
     }
 
