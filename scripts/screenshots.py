@@ -17,7 +17,10 @@ from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 
 LOCATION = "llm_assets"
-DOCS = ("asset_graph", "automation", "launchpad", "eval_metrics", "run", "checkpoint_plots")
+DOCS = (
+    *("asset_graph", "automation", "launchpad", "run", "experiments"),
+    *("eval_metrics", "endpoint_plots", "model_version_checks"),
+)
 """Those that docs/ shows."""
 COLORS = 128
 """Of a palette, which keeps a picture under 60 KB."""
