@@ -118,6 +118,8 @@ def test_jobs_of_the_launchpad_are_filled_in(project: Project) -> None:
     defs = define(project)
     jobs = {"retraining", "evaluation", "experiment", "redeployment", "rollback", "cleaning"}
     assert jobs <= {job.name for job in defs.resolve_all_job_defs()}
+    unset = {name for name in jobs if defs.resolve_job_def(name).run_config == {}}
+    assert unset == {"evaluation", "redeployment", "cleaning"}
     retraining = defs.resolve_job_def("retraining")
     assert retraining.run_config == {
         "ops": {"checkpoint": {"config": {"steps": 12, "learning_rate": 0.01, "seed": 0}}}
