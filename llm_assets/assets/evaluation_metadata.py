@@ -1,6 +1,7 @@
 """What the UI shows of an evaluation and of the verdict on it."""
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ from recipes.evaluation.settings import SAMPLES_NAME
 ROLES = ("candidate", "incumbent", "base")
 Figure = Mapping[str, float | None]
 UNMEASURED: Figure = {"value": None}
+_UNBROKEN = re.compile(r"\S{16}(?=\S)")
 
 
 def evaluation_metadata(stats: Mapping[str, Any]) -> dict[str, Any]:
@@ -56,13 +58,19 @@ def samples_metadata(evaluation: Artifact) -> dict[str, Any]:
     """What base and candidate write after the same beginnings, side by side; none where none do."""
     samples = read_samples(evaluation)
     base, candidate = samples.get("base", []), samples.get("candidate", [])
-    rows = [
+    written = [
         (of_base["prompt"], of_base["completion"], of_candidate["completion"])
         for of_base, of_candidate in zip(base, candidate, strict=False)
     ]
-    if not rows:
+    if not written:
         return {}
+    rows = (map(_breakable, texts) for texts in written)
     return {"samples": table(["after", "the base model says", "the candidate says"], rows)}
+
+
+def _breakable(text: str) -> str:
+    """Text whose long runs the UI may break: models that have not learnt write dots without end."""
+    return _UNBROKEN.sub("\\g<0>\u200b", text)
 
 
 def read_samples(evaluation: Artifact) -> dict[str, list[dict[str, str]]]:

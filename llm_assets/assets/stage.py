@@ -125,7 +125,7 @@ def from_here(url: str) -> str:
     return url.removeprefix(here)
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> MarkdownMetadataValue:
+def table(columns: Sequence[str], rows: Iterable[Iterable[Any]]) -> MarkdownMetadataValue:
     """A table for the UI; `none` where it has no rows."""
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     filled = ["| " + " | ".join(_cell(value) for value in row) + " |" for row in rows]
