@@ -62,6 +62,7 @@ def local_conf(driver_memory: str = "2g", partitions: int = 4, ui: bool = False)
         "spark.sql.execution.arrow.maxRecordsPerBatch": str(ARROW_BATCH_ROWS),
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.parquet.compression.codec": "zstd",
+        "spark.python.daemon.module": "spark_jobs.worker_daemon",
         "spark.sql.warehouse.dir": "/nonexistent/spark-warehouse",
         "spark.driver.extraJavaOptions": _java_options(),
     }
