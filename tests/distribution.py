@@ -11,13 +11,21 @@ from tests.reliability import COLLECTED
 
 ROOT = Path(__file__).parent.parent
 ONE_RUN = ("tests/llm_assets/test_main_job.py", "tests/llm_assets/automation/test_quality.py")
-"""They ask the endpoint that one run of the graph has started, so one worker runs them all."""
+"""They ask the endpoint that one run of the graph has started."""
+ONE_ENDPOINT = tuple(
+    f"tests/serving/test_{name}.py"
+    for name in ("answers", "any_request", "faults", "openai_clients", "other_clients", "process")
+)
+"""They ask one endpoint, of which each worker would start its own."""
+TOGETHER = (ONE_RUN, ONE_ENDPOINT)
+"""Files that one worker runs."""
 LONGEST_FIRST = (
     *ONE_RUN,
     "tests/serving/test_rollout.py",
     "tests/llm_assets/cloud/test_graph.py",
     "tests/recipes/test_workers.py",
     "tests/llm_assets/test_interruption.py",
+    *ONE_ENDPOINT,
     "tests/spark_jobs/test_decide.py",
     "tests/llm_assets/test_commands.py",
     "tests/llm_assets/maintenance/test_recovery.py",
@@ -29,7 +37,6 @@ LONGEST_FIRST = (
     "tests/recipes/test_listening.py",
     "tests/serving/test_comparison.py",
     "tests/llm_assets/cloud/test_endpoint.py",
-    "tests/serving/test_faults.py",
     "tests/recipes/test_mounted_bucket.py",
     "tests/spark_jobs/test_lineage.py",
     "tests/llm_assets/pipes/test_faults.py",
@@ -52,11 +59,11 @@ LONGEST_FIRST = (
 
 
 class Distribution(LoadFileScheduling):
-    """Whole files to whichever worker is free, those of one run as one."""
+    """Whole files to whichever worker is free, those that belong together as one."""
 
     def _split_scope(self, nodeid: str) -> str:
         file: str = super()._split_scope(nodeid)
-        return ONE_RUN[0] if file in ONE_RUN else file
+        return next((files[0] for files in TOGETHER if file in files), file)
 
     def remove_node(self, node: WorkerController) -> str | None:
         """Give what a worker that died has left to others; returns the test that it was running.
