@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from artifacts.hugging_face import read_tokenizer
 from benchmarks.harness import at_least, at_most, keep
 from benchmarks.models import small_model
 from recipes.evaluation.documents import Document, general_texts
@@ -63,7 +64,7 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as scratch:
         folder = small_model(Path(scratch) / "model")
-        tokenizer = models.load_tokenizer(folder)
+        tokenizer = read_tokenizer(folder)
         model = models.load_model(folder).to(torch.bfloat16)
         multiple_choice = MultipleChoiceSettings(questions=QUESTIONS)
         questions = make_questions(documents(tokenizer), tokenizer, multiple_choice)

@@ -21,6 +21,7 @@ from benchmarks.harness import at_least, at_most, keep
 from benchmarks.models import small_model
 from serving import endpoint as process
 from serving.settings import EndpointSettings, RolloutSettings
+from serving.state import Desired
 
 CLIENTS = 8
 TOKENS = 16
@@ -28,6 +29,11 @@ SECONDS = 300
 PEER_SECONDS = 90
 ROLLOUT = RolloutSettings(steps=(0.1, 0.5), step_seconds=10, min_requests=20)
 SETTINGS = EndpointSettings(port=8_799, rollout=ROLLOUT)
+
+
+def version(model: Path, name: str) -> Desired:
+    """One of the versions, which are one model."""
+    return Desired(model_folder=model, version=name, fingerprint=name, settings=SETTINGS)
 
 
 class Load:
@@ -89,18 +95,18 @@ class Load:
 
 def soak(model: Path, state: Path) -> Load:
     """Two rollouts and one killed engine under load."""
-    endpoint = process.start(model, "1", "first", state, SETTINGS, print)
-    load = Load(endpoint.url)
+    endpoint = process.start(state, version(model, "1"), print)
+    load = Load(endpoint.status.url)
     started = time.monotonic()
     with load.running():
         time.sleep(20)
-        process.start(model, "2", "second", state, SETTINGS, print)
+        process.start(state, version(model, "2"), print)
         time.sleep(20)
         status = process.status(state)
         assert status is not None and status.routes[0].engine_pid
         psutil.Process(status.routes[0].engine_pid).kill()
         time.sleep(20)
-        process.start(model, "3", "third", state, SETTINGS, print)
+        process.start(state, version(model, "3"), print)
         time.sleep(max(0.0, SECONDS - (time.monotonic() - started)))
     process.stop(state)
     return load
@@ -108,13 +114,13 @@ def soak(model: Path, state: Path) -> Load:
 
 def replace(model: Path, state: Path) -> Load:
     """End the old server, then start the new one, under the same load."""
-    endpoint = process.start(model, "1", "first", state, SETTINGS, print)
-    load = Load(endpoint.url)
+    endpoint = process.start(state, version(model, "1"), print)
+    load = Load(endpoint.status.url)
     started = time.monotonic()
     with load.running():
         time.sleep(20)
         process.stop(state)
-        process.start(model, "2", "second", state, SETTINGS, print)
+        process.start(state, version(model, "2"), print)
         time.sleep(max(0.0, PEER_SECONDS - (time.monotonic() - started)))
     process.stop(state)
     return load

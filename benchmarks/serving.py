@@ -24,6 +24,7 @@ from benchmarks.models import small_model
 from serving import endpoint as process
 from serving.engine.process import SECRET_VARIABLE
 from serving.settings import EndpointSettings
+from serving.state import Desired
 
 CLIENTS = 8
 REQUESTS = 48
@@ -163,8 +164,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         model = small_model(Path(scratch) / "model")
         state = Path(scratch) / "endpoint"
-        settings = EndpointSettings(port=0)
-        endpoint = process.start(model, "1", "benchmark", state, settings, print)
+        desired = Desired(
+            model_folder=model,
+            version="1",
+            fingerprint="benchmark",
+            settings=EndpointSettings(port=0),
+        )
+        process.start(state, desired, print)
         try:
             status = process.status(state)
             assert status is not None
@@ -172,7 +178,11 @@ def main() -> None:
             assert route.engine_pid is not None and route.engine_port is not None
             measured = asyncio.run(
                 measure(
-                    endpoint.url, status.api_server_pid, route.engine_pid, route.engine_port, model
+                    status.url,
+                    status.api_server_pid,
+                    route.engine_pid,
+                    route.engine_port,
+                    model,
                 )
             )
         finally:
@@ -187,7 +197,7 @@ def main() -> None:
         "tokens/s",
         "transformers generate, one request at a time",
         "higher",
-        ["openvino-genai", "torch", "transformers", "fastapi", "uvicorn"],
+        ["openvino-genai", "torch", "transformers", "starlette", "uvicorn"],
         {
             "front_adds_ms": at_most(measured.added * 1_000, 5, "ms"),
             "front_cpu_ms_a_request": at_most(statistics.mean(measured.front_cpu) * 1_000, 5, "ms"),

@@ -32,9 +32,9 @@ def main() -> int:
             raise UserError("Give --model FOLDER, or --state FOLDER.")
         with tempfile.TemporaryDirectory(prefix="llm-assets-endpoint-") as scratch:
             state = StateFolder(arguments.state or Path(scratch))
-            state.write_desired(
+            state.desired.write(
                 Desired(
-                    model_folder=arguments.model.absolute(),
+                    model_folder=arguments.model,
                     name=arguments.name,
                     version=arguments.version,
                     fingerprint="unregistered",
@@ -49,7 +49,7 @@ def main() -> int:
 
 def serve(state: StateFolder, log_path: Path | None) -> int:
     """Serve what a state folder wants, until a signal; raises UserError where it cannot begin."""
-    desired = state.read_desired()
+    desired = state.desired.read()
     if desired is None:
         raise UserError(f"{state.folder} does not say what to serve: it has no desired.json.")
     settings = desired.settings

@@ -5,81 +5,46 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-
-from pydantic import BaseModel, ConfigDict
 
 from artifacts.errors import UserError
 from artifacts.leases.lease import local_lease
 from artifacts.progress import Report
 from serving.api.address import bearer_token, listen
-from serving.comparison import Comparison, JudgedDocument
+from serving.logs import tail
 from serving.rollout import RolloutFailed
 from serving.settings import EndpointSettings
-from serving.state import Desired, StateFolder, Status
+from serving.state import Desired, RouteStatus, StateFolder, Status
 
 POLL_SECONDS = 0.2
 REPORT_SECONDS = 5.0
 STOP_SECONDS = 20.0
-LOG_TAIL_LINES = 15
 
 
-class Endpoint(BaseModel):
+@dataclass(frozen=True)
+class Endpoint:
     """A running endpoint."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    url: str
-    pid: int
-    version: str
-    fingerprint: str
+    status: Status
+    route: RouteStatus
+    """Of the version that was asked for."""
     changed: bool
     """Whether this call changed what is served."""
-    reason: str
-    """In words: already serving, serving now, or why the wanted version is not."""
-    engine: str
-    """Which one computes, and why that one."""
-    comparison: Comparison | None
-    """Of its bits with the evaluation's; None where nothing was judged."""
 
 
-def start(
-    model_folder: Path,
-    version: str,
-    fingerprint: str,
-    state_folder: Path,
-    settings: EndpointSettings,
-    report: Report = lambda _: None,
-    name: str = "default",
-    conversions: Path | None = None,
-    judged: Sequence[JudgedDocument] = (),
-) -> Endpoint:
+def start(state_folder: Path, desired: Desired, report: Report = lambda _: None) -> Endpoint:
     """Have a version served, whatever is served now, and wait until it is.
 
     Where the endpoint runs already it is moved without an outage, to another version as to other
     settings; only another address, token or limit of connections starts it again. Otherwise it is
     started in a session of its own, so that it stays when the caller ends.
 
-    Args:
-        conversions: where models in other forms are cached; absent, in the state folder.
-        judged: documents on which the engine has to say what the evaluation found; a version that
-            does not gets no traffic.
-
     Raises:
         RolloutFailed: the version that was served before still is.
         UserError: the port is taken, the model cannot be loaded, a token is missing.
     """
-    state = StateFolder(state_folder)
-    desired = Desired(
-        model_folder=model_folder.absolute(),
-        name=name,
-        version=version,
-        fingerprint=fingerprint,
-        settings=settings,
-        conversions=conversions,
-        judged=list(judged),
-    )
+    state, settings = StateFolder(state_folder), desired.settings
     with local_lease(state_folder / "start.lock", lambda who: report(f"waiting for {who}")):
         running = status(state_folder)
         if running and _needs_new_server(running.settings, settings):
@@ -89,25 +54,24 @@ def start(
             stop(state_folder)
             running = None
         if running and _serves(running, desired):
-            state.write_desired(desired)
-            return _endpoint(running, desired, changed=False, reason="already serving")
-        began = time.time()
+            state.desired.write(desired)
+            return Endpoint(running, _route(running, desired), changed=False)
+        began, child = time.time(), None
         if running is None:
             bearer_token(settings)
             listen(settings.host, settings.port).close()
-            state.write_desired(desired)
+            state.desired.write(desired)
             child = _spawn(state)
-            done = _wait(state, desired, began, report, child)
         else:
-            state.write_desired(desired)
+            state.desired.write(desired)
             os.kill(running.pid, signal.SIGHUP)
-            done = _wait(state, desired, began, report, None)
-        return _endpoint(done, desired, changed=True, reason="serving now")
+        done = _wait(state, desired, began, report, child)
+        return Endpoint(done, _route(done, desired), changed=True)
 
 
 def status(state_folder: Path) -> Status | None:
     """What the endpoint is doing, or None where none runs."""
-    found = StateFolder(state_folder).read_status()
+    found = StateFolder(state_folder).status.read()
     return found if found and found.alive else None
 
 
@@ -159,9 +123,9 @@ def _wait(
         if child and child.poll() is not None:
             raise UserError(
                 f"The endpoint ended with exit code {child.returncode} before it served version "
-                f"{desired.version}. The end of its log ({state.log_path}):\n{_tail(state)}"
+                f"{desired.version}. The end of its log ({state.log_path}):\n{tail(state.log_path)}"
             )
-        found = state.read_status()
+        found = state.status.read()
         if found and found.alive:
             outcome = found.outcome
             if outcome and outcome.at.timestamp() >= began and desired.is_of(outcome):
@@ -208,20 +172,5 @@ def _needs_new_server(now: EndpointSettings, wanted: EndpointSettings) -> bool:
     return now.model_dump(include=fixed) != wanted.model_dump(include=fixed)
 
 
-def _endpoint(found: Status, desired: Desired, changed: bool, reason: str) -> Endpoint:
-    route = next((r for r in found.routes if r.version == desired.version), None)
-    return Endpoint(
-        url=found.url,
-        pid=found.pid,
-        version=desired.version,
-        fingerprint=desired.fingerprint,
-        changed=changed,
-        reason=reason,
-        engine=route.engine if route else "",
-        comparison=route.comparison if route else None,
-    )
-
-
-def _tail(state: StateFolder) -> str:
-    lines = state.log_path.read_text(errors="replace").splitlines()
-    return "\n".join(lines[-LOG_TAIL_LINES:])
+def _route(found: Status, desired: Desired) -> RouteStatus:
+    return next(route for route in found.routes if desired.is_of(route))

@@ -145,12 +145,9 @@ class Evidence:
     @property
     def against(self) -> str | None:
         """What speaks against the new version, in words, or None where nothing does."""
-        new, old = self._new, self._old
+        new = self._new
         if self._failures.logarithm >= self._limit:
-            return (
-                f"{new.failed} of {new.failed + new.answered} requests failed on it, and "
-                f"{old.failed} of {old.failed + old.answered} on the version before"
-            )
+            return self._failed
         for speed in (self._even, self._uneven):
             if speed.bets.logarithm >= self._limit:
                 return (
@@ -168,13 +165,17 @@ class Evidence:
     @property
     def summary(self) -> str:
         """What was seen, for the log."""
-        new, old = self._new, self._old
-        said = [
-            f"{new.failed} of {new.failed + new.answered} requests failed on it, {old.failed} of "
-            f"{old.failed + old.answered} on the version before"
-        ]
+        said = [self._failed]
         if self._even.answers:
             said.append(f"{self._even.times:.2f} times the seconds for a token")
-        if new.deviations:
-            said.append(f"{len(new.deviations)} documents read")
+        if self._new.deviations:
+            said.append(f"{len(self._new.deviations)} documents read")
         return "; ".join(said)
+
+    @property
+    def _failed(self) -> str:
+        new, old = self._new, self._old
+        return (
+            f"{new.failed} of {new.failed + new.answered} requests failed on it, and "
+            f"{old.failed} of {old.failed + old.answered} on the version before"
+        )

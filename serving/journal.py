@@ -10,17 +10,17 @@ import json
 import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
-from serving.engine.protocol import GenerateRequest
+from serving.engine.protocol import ByVersion, GenerateRequest
+from serving.logs import log
 from serving.settings import JournalSettings
-from serving.telemetry import log
 
 FOLDER = "requests"
 _KEY_NAME = "key"
-_PRIVATE = 0o600
 
 
 @dataclass(frozen=True)
@@ -51,12 +51,7 @@ class Journal:
         self._day: date | None = None
 
     def write(
-        self,
-        request: str,
-        version: str,
-        fingerprint: str,
-        asked: Sequence[GenerateRequest],
-        answers: Sequence[str],
+        self, request: str, by: ByVersion, asked: Sequence[GenerateRequest], answers: Sequence[str]
     ) -> None:
         """Note the answers to what a request asked."""
         settings, now = self._settings(), datetime.now(UTC)
@@ -66,22 +61,16 @@ class Journal:
                 remove_expired(self._folder, settings.days, now.date())
             if settings.keep == "off":
                 return
-            key, prompts = _read_key(self._folder), map(_prompt_text, asked)
-            entries = [
-                Entry(
-                    request,
-                    now.isoformat(timespec="milliseconds"),
-                    version,
-                    fingerprint,
-                    index,
-                    _hash(key, prompt),
-                    _hash(key, answer),
-                    prompt if settings.keep == "text" else None,
-                    answer if settings.keep == "text" else None,
-                )
-                for index, (prompt, answer) in enumerate(zip(prompts, answers, strict=True))
-            ]
-            _append(self._folder / f"{self._day}.jsonl", entries)
+            key, lines = _read_key(self._folder), ""
+            at = now.isoformat(timespec="milliseconds")
+            common = (request, at, by.version, by.fingerprint)
+            for index, (one, answer) in enumerate(zip(asked, answers, strict=True)):
+                prompt = _prompt_text(one)
+                texts = (prompt, answer) if settings.keep == "text" else ()
+                entry = Entry(*common, index, _hash(key, prompt), _hash(key, answer), *texts)
+                lines += json.dumps(asdict(entry)) + "\n"
+            with open(self._folder / f"{self._day}.jsonl", "a", opener=_open_private) as file:
+                file.write(lines)
         except OSError as error:
             log("journal", id=request, fault=error.strerror or str(error))
 
@@ -95,10 +84,15 @@ def _prompt_text(asked: GenerateRequest) -> str:
 
 def find_entries(state_folder: Path, request: str, days: float) -> list[Entry]:
     """The answers to a request, oldest first; none where it is unknown or older than some days."""
-    folder, today = state_folder / FOLDER, datetime.now(UTC).date()
+    folder, today, found = state_folder / FOLDER, datetime.now(UTC).date(), []
     expired = set(_expired(folder, days, today))
-    kept = [file for file in sorted(folder.glob("*.jsonl")) if file not in expired]
-    return [one for file in kept for one in _entries(file) if one.request == request]
+    for file in sorted({*folder.glob("*.jsonl")} - expired):
+        # The last line of a killed server may be half a line.
+        for line in file.read_text(errors="replace").split("\n")[:-1]:
+            with suppress(ValueError, TypeError):
+                entry = Entry(**json.loads(line))
+                found += [entry] if entry.request == request else []
+    return found
 
 
 def is_answer(state_folder: Path, entry: Entry, text: str) -> bool:
@@ -118,34 +112,16 @@ def _expired(folder: Path, days: float, today: date) -> Iterator[Path]:
             yield file
 
 
-def _entries(file: Path) -> Iterator[Entry]:
-    # The last line of a killed server may be half a line.
-    for line in file.read_text(errors="replace").split("\n")[:-1]:
-        try:
-            yield Entry(**json.loads(line))
-        except (ValueError, TypeError):
-            continue
-
-
-def _append(path: Path, entries: list[Entry]) -> None:
-    content = "".join(json.dumps(asdict(entry)) + "\n" for entry in entries).encode()
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, _PRIVATE)
-    try:
-        os.write(descriptor, content)
-    finally:
-        os.close(descriptor)
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _read_key(folder: Path) -> bytes:
     """The key of the hashes, made on first use: without it short texts could be guessed."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = folder / _KEY_NAME
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _PRIVATE)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(secrets.token_bytes(32))
-    except FileExistsError:
-        pass
+    with suppress(FileExistsError), open(path, "xb", opener=_open_private) as file:
+        file.write(secrets.token_bytes(32))
     return path.read_bytes()
 
 

@@ -25,20 +25,14 @@ from serving.api.admission import MAX_HEADER_BYTES, limited_protocol
 from serving.api.app import build_app
 from serving.api.dispatcher import Dispatcher
 from serving.api.guard import ApiContext
+from serving.api.metrics import Metrics
 from serving.api.router import Router
 from serving.engine.process import EngineProcess
 from serving.journal import Journal
+from serving.logs import LogHandler, log
 from serving.rollout import RolledBack, roll_out
-from serving.state import (
-    Desired,
-    Outcome,
-    Phase,
-    RouteStatus,
-    StateFolder,
-    Status,
-)
+from serving.state import Desired, Outcome, Phase, State, StateFile, StateFolder, Status
 from serving.supervisor import CANNOT_SERVE
-from serving.telemetry import LogHandler, Metrics, log
 from serving.traffic import EngineTraffic
 
 SHUTDOWN_SECONDS = 10
@@ -54,7 +48,7 @@ class Server:
         self._desired = desired
         self._router = Router()
         self._dispatcher = Dispatcher(self._router, desired.settings, Metrics())
-        before = state.read_status()
+        before = state.status.read()
         self._after_crash = before is not None and before.phase not in ("stopped", "failed")
         self._supervisor = os.getppid()
         self._outcome: Outcome | None = None
@@ -106,7 +100,7 @@ class Server:
         while True:
             with suppress(OSError):
                 os.write(self._beats, b".")
-            if self._address[1] and not self._state.status_path.exists():
+            if not self._state.status.path.exists():
                 self._write_state_again()
             await asyncio.sleep(BEAT_SECONDS)
 
@@ -121,10 +115,10 @@ class Server:
             return
         log("state_written_again", folder=str(self._state.folder))
         with suppress(OSError, UserError):
-            if self._state.read_desired() is None:
-                self._state.write_desired(self._desired)
+            if self._state.desired.read() is None:
+                self._state.desired.write(self._desired)
             if self._phase == "serving":
-                self._state.write_good(self._desired)
+                self._state.good.write(self._desired)
         self._write_status()
 
     async def _follow(self) -> None:
@@ -133,7 +127,7 @@ class Server:
         Returns where the first version cannot be served at all; later failures leave the one before
         in its place.
         """
-        wanted, good = self._desired, self._state.read_good()
+        wanted, good = self._desired, self._state.good.read()
         if self._after_crash and good and good != wanted:
             # The API server before this one ended while it changed versions. What was good then
             # comes first, so that a wanted version that cannot serve costs no outage.
@@ -142,7 +136,7 @@ class Server:
         while self._router.routes:
             await self._changed.wait()
             self._changed.clear()
-            changed = self._state.read_desired()
+            changed = self._state.desired.read()
             if changed and changed != self._desired:
                 await self._change(changed)
 
@@ -156,7 +150,7 @@ class Server:
             self._dispatcher.settings = wanted.settings
             for route in routes:
                 route.engine.desired = wanted
-            self._note_good(wanted)
+            self._keep(self._state.good, wanted)
         self._outcome = Outcome(
             version=wanted.version,
             fingerprint=wanted.fingerprint,
@@ -185,31 +179,11 @@ class Server:
             return f"an unforeseen fault, which the log shows whole: {error!r}"
         return None
 
-    def _note_good(self, wanted: Desired) -> None:
-        try:
-            self._state.write_good(wanted)
-        except (OSError, UserError) as error:
-            log("state_not_written", reason=str(error))
-
     def _report(self, line: str) -> None:
         log("rollout_step", text=line)
         self._write_status()
 
     def _write_status(self) -> None:
-        routes = [
-            RouteStatus(
-                version=route.engine.desired.version,
-                fingerprint=route.engine.desired.fingerprint,
-                share=route.share,
-                engine_pid=route.engine.pid,
-                engine_port=route.engine.port,
-                ready=route.engine.ready.is_set(),
-                restarts=route.engine.restarts,
-                engine=route.engine.engine,
-                comparison=route.engine.comparison,
-            )
-            for route in self._router.routes
-        ]
         status = Status(
             pid=self._supervisor,
             process_started=process_started(self._supervisor),
@@ -218,14 +192,17 @@ class Server:
             port=self._address[1],
             settings=self._dispatcher.settings,
             phase=self._phase,
-            routes=routes,
+            routes=[route.status for route in self._router.routes],
             outcome=self._outcome,
         )
+        self._keep(self._state.status, status)
+
+    def _keep(self, file: StateFile[State], content: State) -> None:
+        """A full disk must not end the serving; what is told is late then, not wrong for ever."""
         try:
-            self._state.write_status(status)
+            file.write(content)
         except (OSError, UserError) as error:
-            # A full disk must not end the serving; the status is late, not wrong for ever.
-            log("status_not_written", reason=str(error))
+            log("state_not_written", file=file.path.name, reason=str(error))
 
 
 def main() -> int:
@@ -242,11 +219,10 @@ def main() -> int:
         os.set_blocking(descriptor, False)
     logging.basicConfig(level=logging.WARNING, handlers=[LogHandler()])
     state = StateFolder(arguments.state)
-    desired = state.read_desired()
-    if desired is None:
-        log("failed", reason=f"{arguments.state} does not say what to serve")
-        return CANNOT_SERVE
     try:
+        desired = state.desired.read()
+        if desired is None:
+            raise UserError(f"{arguments.state} does not say what to serve")
         token = bearer_token(desired.settings)
     except UserError as error:
         log("failed", reason=str(error))

@@ -9,16 +9,17 @@ one before it was killed.
 import os
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Annotated, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from artifacts.leases.holder import process_started
 from artifacts.storage import files
 from serving.comparison import Comparison, JudgedDocument
 from serving.settings import EndpointSettings
 
-STATUS_NAME = "status.json"
+RESTART_SECONDS = (0.0, 1.0, 5.0, 15.0)
+"""Pauses before the first, second … restart; the last one repeats."""
 Phase = Literal["starting", "serving", "rolling_out", "failed", "stopped"]
 OF_ENGINES = {"engine", "weights", "threads", "cache_tokens"}
 """Settings that an engine is started with."""
@@ -43,14 +44,15 @@ class Desired(OfVersion):
 
     model_config = ConfigDict(frozen=True)
 
-    model_folder: Path
+    model_folder: Annotated[Path, AfterValidator(Path.absolute)]
     name: str = "default"
     """Of the model, whatever its version: what clients ask for."""
     settings: EndpointSettings
     conversions: Path | None = None
     """Where converted models are cached; absent, beside the state."""
     judged: list[JudgedDocument] = []
-    """Documents on which its engine has to say what the evaluation found."""
+    """Documents on which its engine has to say what the evaluation found; a version that does not
+    gets no traffic."""
 
     def fits_engine_of(self, other: "Desired") -> bool:
         """Whether an engine that was started for another serves this too."""
@@ -113,45 +115,38 @@ class Status(BaseModel):
         return started is not None and started == self.process_started
 
 
+class StateFile(Generic[State]):
+    """One of the files: replaced whole."""
+
+    def __init__(self, path: Path, kind: type[State]) -> None:
+        self.path, self._kind = path, kind
+
+    def read(self) -> State | None:
+        """What it says, or None where it never said anything that this release can use."""
+        try:
+            return self._kind.model_validate_json(self.path.read_bytes())
+        except (FileNotFoundError, ValidationError):
+            return None
+
+    def write(self, content: State) -> None:
+        """Raises OSError or UserError where it cannot be written."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        os.chmod(self.path.parent, 0o700)
+        files.write(self.path, content.model_dump_json(indent=2).encode())
+
+
 class StateFolder:
-    """Reads and writes the three files."""
+    """The three files, and the log beside them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.status_path = folder / STATUS_NAME
         self.log_path = folder / "endpoint.log"
+        self.desired = StateFile(folder / "desired.json", Desired)
+        self.good = StateFile(folder / "serving.json", Desired)
+        """What took all traffic last."""
+        self.status = StateFile(folder / "status.json", Status)
 
-    def read_desired(self) -> Desired | None:
-        """What is wanted, or None where nothing was ever asked for."""
-        return self._read("desired.json", Desired)
 
-    def write_desired(self, desired: Desired) -> None:
-        self._write("desired.json", desired)
-
-    def read_good(self) -> Desired | None:
-        """What took all traffic last, or None where nothing ever did."""
-        return self._read("serving.json", Desired)
-
-    def write_good(self, desired: Desired) -> None:
-        """Note that a version has taken all traffic."""
-        self._write("serving.json", desired)
-
-    def read_status(self) -> Status | None:
-        """What the API server last said, or None where there was never one."""
-        return self._read(STATUS_NAME, Status)
-
-    def write_status(self, status: Status) -> None:
-        self._write(STATUS_NAME, status)
-
-    def _read(self, name: str, kind: type[State]) -> State | None:
-        try:
-            return kind.model_validate_json((self.folder / name).read_bytes())
-        except (FileNotFoundError, ValidationError):
-            # A file of an older release says nothing that this one can use.
-            return None
-
-    def _write(self, name: str, content: BaseModel) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        os.chmod(self.folder, 0o700)
-        text = content.model_dump_json(indent=2).encode()
-        files.write(self.folder / name, text)
+def restart_pause(deaths: int) -> float:
+    """Seconds until what has died that often before is started again."""
+    return RESTART_SECONDS[min(deaths, len(RESTART_SECONDS) - 1)]

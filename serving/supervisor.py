@@ -17,14 +17,11 @@ from types import FrameType
 
 from artifacts.errors import UserError
 from artifacts.program.lifetime import PARENT_VARIABLE
-from serving.log_file import append
-from serving.state import StateFolder
-from serving.telemetry import event
+from serving.logs import append, event, log
+from serving.state import StateFolder, restart_pause
 
 CANNOT_SERVE = 3
 """Exit code of an API server for which starting again is no help; the log says why."""
-RESTART_SECONDS = (0.0, 1.0, 5.0, 15.0)
-"""Pauses before the first, second … restart; the last one repeats."""
 STEADY_SECONDS = 60.0
 """Of life, after which earlier deaths no longer count."""
 POLL_SECONDS = 0.2
@@ -62,7 +59,7 @@ class Supervisor:
             if code in (0, CANNOT_SERVE) or self._stop_by is not None:
                 return 1 if code == CANNOT_SERVE else 0
             deaths = 0 if monotonic() - began > STEADY_SECONDS else deaths
-            pause = RESTART_SECONDS[min(deaths, len(RESTART_SECONDS) - 1)]
+            pause = restart_pause(deaths)
             deaths += 1
             self._log("api_server_ended", status=code, restarted_in_seconds=pause)
             self._note_death()
@@ -76,8 +73,7 @@ class Supervisor:
     def _run_once(self) -> int:
         """Start an API server and wait until it ends; returns its exit code."""
         life, beats = os.pipe()
-        said, words = os.pipe() if self._log_path else (None, None)
-        passed = [beats, self._listener.fileno()]
+        words = subprocess.PIPE if self._log_path else None
         try:
             # What changes while it starts is told to it once it can hear.
             signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
@@ -89,28 +85,25 @@ class Supervisor:
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=words,
-                stderr=words,
-                pass_fds=passed,
+                stderr=subprocess.STDOUT if words else None,
+                pass_fds=[beats, self._listener.fileno()],
                 # Ctrl-C in a terminal reaches it by way of this process alone.
                 start_new_session=True,
                 env=os.environ | {PARENT_VARIABLE: str(os.getpid())},
             )
         finally:
-            for descriptor in (beats, words):
-                if descriptor is not None:
-                    os.close(descriptor)
+            os.close(beats)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGHUP])
         try:
-            return self._watch(server, life, said)
+            with server:
+                return self._watch(server, life)
         finally:
-            for descriptor in (life, said):
-                if descriptor is not None:
-                    os.close(descriptor)
+            os.close(life)
 
-    def _watch(self, server: "subprocess.Popen[bytes]", life: int, said: int | None) -> int:
+    def _watch(self, server: "subprocess.Popen[bytes]", life: int) -> int:
         """Pass on what an API server says, until it has ended; end it where it stands still."""
         heard, allowed = monotonic(), START_SECONDS
-        sources = [life] if said is None else [life, said]
+        sources = [life, *([server.stdout.fileno()] if server.stdout else [])]
         while True:
             ended = server.poll() is not None
             while self._unsaid:
@@ -143,15 +136,13 @@ class Supervisor:
     def _note_death(self) -> None:
         """Say that nothing answers just now."""
         with suppress(OSError, UserError):
-            status = self._state.read_status()
+            status = self._state.status.read()
             if status:
                 dead: dict[str, object] = {"phase": "starting", "routes": [], "outcome": None}
-                self._state.write_status(status.model_copy(update=dead))
+                self._state.status.write(status.model_copy(update=dead))
 
     def _log(self, name: str, **fields: object) -> None:
-        line = event(name, **fields) + "\n"
         if self._log_path:
-            append(self._log_path, line.encode())
+            append(self._log_path, f"{event(name, **fields)}\n".encode())
         else:
-            with suppress(OSError):
-                print(line, end="", file=sys.stderr, flush=True)
+            log(name, **fields)

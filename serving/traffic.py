@@ -10,12 +10,12 @@ from time import monotonic
 
 from serving.api.router import Route, Router
 from serving.comparison import LIMITS, Comparison, JudgedDocument, compared
-from serving.engine.process import EngineLost, EngineProcess, Refused
-from serving.engine.protocol import GenerateRequest
+from serving.engine.process import EngineLost, EngineProcess
+from serving.engine.protocol import GenerateRequest, Refused
 from serving.evidence import Seen
+from serving.logs import log
 from serving.rollout import CanaryFailed
 from serving.settings import EndpointSettings, Weights
-from serving.telemetry import log
 
 PROBE_TOKENS = 8
 READ_PAUSE = 4.0
@@ -137,8 +137,6 @@ async def _bits(engine: EngineProcess, tokens: list[int], counted: list[bool]) -
         prompt=tokens,
         max_tokens=0,
         max_prompt_tokens=len(tokens),
-        temperature=0.0,
-        top_p=1.0,
         stream=False,
         echo=True,
         logprobs=True,
@@ -161,8 +159,6 @@ async def probe(engine: EngineProcess, settings: EndpointSettings) -> None:
         prompt=settings.rollout.probe,
         max_tokens=PROBE_TOKENS,
         max_prompt_tokens=settings.max_prompt_tokens,
-        temperature=0.0,
-        top_p=1.0,
     )
     async with asyncio.timeout(settings.request_timeout):
         tokens = 0

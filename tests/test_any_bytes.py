@@ -108,7 +108,7 @@ READERS: dict[str, tuple[Callable[[Path, bytes], object], Callable[[Path], bytes
         lambda folder: b'{"step": 1, "loss": 2.5}\n',
     ),
     "state of the endpoint": (
-        in_file("desired.json", lambda folder: StateFolder(folder).read_desired()),
+        in_file("desired.json", lambda folder: StateFolder(folder).desired.read()),
         lambda folder: b'{"model_folder": "a", "version": "1", "fingerprint": "f", "settings": {}}',
     ),
 }

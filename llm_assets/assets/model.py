@@ -2,6 +2,7 @@
 
 import math
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from dagster import AssetExecutionContext, Config, MaterializeResult
@@ -16,6 +17,7 @@ from llm_assets.assets.continuation import continue_from_champion
 from llm_assets.assets.corpus import tokenized_shards
 from llm_assets.assets.estimate import training_cost, training_estimate
 from llm_assets.assets.stage import folder_link, from_here, materialization, stage
+from llm_assets.endpoint.base import ServingPlatform
 from llm_assets.forgetting.replay import train_once_more
 from llm_assets.pipeline import PipelineResource
 from llm_assets.registry.integrity import verify_model
@@ -114,6 +116,7 @@ def checkpoint(
     pipeline: PipelineResource,
     training: TrainingRunner,
     registry: RegistryResource,
+    serving: ServingPlatform,
 ) -> MaterializeResult:
     """The trained model: resumable state under `runs/`, and an exported Hugging Face folder.
 
@@ -153,6 +156,7 @@ def checkpoint(
         shards.verify()
         # What is being made is another checkpoint than the one that it starts from.
         verify_model(pipeline.record, start.path, made_again=["base_model"])
+        serving.check(pipeline.settings, Path(start.path), context.log.info)
         spec = TrainingSpec(
             run_id=run_id,
             shards_folder=shards.url,

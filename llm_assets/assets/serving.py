@@ -18,7 +18,7 @@ CODE_VERSION = "1"
 @stage(
     deps=[model_version],
     group_name=GROUP,
-    kinds={"fastapi"},
+    kinds={"python"},
     code_version=CODE_VERSION,
     pool="registry",
 )

@@ -203,7 +203,7 @@ def _reconcile(
 
 def _ended(settings: PipelineSettings) -> str | None:
     """When the endpoint was last heard of, if it ended and nobody stopped it; None otherwise."""
-    found = StateFolder(endpoint_folder(settings)).read_status()
+    found = StateFolder(endpoint_folder(settings)).status.read()
     if found is None or found.alive or found.phase == "stopped":
         return None
     return found.updated_at.isoformat(timespec="seconds")

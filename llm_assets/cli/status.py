@@ -72,7 +72,7 @@ def screen(status: dict[str, Any]) -> list[str]:
 def _served(session: Session) -> dict[str, Any] | None:
     if session.settings.platform != "local":
         return None
-    found = StateFolder(endpoint_folder(session.settings)).read_status()
+    found = StateFolder(endpoint_folder(session.settings)).status.read()
     if found is None or not found.alive:
         return None
     shares = {route.version: route.share for route in found.routes if route.share > 0}

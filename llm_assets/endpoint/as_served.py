@@ -7,6 +7,7 @@ as the settings hold.
 
 import asyncio
 import json
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,8 @@ from recipes.evaluation.settings import SCORES_NAME, ModelSource
 from recipes.evaluation.spec import EvaluationSpec
 from recipes.spec import RESULT_NAME
 from serving.comparison import JudgedDocument
-from serving.engine.process import EngineLost, EngineProcess, Refused
+from serving.engine.process import EngineLost, EngineProcess
+from serving.engine.protocol import Refused
 from serving.settings import EndpointSettings
 from serving.state import Desired
 from serving.traffic import bits_of
@@ -71,6 +73,16 @@ def measure_as_served(
     result |= {"served_weights": settings.weights, FINGERPRINT_KEY: fingerprint}
     (folder / RESULT_NAME).write_text(json.dumps(result, indent=1))
     return result
+
+
+def check_engine(model: Path, settings: EndpointSettings, conversions: Path) -> None:
+    """Start an engine on a model and end it; raises UserError where none runs it by the settings.
+
+    The model is one that a training begins with: of its family is what will have to be served.
+    """
+    begun = ModelSource(path=str(model), fingerprint="base")
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(_measure(begun, "base model", [], settings, conversions, Path(folder)))
 
 
 async def _measure(

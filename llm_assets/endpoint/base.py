@@ -11,7 +11,7 @@ from artifacts.errors import UserError
 from artifacts.progress import Report
 from artifacts.store.store import Store, layout
 from llm_assets.config import PipelineSettings
-from llm_assets.endpoint.as_served import measure_as_served
+from llm_assets.endpoint.as_served import check_engine, measure_as_served
 from llm_assets.endpoint.folder import endpoint_folder
 from llm_assets.endpoint.judged import judged_documents
 from llm_assets.endpoint.live import LiveEndpoint
@@ -19,6 +19,7 @@ from llm_assets.registry.records import ModelVersion
 from recipes.evaluation.spec import EvaluationSpec
 from serving import endpoint as process
 from serving.settings import QUANTIZED, Weights
+from serving.state import Desired
 
 NOT_COMPARED = "not compared: the store has no evaluation of it on plain text"
 
@@ -60,6 +61,9 @@ class ServingPlatform(ConfigurableResource, ABC):
         """The format that weights are quantized to here; None where they serve as trained."""
         return None
 
+    def check(self, settings: PipelineSettings, model: Path, report: Report) -> None:
+        """Raise UserError where models like this one could not be served, before one is trained."""
+
     def measure(
         self, settings: PipelineSettings, spec: EvaluationSpec, report: Report
     ) -> dict[str, Any]:
@@ -88,30 +92,35 @@ class LocalServingPlatform(ServingPlatform):
 
     def serve(self, settings: PipelineSettings, version: ModelVersion, report: Report) -> Served:
         store = Store(settings.store)
-        endpoint = process.start(
+        desired = Desired(
             model_folder=Path(version.model_url),
             version=str(version.version),
             fingerprint=version.model_fingerprint,
-            state_folder=endpoint_folder(settings),
             settings=settings.endpoint,
-            report=report,
             name=settings.name,
             conversions=conversions_folder(store),
             judged=judged_documents(store, version),
         )
-        compared = str(endpoint.comparison) if endpoint.comparison else NOT_COMPARED
+        endpoint = process.start(endpoint_folder(settings), desired, report)
+        comparison, url = endpoint.route.comparison, endpoint.status.url
         return Served(
-            url=endpoint.url,
-            predict_url=f"{endpoint.url}/predict",
+            url=url,
+            predict_url=f"{url}/predict",
             changed=endpoint.changed,
-            reason=endpoint.reason,
-            engine=endpoint.engine,
-            compared=compared,
+            reason="serving now" if endpoint.changed else "already serving",
+            engine=endpoint.route.engine,
+            compared=str(comparison) if comparison else NOT_COMPARED,
         )
 
     def quantized(self, settings: PipelineSettings) -> Weights | None:
         weights = settings.endpoint.weights
         return weights if weights in QUANTIZED else None
+
+    def check(self, settings: PipelineSettings, model: Path, report: Report) -> None:
+        if (weights := self.quantized(settings)) is None:
+            return
+        report(f"trying whether an engine runs this model in {weights}")
+        check_engine(model, settings.endpoint, conversions_folder(Store(settings.store)))
 
     def measure(
         self, settings: PipelineSettings, spec: EvaluationSpec, report: Report

@@ -1,13 +1,13 @@
 """How the local endpoint answers just now, asked from outside as its clients ask."""
 
 import math
-import re
 import statistics
 import time
 from collections.abc import Sequence
 from typing import Self
 
 import httpx
+from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel, ConfigDict
 
 from artifacts.errors import UserError
@@ -17,7 +17,7 @@ from serving.state import Status
 
 SECONDS = 60.0
 TIMED_ANSWERS, TIMED_TOKENS = 3, 8
-COUNTED = re.compile(r'^serving_requests_total\{[^}]*status="(\d+)"[^}]*\} (\d+)$', re.MULTILINE)
+COUNTED = "serving_requests_total"
 FAILED = 500
 """This status and those above are the endpoint's own faults."""
 
@@ -33,7 +33,12 @@ class Requests(BaseModel):
     @classmethod
     def counted(cls, metrics: str) -> "Requests":
         """What metrics in Prometheus' text format count."""
-        counts = [(int(status), int(count)) for status, count in COUNTED.findall(metrics)]
+        counts = [
+            (int(sample.labels["status"]), int(sample.value))
+            for family in text_string_to_metric_families(metrics)
+            for sample in family.samples
+            if sample.name == COUNTED
+        ]
         return cls(
             all=sum(count for _, count in counts),
             failed=sum(count for status, count in counts if status >= FAILED),

@@ -11,6 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from artifacts.errors import UserError
+from artifacts.hugging_face import read_tokenizer
 from artifacts.model_folder import check_model_folder, context_tokens, read_config
 from llm_assets.export.gguf_file import write_gguf
 from llm_assets.export.signature import prepare_key, sign_folder
@@ -18,7 +19,7 @@ from recipes.evaluation.documents import GENERAL_TEXT
 from serving.comparison import Comparison, JudgedDocument, compared
 from serving.engine.conversion import convert_model
 from serving.engine.pipeline import Unsupported, open_pipeline, score_tokens
-from serving.engine.served_model import read_tokenizer, read_weights
+from serving.engine.served_model import read_weights
 
 Form = Literal["gguf", "openvino", "safetensors"]
 READ_TOKENS = 256

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from artifacts.errors import UserError
+from artifacts.hugging_face import read_tokenizer
 from artifacts.progress import Report
 from artifacts.storage import files
 from artifacts.store.identity import hash_json
@@ -166,10 +167,9 @@ def _count_tokens(documents: Sequence[Document]) -> int:
 
 def read_data(spec: EvaluationSpec, scorer: Scorer | None = None) -> Data:
     """The documents that the settings choose, and the fingerprint of the whole evaluation."""
-    from recipes.evaluation import models
 
     settings = spec.settings
-    tokenizer = models.load_tokenizer(Path(spec.base.path))
+    tokenizer = read_tokenizer(Path(spec.base.path))
     shards = (Path(spec.shards), spec.shard_stats, tokenizer, settings, spec.split)
     budget = held_out_documents(*shards)
     metric = _metric(spec, scorer)

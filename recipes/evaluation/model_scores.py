@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from artifacts.cache import cache_key, read_cached, write_cached
+from artifacts.hugging_face import read_tokenizer
 from artifacts.progress import Report
 from recipes.evaluation.documents import Document, check_tokenizer, check_vocabulary
 from recipes.evaluation.examples import Scorer
@@ -107,7 +108,7 @@ def _written(
     settings = spec.settings
     if not data.prompts and not data.lm_eval_tasks and not data.summaries:
         return [], []
-    tokenizer, model = models.load_tokenizer(Path(spec.base.path)), models.as_served(model)
+    tokenizer, model = read_tokenizer(Path(spec.base.path)), models.as_served(model)
     samples, scored = [], []
     if data.prompts:
         report(f"{role}: writing {len(data.prompts)} completions")

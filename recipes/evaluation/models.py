@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from artifacts.errors import UserError
+from artifacts.hugging_face import read_model
 from recipes.evaluation.documents import Document
 from recipes.evaluation.settings import GenerationSettings
 from recipes.model.precision import Precision, choose_precision
@@ -23,36 +24,13 @@ def precision() -> Precision:
     return choose_precision("auto", device())
 
 
-def load_tokenizer(folder: Path) -> Any:
-    """The tokenizer of a Hugging Face folder; raises UserError naming the folder."""
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{folder} has no readable tokenizer: {_first_line(error)}") from error
-
-
 def load_model(folder: Path) -> Any:
-    """A causal language model with float32 weights, ready to be asked.
-
-    Only safetensors are read and no code of the folder is run.
-
-    Raises:
-        UserError: the folder holds no model that can be read.
-    """
+    """A causal language model with float32 weights, ready to be asked; raises UserError."""
     from transformers import AutoModelForCausalLM
 
     if not (folder / "config.json").is_file():
         raise UserError(f"{folder} is not a Hugging Face model folder: it has no config.json.")
-    try:
-        model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
-        )
-    except Exception as error:
-        # Damaged files surface as errors of safetensors, json, torch or transformers alike.
-        raise UserError(f"The model in {folder} cannot be read: {_first_line(error)}") from error
-    return model.eval().to(device())
+    return read_model(folder, AutoModelForCausalLM, dtype=torch.float32).to(device())
 
 
 def as_served(model: Any) -> Any:
@@ -93,7 +71,3 @@ def complete(
             }
         )
     return samples
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from artifacts.hugging_face import read_tokenizer
 from artifacts.shards.format import ShardStats
 from recipes.evaluation.bits import text_bits
 from recipes.evaluation.documents import Document, check_vocabulary
 from recipes.evaluation.examples import ExampleScores
 from recipes.evaluation.metric import BITS_PER_BYTE, Metric
-from recipes.evaluation.models import as_served, device, load_model, load_tokenizer
+from recipes.evaluation.models import as_served, device, load_model
 from recipes.settings import ExactMatchSettings
 
 BATCH_EXAMPLES = 8
@@ -44,7 +45,7 @@ class AnswerScorer:
             return ExampleScores(
                 {BITS_PER_BYTE.name: text_bits(model, examples, stats.sequence_length)}
             )
-        tokenizer = load_tokenizer(folder)
+        tokenizer = read_tokenizer(folder)
         starts = [answer_start(example) for example in examples]
         given = [example.tokens[:at] for example, at in zip(examples, starts, strict=True)]
         wanted = [

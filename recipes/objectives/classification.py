@@ -10,12 +10,13 @@ import numpy as np
 import torch
 
 from artifacts.errors import UserError
+from artifacts.hugging_face import read_tokenizer
 from artifacts.shards.format import ShardStats
 from recipes.data.example_rows import read_examples
 from recipes.evaluation.documents import Document
 from recipes.evaluation.examples import ExampleScores
 from recipes.evaluation.metric import Metric
-from recipes.evaluation.models import as_served, device, load_tokenizer
+from recipes.evaluation.models import as_served, device
 from recipes.model.causal_model import TrainableModel
 from recipes.model.example_networks import load_classifier
 from recipes.objectives.objective import Objective
@@ -58,7 +59,7 @@ class ClassScorer:
         count = len(stats.labels)
         confusion = np.zeros((count, count), np.int64)
         np.add.at(confusion, (truth, told), 1)
-        tokenizer = load_tokenizer(folder)
+        tokenizer = read_tokenizer(folder)
         samples = [
             {
                 "document": example.id,

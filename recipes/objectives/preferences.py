@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from artifacts.errors import UserError
+from artifacts.hugging_face import read_tokenizer
 from artifacts.shards.format import ShardStats
 from recipes.data.batch import IGNORED
 from recipes.data.preference_rows import PreferenceBatch, lay_out, read_preferences
@@ -16,7 +17,7 @@ from recipes.evaluation.bits import text_bits
 from recipes.evaluation.documents import Document, check_vocabulary
 from recipes.evaluation.examples import ExampleScores
 from recipes.evaluation.metric import BITS_PER_BYTE, Metric
-from recipes.evaluation.models import device, load_model, load_tokenizer, precision
+from recipes.evaluation.models import device, load_model, precision
 from recipes.model.precision import mixed_precision
 from recipes.objectives.causal import NEXT_TOKEN
 from recipes.objectives.objective import Objective
@@ -58,7 +59,7 @@ class PreferenceScorer:
             raise UserError(f"The model in {folder} answers with numbers that are not finite.")
         return ExampleScores(
             {self.metric.name: (margins > 0).astype(float), "preference_margin": margins},
-            samples=_samples(load_tokenizer(folder), examples[:SAMPLES], margins),
+            samples=_samples(read_tokenizer(folder), examples[:SAMPLES], margins),
         )
 
 

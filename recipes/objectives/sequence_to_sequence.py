@@ -10,12 +10,13 @@ import numpy as np
 import torch
 
 from artifacts.errors import UserError
+from artifacts.hugging_face import read_tokenizer
 from artifacts.shards.format import ShardStats
 from recipes.data.example_rows import read_examples
 from recipes.evaluation.documents import Document
 from recipes.evaluation.examples import ExampleScores
 from recipes.evaluation.metric import Metric
-from recipes.evaluation.models import as_served, device, load_tokenizer
+from recipes.evaluation.models import as_served, device
 from recipes.evaluation.summaries import ROUGE
 from recipes.model.causal_model import TrainableModel
 from recipes.model.example_networks import load_sequence_to_sequence
@@ -66,7 +67,7 @@ class TargetScorer:
     def score(self, folder: Path, examples: Sequence[Document], stats: ShardStats) -> ExampleScores:
         from rouge_score.rouge_scorer import RougeScorer
 
-        tokenizer = load_tokenizer(folder)
+        tokenizer = read_tokenizer(folder)
         try:
             model = load_sequence_to_sequence(folder).network.inner
         except (OSError, ValueError, RuntimeError) as error:

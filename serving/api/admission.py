@@ -6,16 +6,15 @@ import resource
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from fastapi import Request
-from fastapi.responses import Response
-from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from serving.api.address import LOOPBACK
-from serving.api.errors import ServingError, client_gone, forbidden_origin, unavailable
+from serving.api.errors import ServingError, client_gone, unavailable
+from serving.logs import Tally
 from serving.settings import EndpointSettings
-from serving.telemetry import Tally
 
 Result = TypeVar("Result")
 
@@ -45,7 +44,8 @@ def limited_protocol(settings: EndpointSettings) -> type[H11Protocol]:
             super().connection_made(transport)
             if len(self.connections) > most:
                 refused.add(most=most)
-                transport.write(_refusal())
+                error = unavailable("Too many connections are open.")
+                transport.write(_raw_response("503 Service Unavailable", error))
                 transport.close()
                 return
             self._idle_since = self.loop.time()
@@ -73,10 +73,6 @@ def limited_protocol(settings: EndpointSettings) -> type[H11Protocol]:
     return LimitedProtocol
 
 
-def _refusal() -> bytes:
-    return _raw_response("503 Service Unavailable", unavailable("Too many connections are open."))
-
-
 def _raw_response(status: str, error: ServingError) -> bytes:
     body = json.dumps(error.body).encode()
     head = (
@@ -86,43 +82,42 @@ def _raw_response(status: str, error: ServingError) -> bytes:
     return head.encode() + body
 
 
+class OriginMiddleware(CORSMiddleware):
+    """Refuses web pages that were not allowed; the endpoint's own page is."""
+
+    def __init__(self, app: ASGIApp, settings: EndpointSettings) -> None:
+        super().__init__(
+            app,
+            allow_origins=settings.allowed_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["Authorization", "Content-Type", "X-Request-Id"],
+        )
+        self._settings = settings
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            check_origin(Request(scope), self._settings)
+        except ServingError as error:
+            await error.response()(scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
+
+
 def check_origin(request: Request, settings: EndpointSettings) -> None:
     """Refuse web pages that were not allowed; raises ServingError 403 or 421.
-
-    The endpoint's own page is allowed.
 
     A page that has its own name resolve to this machine (DNS rebinding) is known by the Host that
     its browser sends.
     """
-    origin = request.headers.get("origin")
-    own = f"http://{request.headers.get('host', '')}"
-    if origin is not None and origin != own and origin not in settings.allowed_origins:
-        raise forbidden_origin()
-    if settings.host not in LOOPBACK:
-        return
-    host = request.headers.get("host", "")
+    origin, host = (request.headers.get(name, "") for name in ("origin", "host"))
+    if origin not in ("", f"http://{host}", *settings.allowed_origins):
+        text = "This origin is not in `endpoint.allowed_origins`."
+        raise ServingError(403, text, "forbidden_origin")
     name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
-    if name.strip("[]").lower() not in (*LOOPBACK, *settings.allowed_hosts):
-        raise ServingError(
-            421, "The Host is neither loopback nor in `endpoint.allowed_hosts`.", "unknown_host"
-        )
-
-
-class OriginMiddleware(CORSMiddleware):
-    """Answers web pages that ask beforehand; refuses them as all else is refused."""
-
-    def preflight_response(self, request_headers: Headers) -> Response:
-        response = super().preflight_response(request_headers)
-        return response if response.status_code < 400 else forbidden_origin().response()
-
-
-def check_content_type(request: Request) -> None:
-    """Refuse bodies that a web page can send without asking; raises ServingError 415."""
-    kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
-    if kind != "application/json":
-        raise ServingError(
-            415, "Send the body with the header `Content-Type: application/json`.", "content_type"
-        )
+    known = name.strip("[]").lower() in (*LOOPBACK, *settings.allowed_hosts)
+    if settings.host in LOOPBACK and not known:
+        text = "The Host is neither loopback nor in `endpoint.allowed_hosts`."
+        raise ServingError(421, text, "unknown_host")
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, Result]) -> Result:

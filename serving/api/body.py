@@ -5,8 +5,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from fastapi import Request
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 
 from serving.api.errors import ServingError, client_gone, invalid
 

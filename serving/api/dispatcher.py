@@ -6,12 +6,12 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from time import monotonic
 
-from serving.api.errors import ServingError, invalid, timed_out, unavailable
+from serving.api.errors import invalid, timed_out, unavailable
+from serving.api.metrics import Metrics
 from serving.api.router import Route, Router
-from serving.engine.process import EngineLost, Refused
-from serving.engine.protocol import Chunk, GenerateRequest
+from serving.engine.process import EngineLost
+from serving.engine.protocol import ByVersion, Chunk, GenerateRequest, Refused
 from serving.settings import EndpointSettings
-from serving.telemetry import Metrics
 
 ATTEMPTS = 4
 """So often one request may lose its engine: it may be the request that kills it."""
@@ -23,29 +23,19 @@ NOTICE_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
-class Answer:
-    """A complete answer and who gave it."""
+class Answer(ByVersion):
+    """A complete answer."""
 
-    text: str
-    end: Chunk
-    version: str
-    fingerprint: str
+    whole: Chunk
+    """All its text, and what its last piece says."""
 
 
-class Stream:
+@dataclass(frozen=True)
+class Stream(ByVersion):
     """An answer that arrives piece by piece; it has begun when this exists."""
 
-    def __init__(self, route: Route, first: Chunk, rest: AsyncGenerator[Chunk, None]) -> None:
-        self.version = route.engine.desired.version
-        self.fingerprint = route.engine.desired.fingerprint
-        self._first = first
-        self._rest = rest
-
-    async def chunks(self) -> AsyncGenerator[Chunk, None]:
-        """All pieces; the last one has a finish reason, or an error."""
-        yield self._first
-        async for chunk in self._rest:
-            yield chunk
+    chunks: AsyncGenerator[Chunk, None]
+    """All pieces; the last one has a finish reason, or an error."""
 
 
 class Dispatcher:
@@ -66,36 +56,29 @@ class Dispatcher:
                 route = self.router.choose()
             except EngineLost as error:
                 raise unavailable(f"No engine could answer: {error}.") from error
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._try_answer(one, route)) for one in requests]
-            results = [task.result() for task in tasks]
+            results = await asyncio.gather(
+                *(self._answer(one, route) for one in requests), return_exceptions=True
+            )
             for result in results:
-                if isinstance(result, ServingError):
+                if isinstance(result, BaseException):
                     raise result
             answers = [result for result in results if isinstance(result, Answer)]
             if len({answer.version for answer in answers}) == 1:
                 return answers
         raise unavailable("The version changed while the batch was answered, again and again.")
 
-    async def _try_answer(
-        self, request: GenerateRequest, preferred: Route
-    ) -> Answer | ServingError:
-        try:
-            return await self._answer(request, preferred)
-        except ServingError as error:
-            return error
-
     async def _answer(self, request: GenerateRequest, preferred: Route) -> Answer:
         stream = await self.stream(request.model_copy(update={"stream": False}), preferred)
         text, end = "", Chunk()
-        async with aclosing(stream.chunks()) as chunks:
-            async for chunk in chunks:
-                text, end = text + chunk.text, chunk
+        async with aclosing(stream.chunks) as chunks:
+            async for end in chunks:
+                text += end.text
         if end.error == "timeout":
             raise timed_out(self.settings.request_timeout)
         if end.error is not None:
             raise unavailable(f"The model's engine was lost: {end.error}.")
-        return Answer(text, end, stream.version, stream.fingerprint)
+        whole = end.model_copy(update={"text": text})
+        return Answer(stream.version, stream.fingerprint, whole)
 
     async def stream(self, request: GenerateRequest, preferred: Route | None = None) -> Stream:
         """Begin an answer; raises ServingError where none can begin."""
@@ -106,11 +89,13 @@ class Dispatcher:
             try:
                 async with asyncio.timeout(deadline - monotonic()):
                     await self.router.wait_ready(deadline - monotonic())
-                pieces = self._pieces(request, deadline, preferred)
-                route, first = await anext(pieces)
-                return Stream(route, first, _second(pieces))
+                route = self.router.choose(preferred)
+                pieces = self._pieces(request, deadline, route)
+                begun = _all(await anext(pieces), pieces)
+                serves = route.engine.desired
+                return Stream(serves.version, serves.fingerprint, begun)
             except Refused as error:
-                raise invalid(str(error), error.refusal.field) from error
+                raise invalid(str(error), error.field) from error
             except TimeoutError:
                 raise timed_out(self.settings.request_timeout) from None
             except EngineLost as error:
@@ -130,69 +115,77 @@ class Dispatcher:
             copy.add_done_callback(self._copies.discard)
 
     async def _pieces(
-        self, request: GenerateRequest, deadline: float, preferred: Route | None
-    ) -> AsyncGenerator[tuple[Route, Chunk], None]:
+        self, request: GenerateRequest, deadline: float, route: Route
+    ) -> AsyncGenerator[Chunk, None]:
         """The pieces of an answer; goes on where it stopped when its engine is started again.
 
         Errors before the first piece are raised; later ones are the last piece.
         """
-        started = monotonic()
-        with self.router.take(preferred) as route:
-            text, tokens, heard = "", 0, started
-            succeeded: bool | None = False
-            try:
-                for _ in range(ATTEMPTS):
-                    part = request.model_copy(
-                        update={"written": text, "max_tokens": request.max_tokens - tokens}
-                    )
-                    try:
-                        async with aclosing(self._timed(route, part, deadline)) as chunks:
-                            async for chunk in chunks:
-                                text, heard = text + chunk.text, monotonic()
-                                whole = tokens + chunk.completion_tokens
-                                yield route, chunk.model_copy(update={"completion_tokens": whole})
-                                last = chunk
-                        succeeded = True
-                        self.metrics.tokens(route.engine.desired.version, last.prompt_tokens, whole)
+        started = heard = monotonic()
+        text, tokens = "", 0
+        succeeded: bool | None = False
+        route.in_flight += 1
+        try:
+            for _ in range(ATTEMPTS):
+                left = {"written": text, "max_tokens": request.max_tokens - tokens}
+                part = request.model_copy(update=left)
+                try:
+                    async with aclosing(_timed(route, part, deadline)) as chunks:
+                        async for chunk in chunks:
+                            text, heard = text + chunk.text, monotonic()
+                            whole = tokens + chunk.completion_tokens
+                            last = chunk.model_copy(update={"completion_tokens": whole})
+                            yield last
+                    succeeded = True
+                    self.metrics.tokens(route.engine.desired.version, last.prompt_tokens, whole)
+                    return
+                except EngineLost as error:
+                    if not text:
+                        raise
+                    tokens = whole
+                    await asyncio.sleep(NOTICE_SECONDS)
+                    if not await _ready_again(route, deadline):
+                        yield Chunk(error=str(error))
                         return
-                    except EngineLost as error:
-                        if not text:
-                            raise
-                        tokens = whole
-                        await asyncio.sleep(NOTICE_SECONDS)
-                        if not await _ready_again(route, deadline):
-                            yield route, Chunk(error=str(error))
-                            return
-                    except TimeoutError:
-                        if not text:
-                            raise
-                        yield route, Chunk(error="timeout")
-                        return
-                yield route, Chunk(error="the engine was lost again and again")
-            except (Refused, GeneratorExit, asyncio.CancelledError):
-                # Neither a request that cannot be served nor a client that left says anything about
-                # the engine, unless the client left because nothing came any more.
-                allowed = STALL_SECONDS if text else self.settings.engine_timeout
-                hung = monotonic() - heard > allowed
-                succeeded = False if hung else None
-                raise
-            finally:
-                route.record(succeeded, tokens or len(text) // 4, monotonic() - started)
-
-    async def _timed(
-        self, route: Route, request: GenerateRequest, deadline: float
-    ) -> AsyncGenerator[Chunk, None]:
-        async with aclosing(route.engine.generate(request)) as chunks:
-            while True:
-                async with asyncio.timeout(deadline - monotonic()):
-                    try:
-                        chunk = await anext(chunks)
-                    except StopAsyncIteration:
-                        return
-                yield chunk
+                except TimeoutError:
+                    if not text:
+                        raise
+                    yield Chunk(error="timeout")
+                    return
+            yield Chunk(error="the engine was lost again and again")
+        except (Refused, GeneratorExit, asyncio.CancelledError):
+            # Neither a request that cannot be served nor a client that left says anything about
+            # the engine, unless the client left because nothing came any more.
+            allowed = STALL_SECONDS if text else self.settings.engine_timeout
+            succeeded = False if monotonic() - heard > allowed else None
+            raise
+        finally:
+            route.in_flight -= 1
+            route.record(succeeded, tokens or len(text) // 4, monotonic() - started)
 
 
-async def _drop(pieces: AsyncGenerator[tuple[Route, Chunk], None]) -> None:
+async def _timed(
+    route: Route, request: GenerateRequest, deadline: float
+) -> AsyncGenerator[Chunk, None]:
+    """An engine's pieces; raises TimeoutError where the next one comes too late."""
+    async with aclosing(route.engine.generate(request)) as chunks:
+        while True:
+            async with asyncio.timeout(deadline - monotonic()):
+                try:
+                    chunk = await anext(chunks)
+                except StopAsyncIteration:
+                    return
+            yield chunk
+
+
+async def _all(first: Chunk, rest: AsyncGenerator[Chunk, None]) -> AsyncGenerator[Chunk, None]:
+    async with aclosing(rest) as following:
+        yield first
+        async for chunk in following:
+            yield chunk
+
+
+async def _drop(pieces: AsyncGenerator[Chunk, None]) -> None:
     with suppress(EngineLost, Refused, TimeoutError):
         async with aclosing(pieces) as inner:
             async for _ in inner:
@@ -205,9 +198,3 @@ async def _ready_again(route: Route, deadline: float) -> bool:
     except TimeoutError:
         return False
     return True
-
-
-async def _second(pieces: AsyncGenerator[tuple[Route, Chunk], None]) -> AsyncGenerator[Chunk, None]:
-    async with aclosing(pieces) as inner:
-        async for _, chunk in inner:
-            yield chunk

@@ -2,7 +2,9 @@
 
 from typing import Any
 
-from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
 RETRY_SECONDS = 2
 TYPES = {
@@ -41,28 +43,24 @@ class ServingError(Exception):
         return JSONResponse(self.body, status_code=self.status, headers=self.headers)
 
 
+async def answer_error(request: Request, error: Exception) -> Response:
+    """What a client is told of any error."""
+    if isinstance(error, HTTPException):
+        text = f"{request.method} {request.url.path}: {error.detail}."
+        error = ServingError(error.status_code, text, "no_such_route")
+    elif not isinstance(error, ServingError):
+        error = ServingError(500, "An unforeseen fault, which the log shows.", "fault")
+    return error.response()
+
+
 def invalid(message: str, field: str | None) -> ServingError:
     """400: the request is wrong."""
     return ServingError(400, message, "invalid_request", field)
 
 
-def forbidden_origin() -> ServingError:
-    """403: a web page that was not allowed."""
-    return ServingError(
-        403, "This origin is not in `endpoint.allowed_origins`.", "forbidden_origin"
-    )
-
-
 def unavailable(message: str) -> ServingError:
     """503: nothing can answer now; try again."""
     return ServingError(503, message, "unavailable", retry=True)
-
-
-def overloaded() -> ServingError:
-    """429: too much is in flight; try again."""
-    return ServingError(
-        429, "Too many requests are in flight. Try again soon.", "overloaded", retry=True
-    )
 
 
 def timed_out(seconds: float) -> ServingError:

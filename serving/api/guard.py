@@ -1,28 +1,28 @@
-"""What every request goes through: authorization, admission, limits on its body, the log."""
+"""What every request to a model goes through: authorization, admission, the log."""
 
-import hmac
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import monotonic, time
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from fastapi import Request
-from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel, ValidationError
+from starlette.datastructures import MutableHeaders
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serving.api.admission import check_content_type, while_connected
+from serving.api.admission import while_connected
 from serving.api.body import read_json
 from serving.api.dispatcher import Answer, Dispatcher, Stream
-from serving.api.errors import ServingError, invalid, overloaded
+from serving.api.errors import ServingError, invalid
 from serving.api.requests import describe
-from serving.engine.protocol import Chunk, GenerateRequest
+from serving.engine.protocol import Chunk, GenerateRequest, carries
 from serving.journal import Journal
-from serving.telemetry import log
+from serving.logs import log
 
 Body = TypeVar("Body", bound=BaseModel)
-Handler = Callable[[Request], Awaitable[Response]]
 
 
 @dataclass(frozen=True)
@@ -37,111 +37,104 @@ class ApiContext:
     """Seconds since the epoch."""
 
 
-async def guarded(context: ApiContext, request: Request, handler: Handler) -> Response:
-    """Authorize, admit or turn away, time and log one request."""
-    metrics, settings = context.dispatcher.metrics, context.dispatcher.settings
-    started, status, version = monotonic(), 500, ""
-    request.state.journal = context.journal
-    request.state.id = request.headers.get("x-request-id", "")[:64] or uuid.uuid4().hex
-    try:
-        authorize(context, request)
-        if metrics.in_flight >= settings.max_waiting:
-            raise overloaded()
-        metrics.in_flight += 1
+class Guard:
+    """Around a route that asks a model."""
+
+    def __init__(self, app: ASGIApp, context: ApiContext) -> None:
+        self._app, self._context = app, context
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Name, authorize, admit or turn away, time and log a request, to its last piece."""
+        dispatcher, request = self._context.dispatcher, Request(scope)
+        metrics, settings = dispatcher.metrics, dispatcher.settings
+        name = request.headers.get("x-request-id", "")[:64] or uuid.uuid4().hex
+        request.state.id, request.state.body = name, None
+        started, status, version = monotonic(), 500, ""
+
+        async def send_named(message: Message) -> None:
+            nonlocal status, version
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers["X-Request-Id"] = name
+                status, version = message["status"], headers.get("X-Model-Version", "")
+            await send(message)
+
         try:
-            response = await handler(request)
-        except BaseException:
-            metrics.in_flight -= 1
-            raise
-        response.headers["X-Request-Id"] = request.state.id
-        status, version = response.status_code, response.headers.get("X-Model-Version", "")
-        if isinstance(response, StreamingResponse):
-            # The place is given back when the last piece is sent or the client has left.
-            response.body_iterator = _then(response.body_iterator, metrics)
-        else:
-            metrics.in_flight -= 1
-        return response
-    except ServingError as error:
-        status = error.status
-        error.headers["X-Request-Id"] = request.state.id
-        raise
-    finally:
-        seconds = monotonic() - started
-        metrics.request(request.url.path, status, version, seconds)
-        fields = {"body": request.state.body} if settings.log_prompts and status != 413 else {}
-        log(
-            "request",
-            id=request.state.id,
-            path=request.url.path,
-            status=status,
-            version=version,
-            seconds=round(seconds, 3),
-            **fields,
-        )
-
-
-async def answered(
-    request: Request, dispatcher: Dispatcher, wanted: Sequence[GenerateRequest]
-) -> list[Answer]:
-    """Whole answers by one version, which is kept in the journal; raises ServingError."""
-    answers = await while_connected(request, dispatcher.answer_all(wanted))
-    said, by = [answer.text for answer in answers], answers[0]
-    request.state.journal.write(request.state.id, by.version, by.fingerprint, wanted, said)
-    return answers
-
-
-def event_stream(events: AsyncIterator[str], begun: Stream) -> StreamingResponse:
-    """An answer as a stream of events."""
-    headers = version_headers(begun) | {"Cache-Control": "no-store"}
-    return StreamingResponse(events, media_type="text/event-stream", headers=headers)
-
-
-def version_headers(answer: Answer | Stream) -> dict[str, str]:
-    """Headers that say which version answered."""
-    return {"X-Model-Version": answer.version, "X-Model-Fingerprint": answer.fingerprint}
-
-
-async def noted(
-    request: Request, wanted: GenerateRequest, begun: Stream
-) -> AsyncGenerator[Chunk, None]:
-    """The pieces of a stream; what of it was sent is kept in the journal at its end."""
-    text = ""
-    try:
-        async with aclosing(begun.chunks()) as chunks:
-            async for chunk in chunks:
-                text += chunk.text
-                yield chunk
-    finally:
-        journal = request.state.journal
-        journal.write(request.state.id, begun.version, begun.fingerprint, [wanted], [text])
-
-
-async def _then(pieces: Any, metrics: Any) -> AsyncIterator[Any]:
-    try:
-        async with aclosing(pieces) as inner:
-            async for piece in inner:
-                yield piece
-    finally:
-        metrics.in_flight -= 1
+            authorize(self._context, request)
+            if metrics.in_flight >= settings.max_waiting:
+                text = "Too many requests are in flight. Try again soon."
+                raise ServingError(429, text, "overloaded", retry=True)
+            metrics.in_flight += 1
+            try:
+                await self._app(scope, receive, send_named)
+            finally:
+                metrics.in_flight -= 1
+        except ServingError as error:
+            await error.response()(scope, receive, send_named)
+        finally:
+            path, seconds = request.url.path, monotonic() - started
+            metrics.request(path, status, version, seconds)
+            body = {"body": request.state.body} if settings.log_prompts else {}
+            said = {"id": name, "path": path, "status": status, "version": version}
+            log("request", **said, seconds=round(seconds, 3), **body)
 
 
 def authorize(context: ApiContext, request: Request) -> None:
     """Check the bearer token; raises ServingError 401."""
-    if context.token is None:
-        return
-    given = request.headers.get("authorization", "")
-    if not hmac.compare_digest(given.encode(), f"Bearer {context.token}".encode()):
+    if context.token is not None and not carries(request.headers, context.token):
         raise ServingError(401, "A valid bearer token is needed.", "unauthorized")
 
 
-async def read(request: Request, kind: type[Body], dispatcher: Dispatcher) -> Body:
-    """The request's body as a model; raises ServingError 400, 408 or 413."""
-    settings = dispatcher.settings
-    check_content_type(request)
-    request.state.body = None
+def check_model(context: ApiContext, model: str | None) -> None:
+    """The model name may be left out, `default`, the pipeline's, or a version that has traffic."""
+    if model not in (None, "default", *context.dispatcher.router.model_names):
+        raise ServingError(404, f"There is no model {model!r} here.", "model_not_found", "model")
+
+
+async def read(context: ApiContext, request: Request, kind: type[Body]) -> Body:
+    """The request's body as a model; raises ServingError 400, 408, 413 or 415."""
+    settings = context.dispatcher.settings
+    form = request.headers.get("content-type", "").split(";")[0].strip().lower()
+    if form != "application/json":
+        # What a web page can send without asking is of another type.
+        text = "Send the body with the header `Content-Type: application/json`."
+        raise ServingError(415, text, "content_type")
     content = await read_json(request, settings.max_body_bytes, settings.body_timeout)
     request.state.body = content
     try:
         return kind.model_validate(content)
     except ValidationError as error:
         raise invalid(*describe(error)) from error
+
+
+async def answered(
+    context: ApiContext, request: Request, wanted: Sequence[GenerateRequest]
+) -> list[Answer]:
+    """Whole answers by one version, which are kept in the journal; raises ServingError."""
+    answers = await while_connected(request, context.dispatcher.answer_all(wanted))
+    said = [answer.whole.text for answer in answers]
+    context.journal.write(request.state.id, answers[0], wanted, said)
+    return answers
+
+
+async def begun(context: ApiContext, request: Request, wanted: GenerateRequest) -> Stream:
+    """A stream, what of which was sent is kept in the journal at its end; raises ServingError."""
+    stream = await while_connected(request, context.dispatcher.stream(wanted))
+
+    async def noted(pieces: AsyncGenerator[Chunk, None]) -> AsyncGenerator[Chunk, None]:
+        text = ""
+        try:
+            async with aclosing(pieces) as chunks:
+                async for chunk in chunks:
+                    text += chunk.text
+                    yield chunk
+        finally:
+            context.journal.write(request.state.id, stream, [wanted], [text])
+
+    return replace(stream, chunks=noted(stream.chunks))
+
+
+def event_stream(events: AsyncIterator[str], stream: Stream) -> StreamingResponse:
+    """An answer as a stream of events."""
+    headers = stream.headers | {"Cache-Control": "no-store"}
+    return StreamingResponse(events, media_type="text/event-stream", headers=headers)

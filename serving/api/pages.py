@@ -4,9 +4,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI
-from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from serving.api.requests import ChatRequest, CompletionRequest, PredictRequest
 from serving.api.responses import ResponsesRequest
@@ -29,30 +31,15 @@ SECURITY = {
 }
 
 
-def add_pages(app: FastAPI) -> None:
-    """The routes for browsers; they tell nothing that `/health` does not."""
-
-    @app.get("/")
-    async def page() -> Response:
-        return Response(_file("page.html"), media_type="text/html", headers=SECURITY)
-
-    @app.get("/page.js")
-    async def script() -> Response:
-        return Response(_file("page.js"), media_type="text/javascript", headers=SECURITY)
-
-    @app.get("/openapi.json")
-    async def openapi() -> Response:
-        return JSONResponse(describe_routes())
-
-
 @cache
 def describe_routes() -> dict[str, Any]:
     """The routes as an OpenAPI 3.1 document."""
-    schemas: dict[str, Any] = {}
+    _, schemas = models_json_schema(
+        [(body, "validation") for body, _ in BODIES.values()],
+        ref_template="#/components/schemas/{model}",
+    )
     paths: dict[str, Any] = {}
     for path, (body, text) in BODIES.items():
-        schema = body.model_json_schema(ref_template="#/components/schemas/{model}")
-        schemas |= schema.pop("$defs", {}) | {body.__name__: schema}
         reference = {"$ref": f"#/components/schemas/{body.__name__}"}
         request = {"required": True, "content": {"application/json": {"schema": reference}}}
         paths[path] = {"post": _operation(text) | {"requestBody": request}}
@@ -63,7 +50,7 @@ def describe_routes() -> dict[str, Any]:
         "info": {"title": "llm-assets endpoint", "version": "1"},
         "paths": paths,
         "components": {
-            "schemas": schemas,
+            "schemas": schemas["$defs"],
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
         },
         "security": [{}, {"token": []}],
@@ -75,6 +62,23 @@ def _operation(text: str) -> dict[str, Any]:
     return {"summary": text, "responses": answers | {"default": {"description": "An error."}}}
 
 
-@cache
-def _file(name: str) -> str:
-    return Path(__file__).with_name(name).read_text()
+def _file(name: str, media_type: str) -> Route:
+    """The route of a file that lies beside this module."""
+    content = Path(__file__).with_name(name).read_text()
+
+    async def answer(_: Request) -> Response:
+        return Response(content, media_type=media_type, headers=SECURITY)
+
+    return Route("/" if name == "page.html" else f"/{name}", answer)
+
+
+async def _openapi(_: Request) -> Response:
+    return JSONResponse(describe_routes())
+
+
+PAGES = [
+    _file("page.html", "text/html"),
+    _file("page.js", "text/javascript"),
+    Route("/openapi.json", _openapi),
+]
+"""The routes for browsers; they tell nothing that `/health` does not."""

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from serving.api.errors import invalid
-from serving.engine.protocol import GenerateRequest, Message, TokenScore
+from serving.engine.protocol import Chunk, GenerateRequest, Message, TokenScore
 from serving.settings import EndpointSettings
 
 MAX_INSTANCES = 32
@@ -14,16 +14,28 @@ MAX_STOPS = 4
 MAX_CHOICES = 8
 
 StopString = Annotated[str, Field(min_length=1, max_length=256)]
-
-
 Temperature = Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)]
 TopP = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 
 
-class Sampling(BaseModel):
-    """What every request may say about how to generate."""
+class Strict(BaseModel):
+    """A body or a part of one: nothing is converted, nothing unknown taken.
+
+    OpenAI's clients send null for what was not said.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        return {key: value for key, value in given.items() if value is not None}
+
+
+class Sampling(Strict):
+    """What every request may say about how to generate."""
 
     max_tokens: int = Field(default=64, ge=1)
     temperature: Temperature = 0.0
@@ -58,10 +70,8 @@ class Sampling(BaseModel):
         )
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(Strict):
     """What a stream tells beside the text."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     include_usage: bool = False
     """Whether a last piece counts the tokens."""
@@ -69,20 +79,7 @@ class StreamOptions(BaseModel):
     """Whether every piece counts those so far; vLLM's, as load generators ask for it."""
 
 
-class OpenAIBody(BaseModel):
-    """A body as OpenAI's clients send it: null for what was not said."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_nulls(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
-        return {key: value for key, value in given.items() if value is not None}
-
-
-class OpenAIRequest(OpenAIBody, Sampling):
+class OpenAIRequest(Sampling):
     """What completions and chats take.
 
     Clients send many fields at the value that changes nothing. That value is accepted, any other
@@ -110,6 +107,14 @@ class OpenAIRequest(OpenAIBody, Sampling):
         if self.stream and self.n > 1:
             raise ValueError("n: a stream holds one answer")
         return self
+
+    def generate_requests(self, settings: EndpointSettings) -> list[GenerateRequest]:
+        """The engine's requests, `n` for each prompt; raises ServingError 400 beyond a limit."""
+        raise NotImplementedError
+
+    def choice(self, chunk: Chunk, index: int = 0) -> dict[str, Any]:
+        """An answer, or a piece of one, as it is told."""
+        raise NotImplementedError
 
     def choices_of(self, wanted: GenerateRequest) -> list[GenerateRequest]:
         """The engine's request for each of the `n` answers; a seed counts on."""
@@ -150,19 +155,27 @@ class CompletionRequest(OpenAIRequest):
         return self
 
     def generate_requests(self, settings: EndpointSettings) -> list[GenerateRequest]:
-        """One engine request per prompt; raises ServingError 400 where a limit is passed."""
         asked = {"echo": self.echo, "logprobs": self.logprobs is not None}
         asked["top"] = bool(self.logprobs)
         return [
-            self.generate_request(settings, prompt=prompt).model_copy(update=asked)
+            choice
             for prompt in self.prompts
+            for choice in self.choices_of(
+                self.generate_request(settings, prompt=prompt).model_copy(update=asked)
+            )
         ]
 
+    def choice(self, chunk: Chunk, index: int = 0) -> dict[str, Any]:
+        return {
+            "index": index,
+            "text": chunk.echo + chunk.text,
+            "logprobs": _logprobs(chunk.scores) if chunk.scores else None,
+            "finish_reason": chunk.finish_reason,
+        }
 
-class TextPart(BaseModel):
+
+class TextPart(Strict):
     """A part of a message, where it is not just a text."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     type: Literal["text", "input_text", "output_text"]
     """The latter two of `/v1/responses`."""
@@ -170,10 +183,8 @@ class TextPart(BaseModel):
     annotations: Annotated[list[Any], Field(max_length=0)] = []
 
 
-class ChatMessage(BaseModel):
+class ChatMessage(Strict):
     """One turn as OpenAI's clients send it."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
@@ -188,10 +199,8 @@ class ChatMessage(BaseModel):
         return Message(role="system" if self.role == "developer" else self.role, content=text)
 
 
-class ResponseFormat(BaseModel):
+class ResponseFormat(Strict):
     """The form of an answer: text."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     type: Literal["text"] = "text"
 
@@ -207,12 +216,16 @@ class ChatRequest(OpenAIRequest):
     tools: Annotated[list[Any], Field(max_length=0)] = []
     tool_choice: Literal["none", "auto"] = "none"
 
-    def generate_chat(self, settings: EndpointSettings) -> GenerateRequest:
-        """The engine's request; raises ServingError 400 where a limit is passed."""
+    def generate_requests(self, settings: EndpointSettings) -> list[GenerateRequest]:
         tokens = self.max_completion_tokens or self.max_tokens
         sampling = self.model_copy(update={"max_tokens": tokens})
         messages = [message.as_text() for message in self.messages]
-        return sampling.generate_request(settings, messages=messages)
+        return self.choices_of(sampling.generate_request(settings, messages=messages))
+
+    def choice(self, chunk: Chunk, index: int = 0) -> dict[str, Any]:
+        message = {"role": "assistant", "content": chunk.text}
+        said = "delta" if self.stream else "message"
+        return {"index": index, said: message, "finish_reason": chunk.finish_reason}
 
 
 class Instance(Sampling):
@@ -221,32 +234,24 @@ class Instance(Sampling):
     prompt: str
 
 
-class PredictRequest(BaseModel):
+class PredictRequest(Strict):
     """`POST /predict`, as Vertex AI sends it."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
-
     instances: list[str | Instance] = Field(min_length=1, max_length=MAX_INSTANCES)
-    parameters: dict[str, Any] = {}
-    """Sampling for the instances that are just a text."""
-
-    @model_validator(mode="after")
-    def _check_parameters(self) -> Self:
-        Sampling.model_validate(self.parameters)
-        return self
+    parameters: Sampling = Sampling()
+    """For the instances that are just a text."""
 
     def generate_requests(self, settings: EndpointSettings) -> list[GenerateRequest]:
-        """One engine request an instance."""
-        common = Sampling.model_validate(self.parameters)
+        """One engine request per instance; raises ServingError 400 beyond a limit."""
         return [
-            common.generate_request(settings, prompt=instance)
+            self.parameters.generate_request(settings, prompt=instance)
             if isinstance(instance, str)
             else instance.generate_request(settings, prompt=instance.prompt)
             for instance in self.instances
         ]
 
 
-def logprobs_body(scores: list[TokenScore]) -> dict[str, Any]:
+def _logprobs(scores: list[TokenScore]) -> dict[str, Any]:
     """Log-probabilities as OpenAI's completions have them; offsets count from the first token."""
     ends = list(accumulate(len(score.token) for score in scores))
     tops = [

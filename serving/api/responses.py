@@ -4,34 +4,43 @@ Nothing is stored, so a conversation is sent whole each time.
 """
 
 import json
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from time import time
 from typing import Annotated, Any, Literal
 
-from fastapi import Request
-from fastapi.responses import JSONResponse, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
-from serving.api.admission import while_connected
-from serving.api.dispatcher import Dispatcher, Stream
+from serving.api.dispatcher import Stream
 from serving.api.errors import ServingError
-from serving.api.guard import answered, event_stream, noted, read, version_headers
-from serving.api.models import check_model, model_fields
-from serving.api.requests import ChatMessage, OpenAIBody, Sampling, Temperature, TopP
+from serving.api.guard import ApiContext, answered, begun, check_model, event_stream, read
+from serving.api.requests import (
+    ChatMessage,
+    ResponseFormat,
+    Sampling,
+    Strict,
+    Temperature,
+    TopP,
+)
 from serving.engine.protocol import Chunk, GenerateRequest, Message
 from serving.settings import EndpointSettings
 
+REPEATED = {
+    *("instructions", "max_output_tokens", "metadata", "temperature", "text", "tool_choice"),
+    *("tools", "top_p", "truncation"),
+}
+"""Fields of a request that its answer has, too."""
 
-class TextFormat(BaseModel):
+
+class TextOptions(Strict):
     """The form of an answer: text."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    format: dict[Literal["type"], Literal["text"]] = {"type": "text"}
+    format: ResponseFormat = ResponseFormat()
 
 
-class ResponsesRequest(OpenAIBody):
+class ResponsesRequest(Strict):
     """The body of a request; what would have no effect is refused."""
 
     model: str | None = None
@@ -41,7 +50,7 @@ class ResponsesRequest(OpenAIBody):
     temperature: Temperature = 0.0
     top_p: TopP = 1.0
     stream: bool = False
-    text: TextFormat = TextFormat()
+    text: TextOptions = TextOptions()
     tools: list[Any] = Field(default=[], max_length=0)
     tool_choice: Literal["none", "auto"] = "auto"
     metadata: dict[str, str] = Field(default={})
@@ -65,19 +74,18 @@ class ResponsesRequest(OpenAIBody):
         return sampling.generate_request(settings, messages=turns)
 
 
-async def respond(request: Request, dispatcher: Dispatcher) -> Response:
+async def respond(context: ApiContext, request: Request) -> Response:
     """Answer one request, whole or as a stream of events."""
-    body = await read(request, ResponsesRequest, dispatcher)
-    check_model(dispatcher, body.model)
-    wanted = body.generate_request(dispatcher.settings)
+    body = await read(context, request, ResponsesRequest)
+    check_model(context, body.model)
+    wanted = body.generate_request(context.dispatcher.settings)
     if body.stream:
-        begun = await while_connected(request, dispatcher.stream(wanted))
-        pieces = noted(request, wanted, begun)
-        return event_stream(_events(body, begun, pieces, request.state.id), begun)
-    (answer,) = await answered(request, dispatcher, [wanted])
-    model = model_fields(body.model, answer)["model"]
-    content = _response(body, request.state.id, model, answer.text, answer.end)
-    return JSONResponse(content, headers=version_headers(answer))
+        stream = await begun(context, request, wanted)
+        return event_stream(_events(body, stream, request.state.id), stream)
+    (answer,) = await answered(context, request, [wanted])
+    model = answer.model(body.model)
+    content = _response(body, request.state.id, model, answer.whole.text, answer.whole)
+    return JSONResponse(content, headers=answer.headers)
 
 
 def _response(
@@ -93,18 +101,10 @@ def _response(
         "status": "in_progress" if end is None else "incomplete" if cut else "completed",
         "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
         "error": None,
-        "instructions": body.instructions,
-        "max_output_tokens": body.max_output_tokens,
-        "metadata": body.metadata,
         "output": [] if end is None else [_message(name, text, cut)],
         "parallel_tool_calls": False,
-        "temperature": body.temperature,
-        "text": {"format": {"type": "text"}},
-        "tool_choice": body.tool_choice,
-        "tools": [],
-        "top_p": body.top_p,
-        "truncation": "disabled",
         "usage": None if end is None else _usage(end),
+        **body.model_dump(include=REPEATED),
     }
 
 
@@ -132,10 +132,8 @@ def _usage(end: Chunk) -> dict[str, Any]:
     }
 
 
-async def _events(
-    body: ResponsesRequest, begun: Stream, pieces: AsyncGenerator[Chunk, None], name: str
-) -> AsyncIterator[str]:
-    model = model_fields(body.model, begun)["model"]
+async def _events(body: ResponsesRequest, stream: Stream, name: str) -> AsyncIterator[str]:
+    model = stream.model(body.model)
     number = 0
 
     def event(kind: str, **fields: Any) -> str:
@@ -150,7 +148,7 @@ async def _events(
     yield event("response.output_item.added", output_index=0, item=item)
     yield event("response.content_part.added", part=_part(""), **place)
     text, end = "", Chunk()
-    async with aclosing(pieces) as chunks:
+    async with aclosing(stream.chunks) as chunks:
         async for end in chunks:
             if end.error is not None:
                 error = ServingError(503, end.error, "unavailable").body["error"]

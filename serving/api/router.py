@@ -1,13 +1,13 @@
 """Which engine answers the next request."""
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
 from time import monotonic
 
 from serving.engine.process import EngineLost, EngineProcess
 from serving.evidence import Seen
+from serving.state import RouteStatus
 
+POLL_SECONDS = 0.05
 MOST_SECONDS = 1_000
 """Answers whose seconds are kept until somebody looks."""
 
@@ -26,6 +26,22 @@ class Route:
     def healthy(self) -> bool:
         """Whether the engine is there and answers its health check."""
         return self.engine.ready.is_set() and not self.engine.silent
+
+    @property
+    def status(self) -> RouteStatus:
+        """What is told of it."""
+        engine = self.engine
+        return RouteStatus(
+            version=engine.desired.version,
+            fingerprint=engine.desired.fingerprint,
+            share=self.share,
+            engine_pid=engine.pid,
+            engine_port=engine.port,
+            ready=engine.ready.is_set(),
+            restarts=engine.restarts,
+            engine=engine.engine,
+            comparison=engine.comparison,
+        )
 
     def record(self, succeeded: bool | None, tokens: int, seconds: float) -> None:
         """Note how a request went; None where that says nothing about the engine."""
@@ -57,28 +73,37 @@ class Router:
         """Whether any route with traffic can answer now."""
         return any(route.share > 0 and route.healthy for route in self.routes)
 
+    @property
+    def model_names(self) -> list[str]:
+        """The pipeline's name, which stays, and the versions that have traffic."""
+        serving = [route.engine.desired for route in self.routes if route.share > 0]
+        names = [desired.name for desired in serving] + [desired.version for desired in serving]
+        return list(dict.fromkeys(names))
+
     async def wait_ready(self, seconds: float) -> None:
         """Wait for an engine that can answer; raises EngineLost when none is in time."""
-        waits = [asyncio.create_task(r.engine.ready.wait()) for r in self.routes if r.share > 0]
-        if not waits:
-            raise EngineLost("no version is being served")
-        try:
-            done, _ = await asyncio.wait(
-                waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED
-            )
-        finally:
-            for wait in waits:
-                wait.cancel()
-        if not done:
-            raise EngineLost("no engine became ready in time")
+        end = monotonic() + seconds
+        while not self._able():
+            if not any(route.share > 0 for route in self.routes):
+                raise EngineLost("no version is being served")
+            if monotonic() > end:
+                raise EngineLost("no engine became ready in time")
+            await asyncio.sleep(POLL_SECONDS)
 
-    def choose(self) -> Route:
+    def _able(self) -> list[Route]:
+        return [route for route in self.routes if route.share > 0 and route.engine.ready.is_set()]
+
+    def choose(self, preferred: Route | None = None) -> Route:
         """The route of the next request; raises EngineLost if there is none.
 
         An engine that is not ready is passed over, so its share goes to the others.
+
+        Args:
+            preferred: taken while it can answer.
         """
-        able = [route for route in self.routes if route.share > 0 and route.engine.ready.is_set()]
-        if not able:
+        if preferred in self.routes and preferred and preferred.engine.ready.is_set():
+            return preferred
+        if not (able := self._able()):
             raise EngineLost("no engine is ready")
         for route in able:
             route.credit += route.share
@@ -86,25 +111,10 @@ class Router:
         chosen.credit -= sum(route.share for route in able)
         return chosen
 
-    @contextmanager
-    def take(self, preferred: Route | None = None) -> Iterator[Route]:
-        """A route, counted as in flight: the preferred one while it can answer.
-
-        Raises:
-            EngineLost: there is none.
-        """
-        usable = preferred in self.routes and preferred and preferred.engine.ready.is_set()
-        chosen = preferred if preferred and usable else self.choose()
-        chosen.in_flight += 1
-        try:
-            yield chosen
-        finally:
-            chosen.in_flight -= 1
-
     async def drain(self, route: Route, seconds: float) -> None:
         """Take a route out and wait until its last answer is given, or the time is over."""
         route.share = 0.0
         end = monotonic() + seconds
         while route.in_flight and monotonic() < end:
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(POLL_SECONDS)
         self.routes.remove(route)

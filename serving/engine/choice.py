@@ -6,11 +6,10 @@ from typing import Any
 
 from artifacts.cache import cache_key, cached_folder
 from artifacts.errors import UserError
-from artifacts.model_folder import context_tokens, read_config
+from artifacts.model_folder import bytes_per_token, context_tokens, read_config
+from artifacts.reasons import memory_limit
 from artifacts.storage.checksums import sha256_of
-from serving.engine.classifier import Classifier
-from serving.engine.mask_filler import MaskFiller
-from serving.engine.memory import check_memory
+from serving.engine.encoders import Classifier, MaskFiller
 from serving.engine.served_model import ServedModel
 from serving.settings import QUANTIZED, EndpointSettings, Engine
 
@@ -45,14 +44,10 @@ def choose_engine(folder: Path, settings: EndpointSettings, conversions: Path) -
         UserError: the engine that is asked for does not run this model, or memory does not hold
             what is asked of it.
     """
-    if settings.engine == "transformers":
-        return Choice("transformers", "transformers")
-    if _encoder(folder):
-        obstacle: str | None = "it is an encoder"
-    else:
-        obstacle = _obstacle(read_config(folder), settings)
+    config = read_config(folder)
+    obstacle = _obstacle(config, settings)
     if obstacle is None:
-        check_memory(folder, read_config(folder), settings)
+        _check_memory(folder, config, settings)
         made: list[Path] = []
 
         def make(target: Path) -> None:
@@ -74,26 +69,24 @@ def choose_engine(folder: Path, settings: EndpointSettings, conversions: Path) -
             f"`endpoint.weights` is {settings.weights}, which openvino alone has, and it "
             f"does not run the model in {folder}: {obstacle}. Set bf16, and transformers serves it."
         )
-    return Choice("transformers", f"transformers, since openvino does not run it: {obstacle}")
+    asked = settings.engine == "transformers"
+    since = "" if asked else f", since openvino does not run it: {obstacle}"
+    return Choice("transformers", f"transformers{since}")
 
 
 def load_model(
     folder: Path, settings: EndpointSettings, choice: Choice
 ) -> ServedModel | Classifier:
-    """Load a model into the chosen engine and start it; raises UserError where it is no good."""
-    model: ServedModel | Classifier
-    if encoder := _encoder(folder):
-        model = encoder(folder)
-    elif choice.converted is not None:
+    """Load a model into the chosen engine; raises UserError where it is no good."""
+    if encoder := _encoder(read_config(folder)):
+        return encoder(folder)
+    if choice.converted is not None:
         from serving.engine.openvino_model import OpenVinoModel
 
-        model = OpenVinoModel(folder, choice.converted, settings)
-    else:
-        from serving.engine.transformers_model import TransformersModel
+        return OpenVinoModel(folder, choice.converted, settings)
+    from serving.engine.transformers_model import TransformersModel
 
-        model = TransformersModel(folder, settings)
-    model.start()
-    return model
+    return TransformersModel(folder, settings)
 
 
 def conversion_key(folder: Path, settings: EndpointSettings) -> str:
@@ -105,13 +98,17 @@ def conversion_key(folder: Path, settings: EndpointSettings) -> str:
     )
 
 
-def _encoder(folder: Path) -> type[Classifier] | None:
-    architecture = (read_config(folder).get("architectures") or [""])[0]
+def _encoder(config: dict[str, Any]) -> type[Classifier] | None:
+    architecture = (config.get("architectures") or [""])[0]
     return next((ENCODERS[head] for head in ENCODERS if architecture.endswith(head)), None)
 
 
 def _obstacle(config: dict[str, Any], settings: EndpointSettings) -> str | None:
     """Why the model is not even to be converted."""
+    if settings.engine == "transformers":
+        return "`endpoint.engine` is transformers"
+    if _encoder(config):
+        return "it is an encoder"
     if config.get("is_encoder_decoder"):
         return "it is an encoder-decoder"
     if config.get("use_sliding_window", True):
@@ -139,3 +136,24 @@ def _convert(folder: Path, target: Path, settings: EndpointSettings) -> None:
         for file in target.iterdir():
             file.unlink()
         (target / REFUSAL_NAME).write_text(str(error))
+
+
+def _check_memory(folder: Path, config: dict[str, Any], settings: EndpointSettings) -> None:
+    """Whether keys and values of as many tokens as are asked for fit beside the weights as stored.
+
+    Where the model's `config` does not say how much one token takes, nothing is compared.
+
+    Raises:
+        UserError: they do not; the message says how many tokens do.
+    """
+    token_bytes = bytes_per_token(config, 4 if settings.weights == "f32" else 2)
+    weights = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    left = memory_limit() - weights
+    if token_bytes * settings.cache_tokens <= left:
+        return
+    needed = token_bytes * settings.cache_tokens
+    raise UserError(
+        f"`endpoint.cache_tokens` is {settings.cache_tokens:,}: their keys and values take "
+        f"{needed / 1e9:,.1f} GB, and beside the weights ({weights / 1e9:,.1f} GB) this machine "
+        f"has {max(left, 0) / 1e9:,.1f} GB. Set at most {max(left, 0) // token_bytes:,}."
+    )

@@ -2,8 +2,10 @@
 
 import asyncio
 import itertools
+import os
 import secrets
 import threading
+import traceback
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,25 +13,26 @@ from typing import Any
 
 from openvino_genai import GenerationStatus
 
+from artifacts.hugging_face import read_tokenizer
 from artifacts.model_folder import context_tokens, end_tokens_of, read_config
-from serving.engine.job import Job
 from serving.engine.pipeline import (
     BLOCK_TOKENS,
+    PromptScorer,
     generation_config,
     open_pipeline,
     token_tensor,
 )
-from serving.engine.prompt_scorer import PromptScorer
 from serving.engine.protocol import GenerateRequest
 from serving.engine.served_model import (
+    Job,
     Scored,
     ServedModel,
     Step,
-    read_tokenizer,
 )
 from serving.settings import EndpointSettings
 
 SEED_BITS = 32
+BROKEN_EXIT_CODE = 70
 
 
 @dataclass(eq=False, kw_only=True)
@@ -68,15 +71,7 @@ class OpenVinoModel(ServedModel):
         self._numbers = itertools.count()
         self._jobs: set[_Job] = set()
         self._asked = threading.Event()
-        self._fault: str | None = None
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    @property
-    def fault(self) -> str | None:
-        return self._fault
+        threading.Thread(target=self._run, daemon=True).start()
 
     async def write(
         self, request: GenerateRequest, tokens: list[int]
@@ -86,7 +81,7 @@ class OpenVinoModel(ServedModel):
         config.logprobs = int(request.logprobs)
         config.echo = request.echo and request.logprobs and not request.written
         read: list[Scored] = []
-        if config.echo and request.top:
+        if config.echo and (request.top or len(tokens) > self.context_tokens):
             config.echo, read = False, await asyncio.to_thread(self._scorer.score, tokens)
             if not request.max_tokens:
                 yield Step([], True, read)
@@ -117,10 +112,10 @@ class OpenVinoModel(ServedModel):
                     self._pipeline.step()
                     self._hand_out()
                 self._hand_out()
-        except Exception as error:
-            self._fault = f"{type(error).__name__}: {error}"
-            for job in list(self._jobs):
-                job.put(self._fault)
+        except Exception:
+            # Nothing is left to answer with. The API server starts another engine.
+            traceback.print_exc()
+            os._exit(BROKEN_EXIT_CODE)
 
     def _hand_out(self) -> None:
         for job in list(self._jobs):

@@ -18,20 +18,16 @@ from artifacts.model_folder import check_model_folder
 from artifacts.program.lifetime import PARENT_VARIABLE
 from artifacts.reasons import chain
 from serving.comparison import Comparison
-from serving.engine.protocol import Chunk, GenerateRequest, Refusal, engine_client
-from serving.log_file import make_room
-from serving.state import Desired
-from serving.telemetry import log
+from serving.engine.protocol import Chunk, GenerateRequest, Refused, engine_client
+from serving.logs import log, make_room, tail
+from serving.state import Desired, restart_pause
 
-RESTART_SECONDS = (0.0, 1.0, 5.0, 15.0)
-"""Pauses before the first, second … restart; the last one repeats."""
 HEALTH_SECONDS = 1.0
 SILENT_SECONDS = 3.0
 """Without an answer to the health check, after which an engine no longer counts as healthy."""
 SECRET_VARIABLE = "ENGINE_SECRET"  # noqa: S105
 FULL_TABLES = (errno.EMFILE, errno.ENFILE)
 STOP_SECONDS = 5.0
-LOG_TAIL_LINES = 12
 ENGINE_ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
@@ -43,14 +39,6 @@ ENGINE_ENVIRONMENT = {
 
 class EngineLost(Exception):
     """The engine died or broke before its answer was complete."""
-
-
-class Refused(Exception):
-    """The engine cannot serve this request at all."""
-
-    def __init__(self, refusal: Refusal) -> None:
-        super().__init__(refusal.message)
-        self.refusal = refusal
 
 
 class EngineProcess:
@@ -122,7 +110,7 @@ class EngineProcess:
                 "POST", "/generate", content=request.model_dump_json()
             ) as response:
                 if response.status_code == 400:
-                    raise Refused(Refusal.model_validate_json(await response.aread()))
+                    raise Refused(**json.loads(await response.aread()))
                 if response.status_code != 200:
                     raise EngineLost(f"the engine answered {response.status_code}")
                 async for line in response.aiter_lines():
@@ -147,7 +135,7 @@ class EngineProcess:
                 *("--model", str(self.desired.model_folder)),
                 *("--settings", self.desired.settings.model_dump_json()),
                 *("--conversions", str(self._conversions)),
-                stdin=asyncio.subprocess.PIPE,
+                stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log_file,
                 # Ctrl-C in a terminal must not reach the engine before the API server.
@@ -168,7 +156,7 @@ class EngineProcess:
             raise UserError(
                 f"The engine of version {self.desired.version} ended with exit code "
                 f"{self._process.returncode} while it loaded {self.desired.model_folder}:\n"
-                f"{self._log_tail()}"
+                f"{tail(self._log_path)}"
             )
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {secret}"}
         self._client = engine_client(self.port, **headers)
@@ -184,9 +172,9 @@ class EngineProcess:
             assert self._process is not None
             status = self._process.returncode
             # One that was killed had no time for last words.
-            said = {"said": self._log_tail(1)} if status and status > 0 else {}
+            said = {"said": tail(self._log_path, 1)} if status and status > 0 else {}
             log("engine_ended", version=self.desired.version, status=status, **said)
-            pause = RESTART_SECONDS[min(self.restarts, len(RESTART_SECONDS) - 1)]
+            pause = restart_pause(self.restarts)
             self.restarts += 1
             await asyncio.sleep(pause)
             try:
@@ -239,7 +227,3 @@ class EngineProcess:
         except TimeoutError:
             process.kill()
             await process.wait()
-
-    def _log_tail(self, count: int = LOG_TAIL_LINES) -> str:
-        lines = self._log_path.read_text(errors="replace").splitlines()
-        return "\n".join(lines[-count:])

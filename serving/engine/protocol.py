@@ -1,5 +1,8 @@
 """What API server and engine say to each other over loopback: JSON lines."""
 
+import hmac
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Literal
 
 import httpx
@@ -8,19 +11,21 @@ from pydantic import BaseModel, ConfigDict, Field
 FinishReason = Literal["stop", "length"]
 
 
-class Message(BaseModel):
-    """One turn of a chat."""
+class _Line(BaseModel):
+    """Either says nothing that the other does not know."""
 
     model_config = ConfigDict(extra="forbid")
+
+
+class Message(_Line):
+    """One turn of a chat."""
 
     role: Literal["system", "user", "assistant"]
     content: str
 
 
-class GenerateRequest(BaseModel):
+class GenerateRequest(_Line):
     """What the engine is asked for: the continuation of a text, or of a chat."""
-
-    model_config = ConfigDict(extra="forbid")
 
     prompt: str | list[int] | None = None
     """Raw text, no chat template; or its tokens."""
@@ -31,8 +36,9 @@ class GenerateRequest(BaseModel):
     max_tokens: int = Field(ge=0)
     max_prompt_tokens: int = Field(ge=1)
     """Longest prompt that is taken; the engine alone can count tokens."""
-    temperature: float = Field(ge=0)
-    top_p: float = Field(gt=0, le=1)
+    temperature: float = Field(default=0.0, ge=0)
+    """0 takes the most likely token each time."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
     stop: list[str] = []
     ignore_eos: bool = False
     """Whether to write on where the model would end."""
@@ -50,10 +56,8 @@ class GenerateRequest(BaseModel):
     """The beginning of the answer, written by an engine that died before it was complete."""
 
 
-class TokenScore(BaseModel):
+class TokenScore(_Line):
     """A token and how likely it was."""
-
-    model_config = ConfigDict(extra="forbid")
 
     token: str
     logprob: float | None
@@ -62,10 +66,8 @@ class TokenScore(BaseModel):
     """The most likely token of this place and its log-probability."""
 
 
-class Chunk(BaseModel):
+class Chunk(_Line):
     """One line of the engine's answer; the last one has a finish reason."""
-
-    model_config = ConfigDict(extra="forbid")
 
     echo: str = ""
     """The prompt, before the first piece, where it was asked for."""
@@ -81,13 +83,29 @@ class Chunk(BaseModel):
     """Why generation ended early; nothing follows."""
 
 
-class Refusal(BaseModel):
-    """Body of an engine's answer with a status of 400: the request cannot be served."""
+class Refused(Exception):
+    """The engine cannot serve this request at all: its answer has a status of 400."""
 
-    model_config = ConfigDict(extra="forbid")
+    def __init__(self, message: str, field: str) -> None:
+        super().__init__(message)
+        self.field = field
 
-    message: str
-    field: str
+
+@dataclass(frozen=True)
+class ByVersion:
+    """What one version of the model answers."""
+
+    version: str
+    fingerprint: str
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Headers that say which version that is."""
+        return {"X-Model-Version": self.version, "X-Model-Fingerprint": self.fingerprint}
+
+    def model(self, asked: str | None) -> str:
+        """The model as it was asked for; the version where no name was given."""
+        return asked if asked not in (None, "default") else self.version
 
 
 def engine_client(port: int, **headers: str) -> httpx.AsyncClient:
@@ -99,3 +117,9 @@ def engine_client(port: int, **headers: str) -> httpx.AsyncClient:
         limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
         trust_env=False,
     )
+
+
+def carries(headers: Mapping[str, str], token: str) -> bool:
+    """Whether a request's headers have the bearer token."""
+    given = headers.get("authorization", "").encode()
+    return hmac.compare_digest(given, f"Bearer {token}".encode())

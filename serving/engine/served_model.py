@@ -1,5 +1,6 @@
 """What an engine's program asks of a loaded model, whatever computes it."""
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -12,8 +13,9 @@ from jinja2 import TemplateError
 from tokenizers.decoders import DecodeStream
 
 from artifacts.errors import UserError
+from artifacts.hugging_face import read_model
 from serving.engine.chat import ChatEncoder
-from serving.engine.protocol import Chunk, GenerateRequest, Refusal, TokenScore
+from serving.engine.protocol import Chunk, GenerateRequest, Refused, TokenScore
 from serving.engine.stopping import StopStrings
 
 
@@ -41,6 +43,31 @@ class Step:
     where it is echoed."""
 
 
+@dataclass(eq=False, kw_only=True)
+class Job:
+    """One request: the engine's thread puts steps in, the event loop that made it takes them."""
+
+    request: GenerateRequest
+    prompt: list[int]
+    finished: bool = False
+    """Whether the last step was taken out."""
+    _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+    _outputs: asyncio.Queue[Step | str] = field(default_factory=asyncio.Queue)
+
+    def put(self, output: Step | str) -> None:
+        """Hand over a step, or why there will be none; from any thread."""
+        self._loop.call_soon_threadsafe(self._outputs.put_nowait, output)
+
+    async def steps(self) -> AsyncGenerator[Step, None]:
+        """Every step to the last; raises GenerationFailed with the reason where none comes."""
+        while not self.finished:
+            output = await self._outputs.get()
+            if isinstance(output, str):
+                raise GenerationFailed(output)
+            self.finished = output.finished
+            yield output
+
+
 class ServedModel(ABC):
     """A loaded model that answers many requests at once."""
 
@@ -52,15 +79,6 @@ class ServedModel(ABC):
     @cached_property
     def _chat(self) -> ChatEncoder:
         return ChatEncoder(self.tokenizer)
-
-    @abstractmethod
-    def start(self) -> None:
-        """Start the thread that writes; there are no answers before."""
-
-    @property
-    @abstractmethod
-    def fault(self) -> str | None:
-        """Why the model answers no more, or None while it does."""
 
     @abstractmethod
     def write(self, request: GenerateRequest, tokens: list[int]) -> AsyncGenerator[Step, None]:
@@ -93,34 +111,33 @@ class ServedModel(ABC):
         except GenerationFailed as error:
             yield Chunk(error=str(error))
 
-    def encode(self, request: GenerateRequest) -> list[int] | Refusal:
-        """The prompt's tokens, or why it cannot be served."""
+    def encode(self, request: GenerateRequest) -> list[int]:
+        """The prompt's tokens; raises Refused where it cannot be served."""
         if isinstance(request.prompt, list):
             tokens, most = request.prompt, len(self.tokenizer)
             if unknown := [token for token in tokens if not 0 <= token < most]:
-                text = f"Token {unknown[0]} is not one of this model's {most}."
-                return Refusal(field="prompt", message=text)
+                raise Refused(f"Token {unknown[0]} is not one of this model's {most}.", "prompt")
         elif request.messages is not None:
             if not self.tokenizer.chat_template:
-                return Refusal(
-                    field="messages", message="This model has no chat template; use completions."
-                )
+                text = "This model has no chat template; use completions."
+                raise Refused(text, "messages")
             try:
                 tokens = self._chat.encode(request.messages, request.allow_role_tokens)
             except TemplateError as error:
-                return Refusal(
-                    field="messages", message=f"The model's chat template refuses this: {error}"
-                )
+                text = f"The model's chat template refuses this: {error}"
+                raise Refused(text, "messages") from error
         else:
             tokens = self.tokenizer.encode(request.prompt or "")
-        limit = min(request.max_prompt_tokens, self.context_tokens - request.max_tokens)
+        # The last token of what is only scored is predicted, and has no position of its own.
+        positions = self.context_tokens - (request.max_tokens or -1)
+        limit = min(request.max_prompt_tokens, positions)
         if not tokens:
-            return Refusal(field="prompt", message="The prompt is empty.")
+            raise Refused("The prompt is empty.", "prompt")
         if len(tokens) > limit:
-            return Refusal(
-                field="prompt",
-                message=f"The prompt has {len(tokens)} tokens; at most {max(limit, 0)} fit beside "
+            raise Refused(
+                f"The prompt has {len(tokens)} tokens; at most {max(limit, 0)} fit beside "
                 f"{request.max_tokens} new ones.",
+                "prompt",
             )
         return list(tokens)
 
@@ -179,34 +196,13 @@ class AnswerText:
         return TokenScore(token=decode([scored.token]), logprob=scored.logprob, top=top)
 
 
-def read_tokenizer(folder: Path) -> Any:
-    """The tokenizer of a Hugging Face folder; raises UserError."""
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    except Exception as error:
-        raise UserError(f"The tokenizer in {folder} cannot be read: {first_line(error)}") from error
-
-
 def read_weights(folder: Path, model_class: Any, **options: Any) -> Any:
-    """A model for inference, from safetensors alone; raises UserError, also where it is no good."""
-    try:
-        model = model_class.from_pretrained(
-            folder, use_safetensors=True, trust_remote_code=False, **options
-        )
-    except Exception as error:
-        # Damaged files surface as errors of safetensors, json, torch or transformers alike.
-        raise UserError(f"The model in {folder} cannot be read: {first_line(error)}") from error
+    """A model for inference; raises UserError where it cannot be read, or is no good."""
+    model = read_model(folder, model_class, **options)
     damaged = [name for name, weight in model.named_parameters() if not weight.isfinite().all()]
     if damaged:
         raise UserError(
             f"The model in {folder} has weights that are not finite numbers ({damaged[0]}, "
             f"{len(damaged)} in all): its training went wrong. Serve an earlier checkpoint."
         )
-    return model.eval()
-
-
-def first_line(error: BaseException) -> str:
-    """What an error says, in one line."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    return model

@@ -10,32 +10,27 @@ from typing import Any
 import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import (
-    AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
     GenerationConfig,
     LogitsProcessor,
-    StoppingCriteria,
 )
 from transformers.generation.streamers import BaseStreamer
 
-from artifacts.errors import UserError
-from artifacts.model_folder import end_tokens_of, read_config
-from serving.engine.job import Job
+from artifacts.hugging_face import read_tokenizer
+from artifacts.model_folder import context_tokens, end_tokens_of, read_config
 from serving.engine.protocol import GenerateRequest
-from serving.engine.sampling import choose_tokens
 from serving.engine.served_model import (
+    Job,
     Scored,
     ServedModel,
     Step,
-    read_tokenizer,
     read_weights,
 )
 from serving.settings import EndpointSettings
 
 BATCH_REQUESTS = 8
 DEFAULT_CONTEXT_TOKENS = 1024
-DTYPES = {"bf16": torch.bfloat16, "f32": torch.float32}
 
 
 @dataclass(eq=False, kw_only=True)
@@ -56,38 +51,25 @@ class TransformersModel(ServedModel):
         """Load the model of a Hugging Face folder with safetensors.
 
         Raises:
-            UserError: the folder holds no model that can be read, or the weights are asked for in
-                a format that this engine lacks.
+            UserError: the folder holds no model that can be read.
         """
-        if settings.weights not in DTYPES:
-            raise UserError(
-                f"`endpoint.weights` is {settings.weights}, which the engine `transformers` lacks: "
-                f"it takes {' or '.join(DTYPES)}."
-            )
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-        self._is_encoder_decoder = bool(config.is_encoder_decoder)
+        config = read_config(folder)
+        self._is_encoder_decoder = bool(config.get("is_encoder_decoder"))
         kind = AutoModelForSeq2SeqLM if self._is_encoder_decoder else AutoModelForCausalLM
         self.tokenizer = read_tokenizer(folder)
-        self._model = read_weights(folder, kind, dtype=DTYPES[settings.weights])
-        text = config.get_text_config(decoder=True)
+        dtype = torch.float32 if settings.weights == "f32" else torch.bfloat16
+        self._model = read_weights(folder, kind, dtype=dtype)
         # T5's positions are relative, and it names no limit.
-        positions = getattr(text, "max_position_embeddings", None) or DEFAULT_CONTEXT_TOKENS
+        positions = context_tokens(config) or DEFAULT_CONTEXT_TOKENS
         self.context_tokens = min(positions, settings.cache_tokens)
-        self.end_tokens = end_tokens_of(read_config(folder))
+        self.end_tokens = end_tokens_of(config)
         # Each row is ended by its own request. What `generate` is not told it takes from here.
         self._model.generation_config.eos_token_id = None
         self._pad_token = self._model.generation_config.pad_token_id or 0
         self._waiting: queue.Queue[_Job] = queue.Queue()
-        self._thread = threading.Thread(target=self._answer, daemon=True)
         if settings.threads:
             torch.set_num_threads(settings.threads)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    @property
-    def fault(self) -> str | None:
-        return None if self._thread.is_alive() else "the generation thread has ended"
+        threading.Thread(target=self._answer, daemon=True).start()
 
     async def write(
         self, request: GenerateRequest, tokens: list[int]
@@ -106,9 +88,8 @@ class TransformersModel(ServedModel):
             held = held or [self._waiting.get()]
             while not self._waiting.empty():
                 held.append(self._waiting.get())
-            # A decoder's beginnings form one rectangle: those of one length go together.
-            length = self._beginning(held[0])
-            batch = [job for job in held if self._beginning(job) == length][:BATCH_REQUESTS]
+            alike = self._alike(held[0])
+            batch = [job for job in held if self._alike(job) == alike][:BATCH_REQUESTS]
             held = [job for job in held if job not in batch]
             try:
                 self._write(batch)
@@ -116,8 +97,14 @@ class TransformersModel(ServedModel):
                 for job in batch:
                     job.put(f"{type(error).__name__}: {error}")
 
-    def _beginning(self, job: _Job) -> int:
-        return len(job.written) if self._is_encoder_decoder else 0
+    def _alike(self, job: _Job) -> tuple[object, ...]:
+        """What the requests of one batch have in common.
+
+        They are drawn in one way, and one with a seed of its own is drawn alone. A decoder's
+        beginnings form one rectangle.
+        """
+        asked, length = job.request, len(job.written) if self._is_encoder_decoder else 0
+        return (length, asked.temperature, asked.top_p, asked.seed is not None and id(job))
 
     @torch.inference_mode()
     def _write(self, jobs: list[_Job]) -> None:
@@ -130,18 +117,21 @@ class TransformersModel(ServedModel):
             for job in jobs:
                 job.put(Step([], True, job.prompt_scored))
             return
-        inputs = self._inputs(jobs)
-        batch = _Batch(jobs, self.end_tokens, inputs["input_ids"].device)
+        batch, asked = _Batch(jobs, self.end_tokens), jobs[0].request
+        drawn = {"temperature": asked.temperature, "top_p": asked.top_p, "top_k": 0}
+        if asked.seed is not None:
+            torch.manual_seed(asked.seed)
         self._model.generate(
-            **inputs,
+            **self._inputs(jobs),
             generation_config=GenerationConfig(
                 max_new_tokens=most,
-                do_sample=False,
+                do_sample=asked.temperature > 0,
                 pad_token_id=self._pad_token,
                 decoder_start_token_id=self._model.generation_config.decoder_start_token_id,
+                **drawn if asked.temperature else {},
             ),
             logits_processor=[batch],
-            stopping_criteria=[_Ends(batch)],
+            stopping_criteria=[batch.ends],
             streamer=batch,
         )
 
@@ -164,30 +154,31 @@ class TransformersModel(ServedModel):
     def _score(self, prompt: list[int]) -> list[Scored]:
         if self._is_encoder_decoder:
             return [Scored(token, None) for token in prompt]
-        tokens = torch.tensor([prompt])
-        logprobs = self._model(tokens, use_cache=False).logits[0, :-1].float().log_softmax(-1)
+        if len(prompt) == 1:
+            return [Scored(prompt[0], None)]
+        logits = self._model(torch.tensor([prompt[:-1]]), use_cache=False).logits[0]
+        logprobs = logits.float().log_softmax(-1)
         return [Scored(prompt[0], None), *_scored(logprobs, prompt[1:])]
 
 
 class _Batch(LogitsProcessor, BaseStreamer):
-    """Chooses the next token of each row as its request asks, and hands it out."""
+    """Hands out the tokens of each row, with how likely they were, until its request is done."""
 
-    def __init__(self, jobs: list[_Job], end_tokens: list[int], device: torch.device) -> None:
+    def __init__(self, jobs: list[_Job], end_tokens: list[int]) -> None:
         self.jobs = jobs
         self._end_tokens = end_tokens
-        self._temperatures = torch.tensor([float(job.request.temperature) for job in jobs])
-        self._top_p = torch.tensor([float(job.request.top_p) for job in jobs])
-        self._generators = [_generator(job.request.seed) for job in jobs]
         self._logprobs: torch.Tensor | None = None
         self._begun = False
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Of logits, shape (rows, vocabulary), those alone that are chosen."""
-        scores = scores.float()
+        """Note logits, shape (rows, vocabulary), before they are heated and cut for a draw."""
         if any(job.request.logprobs for job in self.jobs):
-            self._logprobs = scores.log_softmax(-1)
-        chosen = choose_tokens(scores, self._temperatures, self._top_p, self._generators)
-        return torch.full_like(scores, -torch.inf).scatter(-1, chosen[:, None], 0.0)
+            self._logprobs = scores.float().log_softmax(-1)
+        return scores
+
+    def ends(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        """Whether each row is done."""
+        return torch.tensor([job.done for job in self.jobs])
 
     def put(self, value: torch.Tensor) -> None:
         """Take the newest tokens, shape (rows,); what comes first is what was given."""
@@ -208,21 +199,6 @@ class _Batch(LogitsProcessor, BaseStreamer):
 
     def end(self) -> None:
         """Nothing is held back."""
-
-
-class _Ends(StoppingCriteria):
-    """Ends each row with its own request."""
-
-    def __init__(self, batch: _Batch) -> None:
-        self._batch = batch
-
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        """Whether each row is done."""
-        return torch.tensor([job.done for job in self._batch.jobs], device=input_ids.device)
-
-
-def _generator(seed: int | None) -> torch.Generator | None:
-    return None if seed is None else torch.Generator().manual_seed(seed)
 
 
 def _scored(logprobs: torch.Tensor, tokens: Sequence[int]) -> list[Scored]:

@@ -33,13 +33,13 @@ from artifacts.program.lifetime import signal_parents_death
 from artifacts.storage import files
 from serving.api.errors import ServingError
 from serving.engine.protocol import GenerateRequest, engine_client
-from serving.telemetry import log
+from serving.logs import log
 from serving.vertex.context import longest_context
 from serving.vertex.routes import Backend, build_app, complete, is_healthy
 
 HEALTH_SECONDS = 0.5
 STOP_SECONDS = 10.0
-PROBE = GenerateRequest(prompt="The", max_tokens=8, max_prompt_tokens=8, temperature=0.0, top_p=1.0)
+PROBE = GenerateRequest(prompt="The", max_tokens=8, max_prompt_tokens=8)
 
 
 class ContainerEnvironment(BaseModel):

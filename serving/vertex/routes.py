@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
-from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import ValidationError
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
 
 from serving.api.body import read_json
-from serving.api.errors import ServingError, invalid, unavailable
+from serving.api.errors import ServingError, answer_error, invalid, unavailable
 from serving.api.requests import PredictRequest, describe
 from serving.engine.protocol import GenerateRequest
 from serving.settings import EndpointSettings
@@ -41,24 +43,17 @@ class Backend:
         return {"X-Model-Version": self.version, "X-Model-Fingerprint": self.fingerprint}
 
 
-def build_app(backend: Backend, health_route: str, predict_route: str) -> FastAPI:
+def build_app(backend: Backend, health_route: str, predict_route: str) -> Starlette:
     """The routes; nothing else of the engine can be reached.
 
     Vertex AI passes on requests to the predict route alone. So that one takes its own shape
     (`instances`), and OpenAI's bodies as `rawPredict` and `streamRawPredict` send them.
     """
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
 
-    @app.exception_handler(ServingError)
-    async def serving_error(request: Request, error: ServingError) -> Response:
-        return error.response()
-
-    @app.get(health_route)
-    async def health() -> Response:
+    async def health(_: Request) -> Response:
         healthy = backend.ready and await is_healthy(backend.engine)
         return Response(status_code=200 if healthy else 503)
 
-    @app.post(predict_route)
     async def predict(request: Request) -> Response:
         body = await _read(request, backend)
         if "messages" in body:
@@ -67,15 +62,15 @@ def build_app(backend: Backend, health_route: str, predict_route: str) -> FastAP
             return await _pass_on(backend, COMPLETIONS, body)
         return await _predict(backend, body)
 
-    @app.post(COMPLETIONS)
-    async def completions(request: Request) -> Response:
-        return await _pass_on(backend, COMPLETIONS, await _read(request, backend))
+    async def openai(request: Request) -> Response:
+        return await _pass_on(backend, request.url.path, await _read(request, backend))
 
-    @app.post(CHAT)
-    async def chat(request: Request) -> Response:
-        return await _pass_on(backend, CHAT, await _read(request, backend))
-
-    return app
+    asked = {predict_route: predict, COMPLETIONS: openai, CHAT: openai}
+    posts = [Route(path, handler, methods=["POST"]) for path, handler in asked.items()]
+    return Starlette(
+        routes=[Route(health_route, health), *posts],
+        exception_handlers={ServingError: answer_error},
+    )
 
 
 async def is_healthy(engine: httpx.AsyncClient) -> bool:
@@ -100,9 +95,7 @@ async def complete(engine: httpx.AsyncClient, wanted: GenerateRequest) -> str:
 
 async def _predict(backend: Backend, body: dict[str, Any]) -> Response:
     try:
-        # Vertex AI leaves out what is empty, and sends null for absent parameters.
-        given = {key: value for key, value in body.items() if value is not None}
-        wanted = PredictRequest.model_validate(given).generate_requests(LIMITS)
+        wanted = PredictRequest.model_validate(body).generate_requests(LIMITS)
     except ValidationError as error:
         raise invalid(*describe(error)) from error
     texts = await asyncio.gather(*(complete(backend.engine, one) for one in wanted))
@@ -146,9 +139,8 @@ def _number(text: str) -> float:
 def _refusal(status: int, content: bytes) -> ServingError:
     """An engine's error in this server's shape; its faults are not the client's."""
     try:
-        error = json.loads(content).get("error", {})
-        message = str(error.get("message", ""))
-    except (ValueError, AttributeError):
+        message = str(json.loads(content)["error"]["message"])
+    except (ValueError, LookupError, TypeError):
         message = ""
     if 400 <= status < 500:
         return ServingError(status, message or f"The engine answered {status}.", "refused")

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
+from artifacts.hugging_face import read_tokenizer
 from artifacts.shards.documents import read_documents
 from artifacts.shards.format import ShardStats
 from artifacts.shards.shard_set import ShardSet
@@ -12,7 +13,6 @@ from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Artifact, Store
 from llm_assets.assets.held_out import EARLIER_INPUT, find_earlier
 from recipes.spec import MODEL_FOLDER
-from serving.engine.served_model import read_tokenizer
 from tests.conftest import Project
 from tests.damage import delete
 

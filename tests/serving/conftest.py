@@ -19,6 +19,7 @@ from serving.engine.process import SECRET_VARIABLE
 from serving.engine.program import build_app
 from serving.engine.protocol import GenerateRequest
 from serving.settings import EndpointSettings, RolloutSettings
+from serving.state import Desired
 from tests.tiny import tiny_base_model, tiny_sequence_to_sequence_model
 
 SETTINGS = EndpointSettings(
@@ -108,8 +109,9 @@ class Client:
 
     def __init__(self, endpoint: Endpoint, state_folder: Path) -> None:
         self.endpoint = endpoint
+        self.url, self.pid = endpoint.status.url, endpoint.status.pid
         self.state_folder = state_folder
-        self.http = httpx.Client(base_url=endpoint.url, timeout=60)
+        self.http = httpx.Client(base_url=self.url, timeout=60)
 
     def complete(self, prompt: str = "The valve", **fields: object) -> httpx.Response:
         return self.http.post("/v1/completions", json={"prompt": prompt, **fields})
@@ -131,16 +133,14 @@ class Client:
 
 def start(folder: Path, model: Path, version: str = "1", **changes: object) -> Client:
     """Start an endpoint, or move the one of this folder to another version."""
-    settings = SETTINGS.model_copy(update=changes)
-    endpoint = process.start(
-        model,
-        version,
-        f"fingerprint-{version}",
-        folder,
-        settings,
+    desired = Desired(
+        model_folder=model,
+        version=version,
+        fingerprint=f"fingerprint-{version}",
+        settings=SETTINGS.model_copy(update=changes),
         conversions=Path(os.environ[CONVERSIONS]),
     )
-    return Client(endpoint, folder)
+    return Client(process.start(folder, desired), folder)
 
 
 @pytest.fixture(scope="session")

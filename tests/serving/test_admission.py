@@ -58,7 +58,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory, chat_model_folder: Path) -
 
 
 def connect(client: Client) -> socket.socket:
-    connection = socket.create_connection(("127.0.0.1", httpx.URL(client.endpoint.url).port))
+    connection = socket.create_connection(("127.0.0.1", httpx.URL(client.url).port))
     connection.settimeout(10)
     return connection
 
@@ -99,7 +99,7 @@ def test_more_connections_than_allowed_are_told_so_and_the_rest_go_on(guarded: C
     finally:
         for connection in held:
             connection.close()
-    wait_until(lambda: httpx.get(f"{guarded.endpoint.url}/health").status_code == 200)
+    wait_until(lambda: httpx.get(f"{guarded.url}/health").status_code == 200)
 
 
 def test_as_many_files_may_be_open_as_the_machine_allows(guarded: Client) -> None:
@@ -163,7 +163,7 @@ def test_work_ends_when_its_client_has_gone(guarded: Client) -> None:
     body = json.dumps({"prompt": "The valve", "max_tokens": 150}).encode()
 
     def in_flight(count: int) -> bool:
-        return f"serving_requests_in_flight {count}\n" in guarded.http.get("/metrics").text
+        return f"serving_requests_in_flight {count}.0\n" in guarded.http.get("/metrics").text
 
     (pid,) = guarded.engine_pids()
     with stopped(pid):

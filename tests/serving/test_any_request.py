@@ -128,6 +128,6 @@ def test_ten_thousand_requests_are_answered_or_refused_in_openais_shape(
 
 def test_a_foreign_pages_preflight_is_refused_in_openais_shape(client: Client) -> None:
     headers = {"Origin": "https://evil.example", "Access-Control-Request-Method": "POST"}
-    answer = httpx.options(f"{client.endpoint.url}/v1/completions", headers=headers)
+    answer = httpx.options(f"{client.url}/v1/completions", headers=headers)
     assert answer.status_code == 403
     assert answer.json()["error"]["code"] == "forbidden_origin"

@@ -54,7 +54,6 @@ def log_probabilities(folder: Path, settings: EndpointSettings, cache: Path) -> 
 
     async def score() -> list[float]:
         tokens = model.encode(request)
-        assert isinstance(tokens, list)
         (chunk,) = [chunk async for chunk in model.generate(request, tokens)]
         assert chunk.error is None, chunk.error
         return [score.logprob for score in chunk.scores[1:] if score.logprob is not None]

@@ -14,6 +14,7 @@ from serving.comparison import JudgedDocument
 from serving.endpoint import Endpoint
 from serving.engine.choice import choose_engine, conversion_key
 from serving.rollout import RolloutFailed
+from serving.state import Desired
 from tests.serving.conftest import SETTINGS, Client
 from tests.tiny import change_weights, make_uneven, tiny_texts, train_tiny_model
 
@@ -53,6 +54,20 @@ def judge(folder: Path) -> list[JudgedDocument]:
     return documents
 
 
+def desired(
+    model: Path, documents: list[JudgedDocument], conversions: Path, **changes: object
+) -> Desired:
+    """A version 2 that was judged by documents."""
+    return Desired(
+        model_folder=model,
+        version="2",
+        fingerprint="judged",
+        settings=SETTINGS.model_copy(update=changes),
+        conversions=conversions,
+        judged=documents,
+    )
+
+
 Serve = Callable[..., Endpoint]
 
 
@@ -64,12 +79,10 @@ def serve(
     state = tmp_path_factory.mktemp("judged")
 
     def move(model: Path, documents: list[JudgedDocument], cache: Path, **changes: object):  # type: ignore[no-untyped-def]
-        settings = SETTINGS.model_copy(update=changes)
-        return process.start(
-            model, "2", "judged", state, settings, conversions=cache, judged=documents
-        )
+        return process.start(state, desired(model, documents, cache, **changes))
 
-    process.start(tiny_model_folder, "1", "before", state, SETTINGS, conversions=conversions)
+    before = desired(tiny_model_folder, [], conversions)
+    process.start(state, before.model_copy(update={"version": "1"}))
     yield move
     process.stop(state)
 
@@ -113,12 +126,10 @@ def test_arithmetic_by_the_instructions_of_older_processors_serves_what_was_judg
     and no variable has it believe otherwise."""
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
     documents = judge(trained_folder)
-    endpoint = process.start(
-        trained_folder, "2", "older", tmp_path, SETTINGS, conversions=conversions, judged=documents
-    )
+    endpoint = process.start(tmp_path, desired(trained_folder, documents, conversions))
     try:
-        found = endpoint.comparison
-        assert endpoint.engine == "openvino" and found is not None and found.largest < 1e-4
+        found = endpoint.route.comparison
+        assert endpoint.route.engine == "openvino" and found is not None and found.largest < 1e-4
         assert version_that_serves(endpoint) == "2"
     finally:
         process.stop(tmp_path)
@@ -129,7 +140,9 @@ def test_what_was_judged_serves_and_both_figures_are_on_record(
 ) -> None:
     judged = judge(trained_folder)
     endpoint = serve(trained_folder, judged, conversions)
-    found = endpoint.comparison
-    assert endpoint.engine == "openvino" and found is not None and found.documents == len(judged)
+    found = endpoint.route.comparison
+    assert (
+        endpoint.route.engine == "openvino" and found is not None and found.documents == len(judged)
+    )
     assert found.served == pytest.approx(found.evaluated, rel=1e-4) and found.largest < 1e-4
     assert version_that_serves(endpoint) == "2"

@@ -13,13 +13,13 @@ import pytest
 
 from serving.api import dispatcher
 from serving.api.dispatcher import Dispatcher, Stream
+from serving.api.metrics import Metrics
 from serving.api.router import Route, Router
 from serving.engine import process as engine_process
 from serving.engine.process import EngineProcess
 from serving.engine.protocol import GenerateRequest
 from serving.evidence import Seen
 from serving.state import Desired
-from serving.telemetry import Metrics
 from serving.traffic import probe
 from tests.faults import stopped
 from tests.serving.conftest import SETTINGS
@@ -109,8 +109,6 @@ def test_an_answer_that_stops_counts_as_failed_though_its_client_leaves(
         prompt="The valve",
         max_tokens=150,
         max_prompt_tokens=80,
-        temperature=0.0,
-        top_p=1.0,
         ignore_eos=True,
     )
 
@@ -142,5 +140,5 @@ def test_an_answer_that_stops_counts_as_failed_though_its_client_leaves(
 
 
 async def _read(answer: Stream) -> None:
-    async for _ in answer.chunks():
+    async for _ in answer.chunks:
         pass

@@ -49,11 +49,11 @@ def metric(client: Client, name: str) -> float:
 def test_wrong_or_no_token_is_401(strict: Client, header: str | None) -> None:
     headers = {} if header is None else {"Authorization": header}
     for path in ("/v1/completions", "/predict", "/v1/chat/completions"):
-        answer = httpx.post(strict.endpoint.url + path, json={"prompt": "a"}, headers=headers)
+        answer = httpx.post(strict.url + path, json={"prompt": "a"}, headers=headers)
         assert answer.status_code == 401
         assert answer.headers["www-authenticate"] == "Bearer"
-    assert httpx.get(f"{strict.endpoint.url}/metrics", headers=headers).status_code == 401
-    assert httpx.get(f"{strict.endpoint.url}/health").status_code == 200
+    assert httpx.get(f"{strict.url}/metrics", headers=headers).status_code == 401
+    assert httpx.get(f"{strict.url}/health").status_code == 200
 
 
 @pytest.mark.fault("endpoint", "log on a full disk", sees="nothing", then="answers go on")
@@ -72,7 +72,7 @@ def test_status_that_cannot_be_written_does_not_stop_the_answers(strict: Client)
     status.unlink()
     (status / "in the way").mkdir(parents=True)
     try:
-        psutil.Process(strict.endpoint.pid).send_signal(1)
+        psutil.Process(strict.pid).send_signal(1)
         assert strict.complete(max_tokens=2).status_code == 200
     finally:
         (status / "in the way").rmdir()
@@ -109,7 +109,7 @@ def test_model_without_chat_template_says_so(client: Client) -> None:
     "endpoint", "client sends its body slowly", sees="408", then="the place is free again"
 )
 def test_client_that_sends_slowly_is_cut_off(strict: Client) -> None:
-    with socket.create_connection(("127.0.0.1", httpx.URL(strict.endpoint.url).port)) as slow:
+    with socket.create_connection(("127.0.0.1", httpx.URL(strict.url).port)) as slow:
         slow.sendall(
             f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {TOKEN}\r\n"
             "Content-Type: application/json\r\n"
@@ -128,7 +128,7 @@ def test_client_that_sends_slowly_is_cut_off(strict: Client) -> None:
 )
 def test_client_that_does_not_read_holds_no_place(strict: Client) -> None:
     body = json.dumps({"prompt": "The valve", "max_tokens": 150, "stream": True}).encode()
-    with socket.create_connection(("127.0.0.1", httpx.URL(strict.endpoint.url).port)) as silent:
+    with socket.create_connection(("127.0.0.1", httpx.URL(strict.url).port)) as silent:
         silent.sendall(
             f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {TOKEN}\r\n"
             "Content-Type: application/json\r\n"
@@ -174,9 +174,7 @@ def test_answer_that_takes_too_long_is_504_and_a_hung_engine_is_replaced(strict:
 def test_more_than_it_can_take_is_429_with_retry_after(client: Client) -> None:
     async def flood() -> list[httpx.Response]:
         limits = httpx.Limits(max_connections=200)
-        async with httpx.AsyncClient(
-            base_url=client.endpoint.url, timeout=60, limits=limits
-        ) as http:
+        async with httpx.AsyncClient(base_url=client.url, timeout=60, limits=limits) as http:
             body = {"prompt": "The valve", "max_tokens": 40}
             return await asyncio.gather(
                 *(http.post("/v1/completions", json=body) for _ in range(200))

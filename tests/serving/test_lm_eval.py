@@ -34,7 +34,7 @@ def expected(folder: Path, context: str, continuation: str) -> float:
 def scorer(client: Client, tiny_model_folder: Path) -> LocalCompletionsAPI:
     return LocalCompletionsAPI(
         model="default",
-        base_url=f"{client.endpoint.url}/v1/completions",
+        base_url=f"{client.url}/v1/completions",
         tokenizer=str(tiny_model_folder),
         tokenizer_backend="huggingface",
         max_length=CONTEXT,

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from serving.engine.mask_filler import MaskFiller
-from serving.engine.protocol import Refusal
+from serving.engine.encoders import MaskFiller
+from serving.engine.protocol import Refused
 from tests.serving.conftest import engine_of, generate, generate_request
 from tests.tiny_models import masked_encoder
 
@@ -45,10 +45,10 @@ def test_a_text_without_a_mask_is_told_what_comes_after_it(filler: MaskFiller) -
 
 
 def test_a_text_with_two_masks_is_refused(filler: MaskFiller) -> None:
-    refused = filler.encode(generate_request(prompt="<mask> and <mask>"))
-    assert isinstance(refused, Refusal) and "where one is expected" in refused.message
+    with pytest.raises(Refused, match="where one is expected"):
+        filler.encode(generate_request(prompt="<mask> and <mask>"))
 
 
 def test_a_chat_is_refused(filler: MaskFiller) -> None:
-    refused = filler.encode(generate_request(messages=[{"role": "user", "content": "x"}]))
-    assert isinstance(refused, Refusal) and "behind a mask" in refused.message
+    with pytest.raises(Refused, match="behind a mask"):
+        filler.encode(generate_request(messages=[{"role": "user", "content": "x"}]))

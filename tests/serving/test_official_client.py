@@ -20,7 +20,7 @@ def chat(tmp_path_factory: pytest.TempPathFactory, chat_model_folder: Path) -> I
 
 @pytest.fixture
 def official(chat: Client) -> OpenAI:
-    return OpenAI(base_url=f"{chat.endpoint.url}/v1", api_key="none", max_retries=0)
+    return OpenAI(base_url=f"{chat.url}/v1", api_key="none", max_retries=0)
 
 
 def test_models_are_listed_and_found(official: OpenAI) -> None:
@@ -104,7 +104,7 @@ def test_page_and_openapi_describe_the_endpoint(chat: Client) -> None:
     routes = chat.http.get("/openapi.json").json()
     assert {"/v1/responses", "/v1/completions", "/predict"} <= set(routes["paths"])
     assert routes["components"]["schemas"]["CompletionRequest"]["properties"]["max_tokens"]
-    own = {"origin": chat.endpoint.url}
+    own = {"origin": chat.url}
     asked = {"prompt": "The valve", "max_tokens": 1}
     assert chat.http.post("/v1/completions", json=asked, headers=own).status_code == 200
     other = {"origin": "http://127.0.0.1:1"}

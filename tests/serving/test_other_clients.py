@@ -19,7 +19,7 @@ REQUESTS = 6
 
 def test_llm_asks_whole_and_streamed(client: Client, tmp_path: Path) -> None:
     """Simon Willison's `llm`, told of the endpoint by its own file of OpenAI-compatible models."""
-    url = f"{client.endpoint.url}/v1"
+    url = f"{client.url}/v1"
     models = [{"model_id": "ours", "model_name": "default", "api_base": url, "completion": True}]
     (tmp_path / "extra-openai-models.yaml").write_text(yaml.safe_dump(models))
     program = Path(sys.executable).parent / "llm"
@@ -57,7 +57,7 @@ def test_guidellm_completes_all_its_requests(chat_model_folder: Path, tmp_path: 
     subprocess.run(
         (
             *(folder / "bin/guidellm", "run", "--disable-console"),
-            *("--backend", f"kind=openai_http,target={served.endpoint.url},model=default"),
+            *("--backend", f"kind=openai_http,target={served.url},model=default"),
             *("--tokenizer", f"kind=huggingface_auto,model={chat_model_folder}"),
             *("--data", "kind=synthetic_text,prompt_tokens=16,output_tokens=8"),
             *("--profile", "kind=synchronous"),

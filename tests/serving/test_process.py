@@ -16,7 +16,7 @@ def test_same_version_again_changes_nothing(client: Client, tiny_model_folder: P
     pids = client.engine_pids()
     again = start(client.state_folder, tiny_model_folder)
     assert not again.endpoint.changed
-    assert again.endpoint.pid == client.endpoint.pid
+    assert again.pid == client.pid
     assert client.engine_pids() == pids
 
 
@@ -58,9 +58,9 @@ def test_another_token_starts_the_endpoint_anew(
     monkeypatch.setenv("ENDPOINT_TOKEN", "correct horse")
     try:
         guarded = start(tmp_path, tiny_model_folder, token_variable="ENDPOINT_TOKEN")
-        assert guarded.endpoint.pid != open_to_all.endpoint.pid
+        assert guarded.pid != open_to_all.pid
         assert guarded.complete(max_tokens=1).status_code == 401
-        assert process_started(open_to_all.endpoint.pid) is None
+        assert process_started(open_to_all.pid) is None
     finally:
         process.stop(tmp_path)
 
@@ -74,7 +74,7 @@ def test_another_token_starts_the_endpoint_anew(
 def test_stop_ends_only_a_process_that_is_ours(client: Client, tmp_path: Path) -> None:
     status = process.status(client.state_folder)
     assert status is not None
-    StateFolder(tmp_path).write_status(status.model_copy(update={"process_started": "1"}))
+    StateFolder(tmp_path).status.write(status.model_copy(update={"process_started": "1"}))
     assert not process.stop(tmp_path)
     assert client.complete(max_tokens=1).status_code == 200
     assert SETTINGS.port == 0

@@ -160,7 +160,7 @@ def test_changed_settings_take_effect_under_load_and_lose_no_request(
     assert refused.status_code == 400 and "at most 20" in refused.text
     assert moving.complete(max_tokens=30).status_code == 200
     assert {status for status, _ in answers} == {200}
-    assert {one.pid for one in (limited, other_engine, unlimited)} == {moving.endpoint.pid}
+    assert {one.status.pid for one in (limited, other_engine, unlimited)} == {moving.pid}
     assert limited.changed and other_engine.changed and unlimited.changed
 
 

@@ -1,55 +1,57 @@
-"""What one batch of differently sampled requests draws."""
+"""What transformers draws for requests at the same time that are sampled differently."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
 
-from serving.engine.sampling import choose_tokens
+from serving.engine.choice import Choice, load_model
+from serving.engine.served_model import ServedModel
+from tests.serving.conftest import SETTINGS, generate_request
 
-DRAWS = 20_000
-
-
-@pytest.fixture(autouse=True)
-def seed() -> None:
-    torch.manual_seed(0)
+HOT = {"temperature": 1.5, "max_tokens": 12}
 
 
-def frequencies(scores: torch.Tensor, temperature: float, top_p: float) -> torch.Tensor:
-    rows = scores.expand(DRAWS, -1)
-    chosen = choose_tokens(
-        rows, torch.full((DRAWS,), temperature), torch.full((DRAWS,), top_p), [None] * DRAWS
-    )
-    return torch.bincount(chosen, minlength=len(scores)) / DRAWS
+@pytest.fixture(scope="module")
+def model(tiny_model_folder: Path) -> ServedModel:
+    loaded = load_model(tiny_model_folder, SETTINGS, Choice("transformers", "transformers"))
+    assert isinstance(loaded, ServedModel)
+    return loaded
 
 
-def test_tokens_come_as_often_as_the_heated_softmax_says() -> None:
-    scores = torch.tensor([2.0, 1.0, 0.0, -1.0])
-    expected = (scores / 1.5).softmax(dim=-1)
-    torch.testing.assert_close(frequencies(scores, 1.5, 1.0), expected, atol=0.015, rtol=0)
+def ask(model: ServedModel, *requests: dict[str, Any]) -> list[str]:
+    """The answers to requests that wait together."""
+
+    async def one(fields: dict[str, Any]) -> str:
+        request = generate_request(prompt="The valve", stream=False, ignore_eos=True, **fields)
+        (chunk,) = [chunk async for chunk in model.generate(request, model.encode(request))]
+        assert chunk.error is None and chunk.completion_tokens == fields["max_tokens"]
+        return chunk.text
+
+    async def every() -> list[str]:
+        return list(await asyncio.gather(*map(one, requests)))
+
+    return asyncio.run(every())
 
 
-def test_only_the_likely_tokens_are_drawn() -> None:
-    scores = torch.tensor([2.0, 1.0, 0.0, -1.0])
-    expected = torch.tensor([2.0, 1.0]).softmax(dim=-1)
-    drawn = frequencies(scores, 1.0, 0.8)
-    torch.testing.assert_close(drawn[:2], expected, atol=0.015, rtol=0)
-    assert drawn[2:].sum() == 0
+def test_the_likeliest_token_is_taken_beside_requests_with_a_temperature(
+    model: ServedModel,
+) -> None:
+    cold = {"temperature": 0.0, "max_tokens": 12}
+    (alone,) = ask(model, cold)
+    beside = ask(model, HOT, cold, HOT, cold | {"max_tokens": 3}, HOT)
+    assert beside[1] == alone and alone.startswith(beside[3])
+    assert len(set(beside[::2])) == 3
 
 
-def test_rows_without_temperature_take_the_largest_beside_rows_with_one() -> None:
-    scores = torch.randn(512, 300)
-    temperature = torch.tensor([0.0, 1.0]).repeat(256)
-    chosen = choose_tokens(scores, temperature, torch.ones(512), [None] * 512)
-    largest = scores.argmax(dim=-1)
-    assert torch.equal(chosen[::2], largest[::2])
-    assert not torch.equal(chosen[1::2], largest[1::2])
+def test_of_the_likely_tokens_alone_is_drawn(model: ServedModel) -> None:
+    narrow, cold = HOT | {"top_p": 1e-6}, {"temperature": 0.0, "max_tokens": 12}
+    assert len(set(ask(model, narrow, cold))) == 1
 
 
-def test_rows_with_a_seed_draw_the_same_whatever_stands_beside_them() -> None:
-    scores = torch.zeros(3, 50_000)
-
-    def draw(rows: int) -> list[int]:
-        generators = [torch.Generator().manual_seed(5), *[None] * (rows - 1)]
-        return choose_tokens(scores[:rows], torch.ones(rows), torch.ones(rows), generators).tolist()
-
-    assert draw(1)[0] == draw(3)[0]
-    assert len({*draw(3), *draw(3)}) == 5
+def test_a_seed_draws_the_same_whatever_stands_beside_it(model: ServedModel) -> None:
+    seeded, other = HOT | {"seed": 5}, HOT | {"seed": 6}
+    (alone,) = ask(model, seeded)
+    assert ask(model, HOT, seeded, other)[1] == alone
+    assert ask(model, other)[0] != alone

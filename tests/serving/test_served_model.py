@@ -15,10 +15,11 @@ from transformers import AutoModelForCausalLM
 
 from artifacts.errors import UserError
 from serving.engine.choice import choose_engine, conversion_key, load_model
-from serving.engine.protocol import Chunk, GenerateRequest
+from serving.engine.protocol import Chunk, GenerateRequest, Refused
 from serving.engine.served_model import ServedModel
 from serving.settings import Engine
 from tests.serving.conftest import SETTINGS
+from tests.serving.test_architectures import write_model
 from tests.tiny import tiny_texts
 
 TOKENS = 150
@@ -49,7 +50,6 @@ def ask(prompt: str | list[int] = PROMPT, **fields: object) -> GenerateRequest:
 
 async def chunks_of(model: ServedModel, request: GenerateRequest) -> list[Chunk]:
     tokens = model.encode(request)
-    assert isinstance(tokens, list)
     return [chunk async for chunk in model.generate(request, tokens)]
 
 
@@ -154,7 +154,6 @@ def test_model_stops_writing_when_the_caller_goes_away(
     async def leave_after_first_piece() -> int:
         request = ask(max_tokens=TOKENS)
         tokens = model.encode(request)
-        assert isinstance(tokens, list)
         written = 0
         original = model.write
 
@@ -174,7 +173,6 @@ def test_model_stops_writing_when_the_caller_goes_away(
 
     assert 0 < asyncio.run(leave_after_first_piece()) < TOKENS / 2
     assert answer(model, ask(max_tokens=2)).completion_tokens <= 2
-    assert model.fault is None
 
 
 def test_callers_who_go_away_at_any_moment_break_nothing(
@@ -188,7 +186,6 @@ def test_callers_who_go_away_at_any_moment_break_nothing(
     async def leave(seconds: float) -> None:
         request = ask(max_tokens=TOKENS)
         tokens = model.encode(request)
-        assert isinstance(tokens, list)
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds), aclosing(model.generate(request, tokens)) as all_:
                 async for _ in all_:
@@ -203,8 +200,28 @@ def test_callers_who_go_away_at_any_moment_break_nothing(
         asyncio.run(come_and_go())
     finally:
         sys.setswitchinterval(usual)
-    assert model.fault is None
     assert answer(model, ask()).text
+
+
+@pytest.mark.parametrize("engine", ["openvino", "transformers"])
+@pytest.mark.parametrize("architecture", ["llama", "gpt2"])
+def test_a_text_that_predicts_from_every_position_is_scored(
+    engine: Engine, architecture: str, tiny_model_folder: Path, tmp_path: Path, loaded: Loader
+) -> None:
+    """It has one token more than the model has positions, as windows of the evaluation have."""
+    write_model(architecture, tmp_path / architecture, tiny_model_folder)
+    model = loaded(tmp_path / architecture, engine)
+    most = model.context_tokens
+    tokens = [5 + number % 90 for number in range(most + 1)]
+    scored = ask(tokens, max_tokens=0, max_prompt_tokens=most + 1, echo=True, logprobs=True)
+    scores = answer(model, scored).scores
+    reference = AutoModelForCausalLM.from_pretrained(tmp_path / architecture)
+    with torch.no_grad():
+        logprobs = reference(torch.tensor([tokens[:-1]])).logits[0].log_softmax(-1)
+    expected = logprobs.gather(-1, torch.tensor(tokens[1:])[:, None])[:, 0].tolist()
+    assert [one.logprob for one in scores[1:]] == pytest.approx(expected, abs=1e-3)
+    with pytest.raises(Refused, match=f"at most {most + 1} fit"):
+        model.encode(scored.model_copy(update={"prompt": [*tokens, 5], "max_prompt_tokens": 9_999}))
 
 
 def test_engine_is_named_with_its_reason(
@@ -230,9 +247,8 @@ def test_format_of_weights_that_the_engine_lacks_is_refused(
     tiny_model_folder: Path, conversions: Path
 ) -> None:
     settings = SETTINGS.model_copy(update={"engine": "transformers", "weights": "int4"})
-    choice = choose_engine(tiny_model_folder, settings, conversions)
-    with pytest.raises(UserError, match=r"int4, which the engine `transformers` lacks.*bf16"):
-        load_model(tiny_model_folder, settings, choice)
+    with pytest.raises(UserError, match=r"int4, which openvino alone has.*is transformers.*bf16"):
+        choose_engine(tiny_model_folder, settings, conversions)
 
 
 def test_what_another_version_of_the_engine_converted_is_not_taken(

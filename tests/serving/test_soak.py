@@ -16,7 +16,7 @@ import pytest
 
 from artifacts.leases.holder import process_started
 from serving import endpoint as process
-from serving.log_file import MAX_BYTES, before
+from serving.logs import MAX_BYTES, before
 from serving.settings import RolloutSettings
 from tests.serving.conftest import Client, start
 from tests.serving.test_admission import connect
@@ -42,7 +42,7 @@ def ask(client: Client, number: int) -> tuple[int, float]:
     """What one good client gets, and its seconds; an answer that is not whole counts as 0."""
     body = {"prompt": f"The valve {number}", "max_tokens": 10}
     began = time.monotonic()
-    url = f"{client.endpoint.url}/v1/completions"
+    url = f"{client.url}/v1/completions"
     try:
         if number % 2:
             answer = httpx.post(url, json=body, timeout=90)

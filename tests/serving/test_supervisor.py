@@ -12,8 +12,8 @@ import pytest
 
 from artifacts.leases.holder import process_started
 from serving import endpoint as process
-from serving import log_file, telemetry
-from serving.log_file import append, before
+from serving import logs
+from serving.logs import append, before
 from tests.serving.conftest import Client, start
 from tests.serving.test_admission import PROMISED_SECONDS, connect
 from tests.waiting import wait_until
@@ -37,7 +37,7 @@ def log_of(client: Client, event: str) -> list[dict[str, object]]:
 
 def healthy(client: Client) -> bool:
     try:
-        return httpx.get(f"{client.endpoint.url}/health", timeout=5).status_code == 200
+        return httpx.get(f"{client.url}/health", timeout=5).status_code == 200
     except httpx.TransportError:
         return False
 
@@ -64,7 +64,7 @@ def test_an_api_server_that_stands_still_is_replaced_and_who_waits_is_answered(
     assert kept.complete(max_tokens=2).status_code == 200
     assert process_started(engine) is None
     status = process.status(kept.state_folder)
-    assert status is not None and status.pid == kept.endpoint.pid
+    assert status is not None and status.pid == kept.pid
     assert len(log_of(kept, "api_server_stands_still")) == 1
     (told,) = log_of(kept, "api_server_ended")
     assert told["status"] == -9
@@ -83,7 +83,7 @@ def test_a_killed_supervisor_takes_all_with_it_even_what_stands_still(
     parts = [client.api_server(), *map(psutil.Process, client.engine_pids())]
     for part in parts:
         part.suspend()
-    psutil.Process(client.endpoint.pid).kill()
+    psutil.Process(client.pid).kill()
     wait_until(lambda: not any(process_started(part.pid) for part in parts))
     assert process.status(client.state_folder) is None
 
@@ -99,7 +99,7 @@ def test_an_endpoint_whose_store_was_removed_ends(tmp_path: Path, tiny_model_fol
     model = shutil.copytree(tiny_model_folder, tmp_path / "store" / "model")
     client = start(tmp_path / "store" / "endpoint", model)
     shutil.rmtree(tmp_path / "store")
-    wait_until(lambda: process_started(client.endpoint.pid) is None)
+    wait_until(lambda: process_started(client.pid) is None)
 
 
 @pytest.mark.fault(
@@ -131,7 +131,7 @@ def test_a_broken_chunked_body_is_the_clients_fault_and_no_traceback(
 def test_a_log_is_bounded_and_comes_back_where_it_was_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_file, "MAX_BYTES", 1_000)
+    monkeypatch.setattr(logs, "MAX_BYTES", 1_000)
     path = tmp_path / "log"
     for number in range(100):
         append(path, b"%050d\n" % number)
@@ -145,7 +145,7 @@ def test_a_log_is_bounded_and_comes_back_where_it_was_removed(
 
 def test_what_comes_in_thousands_is_told_once_in_a_while(capsys: pytest.CaptureFixture) -> None:
     now = 0.0
-    tally = telemetry.Tally("refused", clock=lambda: now)
+    tally = logs.Tally("refused", clock=lambda: now)
     for tick in range(3_000):
         now = tick / 100
         tally.add(most=4)
@@ -180,4 +180,4 @@ def test_an_endpoint_whose_folder_was_removed_can_be_stopped(kept: Client) -> No
     wait_until(lambda: process.status(kept.state_folder) is not None)
     assert kept.complete(max_tokens=1).status_code == 200
     assert process.stop(kept.state_folder)
-    assert process_started(kept.endpoint.pid) is None
+    assert process_started(kept.pid) is None

@@ -16,8 +16,8 @@ from llm_assets.endpoint.judged import judged_documents
 from llm_assets.endpoint.live import TIMED_ANSWERS, LiveEndpoint, Requests
 from llm_assets.registry.local import LocalRegistry
 from serving import endpoint as process
+from serving.api.metrics import Metrics
 from serving.comparison import JudgedDocument
-from serving.telemetry import Metrics
 from tests.conftest import Project
 from tests.llm_assets.automation.conftest import Automated
 

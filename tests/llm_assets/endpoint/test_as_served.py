@@ -8,8 +8,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+from artifacts.errors import UserError
 from llm_assets.config import load_settings
-from llm_assets.endpoint.as_served import measure_as_served
+from llm_assets.endpoint.as_served import check_engine, measure_as_served
 from llm_assets.gate.judge import judge
 from llm_assets.gate.settings import GateSettings
 from llm_assets.gate.verdict import Outcome, Verdict
@@ -20,7 +21,14 @@ from serving.settings import EndpointSettings
 from tests.conftest import Project
 from tests.llm_assets.conftest import SHARDS
 from tests.llm_assets.in_process import TrainingHere, ask
-from tests.tiny import change_weights, make_uneven, tiny_shards, tiny_texts, train_tiny_model
+from tests.tiny import (
+    change_weights,
+    make_uneven,
+    tiny_sequence_to_sequence_model,
+    tiny_shards,
+    tiny_texts,
+    train_tiny_model,
+)
 
 GATE = GateSettings(general_tolerance=1_000.0)
 
@@ -58,6 +66,21 @@ def verdict(spec: EvaluationSpec, result: dict[str, Any]) -> Verdict:
     return judge(
         scores, result, GATE, candidate="candidate", incumbent="incumbent", look=1, readable=0
     )
+
+
+@pytest.mark.fault(
+    "endpoint",
+    "weights that no engine quantizes for this family",
+    sees="the setting, the reason, and what to set",
+    then="nothing is trained",
+)
+def test_family_whose_weights_no_engine_quantizes_is_refused_with_what_to_set(
+    tiny_model_folder: Path, tmp_path: Path
+) -> None:
+    tiny_sequence_to_sequence_model(tmp_path / "t5", tiny_model_folder)
+    message = r"(?s)`endpoint\.weights` is int8.*encoder-decoder.*Set bf16"
+    with pytest.raises(UserError, match=message):
+        check_engine(tmp_path / "t5", EndpointSettings(weights="int8", threads=1), tmp_path)
 
 
 @pytest.mark.soak

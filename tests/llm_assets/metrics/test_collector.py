@@ -24,7 +24,7 @@ from llm_assets.config import load_settings
 from llm_assets.metrics.collector import GraphCollector
 from llm_assets.registry.local import LocalRegistry
 from llm_assets.registry.records import ModelEntry
-from serving.telemetry import Metrics
+from serving.api.metrics import Metrics
 from tests.conftest import ROOT, Project
 
 ALERTS = yaml.safe_load((ROOT / "infrastructure/prometheus/alerts.yml").read_text())

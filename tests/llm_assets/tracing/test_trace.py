@@ -27,7 +27,7 @@ from llm_assets.tracing import indexed
 from llm_assets.tracing.answers import of_request
 from llm_assets.tracing.trace import MOST_CHARACTERS, Trace, Tracer
 from serving.api.address import listen
-from serving.engine.protocol import GenerateRequest
+from serving.engine.protocol import ByVersion, GenerateRequest
 from serving.journal import Journal
 from serving.settings import JournalSettings
 from tests.browser import browser, needs_browser
@@ -218,11 +218,11 @@ def test_a_request_leads_to_its_answer_where_the_settings_kept_it(lab: Lab, tmp_
     asked = [
         GenerateRequest(prompt="Who?", max_tokens=1, max_prompt_tokens=9, temperature=0, top_p=1)
     ]
-    journal.write("open", "1", "f", asked, ["the answer"])
+    journal.write("open", ByVersion("1", "f"), asked, ["the answer"])
     settings = JournalSettings(keep="hashes")
-    journal.write("hashed", "1", "f", asked, ["another answer"])
+    journal.write("hashed", ByVersion("1", "f"), asked, ["another answer"])
     settings = JournalSettings(keep="off")
-    journal.write("off", "1", "f", asked, ["unseen"])
+    journal.write("off", ByVersion("1", "f"), asked, ["unseen"])
     state = lab.registry.state()
 
     (found,) = of_request(state, tmp_path, settings, "open", None)
@@ -250,13 +250,13 @@ def test_an_expired_answer_is_found_no_more_and_removed_with_the_next(
     asked = GenerateRequest(
         prompt="Who?", max_tokens=1, max_prompt_tokens=9, temperature=0, top_p=1
     )
-    Journal(tmp_path, lambda: settings).write("old", "1", "f", [asked], ["the answer"])
+    Journal(tmp_path, lambda: settings).write("old", ByVersion("1", "f"), [asked], ["the answer"])
     (today,) = (tmp_path / "requests").glob("*.jsonl")
     past = today.with_stem("2001-01-01")
     today.rename(past)
     with pytest.raises(UserError, match=r"too old \(answers are kept for 2 days"):
         of_request(lab.registry.state(), tmp_path, settings, "old", None)
-    Journal(tmp_path, lambda: JournalSettings(keep="off")).write("new", "1", "f", [], [])
+    Journal(tmp_path, lambda: JournalSettings(keep="off")).write("new", ByVersion("1", "f"), [], [])
     assert not past.exists()
 
 

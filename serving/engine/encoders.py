@@ -1,4 +1,4 @@
-"""An encoder that tells classes apart, such as a fine-tuned RoBERTa: a text in, a label out."""
+"""Encoders, such as a fine-tuned RoBERTa: which class a text is, or what stands behind a mask."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -8,16 +8,18 @@ from pathlib import Path
 import torch
 import transformers
 
-from serving.engine.protocol import Chunk, GenerateRequest, Refusal
-from serving.engine.served_model import read_tokenizer, read_weights
+from artifacts.hugging_face import read_tokenizer
+from serving.engine.protocol import Chunk, GenerateRequest, Refused
+from serving.engine.served_model import read_weights
 
 DEFAULT_POSITIONS = 512
+MOST_LIKELY = 5
+"""Tokens of a mask filler's answer."""
 
 
 class Classifier:
     """Answers a text with its most likely class, and how likely each is."""
 
-    fault: str | None = None
     kind = "AutoModelForSequenceClassification"
     what = "This model tells classes of texts; use predict."
 
@@ -36,18 +38,14 @@ class Classifier:
         self._limit = positions - offset
         self._thread = ThreadPoolExecutor(1, "classifier")
 
-    def start(self) -> None:
-        """Nothing has to be started: the thread begins with its first text."""
-
-    def encode(self, request: GenerateRequest) -> list[int] | Refusal:
-        """The text's tokens, or why it cannot be answered."""
+    def encode(self, request: GenerateRequest) -> list[int]:
+        """The text's tokens; raises Refused where it cannot be answered."""
         if not isinstance(request.prompt, str):
-            return Refusal(field="messages", message=self.what)
+            raise Refused(self.what, "messages")
         tokens = list(self._tokenizer.encode(request.prompt))
         limit = min(self._limit, request.max_prompt_tokens)
         if len(tokens) > limit:
-            message = f"The text has {len(tokens)} tokens; at most {limit} fit."
-            return Refusal(field="prompt", message=message)
+            raise Refused(f"The text has {len(tokens)} tokens; at most {limit} fit.", "prompt")
         return tokens
 
     async def generate(
@@ -69,3 +67,37 @@ class Classifier:
         logits = self._model(torch.tensor([tokens])).logits[0].float()
         labels = self._model.config.id2label
         return {labels[n]: round(share, 6) for n, share in enumerate(logits.softmax(0).tolist())}
+
+
+class MaskFiller(Classifier):
+    """Answers a text with one mask token by the most likely tokens in its place.
+
+    A text without one, such as a rollout's probe, is told what comes after it.
+    """
+
+    kind = "AutoModelForMaskedLM"
+    what = "This model tells what stands behind a mask; use predict."
+
+    def encode(self, request: GenerateRequest) -> list[int]:
+        """The text's tokens, with a mask at its end where there is none; raises Refused."""
+        mask = self._tokenizer.mask_token
+        if isinstance(request.prompt, str) and mask and mask not in request.prompt:
+            request = request.model_copy(update={"prompt": f"{request.prompt} {mask}"})
+        tokens = super().encode(request)
+        masks = tokens.count(self._tokenizer.mask_token_id)
+        if masks != 1:
+            text = f"The text has {masks} of the mask token {mask}, where one is expected."
+            raise Refused(text, "prompt")
+        return tokens
+
+    @torch.inference_mode()
+    def _scores(self, tokens: list[int]) -> dict[str, float]:
+        logits = self._model(torch.tensor([tokens])).logits[0].float()
+        place = tokens.index(self._tokenizer.mask_token_id)
+        best = logits[place].softmax(dim=0).topk(MOST_LIKELY)
+        scores: dict[str, float] = {}
+        for token, share in zip(best.indices.tolist(), best.values.tolist(), strict=True):
+            # Tokens that are parts of a character read alike.
+            text = self._tokenizer.decode([token])
+            scores[text] = round(scores.get(text, 0.0) + share, 6)
+        return scores

@@ -1,0 +1,82 @@
+"""The log: lines of JSON on standard error, and files of a bounded size that take them."""
+
+import json
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+MAX_BYTES = 16 * 1024 * 1024
+"""Of one file; when it is full, it takes the place of the one before."""
+TALLY_SECONDS = 10.0
+
+
+def event(name: str, **fields: Any) -> str:
+    """One line of the log, as JSON."""
+    line = {"at": datetime.now(UTC).isoformat(timespec="milliseconds"), "event": name} | fields
+    return json.dumps(line)
+
+
+def log(name: str, **fields: Any) -> None:
+    """Write one line of JSON to the log; a full disk must not stop the server."""
+    with suppress(OSError):
+        print(event(name, **fields), file=sys.stderr, flush=True)
+
+
+class LogHandler(logging.Handler):
+    """What libraries log, as lines of the same log."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        trace = (
+            {"traceback": traceback.format_exception(*record.exc_info)} if record.exc_info else {}
+        )
+        log(record.levelname.lower(), of=record.name, text=record.getMessage(), **trace)
+
+
+class Tally:
+    """Logs something that may come in thousands: its first, then how many came in a while."""
+
+    def __init__(self, name: str, clock: Callable[[], float] = monotonic) -> None:
+        self._name, self._clock = name, clock
+        self._said_at = -TALLY_SECONDS
+        self._unsaid = 0
+
+    def add(self, **fields: Any) -> None:
+        """Count one; `fields` are those of the one that is logged."""
+        self._unsaid += 1
+        now = self._clock()
+        if now - self._said_at >= TALLY_SECONDS:
+            log(self._name, count=self._unsaid, **fields)
+            self._said_at, self._unsaid = now, 0
+
+
+def append(path: Path, content: bytes) -> None:
+    """Add to a log; where that cannot be, as on a full disk, the content is lost."""
+    with suppress(OSError):
+        make_room(path)
+        with path.open("ab", buffering=0) as file:
+            file.write(content)
+
+
+def make_room(path: Path) -> None:
+    """Begin a log again where it is full; what was written stays beside it, once."""
+    with suppress(OSError):
+        if path.stat().st_size >= MAX_BYTES:
+            os.replace(path, before(path))
+
+
+def before(path: Path) -> Path:
+    """Where the full log lies that came before this one."""
+    return path.with_name(f"{path.name}.before")
+
+
+def tail(path: Path, count: int = 15) -> str:
+    """The last lines."""
+    lines = path.read_text(errors="replace").splitlines()
+    return "\n".join(lines[-count:])
