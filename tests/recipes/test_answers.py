@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from artifacts.hugging_face import read_tokenizer
 from recipes.evaluation.documents import held_out_documents
-from recipes.evaluation.models import as_served, load_model, load_tokenizer
+from recipes.evaluation.models import as_served, load_model
 from recipes.evaluation.settings import EvaluationSettings
 from recipes.objectives.answers import AnswerScorer, answer_start, final_answer
 from recipes.settings import ExactMatchSettings, training_settings
@@ -35,7 +36,7 @@ def test_an_answer_is_written_from_all_that_was_said_before(tmp_path: Path) -> N
     TASK.model(tmp_path / "base")
     stats = example_shards(tmp_path / "shards", tmp_path / "base", TASK)
     model = as_served(load_model(tmp_path / "base"))
-    tokenizer = load_tokenizer(tmp_path / "base")
+    tokenizer = read_tokenizer(tmp_path / "base")
     documents = held_out_documents(
         tmp_path / "shards", stats, tokenizer, EvaluationSettings(held_out_tokens=None)
     )
