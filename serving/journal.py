@@ -58,7 +58,8 @@ class Journal:
         try:
             if self._day != now.date():
                 self._day = now.date()
-                remove_expired(self._folder, settings.days, now.date())
+                for expired in _expired(self._folder, settings.days, now.date()):
+                    expired.unlink(missing_ok=True)
             if settings.keep == "off":
                 return
             key, lines = _read_key(self._folder), ""
@@ -100,13 +101,8 @@ def is_answer(state_folder: Path, entry: Entry, text: str) -> bool:
     return secrets.compare_digest(_hash(_read_key(state_folder / FOLDER), text), entry.answer_hash)
 
 
-def remove_expired(folder: Path, days: float, today: date) -> None:
-    """Remove the files of the days before the last `days`."""
-    for file in _expired(folder, days, today):
-        file.unlink(missing_ok=True)
-
-
 def _expired(folder: Path, days: float, today: date) -> Iterator[Path]:
+    """The files of the days before the last `days`."""
     for file in folder.glob("*.jsonl"):
         if date.fromisoformat(file.stem) < today - timedelta(days=days):
             yield file
