@@ -30,7 +30,7 @@ from llm_assets.registry.state import RegistryState
 from recipes.evaluation.settings import SAMPLES_NAME
 from spark_jobs.clean.decide.duplicates import find_duplicates
 from spark_jobs.clean.history import read_history
-from spark_jobs.runtime.raw_parts import PINNED_NAME
+from spark_jobs.runtime.raw_parts import find_pinned, parts_of
 
 REASON = "texts were forgotten"
 
@@ -53,10 +53,10 @@ def erase(record: Pipeline, state: RegistryState, listed: ForgottenList, report:
     for raw in _made(record, state, "raw_corpus"):
         gone = ids | raw_ids.get(raw.fingerprint, set())
         _rewrite(raw, _without_rows(raw, gone), raw.stats, report)
-        if pinned := raw.stats.get("pinned_files"):
+        for url in _pinned_with(raw, gone):
             report(
-                f"raw_corpus {raw.fingerprint} pins {pinned:,} files where they lie, listed in "
-                f"{raw.url}/{PINNED_NAME}, which are not ours to change: take the text out there."
+                f"{url}, which raw_corpus {raw.fingerprint} pins, is not ours to change: take the "
+                "text out there."
             )
     for shards in _made(record, state, "tokenized_shards"):
         erased = sorted({*shards.stats.get("erased", []), *_held(shards, listed.texts)})
@@ -79,7 +79,9 @@ def find_holders(record: Pipeline, state: RegistryState, listed: ForgottenList) 
     found = []
     for kind, without in contents.items():
         for artifact in _made(record, state, kind):
-            if next(without(artifact), None):
+            if next(without(artifact), None) or (
+                kind == "raw_corpus" and next(_pinned_with(artifact, ids), None)
+            ):
                 found.append(f"{kind}/{artifact.fingerprint}")
     return found
 
@@ -119,6 +121,16 @@ def _ids_of(corpus: Artifact, ids: Collection[str], texts: Collection[str]) -> s
     survivors = pa.array(sorted(found | set(ids)), pa.string())
     copies = find_duplicates(corpus.url, "survivor", survivors)
     return found | set(copies["id"].to_pylist())
+
+
+def _pinned_with(raw: Artifact, ids: Collection[str]) -> Iterator[str]:
+    """The files that a raw corpus pins and that hold one of them; one that changed is none."""
+    wanted = pa.array(sorted(ids), pa.string())
+    for file in find_pinned(raw.url):
+        if file.find_change() is None and any(
+            pc.any(pc.is_in(part.read(["id"])["id"], wanted)).as_py() for part in parts_of(file)
+        ):
+            yield file.url
 
 
 def _without_rows(corpus: Artifact, ids: Collection[str]) -> Iterator[tuple[str, bytes]]:

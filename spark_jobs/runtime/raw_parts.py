@@ -43,16 +43,25 @@ class PinnedFile(BaseModel):
     row_groups: list[int]
     """Rows of each."""
 
-    def refuse_change(self) -> None:
-        """Raise UserError where the file holds something else now, or is gone."""
+    def find_change(self) -> str | None:
+        """What became of the file, in words; None where it holds what it held."""
         try:
             if versions.generation_of(self.url) == self.generation:
-                return
+                return None
             if versions.checksum_of(self.url) == self.checksum:
-                return
+                return None
         except FileNotFoundError:
-            self._refuse("is no longer there")
-        self._refuse("has changed since")
+            return "is no longer there"
+        return "has changed since"
+
+    def refuse_change(self) -> None:
+        """Raise UserError where the file holds something else now, or is gone."""
+        if change := self.find_change():
+            raise UserError(
+                f"{self.url}, which the raw corpus pins (generation {self.generation}), {change}. "
+                "Put that content back, or take what is there now: "
+                f"{make_command('raw_corpus')}"
+            )
 
     def _refuse(self, what: str) -> NoReturn:
         raise UserError(
@@ -76,7 +85,7 @@ class PinnedPart(Part):
             UserError: the file has changed, is damaged, or a row's id cannot be used.
         """
         try:
-            rows = self._rows()
+            rows = self._rows("text" in columns)
             self.file.refuse_change()
         except (pa.ArrowInvalid, OSError) as error:
             self.file.refuse_change()
@@ -86,9 +95,10 @@ class PinnedPart(Part):
             ) from error
         found = {
             "id": pa.array(self._ids(rows), pa.string()),
-            "text": rows[self.file.text_column],
-            "source": pa.array([self.file.source] * rows.num_rows, pa.string()),
+            "source": pa.array([self.file.source] * self.rows, pa.string()),
         }
+        if "text" in columns:
+            found["text"] = rows[self.file.text_column]
         return pa.table({name: found[name] for name in columns if name in found})
 
     def digest(self, columns: list[str]) -> str:
@@ -98,11 +108,14 @@ class PinnedPart(Part):
         decides = [file.checksum, self.row_group, file.text_column, named, file.source, columns]
         return hashlib.blake2b(repr(decides).encode(), digest_size=16).hexdigest()
 
-    def _rows(self) -> pa.Table:
-        columns = [self.file.text_column, *filter(None, [self.file.id_column])]
+    def _rows(self, with_text: bool) -> pa.Table:
+        columns = [self.file.id_column, self.file.text_column if with_text else None]
+        columns = [name for name in columns if name]
         with files.open_file(self.url) as opened:
             parquet = pq.ParquetFile(opened, page_checksum_verification=True)
             rows = parquet.read_row_group(self.row_group, columns=columns)
+        if not with_text:
+            return rows
         text = rows[self.file.text_column].cast(pa.string())
         text.validate(full=True)
         place = rows.schema.get_field_index(self.file.text_column)
@@ -111,7 +124,7 @@ class PinnedPart(Part):
     def _ids(self, rows: pa.Table) -> list[str]:
         if self.file.id_column is None:
             first = self.first_row + 1
-            return [f"{self.file.name}:{n}" for n in range(first, first + rows.num_rows)]
+            return [f"{self.file.name}:{n}" for n in range(first, first + self.rows)]
         ids: list[str] = pc.cast(rows[self.file.id_column], pa.string()).to_pylist()
         for number, identifier in enumerate(ids):
             fault = "is null" if identifier is None else find_id_fault(identifier)
@@ -130,14 +143,16 @@ def find_raw_parts(url: str) -> list[Part]:
     Raises:
         UserError: there are none, or one in the folder is damaged or lacks a column.
     """
-    names = files.list_names(url)
-    pinned: list[Part] = []
-    if PINNED_NAME in names:
-        for line in files.read(f"{url}/{PINNED_NAME}").splitlines():
-            pinned += parts_of(PinnedFile.model_validate_json(line))
-        if not fnmatch.filter(names, PART_NAMES):
-            return pinned
+    pinned = [part for file in find_pinned(url) for part in parts_of(file)]
+    if pinned and not fnmatch.filter(files.list_names(url), PART_NAMES):
+        return pinned
     return find_parts(url, RAW_COLUMNS, "raw_corpus") + pinned
+
+
+def find_pinned(url: str) -> list[PinnedFile]:
+    """The files that a raw corpus pins."""
+    lines = (files.find(f"{url}/{PINNED_NAME}") or b"").splitlines()
+    return [PinnedFile.model_validate_json(line) for line in lines]
 
 
 def parts_of(file: PinnedFile) -> list[Part]:

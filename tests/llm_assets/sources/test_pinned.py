@@ -72,7 +72,7 @@ def test_pinned_text_gives_the_clean_corpus_that_copied_text_gives(tmp_path: Pat
         table = pa.concat_tables([pq.read_table(f) for f in sorted(output.glob("part-*"))])
         return {
             "rows": sorted(table.to_pylist(), key=lambda row: row["id"]),
-            "clusters": stats["clusters"],
+            "cluster_sizes": stats["cluster_sizes"],
             "duplicates": pq.read_table(output / "duplicates-00000.parquet"),
         }
 
