@@ -10,6 +10,7 @@ from artifacts.shards.format import ShardStats
 from artifacts.store.store import Artifact
 from llm_assets.assets.corpus import clean_corpus, raw_corpus, tokenized_shards
 from llm_assets.assets.evaluation import VERDICT_NAME, eval_metrics, model_version
+from llm_assets.assets.evaluation_metadata import number
 from llm_assets.assets.model import base_model, checkpoint
 from llm_assets.assets.serving import endpoint
 from llm_assets.assets.stage import readable
@@ -93,7 +94,7 @@ def loss_is_finite_and_falls(pipeline: PipelineResource) -> AssetCheckResult:
         passed=not bad and falls and not diverged,
         severity=AssetCheckSeverity.WARN,
         description=f"{diverged or said} On validation text, {trained.stats['validation_unit']}: "
-        f"{start} before, {end} after.",
+        f"{number(start)} before, {number(end)} after.",
         metadata={"losses_not_finite": bad, "validation_falls": falls},
     )
 

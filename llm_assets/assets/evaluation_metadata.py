@@ -22,10 +22,11 @@ def evaluation_metadata(stats: Mapping[str, Any]) -> dict[str, Any]:
     """Metadata of `eval_metrics` from its stats; None stands for a figure that is not finite."""
     metrics = stats["metrics"]
     values = [
-        (metric, *(_value(roles.get(role)) for role in ROLES)) for metric, roles in metrics.items()
+        (_spaced(metric), *(_value(roles.get(role)) for role in ROLES))
+        for metric, roles in metrics.items()
     ]
     bounds = [
-        (metric, role, number(roles[role].get("low")), number(roles[role].get("high")))
+        (_spaced(metric), role, number(roles[role].get("low")), number(roles[role].get("high")))
         for metric, roles in metrics.items()
         for role in ROLES
         if role in roles
@@ -106,7 +107,12 @@ def verdict_metadata(version: int, verdict: Verdict) -> dict[str, Any]:
     """Metadata of `model_version`: the verdict, its figures and a picture of them."""
     compared = verdict.comparisons
     rows = [
-        (c.task, c.reference, c.difference, number(c.low), number(c.high), c.clusters)
+        (
+            f"{_spaced(c.task)} against {c.reference}",
+            c.difference,
+            f"{number(c.low)} to {number(c.high)}",
+            c.clusters,
+        )
         for c in compared
     ]
     return {
@@ -115,9 +121,7 @@ def verdict_metadata(version: int, verdict: Verdict) -> dict[str, Any]:
         "promoted": verdict.promoted,
         "reasons": verdict.summary,
         "judgements_so_far": verdict.look,
-        "comparisons": table(
-            ["text", "against", "difference", "low", "high", "independent documents"], rows
-        ),
+        "comparisons": table(["text", "difference", "interval", "independent documents"], rows),
         "differences": figures.intervals(
             "Candidate minus reference",
             _units(compared),
@@ -126,6 +130,11 @@ def verdict_metadata(version: int, verdict: Verdict) -> dict[str, Any]:
             ),
         ),
     }
+
+
+def _spaced(name: str) -> str:
+    """A name that may be broken at its spaces, so that its table fits the page."""
+    return name.replace("_", " ")
 
 
 def _units(compared: list[Comparison]) -> str:

@@ -29,7 +29,7 @@ def test_few_documents_without_bounds_are_shown_by_their_value() -> None:
     }
     shown = evaluation_metadata(stats)
     assert shown["held_out_bits_per_byte"] == 1.2
-    assert "| 1.2000 | not measured | 1.2000 |" in shown["metrics"].value
+    assert "| held out bits per byte | 1.2000 | not measured | 1.2000 |" in shown["metrics"].value
     assert "incumbent" not in shown["bounds"].value
 
 
