@@ -1,5 +1,6 @@
 """The job `experiment`, and the asset `experiments` that holds what came of its trials."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,8 @@ EXPERIMENT = "experiment"
 ASSET = "experiments"
 RESULT = "result"
 """Name of the metadata that holds a trial's whole result."""
-UI_COLUMNS = COLUMNS.index("verdict") + 1
-"""So many of the table's columns fit the UI; the others are metadata by themselves."""
+UI_COLUMNS = ("settings", "gain", "interval", "verdict")
+"""Those of the table's columns that fit the UI; the others are metadata by themselves."""
 
 
 def experiments_spec(settings: PipelineSettings) -> AssetSpec:
@@ -103,11 +104,16 @@ def _metadata(done: list[TrialResult]) -> dict[str, Any]:
     }
     return {
         "verdict": result.verdict,
-        "trials": table(COLUMNS[:UI_COLUMNS], (row[:UI_COLUMNS] for row in rows(done))),
+        "trials": table(UI_COLUMNS, map(_shown, rows(done))),
         "measured": caption(done),
         **readable({name: value for name, value in figures.items() if value is not None}),
         RESULT: MetadataValue.json(result.model_dump(mode="json")),
     }
+
+
+def _shown(row: Sequence[str]) -> list[str]:
+    """A row's cells for the UI, which breaks them at spaces."""
+    return [row[COLUMNS.index(name)].replace("=", " = ") for name in UI_COLUMNS]
 
 
 def build_experiment(settings: PipelineSettings) -> JobDefinition:
