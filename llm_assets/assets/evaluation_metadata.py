@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from artifacts.shown import shown_in_line
 from artifacts.store.store import Artifact
 from llm_assets.assets import figures
 from llm_assets.assets.stage import table
@@ -15,7 +16,7 @@ from recipes.evaluation.settings import SAMPLES_NAME
 ROLES = ("candidate", "incumbent", "base")
 Figure = Mapping[str, float | None]
 UNMEASURED: Figure = {"value": None}
-_UNBROKEN = re.compile(r"\S{16}(?=\S)")
+_UNBROKEN = re.compile(r"\S{12}(?=\S)")
 
 
 def evaluation_metadata(stats: Mapping[str, Any]) -> dict[str, Any]:
@@ -71,7 +72,7 @@ def samples_metadata(evaluation: Artifact) -> dict[str, Any]:
 
 def _breakable(text: str) -> str:
     """Text whose long runs the UI may break: models that have not learnt write dots without end."""
-    return _UNBROKEN.sub("\\g<0>\u200b", text)
+    return _UNBROKEN.sub("\\g<0>\u200b", shown_in_line(text))
 
 
 def read_samples(evaluation: Artifact) -> dict[str, list[dict[str, str]]]:
