@@ -5,7 +5,7 @@ clusters of every size, of which boilerplate is a tenth of all. Spark's joins ru
 of one core and 2 GB each, beside a driver of 512 MB, so that what the driver holds can be told from
 the work; deciding in memory runs as it does on a laptop. Each run is a process of its own.
 
-The figures are in `benchmarks/decide_measured.csv`; docs/scale.md explains them. *Processor
+The figures go to `benchmarks/decide_measured.csv`; docs/scale.md explains them. *Processor
 seconds* are those of all processes, which other work on the machine hardly changes. At the smallest
 size both decide, and what they decide has to be equal to the byte. The ratio compares the documents
 per second of the joins with those in memory there; below 1, the joins are slower.

@@ -19,8 +19,9 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from artifacts.arrays import run_starts
 from artifacts.progress import Report
+from spark_jobs.runtime.parquet import write_table
 from spark_jobs.runtime.part_rows import PartRows, Place, write_part_rows
-from spark_jobs.runtime.tasks import count_tasks, progress, user_errors
+from spark_jobs.runtime.tasks import count_tasks, map_tasks, progress, user_errors
 
 Item = TypeVar("Item")
 
@@ -80,6 +81,24 @@ class Work:
         work = functools.partial(_read_parts, items=list(items), read=read)
         return numbers.mapInArrow(work, from_arrow_schema(schema))
 
+    def keep_parts(
+        self,
+        items: Sequence[Item],
+        read: Callable[[int, Item], pa.Table],
+        schema: pa.Schema,
+        label: str,
+    ) -> DataFrame:
+        """The frame of `over_parts`, kept: tasks write a file for each part.
+
+        Rows pass into Java from those, a column at a time, in place of one by one.
+        """
+        if not items:
+            return self.empty(schema)
+        url = f"{self._scratch}/steps/{uuid.uuid4().hex}"
+        work = functools.partial(_write_part, read=read, folder=url)
+        map_tasks(self.spark, label, list(enumerate(items)), work, self._report)
+        return self.spark.read.schema(from_arrow_schema(schema)).parquet(url)
+
     def by_part(self, frame: DataFrame, schema: pa.Schema, label: str) -> PartRows:
         """Bring rows to their parts.
 
@@ -136,6 +155,15 @@ def _read_parts(
     for batch in batches:
         for number in batch.column(0).to_pylist():
             yield from read(number, items[number]).to_batches(BATCH_ROWS)
+
+
+def _write_part(
+    item: tuple[int, Item], read: Callable[[int, Item], pa.Table], folder: str
+) -> dict[str, Any]:
+    number, part = item
+    # A second attempt at the same work writes the same file.
+    write_table(f"{folder}/{number:08d}.parquet", read(number, part))
+    return {}
 
 
 def _write_by_part(

@@ -203,24 +203,24 @@ def test_components_are_those_of_a_search_on_one_machine(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     generator = np.random.default_rng(7)
-    path = np.arange(40)
-    star = np.concatenate([[1000], generator.permutation(np.arange(1001, 2000))])
-    loose = generator.integers(3000, 4000, (600, 2))
+    path = np.arange(12)
+    star = np.concatenate([[100], generator.permutation(np.arange(101, 200))])
+    loose = generator.integers(300, 400, (60, 2))
     pairs = np.concatenate(
         [
             generator.permutation(np.stack([path[:-1], path[1:]], axis=1)),
-            np.stack([np.full(999, star[500]), np.delete(star, 500)], axis=1),
+            np.stack([np.full(99, star[50]), np.delete(star, 50)], axis=1),
             loose[loose[:, 0] != loose[:, 1]],
         ]
     )
     low, high = pairs.min(axis=1), pairs.max(axis=1)
-    work = Work(spark, 4000, str(tmp_path), lambda line: None)
+    work = Work(spark, 400, str(tmp_path), lambda line: None)
     rows = list(zip(low.tolist(), high.tolist(), strict=True))
     edges = spark.createDataFrame(rows, "low long, high long")
 
     found = {row.text: row.cluster for row in connect(work, edges).collect()}
 
-    component = components(Edges(low, high, np.ones(len(low))), 4000)
+    component = components(Edges(low, high, np.ones(len(low))), 400)
     smallest = {number: int(np.argmax(component == number)) for number in set(component.tolist())}
     assert found == {
         text: smallest[number]

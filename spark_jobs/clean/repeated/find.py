@@ -83,15 +83,14 @@ def find_repeats(work: Work, parts: dict[int, StayingPart], window: int) -> Part
     those of smaller id. Only windows of documents that may change are listed.
     """
     read = partial(_read_fingerprints, window=window)
-    every = work.over_parts(sorted(parts.items()), read, _FINGERPRINT_SCHEMA)
-    every = work.keep(every, "fingerprinting")
+    every = work.keep_parts(sorted(parts.items()), read, _FINGERPRINT_SCHEMA, "fingerprinting")
     several = every.groupBy("hash").count().where("count > 1").select("hash")
     found = every.join(several, "hash", "left_semi").distinct()
     chosen = work.by_part(found, _FOUND_SCHEMA, "comparing fingerprints")
     items = [(number, parts[number], place) for number, place in sorted(chosen.places.items())]
-    windows = work.over_parts(items, partial(_read_windows, window=window), _WINDOW_SCHEMA)
-    repeats = _repeats(work.keep(windows, "reading windows"))
-    return work.by_part(repeats, REPEAT_SCHEMA, "comparing windows")
+    read_windows = partial(_read_windows, window=window)
+    windows = work.keep_parts(items, read_windows, _WINDOW_SCHEMA, "reading windows")
+    return work.by_part(_repeats(windows), REPEAT_SCHEMA, "comparing windows")
 
 
 def _repeats(windows: DataFrame) -> DataFrame:

@@ -39,7 +39,7 @@ def read_documents(
 ) -> DataFrame:
     """Rows of `PLACED_SCHEMA` of some parts, each with its number."""
     read = partial(_read, forgotten=forgotten, split=split)
-    return work.keep(work.over_parts(parts, read, PLACED_SCHEMA), "reading documents")
+    return work.keep_parts(parts, read, PLACED_SCHEMA, "reading documents")
 
 
 def _read(
@@ -55,8 +55,7 @@ def _read(
 
 def read_record(work: Work, history: History) -> DataFrame:
     """Rows of `RECORD_SCHEMA`."""
-    record = work.over_parts(history.parts, _read_record, RECORD_SCHEMA)
-    return work.keep(record, "reading the record")
+    return work.keep_parts(history.parts, _read_record, RECORD_SCHEMA, "reading the record")
 
 
 def _read_record(number: int, part: Part) -> pa.Table:
@@ -89,8 +88,10 @@ def group_exact(
         (-F.col("characters")).alias("characters"),
         *("id", "part", "row", "past", "forced", "slice"),
     )
+    sound = _look_up(documents.where("fault is null"), record, slice_)
     texts = (
-        _look_up(documents.where("fault is null"), record, slice_)
+        # In ranges, equal texts lie together, and so all of it is one shuffle and one sort.
+        sound.repartitionByRange(work.partitions, "text_hash")
         .groupBy("text_hash")
         .agg(
             F.min(best).alias("best"),
@@ -109,8 +110,7 @@ def group_exact(
             "present",
         )
     )
-    ordered = texts.repartitionByRange(work.partitions, "text_hash")
-    numbered = ordered.sortWithinPartitions("text_hash").select(
+    numbered = texts.sortWithinPartitions("text_hash").select(
         F.monotonically_increasing_id().alias("text"), "*"
     )
     return work.keep(numbered, "grouping exact copies")

@@ -77,7 +77,7 @@ class Verifier:
         items = [(self._parts[number], place) for number, place in sorted(places.items())]
         schema = pa.schema([("text", pa.int64()), ("value", kind)])
         work = partial(_read_values, read=read, schema=schema)
-        values = self._work.over_parts(items, work, schema)
+        values = self._work.keep_parts(items, work, schema, "reading candidates")
         # A text of very many pairs is the low one: its partition is split, its value sent to all.
         return pairs.join(values.selectExpr("text as low", "value as left"), "low").join(
             values.selectExpr("text as high", "value as right"), "high"
