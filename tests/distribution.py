@@ -22,7 +22,7 @@ TOGETHER = (ONE_RUN, ONE_ENDPOINT)
 LONGEST_FIRST = (
     *ONE_RUN,
     "tests/serving/test_rollout.py",
-    "tests/llm_assets/cloud/test_graph.py",
+    "tests/stand_ins/test_demo.py",
     "tests/recipes/test_workers.py",
     "tests/llm_assets/test_interruption.py",
     *ONE_ENDPOINT,

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.stand_ins.http_server import Answer, forward, start_http_server
 from tests.stand_ins.mount import Mount
-from tests.stand_ins.processes import REPOSITORY, free_port
+from tests.stand_ins.processes import REPOSITORY, free_port, start_process
 
 if TYPE_CHECKING:
     from google.cloud.bigquery import Client
@@ -61,7 +61,7 @@ def running_bigquery(
     port, grpc_port = free_port(), free_port()
     home = Path(tempfile.mkdtemp(prefix="bigquery-"))
     _install_extensions(environment, home)
-    process = subprocess.Popen(
+    process = start_process(
         [
             *(
                 str(environment / "bin" / "bqemulator"),

@@ -11,6 +11,7 @@ import grpc
 from google.cloud import dataproc_v1
 from google.protobuf import timestamp_pb2
 
+from spark_jobs.runtime.session import local_conf
 from tests.stand_ins.faults import RpcFailed, not_found
 from tests.stand_ins.filters import matches_labels
 from tests.stand_ins.grpc_server import Operations
@@ -30,6 +31,7 @@ def spark_environment() -> dict[str, str]:
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_LAUNCHER_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     }
 
 
@@ -204,6 +206,8 @@ class Dataproc:
         command = [str(Path(pyspark.__file__).parent / "bin" / "spark-submit")]
         command += ["--master", "local[2]"]
         command += ["--conf", "spark.driver.memory=1g", "--conf", "spark.ui.enabled=false"]
+        # Java starts as on a laptop, with Spark's classes as `make setup` keeps them.
+        command += ["--driver-java-options", local_conf()["spark.driver.extraJavaOptions"]]
         if work.python_file_uris:
             files = [str(self._fetch(uri, image, folder)) for uri in work.python_file_uris]
             command += ["--py-files", ",".join(files)]

@@ -1,15 +1,20 @@
 """The whole graph on a local Google Cloud, for anyone without an account: `make demo-cloud`.
 
 A tiny model learns a made-up manual from a BigQuery table: Spark batches through the Dataproc
-client, training on two replicas and evaluation through the Vertex AI client, a version in the Model
-Registry, a deployed endpoint, everything else in a bucket.
+client, training and evaluation through the Vertex AI client, on two replicas whose machines are
+taken away once, a version in the Model Registry, a deployed endpoint, the rest in a bucket.
 """
 
 import os
+import re
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from pathlib import Path
+from types import FrameType
 
 import yaml
 
@@ -19,12 +24,16 @@ from artifacts.store.store import Store
 from llm_assets.cloud.config import CLOUD_CONFIG_VARIABLE
 from tests.conftest import Project, make_project
 from tests.stand_ins.bigquery import fill_table, running_bigquery
-from tests.stand_ins.google import PROJECT, LocalGoogle, running_local_google
+from tests.stand_ins.google import BUCKET, PROJECT, LocalGoogle, running_local_google
 from tests.stand_ins.project import TEXTS_TABLE, move_to_cloud
 from tests.tiny import tiny_base_model, tiny_texts
 
+CHECKPOINT = re.compile(r"/step-\d+/manifest\.json$")
+LOOK_SECONDS = 0.1
+
 
 def main() -> int:
+    signal.signal(signal.SIGTERM, _end)
     with tempfile.TemporaryDirectory(prefix="demo-") as root, running_local_google() as google:
         folder = Path(root)
         tiny_base_model(folder / "model")
@@ -34,13 +43,32 @@ def main() -> int:
         with running_bigquery(PROJECT, google.mount) as client:
             texts = {f"section-{number}": text for number, text in enumerate(tiny_texts(240))}
             fill_table(client, TEXTS_TABLE, texts)
+            threading.Thread(target=_take_machines_away, args=(google,), daemon=True).start()
             done = _run(project, "run")
         if done == 0:
             print("\nWhat the local Google Cloud saw:")
             _print_jobs(google)
             _print_artifacts(project.config)
+            _run(project, "versions")
             _run(project, "stop")
         return done
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    # Leaves every block on the way out; once is enough.
+    signal.signal(number, signal.SIG_IGN)
+    sys.exit(128 + number)
+
+
+def _take_machines_away(google: LocalGoogle) -> None:
+    """Pre-empt the training after its first checkpoint, as happens to spot machines."""
+    from google.cloud.storage import Client
+
+    client = Client()
+    while not any(CHECKPOINT.search(blob.name) for blob in client.list_blobs(BUCKET)):
+        time.sleep(LOOK_SECONDS)
+    (training,) = google.vertex.jobs()
+    google.vertex.preempt(training.name)
 
 
 def _run(project: Project, command: str) -> int:
@@ -53,7 +81,9 @@ def _print_jobs(google: LocalGoogle) -> None:
         print(f"  Dataproc batch {batch.name.rsplit('/', 1)[1]}: {batch.state.name}")
     for job in google.vertex.jobs():
         replicas = sum(pool.replica_count for pool in job.job_spec.worker_pool_specs)
-        print(f"  Vertex AI job {job.display_name} on {replicas} replicas: {job.state.name}")
+        starts = google.vertex.starts(job.name)
+        where = f"on {replicas} replicas, {starts} starts"
+        print(f"  Vertex AI job {job.display_name} {where}: {job.state.name}")
 
 
 def _print_artifacts(config: Path) -> None:

