@@ -3,6 +3,8 @@
 from pydantic import BaseModel, ConfigDict
 
 PROBE = b"written by llm-assets check --smoke\n"
+UPLOADED = "uploaded/probe"
+"""What lies in the output before the job: an object in a folder that nobody has made."""
 
 
 class SmokeSpec(BaseModel):

@@ -1,6 +1,7 @@
 """The smallest job, `python -m recipes.smoke --spec spec.json`: what image and machine have."""
 
 import json
+import os
 import platform
 import sys
 from pathlib import Path
@@ -8,8 +9,9 @@ from typing import Any
 
 from artifacts.program.entry import run_program
 from artifacts.progress import Report
-from artifacts.smoke import PROBE, SmokeSpec
+from artifacts.smoke import PROBE, UPLOADED, SmokeSpec
 from artifacts.storage import files
+from recipes.launcher.secrets import PREFIX
 from recipes.spec import RESULT_NAME
 
 
@@ -26,11 +28,19 @@ def run(spec: SmokeSpec, report: Report) -> dict[str, Any]:
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "accelerators": torch.cuda.device_count(),
+        "secrets": _secrets(),
         "bucket": (folder / "probe").read_bytes() == PROBE,
+        "shows_uploaded": (Path(spec.output) / UPLOADED).exists(),
         "renames_folders": _renames(folder),
     }
     files.write(f"{spec.output}/{RESULT_NAME}", json.dumps(found).encode())
     return found
+
+
+def _secrets() -> list[str]:
+    """The variables that the launcher has filled from Secret Manager."""
+    named = (key.removeprefix(PREFIX) for key in os.environ if key.startswith(PREFIX))
+    return sorted(variable for variable in named if os.environ.get(variable))
 
 
 def _renames(folder: Path) -> bool:

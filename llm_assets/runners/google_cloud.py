@@ -10,7 +10,7 @@ from dagster import AssetExecutionContext
 from pydantic import BaseModel
 
 from artifacts.errors import UserError
-from artifacts.smoke import SmokeSpec
+from artifacts.smoke import PROBE, UPLOADED, SmokeSpec
 from artifacts.storage import files
 from artifacts.store.identity import hash_json
 from llm_assets.cloud.accelerators import ACCELERATORS
@@ -119,6 +119,7 @@ class VertexTrainingRunner(TrainingRunner):
         def missing() -> list[str]:
             return [] if files.exists(result) else [result]
 
+        files.write(f"{spec.output}/{UPLOADED}", PROBE)
         self._run(context, "recipes.smoke", spec, missing, f"{spec.output}/mounted", "evaluation")
         content: dict[str, Any] = json.loads(files.read(result))
         return content

@@ -65,6 +65,11 @@ def describe(key: str, found: dict[str, Any], settings: GoogleCloudSettings) -> 
     renames = {True: "; it renames folders", False: "; it renames no folders", None: ""}
     text = f"gs://{settings.bucket} {writes} from there{renames[found.get('renames_folders')]}"
     yield Finding("bucket", found["bucket"], text)
+    if not found.get("shows_uploaded", True):
+        text = "the mounted bucket hides what was uploaded into folders that have no object"
+        yield Finding("bucket", False, f"{text} of their own: training could read nothing")
+    for variable in found.get("secrets", []):
+        yield Finding("secrets", True, f"the job has read the secret that is its {variable}")
     if "accelerators" in found:
         wanted = settings.evaluation.accelerator_count
         text = f"{found['accelerators']} accelerators are seen, {wanted} asked for"

@@ -17,14 +17,17 @@ JOB = {"python": "3.11.2", "torch": "2.13.0+cu126", "cuda": "12.6", "bucket": Tr
 @pytest.mark.soak
 def test_smallest_batch_and_job_say_what_they_found(google: LocalGoogle, tmp_path: Path) -> None:
     path = tmp_path / "google_cloud.yaml"
-    path.write_text(yaml.safe_dump(cloud_settings(google)))
+    content = cloud_settings(google) | {"secrets": {"weights_and_biases_key": "tracking"}}
+    google.secrets.values["tracking"] = "hush-hush"
+    path.write_text(yaml.safe_dump(content))
     google.images[CUDA_IMAGE] = cuda_image()
-    settings = GoogleCloudSettings.model_validate(cloud_settings(google))
+    settings = GoogleCloudSettings.model_validate(content)
     findings = list(smoke(settings, path))
     assert [finding.text for finding in findings if not finding.ok] == []
     assert [f.key for f in findings] == [
-        *("images.spark", "bucket", "images.cuda", "bucket", "evaluation")
+        *("images.spark", "bucket", "images.cuda", "bucket", "secrets", "evaluation")
     ]
+    assert "hush-hush" not in str(findings)
     assert "renames no folders" in findings[3].text, "as in a flat bucket"
 
 
@@ -39,6 +42,13 @@ def test_image_that_cannot_be_pulled_is_a_finding(google: LocalGoogle, tmp_path:
         ("images.cuda", False),
     ]
     assert all("images/build.sh" in finding.text for finding in found)
+
+
+def test_mount_that_hides_what_was_uploaded_is_a_problem(google: LocalGoogle) -> None:
+    settings = GoogleCloudSettings.model_validate(cloud_settings(google))
+    found = JOB | {"accelerators": 0, "shows_uploaded": False}
+    (problem,) = [f for f in describe("images.cuda", found, settings) if not f.ok]
+    assert problem.key == "bucket" and "hides what was uploaded" in problem.text
 
 
 def test_accelerators_that_are_not_seen_are_a_problem(google: LocalGoogle) -> None:
