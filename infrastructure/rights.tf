@@ -39,6 +39,7 @@ locals {
         "roles/aiplatform.user",
         "roles/bigquery.jobUser",
         "roles/cloudbuild.builds.editor",
+        "roles/compute.networkViewer",
         "roles/dataproc.editor",
         "roles/iam.securityReviewer",
         "roles/logging.viewer",

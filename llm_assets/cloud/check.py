@@ -6,6 +6,7 @@ from http import HTTPStatus
 from typing import Any
 
 from llm_assets.cloud.check_rights import check_rights
+from llm_assets.cloud.check_spark import check_spark
 from llm_assets.cloud.finding import Finding
 from llm_assets.cloud.quota import needs, quota_limits
 from llm_assets.cloud.rest import CALL_SECONDS, get_json, open_session, rest_url
@@ -33,6 +34,7 @@ def check(settings: GoogleCloudSettings, uses_bigquery: bool = True) -> list[Fin
         ("bucket", _check_bucket),
         ("images", _check_images),
         ("secrets", _check_secrets),
+        ("batch", check_spark),
         ("training", _check_quota),
     ]
     findings: list[Finding] = []

@@ -108,6 +108,13 @@ GRANTS = (
     ),
     Grant(
         "operator",
+        "project",
+        "roles/compute.networkViewer",
+        ("compute.subnetworks.get",),
+        "lets `check` see the network of the Spark batches",
+    ),
+    Grant(
+        "operator",
         "bucket",
         "roles/storage.objectUser",
         (

@@ -13,6 +13,7 @@ ROLES = {
     "roles/bigquery.dataViewer": ("bigquery.tables.get*", "bigquery.tables.export"),
     "roles/bigquery.jobUser": ("bigquery.jobs.create", "resourcemanager.projects.get"),
     "roles/cloudbuild.builds.editor": ("cloudbuild.builds.*", "resourcemanager.projects.get"),
+    "roles/compute.networkViewer": ("compute.networks.*", "compute.subnetworks.*"),
     "roles/dataproc.editor": ("dataproc.batches.*", "dataproc.operations.*"),
     "roles/dataproc.worker": ("dataproc.agents.*", "dataproc.tasks.*", "storage.objects.*"),
     "roles/iam.securityReviewer": ("*.getIamPolicy",),

@@ -25,6 +25,12 @@ class RestServer:
         """`project/repository/name:tag`."""
         self.billing: bool | None = True
         """Whether the project has an open billing account; None where the caller may not see."""
+        self.region_quotas: dict[str, int] = {}
+        """Compute Engine's quotas of the region."""
+        self.subnetworks: dict[str, bool] = {}
+        """Name to whether it has private access to Google's APIs."""
+        self.hides_network = False
+        """Whether the caller may see neither of them."""
         self._tokens = tokens
         self._server = start_http_server(self._answer)
         self.url = self._server.url
@@ -38,6 +44,9 @@ class RestServer:
         self.quotas.clear()
         self.images.clear()
         self.billing = True
+        self.region_quotas = {"CPUS": 24, "N2_CPUS": 24, "DISKS_TOTAL_GB": 4096}
+        self.subnetworks.clear()
+        self.hides_network = False
 
     def _answer(self, method: str, target: str, headers: dict[str, str], body: bytes) -> Answer:
         try:
@@ -64,6 +73,8 @@ class RestServer:
                 asked["principal"], asked["permission"], asked["fullResourceName"]
             )
             return 200, {"access": state}
+        if parts.path.startswith("/compute/v1/"):
+            return self._network(parts.path)
         if parts.path.startswith("/v2/") and "/manifests/" in parts.path:
             image = parts.path.removeprefix("/v2/").replace("/manifests/", ":")
             return (200 if image in self.images else 404), {}
@@ -83,6 +94,18 @@ class RestServer:
             return 403, {}
         account = {"name": name, "billingAccountName": "billingAccounts/012345-567890-ABCDEF"}
         return 200, account | ({"billingEnabled": True} if self.billing else {})
+
+    def _network(self, path: str) -> tuple[int, Any]:
+        """`Region.quotas` and `Subnetwork.privateIpGoogleAccess`, of this project and region."""
+        place, _, name = path.partition("/subnetworks/")
+        if self.hides_network:
+            return 403, {}
+        if not place.endswith(f"/regions/{self.region}") or (name and name not in self.subnetworks):
+            return 404, {}
+        if name:
+            return 200, {"name": name, "privateIpGoogleAccess": self.subnetworks[name]}
+        quotas = [{"metric": m, "limit": v, "usage": 4} for m, v in self.region_quotas.items()]
+        return 200, {"name": self.region, "quotas": quotas}
 
     def _service(self, name: str) -> dict[str, str]:
         disabled = name.rsplit("/", 1)[1] in self.disabled

@@ -10,9 +10,10 @@ from click.testing import CliRunner
 
 from llm_assets.cli.main import commands
 from llm_assets.cloud.check import Finding, check
+from llm_assets.cloud.check_spark import smallest_batch
 from llm_assets.cloud.config import CLOUD_CONFIG_VARIABLE, load_cloud_settings
 from llm_assets.cloud.estimate import estimate
-from llm_assets.cloud.settings import GoogleCloudSettings, SecretSettings
+from llm_assets.cloud.settings import BatchSettings, GoogleCloudSettings, SecretSettings
 from llm_assets.config import CONFIG_VARIABLE
 from tests.stand_ins.google import CUDA_IMAGE, SERVE_IMAGE, SPARK_IMAGE, LocalGoogle
 from tests.stand_ins.project import cloud_settings
@@ -43,7 +44,9 @@ def settings(google: LocalGoogle) -> GoogleCloudSettings:
         "evaluation": {"machine_type": "g2-standard-8", "accelerator_type": "NVIDIA_L4"},
         "endpoint": {},
     }
-    return GoogleCloudSettings.model_validate(cloud_settings(google) | accelerated)
+    google.rest.subnetworks["inside"] = True
+    network = {"subnetwork": "projects/local-project/regions/us-central1/subnetworks/inside"}
+    return GoogleCloudSettings.model_validate(cloud_settings(google) | accelerated | network)
 
 
 def problems(settings: GoogleCloudSettings) -> list[Finding]:
@@ -55,7 +58,7 @@ def test_project_in_which_all_is_well_has_no_problem(settings: GoogleCloudSettin
     assert [f for f in findings if not f.ok] == []
     assert {f.key.split(".")[0] for f in findings} == {
         *("project", "bucket", "images", "secrets", "training", "evaluation", "endpoint"),
-        "service_account",
+        *("service_account", "batch", "subnetwork"),
     }
     assert "hf_secret" not in str(findings)
 
@@ -113,6 +116,17 @@ FAULTS: dict[str, tuple[Callable[[LocalGoogle], object], str, str]] = {
         "endpoint",
         "and 2 are asked for",
     ),
+    "processors of a batch": (
+        lambda g: g.rest.region_quotas.update(CPUS=12),
+        "batch",
+        "CPUS allows 12 in us-central1, 4 in use, and a Spark batch begins with 12",
+    ),
+    "disks of a batch": (
+        lambda g: g.rest.region_quotas.update(DISKS_TOTAL_GB=1000),
+        "batch",
+        "DISKS_TOTAL_GB allows 1000",
+    ),
+    "subnetwork": (lambda g: g.rest.subnetworks.clear(), "subnetwork", "there is no projects/"),
     "accelerator": (lambda g: g.rest.quotas.pop(METRIC), "training", "is not a quota"),
 }
 
@@ -165,6 +179,32 @@ def test_billing_that_the_caller_may_not_see_is_unknown_and_no_problem(
     assert problems(settings) == []
     (unknown,) = [finding for finding in check(settings) if finding.ok is None]
     assert "you may not see whether" in unknown.text
+
+
+def test_network_that_the_caller_may_not_see_is_unknown_and_no_problem(
+    google: LocalGoogle, settings: GoogleCloudSettings
+) -> None:
+    google.rest.hides_network = True
+    assert problems(settings) == []
+    unknown = [finding.text for finding in check(settings) if finding.ok is None]
+    assert [text.rsplit(": ", 1)[1].split()[0] for text in unknown] == [
+        *("compute.regions.get", "compute.subnetworks.get")
+    ]
+
+
+def test_subnetwork_without_private_access_is_told_with_the_command_that_gives_it(
+    google: LocalGoogle, settings: GoogleCloudSettings
+) -> None:
+    google.rest.subnetworks["inside"] = False
+    (told,) = [finding for finding in check(settings) if finding.ok is None]
+    assert "subnets update inside --region=us-central1 --enable-private" in told.text
+
+
+def test_a_batchs_own_sizes_and_tiers_are_what_is_asked_for(settings: GoogleCloudSettings) -> None:
+    own = {"minimum_executors": 10, "executor_cores": 8, "compute_tier": "premium"}
+    batch = BatchSettings.model_validate(own)
+    needs = smallest_batch(settings.model_copy(update={"batch": batch}))
+    assert needs == {"N2_CPUS": 84, "DISKS_TOTAL_GB": 8400}
 
 
 def test_the_jobs_right_to_the_tracking_key_is_asked_for_where_there_is_one(
