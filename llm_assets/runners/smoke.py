@@ -56,7 +56,7 @@ def _run(
 
 def describe(key: str, found: dict[str, Any], settings: GoogleCloudSettings) -> Iterator[Finding]:
     """What a program found, compared with what the settings ask for."""
-    versions = [f"{name} {found[name]}" for name in ("spark", "torch", "cuda") if found.get(name)]
+    versions = [f"{name} {found[name]}" for name in ("pyspark", "torch", "cuda") if found.get(name)]
     yield Finding(key, True, f"starts, with Python {found['python']}, {', '.join(versions)}")
     if found.get("executor_python", found["python"]) != found["python"]:
         text = f"executors run Python {found['executor_python']}: build the image again"

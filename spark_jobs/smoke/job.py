@@ -22,7 +22,7 @@ def run(spark: SparkSession, spec: SmokeSpec, report: Report) -> dict[str, Any]:
     return {
         "python": platform.python_version(),
         "executor_python": executors.map(lambda _: platform.python_version()).collect()[0],
-        "spark": spark.version,
+        "pyspark": spark.version,
         "bucket": files.read(path) == PROBE,
     }
 

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import pytest
 import yaml
 
 from llm_assets.cloud.estimate import estimate_smoke
@@ -14,7 +13,6 @@ from tests.stand_ins.project import cloud_settings, cuda_image
 JOB = {"python": "3.11.2", "torch": "2.13.0+cu126", "cuda": "12.6", "bucket": True}
 
 
-@pytest.mark.soak
 def test_smallest_batch_and_job_say_what_they_found(google: LocalGoogle, tmp_path: Path) -> None:
     path = tmp_path / "google_cloud.yaml"
     content = cloud_settings(google) | {"secrets": {"weights_and_biases_key": "tracking"}}
