@@ -5,7 +5,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,9 +14,8 @@ import pytest
 
 from tests.listening import outside_loopback, run_watched
 from tests.stand_ins.processes import REPOSITORY
+from tests.waiting import WAIT_SECONDS, wait_until
 
-START_SECONDS = 90.0
-END_SECONDS = 60.0
 ASSETS = (
     *("base_model", "raw_corpus", "clean_corpus", "tokenized_shards"),
     *("checkpoint", "eval_metrics", "model_version", "endpoint"),
@@ -40,7 +38,7 @@ def running_demo(folder: Path) -> Iterator[subprocess.Popen[str]]:
         yield demo
     finally:
         demo.terminate()
-        demo.wait(END_SECONDS)
+        demo.wait(WAIT_SECONDS)
 
 
 def own_folders(folder: Path) -> list[str]:
@@ -51,13 +49,12 @@ def own_folders(folder: Path) -> list[str]:
 
 def wait_for_the_graph(demo: subprocess.Popen[str]) -> list[psutil.Process]:
     """All that the demo has started, once it makes the graph."""
-    deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline:
-        started = psutil.Process(demo.pid).children(recursive=True)
-        if any("llm-assets" in " ".join(process.cmdline()) for process in started):
-            return started
-        time.sleep(0.1)
-    raise AssertionError("the demo never began with the graph")
+
+    def started() -> list[psutil.Process]:
+        return psutil.Process(demo.pid).children(recursive=True)
+
+    wait_until(lambda: any("llm-assets" in " ".join(one.cmdline()) for one in started()))
+    return started()
 
 
 def test_demo_makes_the_whole_graph_and_leaves_nothing_running(tmp_path: Path) -> None:
@@ -90,8 +87,8 @@ def test_demo_that_is_ended_takes_all_that_it_started_with_it(
         started = wait_for_the_graph(demo)
         assert any(process.name().startswith("fake-gcs") for process in started)
         demo.send_signal(number)
-        assert demo.wait(END_SECONDS) != 0
-    _, alive = psutil.wait_procs(started, END_SECONDS)
+        assert demo.wait(WAIT_SECONDS) != 0
+    _, alive = psutil.wait_procs(started, WAIT_SECONDS)
     assert [process.cmdline() for process in alive] == []
     assert str(tmp_path) not in Path("/proc/mounts").read_text()
     if number is not signal.SIGKILL:

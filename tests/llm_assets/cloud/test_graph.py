@@ -6,8 +6,7 @@
 import os
 import signal
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,8 +18,7 @@ from tests.stand_ins.bigquery import fill_table, running_bigquery
 from tests.stand_ins.google import PROJECT, LocalGoogle
 from tests.stand_ins.project import TEXTS_TABLE, move_to_cloud
 from tests.tiny import tiny_texts
-
-STAGE_SECONDS = 240.0
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -41,13 +39,6 @@ def cloud_project(
         yield project
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + STAGE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "the stage was never reached"
-        time.sleep(0.1)
-
-
 def jobs(google: LocalGoogle) -> list[tuple[str, str]]:
     """Every batch and custom job that was ever submitted: name and state."""
     batches = [(batch.name, batch.state.name) for batch in google.dataproc.batches()]
@@ -56,7 +47,7 @@ def jobs(google: LocalGoogle) -> list[tuple[str, str]]:
 
 
 def wait_for_jobs(google: LocalGoogle, count: int) -> None:
-    wait_for(lambda: len(jobs(google)) == count)
+    wait_until(lambda: len(jobs(google)) == count)
 
 
 def program_logs(google: LocalGoogle) -> str:
