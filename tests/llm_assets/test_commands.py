@@ -4,10 +4,12 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.conftest import Project, make_project
 from tests.llm_assets.conftest import EVALUATION
+from tests.llm_assets.forgetting.test_forget import documents, forget, never_trained
 from tests.tiny import tiny_texts
 
 
@@ -18,6 +20,7 @@ def served(
     """A project whose version 1 was promoted and serves."""
     project = make_project(tmp_path_factory.mktemp("served") / "project", tiny_model_folder)
     project.adopt(already_made, *EVALUATION)
+    project.configure(endpoint={"journal": {"keep": "text"}})
     ended = project.run("llm-assets", "run")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     yield project
@@ -89,6 +92,19 @@ def test_what_was_dropped_is_written_as_a_page(served: Project) -> None:
     assert "documents are kept" in page and "<script" not in page
 
 
+def test_an_answer_of_the_endpoint_is_traced_by_its_request_id(served: Project) -> None:
+    status = ask(served, "status")
+    url = next(word.strip(",") for word in status.split() if word.startswith("http://"))
+    body = {"prompt": "Section 7. The valve", "max_tokens": 40}
+    answered = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
+    answer = answered.json()["choices"][0]["text"]
+
+    told = json.loads(ask(served, "trace", "--request", answered.headers["x-request-id"], "--json"))
+
+    assert (told["answer"], told["version"], told["unknown"]) == (answer, 1, [])
+    assert told["verdict"] in ("verbatim", "near", "nothing found")
+
+
 def test_rollback_serves_the_version_before_and_stays_on_the_next_run(served: Project) -> None:
     before = ask(served, "versions")
     assert "trained on" in before and "no text of this pipeline" in before
@@ -144,3 +160,15 @@ def test_an_unknown_version_is_named(
     ended = served.run("llm-assets", *arguments)
     assert ended.returncode == 1
     assert message in ended.stderr and "Traceback" not in ended.stderr
+
+
+def test_forgetting_what_no_version_has_read_trains_nothing(served: Project) -> None:
+    unread = never_trained(served)["id"]
+    held_out = next(row["id"] for row in documents(served).values() if row["split"] == "held_out")
+    before = served.record.current("checkpoint", needed_by="test").fingerprint
+
+    told = forget(served, unread, held_out, "--yes")
+
+    assert "No version was trained on them: nothing is trained again." in told
+    assert "It is held out: models are compared without it from now on." in told
+    assert served.record.current("checkpoint", needed_by="test").fingerprint == before
