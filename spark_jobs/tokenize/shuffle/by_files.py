@@ -1,8 +1,7 @@
 """Rows go through files: what one task sends is in one file, of which receivers read their ranges.
 
-Through Spark's shuffle, bytes made by Python pass to Java and back, which costs more processor time
-than all else that is done to cached tokens; and files on a bucket outlive the worker that wrote
-them. The driver lists the ranges, as many as there are files times receivers.
+Nothing passes to Java and back, and files on a bucket outlive the worker that wrote them. The
+driver lists the ranges, as many as there are files times receivers.
 """
 
 import uuid
