@@ -49,7 +49,9 @@ class Task:
     tokenized_shards: dict[str, Any]
     """The section without what made-up data asks for."""
     learns: float = 0.8
-    """What eight steps leave of the loss on validation examples, at most."""
+    """What its steps leave of the loss on validation examples, at most."""
+    steps: int = 8
+    """After how many it has learnt something, by its own metric, too."""
 
     def settings(self, folder: Path) -> dict[str, Any]:
         """Write data and model into a folder, and give the sections of the pipeline file."""
@@ -239,6 +241,7 @@ TASKS: dict[str, Task] = {
         chat_model,
         {"budget": {"steps": 60}, "exact_match": {"after": "####", "new_tokens": 40}},
         {"sequence_length": 192},
+        steps=30,
     ),
     "torchtune": Task(
         "torchtune",

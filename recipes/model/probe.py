@@ -46,8 +46,9 @@ def check_trainable(network: TransformersNetwork, row_length: int = SHORT + PADD
         row_length: tokens of the rows to come; windows and sparse attention show on long rows only.
 
     Raises:
-        UserError: naming the architecture and what is different.
+        UserError: naming the architecture and what is different, or a weight that is damaged.
     """
+    _check_numbers(network)
     device = network.head_weight.device
     try:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -70,6 +71,16 @@ def check_trainable(network: TransformersNetwork, row_length: int = SHORT + PADD
         "that attends to earlier tokens alone, such as one of the Llama, Qwen, Mistral, Gemma, "
         "GPT-2 or Phi families."
     )
+
+
+def _check_numbers(network: TransformersNetwork) -> None:
+    """Refuse damaged weights, whose logits would look like those of an odd architecture."""
+    for name, parameter in network.named_parameters():
+        if not bool(torch.isfinite(parameter).all()):
+            raise UserError(
+                f"`base_model`: {name.removeprefix('inner.')} holds values that are not a number: "
+                "the weights are damaged. Fetch the model again."
+            )
 
 
 @torch.no_grad()

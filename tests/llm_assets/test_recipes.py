@@ -74,9 +74,10 @@ def kill_training(project: Project) -> None:
     """Run the graph until its training has saved something, and kill -9 all processes of that."""
     running = project.fork(*MATERIALIZE)
     wait_until(lambda: steps_done(project) >= 6 or running.poll() is not None, GRAPH_SECONDS)
+    said = project.folder / "output.txt"
+    assert running.poll() is None, said.read_text()[-4000:]
     for worker in training_workers(running):
         os.kill(worker.pid, signal.SIGKILL)
-    said = project.folder / "output.txt"
     assert running.wait(GRAPH_SECONDS) != 0, said.read_text()[-4000:]
     assert "killed by signal 9" in said.read_text() or "SIGKILL" in said.read_text()
     assert project.record.find_current("checkpoint") is None

@@ -23,7 +23,7 @@ from tests.forked import ForkedProcess, Surroundings
 from tests.tiny import tiny_base_model, tiny_shards
 
 REPOSITORY = Path(__file__).parents[2]
-PATIENCE_SECONDS = 120
+PATIENCE_SECONDS = 300
 
 
 @pytest.fixture(scope="session")

@@ -33,7 +33,6 @@ from tests.recipes.conftest import (
 )
 from tests.tiny_tasks import LONG, TASKS
 
-STEPS = 8
 ONE_OF_EACH_FAMILY = ("fine_tuning", "sequence_to_sequence", "classification")
 
 
@@ -48,7 +47,7 @@ class Prepared:
 
     def spec(self, run_name: str, **training: Any) -> TrainingSpec:
         task = {k: v for k, v in self.checkpoint.items() if k != "budget"}
-        defaults: dict[str, Any] = {"steps": STEPS, "precision": "float32"}
+        defaults: dict[str, Any] = {"steps": TASKS[self.name].steps, "precision": "float32"}
         if task["recipe"] == "torchtune":
             # Precision and learning rate are those of its own configuration.
             del defaults["precision"]

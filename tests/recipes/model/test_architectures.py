@@ -12,6 +12,7 @@ from recipes.data.batch import IGNORED, Batch
 from recipes.model.causal_model import TrainableModel, load_model
 from recipes.model.decoder import Decoder
 from recipes.model.probe import check_trainable
+from recipes.model.transformers_network import TransformersNetwork
 from tests.recipes.model.architectures import VOCABULARY, architectures, tiny_config, write_tiny
 
 ROW = 64
@@ -92,6 +93,15 @@ def test_what_cannot_be_trained_exactly_is_refused_by_name(name: str, tmp_path: 
     config = tiny_config(architectures()[name], **REFUSED[name])
     with pytest.raises(UserError, match=r"the architecture \w+ cannot be trained here"):
         load_checked(config, tmp_path)
+
+
+def test_damaged_weights_are_not_taken_for_an_odd_architecture(tmp_path: Path) -> None:
+    write_tiny(tiny_config(architectures()["opt"]), tmp_path)
+    model = load_model(tmp_path)
+    assert isinstance(model.network, TransformersNetwork)
+    model.network.inner.get_output_embeddings().weight.data[3, 5] = torch.nan
+    with pytest.raises(UserError, match="embed_tokens.weight holds values that are not a number"):
+        check_trainable(model.network, ROW)
 
 
 def test_a_window_shorter_than_the_rows_is_refused(tmp_path: Path) -> None:
