@@ -37,7 +37,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "masked_language_modeling": {"instances": ["The valve<mask> every week."]},
 }
 MATERIALIZE = ("dagster", "asset", "materialize", "--select", "*endpoint")
-GRAPH_SECONDS = 900
+GRAPH_SECONDS = 1800
 
 
 @pytest.mark.soak

@@ -100,7 +100,7 @@ def test_damaged_weights_are_not_taken_for_an_odd_architecture(tmp_path: Path) -
     model = load_model(tmp_path)
     assert isinstance(model.network, TransformersNetwork)
     model.network.inner.get_output_embeddings().weight.data[3, 5] = torch.nan
-    with pytest.raises(UserError, match="embed_tokens.weight holds values that are not a number"):
+    with pytest.raises(UserError, match="holds values that are not a number"):
         check_trainable(model.network, ROW)
 
 
