@@ -8,7 +8,6 @@ taken away once, a version in the Model Registry, a deployed endpoint, the rest 
 import os
 import re
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -25,6 +24,7 @@ from llm_assets.cloud.config import CLOUD_CONFIG_VARIABLE
 from tests.conftest import Project, make_project
 from tests.stand_ins.bigquery import fill_table, running_bigquery
 from tests.stand_ins.google import BUCKET, PROJECT, LocalGoogle, running_local_google
+from tests.stand_ins.processes import start_process
 from tests.stand_ins.project import TEXTS_TABLE, move_to_cloud
 from tests.tiny import tiny_base_model, tiny_texts
 
@@ -73,7 +73,15 @@ def _take_machines_away(google: LocalGoogle) -> None:
 
 def _run(project: Project, command: str) -> int:
     llm_assets = [str(Path(sys.executable).parent / "llm-assets"), command]
-    return subprocess.run(llm_assets, cwd=project.folder, env=project.environment()).returncode
+    process = start_process(llm_assets, cwd=project.folder, env=project.environment())
+    try:
+        # Never in one long wait: it would sleep through a signal that another thread was given.
+        while process.poll() is None:
+            time.sleep(LOOK_SECONDS)
+    finally:
+        process.kill()
+        process.wait()
+    return process.returncode
 
 
 def _print_jobs(google: LocalGoogle) -> None:
