@@ -35,7 +35,7 @@ def reachable(module: str) -> set[str]:
 
 def normalized(source: str) -> str:
     """Source code without comments, docstrings and layout."""
-    tree = ast.parse(source)
+    tree = _parsed(source)
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             node.body = [part for part in node.body if not _is_text(part)] or [ast.Pass()]
@@ -44,12 +44,21 @@ def normalized(source: str) -> str:
 
 def _imported(module: str) -> list[str]:
     names = []
-    for node in ast.walk(ast.parse(_path_of(module).read_text())):
+    for node in ast.walk(_parsed(_path_of(module).read_text())):
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
             names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
     return [name for name in names if name.split(".")[0] in _PACKAGES and _path_of(name).exists()]
+
+
+def _parsed(source: str) -> ast.Module:
+    try:
+        return ast.parse(source)
+    except SystemError:
+        # Before 3.11.9 and 3.12.2 Python counts wrongly where another thread parses as well
+        # (python/cpython issue 106905).
+        return _parsed(source)
 
 
 def _path_of(module: str) -> Path:

@@ -20,6 +20,7 @@ from pydantic import Field
 
 from llm_assets.assets.stage import asset_key, readable, table, user_faults
 from llm_assets.config import PipelineSettings
+from llm_assets.endpoint.base import ServingPlatform
 from llm_assets.experiments.result import COLUMNS, TrialResult, caption, rows
 from llm_assets.experiments.run import Experiment
 from llm_assets.experiments.trials import plan_trials
@@ -71,12 +72,18 @@ def trials(
     spark: SparkRunner,
     training: TrainingRunner,
     registry: RegistryResource,
+    serving: ServingPlatform,
 ) -> None:
     """Train and measure a model for each combination; the log and `experiments` have the table."""
     settings = pipeline.settings
     with user_faults(pipeline):
         planned = plan_trials(Path(pipeline.config_path), config.settings)
-        resources = {"spark": spark, "training": training, "registry": registry}
+        resources = {
+            "spark": spark,
+            "training": training,
+            "registry": registry,
+            "serving": serving,
+        }
         done: list[TrialResult] = []
 
         def enter(result: TrialResult) -> None:

@@ -90,10 +90,22 @@ class FullySharded(Strategy):
         return weights
 
     def tensors(self) -> dict[str, Any]:
+        self._begin_optimizers()
         return {
             "model": get_model_state_dict(self.model, options=TRAINED_ONLY),
             "optimizer": get_optimizer_state_dict(self.model, self._optimizers),
         }
+
+    def _begin_optimizers(self) -> None:
+        """Have the state of optimizers that took no step yet, as after a first step was skipped.
+
+        torch makes it by a step without gradients, which is not to be counted.
+        """
+        if fresh := [optimizer for optimizer in self._optimizers if not optimizer.state]:
+            get_optimizer_state_dict(self.model, fresh)
+        for state in (state for optimizer in fresh for state in optimizer.state.values()):
+            if "step" in state:
+                state["step"].zero_()
 
     def write(self, url: str, tensors: dict[str, Any], group: dist.ProcessGroup | None) -> None:
         with _alone_is_meant():

@@ -102,6 +102,8 @@ def join_workers() -> Workers:
     if count > 1:
         # Checkpoints are saved from host memory, hence a CPU backend beside nccl.
         dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+        # One that refuses its input and ends at once would fail those that still connect.
+        dist.barrier()
     return Workers(int(os.environ.get("RANK", "0")), count, device, local_rank)
 
 

@@ -70,7 +70,7 @@ def make(
 def divergence(teacher: Path, student: Path, shards: ShardSet) -> float:
     """The Kullback-Leibler divergence of a student from its teacher, in nats per token."""
     tokens = torch.from_numpy(shards.read(np.arange(8)).tokens.astype(np.int64))
-    models = [AutoModelForCausalLM.from_pretrain_here(each) for each in (student, teacher)]
+    models = [AutoModelForCausalLM.from_pretrained(each) for each in (student, teacher)]
     with torch.no_grad():
         of_student, of_teacher = (model(tokens).logits.log_softmax(-1) for model in models)
     total = F.kl_div(of_student, of_teacher, log_target=True, reduction="sum")
