@@ -1,5 +1,8 @@
 """Which worker runs which tests, and in which order."""
 
+import faulthandler
+import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -17,6 +20,8 @@ ONE_ENDPOINT = tuple(
     for name in ("answers", "any_request", "faults", "openai_clients", "other_clients", "process")
 )
 """They ask one endpoint, of which each worker would start its own."""
+STACKS = "stacks"
+"""The key by which a worker is told where to write its stacks."""
 TOGETHER = (ONE_RUN, ONE_ENDPOINT)
 """Files that one worker runs."""
 LONGEST_FIRST = (
@@ -85,11 +90,28 @@ class Distribution(LoadFileScheduling):
 
 
 @pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: WorkerController) -> None:
+    descriptor, node.workerinput[STACKS] = tempfile.mkstemp(prefix="stacks-")
+    os.close(descriptor)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Let a test worker write its stacks to a file of its own when it dies."""
+    if path := getattr(session.config, "workerinput", {}).get(STACKS):
+        # Open for as long as the worker runs.
+        faulthandler.enable(Path(path).open("w"))  # noqa: SIM115
+
+
+@pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: WorkerController, error: object) -> None:
-    """Say how a worker ended that nobody asked to end."""
+    """Say how a worker ended that nobody asked to end, and where it was."""
+    stacks = Path(node.workerinput[STACKS])
     if error:
         ended = node.gateway._io.popen.wait(timeout=60)
-        node.config.get_terminal_writer().line(f"{node.gateway.id} ended with exit code {ended}")
+        terminal = node.config.get_terminal_writer()
+        terminal.line(f"{node.gateway.id} ended with exit code {ended}")
+        terminal.line(stacks.read_text())
+    stacks.unlink()
 
 
 def pytest_configure(config: pytest.Config) -> None:

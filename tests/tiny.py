@@ -4,6 +4,7 @@ Nothing here imports torch or transformers until a function that needs them is c
 """
 
 import hashlib
+import json
 import random
 import shutil
 from collections.abc import Callable, Sequence
@@ -86,6 +87,14 @@ def train_tiny_model(folder: Path, base_model: Path, steps: int, window: int = 3
         model(batch, labels=batch).loss.backward()
         optimizer.step()
     model.save_pretrained(folder)
+
+
+def change_config(folder: Path, target: Path, **changed: Any) -> Path:
+    """A copy of a model folder with other values in its `config.json`."""
+    shutil.copytree(folder, target)
+    path = target / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changed))
+    return target
 
 
 def change_weights(folder: Path, target: Path, change: Callable[[dict[str, Any]], None]) -> Path:

@@ -69,7 +69,8 @@ def describe_cost(version: ModelVersion) -> str:
     """What a version cost, in words."""
     if version.dollars is None:
         return "no cost on record"
-    return f"{version.dollars:,.2f} USD for the machines that made it and all behind it"
+    spent = "less than 0.01" if 0 < version.dollars < 0.005 else f"{version.dollars:,.2f}"
+    return f"{spent} USD for the machines that made it and all behind it"
 
 
 def _percent(share: float) -> str:

@@ -23,6 +23,7 @@ from serving.state import Desired
 from serving.traffic import probe
 from tests.faults import stopped
 from tests.serving.conftest import SETTINGS
+from tests.tiny import change_config
 
 KILLS = 1
 ANSWERS = EngineProcess._answers
@@ -105,9 +106,11 @@ def test_an_answer_that_stops_counts_as_failed_though_its_client_leaves(
     tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dispatcher, "STALL_SECONDS", 0.2)
+    # Long, so that no engine has written it all before it is stopped.
+    folder = change_config(tiny_model_folder, tmp_path / "model", max_position_embeddings=4_096)
     request = GenerateRequest(
         prompt="The valve",
-        max_tokens=150,
+        max_tokens=4_000,
         max_prompt_tokens=80,
         ignore_eos=True,
     )
@@ -127,7 +130,7 @@ def test_an_answer_that_stops_counts_as_failed_though_its_client_leaves(
         return route.look()
 
     async def try_both() -> tuple[Seen, Seen]:
-        engine = EngineProcess(_desired(tiny_model_folder), tmp_path / "engine.log", lambda: None)
+        engine = EngineProcess(_desired(folder), tmp_path / "engine.log", lambda: None)
         await engine.start()
         route = Route(engine, 1.0)
         seen = await leave_after(0.0, route), await leave_after(1.0, route)

@@ -20,6 +20,7 @@ import yaml
 from artifacts.storage.machine import CACHE_VARIABLE
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Store
+from llm_assets.cli.run import LOG_FOLDER
 from llm_assets.cloud.config import CLOUD_CONFIG_VARIABLE
 from tests.conftest import Project, make_project
 from tests.stand_ins.bigquery import fill_table, running_bigquery
@@ -29,6 +30,7 @@ from tests.stand_ins.project import TEXTS_TABLE, move_to_cloud
 from tests.tiny import tiny_base_model, tiny_texts
 
 CHECKPOINT = re.compile(r"/step-\d+/manifest\.json$")
+WENT_ON = re.compile(r"Going on from the checkpoint of step .*")
 LOOK_SECONDS = 0.1
 
 
@@ -48,6 +50,7 @@ def main() -> int:
         if done == 0:
             print("\nWhat the local Google Cloud saw:")
             _print_jobs(google)
+            _print_how_training_went_on(project)
             _print_artifacts(project.config)
             _run(project, "versions")
             _run(project, "stop")
@@ -92,6 +95,13 @@ def _print_jobs(google: LocalGoogle) -> None:
         starts = google.vertex.starts(job.name)
         where = f"on {replicas} replicas, {starts} starts"
         print(f"  Vertex AI job {job.display_name} {where}: {job.state.name}")
+
+
+def _print_how_training_went_on(project: Project) -> None:
+    """From the log: the terminal leaves out messages that follow one another within a moment."""
+    for log in (project.folder / LOG_FOLDER).iterdir():
+        for line in WENT_ON.findall(log.read_text()):
+            print(f"  {line}")
 
 
 def _print_artifacts(config: Path) -> None:
