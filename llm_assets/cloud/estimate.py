@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 
 from llm_assets.cloud.accelerators import ACCELERATORS
+from llm_assets.cloud.jobs import serving_check_machine
 from llm_assets.cloud.prices import SPARK_DCUS, dcu_hourly, hourly
+from llm_assets.cloud.serving_image import serves_with_vllm
 from llm_assets.cloud.settings import GoogleCloudSettings, MachineSettings
 
 UTILIZATION = 0.35
@@ -55,12 +57,17 @@ def estimate(
 
 
 def estimate_smoke(settings: GoogleCloudSettings) -> list[Estimate]:
-    """Hours and dollars of the smallest batch and job: mostly the start of their machines."""
+    """Hours and dollars of the smallest batch and jobs: mostly the start of their machines."""
     batch = START_HOURS * SPARK_DCUS * dcu_hourly(settings)
-    one = settings.evaluation.model_copy(update={"replicas": 1})
+    machines = [settings.evaluation.model_copy(update={"replicas": 1})]
+    if serves_with_vllm(settings.endpoint):
+        machines.append(serving_check_machine(settings))
     return [
         Estimate("the smallest batch", START_HOURS, batch),
-        Estimate(f"a job on {one.machine_type}", START_HOURS, _dollars(settings, one, START_HOURS)),
+        *(
+            Estimate(f"a job on {m.machine_type}", START_HOURS, _dollars(settings, m, START_HOURS))
+            for m in machines
+        ),
     ]
 
 

@@ -3,10 +3,14 @@
 from collections.abc import Sequence
 from typing import Any
 
+from artifacts.smoke import CHECK_VARIABLE
+from llm_assets.cloud.serving_image import engine_arguments
 from llm_assets.cloud.settings import GoogleCloudSettings, MachineSettings
 from recipes.launcher.secrets import ENDPOINT_VARIABLE, PREFIX
 
 HOUR = 3600
+SERVING_CHECK_HOURS = 1.0
+"""A container of one's own that serves instead of parsing its arguments is ended then."""
 HYPERDISK_MACHINES = ("a3-ultragpu-", "a4-", "a4x-")
 """Machine families that boot from a hyperdisk alone; all others take an SSD persistent disk."""
 
@@ -34,7 +38,44 @@ def spark_batch(settings: GoogleCloudSettings, main: str, arguments: Sequence[st
 def custom_job(
     settings: GoogleCloudSettings, machines: MachineSettings, arguments: Sequence[str], output: str
 ) -> Any:
-    """A Vertex AI custom job that runs the cuda image's launcher on every machine.
+    """A Vertex AI custom job that runs the cuda image's launcher on every machine."""
+    container = {
+        "image_uri": settings.images.cuda,
+        "args": list(arguments),
+        "env": [{"name": n, "value": v} for n, v in _secrets(settings).items()],
+    }
+    return _job(settings, machines, container, output)
+
+
+def serving_check_job(settings: GoogleCloudSettings, spec: str, output: str) -> Any:
+    """A Vertex AI custom job in which the serve image parses its engine's arguments, and ends.
+
+    It has the endpoint's command: that of the image, with the arguments of the settings.
+    """
+    container = {
+        "image_uri": settings.images.serve,
+        "args": engine_arguments(settings.endpoint),
+        "env": [{"name": CHECK_VARIABLE, "value": spec}],
+    }
+    return _job(settings, serving_check_machine(settings), container, output)
+
+
+def serving_check_machine(settings: GoogleCloudSettings) -> MachineSettings:
+    """One of the evaluation's machines where they have accelerators, else one as the endpoint's.
+
+    vLLM's parser asks for the device that it would run on.
+    """
+    machines = settings.evaluation
+    if machines.accelerator_type is None:
+        named = {"machine_type", "accelerator_type", "accelerator_count"}
+        machines = MachineSettings.model_validate(settings.endpoint.model_dump(include=named))
+    return machines.model_copy(update={"replicas": 1, "timeout_hours": SERVING_CHECK_HOURS})
+
+
+def _job(
+    settings: GoogleCloudSettings, machines: MachineSettings, container: dict[str, Any], output: str
+) -> Any:
+    """A Vertex AI custom job that runs one container on every machine.
 
     The first worker pool has one machine and the second the others, as Vertex AI wants it.
     """
@@ -48,11 +89,7 @@ def custom_job(
             "boot_disk_type": boot_disk_type(machines.machine_type),
             "boot_disk_size_gb": machines.boot_disk_gb,
         },
-        "container_spec": {
-            "image_uri": settings.images.cuda,
-            "args": list(arguments),
-            "env": [{"name": n, "value": v} for n, v in _secrets(settings).items()],
-        },
+        "container_spec": container,
     }
     pools = [{**pool, "replica_count": 1}]
     if machines.replicas > 1:

@@ -74,6 +74,11 @@ def engine_memory(machines: EndpointMachineSettings) -> int | None:
     return int(each * machines.accelerator_count * GIGABYTE)
 
 
+def serves_with_vllm(machines: EndpointMachineSettings) -> bool:
+    """Whether the endpoint's engine is vLLM, which needs accelerators."""
+    return machines.vllm is not None and machines.accelerator_type is not None
+
+
 def engine_arguments(machines: EndpointMachineSettings) -> list[str]:
     """Arguments of `vllm serve` behind those of the image; later ones hold."""
     if machines.vllm is None or machines.accelerator_type is None:

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dagster import AssetExecutionContext
+from dagster import AssetExecutionContext, PipesClientCompletedInvocation
 from pydantic import BaseModel
 
 from artifacts.errors import UserError
@@ -16,7 +16,12 @@ from artifacts.store.identity import hash_json
 from llm_assets.cloud.accelerators import ACCELERATORS
 from llm_assets.cloud.config import load_cloud_settings
 from llm_assets.cloud.estimate import estimate_training
-from llm_assets.cloud.jobs import custom_job, spark_batch
+from llm_assets.cloud.jobs import (
+    custom_job,
+    serving_check_job,
+    serving_check_machine,
+    spark_batch,
+)
 from llm_assets.cloud.prices import DCU, SPARK_DCUS, dcu_hourly, hourly
 from llm_assets.cloud.settings import GoogleCloudSettings, MachineSettings
 from llm_assets.cloud.spending import Spending
@@ -80,8 +85,7 @@ class DataprocSparkRunner(SparkRunner):
             accept_succeeded=partial(files.exists, output),
             before_submit=partial(_prepare, spending, output),
         )
-        (stats,) = [m["stats"] for m in invocation.get_custom_messages() if "stats" in m][-1:]
-        found = dict(stats)
+        found = _stats(invocation)
         context.add_output_metadata(spending.metadata() | found.pop(USAGE, {}))
         return found
 
@@ -124,6 +128,16 @@ class VertexTrainingRunner(TrainingRunner):
         content: dict[str, Any] = json.loads(files.read(result))
         return content
 
+    def smoke_serving(self, context: AssetExecutionContext, spec: SmokeSpec) -> dict[str, Any]:
+        """Have the serve image parse its engine's arguments; returns what was found."""
+        settings = self._settings()
+        fingerprint, folder = _stage_spec(settings, "serving", spec)
+        job = serving_check_job(settings, f"{folder}/spec.json", f"{folder}/output")
+        invocation = self._submit(
+            context, settings, serving_check_machine(settings), job, fingerprint, f"{folder}/output"
+        )
+        return _stats(invocation)
+
     def precision(self) -> Precision:
         known = ACCELERATORS.get(self._settings().training.accelerator_type or "")
         return "bfloat16" if known and known.bfloat16 else "float32"
@@ -154,6 +168,25 @@ class VertexTrainingRunner(TrainingRunner):
             launcher += ["--launcher", "command", "--", "python", "-m", module]
         else:
             launcher += ["--launcher", "torchrun", "--", "-m", module]
+        job = custom_job(settings, machines, launcher, f"{folder}/output")
+        self._submit(context, settings, machines, job, fingerprint, output, lambda: not missing())
+        if lacking := missing():
+            raise UserError(
+                f"The job ended well, but left no {lacking[0]}. Materialize the asset again: the "
+                "job is not counted, and starts again."
+            )
+
+    def _submit(
+        self,
+        context: AssetExecutionContext,
+        settings: GoogleCloudSettings,
+        machines: MachineSettings,
+        job: Any,
+        fingerprint: str,
+        output: str,
+        accept_succeeded: Callable[[], bool] = lambda: True,
+    ) -> PipesClientCompletedInvocation:
+        """Follow a job to its end; what it cost is the asset's metadata."""
         price = hourly(settings, machines)
         spending = Spending(
             settings, machines.machine_type, price, machines.replicas, context.run_id
@@ -163,20 +196,22 @@ class VertexTrainingRunner(TrainingRunner):
             client=_vertex(settings),
             limits=_limits(settings, spending),
         )
-        client.run(
+        invocation = client.run(
             context=context,
             parent=settings.parent,
-            custom_job=custom_job(settings, machines, launcher, f"{folder}/output"),
+            custom_job=job,
             fingerprint=fingerprint,
-            accept_succeeded=lambda: not missing(),
+            accept_succeeded=accept_succeeded,
             before_submit=partial(_prepare, spending, output),
         )
         context.add_output_metadata(spending.metadata())
-        if lacking := missing():
-            raise UserError(
-                f"The job ended well, but left no {lacking[0]}. Materialize the asset again: the "
-                "job is not counted, and starts again."
-            )
+        return invocation
+
+
+def _stats(invocation: PipesClientCompletedInvocation) -> dict[str, Any]:
+    """What a program has returned."""
+    (stats,) = [m["stats"] for m in invocation.get_custom_messages() if "stats" in m][-1:]
+    return dict(stats)
 
 
 def _stage_spec(settings: GoogleCloudSettings, job: str, spec: BaseModel) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""The smallest batch and job on real machines, by the same code as the stages."""
+"""The smallest batch and jobs on real machines, by the same code as the stages."""
 
 import uuid
 from collections.abc import Callable, Iterator
@@ -9,6 +9,7 @@ from dagster import AssetExecutionContext, DagsterInstance, MaterializeResult, a
 
 from artifacts.smoke import SmokeSpec
 from llm_assets.cloud.finding import Finding
+from llm_assets.cloud.serving_image import serves_with_vllm
 from llm_assets.cloud.settings import GoogleCloudSettings
 from llm_assets.runners.google_cloud import DataprocSparkRunner, VertexTrainingRunner
 
@@ -20,6 +21,7 @@ Program = Callable[[AssetExecutionContext, SmokeSpec], dict[str, Any]]
 def smoke(settings: GoogleCloudSettings, cloud_config: Path) -> Iterator[Finding]:
     """Run the smallest batch, then the smallest job, and say what each found.
 
+    Where vLLM serves, a third one has the serve image parse the arguments that it would get.
     Their messages have arrived and their images have started where they found anything at all.
 
     Args:
@@ -31,6 +33,16 @@ def smoke(settings: GoogleCloudSettings, cloud_config: Path) -> Iterator[Finding
     job = VertexTrainingRunner(cloud_config_path=path).smoke
     yield from _run("images.spark", batch, spec, settings)
     yield from _run("images.cuda", job, spec, settings)
+    if serves_with_vllm(settings.endpoint):
+        yield from check_engine_arguments(spec, settings, cloud_config)
+
+
+def check_engine_arguments(
+    spec: SmokeSpec, settings: GoogleCloudSettings, cloud_config: Path
+) -> Iterator[Finding]:
+    """Have the serve image parse the arguments that an endpoint's container would get."""
+    job = VertexTrainingRunner(cloud_config_path=str(cloud_config)).smoke_serving
+    yield from _run("images.serve", job, spec, settings)
 
 
 def _run(
@@ -56,8 +68,12 @@ def _run(
 
 def describe(key: str, found: dict[str, Any], settings: GoogleCloudSettings) -> Iterator[Finding]:
     """What a program found, compared with what the settings ask for."""
-    versions = [f"{name} {found[name]}" for name in ("pyspark", "torch", "cuda") if found.get(name)]
-    yield Finding(key, True, f"starts, with Python {found['python']}, {', '.join(versions)}")
+    programs = ("pyspark", "torch", "cuda", "vllm")
+    versions = [f"{name} {found[name]}" for name in programs if found.get(name)]
+    yield Finding(key, True, ", ".join([f"starts, with Python {found['python']}", *versions]))
+    if key == "images.serve":
+        yield _describe_arguments(found)
+        return
     if found.get("executor_python", found["python"]) != found["python"]:
         text = f"executors run Python {found['executor_python']}: build the image again"
         yield Finding(key, False, text)
@@ -74,3 +90,13 @@ def describe(key: str, found: dict[str, Any], settings: GoogleCloudSettings) -> 
         wanted = settings.evaluation.accelerator_count
         text = f"{found['accelerators']} accelerators are seen, {wanted} asked for"
         yield Finding("evaluation", found["accelerators"] >= wanted, text)
+
+
+def _describe_arguments(found: dict[str, Any]) -> Finding:
+    if found["engine"] != "vllm":
+        text = f"the image starts {found['engine']} instead of vLLM: set `vllm: null`"
+        return Finding("endpoint.vllm", False, text)
+    if found["refusal"]:
+        text = f"vLLM {found['vllm']} refuses what it would be started with: {found['refusal']}"
+        return Finding("endpoint.vllm", False, f"{text}. Mend `arguments` under this key.")
+    return Finding("endpoint.vllm", True, f"vLLM {found['vllm']} takes its arguments")

@@ -30,10 +30,12 @@ from artifacts.errors import UserError
 from artifacts.model_folder import check_model_folder
 from artifacts.model_format import write_older_names
 from artifacts.program.lifetime import signal_parents_death
+from artifacts.smoke import CHECK_VARIABLE
 from artifacts.storage import files
 from serving.api.errors import ServingError
 from serving.engine.protocol import GenerateRequest, engine_client
 from serving.logs import log
+from serving.vertex.arguments import check_arguments
 from serving.vertex.context import longest_context
 from serving.vertex.routes import Backend, build_app, complete, is_healthy
 
@@ -166,6 +168,8 @@ def main(arguments: Sequence[str], environment: dict[str, Any]) -> int:
     try:
         if arguments[:1] != ["--"] or len(arguments) < 2:
             raise UserError("Give the engine's command after `--`, with {model} and {port} in it.")
+        if CHECK_VARIABLE in environment:
+            return check_arguments(arguments[1:], environment[CHECK_VARIABLE])
         try:
             wanted = ContainerEnvironment.model_validate(environment)
         except ValidationError as error:

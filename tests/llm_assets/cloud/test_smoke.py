@@ -4,12 +4,20 @@ from pathlib import Path
 
 import yaml
 
+from artifacts.smoke import SmokeSpec
 from llm_assets.cloud.estimate import estimate_smoke
+from llm_assets.cloud.finding import Finding
 from llm_assets.cloud.settings import GoogleCloudSettings
-from llm_assets.runners.smoke import describe, smoke
-from tests.stand_ins.google import CUDA_IMAGE, LocalGoogle
+from llm_assets.runners.smoke import check_engine_arguments, describe, smoke
+from tests.stand_ins.google import BUCKET, CUDA_IMAGE, SERVE_IMAGE, LocalGoogle
 from tests.stand_ins.project import cloud_settings, cuda_image
+from tests.stand_ins.serve_image import vllm_image
 
+L4 = {
+    "machine_type": "g2-standard-8",
+    "accelerator_type": "NVIDIA_L4",
+    "accelerator_count": 1,
+}
 JOB = {"python": "3.11.2", "torch": "2.13.0+cu126", "cuda": "12.6", "bucket": True}
 
 
@@ -50,11 +58,59 @@ def test_mount_that_hides_what_was_uploaded_is_a_problem(google: LocalGoogle) ->
 
 
 def test_accelerators_that_are_not_seen_are_a_problem(google: LocalGoogle) -> None:
-    machines = {"accelerator_type": "NVIDIA_L4", "accelerator_count": 1}
-    content = cloud_settings(google) | {"evaluation": machines | {"machine_type": "g2-standard-8"}}
-    settings = GoogleCloudSettings.model_validate(content)
+    settings = GoogleCloudSettings.model_validate(cloud_settings(google) | {"evaluation": L4})
     seen = list(describe("images.cuda", JOB | {"accelerators": 0}, settings))
     assert [finding.key for finding in seen if not finding.ok] == ["evaluation"]
     assert "cuda 12.6" in seen[0].text
     batch, job = estimate_smoke(settings)
     assert batch.dollars and batch.dollars < 0.5 and job.dollars and job.dollars < 0.5
+
+
+def check_serving(google: LocalGoogle, folder: Path, vllm: dict[str, object]) -> list[Finding]:
+    """What the serve image says of an endpoint's arguments, in a job of its own."""
+    content = cloud_settings(google)
+    content["endpoint"] |= {**L4, "vllm": vllm}
+    path = folder / "google_cloud.yaml"
+    path.write_text(yaml.safe_dump(content))
+    google.images[SERVE_IMAGE] = vllm_image()
+    settings = GoogleCloudSettings.model_validate(content)
+    spec = SmokeSpec(output=f"gs://{BUCKET}/smoke/{folder.name}")
+    return list(check_engine_arguments(spec, settings, path))
+
+
+def test_vllms_own_parser_is_asked_about_the_endpoints_arguments(
+    google: LocalGoogle, tmp_path: Path
+) -> None:
+    starts, takes = check_serving(google, tmp_path, {"max_model_len": 4096})
+    assert starts.ok and "vllm 0.11.0" in starts.text
+    assert takes == Finding("endpoint.vllm", True, "vLLM 0.11.0 takes its arguments")
+    (job,) = google.vertex.jobs()
+    machine = job.job_spec.worker_pool_specs[0].machine_spec
+    assert machine.machine_type == "g2-standard-8", "the evaluation has no accelerators here"
+    (log,) = google.vertex.logs(job.name).values()
+    assert "Traceback" not in log
+
+
+def test_arguments_that_vllm_refuses_are_told_in_its_words(
+    google: LocalGoogle, tmp_path: Path
+) -> None:
+    vllm = {"arguments": ["--no-such", "thing"]}
+    _, refused = check_serving(google, tmp_path, vllm)
+    assert (refused.key, refused.ok) == ("endpoint.vllm", False)
+    assert "unrecognized arguments: --no-such thing" in refused.text
+    assert "Mend `arguments`" in refused.text
+
+
+def test_image_with_another_engine_is_told_where_vllm_is_expected(google: LocalGoogle) -> None:
+    settings = GoogleCloudSettings.model_validate(cloud_settings(google))
+    found = {"python": "3.12.1", "engine": "python"}
+    _, other = describe("images.serve", found, settings)
+    assert other.ok is False and "instead of vLLM" in other.text
+
+
+def test_price_of_every_job_is_said(google: LocalGoogle) -> None:
+    content = cloud_settings(google)
+    assert len(estimate_smoke(GoogleCloudSettings.model_validate(content))) == 2
+    content["endpoint"] |= L4
+    _, _, parser = estimate_smoke(GoogleCloudSettings.model_validate(content))
+    assert parser.stage == "a job on g2-standard-8" and parser.dollars and parser.dollars < 0.5
