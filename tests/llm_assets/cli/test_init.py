@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from artifacts.errors import UserError
-from llm_assets.cli.init import write_pipeline
+from llm_assets.cli.init import LEAST_STEPS, MOST_STEPS, write_pipeline
 from llm_assets.cli.main import commands
 from llm_assets.config import PipelineSettings, load_settings
 from llm_assets.preflight import preflight
@@ -36,6 +36,19 @@ def test_300_markdown_files_hold_out_enough_to_be_judged_on(manuals: Path) -> No
     assert settings.name == "our_manuals"
     assert settings.clean_corpus.split.held_out * 300 >= 2 * 30
     assert not any("nothing could be promoted" in note for note in preflight(settings))
+
+
+def test_a_first_training_of_much_text_ends_after_minutes_and_says_so(tmp_path: Path) -> None:
+    steps = {}
+    for name, size in (("little", 50_000), ("much", 20_000_000)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "text.md").write_bytes(b"The valve opens. " * (size // 17))
+        started = write_pipeline(tmp_path / name, name, tmp_path / f"{name}.yaml")
+        steps[name] = load_settings(started.path).checkpoint.budget.steps
+        assert f"{steps[name]} steps of training, about" in started.notes[-1]
+
+    assert steps["little"] == LEAST_STEPS
+    assert steps["much"] == MOST_STEPS
 
 
 def test_too_few_held_out_documents_are_told_before_any_work(manuals: Path) -> None:
