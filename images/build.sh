@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Builds an image with Cloud Build and prints its name: images/build.sh cuda|spark|serve|serve_transformers [--print]
 # The tag is a hash of everything that goes into the image, so the same content is built once. What is
-# printed names the image by its digest; with --print, which asks nobody, by its tag.
+# printed names the image by its digest; with --print, which asks nobody, by its tag. A base image that
+# has no digest yet gets the one of today, in the Dockerfile.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -21,8 +22,12 @@ region="$(setting region)"
 bucket="$(setting bucket)"
 builder="$(setting builder_account)"
 
+if [[ "${2:-}" != "--print" ]] && ! grep -q '^FROM .*@sha256:' "images/$image/Dockerfile"; then
+  python3 images/pin.py "images/$image/Dockerfile"
+fi
 # shellcheck disable=SC2086
-content="$(git ls-files -co --exclude-standard -- "images/$image" constraints.txt $code | LC_ALL=C sort)"
+content="$(git ls-files -co --exclude-standard -- "images/$image" images/bill_of_materials.py \
+  constraints.txt $code | LC_ALL=C sort)"
 tag="$(while IFS= read -r file; do
   if [[ -f "$file" ]]; then printf '%s\0' "$file"; cat "$file"; fi
 done <<< "$content" | sha256sum | cut -c1-16)"
