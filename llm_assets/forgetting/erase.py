@@ -30,7 +30,8 @@ from llm_assets.registry.state import RegistryState
 from recipes.evaluation.settings import SAMPLES_NAME
 from spark_jobs.clean.decide.duplicates import find_duplicates
 from spark_jobs.clean.history import read_history
-from spark_jobs.runtime.raw_parts import find_pinned, parts_of
+from spark_jobs.runtime.pinned.parts import parts_of
+from spark_jobs.runtime.raw_parts import find_pinned
 
 REASON = "texts were forgotten"
 

@@ -22,7 +22,7 @@ from llm_assets.sources.files.find import find_files
 from llm_assets.sources.files.pinned import pin_files
 from llm_assets.sources.opened import OpenedSource
 from llm_assets.sources.settings import Files
-from spark_jobs.runtime.raw_parts import PinnedFile
+from spark_jobs.runtime.pinned.file import PinnedFile
 
 BATCH_DOCUMENTS = 1_000
 JOB_SECONDS = 3_600.0

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from llm_assets.sources.chunks import Chunks
 from llm_assets.sources.unread import Unread
-from spark_jobs.runtime.raw_parts import PinnedFile
+from spark_jobs.runtime.pinned.file import PinnedFile
 
 
 @dataclass(frozen=True)

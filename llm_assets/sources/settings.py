@@ -41,10 +41,11 @@ class Files(Settings):
     id_column: str | None = None
     """The column or JSON key that holds the document's id; without one, the file and row are it."""
     pin: bool = False
-    """Whether Parquet files stay where they lie, and the corpus holds their names, generations and
-    checksums in place of a copy: for text in a bucket that is too large to copy. Cleaning reads
-    them there, and names one that has changed since. What is wrong with a row is fatal then, but
-    for a text that is null, which is counted as empty."""
+    """Whether files of Parquet or JSON lines (`.jsonl`, `.ndjson`, not compressed) stay where they
+    lie, and the corpus holds their names, generations and checksums in place of a copy: for text in
+    a bucket that is too large to copy. Cleaning reads them there, and names one that has changed
+    since. What is wrong with a row is fatal then, but for a text that is null, which is counted as
+    empty."""
     maximum_faulty_share: float = Field(default=0.01, ge=0, le=1)
     """Share of documents that may be unreadable; they are set aside and counted, more is fatal."""
     formats: tuple[FormatName, ...] = tuple(name for name in FORMATS if name != "code")

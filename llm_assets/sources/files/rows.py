@@ -12,6 +12,7 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from artifacts.json_rows import value_at
 from llm_assets.sources.examples import take_example
 from llm_assets.sources.faults import Fault
 from llm_assets.sources.files.content import Content, not_utf8, too_large
@@ -161,33 +162,23 @@ def pick(record: Any, content: Content, where: str, number: int) -> Row:
     """A record's id and text, or what is wrong with it."""
     source, shown = content.source, content.file.shown
     if source.examples:
-        text = take_example(partial(_value, record), source.examples, f"{shown}, {where}")
+        text = take_example(partial(value_at, record), source.examples, f"{shown}, {where}")
         if isinstance(text, Fault):
             return text
     else:
-        text = _value(record, source.text_column)
+        text = value_at(record, source.text_column)
     if not isinstance(text, str):
         return Fault("no_text", _no_text(record, text, content, where))
     if len(text) > content.maximum_bytes:
         return too_large(content, where, len(text))
     if source.id_column is None:
         return f"{content.file.name}:{number}", text
-    found = _value(record, source.id_column)
+    found = value_at(record, source.id_column)
     if found is None:
         return Fault("no_id", f"{shown}, {where}: no id under the key {source.id_column!r}.")
     if isinstance(found, bool) or not isinstance(found, str | int | float) or found == "":
         return Fault("bad_id", f"{shown}, {where}: the id is {_kind(found)}, not text or a number.")
     return str(found), text
-
-
-def _value(record: Any, key: str) -> Any:
-    """The value under a key, or under keys within keys: `page.text`."""
-    if not isinstance(record, dict):
-        return None
-    if key in record:
-        return record[key]
-    first, dot, rest = key.partition(".")
-    return _value(record.get(first), rest) if dot else None
 
 
 def _no_text(record: Any, found: Any, content: Content, where: str) -> str:

@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict, Field
 
 from artifacts.cache import read_cached, write_cached
+from artifacts.json_rows import with_whole_characters
 from llm_assets.sources.chunks import Batch, Chunks
 from llm_assets.sources.cutting import Cutter
 from llm_assets.sources.document import SCHEMA, Document, to_table
@@ -119,9 +120,9 @@ class _ChunkWriter:
             self._record.examples.append(fault.message)
 
     def _add_document(self, document: Document) -> None:
-        document.text = _repaired(document.text)
+        document.text = with_whole_characters(document.text)
         if document.example:
-            document.example = _repaired(document.example)
+            document.example = with_whole_characters(document.example)
         size = len(document.text.encode("utf-8", "surrogatepass"))
         self._record.documents += 1
         self._record.bytes += size
@@ -152,10 +153,3 @@ class _ChunkWriter:
 def open_parquet(path: Path) -> pq.ParquetWriter:
     """A writer of a snapshot's Parquet files."""
     return pq.ParquetWriter(path, SCHEMA, compression="zstd", write_page_checksum=True)
-
-
-def _repaired(text: str) -> str:
-    """Join surrogate pairs that JSON escapes left apart; a lone surrogate becomes U+FFFD."""
-    if text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text):
-        return text
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -27,7 +27,8 @@ from llm_assets.sources.settings import (
 from llm_assets.sources.snapshot.checked import checked
 from llm_assets.sources.snapshot.chunk_files import ChunkRecord, write_chunks
 from llm_assets.sources.snapshot.identifiers import number_repeated_ids
-from spark_jobs.runtime.raw_parts import PINNED_NAME, PinnedFile
+from spark_jobs.runtime.pinned.file import PinnedFile
+from spark_jobs.runtime.raw_parts import PINNED_NAME
 from spark_jobs.runtime.scratch import scratch_folder
 
 CODE_VERSION = "7"
@@ -97,7 +98,8 @@ def write_snapshot(
         (name to documents and bytes), `licenses` (name to documents), `faults` (the first ones of
         each source and reason, named), `unread` (kind of file to count), `unread_examples` (kind to
         the first names), `repeated_ids` (ids that were given a number), `pinned_files`. Of pinned
-        text, `documents` are its rows, and `bytes` what its files' footers say.
+        text, `documents` are its rows, and `bytes` what its files' footers say, of JSON lines those
+        of the lines.
 
     Raises:
         UserError: a source cannot be read, or all of them together hold no document.
@@ -111,7 +113,7 @@ def write_snapshot(
             if pin := opened[source.name].pin:
                 found, text_bytes = pin()
                 pinned += found
-                documents = sum(sum(file.row_groups) for file in found)
+                documents = sum(file.rows for file in found)
                 records[source.name] = [ChunkRecord(documents=documents, bytes=text_bytes)]
                 continue
             chunks = _keyed(checked(opened[source.name].chunks), source)
