@@ -105,6 +105,7 @@ class EngineProcess:
         """
         if self._client is None or not self.ready.is_set():
             raise EngineLost("the engine is not ready")
+        complete = False
         try:
             async with self._client.stream(
                 "POST", "/generate", content=request.model_dump_json()
@@ -117,12 +118,14 @@ class EngineProcess:
                     chunk = Chunk.model_validate_json(line)
                     if chunk.error is not None:
                         raise EngineLost(chunk.error)
+                    # Read on past the last one: only then is the connection kept for the next.
+                    complete = chunk.finish_reason is not None
                     yield chunk
-                    if chunk.finish_reason is not None:
-                        return
         except httpx.TransportError as error:
-            raise EngineLost(f"the engine is gone ({type(error).__name__})") from error
-        raise EngineLost("the answer ended early")
+            if not complete:
+                raise EngineLost(f"the engine is gone ({type(error).__name__})") from error
+        if not complete:
+            raise EngineLost("the answer ended early")
 
     async def _spawn(self) -> None:
         self._log_path.parent.mkdir(parents=True, exist_ok=True)

@@ -114,7 +114,8 @@ def engine_client(port: int, **headers: str) -> httpx.AsyncClient:
         base_url=f"http://127.0.0.1:{port}",
         headers=headers,
         timeout=httpx.Timeout(None, connect=5.0),
-        limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+        # Any number, kept for less than uvicorn keeps them: none is closed as it is used again.
+        limits=httpx.Limits(keepalive_expiry=2.0),
         trust_env=False,
     )
 

@@ -67,6 +67,21 @@ def test_engine_killed_while_its_health_is_checked_is_started_again(
     asyncio.run(kill_in_checks())
 
 
+def test_connections_to_an_engine_are_kept_for_the_next_requests(
+    tiny_model_folder: Path, tmp_path: Path
+) -> None:
+    async def ask_at_once() -> int:
+        engine = EngineProcess(_desired(tiny_model_folder), tmp_path / "engine.log", lambda: None)
+        await engine.start()
+        await asyncio.gather(*(probe(engine, SETTINGS) for _ in range(4)))
+        connections = psutil.Process(engine.pid).net_connections("tcp")
+        kept = [one for one in connections if one.status == psutil.CONN_ESTABLISHED]
+        await engine.stop()
+        return len(kept)
+
+    assert asyncio.run(ask_at_once()) >= 4
+
+
 def test_a_full_table_of_open_files_says_nothing_about_the_engine(
     tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
