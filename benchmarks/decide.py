@@ -46,7 +46,8 @@ from spark_jobs.settings import CleanCorpusSettings
 HOME = FOLDER / "decide"
 TABLE = Path(__file__).with_name("decide_measured.csv")
 SIZES = [int(size) for size in os.environ.get("BENCH_DOCUMENTS", "1000000,10000000").split(",")]
-HEAP_SECONDS = 5.0
+HEAP_SECONDS = FAMILY_SECONDS = 5.0
+"""Between samples, which cost processor time: the kernel walks all pages of every process."""
 FIGURES = ("seconds", "processor_seconds", "driver_python_gb", "driver_java_gb", "peak_gb")
 """Of one run: its time, the time of all processes, the memory of the driver's Python, the largest
 heap of the driver's Java after a garbage collection, and the memory of all processes."""
@@ -105,7 +106,7 @@ def measure(decider: str, documents: int) -> dict[str, Any]:
     began, processor = time.perf_counter(), _processor_seconds()
     with (
         scratch_folder(str((HOME / "scratch").absolute())) as scratch,
-        PeakMemory() as memory,
+        PeakMemory(FAMILY_SECONDS) as memory,
         _peak_heap(spark) as heap,
     ):
         run = Run(spark, CleanCorpusSettings(), None, Forgotten(), scratch, _report)

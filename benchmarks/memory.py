@@ -1,6 +1,7 @@
 """Memory of a process and all its children."""
 
 import threading
+import time
 from types import TracebackType
 
 import psutil
@@ -29,7 +30,9 @@ def family_memory(pid: int) -> float:
 class PeakMemory:
     """Samples this process while a block runs, alone and with its children; peaks in bytes."""
 
-    def __init__(self) -> None:
+    def __init__(self, family_seconds: float = SAMPLE_SECONDS) -> None:
+        """Sample the children so many seconds apart."""
+        self._family_seconds = family_seconds
         self.own = self.family = 0.0
         self._process = psutil.Process()
         self._ended = threading.Event()
@@ -49,8 +52,11 @@ class PeakMemory:
         self._thread.join()
 
     def _sample(self) -> None:
+        next_of_family = 0.0
         while True:
             self.own = max(self.own, self._process.memory_full_info().pss)
-            self.family = max(self.family, family_memory(self._process.pid))
+            if time.monotonic() >= next_of_family:
+                self.family = max(self.family, family_memory(self._process.pid))
+                next_of_family = time.monotonic() + self._family_seconds
             if self._ended.wait(SAMPLE_SECONDS):
                 return
