@@ -1,6 +1,7 @@
 """Checks on the assets, shown beside them in the UI."""
 
 import math
+from collections import Counter
 
 from dagster import AssetCheckResult, AssetCheckSeverity, asset_check
 
@@ -28,11 +29,16 @@ def _current(pipeline: PipelineResource, asset: str) -> Artifact:
 def every_file_was_read(pipeline: PipelineResource) -> AssetCheckResult:
     """Nothing that was found in the sources was left out; what was is counted by kind."""
     stats = _current(pipeline, "raw_corpus").stats
-    left = sum(stats["unread"].values()) + sum(stats["dropped"].values())
+    kinds = Counter(stats["unread"]) + Counter(stats["dropped"])
+    left = kinds.total()
+    counts = ", ".join(f"{count:,} {kind.replace('_', ' ')}" for kind, count in kinds.items())
     return AssetCheckResult(
         passed=not left,
         severity=AssetCheckSeverity.WARN,
-        description=f"{left:,} files or documents were left out; the asset's metadata names them.",
+        description=f"{left:,} files or documents were left out: {counts}; the asset's metadata "
+        "names them."
+        if left
+        else None,
         metadata={"left_out": left, "documents": stats["documents"]},
     )
 

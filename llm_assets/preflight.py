@@ -34,6 +34,8 @@ ROWS = ("json", "csv", "parquet", "archive")
 
 PACKED = ("pdf", "docx", "parquet", "archive")
 """Formats whose files are far larger or smaller than their text."""
+PACKED_SHARE = 0.25
+"""Of the bytes, up to which such files leave the text's size about known."""
 
 
 @dataclass
@@ -43,8 +45,15 @@ class Extent:
     bytes: int = 0
     documents: int | None = 0
     """None where they cannot be counted without reading."""
-    is_text: bool = True
-    """Whether the bytes are about those of the text: nothing is packed, and no source unseen."""
+    packed: int = 0
+    """Those of `bytes` that are in packed files."""
+    is_seen: bool = True
+    """Whether every source could be looked at."""
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the bytes are about those of the text."""
+        return self.is_seen and self.packed <= PACKED_SHARE * self.bytes
 
 
 def preflight(settings: PipelineSettings) -> list[str]:
@@ -69,7 +78,7 @@ def _extent(settings: PipelineSettings) -> Extent:
         if isinstance(source, Files):
             _add_files(extent, find_files(source, settings.store).files)
             continue
-        extent.documents, extent.is_text = None, False
+        extent.documents, extent.is_seen = None, False
         if isinstance(source, PackageDocs):
             for name in source.packages:
                 find_package(name)
@@ -80,7 +89,8 @@ def _extent(settings: PipelineSettings) -> Extent:
 
 def _add_files(extent: Extent, files: Sequence[StoredFile]) -> None:
     extent.bytes += sum(file.size for file in files)
-    extent.is_text &= not any(f.format.name in PACKED or f.format.compression for f in files)
+    packed = (f.size for f in files if f.format.name in PACKED or f.format.compression)
+    extent.packed += sum(packed)
     if any(file.format.name in ROWS for file in files):
         extent.documents = None
     elif extent.documents is not None:

@@ -81,7 +81,8 @@ class Progress:
         if not evaluation.passed:
             mark = "[yellow]![/]" if evaluation.severity.value == "WARN" else "[red]✗[/]"
             name = evaluation.check_name.replace("_", " ")
-            self._print(f"{mark} {'':<17} check failed: {name}")
+            said = evaluation.description or f"check failed: {name}"
+            self._print(f"{mark} {'':<17} {escape(shown(said))}")
 
     def _show(self, asset: str, message: str) -> None:
         position = f"{self._assets.index(asset) + 1}/{len(self._assets)}"

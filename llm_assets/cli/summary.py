@@ -61,8 +61,8 @@ def print_summary(
     _print_request(console, endpoint, current["eval_metrics"])
     _print_samples(console, current["eval_metrics"])
     console.print(
-        f"\nDone in {format_duration(seconds)}. See it all as a graph: [bold]make ui[/]. "
-        "End the endpoint: [bold]make stop[/].",
+        f"\nDone in {format_duration(seconds)}.\nSee it all as a graph: "
+        "[bold]llm-assets up[/]. End the endpoint: [bold]llm-assets stop[/].",
         highlight=False,
     )
 

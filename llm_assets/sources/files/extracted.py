@@ -39,8 +39,8 @@ def read_pdf(content: Content) -> Iterator[Row]:
         else:
             yield Fault(
                 "no_text_layer",
-                f"{content.file.shown} has no text, only pictures of it. Have it recognized, for "
-                "example with: ocrmypdf in.pdf out.pdf",
+                f"{content.file.shown} has no text, pictures at most. Where it is a scan, have "
+                "it recognized, for example with: ocrmypdf in.pdf out.pdf",
             )
 
 

@@ -94,6 +94,7 @@ def test_every_file_of_a_folder_as_people_have_it_is_accounted_for(manuals: Path
     (manuals / "empty.md").write_text("")
     (manuals / "logo.png").write_bytes(b"x")
     settings = settings_for(manuals)
+    assert any("steps read about" in note for note in preflight(settings))
 
     stats = write_snapshot(settings.raw_corpus, manuals.parent / "raw", lambda line: None)
 

@@ -6,7 +6,10 @@ import threading
 from pathlib import Path
 
 import pytest
+from dagster import AssetCheckResult
 
+from llm_assets.checks import every_file_was_read
+from llm_assets.pipeline import PipelineResource
 from tests.conftest import Project
 from tests.faults import small_disk
 
@@ -134,6 +137,9 @@ def test_what_is_not_read_is_on_the_screen_and_in_the_log(project: Project) -> N
 
     assert ended.returncode == 0, ended.stderr
     assert "Not read: 1 .png (scan.png)" in ended.stdout + ended.stderr
+    checked = every_file_was_read(PipelineResource(config_path=str(project.config)))
+    assert isinstance(checked, AssetCheckResult) and not checked.passed
+    assert "1 files or documents were left out: 1 .png" in str(checked.description)
 
 
 def test_status_and_versions_speak_json(project: Project) -> None:
