@@ -13,6 +13,10 @@ IMAGE = re.compile(r"pull|image .*not found|manifest unknown|imagepull", re.IGNO
 NO_MACHINES = re.compile(r"resources are insufficient|stock-?out|out of stock", re.IGNORECASE)
 QUOTA_PROJECT = re.compile(r"serviceusage\.services\.use|USER_PROJECT_DENIED")
 REGION = re.compile(r"\bregion\b|location id|\blocation\b.*match", re.IGNORECASE)
+POLICY = re.compile(r"constraints/[\w.]+")
+REVOKED = re.compile(r"invalid_grant|reauth", re.IGNORECASE)
+"""What the token server says of a key that was revoked or a login that has expired; gRPC wraps it
+into an error that reads as if the service were busy."""
 DISABLED_API = re.compile(r"has not been used in project|is disabled|SERVICE_DISABLED")
 
 
@@ -70,13 +74,19 @@ def explain(message: str, status: int | None, place: Place) -> str:
             "roles/serviceusage.serviceUsageConsumer on it, or name another with `gcloud auth "
             "application-default set-quota-project`."
         )
+    if policy := POLICY.search(message):
+        return (
+            f"An organization policy forbids this: {policy[0]}. Ask who administers the "
+            "organization's policies for an exception for the project. Nothing here needs external "
+            "addresses: name a `subnetwork` with private access to Google's APIs for the batches."
+        )
     if status == 403:
         return (
             f"The identity that runs Dagster lacks a right. Ask the owner of project {project} for "
             f"{place.role} on it, and for roles/iam.serviceAccountUser on the job's service "
             "account."
         )
-    if status == 401:
+    if status == 401 or REVOKED.search(message):
         return (
             "The credentials were refused. Renew them with `gcloud auth application-default "
             "login`, or check the service account's key in GOOGLE_APPLICATION_CREDENTIALS."
@@ -91,13 +101,26 @@ def explain(message: str, status: int | None, place: Place) -> str:
     return ""
 
 
-def failure_of(error: Exception, doing: str, place: Place) -> RemoteJobFailed:
-    """The failure for an error that Google raised while `doing` something."""
+def failure_of(
+    error: Exception, doing: str, place: Place, running: str | None = None
+) -> RemoteJobFailed:
+    """The failure for an error that Google raised while `doing` something.
+
+    Args:
+        running: the console's page of a job that goes on all the same.
+    """
     message = getattr(error, "message", None) or str(error)
     status = getattr(error, "code", None)
     advice = explain(message, status, place)
     text = f"{place.service} refused {doing} ({status or type(error).__name__}): {message}"
-    return RemoteJobFailed(description=f"{text}\n{advice}".strip(), allow_retries=not advice)
+    parts = [text, advice]
+    if running:
+        parts.append(
+            "The job goes on and costs money: materialize the asset again and the run follows it, "
+            f"or cancel it at {running}"
+        )
+    description = "\n".join(part for part in parts if part)
+    return RemoteJobFailed(description=description, allow_retries=not advice)
 
 
 def failure_of_job(

@@ -93,7 +93,9 @@ class RemoteRun:
         try:
             return call_with_retries(function, self.limits.retries, self.context.log.warning)
         except (GoogleAPIError, GoogleAuthError) as error:
-            raise failure_of(error, doing, self.service.place) from error
+            job = self.job
+            page = self.service.console_url(job.name) if job and not job.phase.ended else None
+            raise failure_of(error, doing, self.service.place, page) from error
 
     def _adopt_or_submit(self) -> None:
         _, self._mark = new_location(self.key)
@@ -224,15 +226,11 @@ class RemoteRun:
             return
         assert self.job is not None
         self._cancel()
-        place = self.service.place
-        raise failure_of_job(
+        raise self._failure(
             f"{self.job.name} was never scheduled: it waited {waited:,.0f} s for machines and was "
-            f"cancelled. {place.region} may have none free: ask for another machine or accelerator "
-            "type, another region, or flex-start, or raise `pending_seconds`.",
-            self.job.detail,
-            self.service.links(self.job.name),
-            self.job.name,
-            place,
+            f"cancelled. {self.service.place.region} may have none free: ask for another machine "
+            "or accelerator type, another region, or flex-start, or raise `pending_seconds`.",
+            self.job,
         )
 
     def _judge(self, job: RemoteJob) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from llm_assets.pipes.failures import is_resource_quota
+from llm_assets.pipes.failures import REVOKED, is_resource_quota
 
 Result = TypeVar("Result")
 
@@ -46,6 +46,8 @@ def is_transient(error: Exception) -> bool:
     """Whether the same call may succeed later: 429 for its rate, 5xx, a cut connection."""
     from google.api_core import exceptions
 
+    if REVOKED.search(str(error)):
+        return False
     if isinstance(error, exceptions.GoogleAPICallError):
         if is_resource_quota(error.message or ""):
             return False

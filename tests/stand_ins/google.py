@@ -138,6 +138,7 @@ class LocalGoogle:
         self.endpoints.reset()
         self.models.reset()
         self.server.faults.clear()
+        self.tokens.revoked = False
         self.storage.clear()
         self.secrets.values.clear()
         self.iam.reset()

@@ -1,6 +1,7 @@
 """Cloud Storage: fake-gcs-server behind a relay that keeps a request log and can fail on order."""
 
 import json
+import re
 import subprocess
 import threading
 import time
@@ -16,6 +17,7 @@ from tests.stand_ins.http_server import Answer, forward, json_answer, start_http
 from tests.stand_ins.processes import start_process
 
 START_SECONDS = 120
+BUCKET = re.compile(r"/storage/v1/b/[^/?]+(\?.*)?")
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,8 @@ class StorageServer:
         """Rights on buckets that the caller lacks."""
         self.allows: Callable[[str, str], bool] = lambda bucket, permission: True
         """Whether the caller has a permission on a bucket."""
+        self.soft_delete_days = 0
+        """How long buckets keep deleted objects."""
         self._faults: list[StorageFault] = []
         self._lock = threading.Lock()
         self._rewriting = threading.Lock()
@@ -87,6 +91,7 @@ class StorageServer:
             self._faults.clear()
             self.denied.clear()
             self.requests.clear()
+            self.soft_delete_days = 0
 
     def make_bucket(self, name: str) -> None:
         body = json.dumps({"name": name}).encode()
@@ -140,6 +145,8 @@ class StorageServer:
             answer = _failing(fault.status)
         elif "/iam/testPermissions?" in raw_path:
             answer = self._test_permissions(raw_path)
+        elif self.soft_delete_days and method == "GET" and BUCKET.fullmatch(raw_path):
+            answer = self._describe_bucket(raw_path, headers)
         elif "/rewriteTo/" in raw_path:
             answer = self._rewrite(method, raw_path, headers, body)
         else:
@@ -185,6 +192,13 @@ class StorageServer:
                 return str(json.load(reply)["generation"])
         except urllib.error.HTTPError:
             return "0"
+
+    def _describe_bucket(self, path: str, headers: dict[str, str]) -> Answer:
+        """`Bucket.softDeletePolicy`, which fake-gcs-server does not know."""
+        status, _, body = forward(self._port, "GET", path, headers, b"")
+        seconds = str(self.soft_delete_days * 86_400)
+        policy = {"softDeletePolicy": {"retentionDurationSeconds": seconds}}
+        return json_answer(status, json.loads(body) | policy)
 
     def _test_permissions(self, path: str) -> Answer:
         """The one call that fake-gcs-server lacks."""

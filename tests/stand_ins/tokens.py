@@ -17,6 +17,8 @@ class TokenServer:
         self.lifetime_seconds = lifetime_seconds
         self.issued = 0
         self.public_pem = b""
+        self.revoked = False
+        """Whether the key was deleted: no token that it signs or was given for is good any more."""
         self._expiry: dict[str, float] = {}
         self._server = start_http_server(lambda *request: json_answer(200, self.issue()))
         self.uri = f"{self._server.url}/token"
@@ -38,9 +40,11 @@ class TokenServer:
     def authorize(self, authorization: str | None) -> None:
         """Refuse anything but a token issued here, or one signed with the service account's key."""
         token = (authorization or "").removeprefix("Bearer ")
-        if self._expiry.get(token, 0) > time.time():
+        if not self.revoked and self._expiry.get(token, 0) > time.time():
             return
         try:
+            if self.revoked:
+                raise ValueError("the key was revoked")
             jwt.decode(token, certs=self.public_pem)
         except Exception as error:
             raise RpcFailed(

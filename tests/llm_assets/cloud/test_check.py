@@ -91,6 +91,11 @@ FAULTS: dict[str, tuple[Callable[[LocalGoogle], object], str, str]] = {
         "gcloud secrets create",
     ),
     "quota": (lambda g: g.rest.quotas.update({METRIC: 1}), "training", "allows 1"),
+    "no quota at all": (
+        lambda g: g.rest.quotas.update({METRIC: 0}),
+        "training",
+        "allows 0 in us-central1",
+    ),
     "serving right": (
         lambda g: g.iam.denied.add("aiplatform.endpoints.deploy"),
         "project",
@@ -237,6 +242,15 @@ def test_missing_bucket_is_told_with_the_command(settings: GoogleCloudSettings) 
 def test_bucket_in_another_region_is_told(settings: GoogleCloudSettings) -> None:
     moved = settings.model_copy(update={"region": "europe-west4"})
     assert any(f.key == "region" and "us-central1" in f.text for f in problems(moved))
+
+
+def test_bucket_that_keeps_what_is_deleted_is_told_with_what_that_costs(
+    google: LocalGoogle, settings: GoogleCloudSettings
+) -> None:
+    google.storage.soft_delete_days = 7
+    (found,) = [f for f in check(settings) if "keeps deleted objects" in f.text]
+    assert found.ok is None, "some want it"
+    assert "for 7 days" in found.text and "--clear-soft-delete" in found.text
 
 
 def test_shipped_file_is_valid_and_estimated() -> None:

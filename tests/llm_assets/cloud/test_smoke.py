@@ -1,5 +1,6 @@
 """The smallest batch and job, as real processes behind the stand-ins."""
 
+import sys
 from pathlib import Path
 
 import yaml
@@ -10,6 +11,7 @@ from llm_assets.cloud.finding import Finding
 from llm_assets.cloud.settings import GoogleCloudSettings
 from llm_assets.runners.smoke import check_engine_arguments, describe, smoke
 from tests.stand_ins.google import BUCKET, CUDA_IMAGE, SERVE_IMAGE, LocalGoogle
+from tests.stand_ins.processes import LocalImage
 from tests.stand_ins.project import cloud_settings, cuda_image
 from tests.stand_ins.serve_image import vllm_image
 
@@ -55,6 +57,27 @@ def test_mount_that_hides_what_was_uploaded_is_a_problem(google: LocalGoogle) ->
     found = JOB | {"accelerators": 0, "shows_uploaded": False}
     (problem,) = [f for f in describe("images.cuda", found, settings) if not f.ok]
     assert problem.key == "bucket" and "hides what was uploaded" in problem.text
+
+
+def test_mount_that_loses_a_file_just_written_is_a_problem(google: LocalGoogle) -> None:
+    settings = GoogleCloudSettings.model_validate(cloud_settings(google))
+    found = JOB | {"accelerators": 0, "bucket": False}
+    (problem,) = [f for f in describe("images.cuda", found, settings) if not f.ok]
+    assert problem.key == "bucket" and "lost what was just written" in problem.text
+
+
+def test_job_whose_result_never_reached_the_bucket_is_not_taken_as_done(
+    google: LocalGoogle, tmp_path: Path
+) -> None:
+    content = cloud_settings(google)
+    content["images"]["spark"] += "-missing"
+    writes_nothing = "import artifacts.program.pipes as p\nwith p.open_session(): pass"
+    google.images[CUDA_IMAGE] = LocalImage(entrypoint=(sys.executable, "-c", writes_nothing))
+    path = tmp_path / "google_cloud.yaml"
+    path.write_text(yaml.safe_dump(content))
+    *_, job = smoke(GoogleCloudSettings.model_validate(content), path)
+    assert job.key == "images.cuda" and job.ok is False
+    assert "ended well, but left no gs://" in job.text and "starts again" in job.text
 
 
 def test_accelerators_that_are_not_seen_are_a_problem(google: LocalGoogle) -> None:

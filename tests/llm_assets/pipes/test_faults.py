@@ -178,6 +178,69 @@ def test_quota_project_that_may_not_be_used_is_told_as_such(
 
 
 @pytest.mark.fault(
+    "Google Cloud",
+    "organization policy forbids machines",
+    sees="which, and who may make an exception",
+    then="asked once",
+)
+def test_organization_policy_is_named_with_who_may_make_an_exception(
+    runner: Runner, google: LocalGoogle
+) -> None:
+    message = (
+        "Constraint constraints/compute.vmExternalIpAccess violated for project local-project. Add "
+        "the instance to the constraint to use external IP with it."
+    )
+    google.server.faults.add(
+        runner.create_method, grpc.StatusCode.FAILED_PRECONDITION, message, times=1000
+    )
+    text = failure_text(runner.run(["materialize"]))
+    assert "policy forbids this: constraints/compute.vmExternalIpAccess. Ask who" in text
+    assert "private access" in text
+    assert google.server.faults.count(runner.create_method) == 1
+
+
+@pytest.mark.fault(
+    "Google Cloud",
+    "key revoked while a job runs",
+    sees="how to renew it, and that the job goes on",
+    then="the next run follows the job",
+)
+def test_key_revoked_while_a_job_runs_is_told_and_the_job_is_found_again(
+    vertex_runner: Runner, google: LocalGoogle, tmp_path: Path
+) -> None:
+    def revoke() -> None:
+        wait_until(
+            lambda: [job.state.name for job in vertex_runner.jobs()] == ["JOB_STATE_RUNNING"]
+        )
+        google.tokens.revoked = True
+
+    threading.Thread(target=revoke, daemon=True).start()
+    flag = tmp_path / "go"
+    text = failure_text(vertex_runner.run([f"wait:{flag}", "materialize"]))
+    (job,) = vertex_runner.jobs()
+    assert "key in GOOGLE_APPLICATION_CREDENTIALS" in text
+    assert "The job goes on and costs money" in text and job.name.rsplit("/")[-1] in text
+    google.tokens.revoked = False
+    flag.touch()
+    assert vertex_runner.run([f"wait:{flag}", "materialize"]).success
+    assert len(vertex_runner.jobs()) == 1
+
+
+def test_login_that_has_expired_is_no_busy_service(
+    vertex_runner: Runner, google: LocalGoogle
+) -> None:
+    message = (
+        "Getting metadata from plugin failed with error: ('invalid_grant: Bad Request', "
+        "{'error': 'invalid_grant'})"
+    )
+    method = vertex_runner.create_method
+    google.server.faults.add(method, grpc.StatusCode.UNAVAILABLE, message, times=1000)
+    text = failure_text(vertex_runner.run(["materialize"]))
+    assert "gcloud auth application-default login" in text
+    assert google.server.faults.count(method) == 1
+
+
+@pytest.mark.fault(
     "Google Cloud", "bucket missing", sees="the command that makes it", then="nothing is submitted"
 )
 def test_missing_bucket_stops_before_anything_is_submitted(runner: Runner) -> None:

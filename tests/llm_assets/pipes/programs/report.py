@@ -3,9 +3,9 @@
 On Dataproc it uses the shipped Pipes writer, on Vertex AI this project's.
 
 Usage: report.py [--count FILE] [STEP...]. The steps: `log:TEXT`, `materialize`, `sleep:SECONDS`,
-`stamp:FILE` (write the time), `exit:STATUS`, `die:STATUS` (without a closing message),
-`raise:TEXT`, and, where FILE counts the starts, `fail-until:N:STATUS` (exit so before start N) and
-`hang-until:N` (sleep until killed).
+`stamp:FILE` (write the time), `wait:FILE` (until it is there), `exit:STATUS`, `die:STATUS` (without
+a closing message), `raise:TEXT`, and, where FILE counts the starts, `fail-until:N:STATUS` (exit so
+before start N) and `hang-until:N` (sleep until killed).
 """
 
 import os
@@ -25,6 +25,7 @@ from google.cloud import storage
 from artifacts.program.pipes import FLUSH_SECONDS, open_session
 
 HOURS = 3600.0
+LOOK_SECONDS = 0.1
 
 
 def _count_start(path: str) -> int:
@@ -41,6 +42,9 @@ def _do(step: str, start: int, pipes: PipesContext) -> None:
         pipes.report_asset_materialization(metadata={"start": start})
     elif verb == "stamp":
         Path(value).write_text(str(time.time()))
+    elif verb == "wait":
+        while not Path(value).exists():
+            time.sleep(LOOK_SECONDS)
     elif verb == "sleep":
         time.sleep(float(value))
     elif verb == "exit":
