@@ -7,6 +7,7 @@ import json
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -34,9 +35,13 @@ def session() -> SparkSession:
 
 def executors() -> list[psutil.Process]:
     """The executors of this process's session, oldest first."""
-    family = psutil.Process(SparkContext._gateway.proc.pid).children(recursive=True)
-    found = [one for one in family if "CoarseGrainedExecutorBackend" in " ".join(one.cmdline())]
-    return sorted(found, key=lambda one: one.create_time())
+    found = []
+    for process in psutil.Process(SparkContext._gateway.proc.pid).children(recursive=True):
+        # What ends while it is looked at is none.
+        with suppress(psutil.NoSuchProcess):
+            if "CoarseGrainedExecutorBackend" in " ".join(process.cmdline()):
+                found.append(process)
+    return sorted(found, key=psutil.Process.create_time)
 
 
 def kill_executors(spark: SparkSession, output: str, killed: list[int]) -> None:
