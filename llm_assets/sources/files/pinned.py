@@ -71,8 +71,8 @@ def _pin(source: Files, file: StoredFile, checksum: str) -> tuple[PinnedFile, in
         )
         if holds_lines:
             text_bytes = file.size
-            check_first_line(file, pinned)
-            pinned = pinned.model_copy(update={"stretches": list(cut_lines(file))})
+            check_first_line(source, file, pinned)
+            pinned = pinned.model_copy(update={"stretches": list(cut_lines(source, file))})
         else:
             row_groups, text_bytes = read_row_groups(source, file, url)
             pinned = pinned.model_copy(update={"row_groups": row_groups})

@@ -171,7 +171,11 @@ def test_a_file_that_changes_before_it_is_pinned_begins_the_source_again(tmp_pat
         ("a.jsonl.gz", gzip.compress(b"{}"), r"a\.jsonl\.gz is gzip\. .* `pin: false`"),
         ("a.jsonl", gzip.compress(b"{}"), r"a\.jsonl is compressed \(gzip\), though its name"),
         ("a.jsonl", b'\n{"key": 1}\n', r"a\.jsonl, line 2: no text under the key 'body'"),
-        ("a.jsonl", line_of("1", "a") + line_of("2", "b" * 300), r"line 2 has more than 0 MB"),
+        (
+            "a.jsonl",
+            line_of("1", "a") + line_of("2", "b" * 300),
+            r"line 2: more than 0.0002 MB\. Div",
+        ),
         ("a.parquet", b"PAR1 no", r"a\.parquet is not a readable Parquet file"),
         ("a.parquet", parquet_of({"key": [1]}), r"no column 'body'; its columns are key"),
         ("a.parquet", parquet_of({"key": [1], "body": [["a"]]}), r"'body' is list<"),
@@ -187,11 +191,10 @@ def test_what_cannot_be_pinned_is_refused_before_anything_is_read(
     name: str, content: bytes, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(footers, "MOST_GROUP_BYTES", 200)
-    monkeypatch.setattr(stretches, "MOST_LINE_BYTES", 200)
     files.write(tmp_path / "text" / name, content)
 
     with pytest.raises(UserError, match=message):
-        pin(pinning(tmp_path / "text"), tmp_path / "raw")
+        pin(pinning(tmp_path / "text", maximum_document_megabytes=0.0002), tmp_path / "raw")
 
 
 @pytest.mark.parametrize(
