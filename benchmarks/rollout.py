@@ -146,7 +146,7 @@ def main() -> None:
         "share of requests answered completely",
         "ending the old server before the new one is started",
         "higher",
-        ["torch", "transformers", "fastapi"],
+        ["openvino-genai", "torch", "transformers", "starlette"],
         {
             "requests_lost": at_most(lost, 0),
             "requests": at_least(sum(ours.counts.values()), 100),

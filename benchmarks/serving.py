@@ -1,8 +1,8 @@
-"""The endpoint against its own engine alone, and against one request at a time.
+"""The endpoint against its own engine alone, transformers' `generate` and llama.cpp's server.
 
-Eight clients ask the same engine, in turn through the API server and directly; what differs is what
-the API server costs. The peer of the headline is transformers' own `generate` in bfloat16, one
-request after another, in turn with the two.
+All are measured in turn, round by round: the endpoint in bfloat16 and in int8, the first one's
+engine asked directly, `generate` in bfloat16 with one request after another, and llama.cpp with 16
+bits and with Q8_0, which is left out where nothing here can build it.
 """
 
 import asyncio
@@ -13,23 +13,29 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 import psutil
 
-from benchmarks.harness import at_least, at_most, keep
+from benchmarks import llama_cpp
+from benchmarks.harness import Check, at_least, at_most, keep
 from benchmarks.models import small_model
 from serving import endpoint as process
 from serving.engine.process import SECRET_VARIABLE
-from serving.settings import EndpointSettings
-from serving.state import Desired
+from serving.settings import EndpointSettings, Weights
+from serving.state import Desired, Status
 
 CLIENTS = 8
-REQUESTS = 48
+REQUESTS = 24
 TOKENS = 48
-ROUNDS = 4
+ALONE_REQUESTS = 2
+"""Of one client, in each round."""
+ROUNDS = 3
 SINGLE_REQUESTS = 60
 PROMPT = "The function numpy.linalg.norm number {} returns"
 
@@ -48,6 +54,58 @@ for number in range(4):
 print(4 * int(sys.argv[3]) / (time.perf_counter() - started))
 """
 
+Ask = Callable[[int, int], Awaitable[int]]
+"""Asks with the number of a prompt for so many tokens; gives how many were written."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """One that speaks OpenAI's protocol."""
+
+    http: httpx.AsyncClient
+    pids: list[int]
+
+    async def ask(self, number: int, tokens: int) -> int:
+        """A whole completion, past where the model would end."""
+        answer = await self.http.post("/v1/completions", json=self._body(number, tokens))
+        answer.raise_for_status()
+        return int(answer.json()["usage"]["completion_tokens"])
+
+    async def first_piece(self, number: int, tokens: int) -> float:
+        """Seconds until a stream's first piece; it is read to its end."""
+        started, first = time.perf_counter(), 0.0
+        body = self._body(number, tokens) | {"stream": True}
+        async with self.http.stream("POST", "/v1/completions", json=body) as answer:
+            answer.raise_for_status()
+            async for line in answer.aiter_lines():
+                if line.startswith("data:") and not first:
+                    first = time.perf_counter() - started
+        return first
+
+    def _body(self, number: int, tokens: int) -> dict[str, object]:
+        asked = {"prompt": PROMPT.format(number), "max_tokens": tokens}
+        return asked | {"temperature": 0.0, "ignore_eos": True}
+
+    @property
+    def megabytes(self) -> float:
+        """Memory of its processes, what they share counted once."""
+        return sum(psutil.Process(pid).memory_full_info().pss for pid in self.pids) / 1e6
+
+
+@dataclass(frozen=True)
+class Engine:
+    """The endpoint's engine, without its API server."""
+
+    http: httpx.AsyncClient
+
+    async def ask(self, number: int, tokens: int) -> int:
+        """What the API server asks it for a whole completion."""
+        body = {"prompt": PROMPT.format(number), "max_tokens": tokens, "ignore_eos": True}
+        body |= {"max_prompt_tokens": 512, "stream": False}
+        answer = await self.http.post("/generate", json=body)
+        answer.raise_for_status()
+        return int(json.loads(answer.text.splitlines()[-1])["completion_tokens"])
+
 
 def one_at_a_time(model: Path) -> float:
     """Tokens per second of transformers' generate in a process of its own."""
@@ -57,153 +115,181 @@ def one_at_a_time(model: Path) -> float:
     return float(done.stdout.split()[-1])
 
 
-async def ask_server(http: httpx.AsyncClient, number: int, tokens: int) -> int:
-    """Tokens that the endpoint wrote."""
-    body = {"prompt": PROMPT.format(number), "max_tokens": tokens}
-    answer = await http.post("/v1/completions", json=body)
-    answer.raise_for_status()
-    return int(answer.json()["usage"]["completion_tokens"])
+async def shared(ask: Callable[[int], Awaitable[float]]) -> list[float]:
+    """What all requests give, which the clients share.
 
-
-async def ask_engine(http: httpx.AsyncClient, number: int, tokens: int) -> int:
-    """Tokens that the engine wrote."""
-    body = {
-        "prompt": PROMPT.format(number),
-        "max_tokens": tokens,
-        "max_prompt_tokens": 512,
-        "temperature": 0.0,
-        "top_p": 1.0,
-        "stream": False,
-    }
-    answer = await http.post("/generate", json=body)
-    answer.raise_for_status()
-    return int(json.loads(answer.text.splitlines()[-1])["completion_tokens"])
-
-
-async def throughput(http: httpx.AsyncClient, ask) -> float:  # type: ignore[no-untyped-def]
-    """Tokens per second of all clients, who share the requests.
-
-    A client takes the next when one ends, so there are eight at a time until the last few.
+    A client takes the next when one ends, so there are eight at a time until the last ones.
     """
     requests = iter(range(REQUESTS))
 
-    async def client() -> int:
-        return sum([await ask(http, number, TOKENS) for number in requests])
+    async def client() -> list[float]:
+        return [await ask(number) for number in requests]
 
+    each = await asyncio.gather(*(client() for _ in range(CLIENTS)))
+    return [value for values in each for value in values]
+
+
+async def throughput(ask: Ask) -> float:
+    """Tokens per second of all clients."""
     started = time.perf_counter()
-    written = await asyncio.gather(*(client() for _ in range(CLIENTS)))
-    return sum(written) / (time.perf_counter() - started)
+    written = sum(await shared(lambda number: ask(number, TOKENS)))
+    return written / (time.perf_counter() - started)
 
 
-async def added_seconds(server: httpx.AsyncClient, engine: httpx.AsyncClient) -> float:
+async def throughput_alone(ask: Ask) -> float:
+    """Tokens per second of one client."""
+    started = time.perf_counter()
+    written = sum([await ask(number, TOKENS) for number in range(ALONE_REQUESTS)])
+    return written / (time.perf_counter() - started)
+
+
+async def added_seconds(server: Server, engine: Engine) -> float:
     """Median of what a one-token answer takes longer through the API server, pair by pair."""
     differences = []
     for number in range(SINGLE_REQUESTS):
         started = time.perf_counter()
-        await ask_server(server, number, 1)
+        await server.ask(number, 1)
         between = time.perf_counter()
-        await ask_engine(engine, number, 1)
+        await engine.ask(number, 1)
         differences.append(2 * between - started - time.perf_counter())
     return statistics.median(differences)
 
 
-@dataclass
-class Measured:
-    """What each round gave."""
-
-    servers: list[float] = field(default_factory=list)
-    """Tokens per second through the API server."""
-    engines: list[float] = field(default_factory=list)
-    """Tokens per second of its engine, asked directly."""
-    alone: list[float] = field(default_factory=list)
-    """Tokens per second of the peer."""
-    front_cpu: list[float] = field(default_factory=list)
-    """Seconds of processor time that a request costs the API server."""
-    added: float = 0.0
-    """Seconds that the API server adds to an answer of one token."""
-
-
 async def measure(
-    url: str, front_pid: int, engine_pid: int, engine_port: int, model: Path
-) -> Measured:
-    """API server, engine and peer in turn."""
-    measured, process_of_front = Measured(), psutil.Process(front_pid)
-    secret = psutil.Process(engine_pid).environ()[SECRET_VARIABLE]
-    headers = {"Authorization": f"Bearer {secret}"}
-    async with (
-        httpx.AsyncClient(base_url=url, timeout=300) as server,
-        httpx.AsyncClient(
-            base_url=f"http://127.0.0.1:{engine_port}", timeout=300, headers=headers
-        ) as engine,
-    ):
-        await throughput(server, ask_server)
+    servers: dict[str, Server], engine: Engine, front_pid: int, model: Path
+) -> dict[str, list[float]]:
+    """What each round gave, by name; `ours` is the endpoint in bfloat16."""
+    found: dict[str, list[float]] = defaultdict(list)
+    ours, front = servers["ours"], psutil.Process(front_pid)
+    for server in servers.values():
+        await throughput(server.ask)
+    turns: list[tuple[str, Ask]] = [(name, one.ask) for name, one in servers.items()]
+    turns.append(("engine", engine.ask))
+    for _ in range(ROUNDS):
+        for name, ask in turns:
+            before = sum(front.cpu_times()[:2])
+            found[name].append(await throughput(ask))
+            if name == "ours":
+                used = sum(front.cpu_times()[:2]) - before
+                found["front_cpu"].append(used / REQUESTS)
+            found[f"{name}, one client"].append(await throughput_alone(ask))
+        # Each comes first and last in turn: what follows another may find another machine.
+        turns.reverse()
+        found["first"] += await shared(lambda number: ours.first_piece(number, TOKENS))
+        # The servers are idle meanwhile, and have no request to neglect.
+        found["generate"].append(one_at_a_time(model))
+    found["added"] = [await added_seconds(ours, engine)]
+    return found
 
-        async def through_front() -> None:
-            before = sum(process_of_front.cpu_times()[:2])
-            measured.servers.append(await throughput(server, ask_server))
-            used = sum(process_of_front.cpu_times()[:2]) - before
-            measured.front_cpu.append(used / REQUESTS)
 
-        async def directly() -> None:
-            measured.engines.append(await throughput(engine, ask_engine))
+@contextmanager
+def endpoint(model: Path, state: Path, weights: Weights) -> Iterator[Status]:
+    """An endpoint while the block runs."""
+    settings = EndpointSettings(port=0, weights=weights)
+    wanted = Desired(model_folder=model, version="1", fingerprint="benchmark", settings=settings)
+    try:
+        yield process.start(state, wanted, print).status
+    finally:
+        process.stop(state)
 
-        ways = [through_front, directly]
-        for _ in range(ROUNDS):
-            for way in ways:
-                await way()
-            # The other one begins next time: what comes after the peer may find another machine.
-            ways.reverse()
-            # The endpoint is idle meanwhile, and has no request to neglect.
-            measured.alone.append(one_at_a_time(model))
-        measured.added = await added_seconds(server, engine)
-    return measured
+
+def seconds_to_answer(model: Path, state: Path) -> float:
+    """From nothing to the first answer, with the model converted already."""
+    with endpoint(model, state, "bf16"):
+        pass
+    started = time.perf_counter()
+    with endpoint(model, state, "bf16") as status:
+        body = {"prompt": PROMPT, "max_tokens": 1}
+        httpx.post(f"{status.url}/v1/completions", json=body).raise_for_status()
+        return time.perf_counter() - started
+
+
+async def measure_all(model: Path, scratch: Path) -> dict[str, list[float]]:
+    """Start everything, measure, stop everything."""
+    start_seconds = seconds_to_answer(model, scratch / "ours")
+    with ExitStack() as running:
+        ours = running.enter_context(endpoint(model, scratch / "ours", "bf16"))
+        int8 = running.enter_context(endpoint(model, scratch / "int8", "int8"))
+        addresses = {"ours": (ours.url, _pids(ours)), "int8": (int8.url, _pids(int8))}
+        programs = llama_cpp.build()
+        if programs is None:
+            print("llama.cpp is left out: cmake and a C++ compiler are not both here.")
+        else:
+            threads = len(os.sched_getaffinity(0))
+            for form, file in llama_cpp.write_models(programs, model, scratch).items():
+                started = llama_cpp.serving(programs, file, CLIENTS, threads)
+                url, pid = running.enter_context(started)
+                addresses[f"llama.cpp {form}"] = (url, [pid])
+        (route,) = ours.routes
+        secret = psutil.Process(route.engine_pid).environ()[SECRET_VARIABLE]
+        async with AsyncExitStack() as clients:
+
+            async def client(url: str, **headers: str) -> httpx.AsyncClient:
+                http = httpx.AsyncClient(base_url=url, timeout=300, headers=headers)
+                return await clients.enter_async_context(http)
+
+            engine_url = f"http://127.0.0.1:{route.engine_port}"
+            engine = Engine(await client(engine_url, Authorization=f"Bearer {secret}"))
+            servers = {
+                name: Server(await client(url), pids) for name, (url, pids) in addresses.items()
+            }
+            found = await measure(servers, engine, ours.api_server_pid, model)
+            for name, server in servers.items():
+                found[f"{name}, MB"] = [server.megabytes]
+    found["start"] = [start_seconds]
+    return found
+
+
+def _pids(status: Status) -> list[int]:
+    """Supervisor, API server and engine."""
+    (route,) = status.routes
+    assert route.engine_pid is not None
+    return [status.pid, status.api_server_pid, route.engine_pid]
+
+
+def judged(found: dict[str, list[float]]) -> dict[str, Check]:
+    """The stated limits, and every figure that they are made of."""
+    middle = {name: statistics.median(values) for name, values in found.items()}
+
+    def times(name: str, other: str, bound: float) -> dict[str, Check]:
+        if other not in middle:
+            return {}
+        return {f"{name} / {other}": at_least(middle[name] / middle[other], bound)}
+
+    slowest_first = statistics.quantiles(found["first"], n=20)[-1]
+    cpu = statistics.mean(found["front_cpu"]) * 1_000
+    checks = {
+        "front adds": at_most(middle["added"] * 1_000, 5, "ms"),
+        "front's processor time for a request": at_most(cpu, 5, "ms"),
+        "front costs of the throughput": at_most(1 - middle["ours"] / middle["engine"], 0.05),
+        "first token, median": at_most(middle["first"] * 1_000, 200, "ms"),
+        "first token, 95th percentile": at_most(slowest_first * 1_000, 500, "ms"),
+        "from start to the first answer": at_most(middle["start"], 3, "s"),
+        "memory": at_most(middle["ours, MB"], 1_444, "MB"),
+    }
+    checks |= times("ours", "generate", 10) | times("ours", "llama.cpp 16 bits", 1.6)
+    checks |= times("ours, one client", "generate", 2.4)
+    checks |= times("ours, one client", "llama.cpp 16 bits, one client", 1)
+    checks |= times("int8", "llama.cpp Q8_0", 0.9)
+    internal = {"added", "front_cpu", "first", "start"}
+    shown = {name: value for name, value in middle.items() if name not in internal}
+    return checks | {name: Check(value, "reported", True) for name, value in shown.items()}
 
 
 def main() -> None:
-    """Start an endpoint, measure, stop it."""
+    """Measure with a model in a folder of its own, and keep what was found."""
     with tempfile.TemporaryDirectory() as scratch:
         model = small_model(Path(scratch) / "model")
-        state = Path(scratch) / "endpoint"
-        desired = Desired(
-            model_folder=model,
-            version="1",
-            fingerprint="benchmark",
-            settings=EndpointSettings(port=0),
-        )
-        process.start(state, desired, print)
-        try:
-            status = process.status(state)
-            assert status is not None
-            route = status.routes[0]
-            assert route.engine_pid is not None and route.engine_port is not None
-            measured = asyncio.run(
-                measure(
-                    status.url,
-                    status.api_server_pid,
-                    route.engine_pid,
-                    route.engine_port,
-                    model,
-                )
-            )
-        finally:
-            process.stop(state)
-    ours, direct, alone = (
-        statistics.median(rates) for rates in (measured.servers, measured.engines, measured.alone)
-    )
+        found = asyncio.run(measure_all(model, Path(scratch)))
     keep(
         "serving",
-        measured.servers,
-        measured.alone,
+        found["ours"],
+        found["generate"],
         "tokens/s",
         "transformers generate, one request at a time",
         "higher",
         ["openvino-genai", "torch", "transformers", "starlette", "uvicorn"],
-        {
-            "front_adds_ms": at_most(measured.added * 1_000, 5, "ms"),
-            "front_cpu_ms_a_request": at_most(statistics.mean(measured.front_cpu) * 1_000, 5, "ms"),
-            "front_costs_throughput": at_most(1 - ours / direct, 0.05),
-            "batched_over_unbatched": at_least(ours / alone, 10),
-        },
+        judged(found),
     )
 
 
