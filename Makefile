@@ -65,5 +65,5 @@ docs: $(READY) ## Regenerate docs/settings.md and docs/benchmarks.md
 bench: $(READY) ## Run one benchmark: make bench NAME=train_cpu
 	@. $(BIN)/activate && python -m benchmarks.$(NAME)
 
-clean: ## Remove the environment and everything made
+clean: ## Remove the environment, the store and the registry; `llm-assets clean` keeps what is needed
 	@rm -rf $(VENV) .venv-bigquery .llm_assets

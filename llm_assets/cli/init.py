@@ -12,7 +12,6 @@ import pyarrow.parquet as pq
 import yaml
 
 from artifacts.errors import UserError
-from artifacts.progress import format_duration
 from artifacts.shown import shown_in_line
 from llm_assets.preflight import BYTES_PER_TOKEN, ROWS
 from llm_assets.sources.files.content import Content
@@ -79,9 +78,9 @@ def write_pipeline(folder: Path, name: str | None, target: Path | None) -> Start
     if found.unread.counts:
         notes.append(f"not read: {found.unread}")
     steps = settings["checkpoint"]["budget"]["steps"]
-    minutes = format_duration(steps * TOKENS_PER_STEP / TOKENS_PER_SECOND)
+    minutes = round(steps * TOKENS_PER_STEP / TOKENS_PER_SECOND / 60)
     notes.append(
-        f"{steps} steps of training, about {minutes} on two cores (`checkpoint.budget.steps`)"
+        f"{steps} steps of training, about {minutes} min on two cores (`checkpoint.budget.steps`)"
     )
     return Started(path, notes)
 

@@ -35,7 +35,7 @@ def clean(yes: bool, as_json: bool) -> None:
     )
     if as_json:
         click.echo(json.dumps(cleaning.as_json() | {"removed": yes}, indent=2))
-    elif not yes:
+    elif cleaning.removals and not yes:
         click.echo("Nothing was removed. Remove it with: llm-assets clean --yes")
 
 
