@@ -3,10 +3,13 @@
 from urllib.parse import parse_qs
 
 import uvicorn
-from fastapi import FastAPI, Request
-from fastapi.responses import HTMLResponse
 from jinja2 import Environment, PackageLoader
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse
+from starlette.routing import Route
 
 from artifacts.errors import UserError
 from artifacts.progress import Report
@@ -28,18 +31,13 @@ def serve_page(session: Session, port: int, report: Report) -> None:
         uvicorn.Server(config).run(sockets=[listener])
 
 
-def build_page(session: Session) -> FastAPI:
+def build_page(session: Session) -> Starlette:
     """The page: a form, and what was found for it."""
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    # A page elsewhere whose name leads here (DNS rebinding) is known by its Host.
-    app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(LOOPBACK))
     tracer = Tracer(session.record.store, lambda line: None)
 
-    @app.get("/")
-    def form() -> HTMLResponse:
+    async def form(_: Request) -> HTMLResponse:
         return _render(session)
 
-    @app.post("/")
     async def found(request: Request) -> HTMLResponse:
         origin = request.headers.get("origin")
         if origin is not None and origin != f"http://{request.headers['host']}":
@@ -50,7 +48,10 @@ def build_page(session: Session) -> FastAPI:
         asked, text = body.get("request", ""), body.get("text", "")
         return _answer(session, tracer, asked.strip() or None, text if text.strip() else None)
 
-    return app
+    # A page elsewhere whose name leads here (DNS rebinding) is known by its Host.
+    guard = Middleware(TrustedHostMiddleware, allowed_hosts=list(LOOPBACK))
+    routes = [Route("/", form), Route("/", found, methods=["POST"])]
+    return Starlette(routes=routes, middleware=[guard])
 
 
 async def _body(request: Request) -> dict[str, str] | None:
@@ -60,7 +61,7 @@ async def _body(request: Request) -> dict[str, str] | None:
         content += piece
         if len(content) > 12 * MOST_CHARACTERS:
             return None
-    fields = parse_qs(content.decode("ascii", "replace"), max_num_fields=4)
+    fields = parse_qs(content.decode("ascii", "replace"))
     return {name: values[0].replace("\r\n", "\n") for name, values in fields.items()}
 
 

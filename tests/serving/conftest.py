@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import httpx
 import psutil
 import pytest
-from fastapi.testclient import TestClient
+from starlette.testclient import TestClient
 
 from artifacts.model_folder import check_model_folder
 from serving import endpoint as process

@@ -20,7 +20,7 @@ from dagster_shared.error import SerializableErrorInfo
 
 from tests.conftest import Project
 
-SLOW = ("dagster", "numpy", "pandas", "pyarrow", "pyspark", "torch", "transformers", "fastapi")
+SLOW = ("dagster", "numpy", "pandas", "pyarrow", "pyspark", "torch", "transformers", "starlette")
 SAY_WHAT_IS_LOADED = f"""
 import sys
 from llm_assets.cli.main import commands

@@ -13,14 +13,14 @@ from typing import cast
 
 import pytest
 import uvicorn
-from fastapi import FastAPI
+from starlette.applications import Starlette
 from starlette.testclient import TestClient
 from tokenizers import Tokenizer
 
 from artifacts.errors import UserError
 from artifacts.shards.shard_set import Shard, ShardSet
 from llm_assets.cli.session import Session
-from llm_assets.cli.trace import told
+from llm_assets.cli.trace import read_answer, told
 from llm_assets.cli.trace_page import build_page
 from llm_assets.registry.records import ModelVersion
 from llm_assets.tracing import indexed
@@ -207,6 +207,17 @@ def test_bad_text_is_refused(lab: Lab, answer: str, message: str) -> None:
         lab.trace(answer)
 
 
+def test_a_file_that_is_absent_no_text_or_too_long_is_named(tmp_path: Path) -> None:
+    absent, binary, huge = (tmp_path / name for name in ("absent", "binary", "huge"))
+    binary.write_bytes(b"\xff\xfe\x00")
+    huge.write_bytes(b"x" * (4 * MOST_CHARACTERS + 1))
+    for path in (absent, binary):
+        with pytest.raises(UserError, match=f"{path} cannot be read as text"):
+            read_answer(path)
+    with pytest.raises(UserError, match=f"{path.parent}/huge is larger .* give a part of it"):
+        read_answer(huge)
+
+
 def test_the_base_model_has_no_text_here(lab: Lab) -> None:
     with pytest.raises(UserError, match="base model"):
         lab.trace("The valve opens", lab.registry.get(0))
@@ -270,7 +281,7 @@ def session_of(lab: Lab) -> Session:
 
 
 @contextmanager
-def served(page: FastAPI) -> Iterator[str]:
+def served(page: Starlette) -> Iterator[str]:
     """Serve a page on loopback as the command does; gives its address."""
     with listen("127.0.0.1", 0) as listener:
         server = uvicorn.Server(uvicorn.Config(page, log_level="warning"))
@@ -295,6 +306,7 @@ def test_the_page_shows_all_of_it_and_nothing_untrusted_becomes_markup(lab: Lab)
         assert page.post("/", data={"text": "x"}, headers=attack).status_code == 403
         assert page.get("/", headers={"host": "evil.example"}).status_code == 400
         assert page.post("/", content=b"x" * 2_000_000).status_code == 413
+        assert page.post("/", content=b"a&b&c&d&e&f&text=").status_code == 400
 
 
 @needs_browser
