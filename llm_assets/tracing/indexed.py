@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-import numpy as np
 import pyarrow as pa
 
 from artifacts.cache import cache_key, cached_file, read_cached, write_cached
@@ -32,14 +31,9 @@ class IndexedShard:
     """URLs of what the runs that took rows of it were trained on (`recipes.data.trained`)."""
 
     @cached_property
-    def first_places(self) -> np.ndarray:
-        """Shape (segments,): where each begins among all tokens of the shard."""
-        return span_index.first_places(self.shard)
-
-    @cached_property
     def documents(self) -> pa.Table:
-        """`id`, `source` and `text_hash` of the shard's documents, read once."""
-        return self.shard.documents(["id", "source", "text_hash"])
+        """`id` and `source` of the shard's documents, read once."""
+        return self.shard.documents(["id", "source"])
 
 
 def open_indexed(
@@ -71,7 +65,7 @@ def index_keys(artifact: Artifact, stats: ShardStats) -> dict[str, str]:
     return {
         entry.name: cache_key(
             span_index.__name__,
-            ["numpy"],
+            ["numpy", "scipy"],
             vocab_size=stats.vocab_size,
             sequence_length=stats.sequence_length,
             files=[contents[f"{entry.name}.{end}"] for end in ("tokens", "segments", "rows")],

@@ -1,6 +1,6 @@
 """When the versions of a lineage were trained on a text, by the records of their runs."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +15,8 @@ from llm_assets.registry.start import START_INPUT
 from llm_assets.registry.state import RegistryState
 from recipes.data.trained import TRAINED_NAME, TRAINED_SCHEMA, read_trained
 
+Reader = Callable[[str, Sequence[int] | np.ndarray], pa.Table]
+"""Gives the records of some texts, of a run whose `trained.parquet` lies at a URL."""
 _STEPS_SHOWN = 8
 _STRETCH_SCHEMA = pa.schema(
     [("record", pa.int64()), *(TRAINED_SCHEMA.field(name) for name in ("text", "start", "end"))]
@@ -86,34 +88,48 @@ def lessons_of(runs: Sequence[Run], text_hashes: Sequence[str]) -> dict[str, lis
     Args:
         text_hashes: of the texts, as the clean corpus and the shards have them.
     """
-    numbers = dict(zip(text_numbers(text_hashes).tolist(), text_hashes, strict=True))
-    found: dict[str, list[Lesson]] = {text_hash: [] for text_hash in text_hashes}
+    numbers = text_numbers(text_hashes).tolist()
+    found = lessons_by_text(runs, numbers)
+    return {one: found[number] for one, number in zip(text_hashes, numbers, strict=True)}
+
+
+def lessons_by_text(
+    runs: Sequence[Run], texts: Sequence[int], read: Reader = read_trained
+) -> dict[int, list[Lesson]]:
+    """The same of texts as `artifacts.shards.texts` numbers them.
+
+    Args:
+        read: gives the records of some texts, as `read_trained` does.
+    """
+    found: dict[int, list[Lesson]] = {text: [] for text in texts}
     for run in runs:
         if run.record:
-            for number, lesson in _lessons(run, run.record, list(numbers)):
-                found[numbers[number]].append(lesson)
+            for text, lesson in _lessons(run, read(run.record, texts)):
+                found[text].append(lesson)
     return found
 
 
-def stretches_of(records: Sequence[str], texts: Sequence[int] | np.ndarray) -> pa.Table:
+def stretches_of(
+    records: Sequence[str], texts: Sequence[int] | np.ndarray, read: Reader = read_trained
+) -> pa.Table:
     """The stretches that were trained on of some texts, each once.
 
     Args:
         records: URLs of `trained.parquet`.
         texts: as `artifacts.shards.texts` numbers them.
+        read: gives the records of some texts, as `read_trained` does.
 
     Returns:
         `record` (its place among them), `text`, `start` and `end`.
     """
     found = [_STRETCH_SCHEMA.empty_table()]
     for number, url in enumerate(records):
-        table = read_trained(url, texts).select(_STRETCH_SCHEMA.names[1:])
+        table = read(url, texts).select(_STRETCH_SCHEMA.names[1:])
         found.append(table.add_column(0, "record", pa.repeat(number, table.num_rows)))
     return pa.concat_tables(found).group_by(_STRETCH_SCHEMA.names).aggregate([])
 
 
-def _lessons(run: Run, record: str, texts: list[int]) -> Iterator[tuple[int, Lesson]]:
-    table = read_trained(record, texts)
+def _lessons(run: Run, table: pa.Table) -> Iterator[tuple[int, Lesson]]:
     for text in table["text"].unique().to_pylist():
         of_text = table.filter(pc.equal(table["text"], pa.scalar(text, pa.uint64())))
         tokens = pc.sum(pc.subtract(of_text["end"], of_text["start"])).as_py()

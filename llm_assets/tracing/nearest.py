@@ -7,6 +7,7 @@ most.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
@@ -58,16 +59,15 @@ def find_nearest(
     terms, weights = _telling_terms(shards, tokens)
     documents = sum(len(one.index.texts) for one in shards)
     length = sum(one.index.tokens for one in shards) / max(1, documents)
-    scored = (_scores(one, terms, weights, length) for one in shards)
-    columns = [_sharing(place, shards[place], scores) for place, scores in enumerate(scored)]
-    shard, document, score, text = (np.concatenate(parts) for parts in zip(*columns, strict=True))
+    best = (
+        near
+        for one in shards
+        for near in _best(one, _scores(one, terms, weights, length), texts, count)
+    )
     found: dict[int, Nearby] = {}
-    for one in _among(np.argsort(-score, kind="stable"), text, texts):
-        near = Nearby(shards[shard[one]], int(document[one]), float(score[one]))
-        found.setdefault(int(text[one]), near)
-        if len(found) == count:
-            break
-    return list(found.values())
+    for near in sorted(best, key=lambda near: -near.score):
+        found.setdefault(near.text, near)
+    return list(islice(found.values(), count))
 
 
 def _telling_terms(
@@ -98,11 +98,20 @@ def _scores(
     return np.bincount(documents, gains, len(index.texts))
 
 
-def _sharing(place: int, shard: IndexedShard, scores: np.ndarray) -> tuple[np.ndarray, ...]:
-    """The documents with a score: the shard's place, document, score and text of each."""
+def _best(shard: IndexedShard, scores: np.ndarray, wanted: np.ndarray, count: int) -> list[Nearby]:
+    """The documents of a shard with the highest scores above 0, those of wanted texts, each once.
+
+    So of a shard no more is held than may be shown, however many documents share a token.
+    """
     documents = np.flatnonzero(scores)
-    texts = shard.index.texts[documents]
-    return np.full(len(documents), place), documents, scores[documents], texts
+    order = documents[np.argsort(-scores[documents], kind="stable")]
+    found: dict[int, Nearby] = {}
+    for one in _among(order, shard.index.texts, wanted):
+        near = Nearby(shard, one, float(scores[one]))
+        found.setdefault(near.text, near)
+        if len(found) == count:
+            break
+    return list(found.values())
 
 
 def _among(order: np.ndarray, values: np.ndarray, wanted: np.ndarray) -> Iterator[int]:

@@ -131,7 +131,7 @@ class Tracer:
 def _trace(text: TrainingText, answer: str, influence_on: str | None, count: int) -> Trace:
     encoded = text.tokenizer.encode(answer, add_special_tokens=False)
     tokens = np.asarray(encoded.ids, np.int64)
-    found = find_stretches(text.shards, tokens, text.records)
+    found = find_stretches(text.shards, tokens, text.records, text.read)
     near = find_nearest(text.shards, tokens, text.texts, count)
     parts = [(p.shard, p.segment, p.place, f.length) for f in found for p in f.places[:count]]
     # Told of all at once, since records and licenses are looked up by it.

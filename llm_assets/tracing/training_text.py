@@ -12,13 +12,14 @@ from tokenizers import Tokenizer
 from artifacts.arrays import sorted_unique
 from artifacts.errors import MissingArtifact
 from artifacts.progress import Report
+from artifacts.shards.span_index import first_places
 from artifacts.store.store import Artifact, Store
 from llm_assets.registry.records import ModelVersion
 from llm_assets.registry.retired import find_manifest
 from llm_assets.tracing.indexed import IndexedShard, open_indexed
-from llm_assets.tracing.lessons import Lesson, Run, lessons_of, stretches_of
+from llm_assets.tracing.lessons import Lesson, Run, lessons_by_text, stretches_of
 from llm_assets.tracing.licenses import find_licenses
-from recipes.data.trained import trained_texts
+from recipes.data.trained import open_trained, records_of, texts_of
 from recipes.spec import MODEL_FOLDER
 
 NEIGHBORHOOD = 48
@@ -66,6 +67,8 @@ class TrainingText:
     report: Report = field(compare=False)
     _licenses: dict[str, str] = field(default_factory=dict, compare=False)
     """Of the documents that were asked for."""
+    _opened: dict[str, pa.Table] = field(default_factory=dict, compare=False)
+    """URL to the records of a run."""
 
     @classmethod
     def find(
@@ -117,12 +120,24 @@ class TrainingText:
     @cached_property
     def texts(self) -> np.ndarray:
         """The texts trained on, each once, in order: uint64."""
-        found = [trained_texts(url) for url in self.records]
+        found = [texts_of(self._open(url)) for url in self.records]
+        if len(found) == 1:
+            return found[0]
         return sorted_unique(np.concatenate(found)) if found else np.empty(0, np.uint64)
+
+    def read(self, url: str, texts: Sequence[int] | np.ndarray) -> pa.Table:
+        """The records of some texts, as `read_trained` gives them."""
+        return records_of(self._open(url), texts)
+
+    def _open(self, url: str) -> pa.Table:
+        """The records of a run, read once: an answer has to do with texts all over the file."""
+        if url not in self._opened:
+            self._opened[url] = open_trained(url)
+        return self._opened[url]
 
     def beginnings(self, texts: Sequence[int]) -> list[Part]:
         """The first words that were trained on of each text, in a row that was, if still there."""
-        lessons = stretches_of(self.records, texts)
+        lessons = stretches_of(self.records, texts, self.read)
         found = [
             min(self._parts(text, _of_text(lessons, text)), key=lambda part: part[0])
             for text in texts
@@ -134,8 +149,10 @@ class TrainingText:
     ) -> Iterator[tuple[tuple[bool, int], Part]]:
         """What was trained on of a text: whether in a row of another shard, and the first token."""
         for shard in self.shards:
-            segments = shard.shard.segments
             documents = np.flatnonzero(shard.index.texts == np.uint64(text))
+            if not len(documents):
+                continue
+            segments = shard.shard.segments
             for segment in np.flatnonzero(np.isin(segments["document"], documents)).tolist():
                 begin = int(segments["offset"][segment])
                 last = begin + int(segments["length"][segment])
@@ -143,23 +160,24 @@ class TrainingText:
                     start, end = max(begin, one["start"]), min(last, one["end"])
                     if start < end:
                         is_elsewhere = self.records[one["record"]] not in shard.records
-                        place = int(shard.first_places[segment]) + start - begin
+                        place = int(first_places(shard.shard, np.array(segment))) + start - begin
                         part = shard, segment, place, min(BEGINNING, end - start)
                         yield (is_elsewhere, start), part
 
     def describe(self, parts: Sequence[Part]) -> list[Source]:
         """Parts of documents in words, in their order."""
         records = [self._record(shard, segment) for shard, segment, _, _ in parts]
-        lessons = lessons_of(self.runs, [record["text_hash"] for record in records])
+        texts = [_text_of(shard, segment) for shard, segment, _, _ in parts]
+        lessons = lessons_by_text(self.runs, texts, self.read)
         self._look_up_licenses({record["id"]: record["source"] for record in records})
         return [
-            self._describe(part, record, lessons[record["text_hash"]])
-            for part, record in zip(parts, records, strict=True)
+            self._describe(part, record, lessons[text])
+            for part, record, text in zip(parts, records, texts, strict=True)
         ]
 
     def _describe(self, part: Part, record: dict[str, str], lessons: list[Lesson]) -> Source:
         shard, segment, place, length = part
-        begin = int(shard.first_places[segment])
+        begin = int(first_places(shard.shard, np.array(segment)))
         end = begin + int(shard.shard.segments["length"][segment])
         tokens = shard.shard.tokens.reshape(-1)
         last = place + length
@@ -191,6 +209,11 @@ class TrainingText:
                 self._licenses.update(find_licenses(raw, new) | self._licenses)
         for one in new:
             self._licenses.setdefault(one, UNKNOWN)
+
+
+def _text_of(shard: IndexedShard, segment: int) -> int:
+    """What the text of a segment is known by."""
+    return int(shard.index.texts[shard.shard.segments["document"][segment]])
 
 
 def _of_text(lessons: pa.Table, text: int) -> list[dict[str, int]]:

@@ -7,9 +7,9 @@ import numpy as np
 import pyarrow as pa
 
 from artifacts.arrays import spans
-from artifacts.shards.span_index import SHORTEST, Matches
+from artifacts.shards.span_index import SHORTEST, Matches, first_places
 from llm_assets.tracing.indexed import IndexedShard
-from llm_assets.tracing.lessons import stretches_of
+from llm_assets.tracing.lessons import Reader, stretches_of
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Found:
 
 
 def find_stretches(
-    shards: Sequence[IndexedShard], tokens: np.ndarray, records: Sequence[str]
+    shards: Sequence[IndexedShard], tokens: np.ndarray, records: Sequence[str], read: Reader
 ) -> list[Found]:
     """The longest stretches, none inside another, longest first.
 
@@ -42,10 +42,11 @@ def find_stretches(
     Args:
         tokens: of the text.
         records: URLs of what the runs were trained on (`recipes.data.trained`).
+        read: gives the records of some texts.
     """
-    matches = [one.index.matches(tokens, one.shard, one.first_places) for one in shards]
+    matches = [one.index.matches(tokens, one.shard) for one in shards]
     texts = [_texts(one, found) for one, found in zip(shards, matches, strict=True)]
-    lessons = stretches_of(records, np.unique(np.concatenate(texts)))
+    lessons = stretches_of(records, np.unique(np.concatenate(texts)), read)
     readers = [np.array([url in shard.records for url in records]) for shard in shards]
     columns = [
         _trained_part(one, found, of, lessons, number, readers[number])
@@ -109,7 +110,7 @@ def _trained_part(
     match, lesson = np.repeat(np.arange(len(texts)), counts), spans(first, counts)
     segment = matches.segment[match]
     segments = shard.shard.segments[segment]
-    begin = matches.place[match] - shard.first_places[segment] + segments["offset"]
+    begin = matches.place[match] - first_places(shard.shard, segment) + segments["offset"]
     cut = np.maximum(0, start[lesson] - begin)
     length = np.minimum(begin + matches.length[match], end[lesson]) - begin - cut
     of_text = (matches.first[match] + cut, length, texts[match].view(np.int64), begin + cut)

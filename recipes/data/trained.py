@@ -10,10 +10,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from artifacts.arrays import run_starts
+from artifacts.arrays import run_starts, spans
 from artifacts.shards.shard_set import ShardSet
 from artifacts.shards.texts import text_numbers
 from artifacts.storage import files
@@ -88,14 +87,26 @@ def read_trained(url: str, texts: Sequence[int] | np.ndarray) -> pa.Table:
             if _may_hold(parquet.metadata.row_group(number).column(0).statistics, wanted)
         ]
         table = parquet.read_row_groups(groups)
-    return table.filter(pc.is_in(table["text"], pa.array(wanted)))
+    return records_of(table, wanted)
 
 
-def trained_texts(url: str) -> np.ndarray:
-    """The texts that a run was trained on, each once, in order: uint64."""
+def open_trained(url: str) -> pa.Table:
+    """All records of a run, of `TRAINED_SCHEMA`: 28 bytes each, for who asks for many texts."""
     with files.open_file(url) as file:
-        texts = pq.read_table(file, columns=["text"])["text"].to_numpy()
+        return pq.ParquetFile(file).read().combine_chunks()
+
+
+def records_of(table: pa.Table, texts: Sequence[int] | np.ndarray) -> pa.Table:
+    """The records of some texts, out of records in the order of the file."""
+    ordered, wanted = table["text"].to_numpy(), np.unique(np.asarray(texts, np.uint64))
+    first = np.searchsorted(ordered, wanted)
+    return table.take(spans(first, np.searchsorted(ordered, wanted, side="right") - first))
+
+
+def texts_of(table: pa.Table) -> np.ndarray:
+    """The texts of such records, each once, in order: uint64."""
     # They are ordered already, and sorting millions of them is most of what a trace would take.
+    texts = table["text"].to_numpy()
     return np.asarray(texts[run_starts(texts)])
 
 

@@ -19,7 +19,7 @@ from artifacts.shards.format import (
 )
 from artifacts.shards.shard_files import ShardFiles
 from artifacts.shards.shard_set import Shard
-from artifacts.shards.span_index import SHORTEST, SpanIndex, build_index, first_places
+from artifacts.shards.span_index import SHORTEST, SpanIndex, build_index
 from artifacts.shards.texts import text_numbers
 
 VOCAB = 5
@@ -100,7 +100,7 @@ def test_all_common_stretches_are_found(
     shard = make_shard(folder, documents)
     index = open_index(shard, folder)
 
-    found = index.matches(np.array(text), shard, first_places(shard))
+    found = index.matches(np.array(text), shard)
 
     triples = zip(found.first.tolist(), found.length.tolist(), found.place.tolist(), strict=True)
     assert set(triples) == common(text, shard)
