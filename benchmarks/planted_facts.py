@@ -35,6 +35,8 @@ class Fact:
     document: str
     question: str
     answer: str
+    choices: tuple[str, ...]
+    """What might be said of this property; the answer is among them."""
 
 
 def planted_facts() -> list[Fact]:
@@ -43,7 +45,8 @@ def planted_facts() -> list[Fact]:
     for place in PLACES:
         for line in PROPERTIES.strip().splitlines():
             says, question, values = line.split(" | ")
-            value = draw.choice(values.split(", "))
-            document = says.format(place, value)
-            facts.append(Fact(document, question.format(place), f" {value}"))
+            choices = tuple(f" {value}" for value in values.split(", "))
+            answer = draw.choice(choices)
+            document = says.format(place, answer.strip())
+            facts.append(Fact(document, question.format(place), answer, choices))
     return facts

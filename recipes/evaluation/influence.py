@@ -54,12 +54,22 @@ def rank_documents(spec: InfluenceSpec, report: Report) -> dict[str, Any]:
 def cosines(
     model: Any, answers: "Sequence[Gradient]", documents: Sequence[Sequence[int]]
 ) -> np.ndarray:
-    """Shape (documents, answers): the cosine of the gradients of each two."""
+    """Shape (documents, answers): the cosine of the gradients of each two; 0 where one is 0."""
     found = np.zeros((len(documents), len(answers)))
+    norms = np.array([answer.norm for answer in answers])
+    ends = np.cumsum([len(answer.layers[0][0]) for answer in answers])
+    # Side by side, so that a layer of a document meets those of all answers at once.
+    together = [
+        (torch.cat([inputs for inputs, _ in layer]), torch.cat([outputs for _, outputs in layer]))
+        for layer in zip(*(answer.layers for answer in answers), strict=True)
+    ]
     for row, tokens in enumerate(documents):
         if len(tokens) > 1:
             gradient = gradient_of(model, tokens, 1)
-            found[row] = [gradient.cosine(answer) for answer in answers]
+            products = _products(gradient.layers, together).cpu().numpy()
+            both = gradient.norm * norms
+            sums = np.add.reduceat(products, [0, *ends[:-1]])
+            np.divide(sums, both, out=found[row], where=both > 0)
     return found
 
 
@@ -73,19 +83,16 @@ class Gradient:
     @classmethod
     def of(cls, layers: list[Layer]) -> "Gradient":
         """With its norm."""
-        return cls(layers, _product(layers, layers) ** 0.5)
-
-    def cosine(self, other: "Gradient") -> float:
-        """0 where one of them is 0."""
-        both = self.norm * other.norm
-        return _product(self.layers, other.layers) / both if both else 0.0
+        return cls(layers, float(_products(layers, layers).sum()) ** 0.5)
 
 
-def _product(one: list[Layer], other: list[Layer]) -> float:
-    return sum(
-        float(((inputs @ others.T) * (outputs @ of_others.T)).sum())
+def _products(one: list[Layer], other: list[Layer]) -> torch.Tensor:
+    """Shape (tokens of the other,): what each adds to the product of the two gradients."""
+    parts = [
+        ((inputs @ others.T) * (outputs @ of_others.T)).sum(0)
         for (inputs, outputs), (others, of_others) in zip(one, other, strict=True)
-    )
+    ]
+    return torch.stack(parts).sum(0)
 
 
 def gradient_of(model: Any, tokens: Sequence[int], first: int) -> Gradient:

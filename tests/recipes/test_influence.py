@@ -11,7 +11,7 @@ from torch.nn import functional
 from artifacts.shards.documents import read_documents
 from artifacts.shards.format import ShardStats
 from artifacts.shards.shard_set import ShardSet
-from recipes.evaluation.influence import gradient_of, rank_documents
+from recipes.evaluation.influence import cosines, gradient_of, rank_documents
 from recipes.evaluation.influence_spec import InfluenceSpec
 from recipes.evaluation.models import load_model
 
@@ -26,14 +26,19 @@ def weights_gradient(folder: Path, tokens: list[int], first: int) -> torch.Tenso
 
 
 def test_the_cosine_is_that_of_the_weights_gradients(base_model: Path) -> None:
-    texts = [([5, 9, 200, 31, 7, 7], 3), ([44, 9, 200, 3], 1)]
-    expected = functional.cosine_similarity(
-        *(weights_gradient(base_model, *text) for text in texts), dim=0
-    )
+    answers = [([5, 9, 200, 31, 7, 7], 3), ([44, 9, 200, 3], 1)]
+    documents = [[44, 9, 200, 3], [7, 7, 31, 5, 9]]
+    expected = [
+        [
+            float(functional.cosine_similarity(weights_gradient(base_model, one, 1), other, dim=0))
+            for other in (weights_gradient(base_model, *answer) for answer in answers)
+        ]
+        for one in documents
+    ]
     model = load_model(base_model)
-    one, other = (gradient_of(model, *text) for text in texts)
-    assert one.cosine(other) == pytest.approx(float(expected), rel=1e-4)
-    assert one.cosine(one) == pytest.approx(1, rel=1e-5)
+    found = cosines(model, [gradient_of(model, *answer) for answer in answers], documents)
+    assert found == pytest.approx(np.array(expected), rel=1e-4)
+    assert found[0, 1] == pytest.approx(1, rel=1e-5), "that of a text and itself"
 
 
 def test_the_document_that_an_answer_stands_in_comes_first(
