@@ -20,7 +20,9 @@ POSITIVE = click.FloatRange(min=0, min_open=True)
 
 
 @click.command()
-@click.option("--smoke", is_flag=True, help="On Google Cloud, also run the smallest batch and job.")
+@click.option(
+    "--smoke", is_flag=True, help="On Google Cloud, also run the smallest batch and jobs."
+)
 @click.option("--yes", is_flag=True, help="Do not ask before --smoke costs money.")
 @json_option
 def check(smoke: bool, yes: bool, as_json: bool) -> None:
@@ -32,7 +34,7 @@ def check(smoke: bool, yes: bool, as_json: bool) -> None:
     Examples:
       llm-assets check
       llm-assets check --json | jq .ok
-      llm-assets check --smoke      on Google Cloud, with the smallest batch and job
+      llm-assets check --smoke      on Google Cloud, with the smallest batch and jobs
     """
     from llm_assets.config import config_path, load_settings
 
@@ -73,7 +75,7 @@ def _check_project(uses_bigquery: bool, smoke: bool, yes: bool, as_json: bool) -
 
 
 def _smoke(cloud: "GoogleCloudSettings", yes: bool, as_json: bool) -> "list[Finding]":
-    """Run the smallest batch and job, after their price was said; shows what each found."""
+    """Run the smallest batch and jobs, after their price was said; shows what each found."""
     from llm_assets.cloud.config import cloud_config_path
     from llm_assets.cloud.estimate import estimate_smoke
     from llm_assets.cloud.prices import PRICES_AS_OF

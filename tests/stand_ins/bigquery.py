@@ -29,6 +29,7 @@ ENVIRONMENT_VARIABLE = "BIGQUERY_ENVIRONMENT"
 HOST_VARIABLE = "BIGQUERY_EMULATOR_HOST"
 """By this Google's own client finds the emulator."""
 START_SECONDS = 120.0
+STARTS = 3
 CHANGES_ROWS = re.compile(rb"\b(INSERT|UPDATE|DELETE|MERGE|CREATE)\b")
 
 
@@ -58,26 +59,6 @@ def running_bigquery(
     emulator = environment / "bin" / "bqemulator"
     if not emulator.exists():
         raise FileNotFoundError(f"There is no {emulator}: run scripts/setup_bigquery.sh")
-    port, grpc_port = free_port(), free_port()
-    home = Path(tempfile.mkdtemp(prefix="bigquery-"))
-    _install_extensions(environment, home)
-    process = start_process(
-        [
-            *(
-                str(environment / "bin" / "bqemulator"),
-                "start",
-                "--project",
-                project,
-                "--log-level",
-                "error",
-            ),
-            *("--rest-port", str(port), "--grpc-port", str(grpc_port)),
-        ],
-        env=os.environ | {"BQEMU_GCS_LOCAL_ROOT": str(mount.view("bigquery")), "HOME": str(home)},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-
     changes = 0
 
     def answer(method: str, path: str, headers: dict[str, str], body: bytes) -> Answer:
@@ -91,17 +72,40 @@ def running_bigquery(
             return _with_changes(given, lambda table: _last_changed(table, changes))
         return given
 
-    relay = start_http_server(answer)
-    try:
-        _wait(process, f"http://127.0.0.1:{port}/bigquery/v2/projects/{project}/datasets")
-        os.environ[HOST_VARIABLE] = relay.url
-        yield Client(project=project)
-    finally:
-        os.environ.pop(HOST_VARIABLE, None)
-        relay.stop()
-        process.terminate()
-        process.wait()
-        shutil.rmtree(home, ignore_errors=True)
+    with _home(environment) as home:
+        process, port = _start(emulator, project, mount, home)
+        relay = start_http_server(answer)
+        try:
+            os.environ[HOST_VARIABLE] = relay.url
+            yield Client(project=project)
+        finally:
+            os.environ.pop(HOST_VARIABLE, None)
+            relay.stop()
+            process.terminate()
+            process.wait()
+
+
+def _start(
+    emulator: Path, project: str, mount: Mount, home: Path
+) -> tuple[subprocess.Popen[bytes], int]:
+    """The emulator's process, and the port that it listens on.
+
+    It takes seconds to start. A port that was free before can be another's by then, so it is
+    started again on other ones.
+    """
+    log = home / "log"
+    for _ in range(STARTS):
+        port = free_port()
+        command = [str(emulator), "start", "--project", project, "--log-level", "error"]
+        ports = ["--rest-port", str(port), "--grpc-port", str(free_port())]
+        root = {"BQEMU_GCS_LOCAL_ROOT": str(mount.view("bigquery")), "HOME": str(home)}
+        with log.open("wb") as output:
+            process = start_process(
+                [*command, *ports], env=os.environ | root, stdout=output, stderr=output
+            )
+        if _listens(process, f"http://127.0.0.1:{port}/bigquery/v2/projects/{project}/datasets"):
+            return process, port
+    raise RuntimeError(f"the BigQuery emulator did not start: {log.read_text()}")
 
 
 def _last_changed(content: dict[str, Any], changes: int) -> dict[str, Any]:
@@ -141,20 +145,30 @@ def add_rows(client: "Client", table: str, texts: Mapping[str, str], ingested_at
     client.query(f"INSERT INTO `{table}` (id, text, ingested_at) VALUES {rows}").result()
 
 
-def _install_extensions(environment: Path, home: Path) -> None:
-    """Put DuckDB's extensions, which came as Python packages, where it would download them to."""
+@contextmanager
+def _home(environment: Path) -> Iterator[Path]:
+    """A home for the emulator, DuckDB's extensions, which came as Python packages, where it would
+    download them to."""
+    home = Path(tempfile.mkdtemp(prefix="bigquery-"))
     for path in environment.glob("lib/python*/site-packages/duckdb_extension_*/extensions/v*/*"):
         folder = home / ".duckdb" / "extensions" / path.parent.name / "linux_amd64"
         folder.mkdir(parents=True, exist_ok=True)
         (folder / path.name).symlink_to(path)
+    try:
+        yield home
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
 
 
-def _wait(process: subprocess.Popen[bytes], url: str) -> None:
+def _listens(process: subprocess.Popen[bytes], url: str) -> bool:
+    """Whether it answers, be it after a while; False where it has ended instead."""
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline and process.poll() is None:
         try:
             urllib.request.urlopen(url, timeout=5).close()
-            return
+            return process.poll() is None
         except OSError:
             time.sleep(0.2)
-    raise RuntimeError("the BigQuery emulator did not start")
+    process.kill()
+    process.wait()
+    return False

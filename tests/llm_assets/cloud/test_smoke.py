@@ -1,4 +1,4 @@
-"""The smallest batch and job, as real processes behind the stand-ins."""
+"""The smallest batch and jobs, as real processes behind the stand-ins."""
 
 import sys
 from pathlib import Path
