@@ -3,10 +3,9 @@
 The peer of its making is tokenizing the same text in the same Spark session, without which there is
 nothing to index. A trace is what `llm-assets trace` and its page do, from the manifests to the
 licenses, asked in a process of its own: the first one with nothing of shards, index and corpus in
-memory, then again as the page does. By default it runs over the environment's docstrings; over 1 GB
-with
+memory, then again as the page does.
 
-    make bench NAME=trace BENCH_MEGABYTES=1000
+BENCH_MEGABYTES (default 1000) chooses another size; 0 takes the docstrings as they are, some 50 MB.
 """
 
 import json
@@ -51,8 +50,7 @@ from spark_jobs.settings import (
 )
 from spark_jobs.tokenize import job as tokenize
 
-MEGABYTES = int(os.environ.get("BENCH_MEGABYTES", "0"))
-"""0 means the docstrings as they are, about 50 MB."""
+MEGABYTES = int(os.environ.get("BENCH_MEGABYTES", "1000"))
 HOME = FOLDER.absolute() / "trace"
 ANSWER_TOKENS = 200
 ROWS_OF_A_STEP = 32

@@ -157,9 +157,9 @@ class SpanIndex:
             raise DamagedArtifact(f"{path} is cut or no index. Remove it: it is made again.")
         with path.open("rb") as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        # What is looked up stands here and there: the pages beside it are not wanted.
+        mapped.madvise(mmap.MADV_RANDOM)
         at = skipped + 8 * _HEADER
-        # Of what is looked up here and there, the pages beside it are not wanted.
-        mapped.madvise(mmap.MADV_RANDOM, 0, at + 8 * (grams + buckets))
 
         def table(kind: str, count: int) -> np.ndarray:
             nonlocal at
