@@ -59,7 +59,7 @@ def estimate(
 def estimate_smoke(settings: GoogleCloudSettings) -> list[Estimate]:
     """Hours and dollars of the smallest batch and jobs: mostly the start of their machines."""
     batch = START_HOURS * SPARK_DCUS * dcu_hourly(settings)
-    machines = [settings.evaluation.model_copy(update={"replicas": 1})]
+    machines = [settings.evaluation]
     if serves_with_vllm(settings.endpoint):
         machines.append(serving_check_machine(settings))
     return [

@@ -69,7 +69,7 @@ def serving_check_machine(settings: GoogleCloudSettings) -> MachineSettings:
     if machines.accelerator_type is None:
         named = {"machine_type", "accelerator_type", "accelerator_count"}
         machines = MachineSettings.model_validate(settings.endpoint.model_dump(include=named))
-    return machines.model_copy(update={"replicas": 1, "timeout_hours": SERVING_CHECK_HOURS})
+    return machines.model_copy(update={"timeout_hours": SERVING_CHECK_HOURS})
 
 
 def _job(

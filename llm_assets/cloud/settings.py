@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from artifacts.settings import Settings
 
@@ -222,7 +222,7 @@ class GoogleCloudSettings(Settings):
     training: MachineSettings = MachineSettings()
     """Machines of the training."""
     evaluation: MachineSettings = MachineSettings()
-    """Machines of the evaluation; one of them is used."""
+    """The evaluation's machine; it uses one."""
     endpoint: EndpointMachineSettings = EndpointMachineSettings()
     """The endpoint that serves the champion."""
     cost: CostSettings = CostSettings()
@@ -237,6 +237,15 @@ class GoogleCloudSettings(Settings):
     """Address that stands for Google's gRPC APIs, for local tests; absent means Google's own."""
     rest_endpoint: str | None = None
     """URL that stands for Google's REST APIs and image registry, for local tests."""
+
+    @field_validator("evaluation")
+    @classmethod
+    def _one_machine(cls, evaluation: MachineSettings) -> MachineSettings:
+        if evaluation.replicas > 1:
+            raise ValueError(
+                "the evaluation runs on one machine: leave `replicas` out, or make it 1"
+            )
+        return evaluation
 
     @property
     def parent(self) -> str:

@@ -114,3 +114,10 @@ def test_settings_of_a_batch_that_cannot_be_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         BatchSettings.model_validate(given)
+
+
+def test_evaluation_on_more_than_one_machine_is_refused(google: LocalGoogle) -> None:
+    content = cloud_settings(google)
+    content["evaluation"] = content["evaluation"] | {"replicas": 2}
+    with pytest.raises(ValueError, match=r"evaluation\n.*the evaluation runs on one machine"):
+        GoogleCloudSettings.model_validate(content)
