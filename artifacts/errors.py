@@ -37,6 +37,11 @@ class DamagedArtifact(UserError):
     """A file of an artifact has another size or checksum than its manifest says."""
 
 
+def first_line(error: BaseException) -> str:
+    """What an error says, in one line of at most 300 characters; its name where it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+
+
 def make_command(asset: str) -> str:
     """The shell line that makes an asset and whatever before it does not exist."""
     return materialize_command(f"*{asset}")

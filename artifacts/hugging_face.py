@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from artifacts.errors import UserError
+from artifacts.errors import UserError, first_line
 
 
 def read_tokenizer(folder: Path) -> Any:
@@ -34,8 +34,3 @@ def read_model(folder: Path, model_class: Any, **options: Any) -> Any:
         # Damaged files surface as errors of safetensors, json, torch or transformers alike.
         raise UserError(f"The model in {folder} cannot be read: {first_line(error)}") from error
     return model.eval()
-
-
-def first_line(error: BaseException) -> str:
-    """What an error says, in one line."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

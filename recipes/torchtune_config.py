@@ -12,6 +12,8 @@ from typing import Any, Literal, get_args
 
 import yaml
 
+from artifacts.errors import first_line
+
 Program = Literal[
     "full_finetune_single_device",
     "full_finetune_distributed",
@@ -132,7 +134,7 @@ def read_config(program: Program, given: Any, overrides: dict[str, Any]) -> dict
         text = OmegaConf.to_yaml(config)
         resolved = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except (OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"no torchtune configuration: {str(error).splitlines()[0]}") from None
+        raise ValueError(f"no torchtune configuration: {first_line(error)}") from None
     assert isinstance(resolved, dict)
     found = {str(key): value for key, value in resolved.items()}
     _check(program, found, _referred_to(text))

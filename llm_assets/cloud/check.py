@@ -5,6 +5,7 @@ from functools import partial
 from http import HTTPStatus
 from typing import Any
 
+from artifacts.errors import first_line
 from llm_assets.cloud.check_rights import check_rights
 from llm_assets.cloud.check_spark import check_spark
 from llm_assets.cloud.finding import Finding
@@ -13,7 +14,6 @@ from llm_assets.cloud.rest import CALL_SECONDS, get_json, open_session, rest_url
 from llm_assets.cloud.rights import APIS
 from llm_assets.cloud.settings import GoogleCloudSettings
 from llm_assets.pipes.failures import Place, explain
-from llm_assets.pipes.retries import first_line
 
 MANIFEST_TYPES = (
     "application/vnd.oci.image.index.v1+json, application/vnd.oci.image.manifest.v1+json, "

@@ -4,14 +4,13 @@ import time
 from functools import cached_property
 from typing import Any
 
-from artifacts.errors import UserError
+from artifacts.errors import UserError, first_line
 from artifacts.progress import Report
 from artifacts.store.identity import hash_json
 from llm_assets.cloud.rest import open_session
 from llm_assets.cloud.serving_image import dedicated_resources
 from llm_assets.cloud.settings import GoogleCloudSettings
 from llm_assets.endpoint.vertex_endpoint import VertexEndpoint
-from llm_assets.pipes.retries import first_line
 from llm_assets.registry.records import ModelVersion
 from serving.evidence import Seen
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from artifacts import checkpoints
-from artifacts.errors import DamagedArtifact, UserError, make_command
+from artifacts.errors import DamagedArtifact, UserError, first_line, make_command
 from artifacts.storage import files
 from artifacts.store import layout
 from artifacts.store.pipelines import Pipeline, PipelineHistory
@@ -86,7 +86,7 @@ def check_caches(store: Store, inventory: Inventory) -> Iterator[Finding]:
         except (pa.ArrowException, OSError) as error:
             yield Finding(
                 cached.path,
-                f"cannot be read ({str(error).splitlines()[0]})",
+                f"cannot be read ({first_line(error)})",
                 "removed; a cache is filled again by the next run",
                 partial(files.remove, path),
             )
@@ -99,7 +99,7 @@ def check_registry(store: Store, registry: Registry, pipeline: str) -> Iterator[
         versions = find_versions(registry)
         contradictions = list(find_contradictions(registry.state()))
     except UserError as error:
-        fault = str(error).splitlines()[0]
+        fault = first_line(error)
         yield Finding(place, fault, "llm-assets restore-registry, or bring it back from a backup")
         return
     for fault in contradictions:

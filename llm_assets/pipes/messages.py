@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from dagster import PipesMessageReader
 from dagster_pipes import PipesBlobStoreMessageWriter, PipesParams
 
+from artifacts.errors import first_line
 from llm_assets.pipes.failures import RemoteJobFailed
-from llm_assets.pipes.retries import first_line, is_transient
+from llm_assets.pipes.retries import is_transient
 
 if TYPE_CHECKING:
     from dagster import PipesMessageHandler

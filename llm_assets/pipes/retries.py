@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from artifacts.errors import first_line
 from llm_assets.pipes.failures import REVOKED, is_resource_quota
 
 Result = TypeVar("Result")
@@ -98,8 +99,3 @@ def call_with_retries(
                 raise
             report(f"Google answered: {first_line(error)}. Trying again in {delay:.0f} s")
             sleep(delay)
-
-
-def first_line(error: Exception) -> str:
-    """The error's message, shortened to one line."""
-    return str(error).strip().splitlines()[0][:300] if str(error).strip() else repr(error)

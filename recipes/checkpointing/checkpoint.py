@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint import CheckpointException
 
 from artifacts import checkpoints
-from artifacts.errors import UserError
+from artifacts.errors import UserError, first_line
 from artifacts.storage import files
 from recipes.checkpointing.newest import find_newest
 from recipes.checkpointing.staging import StagingBuffers, side_stream
@@ -159,11 +159,11 @@ class Checkpointer:
                 fault = f"Saving the checkpoint of step {step} to {self._run_url} failed"
                 if seconds is None:
                     raise UserError(
-                        f"{fault} {len(self._retry_seconds) + 1} times ({_first_line(error)}). The "
+                        f"{fault} {len(self._retry_seconds) + 1} times ({_reason(error)}). The "
                         "checkpoints before are whole: start the same command again when storage "
                         "answers."
                     ) from error
-                self._report(f"{fault} ({_first_line(error)}); trying again in {seconds:g} s")
+                self._report(f"{fault} ({_reason(error)}); trying again in {seconds:g} s")
                 time.sleep(seconds)
 
 
@@ -180,11 +180,11 @@ def _naming_a_full_disk(run_url: str, step: int) -> Iterator[None]:
         ) from error
 
 
-def _first_line(error: BaseException) -> str:
+def _reason(error: BaseException) -> str:
     """What storage said, without DCP's wrapping."""
     if isinstance(error, CheckpointException) and error.failures:
         error = next(iter(error.failures.values()))[0]
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    return first_line(error)
 
 
 def _is_full_disk(error: BaseException | None) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from artifacts.errors import UserError
+from artifacts.errors import UserError, first_line
 from recipes.evaluation.settings import TaskSettings
 
 SEED = 1234
@@ -64,7 +64,7 @@ def run_tasks(lm: Any, tasks: Sequence[TaskSettings], folders: Sequence[Path]) -
             )
         except (OSError, ConnectionError) as error:
             raise UserError(
-                f"The data of task {task.name!r} cannot be read: {str(error).splitlines()[0]}. "
+                f"The data of task {task.name!r} cannot be read: {first_line(error)}. "
                 "Where no hub can be reached, use tasks from local files."
             ) from error
         # A group such as mmlu is one score over the samples of all its parts.

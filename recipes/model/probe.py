@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from artifacts.errors import UserError
+from artifacts.errors import UserError, first_line
 from recipes.data.batch import IGNORED, PADDING_SEGMENT, Batch
 from recipes.model.transformers_network import TransformersNetwork
 
@@ -61,8 +61,8 @@ def check_trainable(network: TransformersNetwork, row_length: int = SHORT + PADD
     except _CannotTrain as fault:
         reason = str(fault)
     except Exception as error:
-        lines = str(error).splitlines() or [""]
-        reason = f"transformers cannot run it on packed rows ({type(error).__name__}: {lines[0]})"
+        said = f"{type(error).__name__}: {first_line(error)}"
+        reason = f"transformers cannot run it on packed rows ({said})"
     else:
         return
     name = type(network.inner).__name__

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from artifacts.errors import UserError
+from artifacts.errors import UserError, first_line
 from recipes.distributed.workers import Workers
 from recipes.torchtune_config import Program, program_path
 from recipes.tune.network import component
@@ -213,6 +213,4 @@ def _refusing() -> Iterator[None]:
     try:
         yield
     except (AssertionError, InstantiationError, RuntimeError, TypeError, ValueError) as error:
-        raise UserError(
-            f"torchtune refuses `checkpoint.config`: {str(error).splitlines()[0]}"
-        ) from error
+        raise UserError(f"torchtune refuses `checkpoint.config`: {first_line(error)}") from error

@@ -22,7 +22,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, AutoModelFo
 from transformers.cache_utils import DynamicCache, DynamicLayer
 from transformers.masking_utils import sdpa_mask
 
-from artifacts.hugging_face import first_line
+from artifacts.errors import first_line
 from serving.engine.pipeline import MODEL_NAME, Unsupported, open_pipeline, score_tokens
 from serving.engine.served_model import read_weights
 from serving.settings import QUANTIZED, Weights

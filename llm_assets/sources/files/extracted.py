@@ -7,6 +7,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from artifacts.errors import first_line
 from llm_assets.sources.faults import Fault
 from llm_assets.sources.files.content import Content, not_utf8, too_large
 from llm_assets.sources.files.rows import Row, whole
@@ -63,7 +64,7 @@ def _one(content: Content, maximum: int, extract: Callable[[bytes], str]) -> Ite
         raise
     except Exception as error:
         # Extractors meet any file at all, and raise whatever they stumble over.
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = first_line(error)
         raise BadFile(
             f"{content.file.shown} cannot be read as {content.file.format.name} ({reason}). "
             "Fetch the file again, or take it out of the source."
