@@ -22,9 +22,9 @@ from recipes.distributed.fully_sharded import FullySharded
 from recipes.distributed.strategy import Strategy
 from recipes.distributed.workers import join_workers
 from recipes.model.causal_model import TrainableModel
-from recipes.model.decoder import Decoder
+from recipes.model.decoder.network import Decoder
 from recipes.optimization.optimizer import build_optimizers
-from recipes.sections import OptimizerSettings
+from recipes.settings.sections import OptimizerSettings
 from recipes.training.step import train_step
 
 SHAPE = SIZES["135m"].shape

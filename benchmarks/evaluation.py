@@ -12,13 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from artifacts.hugging_face import read_tokenizer
+from artifacts.model.hugging_face import read_tokenizer
 from benchmarks.harness import at_least, at_most, keep
 from benchmarks.models import small_model
 from recipes.evaluation.documents import Document, general_texts
-from recipes.evaluation.multiple_choice import MULTIPLE_CHOICE_TASK, make_questions, write_task
+from recipes.evaluation.harness.multiple_choice import (
+    MULTIPLE_CHOICE_TASK,
+    make_questions,
+    write_task,
+)
+from recipes.evaluation.harness.tasks import TaskScores, run_tasks
 from recipes.evaluation.settings import EvaluationSettings, MultipleChoiceSettings, TaskSettings
-from recipes.evaluation.tasks import TaskScores, run_tasks
 
 QUESTIONS = 40
 ROUNDS = 2
@@ -60,7 +64,7 @@ def main() -> None:
     from lm_eval.models.huggingface import HFLM
 
     from recipes.evaluation import models
-    from recipes.evaluation.shared_context import SharedContextLM
+    from recipes.evaluation.harness.shared_context import SharedContextLM
 
     with tempfile.TemporaryDirectory() as scratch:
         folder = small_model(Path(scratch) / "model")

@@ -33,8 +33,8 @@ from scipy.stats import norm, t
 from benchmarks.gate_populations import SHAPES, Population, load_measured, make, measured
 from benchmarks.harness import Check, at_least, at_most, keep
 from llm_assets.gate.settings import GateSettings
-from recipes.evaluation.bounds import FUTILITY, allowance, level, reach, summarize
 from recipes.evaluation.settings import Rounds
+from recipes.evaluation.statistics.bounds import FUTILITY, allowance, level, reach, summarize
 
 YEARS = {52: 400, 500: 100}
 """Candidates of a year to years simulated."""
@@ -84,7 +84,7 @@ def judge(
 def _judge_in_rounds(
     differences: np.ndarray, sizes: np.ndarray, look: int, share: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """As `recipes.evaluation.bounds.is_decided` and the gate do, for many candidates at once."""
+    """As `statistics.bounds.is_decided` and the gate do, for many candidates at once."""
     ends = ROUNDS[differences.shape[1]]
     promoted = np.zeros(len(differences), bool)
     documents = np.zeros(len(differences), int)

@@ -40,10 +40,10 @@ from benchmarks.planted_facts import Fact, planted_facts
 from benchmarks.training_runs import make_spec, run_program
 from llm_assets.tracing.indexed import IndexedShard
 from llm_assets.tracing.nearest import find_nearest
-from recipes.evaluation.influence import cosines, gradient_of
+from recipes.attribution.influence import cosines, gradient_of
 from recipes.evaluation.models import load_model
 from recipes.model.base_model import prepare
-from recipes.settings import BaseModelSettings, training_settings
+from recipes.settings.recipe import BaseModelSettings, training_settings
 
 DOCSTRINGS = 60
 ROW_TOKENS = 32

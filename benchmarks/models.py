@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from recipes.model.base_model import prepare
-from recipes.settings import BaseModelSettings
+from recipes.settings.recipe import BaseModelSettings
 
 MODEL_VARIABLE = "BENCHMARK_MODEL"
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks.harness import Check, alternate, at_least, at_most, keep
 from benchmarks.recipe_tasks import TASKS, RecipeTask, write_examples, write_model
 from benchmarks.training_runs import ProgramRun, make_spec, run_program
-from recipes.settings import training_settings
+from recipes.settings.recipe import training_settings
 
 OURS, PEER = "recipes.continued_pretraining", "benchmarks.plain_scripts"
 WARM_UP_STEPS, STEPS = 2, 8

@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmarks.harness import Check, alternate, at_least, at_most, keep
 from benchmarks.training_runs import ProgramRun, make_spec, random_shards, run_program
 from recipes.model.base_model import prepare
-from recipes.settings import BaseModelSettings, training_settings
+from recipes.settings.recipe import BaseModelSettings, training_settings
 from recipes.spec import TrainingSpec
 
 OURS, PEER = "recipes.continued_pretraining", "benchmarks.hugging_face_trainer"

@@ -27,8 +27,8 @@ from benchmarks.harness import Check, alternate, at_least, keep
 from benchmarks.sizes import SIZES, Size
 from benchmarks.torchtune_loop import train_with_torchtune
 from recipes.data.batch import IGNORED, Batch
-from recipes.model.decoder import Decoder
-from recipes.model.loss import summed_cross_entropy
+from recipes.model.decoder.loss import summed_cross_entropy
+from recipes.model.decoder.network import Decoder
 from recipes.training.hardware import flops_per_token, peak_flops
 
 DOCUMENT_TOKENS = 512

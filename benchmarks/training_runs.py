@@ -20,7 +20,7 @@ from artifacts.shards.format import (
     token_dtype,
     write_shard,
 )
-from recipes.settings import RecipeSettings
+from recipes.settings.recipe import RecipeSettings
 from recipes.spec import TrainingSpec, read_metrics
 
 REPOSITORY = Path(__file__).parents[1]

@@ -19,13 +19,13 @@ from benchmarks.harness import at_most, keep
 from benchmarks.sizes import SIZES
 from benchmarks.training_runs import REPOSITORY
 from recipes.data.batch import Batch
-from recipes.deepspeed_configuration import configuration
-from recipes.deepspeed_settings import DeepSpeedSettings
 from recipes.distributed.workers import join_workers, leave_workers
 from recipes.model.causal_model import TrainableModel
-from recipes.model.decoder import Decoder
+from recipes.model.decoder.network import Decoder
 from recipes.quiet import silence_libraries
-from recipes.sections import OptimizerSettings
+from recipes.settings.deepspeed import DeepSpeedSettings
+from recipes.settings.deepspeed_configuration import configuration
+from recipes.settings.sections import OptimizerSettings
 from recipes.training.step import train_step
 
 SHAPE = SIZES["135m"].shape

@@ -1,4 +1,4 @@
-# Who may do what on which resource. The list is llm_assets/cloud/rights.py's, where `llm-assets
+# Who may do what on which resource. The list is llm_assets/cloud/setup/rights.py's, where `llm-assets
 # check` asks for each; a test compares the two.
 
 resource "google_service_account" "jobs" {

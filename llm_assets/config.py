@@ -25,7 +25,7 @@ from llm_assets.notification_settings import NotificationSettings
 from llm_assets.retention_settings import RetentionSettings
 from llm_assets.sources.settings import Files, RawCorpusSettings
 from recipes.evaluation.settings import EvaluationSettings
-from recipes.settings import (
+from recipes.settings.recipe import (
     RECIPES,
     BaseModelSettings,
     ContinuedPretrainingSettings,

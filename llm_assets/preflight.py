@@ -17,7 +17,7 @@ from llm_assets.sources.docstrings import find_package
 from llm_assets.sources.files.find import find_files
 from llm_assets.sources.files.source_file import StoredFile
 from llm_assets.sources.settings import Files, HuggingFaceDataset, PackageDocs
-from recipes.settings import BaseModelSettings
+from recipes.settings.recipe import BaseModelSettings
 from serving import endpoint as process
 from serving.api.address import listen
 

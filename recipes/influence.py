@@ -3,8 +3,8 @@
 import sys
 
 from artifacts.program.entry import run_program
-from recipes.evaluation.influence import rank_documents
-from recipes.evaluation.influence_spec import InfluenceSpec
+from recipes.attribution.influence import rank_documents
+from recipes.attribution.influence_spec import InfluenceSpec
 
 if __name__ == "__main__":
     sys.exit(run_program(InfluenceSpec, rank_documents))

@@ -3,8 +3,8 @@
 import sys
 
 from artifacts.program.entry import run_program
-from recipes.evaluation.memory import measure_memory
-from recipes.evaluation.memory_spec import MemorySpec
+from recipes.attribution.memory import measure_memory
+from recipes.attribution.memory_spec import MemorySpec
 
 if __name__ == "__main__":
     sys.exit(run_program(MemorySpec, measure_memory))

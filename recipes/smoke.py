@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from artifacts.program.entry import run_program
+from artifacts.program.smoke import PROBE, UPLOADED, SmokeSpec
 from artifacts.progress import Report
-from artifacts.smoke import PROBE, UPLOADED, SmokeSpec
 from artifacts.storage import files
 from recipes.launcher.secrets import PREFIX
 from recipes.spec import RESULT_NAME

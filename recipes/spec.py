@@ -15,8 +15,8 @@ from artifacts.shards.masked import MaskedShardSet
 from artifacts.shards.shard_set import ShardSet
 from artifacts.storage import files
 from artifacts.store.identity import hash_json
-from recipes.sections import Precision
-from recipes.settings import RecipeSettings
+from recipes.settings.recipe import RecipeSettings
+from recipes.settings.sections import Precision
 
 SECONDS_TO_SAVE = 300
 """How long a worker that was asked to end may take over its checkpoint."""

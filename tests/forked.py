@@ -23,7 +23,7 @@ IMPORTED = [
     "dagster._core.storage.runs.sqlite",
     "dagster._core.storage.schedules.sqlite",
     "llm_assets.checks",
-    "llm_assets.cli.run",
+    "llm_assets.cli.pipeline.run",
     "llm_assets.platform",
     "matplotlib.backends.backend_agg",
     "matplotlib.figure",

@@ -17,7 +17,7 @@ from artifacts.source_code import normalized, source_hash
 from llm_assets.gate.settings import CODE_VERSION as GATE_VERSION
 from llm_assets.sources.snapshot.snapshot import CODE_VERSION as SNAPSHOT_VERSION
 from recipes.evaluation.settings import CODE_VERSION as EVALUATION_VERSION
-from recipes.settings import BASE_MODEL_CODE_VERSION, CHECKPOINT_CODE_VERSION
+from recipes.settings.recipe import BASE_MODEL_CODE_VERSION, CHECKPOINT_CODE_VERSION
 from spark_jobs.clean.job import CODE_VERSION as CLEAN_VERSION
 from spark_jobs.tokenize.job import CODE_VERSION as TOKENIZE_VERSION
 

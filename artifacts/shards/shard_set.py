@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from artifacts.arrays import ends_of, spans
 from artifacts.errors import UserError
+from artifacts.numbers.arrays import ends_of, spans
 from artifacts.shards.format import SEGMENT, PackedRows, ShardEntry, ShardStats, Split
 from artifacts.shards.shard_files import ShardFiles
 

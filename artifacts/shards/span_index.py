@@ -20,8 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
-from artifacts.arrays import ends_of, lower_bounds, run_starts, spans
 from artifacts.errors import DamagedArtifact
+from artifacts.numbers.arrays import ends_of, lower_bounds, run_starts, spans
 from artifacts.shards.shard_set import Shard
 
 GRAM = 6

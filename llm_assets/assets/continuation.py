@@ -6,8 +6,8 @@ from artifacts.shards.format import ShardStats
 from artifacts.store.store import Artifact
 from llm_assets.registry.base import Registry
 from llm_assets.registry.retired import find_manifest
-from recipes.sections import BUDGETS
-from recipes.settings import ContinuedPretrainingSettings, RecipeSettings, training_settings
+from recipes.settings.recipe import ContinuedPretrainingSettings, RecipeSettings, training_settings
+from recipes.settings.sections import BUDGETS
 from recipes.training.budget import total_steps
 
 MOST_TIMES = 8

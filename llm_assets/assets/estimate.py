@@ -6,8 +6,8 @@ from typing import Any
 from artifacts.shards.format import ShardStats
 from artifacts.store.store import Artifact
 from llm_assets.runners.training import TrainingRunner
+from recipes.settings.training import TrainingSettings
 from recipes.training.budget import total_steps
-from recipes.training_settings import TrainingSettings
 
 
 def training_estimate(

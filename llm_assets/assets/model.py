@@ -28,13 +28,13 @@ from llm_assets.runners.checkpoint import train_into
 from llm_assets.runners.training import TrainingRunner
 from recipes.evaluation.settings import ModelSource
 from recipes.model import base_model as base_model_recipe
-from recipes.sections import BUDGETS
-from recipes.settings import (
+from recipes.settings.recipe import (
     BASE_MODEL_CODE_VERSION,
     CHECKPOINT_CODE_VERSION,
     RecipeSettings,
     training_settings,
 )
+from recipes.settings.sections import BUDGETS
 from recipes.spec import MODEL_FOLDER, TENSORBOARD_NAME, TrainingSpec, read_metrics
 
 GROUP = "model"

@@ -24,7 +24,7 @@ from llm_assets.automation.notifications import tell_once
 from llm_assets.config import PipelineSettings
 from llm_assets.pipeline import PipelineResource
 from recipes.model.base_model import identify, source_files
-from recipes.settings import BaseModelSettings
+from recipes.settings.recipe import BaseModelSettings
 
 SECONDS = 10.0
 

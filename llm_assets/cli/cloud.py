@@ -12,8 +12,8 @@ from artifacts.shown import shown
 from llm_assets.cli.options import json_option
 
 if TYPE_CHECKING:
-    from llm_assets.cloud.finding import Finding
     from llm_assets.cloud.settings import GoogleCloudSettings
+    from llm_assets.cloud.setup.finding import Finding
 
 COMPLETE = "Everything a run needs is there."
 POSITIVE = click.FloatRange(min=0, min_open=True)
@@ -56,8 +56,8 @@ def check(smoke: bool, yes: bool, as_json: bool) -> None:
 
 def _check_project(uses_bigquery: bool, smoke: bool, yes: bool, as_json: bool) -> None:
     """Test the cloud project; with `as_json`, what people watch goes to standard error."""
-    from llm_assets.cloud.check import check as check_project
     from llm_assets.cloud.config import cloud_config_path, load_cloud_settings
+    from llm_assets.cloud.setup.check import check as check_project
 
     cloud = load_cloud_settings()
     findings = check_project(cloud, uses_bigquery)
@@ -112,7 +112,7 @@ def estimate(
 
     sizes = (corpus_gb, tokens, parameters)
     if sizes == (None, None, None) and (session := open_session()).settings.platform == "local":
-        from llm_assets.cli.estimate import expect
+        from llm_assets.cli.pipeline.estimate import expect
 
         expected = expect(session)
         told, lines = expected.as_json(), list(expected.lines())
@@ -150,7 +150,7 @@ def setup(outputs: Path | None) -> None:
       llm-assets setup
     """
     from llm_assets.cloud.config import cloud_config_path
-    from llm_assets.cloud.setup import read_outputs, write_settings
+    from llm_assets.cloud.setup.terraform import read_outputs, write_settings
 
     path = cloud_config_path()
     settings = write_settings(read_outputs(outputs), path)

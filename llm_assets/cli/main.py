@@ -11,12 +11,12 @@ import click
 
 from artifacts.reasons import reason_of
 from artifacts.shown import shown
-from llm_assets.cli.backup import BACKUP
 from llm_assets.cli.cloud import CLOUD
-from llm_assets.cli.maintenance import MAINTENANCE
 from llm_assets.cli.options import json_option, name_option, reason_option, version_argument
-from llm_assets.cli.provenance import PROVENANCE
-from llm_assets.cli.services import SERVICES
+from llm_assets.cli.text.provenance import PROVENANCE
+from llm_assets.cli.upkeep.backup import BACKUP
+from llm_assets.cli.upkeep.maintenance import MAINTENANCE
+from llm_assets.cli.upkeep.services import SERVICES
 from llm_assets.config import CONFIG_VARIABLE
 
 
@@ -49,8 +49,8 @@ def init(folder: Path, name: str | None, output: Path | None) -> None:
     Example:
       llm-assets init /data/manuals --name manuals
     """
-    from llm_assets.cli.init import write_pipeline
-    from llm_assets.cli.project import write_project
+    from llm_assets.cli.pipeline.init import write_pipeline
+    from llm_assets.cli.pipeline.project import write_project
 
     started = write_pipeline(folder, name, output)
     for note in started.notes:
@@ -73,7 +73,7 @@ def import_json(file: Path, revision: str | None, output: Path | None) -> None:
     """
     import yaml
 
-    from llm_assets.cli.import_json import import_file, write_imported
+    from llm_assets.cli.pipeline.import_json import import_file, write_imported
 
     imported = import_file(file, revision)
     target = output or Path("config") / f"{file.stem}.yaml"
@@ -95,7 +95,7 @@ def status(as_json: bool) -> None:
       llm-assets status --json | jq .served
     """
     from llm_assets.cli.session import open_session
-    from llm_assets.cli.status import screen, status_of
+    from llm_assets.cli.versions.status import screen, status_of
 
     found = status_of(open_session())
     click.echo(json.dumps(found, indent=2) if as_json else shown("\n".join(screen(found))))
@@ -112,7 +112,7 @@ def run(rebuild: tuple[str, ...]) -> None:
       llm-assets run --rebuild checkpoint     a training from its first step
       V=1 llm-assets run                      with Dagster's own log
     """
-    from llm_assets.cli.run import run_pipeline
+    from llm_assets.cli.pipeline.run import run_pipeline
 
     sys.exit(run_pipeline(os.environ.get("V", "0") not in ("", "0"), rebuild))
 
@@ -133,7 +133,7 @@ def experiment(file: Path | None, assignments: tuple[str, ...], as_json: bool) -
     """
     from rich.console import Console
 
-    from llm_assets.cli.experiment import print_results, run_experiment
+    from llm_assets.cli.pipeline.experiment import print_results, run_experiment
     from llm_assets.experiments.trials import parse_changes, read_changes
 
     changes = (read_changes(file) if file else {}) | parse_changes(assignments)
@@ -172,7 +172,7 @@ def versions(as_json: bool) -> None:
       llm-assets versions --json | jq '.[-1].verdicts'
     """
     from llm_assets.cli.session import open_session
-    from llm_assets.cli.versions import list_versions, versions_as_json
+    from llm_assets.cli.versions.versions import list_versions, versions_as_json
 
     session = open_session()
     if as_json:
@@ -197,8 +197,8 @@ def export(version: int, form: Any, output: Path | None, key: Path | None) -> No
       llm-assets export 3 --to gguf
       llm-assets export 3 --to safetensors --sign release.pem   a key that is absent is made
     """
-    from llm_assets.cli.export import export_version
     from llm_assets.cli.session import open_session
+    from llm_assets.cli.versions.export import export_version
 
     click.echo(shown(export_version(open_session(), version, form, output, key)))
 
@@ -214,8 +214,8 @@ def approve(version: int, name: str, reason: str) -> None:
     Example:
       llm-assets approve 2 --reason "reads better"
     """
-    from llm_assets.cli import promotion
     from llm_assets.cli.session import open_session
+    from llm_assets.cli.versions import promotion
 
     promotion.approve(open_session(), version, name, reason, click.echo)
 
@@ -231,8 +231,8 @@ def reject(version: int, name: str, reason: str) -> None:
     Example:
       llm-assets reject 4 --reason "wrong dosages"
     """
-    from llm_assets.cli import promotion
     from llm_assets.cli.session import open_session
+    from llm_assets.cli.versions import promotion
 
     promotion.reject(open_session(), version, name, reason, click.echo)
 
@@ -247,8 +247,8 @@ def rollback(name: str, reason: str) -> None:
     Example:
       llm-assets rollback --reason "users complain"
     """
-    from llm_assets.cli import promotion
     from llm_assets.cli.session import open_session
+    from llm_assets.cli.versions import promotion
 
     promotion.roll_back(open_session(), name, reason, click.echo)
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from artifacts.smoke import CHECK_VARIABLE
+from artifacts.program.smoke import CHECK_VARIABLE
 from llm_assets.cloud.serving_image import engine_arguments
 from llm_assets.cloud.settings import GoogleCloudSettings, MachineSettings
 from recipes.launcher.secrets import ENDPOINT_VARIABLE, PREFIX

@@ -11,8 +11,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from artifacts.errors import UserError
-from artifacts.hugging_face import read_tokenizer
-from artifacts.model_folder import check_model_folder, context_tokens, read_config
+from artifacts.model.folder import check_model_folder, context_tokens, read_config
+from artifacts.model.hugging_face import read_tokenizer
 from llm_assets.export.gguf_file import write_gguf
 from llm_assets.export.signature import prepare_key, sign_folder
 from recipes.evaluation.documents import GENERAL_TEXT

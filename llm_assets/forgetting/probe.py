@@ -12,8 +12,8 @@ from artifacts.shards.texts import text_numbers
 from artifacts.store.store import Artifact, Store
 from llm_assets.forgetting.certificate import REPLACES
 from llm_assets.runners.program import ask_program
+from recipes.attribution.memory_spec import MemorySpec
 from recipes.data.seen import SEEN_NAME, Seen
-from recipes.evaluation.memory_spec import MemorySpec
 from recipes.spec import MODEL_FOLDER
 
 CONTROLS = 99

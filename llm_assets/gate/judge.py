@@ -19,9 +19,9 @@ from llm_assets.gate.evidence import (
 )
 from llm_assets.gate.settings import CODE_VERSION, GateSettings
 from llm_assets.gate.verdict import Comparison, Outcome, Quantization, Reason, Verdict
-from recipes.evaluation.bounds import allowance, estimate, level
 from recipes.evaluation.metric import GENERAL_TASK, Metric
 from recipes.evaluation.settings import Rounds
+from recipes.evaluation.statistics.bounds import allowance, estimate, level
 
 NEWEST_TASK = "held_out_newest"
 GENERAL_LEVEL = 0.025

@@ -10,7 +10,7 @@ from dagster import AssetExecutionContext, PipesClientCompletedInvocation
 from pydantic import BaseModel
 
 from artifacts.errors import UserError
-from artifacts.smoke import PROBE, UPLOADED, SmokeSpec
+from artifacts.program.smoke import PROBE, UPLOADED, SmokeSpec
 from artifacts.storage import files
 from artifacts.store.identity import hash_json
 from llm_assets.cloud.accelerators import ACCELERATORS
@@ -35,7 +35,7 @@ from llm_assets.runners.completeness import missing_of_evaluation, missing_of_tr
 from llm_assets.runners.spark import SparkRunner
 from llm_assets.runners.training import TrainingRunner
 from recipes.evaluation.spec import EvaluationSpec
-from recipes.sections import Precision
+from recipes.settings.sections import Precision
 from recipes.spec import RESULT_NAME, TrainingResult, TrainingSpec
 from spark_jobs.clean import job as clean
 from spark_jobs.runtime.usage import USAGE

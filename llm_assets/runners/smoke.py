@@ -7,10 +7,10 @@ from typing import Any
 
 from dagster import AssetExecutionContext, DagsterInstance, MaterializeResult, asset, materialize
 
-from artifacts.smoke import SmokeSpec
-from llm_assets.cloud.finding import Finding
+from artifacts.program.smoke import SmokeSpec
 from llm_assets.cloud.serving_image import serves_with_vllm
 from llm_assets.cloud.settings import GoogleCloudSettings
+from llm_assets.cloud.setup.finding import Finding
 from llm_assets.runners.google_cloud import DataprocSparkRunner, VertexTrainingRunner
 
 QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}

@@ -10,8 +10,8 @@ from dagster import AssetExecutionContext, ConfigurableResource
 
 from llm_assets.runners.child_process import run_child
 from recipes.evaluation.spec import EvaluationSpec
-from recipes.sections import Precision
-from recipes.settings import RecipeSettings
+from recipes.settings.recipe import RecipeSettings
+from recipes.settings.sections import Precision
 from recipes.spec import SPEC_NAME, TrainingResult, TrainingSpec, command, read_result
 
 

@@ -12,7 +12,7 @@ from artifacts.store.store import Store
 from llm_assets.runners.program import ask_program
 from llm_assets.tracing.nearest import Nearby, find_nearest
 from llm_assets.tracing.training_text import TrainingText
-from recipes.evaluation.influence_spec import InfluenceSpec
+from recipes.attribution.influence_spec import InfluenceSpec
 from recipes.spec import MODEL_FOLDER, SPEC_NAME, TrainingSpec
 
 CANDIDATES = 32

@@ -11,7 +11,7 @@ from itertools import islice
 
 import numpy as np
 
-from artifacts.arrays import spans
+from artifacts.numbers.arrays import spans
 from llm_assets.tracing.indexed import IndexedShard
 
 K1, B = 1.5, 0.75

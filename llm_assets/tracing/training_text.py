@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from tokenizers import Tokenizer
 
-from artifacts.arrays import sorted_unique
 from artifacts.errors import MissingArtifact
+from artifacts.numbers.arrays import sorted_unique
 from artifacts.progress import Report
 from artifacts.shards.span_index import first_places
 from artifacts.store.store import Artifact, Store

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from artifacts.arrays import spans
+from artifacts.numbers.arrays import spans
 from artifacts.shards.span_index import SHORTEST, Matches, first_places
 from llm_assets.tracing.indexed import IndexedShard
 from llm_assets.tracing.lessons import Reader, stretches_of

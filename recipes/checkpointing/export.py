@@ -11,13 +11,13 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from artifacts.model_format import older_config, write_older_names
+from artifacts.model.format import older_config, write_older_names
 from artifacts.storage import files
 from recipes.distributed.strategy import Strategy
 from recipes.distributed.workers import Workers
 from recipes.model.causal_model import TrainableModel
 from recipes.model.lora import merge_adapters, write_adapter
-from recipes.sections import LoraSettings
+from recipes.settings.sections import LoraSettings
 
 CONFIG_NAME = "config.json"
 """Written last: an export with it is whole."""

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-from recipes.sections import CheckpointingSettings
+from recipes.settings.sections import CheckpointingSettings
 
 Clock = Callable[[], float]
 

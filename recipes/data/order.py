@@ -7,11 +7,11 @@ from fractions import Fraction
 
 import numpy as np
 
-from artifacts.permutation import permute
+from artifacts.numbers.permutation import permute
 from artifacts.shards.format import Split
 from artifacts.shards.shard_set import ShardSet
 from recipes.data.seen import Rows, Seen, look_up
-from recipes.sections import OrderSettings
+from recipes.settings.sections import OrderSettings
 from recipes.spec import TrainingSpec
 
 REPLAY_SEED = 0x5DEECE66D

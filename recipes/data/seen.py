@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from artifacts.arrays import run_starts
+from artifacts.numbers.arrays import run_starts
 from artifacts.shards.shard_set import Shard, ShardSet
 from artifacts.shards.texts import text_numbers
 from artifacts.storage import files

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from artifacts.arrays import run_starts, spans
+from artifacts.numbers.arrays import run_starts, spans
 from artifacts.shards.shard_set import ShardSet
 from artifacts.shards.texts import text_numbers
 from artifacts.storage import files

@@ -32,7 +32,7 @@ from recipes.distributed.strategy import Strategy, Update
 from recipes.model.causal_model import TrainableModel
 from recipes.model.precision import mixed_precision
 from recipes.optimization.optimizer import Optimizers, set_learning_rate
-from recipes.sections import Precision
+from recipes.settings.sections import Precision
 
 # Frozen weights are the base model's, which the run's inputs pin.
 TRAINED_ONLY = StateDictOptions(ignore_frozen_params=True)

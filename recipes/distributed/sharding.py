@@ -7,7 +7,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from recipes.distributed.tensor_parallel import split_matrices
 from recipes.distributed.workers import Workers
 from recipes.model.causal_model import TrainableModel
-from recipes.sections import Precision
+from recipes.settings.sections import Precision
 
 
 def shard(model: TrainableModel, workers: Workers, replicas: int, precision: Precision) -> None:

@@ -18,8 +18,8 @@ from torch.distributed.tensor.parallel import (
 
 from artifacts.errors import UserError
 from recipes.model.causal_model import TrainableModel
-from recipes.model.decoder import Decoder, DecoderShape
-from recipes.model.loss import summed_cross_entropy
+from recipes.model.decoder.loss import summed_cross_entropy
+from recipes.model.decoder.network import Decoder, DecoderShape
 
 
 def split_matrices(model: TrainableModel, mesh: DeviceMesh) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from artifacts.arrays import sorted_unique
+from artifacts.numbers.arrays import sorted_unique
 from artifacts.shards.format import ShardStats
 from artifacts.shards.shard_files import ShardFiles
 from artifacts.shards.shard_set import Shard

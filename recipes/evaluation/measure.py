@@ -8,11 +8,10 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from artifacts.errors import UserError
-from artifacts.hugging_face import read_tokenizer
+from artifacts.model.hugging_face import read_tokenizer
 from artifacts.progress import Report
 from artifacts.storage import files
 from artifacts.store.identity import hash_json
-from recipes.evaluation.bounds import is_decided
 from recipes.evaluation.contamination import find_contamination
 from recipes.evaluation.documents import (
     Document,
@@ -23,9 +22,14 @@ from recipes.evaluation.documents import (
     newest_documents,
 )
 from recipes.evaluation.examples import Scorer
+from recipes.evaluation.harness.multiple_choice import (
+    MULTIPLE_CHOICE_TASK,
+    make_questions,
+    write_task,
+)
+from recipes.evaluation.harness.tasks import digest_tasks
 from recipes.evaluation.metric import ANSWER_BITS_PER_BYTE, BITS_PER_BYTE, GENERAL_TASK, Metric
 from recipes.evaluation.model_scores import measure, to_json
-from recipes.evaluation.multiple_choice import MULTIPLE_CHOICE_TASK, make_questions, write_task
 from recipes.evaluation.results import (
     FINGERPRINT_KEY,
     HELD_OUT_TASK,
@@ -46,7 +50,7 @@ from recipes.evaluation.settings import (
     TaskSettings,
 )
 from recipes.evaluation.spec import EvaluationSpec
-from recipes.evaluation.tasks import digest_tasks
+from recipes.evaluation.statistics.bounds import is_decided
 from recipes.spec import RESULT_NAME
 
 NEWEST = "_newest"

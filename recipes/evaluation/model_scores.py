@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 
 from artifacts.cache import cache_key, read_cached, write_cached
-from artifacts.hugging_face import read_tokenizer
+from artifacts.model.hugging_face import read_tokenizer
 from artifacts.progress import Report
 from recipes.evaluation.documents import Document, check_tokenizer, check_vocabulary
 from recipes.evaluation.examples import Scorer
+from recipes.evaluation.harness.tasks import TaskScores, run_tasks
 from recipes.evaluation.metric import Metric
 from recipes.evaluation.results import Data, Scores, sizes
 from recipes.evaluation.settings import ModelSource
 from recipes.evaluation.spec import EvaluationSpec
 from recipes.evaluation.summaries import score_summaries
-from recipes.evaluation.tasks import TaskScores, run_tasks
 
 
 def measure(
@@ -114,7 +114,7 @@ def _written(
         report(f"{role}: writing {len(data.prompts)} completions")
         samples = models.complete(model, tokenizer, data.prompts, settings.generation)
     if data.lm_eval_tasks:
-        from recipes.evaluation.shared_context import SharedContextLM
+        from recipes.evaluation.harness.shared_context import SharedContextLM
 
         report(f"{role}: answering {', '.join(task.name for task in data.lm_eval_tasks)}")
         lm = SharedContextLM(model, tokenizer, settings.batch_tokens)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from artifacts.errors import UserError
-from artifacts.hugging_face import read_model
+from artifacts.model.hugging_face import read_model
 from recipes.evaluation.documents import Document
 from recipes.evaluation.settings import GenerationSettings
 from recipes.model.precision import Precision, choose_precision

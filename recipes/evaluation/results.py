@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow as pa
 
 from artifacts.store.identity import hash_json
-from recipes.evaluation.bootstrap import studentized_interval
 from recipes.evaluation.documents import Document, digest
+from recipes.evaluation.harness.tasks import TaskScores
 from recipes.evaluation.metric import Metric
 from recipes.evaluation.settings import EvaluationSettings, SummarySettings, TaskSettings
-from recipes.evaluation.tasks import TaskScores
+from recipes.evaluation.statistics.bootstrap import studentized_interval
 
 FINGERPRINT_KEY = "evaluation_fingerprint"
 """In the result and in the metadata of the scores, so that they cannot be mixed up."""

@@ -5,7 +5,7 @@ from typing import Literal
 from artifacts.settings import Settings
 from artifacts.shards.format import ShardStats
 from recipes.evaluation.settings import EvaluationSettings, Folder, ModelSource, Question
-from recipes.settings import ContinuedPretrainingSettings, RecipeSettings
+from recipes.settings.recipe import ContinuedPretrainingSettings, RecipeSettings
 
 
 class EvaluationSpec(Settings):

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from artifacts.errors import UserError
+from recipes.evaluation.harness.tasks import TaskScores
 from recipes.evaluation.settings import SummarySettings
-from recipes.evaluation.tasks import TaskScores
 
 ROUGE = ("rouge1", "rouge2", "rougeL")
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from artifacts.errors import UserError
 from artifacts.storage.checksums import sha256_of
 from recipes.quiet import silence_libraries
-from recipes.settings import BaseModelSettings
-from recipes.training_settings import ModelFamily
+from recipes.settings.recipe import BaseModelSettings
+from recipes.settings.training import ModelFamily
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -87,7 +87,7 @@ def _check_trainable(folder: Path, family: ModelFamily, report: Callable[[str], 
     """Refuse what training would refuse, before anything else is made from it."""
     silence_libraries()
     from recipes.model.causal_model import load_model
-    from recipes.model.decoder import DECODER_MODEL_TYPES
+    from recipes.model.decoder.network import DECODER_MODEL_TYPES
     from recipes.model.family import check_family
     from recipes.model.probe import check_trainable
     from recipes.model.transformers_network import TransformersNetwork

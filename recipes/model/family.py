@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from artifacts.errors import UserError
-from recipes.training_settings import ModelFamily
+from recipes.settings.training import ModelFamily
 
 WANTED = {
     "causal": "causal models (Llama, Qwen, GPT-2 and such)",

@@ -5,7 +5,7 @@ from typing import Literal
 
 import torch
 
-from recipes.sections import Precision
+from recipes.settings.sections import Precision
 
 
 def choose_precision(

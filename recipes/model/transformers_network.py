@@ -11,7 +11,7 @@ from torch import nn
 
 from artifacts.errors import UserError
 from recipes.data.batch import IGNORED, PADDING_SEGMENT, Batch
-from recipes.model.attention import allowed_positions
+from recipes.model.decoder.attention import allowed_positions
 
 Network = TypeVar("Network", bound=nn.Module)
 

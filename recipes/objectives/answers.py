@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from artifacts.hugging_face import read_tokenizer
+from artifacts.model.hugging_face import read_tokenizer
 from artifacts.shards.format import ShardStats
 from recipes.evaluation.bits import text_bits
 from recipes.evaluation.documents import Document, check_vocabulary
 from recipes.evaluation.examples import ExampleScores
 from recipes.evaluation.metric import BITS_PER_BYTE, Metric
 from recipes.evaluation.models import as_served, device, load_model
-from recipes.settings import ExactMatchSettings
+from recipes.settings.recipe import ExactMatchSettings
 
 BATCH_EXAMPLES = 8
 SAMPLES = 2

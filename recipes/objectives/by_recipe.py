@@ -6,7 +6,7 @@ from recipes.objectives.masked import MASKED
 from recipes.objectives.objective import Objective
 from recipes.objectives.preferences import PREFERENCES
 from recipes.objectives.sequence_to_sequence import TARGETS
-from recipes.settings import RecipeSettings
+from recipes.settings.recipe import RecipeSettings
 
 OBJECTIVES: dict[str, Objective] = {
     "continued_pretraining": NEXT_TOKEN,

@@ -8,7 +8,7 @@ from recipes.model.probe import check_trainable
 from recipes.model.transformers_network import TransformersNetwork
 from recipes.objectives.answers import AnswerScorer
 from recipes.objectives.objective import Objective
-from recipes.settings import RecipeSettings
+from recipes.settings.recipe import RecipeSettings
 from recipes.spec import TrainingSpec
 
 

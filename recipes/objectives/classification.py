@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from artifacts.errors import UserError
-from artifacts.hugging_face import read_tokenizer
+from artifacts.model.hugging_face import read_tokenizer
 from artifacts.shards.format import ShardStats
 from recipes.data.example_rows import read_examples
 from recipes.evaluation.documents import Document
@@ -20,7 +20,7 @@ from recipes.evaluation.models import as_served, device
 from recipes.model.causal_model import TrainableModel
 from recipes.model.example_networks import load_classifier
 from recipes.objectives.objective import Objective
-from recipes.settings import ClassificationSettings
+from recipes.settings.recipe import ClassificationSettings
 from recipes.spec import TrainingSpec
 
 BATCH_EXAMPLES = 16

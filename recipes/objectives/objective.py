@@ -7,7 +7,7 @@ from recipes.data.packed_rows import read_batch
 from recipes.data.reader import ReadBatch
 from recipes.evaluation.examples import Scorer
 from recipes.model.causal_model import TrainableModel
-from recipes.settings import RecipeSettings
+from recipes.settings.recipe import RecipeSettings
 from recipes.spec import TrainingSpec
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from artifacts.errors import UserError
-from artifacts.hugging_face import read_tokenizer
+from artifacts.model.hugging_face import read_tokenizer
 from artifacts.shards.format import ShardStats
 from recipes.data.batch import IGNORED
 from recipes.data.preference_rows import PreferenceBatch, lay_out, read_preferences

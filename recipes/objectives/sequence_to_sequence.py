@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from artifacts.errors import UserError
-from artifacts.hugging_face import read_tokenizer
+from artifacts.model.hugging_face import read_tokenizer
 from artifacts.shards.format import ShardStats
 from recipes.data.example_rows import read_examples
 from recipes.evaluation.documents import Document
@@ -21,7 +21,7 @@ from recipes.evaluation.summaries import ROUGE
 from recipes.model.causal_model import TrainableModel
 from recipes.model.example_networks import load_sequence_to_sequence
 from recipes.objectives.objective import Objective
-from recipes.settings import SequenceToSequenceSettings
+from recipes.settings.recipe import SequenceToSequenceSettings
 from recipes.spec import TrainingSpec
 
 BATCH_EXAMPLES = 8

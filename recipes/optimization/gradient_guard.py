@@ -5,7 +5,7 @@ from statistics import median
 
 from pydantic import BaseModel
 
-from recipes.sections import OptimizerSettings
+from recipes.settings.sections import OptimizerSettings
 
 HISTORY = 64
 ENOUGH_HISTORY = 16

@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim._muon import _adjust_lr, _zeropower_via_newtonschulz
 
 from recipes.model.causal_model import TrainableModel
-from recipes.sections import OptimizerSettings
+from recipes.settings.sections import OptimizerSettings
 
 Optimizers = Sequence[torch.optim.Optimizer]
 

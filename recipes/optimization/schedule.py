@@ -2,7 +2,7 @@
 
 import math
 
-from recipes.sections import ScheduleSettings
+from recipes.settings.sections import ScheduleSettings
 
 
 def learning_rate_factor(schedule: ScheduleSettings, step: int, steps: int) -> float:

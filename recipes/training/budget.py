@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from artifacts.errors import UserError
 from artifacts.shards.format import ShardStats, Split
-from recipes.training_settings import TrainingSettings
+from recipes.settings.training import TrainingSettings
 
 
 def total_steps(

@@ -3,8 +3,6 @@
 from pathlib import Path
 
 from artifacts.errors import UserError
-from recipes.deepspeed_configuration import configuration, contradictions
-from recipes.deepspeed_settings import DeepSpeedSettings
 from recipes.distributed.fully_sharded import FullySharded
 from recipes.distributed.sharding import shard
 from recipes.distributed.strategy import Strategy
@@ -13,7 +11,9 @@ from recipes.model.causal_model import TrainableModel
 from recipes.model.lora import add_adapters
 from recipes.objectives.objective import Objective
 from recipes.optimization.optimizer import build_optimizers
-from recipes.sections import Precision, chosen
+from recipes.settings.deepspeed import DeepSpeedSettings
+from recipes.settings.deepspeed_configuration import configuration, contradictions
+from recipes.settings.sections import Precision, chosen
 from recipes.spec import TrainingSpec
 from recipes.training.input_checks import check_vocabulary
 

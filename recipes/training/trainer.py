@@ -20,7 +20,7 @@ from recipes.distributed.workers import Workers
 from recipes.model.precision import choose_precision
 from recipes.objectives.by_recipe import objective_of
 from recipes.optimization.schedule import learning_rate_factor
-from recipes.sections import chosen
+from recipes.settings.sections import chosen
 from recipes.spec import BEST_NAME, PROFILE_NAME, TrainingResult, TrainingSpec
 from recipes.training.budget import total_steps
 from recipes.training.hardware import device_readings, model_utilization

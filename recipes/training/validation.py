@@ -5,14 +5,14 @@ import math
 import numpy as np
 import torch
 
-from artifacts.permutation import permute
+from artifacts.numbers.permutation import permute
 from artifacts.shards.shard_set import ShardSet
 from recipes.data.batch import IGNORED, Batch, ExampleBatch
 from recipes.data.packed_rows import bytes_per_token
 from recipes.distributed.strategy import Strategy
 from recipes.distributed.workers import Workers
 from recipes.objectives.objective import Objective
-from recipes.settings import RecipeSettings
+from recipes.settings.recipe import RecipeSettings
 
 SELECTION_KEY = 20_261_121
 PADDING_ROW = -1

@@ -12,7 +12,7 @@ from artifacts.errors import UserError
 from recipes.data.batch import IGNORED, Batch
 from recipes.model.causal_model import TrainableModel
 from recipes.model.flops import flops_per_token
-from recipes.torchtune_config import MODEL_TYPES, model_package
+from recipes.settings.torchtune_config import MODEL_TYPES, model_package
 
 SCALED_ROPE = {
     "low_freq_factor": 1,

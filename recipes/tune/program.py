@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from artifacts.errors import UserError, first_line
 from recipes.distributed.workers import Workers
-from recipes.torchtune_config import Program, program_path
+from recipes.settings.torchtune_config import Program, program_path
 from recipes.tune.network import component
 
 PARTS = "recipes.tune.program"

@@ -15,7 +15,7 @@ from recipes.data.reader import StepInput
 from recipes.distributed.fully_sharded import FullySharded
 from recipes.distributed.strategy import Strategy
 from recipes.model.family import check_family
-from recipes.torchtune_settings import TorchtuneSettings
+from recipes.settings.torchtune import TorchtuneSettings
 from recipes.training.input_checks import check_vocabulary
 from recipes.training.step import StepOutcome
 from recipes.training.trainer import Trainer

@@ -14,7 +14,7 @@ from recipes.launcher.local import LOOPBACK_INTERFACE
 from recipes.model.causal_model import TrainableModel
 from recipes.optimization.optimizer import adamw
 from recipes.quiet import silence_libraries
-from recipes.sections import OptimizerSettings
+from recipes.settings.sections import OptimizerSettings
 
 
 class GuardedAdamW(torch.optim.AdamW):

@@ -13,7 +13,7 @@ from recipes.distributed.strategy import Strategy, Update
 from recipes.distributed.workers import Workers
 from recipes.model.causal_model import TrainableModel
 from recipes.optimization.optimizer import set_learning_rate
-from recipes.sections import OptimizerSettings
+from recipes.settings.sections import OptimizerSettings
 from recipes.zero.engine import start_engine
 from recipes.zero.state import MARKER, read_state, write_state
 
@@ -36,7 +36,7 @@ class Zero(Strategy):
         """Divide a model, which is changed in place.
 
         Args:
-            configuration: of `recipes.deepspeed_configuration`.
+            configuration: of `recipes.settings.deepspeed_configuration`.
             scratch: a folder of this machine for checkpoints on their way.
         """
         self.model, self._workers, self._scratch = model, workers, scratch

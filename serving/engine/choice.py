@@ -6,7 +6,7 @@ from typing import Any
 
 from artifacts.cache import cache_key, cached_folder
 from artifacts.errors import UserError
-from artifacts.model_folder import bytes_per_token, context_tokens, read_config
+from artifacts.model.folder import bytes_per_token, context_tokens, read_config
 from artifacts.reasons import memory_limit
 from artifacts.storage.checksums import sha256_of
 from serving.engine.encoders import Classifier, MaskFiller

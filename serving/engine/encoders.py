@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from artifacts.hugging_face import read_tokenizer
+from artifacts.model.hugging_face import read_tokenizer
 from serving.engine.protocol import Chunk, GenerateRequest, Refused
 from serving.engine.served_model import read_weights
 

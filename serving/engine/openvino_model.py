@@ -13,8 +13,8 @@ from typing import Any
 
 from openvino_genai import GenerationStatus
 
-from artifacts.hugging_face import read_tokenizer
-from artifacts.model_folder import context_tokens, end_tokens_of, read_config
+from artifacts.model.folder import context_tokens, end_tokens_of, read_config
+from artifacts.model.hugging_face import read_tokenizer
 from serving.engine.pipeline import (
     BLOCK_TOKENS,
     PromptScorer,

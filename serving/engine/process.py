@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 
 from artifacts.errors import UserError
-from artifacts.model_folder import check_model_folder
+from artifacts.model.folder import check_model_folder
 from artifacts.program.lifetime import PARENT_VARIABLE
 from artifacts.reasons import chain
 from serving.comparison import Comparison

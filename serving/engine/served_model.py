@@ -13,7 +13,7 @@ from jinja2 import TemplateError
 from tokenizers.decoders import DecodeStream
 
 from artifacts.errors import UserError
-from artifacts.hugging_face import read_model
+from artifacts.model.hugging_face import read_model
 from serving.engine.chat import ChatEncoder
 from serving.engine.protocol import Chunk, GenerateRequest, Refused, TokenScore
 from serving.engine.stopping import StopStrings

@@ -17,8 +17,8 @@ from transformers import (
 )
 from transformers.generation.streamers import BaseStreamer
 
-from artifacts.hugging_face import read_tokenizer
-from artifacts.model_folder import context_tokens, end_tokens_of, read_config
+from artifacts.model.folder import context_tokens, end_tokens_of, read_config
+from artifacts.model.hugging_face import read_tokenizer
 from serving.engine.protocol import GenerateRequest
 from serving.engine.served_model import (
     Job,

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from artifacts.program.entry import run_program
+from artifacts.program.smoke import SmokeSpec
 from artifacts.progress import Report
-from artifacts.smoke import SmokeSpec
 
 ENGINE = "vllm"
 PARSE = "\n".join(

@@ -27,10 +27,10 @@ import uvicorn
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from artifacts.errors import UserError
-from artifacts.model_folder import check_model_folder
-from artifacts.model_format import write_older_names
+from artifacts.model.folder import check_model_folder
+from artifacts.model.format import write_older_names
 from artifacts.program.lifetime import signal_parents_death
-from artifacts.smoke import CHECK_VARIABLE
+from artifacts.program.smoke import CHECK_VARIABLE
 from artifacts.storage import files
 from serving.api.errors import ServingError
 from serving.engine.protocol import GenerateRequest, engine_client

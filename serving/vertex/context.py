@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from artifacts.errors import UserError
-from artifacts.model_folder import bytes_per_token, context_tokens
+from artifacts.model.folder import bytes_per_token, context_tokens
 from artifacts.storage import files
 
 STEP = 256

@@ -14,7 +14,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 import pyarrow as pa
 
-from artifacts.arrays import run_starts
+from artifacts.numbers.arrays import run_starts
 from artifacts.storage import files
 from spark_jobs.text.normalize import fold
 from spark_jobs.text.shingles import Shingles, WordSums, shingle, sum_words

@@ -17,7 +17,7 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from artifacts.arrays import run_starts
+from artifacts.numbers.arrays import run_starts
 from artifacts.progress import Report
 from spark_jobs.runtime.parquet import write_table
 from spark_jobs.runtime.part_rows import PartRows, Place, write_part_rows

@@ -7,8 +7,8 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from artifacts.program.entry import run_program
+from artifacts.program.smoke import PROBE, SmokeSpec
 from artifacts.progress import Report
-from artifacts.smoke import PROBE, SmokeSpec
 from artifacts.storage import files
 from spark_jobs.runtime.session import session
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from artifacts.arrays import sorted_unique
+from artifacts.numbers.arrays import sorted_unique
 from artifacts.shards.format import SEGMENT, PackedRows
 
 

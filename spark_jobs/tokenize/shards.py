@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from artifacts.arrays import run_starts
 from artifacts.examples import Form
+from artifacts.numbers.arrays import run_starts
 from artifacts.shards.format import (
     DOCUMENT_SCHEMA,
     PackedRows,

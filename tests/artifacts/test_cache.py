@@ -88,7 +88,7 @@ def test_every_ingredient_changes_the_key(monkeypatch: pytest.MonkeyPatch) -> No
 
     keys = {
         key(),
-        cache_key("artifacts.arrays", ["numpy"], text="a"),
+        cache_key("artifacts.numbers.arrays", ["numpy"], text="a"),
         cache_key("artifacts.store.identity", ["pyarrow"], text="a"),
         cache_key("artifacts.store.identity", ["numpy"], text="b"),
         cache_key("artifacts.store.identity", ["numpy"], words="a"),

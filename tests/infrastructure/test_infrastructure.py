@@ -6,10 +6,10 @@ import subprocess
 
 import pytest
 
-from llm_assets.cloud.check import check
-from llm_assets.cloud.check_rights import check_rights
-from llm_assets.cloud.rights import APIS, GRANTS
 from llm_assets.cloud.settings import GoogleCloudSettings
+from llm_assets.cloud.setup.check import check
+from llm_assets.cloud.setup.check_rights import check_rights
+from llm_assets.cloud.setup.rights import APIS, GRANTS
 from tests.infrastructure import terraform
 from tests.stand_ins.google import CUDA_IMAGE, SERVE_IMAGE, SPARK_IMAGE, LocalGoogle
 from tests.stand_ins.project import cloud_settings

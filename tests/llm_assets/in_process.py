@@ -25,7 +25,7 @@ from llm_assets.platform import build_resources
 from llm_assets.runners.spark import LocalSparkRunner
 from llm_assets.runners.training import TrainingRunner
 from recipes.evaluation.spec import EvaluationSpec
-from recipes.sections import Precision
+from recipes.settings.sections import Precision
 from recipes.spec import TrainingResult, TrainingSpec
 from spark_jobs.tokenize import job as tokenize
 from tests.conftest import Project

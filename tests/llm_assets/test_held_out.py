@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from artifacts.hugging_face import read_tokenizer
+from artifacts.model.hugging_face import read_tokenizer
 from artifacts.shards.documents import read_documents
 from artifacts.shards.format import ShardStats
 from artifacts.shards.shard_set import ShardSet

@@ -1,7 +1,7 @@
 """`precision: auto` is resolved before the checkpoint gets its name."""
 
 from llm_assets.runners.training import LocalTrainingRunner
-from recipes.settings import ContinuedPretrainingSettings
+from recipes.settings.recipe import ContinuedPretrainingSettings
 
 
 def test_what_auto_means_here_is_part_of_the_identity() -> None:

@@ -16,9 +16,9 @@ from artifacts.program.entry import Interrupted
 from artifacts.program.lifetime import Interruption
 from artifacts.shards.format import ShardStats
 from recipes.continued_pretraining import main as train_main
-from recipes.settings import RecipeSettings, training_settings
+from recipes.settings.recipe import RecipeSettings, training_settings
+from recipes.settings.training import TrainingSettings
 from recipes.spec import TrainingResult, TrainingSpec, command, read_metrics
-from recipes.training_settings import TrainingSettings
 from tests.forked import ForkedProcess, Surroundings
 from tests.tiny import tiny_base_model, tiny_shards
 

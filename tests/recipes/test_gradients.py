@@ -18,7 +18,7 @@ from recipes.data.order import DataOrder
 from recipes.data.seen import SEEN_NAME, Seen
 from recipes.data.trained import TRAINED_NAME
 from recipes.optimization.gradient_guard import GradientGuard
-from recipes.sections import OptimizerSettings
+from recipes.settings.sections import OptimizerSettings
 from recipes.spec import TrainingSpec, read_metrics
 from tests.recipes.conftest import SpecMaker, course, train_here
 from tests.tiny import tiny_shards, tiny_texts

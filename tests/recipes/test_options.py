@@ -15,8 +15,8 @@ from artifacts.shards.format import ShardStats
 from recipes.checkpointing.schedule import SavingPlan
 from recipes.data.trained import TRAINED_NAME
 from recipes.optimization.schedule import learning_rate_factor
-from recipes.sections import CheckpointingSettings, ExecutionSettings, ScheduleSettings
-from recipes.settings import BaseModelSettings, training_settings
+from recipes.settings.recipe import BaseModelSettings, training_settings
+from recipes.settings.sections import CheckpointingSettings, ExecutionSettings, ScheduleSettings
 from recipes.spec import TrainingSpec, read_metrics
 from recipes.training.budget import total_steps
 from tests.recipes.conftest import (

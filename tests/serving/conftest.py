@@ -11,7 +11,7 @@ import psutil
 import pytest
 from starlette.testclient import TestClient
 
-from artifacts.model_folder import check_model_folder
+from artifacts.model.folder import check_model_folder
 from serving import endpoint as process
 from serving.endpoint import Endpoint
 from serving.engine.choice import choose_engine, load_model

@@ -9,7 +9,7 @@ import pytest
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from artifacts.errors import UserError
-from artifacts.model_folder import check_model_folder
+from artifacts.model.folder import check_model_folder
 from serving.engine.choice import choose_engine, load_model
 from serving.engine.protocol import GenerateRequest
 from serving.settings import EndpointSettings

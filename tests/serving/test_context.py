@@ -3,7 +3,7 @@
 import pytest
 
 from artifacts.errors import UserError
-from artifacts.model_folder import bytes_per_token
+from artifacts.model.folder import bytes_per_token
 from serving.vertex.context import fit_context
 
 GIGABYTE = 1024**3

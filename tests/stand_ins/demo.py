@@ -20,7 +20,7 @@ import yaml
 from artifacts.storage.machine import CACHE_VARIABLE
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Store
-from llm_assets.cli.run import LOG_FOLDER
+from llm_assets.cli.pipeline.run import LOG_FOLDER
 from llm_assets.cloud.config import CLOUD_CONFIG_VARIABLE
 from tests.conftest import Project, make_project
 from tests.stand_ins.bigquery import fill_table, running_bigquery

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from artifacts.arrays import sorted_unique
+from artifacts.numbers.arrays import sorted_unique
 from spark_jobs.text.normalize import fold
 from spark_jobs.text.shingles import shingle, sum_words
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from artifacts.arrays import run_starts
+from artifacts.numbers.arrays import run_starts
 from spark_jobs.clean.prepare import EXAMPLE_COLUMN, PreparedPart
 from spark_jobs.clean.repeated.windows import fingerprints, fold_words, windows_with
 from spark_jobs.runtime.parquet import read_table

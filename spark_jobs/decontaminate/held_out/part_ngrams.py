@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from artifacts.arrays import sorted_unique
 from artifacts.cache import cache_key
+from artifacts.numbers.arrays import sorted_unique
 from artifacts.shards.format import in_split
 from spark_jobs.decontaminate.overlap import pack_ngrams, unpack_ngrams
 from spark_jobs.runtime.cache import cached_rows

@@ -9,8 +9,8 @@ import yaml
 from click.testing import CliRunner
 
 from artifacts.errors import UserError
-from llm_assets.cli.import_json import import_file
 from llm_assets.cli.main import commands
+from llm_assets.cli.pipeline.import_json import import_file
 from llm_assets.cloud.settings import EndpointMachineSettings, MachineSettings
 from llm_assets.config import load_settings
 

@@ -7,8 +7,8 @@ import pytest
 from click.testing import CliRunner
 
 from artifacts.errors import UserError
-from llm_assets.cli.init import LEAST_STEPS, MOST_STEPS, write_pipeline
 from llm_assets.cli.main import commands
+from llm_assets.cli.pipeline.init import LEAST_STEPS, MOST_STEPS, write_pipeline
 from llm_assets.config import PipelineSettings, load_settings
 from llm_assets.preflight import preflight
 from llm_assets.sources.snapshot.snapshot import write_snapshot

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import yaml
 
-from artifacts.smoke import SmokeSpec
+from artifacts.program.smoke import SmokeSpec
 from llm_assets.cloud.estimate import estimate_smoke
-from llm_assets.cloud.finding import Finding
 from llm_assets.cloud.settings import GoogleCloudSettings
+from llm_assets.cloud.setup.finding import Finding
 from llm_assets.runners.smoke import check_engine_arguments, describe, smoke
 from tests.stand_ins.google import BUCKET, CUDA_IMAGE, SERVE_IMAGE, LocalGoogle
 from tests.stand_ins.processes import LocalImage

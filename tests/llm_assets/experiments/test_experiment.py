@@ -8,7 +8,7 @@ import pytest
 from dagster import AssetKey, DagsterInstance, DagsterRunStatus
 from rich.console import Console
 
-from llm_assets.cli.experiment import print_results
+from llm_assets.cli.pipeline.experiment import print_results
 from llm_assets.experiments.result import TrialResult, finding
 from llm_assets.gate.settings import GateSettings
 from llm_assets.gate.verdict import Comparison

@@ -7,7 +7,7 @@ import pytest
 
 from artifacts.shards.format import ShardStats
 from llm_assets.runners.completeness import missing_of_training
-from recipes.settings import training_settings
+from recipes.settings.recipe import training_settings
 from recipes.spec import TrainingSpec
 
 RECORDS = ("result.json", "seen.parquet", "trained.parquet")

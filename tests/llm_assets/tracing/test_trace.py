@@ -20,8 +20,8 @@ from tokenizers import Tokenizer
 from artifacts.errors import UserError
 from artifacts.shards.shard_set import Shard, ShardSet
 from llm_assets.cli.session import Session
-from llm_assets.cli.trace import read_answer, told
-from llm_assets.cli.trace_page import build_page
+from llm_assets.cli.text.trace import read_answer, told
+from llm_assets.cli.text.trace_page import build_page
 from llm_assets.registry.records import ModelVersion
 from llm_assets.tracing import indexed
 from llm_assets.tracing.answers import of_request

@@ -15,8 +15,8 @@ from artifacts.shards.format import ShardEntry, ShardStats
 from artifacts.shards.shard_set import ShardSet
 from recipes.data.order import DataOrder, Plan
 from recipes.data.seen import SEEN_NAME, Seen, add_rows, look_up
-from recipes.sections import OrderSettings
-from recipes.settings import training_settings
+from recipes.settings.recipe import training_settings
+from recipes.settings.sections import OrderSettings
 from recipes.spec import TrainingSpec
 from recipes.training.budget import total_steps
 from tests.recipes.conftest import SpecMaker, train_here

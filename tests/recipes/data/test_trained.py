@@ -15,7 +15,7 @@ from artifacts.shards.texts import text_numbers
 from recipes.data.order import DataOrder, Plan
 from recipes.data.seen import Seen, add_rows, look_up
 from recipes.data.trained import TRAINED_NAME, read_trained, record_trained
-from recipes.sections import OrderSettings
+from recipes.settings.sections import OrderSettings
 from recipes.spec import TrainingSpec
 
 Lesson = tuple[int, int, int, int]

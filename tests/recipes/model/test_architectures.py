@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 from artifacts.errors import UserError
 from recipes.data.batch import IGNORED, Batch
 from recipes.model.causal_model import TrainableModel, load_model
-from recipes.model.decoder import Decoder
+from recipes.model.decoder.network import Decoder
 from recipes.model.probe import check_trainable
 from recipes.model.transformers_network import TransformersNetwork
 from tests.recipes.model.architectures import VOCABULARY, architectures, tiny_config, write_tiny

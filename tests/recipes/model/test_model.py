@@ -27,10 +27,10 @@ from recipes.data.batch import IGNORED, Batch
 from recipes.data.packed_rows import read_batch
 from recipes.distributed.fully_sharded import FullySharded
 from recipes.distributed.workers import join_workers
-from recipes.model.attention import SegmentMask, allowed_positions, attend, block_mask
 from recipes.model.causal_model import TrainableModel, TransformersNetwork, load_model
-from recipes.model.decoder import Decoder
-from recipes.model.loss import summed_cross_entropy
+from recipes.model.decoder.attention import SegmentMask, allowed_positions, attend, block_mask
+from recipes.model.decoder.loss import summed_cross_entropy
+from recipes.model.decoder.network import Decoder
 
 SIZES: dict[str, Any] = {
     "vocab_size": 96,

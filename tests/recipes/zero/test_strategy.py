@@ -28,9 +28,9 @@ from tests.recipes.conftest import (
     wait_for_step,
     worker_processes,
 )
+from tests.recipes.distributed.test_workers import rows_trained_on
 from tests.recipes.test_recipes import Prepared
 from tests.recipes.test_resume import weights_of
-from tests.recipes.test_workers import rows_trained_on
 
 HELD_PARTS = Path(__file__).with_name("held_parts.py")
 LOSSES = 1e-5

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from artifacts.arrays import run_starts
+from artifacts.numbers.arrays import run_starts
 from spark_jobs.clean.decide.documents import DocumentPart
 from spark_jobs.clean.prepare import matrix_of
 from spark_jobs.clean.signatures import BUCKET_WINDOW

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from artifacts.arrays import run_starts
+from artifacts.numbers.arrays import run_starts
 from spark_jobs.clean.decide.decider import GUARDED, PAST, SPOILT
 from spark_jobs.clean.decide.duplicates import EXACT, NEAR
 from spark_jobs.clean.decide.in_memory.duplicates import list_duplicates

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from artifacts.arrays import run_starts, sorted_unique
+from artifacts.numbers.arrays import run_starts, sorted_unique
 from spark_jobs.clean.decide.in_memory.verify import Compare
 from spark_jobs.clean.signatures import BUCKET_WINDOW
 

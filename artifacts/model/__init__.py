@@ -1,0 +1,1 @@
+"""What lies in a Hugging Face folder, before any training."""

@@ -1,0 +1,1 @@
+"""What numpy has not: arrays and random orders."""

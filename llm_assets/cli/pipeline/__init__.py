@@ -1,0 +1,1 @@
+"""Commands that make a pipeline and run it."""

@@ -1,0 +1,197 @@
+"""`llm-assets run`: the whole graph in one command."""
+
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, TextIO
+
+from dagster import AssetKey, DagsterInstance, Definitions, ExecuteInProcessResult, JobDefinition
+from rich.console import Console
+from rich.markup import escape
+
+from artifacts.errors import UserError
+from artifacts.leases.holder import describe_holder
+from artifacts.storage.machine import make_private
+from llm_assets.assets.stage import asset_key
+from llm_assets.automation.launched import ASSET_JOB, PIPELINE_TAG, PROCESS_TAG
+from llm_assets.cli.pipeline.progress import Progress
+from llm_assets.cli.pipeline.summary import print_summary
+from llm_assets.cli.session import use_this_folders_history
+from llm_assets.config import PipelineSettings, config_path, load_settings
+from llm_assets.pipeline import REBUILD_TAG
+from llm_assets.preflight import preflight
+
+LOG_FOLDER = Path(".llm_assets/logs")
+REBUILT = (
+    *("raw_corpus", "clean_corpus", "tokenized_shards"),
+    *("base_model", "checkpoint", "eval_metrics", "model_version"),
+)
+"""All assets that are kept in the store; the endpoint is made each time."""
+INTERRUPTED = "Interrupted. Nothing is lost: the same command goes on from here."
+
+
+def run_pipeline(verbose: bool, rebuild: Sequence[str] = ()) -> int:
+    """Make every asset and print the summary; returns the exit code.
+
+    Args:
+        verbose: sends Dagster's own log to the terminal instead of a file.
+        rebuild: assets that are made again although nothing changed.
+
+    Raises:
+        UserError: one of these is none that can be.
+    """
+    if unknown := set(rebuild) - set(REBUILT):
+        raise UserError(f"{', '.join(unknown)}: nothing to make again; name {', '.join(REBUILT)}.")
+    path = config_path()
+    settings = load_settings(path)
+    use_this_folders_history()
+    log_path = _log_path()
+    started = time.monotonic()
+    with _terminal(log_path, verbose) as terminal:
+        console = Console(file=terminal)
+        console.print(f"[bold]{settings.name}[/]  {settings.description}", highlight=False)
+        if not verbose:
+            console.print(f"log: {log_path}\n", style="dim", highlight=False)
+        for note in preflight(settings):
+            console.print(f"[yellow]![/] {escape(note)}", soft_wrap=True, highlight=False)
+        from llm_assets.definitions import defs
+
+        progress = Progress(console, _assets_in_order(defs))
+        with progress:
+            job = defs.resolve_job_def(ASSET_JOB)
+            # Named one by one, since the UI shows what is named as the run's target.
+            every = list(defs.resolve_asset_graph().materializable_asset_keys)
+            tags = {REBUILD_TAG: ",".join(rebuild)} if rebuild else {}
+            result = _execute(job, progress, settings.name, every, tags=tags)
+        if result is None or progress.interrupted:
+            console.print(f"\n{INTERRUPTED}")
+            return 130
+        if not result.success:
+            console.print(f"\n[red]The run failed.[/] The whole log: {log_path}", highlight=False)
+            return 1
+        endpoint = result.asset_materializations_for_node("endpoint")[0].metadata
+        told = {name: entry.value for name, entry in endpoint.items()}
+        print_summary(console, settings, told, time.monotonic() - started)
+    return 0
+
+
+def materialize_assets(
+    settings: PipelineSettings, assets: Sequence[str], run_config: dict[str, Any] | None = None
+) -> None:
+    """Make some assets of the graph in this process, with a line for each as it is made.
+
+    Args:
+        assets: by their names, without the pipeline's prefix.
+
+    Raises:
+        UserError: one of them failed, or the run was interrupted; the message names the log.
+    """
+    keys = [asset_key(settings, name) for name in assets]
+    result, log_path = _run_in_this_process(settings, ASSET_JOB, keys, run_config)
+    if not result.success:
+        raise UserError(f"The run failed; the same command goes on from here. Its log: {log_path}")
+
+
+def run_job(
+    settings: PipelineSettings, name: str, run_config: dict[str, Any], quiet: bool = False
+) -> ExecuteInProcessResult:
+    """Run a job of one step in this process; raises UserError where it was interrupted.
+
+    Args:
+        quiet: leaves the terminal to what the caller prints.
+    """
+    result, _ = _run_in_this_process(settings, name, None, run_config, quiet)
+    return result
+
+
+def _run_in_this_process(
+    settings: PipelineSettings,
+    name: str,
+    assets: Sequence[AssetKey] | None,
+    run_config: dict[str, Any] | None,
+    quiet: bool = False,
+) -> tuple[ExecuteInProcessResult, Path]:
+    """The result of a job, of which some assets may be chosen, and the log of it."""
+    use_this_folders_history()
+    log_path = _log_path()
+    with _terminal(log_path, verbose=False) as terminal:
+        from llm_assets.definitions import defs
+
+        job = defs.resolve_job_def(name)
+        steps = _assets_in_order(defs) if name == ASSET_JOB else [one.name for one in job.nodes]
+        progress = Progress(Console(file=terminal, quiet=quiet), steps)
+        with progress:
+            result = _execute(job, progress, settings.name, assets, run_config)
+    if result is None or progress.interrupted:
+        raise UserError(INTERRUPTED)
+    return result, log_path
+
+
+def _log_path() -> Path:
+    return LOG_FOLDER / f"run-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}.log"
+
+
+def _execute(
+    job: JobDefinition,
+    progress: Progress,
+    pipeline: str,
+    assets: Sequence[AssetKey] | None = None,
+    run_config: dict[str, Any] | None = None,
+    tags: Mapping[str, str] = MappingProxyType({}),
+) -> ExecuteInProcessResult | None:
+    from dagster import DagsterExecutionInterruptedError
+    from dagster._core.utils import make_new_run_id
+
+    run_id = make_new_run_id()
+    with DagsterInstance.get() as instance:
+        instance.add_event_listener(run_id, progress.handle)
+        try:
+            return job.execute_in_process(
+                instance=instance,
+                run_id=run_id,
+                raise_on_error=False,
+                asset_selection=assets,
+                run_config=run_config,
+                tags={PIPELINE_TAG: pipeline, PROCESS_TAG: describe_holder(), **tags},
+            )
+        except (KeyboardInterrupt, DagsterExecutionInterruptedError):
+            return None
+
+
+def _assets_in_order(defs: Definitions) -> list[str]:
+    """The names of their steps, which have no prefix."""
+    graph = defs.resolve_asset_graph()
+    made = graph.materializable_asset_keys
+    return [key.path[-1] for key in graph.toposorted_asset_keys if key in made]
+
+
+@contextmanager
+def _terminal(log_path: Path, verbose: bool) -> Iterator[TextIO]:
+    """The terminal to write on, while everybody else's output goes to the log file.
+
+    File descriptors are replaced, not `sys.stdout`, so that Spark's Java and other children are
+    quiet too.
+    """
+    if verbose:
+        yield sys.stdout
+        return
+    make_private(log_path.parent)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    kept = os.dup(1), os.dup(2)
+    with log_path.open("w") as log, os.fdopen(os.dup(1), "w") as terminal:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+        try:
+            yield terminal
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            for number, descriptor in enumerate(kept, start=1):
+                os.dup2(descriptor, number)
+                os.close(descriptor)

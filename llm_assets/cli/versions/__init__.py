@@ -1,0 +1,1 @@
+"""Commands about versions: what serves, what was decided, what stands behind each."""

@@ -1,0 +1,1 @@
+"""From an empty cloud project to one that passes every check."""

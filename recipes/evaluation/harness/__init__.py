@@ -1,0 +1,1 @@
+"""Tasks of lm-eval, the language model evaluation harness."""

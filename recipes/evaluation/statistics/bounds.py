@@ -1,0 +1,166 @@
+"""How sure the gate has to be, and how sure a measurement makes it.
+
+The promise covers a pipeline's whole life: the chance that any model that is not better is ever
+promoted is at most `lifetime_error`. Each judgement, called a look, spends a part of it, less and
+less, so that the parts of all looks for ever sum to the whole (alpha spending: Lan & DeMets 1983;
+Foster & Stine 2008). Whoever chooses the next candidate by verdicts alone learns nothing but "no"
+before the first promotion, so until then the sum bounds the error for any strategy (the argument
+of the Ladder: Blum & Hardt 2015). Within a look, documents are measured in rounds until the verdict
+is known; each round spends a part of the look's part, so measuring may end after any of them.
+
+Who reads the scores of earlier candidates learns also about the documents that the next one is
+measured on, where they are the same. Scores of k candidates, each on a share of the held-out text
+drawn for it, can lift the next one's by at most about share times root k standard errors (reached
+by adding up variations weighted by their scores; the rate of Dwork and others 2015 and of Steinke &
+Ullman 2015), so the bound moves by as much. Only a choice can carry what was read: where the
+procedure that makes candidates was settled before a score could be read, nothing moves, however
+often it runs on text that arrives. benchmarks/gate_calibration.py simulates all of it.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from recipes.evaluation.settings import Question, Rounds
+from recipes.evaluation.statistics.bootstrap import sum_by_cluster
+
+FIRST_TERM = 5
+SPENDING_SUM = 0.6627942661911632
+"""Of 1 / (n ln² n) over n = 5, 6, …: the parts are this series, which falls slowest among simple
+ones that have a sum. It begins at 5, so that the first looks do not take what later ones need."""
+LAST_ROUND = 0.75
+"""What of a look's part its last round spends; each one before it a quarter of the next one's."""
+WIDENING = 10.0
+"""How far a bound is moved outwards, for the normal quantile over the number of clusters; besides
+for the quantile times the skewness towards large losses over the root of that number, the order in
+which skewness spoils Student's t (Hall 1992, section 3). Found by simulating differences that are
+mostly small gains with a few large losses, down to 30 clusters and levels of one in 100,000."""
+FUTILITY = 0.1
+POWER = 0.8
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A paired difference of losses; below zero the candidate is better."""
+
+    difference: float
+    error: float
+    """Its standard error."""
+    low: float
+    high: float
+    """Bounds that each miss the truth with at most the level's probability; infinite for one
+    cluster."""
+    clusters: int
+
+    def is_gain(self, smallest_effect: float) -> bool:
+        """Whether the candidate is better for sure, and by enough as measured."""
+        return self.high < 0 and self.difference <= -smallest_effect
+
+    def detectable(self, smallest_effect: float) -> float:
+        """The gain that a measurement like this one finds with a probability of 80 %."""
+        from scipy.special import ndtri
+
+        margin = max(self.high - self.difference, smallest_effect)
+        return margin + float(ndtri(POWER)) * self.error
+
+
+def spend(lifetime_error: float, look: int) -> float:
+    """The error that the look-th judgement of a pipeline's life may make, counted from 1."""
+    number = look + FIRST_TERM - 1
+    return lifetime_error / (SPENDING_SUM * number * math.log(number) ** 2)
+
+
+def level(lifetime_error: float, look: int, rounds: Rounds) -> float:
+    """The part of it that the round measured last may spend."""
+    part = 1.0 if rounds.planned == 1 else LAST_ROUND / 4 ** (rounds.planned - rounds.measured)
+    return part * spend(lifetime_error, look)
+
+
+def allowance(readable: int, share: float) -> float:
+    """Standard errors that reading the scores of earlier looks may have lifted this one by.
+
+    Args:
+        readable: looks before this candidate's procedure was chosen.
+        share: of the held-out documents, how many one candidate is measured on at most.
+    """
+    return share * math.sqrt(readable)
+
+
+def is_decided(
+    differences: np.ndarray,
+    sizes: np.ndarray,
+    clusters: np.ndarray,
+    question: Question,
+    rounds: Rounds,
+) -> bool:
+    """Whether the verdict is known: a gain is sure, or a gain that matters is unlikely (10 %).
+
+    Giving up costs power, never the error. Figures that are not finite decide, too.
+    """
+    if not np.isfinite(differences).all():
+        return True
+    at = level(question.lifetime_error, question.look, rounds)
+    allowed = allowance(question.readable, rounds.share)
+    if estimate(differences, sizes, clusters, at, allowed).is_gain(question.smallest_effect):
+        return True
+    return estimate(differences, sizes, clusters, FUTILITY).low > -question.smallest_effect
+
+
+def estimate(
+    differences: np.ndarray,
+    sizes: np.ndarray,
+    clusters: np.ndarray,
+    level: float,
+    allowed: float = 0.0,
+) -> Estimate:
+    """`sum(differences) / sum(sizes)` with bounds at a level; clusters are the independent units.
+
+    Args:
+        differences: bits of candidate minus reference, shape (documents,).
+        sizes: bytes, shape (documents,); positive.
+        clusters: shape (documents,); documents with one value count as one.
+        level: probability with which each bound may miss, 0 to 0.5.
+        allowed: standard errors that both bounds lie farther out, see `allowance`.
+    """
+    difference, size = sum_by_cluster(clusters, differences, sizes)
+    values = summarize(difference[None], size[None])
+    value, error, skewness = (float(column[0]) for column in values)
+    count = len(difference)
+    if count < 2:
+        return Estimate(value, math.inf, -math.inf, math.inf, count)
+    below = float(reach(error, -skewness, count, level)) + allowed * error
+    above = float(reach(error, skewness, count, level)) + allowed * error
+    return Estimate(value, error, value - below, value + above, count)
+
+
+def summarize(differences: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Ratio of sums, its linearized standard error and its residuals' skewness, row by row.
+
+    Args:
+        differences, sizes: shape (samples, clusters).
+    """
+    count = differences.shape[1]
+    total = sizes.sum(axis=1)
+    value = differences.sum(axis=1) / total
+    residuals = differences - value[:, None] * sizes
+    squares = (residuals**2).sum(axis=1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        error = np.sqrt(squares * count / (count - 1)) / total
+        skewness = (residuals**3).mean(axis=1) / (squares / count) ** 1.5
+    return value, error, np.nan_to_num(skewness)
+
+
+def reach(
+    error: np.ndarray | float,
+    skewness: np.ndarray | float,
+    clusters: int,
+    level: np.ndarray | float,
+) -> np.ndarray | float:
+    """How far a bound at a level lies from the estimate, for a skewness towards its side."""
+    # Imported here, since whoever loads Dagster's definitions would wait for it.
+    from scipy.special import ndtri, stdtrit
+
+    widening = np.maximum(skewness, 0) / math.sqrt(clusters) + WIDENING / clusters
+    # Both are symmetric, so the quantile at 1 - level is that at level with the sign turned.
+    return error * -stdtrit(clusters - 1, level) * (1 - ndtri(level) * widening)

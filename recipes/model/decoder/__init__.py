@@ -1,0 +1,1 @@
+"""A Llama-shaped decoder for training on packed rows."""

@@ -1,0 +1,211 @@
+"""A Llama-shaped decoder for training on packed rows.
+
+Its parameters carry the names of Hugging Face checkpoints, so weights go in and out unchanged
+(Phi-3's fused matrices are kept apart). It covers Llama, SmolLM2, Mistral, Qwen2, Qwen3 and Phi-3:
+RMS norms, gated SiLU, rotary positions in the half-rotation layout, grouped queries, optional
+biases and query/key norms. Rows have to be no longer than a sliding window.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.tensor import DTensor, Partial
+from torch.utils.checkpoint import checkpoint
+
+from recipes.model.decoder.attention import SegmentMask, attend, segment_mask
+from recipes.model.decoder.rotary import Rotation, rotary_frequencies, rotate, rotation_at
+
+DECODER_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "phi3")
+
+
+@dataclass(frozen=True)
+class DecoderShape:
+    """The sizes of a decoder, in Hugging Face's terms."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    layers: int
+    heads: int
+    key_value_heads: int
+    head_dim: int
+    norm_eps: float
+    attention_bias: bool
+    output_bias: bool
+    mlp_bias: bool
+    query_key_norm: bool
+    tied_embeddings: bool
+    initializer_range: float
+    rope: dict[str, Any]
+    fused_checkpoint: bool = False
+    """Checkpoints hold `qkv_proj` and `gate_up_proj`, as Phi-3's do."""
+
+    @classmethod
+    def from_config(cls, config: Any) -> "DecoderShape":
+        """Read the sizes of a transformers config of one of `DECODER_MODEL_TYPES`."""
+        is_qwen2 = config.model_type == "qwen2"
+        bias = is_qwen2 or bool(getattr(config, "attention_bias", False))
+        return cls(
+            vocab_size=config.vocab_size,
+            hidden_size=config.hidden_size,
+            intermediate_size=config.intermediate_size,
+            layers=config.num_hidden_layers,
+            heads=config.num_attention_heads,
+            key_value_heads=config.num_key_value_heads,
+            head_dim=getattr(config, "head_dim", None)
+            or config.hidden_size // config.num_attention_heads,
+            norm_eps=config.rms_norm_eps,
+            attention_bias=bias,
+            output_bias=bias and not is_qwen2,
+            mlp_bias=bool(getattr(config, "mlp_bias", False)),
+            query_key_norm=config.model_type == "qwen3",
+            tied_embeddings=bool(config.tie_word_embeddings),
+            initializer_range=config.initializer_range,
+            rope=dict(config.rope_parameters),
+            fused_checkpoint=config.model_type == "phi3",
+        )
+
+
+def compute_dtype(weight: torch.Tensor) -> torch.dtype:
+    """The type that matrix products with this weight run in: autocast's, or its own."""
+    device = weight.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square norm in float32, handed on in the type that the next matrix wants."""
+
+    def __init__(self, size: int, eps: float, of_a_head: bool = False) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+        self.of_a_head = of_a_head
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weight = self.weight
+        if isinstance(weight, DTensor):
+            # Workers that share out the heads each see a part of a head norm's gradient.
+            weight = weight.to_local(grad_placements=[Partial()] if self.of_a_head else None)
+        normed = F.rms_norm(x.float(), (x.shape[-1],), weight.float(), self.eps)
+        return normed.to(compute_dtype(self.weight))
+
+
+class Attention(nn.Module):
+    """Grouped-query self-attention confined to the segments of a packed row."""
+
+    def __init__(self, shape: DecoderShape) -> None:
+        super().__init__()
+        self.head_dim = shape.head_dim
+        query, key_value = shape.heads * shape.head_dim, shape.key_value_heads * shape.head_dim
+        self.q_proj = nn.Linear(shape.hidden_size, query, bias=shape.attention_bias)
+        self.k_proj = nn.Linear(shape.hidden_size, key_value, bias=shape.attention_bias)
+        self.v_proj = nn.Linear(shape.hidden_size, key_value, bias=shape.attention_bias)
+        self.o_proj = nn.Linear(query, shape.hidden_size, bias=shape.output_bias)
+        if shape.query_key_norm:
+            self.q_norm = RMSNorm(shape.head_dim, shape.norm_eps, of_a_head=True)
+            self.k_norm = RMSNorm(shape.head_dim, shape.norm_eps, of_a_head=True)
+
+    def forward(self, x: torch.Tensor, rotation: Rotation, mask: SegmentMask) -> torch.Tensor:
+        heads = (*x.shape[:-1], -1, self.head_dim)
+        query, key = self.q_proj(x).view(heads), self.k_proj(x).view(heads)
+        value = self.v_proj(x).view(heads)
+        if hasattr(self, "q_norm"):
+            query, key = self.q_norm(query), self.k_norm(key)
+        attended = attend(rotate(query, rotation), rotate(key, rotation), value, mask)
+        return self.o_proj(attended.flatten(-2))
+
+
+class FeedForward(nn.Module):
+    """Gated SiLU feed-forward."""
+
+    def __init__(self, shape: DecoderShape) -> None:
+        super().__init__()
+        size, inner, bias = shape.hidden_size, shape.intermediate_size, shape.mlp_bias
+        self.gate_proj = nn.Linear(size, inner, bias=bias)
+        self.up_proj = nn.Linear(size, inner, bias=bias)
+        self.down_proj = nn.Linear(inner, size, bias=bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Layer(nn.Module):
+    """One decoder layer; the residual stream keeps the type it came in."""
+
+    def __init__(self, shape: DecoderShape) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(shape.hidden_size, shape.norm_eps)
+        self.self_attn = Attention(shape)
+        self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.norm_eps)
+        self.mlp = FeedForward(shape)
+
+    def forward(self, x: torch.Tensor, rotation: Rotation, mask: SegmentMask) -> torch.Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), rotation, mask)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class DecoderStack(nn.Module):
+    """Embedding, layers and the last norm."""
+
+    def __init__(self, shape: DecoderShape) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
+        self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
+        self.norm = RMSNorm(shape.hidden_size, shape.norm_eps)
+
+
+class Decoder(nn.Module):
+    """The whole network up to the last hidden state; the loss applies `head_weight`."""
+
+    def __init__(self, shape: DecoderShape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.recompute = False
+        self.model = DecoderStack(shape)
+        if not shape.tied_embeddings:
+            self.lm_head = nn.Linear(shape.hidden_size, shape.vocab_size, bias=False)
+
+    @property
+    def layers(self) -> nn.ModuleList:
+        """The repeated blocks: the units of sharding and of activation checkpointing."""
+        return self.model.layers
+
+    @property
+    def head_weight(self) -> torch.Tensor:
+        """The output matrix, shape (vocabulary, hidden size)."""
+        return self.model.embed_tokens.weight if self.shape.tied_embeddings else self.lm_head.weight
+
+    def forward(
+        self, tokens: torch.Tensor, positions: torch.Tensor, segments: torch.Tensor
+    ) -> torch.Tensor:
+        """Hidden states of shape (rows, sequence_length, hidden_size) after the last norm."""
+        frequencies, scale = rotary_frequencies(self.shape.rope, self.shape.head_dim, tokens.device)
+        rotation = rotation_at(positions, frequencies, scale)
+        hidden = self.model.embed_tokens(tokens)
+        mask = segment_mask(segments, compute_dtype(self.head_weight))
+        for layer in self.model.layers:
+            if self.recompute and torch.is_grad_enabled():
+                hidden = checkpoint(layer, hidden, rotation, mask, use_reentrant=False)
+            else:
+                hidden = layer(hidden, rotation, mask)
+        return self.model.norm(hidden)
+
+    @torch.no_grad()
+    def initialize(self) -> None:
+        """Fresh weights: normal with the config's deviation, residual outputs scaled by depth.
+
+        The scaling by 1/sqrt(2 · layers) is GPT-2's (Radford et al., 2019).
+        """
+        deviation = self.shape.initializer_range
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                residual = name.endswith(("o_proj", "down_proj"))
+                scale = (2 * self.shape.layers) ** -0.5 if residual else 1.0
+                module.weight.normal_(0.0, deviation * scale)
+                if getattr(module, "bias", None) is not None:
+                    module.bias.zero_()
+            elif isinstance(module, RMSNorm):
+                module.weight.fill_(1.0)

@@ -1,0 +1,57 @@
+"""Folders that transformers 4 and 5 both read, with the same meaning."""
+
+import json
+from pathlib import Path
+
+import pytest
+from transformers import AutoConfig, AutoTokenizer
+
+from artifacts.model.format import older_config, older_tokenizer, write_older_names
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500_000.0,
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+def test_rotary_base_is_where_transformers_4_looks_for_it() -> None:
+    """It took 10,000 for SmolLM2's 100,000 without a word."""
+    plain = {"dtype": "bfloat16", "rope_parameters": {"rope_type": "default", "rope_theta": 1e5}}
+    older = older_config(plain)
+    assert older == plain | {"rope_theta": 1e5, "torch_dtype": "bfloat16"}
+    scaled = older_config({"rope_parameters": LLAMA3})
+    assert scaled["rope_theta"] == 500_000.0
+    assert scaled["rope_scaling"] == {k: v for k, v in LLAMA3.items() if k != "rope_theta"}
+    assert older_config({"model_type": "gpt2"}) == {"model_type": "gpt2"}
+
+
+def test_tokenizer_has_a_class_and_tokens_that_transformers_4_knows() -> None:
+    """It refused `TokenizersBackend`."""
+    written = {"tokenizer_class": "TokenizersBackend", "extra_special_tokens": ["<a>"]}
+    assert older_tokenizer(written) == {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "additional_special_tokens": ["<a>"],
+    }
+    before = {"tokenizer_class": "GPT2Tokenizer"}
+    assert older_tokenizer(before) == before
+
+
+@pytest.mark.parametrize("rope", [LLAMA3, {"rope_type": "default", "rope_theta": 100_000.0}])
+def test_transformers_5_reads_the_same_model_as_before(
+    tiny_model_folder: Path, tmp_path: Path, rope: dict[str, object]
+) -> None:
+    config = json.loads((tiny_model_folder / "config.json").read_text())
+    longer = {"rope_parameters": rope, "max_position_embeddings": 131_072}
+    (tmp_path / "config.json").write_text(json.dumps(config | longer))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((tiny_model_folder / name).read_bytes())
+    model, tokenizer = AutoConfig.from_pretrained(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    write_older_names(tmp_path)
+    assert AutoConfig.from_pretrained(tmp_path).rope_parameters == model.rope_parameters
+    again = AutoTokenizer.from_pretrained(tmp_path)
+    assert again("the valve").input_ids == tokenizer("the valve").input_ids
+    assert again.all_special_tokens == tokenizer.all_special_tokens

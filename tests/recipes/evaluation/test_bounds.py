@@ -1,0 +1,73 @@
+"""What the gate's promise is made of."""
+
+import numpy as np
+import pytest
+
+from recipes.evaluation.settings import Question, Rounds
+from recipes.evaluation.statistics.bounds import (
+    FIRST_TERM,
+    SPENDING_SUM,
+    allowance,
+    estimate,
+    is_decided,
+    level,
+    spend,
+)
+
+
+def test_all_looks_for_ever_spend_the_lifetimes_error() -> None:
+    numbers = np.arange(FIRST_TERM, 2_000_000)
+    tail = 1 / np.log(numbers[-1] + 0.5)
+    assert (1 / (numbers * np.log(numbers) ** 2)).sum() + tail == pytest.approx(SPENDING_SUM)
+    assert spend(0.05, 1) == pytest.approx(0.00582, abs=1e-5)
+    assert sum(spend(0.05, look) for look in range(1, 501)) < 0.05
+
+
+@pytest.mark.parametrize("planned", [1, 2, 3])
+def test_all_rounds_of_a_look_spend_no_more_than_the_look(planned: int) -> None:
+    spent = [
+        level(0.05, 7, Rounds(measured=measured, planned=planned, share=0.1))
+        for measured in range(1, planned + 1)
+    ]
+    assert sum(spent) <= spend(0.05, 7)
+    assert spent[-1] >= 0.75 * spend(0.05, 7), "the last round has most of it"
+
+
+def test_bounds_widen_with_certainty_with_large_losses_and_with_what_was_read() -> None:
+    random = np.random.default_rng(0)
+    sizes = np.full(100, 500.0)
+    even, names = random.normal(0, 10, 100), np.arange(100)
+    sure = [estimate(even, sizes, names, level) for level in (0.025, 0.0001)]
+    assert sure[0].high < sure[1].high and sure[0].error == sure[1].error
+    losses = random.exponential(10, 100) ** 1.3
+    skewed = estimate(losses, sizes, names, 0.025)
+    assert skewed.high - skewed.difference > 1.1 * (skewed.difference - skewed.low)
+    assert allowance(0, share=0.5) == 0, "nothing was read before the first look"
+    read = estimate(even, sizes, names, 0.025, allowance(9, share=0.5))
+    assert read.high - sure[0].high == pytest.approx(1.5 * read.error)
+
+
+@pytest.mark.parametrize(
+    ("gain", "noise", "decided"),
+    [
+        (0.1, 0.05, True),
+        (0.0, 0.005, True),
+        (-0.1, 0.05, True),
+        (0.02, 0.05, False),
+        (np.nan, 0.05, True),
+    ],
+)
+def test_measuring_ends_when_a_gain_is_sure_or_none_is_likely(
+    gain: float, noise: float, decided: bool
+) -> None:
+    random = np.random.default_rng(0)
+    sizes = np.full(50, 500.0)
+    differences = (random.normal(0, noise, 50) - gain) * sizes
+    question = Question(look=1, readable=0, lifetime_error=0.05, smallest_effect=0.005)
+    rounds = Rounds(measured=1, planned=3, share=0.1)
+    assert is_decided(differences, sizes, np.arange(50), question, rounds) is decided
+
+
+def test_near_copies_are_one_document_and_one_document_bounds_nothing() -> None:
+    found = estimate(np.ones(4), np.full(4, 100.0), np.zeros(4), 0.025)
+    assert found.clusters == 1 and found.high == np.inf

