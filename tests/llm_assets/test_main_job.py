@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 
+from llm_assets.cli.pipeline.summary import corpus_lines
 from recipes.spec import read_metrics
 from tests.conftest import Project
 from tests.listening import outside_loopback
@@ -34,6 +35,14 @@ def test_one_screen_says_what_came_out(made: Project) -> None:
         assert label in text
     assert "promoted." in text and "serves version 1" in text
     assert "base model says" in text and "new model says" in text
+
+
+def test_documents_that_share_text_with_what_is_held_out_are_on_the_screen(made: Project) -> None:
+    raw, clean, shards = (made.record.current(kind, needed_by="test") for kind in ASSETS[:3])
+    assert "left out" not in dict(corpus_lines(raw, clean, shards))
+    shards.stats["removed_as_overlapping_held_out"] = {"train": 18, "validation": 2}
+    left_out = dict(corpus_lines(raw, clean, shards))["left out"]
+    assert left_out == "20 that share text with what is held out"
 
 
 def test_the_models_bits_per_byte_on_held_out_text_are_lower_than_the_bases(made: Project) -> None:

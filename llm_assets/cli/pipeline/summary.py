@@ -49,7 +49,7 @@ def print_summary(
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     for label, text in [
-        *_corpus_lines(current["raw_corpus"], current["clean_corpus"], current["tokenized_shards"]),
+        *corpus_lines(current["raw_corpus"], current["clean_corpus"], current["tokenized_shards"]),
         *_training_lines(current["checkpoint"], current["tokenized_shards"]),
         *_evaluation_lines(current["eval_metrics"]),
         *_verdict_lines(current["model_version"]),
@@ -67,7 +67,8 @@ def print_summary(
     )
 
 
-def _corpus_lines(raw: Artifact, clean: Artifact, shards: Artifact) -> list[tuple[str, str]]:
+def corpus_lines(raw: Artifact, clean: Artifact, shards: Artifact) -> list[tuple[str, str]]:
+    """What became of the text: a label and a sentence each, no document unaccounted for."""
     dropped = clean.stats["dropped"]
     reasons = [f"{count:,} {reason.replace('_', ' ')}" for reason, count in dropped.items()]
     tokens = sum(shards.stats["tokens"].values())
@@ -89,6 +90,8 @@ def _corpus_lines(raw: Artifact, clean: Artifact, shards: Artifact) -> list[tupl
 def _left_out(shards: Artifact) -> list[tuple[str, str]]:
     """What is in the corpus and in no shard; nothing where there is none."""
     counts = [f"{n:,} {reason.replace('_', ' ')}" for reason, n in shards.stats["left_out"].items()]
+    if overlapping := sum(shards.stats["removed_as_overlapping_held_out"].values()):
+        counts.append(f"{overlapping:,} that share text with what is held out")
     return [("left out", ", ".join(counts))] if counts else []
 
 
