@@ -5,7 +5,6 @@ compiler are. No AMX: what GCC 12 makes of that part dies with SIGILL.
 """
 
 import shutil
-import socket
 import subprocess
 import sys
 import tarfile
@@ -17,6 +16,7 @@ from pathlib import Path
 import httpx
 
 from llm_assets.export.gguf_file import write_gguf
+from tests.stand_ins.processes import free_port
 
 PACKAGE = "llama-cpp-python"
 VERSION = "0.3.36"
@@ -70,9 +70,7 @@ def serving(programs: Path, file: Path, clients: int, threads: int) -> Iterator[
 
     It keeps no prompts for the next request, as the endpoint keeps none.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     command = [str(programs / SERVER), "--model", str(file), "--port", str(port), "--offline"]
     command += ["--parallel", str(clients), "--ctx-size", str(512 * clients), "--no-cache-prompt"]
     command += ["--threads", str(threads), "--no-ui", "--log-disable"]
@@ -82,6 +80,7 @@ def serving(programs: Path, file: Path, clients: int, threads: int) -> Iterator[
         while not _is_ready(url):
             if server.poll() is not None:
                 raise RuntimeError(f"{' '.join(command)} ended with {server.returncode}")
+            # Loading is timed with it, so it is asked often.
             time.sleep(0.05)
         yield url, server.pid
     finally:

@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import socket
 import subprocess
 import time
 from contextlib import suppress
@@ -14,6 +13,7 @@ import pytest
 
 from llm_assets.cli.reference import benchmarks_page, settings_page
 from tests.listening import listening_addresses, outside_loopback
+from tests.stand_ins.processes import free_port
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -56,9 +56,7 @@ def test_no_file_in_git_is_larger_than_a_megabyte() -> None:
 
 
 def test_make_ui_serves_the_graph() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     interface = subprocess.Popen(
         ["make", "ui", f"PORT={port}"],
         cwd=ROOT,

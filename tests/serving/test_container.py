@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ import pytest
 
 from artifacts.leases.holder import process_started
 from serving.vertex.container import ContainerEnvironment, fill
+from tests.stand_ins.processes import free_port
 from tests.waiting import WAIT_SECONDS, wait_until
 
 ENGINE = (sys.executable, "-m", "serving", "--model", "{model}", "--port", "{port}")
@@ -39,11 +39,6 @@ def container(model: Path, port: int, log: Path, *engine: str) -> subprocess.Pop
             stdout=output,
             stderr=output,
         )
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 @pytest.fixture(scope="module")

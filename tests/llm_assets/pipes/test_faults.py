@@ -65,45 +65,6 @@ def test_connection_cut_while_submitting_starts_one_job(
     assert len(runner.jobs()) == 1
 
 
-@pytest.mark.fault("Google Cloud", "missing right", sees="the role to ask for", then="asked once")
-def test_missing_right_says_which_role_to_ask_for(runner: Runner, google: LocalGoogle) -> None:
-    google.server.faults.add(
-        runner.create_method, grpc.StatusCode.PERMISSION_DENIED, "Permission denied", times=1000
-    )
-    text = failure_text(runner.run(["materialize"]))
-    role = "roles/aiplatform.user" if runner.service == "vertex" else "roles/dataproc.editor"
-    assert role in text
-    assert google.server.faults.count(runner.create_method) == 1
-
-
-@pytest.mark.fault(
-    "Google Cloud", "API disabled", sees="the command that enables it", then="asked once"
-)
-def test_disabled_api_says_how_to_enable_it(runner: Runner, google: LocalGoogle) -> None:
-    message = "The API has not been used in project local-project before or it is disabled."
-    google.server.faults.add(
-        runner.create_method, grpc.StatusCode.PERMISSION_DENIED, message, times=1000
-    )
-    assert "gcloud services enable" in failure_text(runner.run(["materialize"]))
-
-
-@pytest.mark.fault(
-    "Google Cloud", "quota exceeded", sees="which, and where to ask for more", then="asked once"
-)
-def test_exceeded_quota_says_where_to_ask_for_more(runner: Runner, google: LocalGoogle) -> None:
-    message = (
-        "The following quota metrics exceed quota limits: "
-        "aiplatform.googleapis.com/custom_model_training_nvidia_a100_gpus"
-    )
-    google.server.faults.add(
-        runner.create_method, grpc.StatusCode.RESOURCE_EXHAUSTED, message, times=1000
-    )
-    text = failure_text(runner.run(["materialize"]))
-    assert "custom_model_training_nvidia_a100_gpus" in text
-    assert "iam-admin/quotas?project=local-project" in text
-    assert google.server.faults.count(runner.create_method) == 1
-
-
 @pytest.mark.fault(
     "Google Cloud", "job never scheduled", sees="how long, and what to do", then="cancelled"
 )
@@ -162,41 +123,6 @@ def test_region_that_stays_without_machines_is_told_with_what_else_to_ask_for(
     text = failure_text(vertex_runner.run(["materialize"]))
     assert "Resources are insufficient in region" in text and "flex-start" in text
     assert len(vertex_runner.jobs()) == 3
-
-
-def test_quota_project_that_may_not_be_used_is_told_as_such(
-    runner: Runner, google: LocalGoogle
-) -> None:
-    message = (
-        "Caller does not have required permission to use project local-project. Grant the caller "
-        "the roles/serviceusage.serviceUsageConsumer role (serviceusage.services.use)."
-    )
-    google.server.faults.add(
-        runner.create_method, grpc.StatusCode.PERMISSION_DENIED, message, times=1000
-    )
-    assert "set-quota-project" in failure_text(runner.run(["materialize"]))
-
-
-@pytest.mark.fault(
-    "Google Cloud",
-    "organization policy forbids machines",
-    sees="which, and who may make an exception",
-    then="asked once",
-)
-def test_organization_policy_is_named_with_who_may_make_an_exception(
-    runner: Runner, google: LocalGoogle
-) -> None:
-    message = (
-        "Constraint constraints/compute.vmExternalIpAccess violated for project local-project. Add "
-        "the instance to the constraint to use external IP with it."
-    )
-    google.server.faults.add(
-        runner.create_method, grpc.StatusCode.FAILED_PRECONDITION, message, times=1000
-    )
-    text = failure_text(runner.run(["materialize"]))
-    assert "policy forbids this: constraints/compute.vmExternalIpAccess. Ask who" in text
-    assert "private access" in text
-    assert google.server.faults.count(runner.create_method) == 1
 
 
 @pytest.mark.fault(
