@@ -6,7 +6,7 @@ from collections import Counter
 from dagster import AssetCheckResult, AssetCheckSeverity, asset_check
 
 from artifacts.errors import DamagedArtifact
-from artifacts.shards.clusters import find_shared_clusters
+from artifacts.shards.documents import find_shared_clusters
 from artifacts.shards.format import ShardStats
 from artifacts.store.store import Artifact
 from llm_assets.assets.corpus import clean_corpus, raw_corpus, tokenized_shards

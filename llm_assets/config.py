@@ -18,11 +18,13 @@ from artifacts.examples import Form
 from artifacts.settings import Settings
 from artifacts.storage.files import is_local
 from artifacts.yaml_files import read_yaml
-from llm_assets.automation_settings import AutomationSettings
-from llm_assets.forgetting_settings import ForgettingSettings
 from llm_assets.gate.settings import ModelVersionSettings
-from llm_assets.notification_settings import NotificationSettings
-from llm_assets.retention_settings import RetentionSettings
+from llm_assets.operation_settings import (
+    AutomationSettings,
+    ForgettingSettings,
+    NotificationSettings,
+    RetentionSettings,
+)
 from llm_assets.sources.settings import Files, RawCorpusSettings
 from recipes.evaluation.settings import EvaluationSettings
 from recipes.settings.recipe import (

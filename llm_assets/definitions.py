@@ -14,9 +14,8 @@ from dagster import (
 from artifacts.errors import UserError
 from llm_assets import checks
 from llm_assets.assets import corpus, evaluation, model, serving
-from llm_assets.automation.jobs import build_jobs
+from llm_assets.automation.jobs import build_jobs, build_schedules
 from llm_assets.automation.notifications import build_notifications
-from llm_assets.automation.schedules import build_schedules
 from llm_assets.automation.sensors import build_sensors
 from llm_assets.catalog import present
 from llm_assets.config import PipelineSettings, config_path, load_settings

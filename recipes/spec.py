@@ -11,8 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from artifacts.errors import DamagedArtifact
 from artifacts.progress import Report
 from artifacts.shards.format import ShardStats, Split
-from artifacts.shards.masked import MaskedShardSet
-from artifacts.shards.shard_set import ShardSet
+from artifacts.shards.shard_set import MaskedShardSet, ShardSet
 from artifacts.storage import files
 from artifacts.store.identity import hash_json
 from recipes.settings.recipe import RecipeSettings

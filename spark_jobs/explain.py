@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from artifacts.errors import UserError
+from artifacts.shards.documents import Occurrence, find_occurrences
 from artifacts.shards.format import ShardStats
-from artifacts.shards.occurrences import Occurrence, find_occurrences
 from artifacts.storage import files
 from spark_jobs.clean.decide.duplicates import find_duplicates
 from spark_jobs.clean.history import PAST_FOLDER

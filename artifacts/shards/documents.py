@@ -1,13 +1,19 @@
-"""Documents put together again from the rows that they were cut into."""
+"""The documents of shards: put together again from their rows, found in them, apart by split."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from artifacts.shards.format import ALL_SPLITS, ShardStats, Split
+from artifacts.shards.shard_files import ShardFiles
 from artifacts.shards.shard_set import Shard, ShardSet
+
+CLUSTERS_AT_A_TIME = 2_000_000
 
 
 def list_documents(shards: ShardSet) -> pa.Table:
@@ -63,3 +69,91 @@ def tokens_of(
         start, length, document, _ = shard.segments[position]
         parts[int(document)].append(values[row, start : start + length])
     return [np.concatenate(parts[int(number)]) for number in numbers]
+
+
+@dataclass(frozen=True)
+class Occurrence:
+    """Rows of one shard that hold a document."""
+
+    document: str
+    source: str
+    split: Split
+    shard: str
+    rows: list[int]
+    """Counted within the shard."""
+
+
+def find_occurrences(
+    shards: Path, stats: ShardStats, documents: Collection[str]
+) -> list[Occurrence]:
+    """Every row that holds one of the documents, training rows first.
+
+    Args:
+        shards: folder of the `tokenized_shards` artifact.
+        stats: that artifact's stats.
+        documents: ids.
+    """
+    wanted = pa.array(sorted(documents), pa.string())
+    return [
+        occurrence
+        for entry in sorted(stats.shards, key=lambda e: (ALL_SPLITS.index(e.split), e.name))
+        if entry.rows
+        for occurrence in _find_in(Shard(ShardFiles(shards), entry, stats), wanted)
+    ]
+
+
+def _find_in(shard: Shard, wanted: pa.Array) -> list[Occurrence]:
+    listed = shard.documents()
+    numbers = np.flatnonzero(np.asarray(pc.is_in(listed["id"], wanted)))
+    occurrences = []
+    for number in numbers:
+        segments = np.flatnonzero(shard.segments["document"] == number)
+        rows = np.unique(np.searchsorted(shard.row_offsets, segments, side="right") - 1)
+        document, source = listed["id"][number].as_py(), listed["source"][number].as_py()
+        entry = shard.entry
+        occurrences.append(Occurrence(document, source, entry.split, entry.name, rows.tolist()))
+    return occurrences
+
+
+def find_shared_clusters(
+    folder: str, stats: ShardStats, at_a_time: int = CLUSTERS_AT_A_TIME
+) -> list[str]:
+    """Ids of the clusters that have documents in two splits, in order.
+
+    The clusters of the smaller splits are held, some at a time, against those of the larger ones,
+    shard by shard. Of the shards' files those alone are read that list documents.
+
+    Args:
+        folder: of the `tokenized_shards` artifact, local or in an object store.
+        at_a_time: clusters held in memory.
+    """
+    sizes = {
+        split: sum(entry.documents for entry in stats.shards if entry.split == split)
+        for split in ALL_SPLITS
+    }
+    splits = sorted((split for split in ALL_SPLITS if sizes[split]), key=sizes.__getitem__)
+    shared: set[str] = set()
+    for place, small in enumerate(splits[:-1]):
+        for held in _batches(_clusters(folder, stats, small), at_a_time):
+            for large in splits[place + 1 :]:
+                for clusters in _clusters(folder, stats, large):
+                    both = pc.is_in(clusters, held)
+                    shared.update(clusters.filter(both).to_pylist())
+    return sorted(shared)
+
+
+def _clusters(folder: str, stats: ShardStats, split: Split) -> Iterator[pa.ChunkedArray]:
+    for shard in ShardSet(folder, stats, split).shards:
+        yield shard.documents(["cluster"])["cluster"]
+
+
+def _batches(parts: Iterator[pa.ChunkedArray], at_a_time: int) -> Iterator[pa.Array]:
+    """The parts joined until they hold so many, each value once."""
+    held: list[pa.ChunkedArray] = []
+    for part in parts:
+        held.append(part)
+        if sum(map(len, held)) >= at_a_time:
+            yield pc.unique(pa.chunked_array([c for one in held for c in one.chunks]))
+            held = []
+    if held:
+        yield pc.unique(pa.chunked_array([c for one in held for c in one.chunks]))

@@ -12,15 +12,15 @@ from artifacts.errors import UserError
 from artifacts.store.identity import Identity
 from artifacts.store.store import Artifact, Draft, Store
 from llm_assets.assets import figures, held_out
-from llm_assets.assets.estimate import training_estimate
 from llm_assets.assets.stage import materialization, stage, table
+from llm_assets.assets.training_plan import training_estimate
 from llm_assets.forgetting.listed import read_list
 from llm_assets.pipeline import PipelineResource
 from llm_assets.runners.spark import SparkRunner
 from llm_assets.runners.training import TrainingRunner
 from llm_assets.sources.files.source_file import SourceChanged
+from llm_assets.sources.opened import Unread
 from llm_assets.sources.snapshot import snapshot
-from llm_assets.sources.unread import Unread
 from recipes.model.row_length import check_row_length
 from spark_jobs.clean import job as clean
 from spark_jobs.clean.classify import read_model

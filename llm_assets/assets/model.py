@@ -13,10 +13,9 @@ from artifacts.shards.format import ShardStats
 from artifacts.store.identity import Identity
 from artifacts.store.store import Artifact, Draft, layout
 from llm_assets.assets import figures
-from llm_assets.assets.continuation import continue_from_champion
 from llm_assets.assets.corpus import tokenized_shards
-from llm_assets.assets.estimate import training_cost, training_estimate
 from llm_assets.assets.stage import folder_link, from_here, materialization, stage
+from llm_assets.assets.training_plan import continue_from_champion, training_cost, training_estimate
 from llm_assets.endpoint.base import ServingPlatform
 from llm_assets.forgetting.replay import train_once_more
 from llm_assets.pipeline import PipelineResource

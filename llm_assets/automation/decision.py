@@ -13,8 +13,8 @@ from dagster import DagsterRunStatus, RunRecord, RunRequest
 
 from llm_assets.automation.launched import QUESTION_TAG, Runs
 from llm_assets.automation.limits import forbidden
-from llm_assets.automation_settings import AutomationSettings
 from llm_assets.gate.verdict import Outcome, Verdict
+from llm_assets.operation_settings import AutomationSettings
 from llm_assets.registry.records import GATE, ModelVersion
 from llm_assets.registry.state import RegistryState
 

@@ -6,7 +6,7 @@ from zoneinfo import ZoneInfo
 
 from dagster import RunRecord
 
-from llm_assets.automation_settings import DAYS, WINDOW, AutomationSettings
+from llm_assets.operation_settings import DAYS, WINDOW, AutomationSettings
 
 
 def forbidden(settings: AutomationSettings, runs: Iterable[RunRecord], now: datetime) -> str | None:

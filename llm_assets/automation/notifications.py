@@ -22,7 +22,7 @@ from artifacts.store.store import Store, layout
 from llm_assets.assets.stage import failure_reason, user_faults
 from llm_assets.automation.launched import Runs
 from llm_assets.config import PipelineSettings
-from llm_assets.notification_settings import EmailSettings, NotificationSettings
+from llm_assets.operation_settings import EmailSettings, NotificationSettings
 
 SECONDS = 10.0
 ENCRYPTED, STARTTLS = 465, 587

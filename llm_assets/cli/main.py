@@ -14,7 +14,6 @@ from artifacts.shown import shown
 from llm_assets.cli.cloud import CLOUD
 from llm_assets.cli.options import json_option, name_option, reason_option, version_argument
 from llm_assets.cli.text.provenance import PROVENANCE
-from llm_assets.cli.upkeep.backup import BACKUP
 from llm_assets.cli.upkeep.maintenance import MAINTENANCE
 from llm_assets.cli.upkeep.services import SERVICES
 from llm_assets.config import CONFIG_VARIABLE
@@ -215,9 +214,9 @@ def approve(version: int, name: str, reason: str) -> None:
       llm-assets approve 2 --reason "reads better"
     """
     from llm_assets.cli.session import open_session
-    from llm_assets.cli.versions import promotion
+    from llm_assets.cli.versions import versions
 
-    promotion.approve(open_session(), version, name, reason, click.echo)
+    versions.approve(open_session(), version, name, reason, click.echo)
 
 
 @commands.command()
@@ -232,9 +231,9 @@ def reject(version: int, name: str, reason: str) -> None:
       llm-assets reject 4 --reason "wrong dosages"
     """
     from llm_assets.cli.session import open_session
-    from llm_assets.cli.versions import promotion
+    from llm_assets.cli.versions import versions
 
-    promotion.reject(open_session(), version, name, reason, click.echo)
+    versions.reject(open_session(), version, name, reason, click.echo)
 
 
 @commands.command()
@@ -248,9 +247,9 @@ def rollback(name: str, reason: str) -> None:
       llm-assets rollback --reason "users complain"
     """
     from llm_assets.cli.session import open_session
-    from llm_assets.cli.versions import promotion
+    from llm_assets.cli.versions import versions
 
-    promotion.roll_back(open_session(), name, reason, click.echo)
+    versions.roll_back(open_session(), name, reason, click.echo)
 
 
 @commands.command()
@@ -267,7 +266,7 @@ def docs() -> None:
         click.echo(f"wrote {path}")
 
 
-for command in (*BACKUP, *CLOUD, *MAINTENANCE, *PROVENANCE, *SERVICES):
+for command in (*CLOUD, *MAINTENANCE, *PROVENANCE, *SERVICES):
     commands.add_command(command)
 
 

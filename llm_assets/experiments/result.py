@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict
 
 from artifacts.progress import format_duration
 from artifacts.store.store import Artifact
-from llm_assets.assets.estimate import training_cost
+from llm_assets.assets.training_plan import training_cost
 from llm_assets.experiments.measure import SPLIT
 from llm_assets.gate.judge import compare
 from llm_assets.gate.settings import GateSettings

@@ -7,7 +7,6 @@ from typing import Any
 
 from artifacts.store.pipelines import Pipeline
 from llm_assets.forgetting.listed import read_list
-from llm_assets.forgetting_settings import ForgettingSettings
 from llm_assets.maintenance.retention import (
     DAY_SECONDS,
     Name,
@@ -17,9 +16,9 @@ from llm_assets.maintenance.retention import (
     read_contents,
     remove,
 )
+from llm_assets.operation_settings import ForgettingSettings, RetentionSettings
 from llm_assets.registry.base import Registry
 from llm_assets.registry.records import Alias
-from llm_assets.retention_settings import RetentionSettings
 
 SERVING: tuple[Alias, ...] = ("wanted", "champion")
 ALIASES: tuple[Alias, ...] = (*SERVING, "previous")

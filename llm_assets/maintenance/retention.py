@@ -15,8 +15,8 @@ from artifacts.store.manifest import Manifest
 from artifacts.store.pipelines import PipelineHistory, read_histories
 from artifacts.store.store import Store
 from llm_assets.maintenance.inventory import Inventory, take_inventory
+from llm_assets.operation_settings import RetentionSettings
 from llm_assets.registry.retired import retire
-from llm_assets.retention_settings import RetentionSettings
 
 Name = tuple[str, str]
 """Kind and fingerprint of an artifact."""

@@ -15,13 +15,12 @@ import pyarrow.parquet as pq
 from artifacts.errors import UserError
 from artifacts.storage import files
 from artifacts.store.identity import hash_json
-from llm_assets.sources.bigquery_settings import BigQuery
 from llm_assets.sources.chunks import NO_CHUNKS, Batch, single_chunk
 from llm_assets.sources.document import Document
 from llm_assets.sources.files.find import find_files
 from llm_assets.sources.files.pinned import pin_files
 from llm_assets.sources.opened import OpenedSource
-from llm_assets.sources.settings import Files
+from llm_assets.sources.settings import BigQuery, Files
 from spark_jobs.runtime.pinned.file import PinnedFile
 
 BATCH_DOCUMENTS = 1_000

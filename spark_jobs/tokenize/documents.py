@@ -14,8 +14,8 @@ from artifacts.cache import cache_key
 from artifacts.errors import UserError
 from artifacts.examples import read_example
 from artifacts.shards.format import in_split
-from spark_jobs.decontaminate.held_out.part_ngrams import PartNGrams
 from spark_jobs.decontaminate.overlap import overlaps
+from spark_jobs.decontaminate.part_ngrams import PartNGrams
 from spark_jobs.runtime.cache import cached_rows
 from spark_jobs.runtime.parquet import Part
 from spark_jobs.runtime.session import ARROW_BATCH_ROWS

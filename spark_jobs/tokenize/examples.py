@@ -8,22 +8,25 @@
 - A labeled text is the text encoded alike, and then the number of its class in place of a token.
 """
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from artifacts.errors import UserError
 from artifacts.examples import Example, Form
+from spark_jobs.runtime.parquet import Part
 from spark_jobs.settings import ExampleSettings
 from spark_jobs.tokenize.tokenizer import TokenizerFiles
 
 TOO_LONG, SPECIAL = "too_long", "holds_special_token"
 """Reasons why an example is left out."""
 
-Part = tuple[list[int], bool]
+MarkedTokens = tuple[list[int], bool]
 """Tokens, and whether they are learnt."""
 
 
@@ -104,7 +107,7 @@ class ExampleTokenizer:
             return TokenizedExample.none(TOO_LONG)
         return TokenizedExample(tokens, is_target, was_cut=True)
 
-    def _chat(self, messages: list[dict[str, str]]) -> Iterator[Part]:
+    def _chat(self, messages: list[dict[str, str]]) -> Iterator[MarkedTokens]:
         shown = ""
         for number, message in enumerate(messages):
             if message["role"] != "assistant":
@@ -135,7 +138,7 @@ class ExampleTokenizer:
             ) from error
         return text
 
-    def _plain(self, messages: list[dict[str, str]]) -> Iterator[Part]:
+    def _plain(self, messages: list[dict[str, str]]) -> Iterator[MarkedTokens]:
         pending = ""
         for number, message in enumerate(messages):
             if message["role"] != "assistant":
@@ -220,3 +223,40 @@ def check_template(files: TokenizerFiles, settings: ExampleSettings) -> None:
             "`tokenized_shards.examples.chat_template`, or set "
             "`tokenized_shards.examples.template: plain`."
         )
+
+
+def find_labels(parts: list[Part], wanted: Sequence[str]) -> tuple[tuple[str, ...], list[int]]:
+    """The classes in the order of their numbers, and the training examples of each.
+
+    Args:
+        wanted: the classes that there may be; where empty, those that occur, sorted.
+
+    Raises:
+        UserError: a class is none of those, has a single example, or none to train on; or there is
+            only one class.
+    """
+    table = pa.concat_tables([part.read(["label", "split"]) for part in parts])
+    pairs = zip(table["label"].to_pylist(), table["split"].to_pylist(), strict=True)
+    counts = Counter((label, split) for label, split in pairs if label is not None)
+    everywhere: Counter[str] = Counter()
+    for (label, _), count in counts.items():
+        everywhere[label] += count
+    if wanted and (unknown := sorted(everywhere.keys() - set(wanted))):
+        raise UserError(
+            f"{everywhere[unknown[0]]:,} examples have the class {unknown[0]!r}, which is none of "
+            f"`tokenized_shards.examples.labels` ({', '.join(wanted)}). Add it there, or correct "
+            "the examples."
+        )
+    labels = tuple(wanted) or tuple(sorted(everywhere))
+    for label in labels:
+        if not counts[label, "train"] or everywhere[label] < 2:
+            raise UserError(
+                f"The class {label!r} has {everywhere[label]} examples, "
+                f"{counts[label, 'train']} of them to train on: nothing can be learnt of it. Give "
+                "more examples of it, or leave the class out."
+            )
+    if len(labels) < 2:
+        raise UserError(
+            f"All examples have the class {labels[0]!r}; it takes two classes to tell apart."
+        )
+    return labels, [counts[label, "train"] for label in labels]

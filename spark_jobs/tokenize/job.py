@@ -21,18 +21,15 @@ from artifacts.examples import Form
 from artifacts.program.entry import run_program
 from spark_jobs.clean.write import NEEDED_COLUMNS
 from spark_jobs.decontaminate.evaluation_texts import save_evaluation_ngrams
-from spark_jobs.decontaminate.held_out.choice import find_references
-from spark_jobs.decontaminate.held_out.part_ngrams import PartNGrams
-from spark_jobs.decontaminate.held_out.references import Comparison, References
+from spark_jobs.decontaminate.part_ngrams import PartNGrams
+from spark_jobs.decontaminate.references import Comparison, References, find_references
 from spark_jobs.runtime.parquet import Part, find_parts
 from spark_jobs.runtime.scratch import scratch_folder
 from spark_jobs.runtime.session import session
 from spark_jobs.runtime.usage import measured
 from spark_jobs.settings import HELD_OUT_IN_MEMORY, SHUFFLE_RANGES, TokenizedShardsSettings
-from spark_jobs.tokenize.card import write_card
 from spark_jobs.tokenize.documents import CUT, Cached, tokenize_part
-from spark_jobs.tokenize.examples import check_template
-from spark_jobs.tokenize.labels import find_labels
+from spark_jobs.tokenize.examples import check_template, find_labels
 from spark_jobs.tokenize.mixing import plan_mixing
 from spark_jobs.tokenize.parity import choose_engine
 from spark_jobs.tokenize.receiving import ROW_SCHEMA, count_receivers, receive
@@ -40,7 +37,12 @@ from spark_jobs.tokenize.removed import DOCUMENTS_PER_LIST
 from spark_jobs.tokenize.shards import Plan
 from spark_jobs.tokenize.shuffle.choice import shuffle
 from spark_jobs.tokenize.shuffle.sending import Sending
-from spark_jobs.tokenize.statistics import refuse_missing_splits, refuse_too_little, statistics
+from spark_jobs.tokenize.statistics import (
+    refuse_missing_splits,
+    refuse_too_little,
+    statistics,
+    write_card,
+)
 from spark_jobs.tokenize.survey import Survey, count_shards, survey_parts
 from spark_jobs.tokenize.tokenizer import (
     Engine,

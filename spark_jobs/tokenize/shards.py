@@ -22,7 +22,7 @@ from artifacts.shards.format import (
     write_shard,
 )
 from artifacts.storage import files
-from spark_jobs.decontaminate.held_out.references import References
+from spark_jobs.decontaminate.references import References
 from spark_jobs.settings import DecontaminationSettings, ExampleSettings
 from spark_jobs.tokenize.examples import ExampleTokenizer
 from spark_jobs.tokenize.mixing import Mixing

@@ -10,8 +10,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from artifacts.errors import DamagedArtifact, UserError
-from artifacts.shards.clusters import find_shared_clusters
-from artifacts.shards.documents import list_documents, read_documents, read_tokens
+from artifacts.shards.documents import (
+    find_shared_clusters,
+    list_documents,
+    read_documents,
+    read_tokens,
+)
 from artifacts.shards.format import (
     DOCUMENT_SCHEMA,
     SEGMENT,

@@ -7,8 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from artifacts import checkpoints
-from artifacts.shards.masked import MaskedShardSet
-from artifacts.shards.shard_set import ShardSet
+from artifacts.shards.shard_set import MaskedShardSet, ShardSet
 from artifacts.shards.texts import text_numbers
 from recipes.data.seen import SEEN_NAME, Seen
 from recipes.data.trained import TRAINED_NAME, read_trained

@@ -12,15 +12,13 @@ import pytest
 from transformers import AutoTokenizer
 
 from artifacts.errors import UserError
-from artifacts.shards.masked import MaskedShardSet
-from artifacts.shards.shard_set import ShardSet
+from artifacts.shards.shard_set import MaskedShardSet, ShardSet
 from recipes.data.batch import IGNORED
 from recipes.data.example_rows import read_examples
 from recipes.data.packed_rows import read_batch
 from spark_jobs.runtime.parquet import find_parts
 from spark_jobs.settings import ExampleSettings
-from spark_jobs.tokenize.examples import ExampleTokenizer, check_template
-from spark_jobs.tokenize.labels import find_labels
+from spark_jobs.tokenize.examples import ExampleTokenizer, check_template, find_labels
 from spark_jobs.tokenize.tokenizer import load_tokenizer
 from tests.example_shards import example_shards
 from tests.tiny_models import chat_model, encoder_decoder

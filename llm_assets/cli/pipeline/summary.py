@@ -17,7 +17,7 @@ from artifacts.store.store import Artifact, Store
 from llm_assets.assets.evaluation_metadata import UNMEASURED, number, read_samples
 from llm_assets.assets.figures import sparkline
 from llm_assets.config import PipelineSettings
-from llm_assets.sources.unread import Unread
+from llm_assets.sources.opened import Unread
 from recipes.evaluation.metric import Metric
 from recipes.spec import read_metrics
 

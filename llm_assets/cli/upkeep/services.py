@@ -60,7 +60,7 @@ def metrics(port: int) -> None:
       llm-assets metrics --port 8012
     """
     from llm_assets.cli.session import open_session, use_this_folders_history
-    from llm_assets.metrics.server import serve_metrics
+    from llm_assets.services.metrics import serve_metrics
 
     use_this_folders_history()
     session = open_session()

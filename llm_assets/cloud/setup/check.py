@@ -8,10 +8,9 @@ from typing import Any
 from artifacts.errors import first_line
 from llm_assets.cloud.rest import CALL_SECONDS, get_json, open_session, rest_url
 from llm_assets.cloud.settings import GoogleCloudSettings
+from llm_assets.cloud.setup.check_quotas import check_accelerators, check_spark
 from llm_assets.cloud.setup.check_rights import check_rights
-from llm_assets.cloud.setup.check_spark import check_spark
 from llm_assets.cloud.setup.finding import Finding
-from llm_assets.cloud.setup.quota import needs, quota_limits
 from llm_assets.cloud.setup.rights import APIS
 from llm_assets.pipes.failures import Place, explain
 
@@ -35,7 +34,7 @@ def check(settings: GoogleCloudSettings, uses_bigquery: bool = True) -> list[Fin
         ("images", _check_images),
         ("secrets", _check_secrets),
         ("batch", check_spark),
-        ("training", _check_quota),
+        ("training", check_accelerators),
     ]
     findings: list[Finding] = []
     for key, test in tests:
@@ -183,28 +182,3 @@ def _check_secrets(settings: GoogleCloudSettings) -> Iterator[Finding]:
     except PermissionDenied:
         role = "roles/secretmanager.secretAccessor"
         yield Finding(key, False, f"secret {name} may not be read. Ask for {role} on it.")
-
-
-def _check_quota(settings: GoogleCloudSettings) -> Iterator[Finding]:
-    wanted = list(needs(settings))
-    limits = quota_limits(settings) if wanted else {}
-    for need in wanted:
-        limit = limits.get(need.metric)
-        if limit is None:
-            yield Finding(
-                need.key,
-                False,
-                f"{need.metric} is not a quota of {settings.region}: is {need.accelerator} offered "
-                "there?",
-            )
-        elif limit < need.accelerators:
-            yield Finding(
-                need.key,
-                False,
-                f"{need.metric} allows {limit} in {settings.region}, and {need.accelerators} are "
-                "asked for. Ask for more: https://console.cloud.google.com/iam-admin/quotas"
-                f"?project={settings.project}",
-            )
-        else:
-            text = f"{need.metric} allows {limit}, {need.accelerators} asked for"
-            yield Finding(need.key, True, text)

@@ -14,8 +14,8 @@ from artifacts.storage import files
 from llm_assets.sources.files.source_file import LocalFile, RemoteFile, StoredFile
 from llm_assets.sources.files.walk import Walk
 from llm_assets.sources.formats import FORMATS, format_of, kind_of
+from llm_assets.sources.opened import Unread
 from llm_assets.sources.settings import Files
-from llm_assets.sources.unread import Unread
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from artifacts.errors import UserError
 from artifacts.shown import shown_in_line
+from llm_assets.sources.opened import Unread
 from llm_assets.sources.settings import Files
-from llm_assets.sources.unread import Unread
 
 _SPECIAL = {
     stat.S_IFIFO: "FIFO",

@@ -9,8 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from artifacts.cache import read_cached, write_cached
 from artifacts.json_rows import with_whole_characters
-from llm_assets.sources.chunks import Batch, Chunks
-from llm_assets.sources.cutting import Cutter
+from llm_assets.sources.chunks import Batch, Chunks, Cutter
 from llm_assets.sources.document import SCHEMA, Document, to_table
 from llm_assets.sources.faults import EXAMPLES, Fault
 

@@ -1,13 +1,39 @@
-"""Gives every document of a snapshot an id of its own."""
+"""Ids of a snapshot's documents: each fit for later stages, and no document's twice."""
 
 import os
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from llm_assets.sources.cutting import hash64
+from artifacts.document_ids import find_id_fault
+from artifacts.shown import shown_in_line
+from llm_assets.sources.chunks import Batch, Chunks, hash64
+from llm_assets.sources.document import Document
+from llm_assets.sources.faults import Fault
 from llm_assets.sources.snapshot.chunk_files import open_parquet
+
+
+def set_bad_ids_aside(chunks: Chunks) -> Chunks:
+    """The same chunks, with a fault in place of every document whose id later stages, terminals or
+    pages could not bear."""
+
+    def read(numbers: list[int]) -> Iterator[tuple[int, Batch]]:
+        for number, batch in chunks.read(numbers):
+            yield number, [one if isinstance(one, Fault) else _checked(one) for one in batch]
+
+    return replace(chunks, read=read)
+
+
+def _checked(document: Document) -> Document | Fault:
+    identifier = document.id
+    fault = find_id_fault(identifier)
+    if fault is None:
+        return document
+    place = shown_in_line(document.path or document.source)
+    return Fault("bad_id", f"{place}: the id '{shown_in_line(identifier[:80])}' {fault}.")
 
 
 def number_repeated_ids(files: list[Path]) -> int:

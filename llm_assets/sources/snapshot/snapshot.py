@@ -9,7 +9,6 @@ from typing import Any
 from artifacts.cache import cache_key
 from artifacts.errors import UserError
 from llm_assets.sources.bigquery import open_bigquery
-from llm_assets.sources.bigquery_settings import BigQuery
 from llm_assets.sources.chunks import Chunks
 from llm_assets.sources.docstrings import open_packages
 from llm_assets.sources.faults import EXAMPLES, UNREAD, judge_faults
@@ -18,15 +17,15 @@ from llm_assets.sources.files.reading import open_files
 from llm_assets.sources.hugging_face import open_dataset
 from llm_assets.sources.opened import OpenedSource
 from llm_assets.sources.settings import (
+    BigQuery,
     HuggingFaceDataset,
     PackageDocs,
     RawCorpusSettings,
     Source,
     content_of,
 )
-from llm_assets.sources.snapshot.checked import checked
 from llm_assets.sources.snapshot.chunk_files import ChunkRecord, write_chunks
-from llm_assets.sources.snapshot.identifiers import number_repeated_ids
+from llm_assets.sources.snapshot.identifiers import number_repeated_ids, set_bad_ids_aside
 from spark_jobs.runtime.pinned.file import PinnedFile
 from spark_jobs.runtime.raw_parts import PINNED_NAME
 from spark_jobs.runtime.scratch import scratch_folder
@@ -116,7 +115,7 @@ def write_snapshot(
                 documents = sum(file.rows for file in found)
                 records[source.name] = [ChunkRecord(documents=documents, bytes=text_bytes)]
                 continue
-            chunks = _keyed(checked(opened[source.name].chunks), source)
+            chunks = _keyed(set_bad_ids_aside(opened[source.name].chunks), source)
             records[source.name] = write_chunks(chunks, Path(scratch), cache)
             _judge_faults(source, records[source.name])
         of_all = [record for found in records.values() for record in found]

@@ -9,7 +9,7 @@ from dagster import Failure, RunRequest
 
 from llm_assets.automation.decision import Question, Wait, run_key
 from llm_assets.automation.launched import QUESTION_TAG
-from llm_assets.automation_settings import AutomationSettings
+from llm_assets.operation_settings import AutomationSettings
 from tests.faults import small_disk
 from tests.llm_assets.automation.conftest import Automated
 

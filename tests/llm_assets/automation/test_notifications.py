@@ -13,7 +13,7 @@ from dagster import Failure
 from artifacts.errors import UserError
 from llm_assets.automation.notifications import send
 from llm_assets.gate.verdict import Outcome
-from llm_assets.notification_settings import EmailSettings, NotificationSettings
+from llm_assets.operation_settings import EmailSettings, NotificationSettings
 from tests.llm_assets.automation.conftest import Automated
 
 VARIABLE = "TEST_WEBHOOK"

@@ -8,7 +8,7 @@ from google.cloud import aiplatform_v1
 
 from llm_assets.cloud.jobs import custom_job, spark_batch
 from llm_assets.cloud.settings import BatchSettings, GoogleCloudSettings, MachineSettings
-from llm_assets.cloud.setup.quota import needs
+from llm_assets.cloud.setup.check_quotas import needs
 from llm_assets.pipes.failures import Place, failure_of
 from tests.stand_ins.google import LocalGoogle
 from tests.stand_ins.job_rules import ATTACHED, check_job

@@ -11,8 +11,7 @@ import pytest
 from artifacts.cache import read_cached, write_cached
 from artifacts.shards.documents import list_documents
 from artifacts.shards.format import ShardStats
-from artifacts.shards.masked import MaskedShardSet
-from artifacts.shards.shard_set import ShardSet
+from artifacts.shards.shard_set import MaskedShardSet, ShardSet
 from artifacts.store.identity import Identity
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.rewrite import BEFORE_NAME

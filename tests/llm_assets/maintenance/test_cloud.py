@@ -13,7 +13,7 @@ from artifacts.store.store import Artifact, Draft, Store
 from llm_assets.maintenance.doctor import check_artifacts
 from llm_assets.maintenance.inventory import take_inventory
 from llm_assets.maintenance.retention import plan_removals, read_contents, remove
-from llm_assets.retention_settings import RetentionSettings
+from llm_assets.operation_settings import RetentionSettings
 from tests.stand_ins.google import BUCKET, LocalGoogle
 
 

@@ -22,7 +22,7 @@ from llm_assets.config import load_settings
 from llm_assets.definitions import build_definitions
 from llm_assets.forgetting.listed import WithdrawnVersion, add_to_list
 from llm_assets.maintenance.retention import Name, Version, plan_removals, reach, read_contents
-from llm_assets.retention_settings import RetentionSettings
+from llm_assets.operation_settings import RetentionSettings
 from llm_assets.tracing.explain import explain
 from tests.damage import cut_manifest
 from tests.llm_assets.maintenance.weeks import KB, KINDS, Weeks

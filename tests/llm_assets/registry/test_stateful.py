@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from artifacts.errors import UserError
 from llm_assets.gate.settings import GateSettings
-from llm_assets.registry.consistency import find_contradictions
+from llm_assets.maintenance.examine import find_contradictions
 from llm_assets.registry.local import LocalRegistry
 from llm_assets.registry.records import GATE, IncumbentChanged, RegistryUnreachable
 from llm_assets.registry.state import RegistryState

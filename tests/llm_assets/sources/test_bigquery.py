@@ -16,7 +16,7 @@ from llm_assets.sources.bigquery import (
     pin_export,
     read_bigquery,
 )
-from llm_assets.sources.bigquery_settings import BigQuery
+from llm_assets.sources.settings import BigQuery
 from spark_jobs.runtime.pinned.parts import parts_of
 from spark_jobs.runtime.raw_parts import RAW_COLUMNS
 from tests.stand_ins.bigquery import Slowness, add_rows, fill_table, running_bigquery

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from artifacts.errors import UserError
 from artifacts.storage import files
-from llm_assets.sources.files import footers, stretches
+from llm_assets.sources.files import pinned
 from llm_assets.sources.files.source_file import SourceChanged
 from llm_assets.sources.settings import RawCorpusSettings
 from llm_assets.sources.snapshot.snapshot import open_sources, write_snapshot
@@ -86,7 +86,7 @@ def changed(settings: RawCorpusSettings, **source: object) -> dict:
 def test_pinned_text_gives_the_clean_corpus_that_copied_text_gives(
     manual: RawCorpusSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stretches, "STRETCH_BYTES", 2_000)
+    monkeypatch.setattr(pinned, "STRETCH_BYTES", 2_000)
     other = {"type": "files", "name": "other", "path": f"{tmp_path}/other"}
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "c.txt").write_text(TEXTS[70])
@@ -115,7 +115,7 @@ def test_pinned_text_gives_the_clean_corpus_that_copied_text_gives(
 def test_without_an_id_column_ids_are_those_of_a_copy(
     manual: RawCorpusSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stretches, "STRETCH_BYTES", 2_000)
+    monkeypatch.setattr(pinned, "STRETCH_BYTES", 2_000)
     for name, is_pinned in (("pinned", True), ("copied", False)):
         source = changed(manual, id_column=None, pin=is_pinned)
         pin(RawCorpusSettings.model_validate({"sources": [source]}), tmp_path / name)
@@ -190,7 +190,7 @@ def test_a_file_that_changes_before_it_is_pinned_begins_the_source_again(tmp_pat
 def test_what_cannot_be_pinned_is_refused_before_anything_is_read(
     name: str, content: bytes, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(footers, "MOST_GROUP_BYTES", 200)
+    monkeypatch.setattr(pinned, "MOST_GROUP_BYTES", 200)
     files.write(tmp_path / "text" / name, content)
 
     with pytest.raises(UserError, match=message):

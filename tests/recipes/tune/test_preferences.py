@@ -11,8 +11,7 @@ from pydantic import ValidationError
 from transformers import AutoTokenizer
 
 from artifacts.shards.format import ShardStats
-from artifacts.shards.masked import MaskedShardSet
-from artifacts.shards.shard_set import ShardSet
+from artifacts.shards.shard_set import MaskedShardSet, ShardSet
 from recipes.data.batch import IGNORED
 from recipes.data.preference_rows import read_preferences
 from recipes.evaluation.documents import held_out_documents

@@ -21,9 +21,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from artifacts.store.identity import Identity
 from llm_assets.config import load_settings
-from llm_assets.metrics.collector import GraphCollector
 from llm_assets.registry.local import LocalRegistry
 from llm_assets.registry.records import ModelEntry
+from llm_assets.services.metrics import GraphCollector
 from serving.api.metrics import Metrics
 from tests.conftest import ROOT, Project
 

@@ -1,4 +1,4 @@
-"""Settings of what happens by itself; no Dagster here."""
+"""Settings of what happens by itself, who is told, and what is kept; no Dagster here."""
 
 import re
 from typing import Literal, Self
@@ -108,3 +108,68 @@ class AutomationSettings(Settings):
         if self.monthly_cost and self.cost_per_hour:
             limits.append(self.monthly_cost / self.cost_per_hour)
         return min(limits, default=None)
+
+
+class EmailSettings(Settings):
+    """A mail server, and who writes to whom."""
+
+    host: str
+    """The mail server (SMTP)."""
+    port: int = Field(default=587, ge=1, le=65_535)
+    """465 is encrypted from the start, 587 by STARTTLS, any other is not."""
+    sender: str
+    """From whom; also the user name, where there is a password."""
+    to: tuple[str, ...] = Field(min_length=1)
+    """To whom."""
+    password_variable: str | None = None
+    """Environment variable that holds the password; absent signs in nowhere."""
+
+
+class NotificationSettings(Settings):
+    """Who is told of promotions, rejections, failed runs, and of what waits for a person."""
+
+    webhook_variable: str | None = None
+    """Environment variable that holds the address of a webhook, which takes `{"text": ...}` as
+    Slack's do; the address is a secret."""
+    email: EmailSettings | None = None
+    """The same by e-mail."""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anybody is told."""
+        return self.webhook_variable is not None or self.email is not None
+
+
+class RetentionSettings(Settings):
+    """What cleaning leaves in the store.
+
+    What is current, serves, served before, is in use or stands behind one of those stays in any
+    case, and so do the manifests behind every registered version.
+    """
+
+    days: float = Field(default=30, ge=0)
+    """Artifacts younger than this stay, and unfinished work touched since."""
+    versions: int = Field(default=5, ge=0)
+    """So many of the newest registered versions keep their weights, text and evaluation."""
+    keep: tuple[int, ...] = ()
+    """Numbers of the versions that keep theirs for ever."""
+    optimizer_state: bool = False
+    """Whether a finished training keeps its resumable state beside the exported model."""
+    cache_gb: float = Field(default=20, gt=0)
+    """Bound on all caches together, in 10^9 bytes; what was used longest ago goes first."""
+    cron: str = "0 5 * * 0"
+    """When the schedule cleans, as a cron line in `automation.time_zone`."""
+
+
+class ForgettingSettings(Settings):
+    """What `llm-assets forget` does beside keeping a document out of every later corpus."""
+
+    erase: bool = True
+    """Whether its text is also taken out of the snapshots, corpora, shards and caches that were
+    made before. Off, it stays there until retention removes them."""
+    signing_key: str = ".llm_assets/forgetting.pem"
+    """File with the ed25519 key, in PEM, that signs certificates; one that is absent is made, and
+    its public half beside it with the ending `.pub`."""
+    grace_days: float = Field(default=7, ge=0)
+    """How long the weights of withdrawn versions stay, for going back; then cleaning removes
+    them, except of a version that still serves."""

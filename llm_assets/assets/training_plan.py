@@ -1,13 +1,17 @@
-"""How long a training that goes on from the champion is: enough to read what arrived since."""
+"""How long a training will be: enough to read what arrived since; its hours and its cost."""
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 from artifacts.shards.format import ShardStats
 from artifacts.store.store import Artifact
 from llm_assets.registry.base import Registry
 from llm_assets.registry.retired import find_manifest
+from llm_assets.runners.training import TrainingRunner
 from recipes.settings.recipe import ContinuedPretrainingSettings, RecipeSettings, training_settings
 from recipes.settings.sections import BUDGETS
+from recipes.settings.training import TrainingSettings
 from recipes.training.budget import total_steps
 
 MOST_TIMES = 8
@@ -58,3 +62,24 @@ def new_share(shards: Artifact, registry: Registry) -> float:
     counts = {int(at): found.get("train", 0) for at, found in now.stats["slices"].items()}
     new = sum(count for at, count in counts.items() if at > last)
     return new / max(1, sum(counts.values()))
+
+
+def training_estimate(
+    training: TrainingRunner, settings: TrainingSettings, shards: Artifact, base: Artifact
+) -> str | None:
+    """Such as `checkpoint: about 2.3 h, 9.70 USD`; None where the runner costs nothing."""
+    stats = ShardStats.model_validate(shards.stats)
+    rows = total_steps(settings, stats) * settings.budget.global_batch_size
+    return training.estimate(rows * stats.sequence_length, base.stats["parameters"])
+
+
+def training_cost(stats: Mapping[str, Any], cost_per_hour: float | None) -> dict[str, float]:
+    """Seconds that a checkpoint's training took and, where an hour has a price, the cost of them.
+
+    Args:
+        stats: of the `checkpoint` artifact.
+        cost_per_hour: `automation.cost_per_hour`.
+    """
+    seconds = stats["tokens_seen"] / stats["tokens_per_second"]
+    found = {"training_seconds": seconds}
+    return found if cost_per_hour is None else found | {"cost": seconds / 3600 * cost_per_hour}

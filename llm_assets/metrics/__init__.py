@@ -1,1 +1,0 @@
-"""What the graph is doing, for Prometheus."""
