@@ -27,7 +27,7 @@ from recipes.data.order import DataOrder
 from recipes.data.packed_rows import read_batch
 from recipes.model.decoder.attention import allowed_positions
 from recipes.model.precision import choose_precision
-from recipes.optimization.schedule import learning_rate_factor
+from recipes.optimization.optimizer import learning_rate_factor
 from recipes.quiet import silence_libraries
 from recipes.spec import METRICS_NAME, TrainingSpec
 from recipes.training.budget import total_steps

@@ -48,8 +48,7 @@ def init(folder: Path, name: str | None, output: Path | None) -> None:
     Example:
       llm-assets init /data/manuals --name manuals
     """
-    from llm_assets.cli.pipeline.init import write_pipeline
-    from llm_assets.cli.pipeline.project import write_project
+    from llm_assets.cli.pipeline.init import write_pipeline, write_project
 
     started = write_pipeline(folder, name, output)
     for note in started.notes:

@@ -11,8 +11,8 @@ from artifacts.shards.shard_set import ShardSet
 from artifacts.shards.texts import text_numbers
 from artifacts.store.store import Artifact, Store
 from llm_assets.forgetting.certificate import REPLACES
-from llm_assets.runners.program import ask_program
-from recipes.attribution.memory_spec import MemorySpec
+from llm_assets.runners.child_process import ask_program
+from recipes.attribution.spec import MemorySpec
 from recipes.data.seen import SEEN_NAME, Seen
 from recipes.spec import MODEL_FOLDER
 
@@ -22,7 +22,8 @@ _SPLITS: tuple[Split, ...] = ("train", "validation", "held_out")
 
 
 def measure_memory(store: Store, after: Artifact, texts: Sequence[str]) -> dict[str, Any] | None:
-    """Measure the model that was replaced and the one that replaces it (`recipes.remember`).
+    """Measure the model that was replaced and the one that replaces it, by
+    `recipes.attribution.memory`.
 
     Returns:
         None where the shards no longer have the texts, or the model before is gone.
@@ -52,7 +53,7 @@ def measure_memory(store: Store, after: Artifact, texts: Sequence[str]) -> dict[
         texts=known,
         controls=_controls(listed, known, [before, after]),
     )
-    return ask_program("recipes.remember", spec, "The probe of memory")
+    return ask_program("recipes.attribution.memory", spec, "The probe of memory")
 
 
 def _controls(listed: Any, texts: Sequence[str], models: Sequence[Artifact]) -> list[str]:

@@ -1,11 +1,15 @@
-"""Runs a program in a child process whose logs and figures stream into the Dagster run."""
+"""Programs of `recipes` in child processes, for a Dagster run or for a command."""
 
+import json
 import os
 import resource
 import signal
 import subprocess
+import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from dagster import (
     AssetExecutionContext,
@@ -13,6 +17,7 @@ from dagster import (
     PipesTempFileMessageReader,
     open_pipes_session,
 )
+from pydantic import BaseModel
 
 from artifacts.errors import UserError
 from artifacts.program.entry import ERROR_MESSAGE, INTERRUPTED
@@ -22,6 +27,7 @@ from artifacts.shown import shown
 
 TERMINATION_SECONDS = 60
 LOG_TAIL_LINES = 25
+_LAST_CHARACTERS = 1_000
 
 
 def run_child(
@@ -113,3 +119,20 @@ def _tail(path: Path) -> str:
     if not lines:
         return f"(it is empty; {free_space(str(path))})"
     return "\n".join(lines[-LOG_TAIL_LINES:])
+
+
+def ask_program(module: str, spec: BaseModel, purpose: str) -> dict[str, Any]:
+    """What a program returns that runs to its end in a child process, which takes its memory along.
+
+    Raises:
+        UserError: it failed; the message names the purpose and has the last of what it said.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        stated, result = Path(folder, "spec.json"), Path(folder, "result.json")
+        stated.write_text(spec.model_dump_json())
+        program = [sys.executable, "-m", module, "--spec", str(stated), "--stats", str(result)]
+        ended = subprocess.run(program, capture_output=True, text=True)
+        if ended.returncode:
+            raise UserError(f"{purpose} failed: {ended.stderr.strip()[-_LAST_CHARACTERS:]}")
+        found: dict[str, Any] = json.loads(result.read_text())
+        return found

@@ -9,10 +9,10 @@ from artifacts.errors import UserError
 from artifacts.shards.documents import tokens_of
 from artifacts.store import layout
 from artifacts.store.store import Store
-from llm_assets.runners.program import ask_program
+from llm_assets.runners.child_process import ask_program
 from llm_assets.tracing.nearest import Nearby, find_nearest
 from llm_assets.tracing.training_text import TrainingText
-from recipes.attribution.influence_spec import InfluenceSpec
+from recipes.attribution.spec import InfluenceSpec
 from recipes.spec import MODEL_FOLDER, SPEC_NAME, TrainingSpec
 
 CANDIDATES = 32
@@ -45,7 +45,9 @@ def find_influential(text: TrainingText, prompt: str, answer: str, count: int) -
         answer=said[: MOST_TOKENS // 2],
         documents=[tokens[:MOST_TOKENS].tolist() for tokens in documents],
     )
-    scores = ask_program("recipes.influence", spec, "The ranking by influence")["influence"]
+    scores = ask_program("recipes.attribution.influence", spec, "The ranking by influence")[
+        "influence"
+    ]
     ranked = [
         Nearby(one.shard, one.document, score) for one, score in zip(near, scores, strict=True)
     ]

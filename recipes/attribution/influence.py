@@ -13,6 +13,7 @@ from these, and no gradient of a weight is ever formed: Wang and others, "Data S
 Training Run" (2024).
 """
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -25,8 +26,9 @@ from torch import nn
 from torch.nn import functional
 
 from artifacts.errors import UserError
+from artifacts.program.entry import run_program
 from artifacts.progress import Report
-from recipes.attribution.influence_spec import InfluenceSpec
+from recipes.attribution.spec import InfluenceSpec
 from recipes.evaluation.models import load_model
 
 Layer = tuple[torch.Tensor, torch.Tensor]
@@ -141,3 +143,7 @@ def _backward(model: Any, tokens: Sequence[int], first: int) -> None:
         embedded = model.get_input_embeddings()(ids).requires_grad_()
         logits = model(inputs_embeds=embedded, use_cache=False).logits[0, first - 1 : -1]
         functional.cross_entropy(logits.float(), ids[0, first:]).backward()
+
+
+if __name__ == "__main__":
+    sys.exit(run_program(InfluenceSpec, rank_documents))

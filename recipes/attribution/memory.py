@@ -10,6 +10,7 @@ which the model's most likely next `CONTINUATION` tokens are the text's own (Car
 "Quantifying Memorization Across Neural Language Models", 2023).
 """
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
+from artifacts.program.entry import run_program
 from artifacts.progress import Report
 from artifacts.shards.documents import list_documents, read_tokens
 from artifacts.shards.shard_set import ShardSet
-from recipes.attribution.memory_spec import MemorySpec
+from recipes.attribution.spec import MemorySpec
 from recipes.evaluation.bits import document_bits
 from recipes.evaluation.documents import Document
 from recipes.evaluation.models import load_model
@@ -101,3 +103,7 @@ def exact_continuation(model: Any, tokens: np.ndarray, sequence_length: int) -> 
         whole = right[: len(right) // CONTINUATION * CONTINUATION].reshape(-1, CONTINUATION)
         told += whole.all(axis=1).tolist()
     return float(np.mean(told)) if told else None
+
+
+if __name__ == "__main__":
+    sys.exit(run_program(MemorySpec, measure_memory))

@@ -10,9 +10,14 @@ from torch import nn
 
 from artifacts.errors import UserError
 from recipes.data.batch import Batch
-from recipes.model.decoder.fused_weights import fuse, split_fused
 from recipes.model.decoder.loss import summed_cross_entropy
-from recipes.model.decoder.network import DECODER_MODEL_TYPES, Decoder, DecoderShape
+from recipes.model.decoder.network import (
+    DECODER_MODEL_TYPES,
+    Decoder,
+    DecoderShape,
+    fuse,
+    split_fused,
+)
 from recipes.model.decoder.rotary import SUPPORTED_ROPE_TYPES
 from recipes.model.flops import flops_per_token
 from recipes.model.transformers_network import (

@@ -1,5 +1,6 @@
-"""The optimizers and their parameter groups."""
+"""The optimizers, their parameter groups, and the learning rate of each step."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -9,7 +10,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim._muon import _adjust_lr, _zeropower_via_newtonschulz
 
 from recipes.model.causal_model import TrainableModel
-from recipes.settings.sections import OptimizerSettings
+from recipes.settings.sections import OptimizerSettings, ScheduleSettings
 
 Optimizers = Sequence[torch.optim.Optimizer]
 
@@ -110,3 +111,25 @@ class SplitMuon(torch.optim.Muon):
         local = parameter.to_local()
         local.mul_(1 - group["lr"] * group["weight_decay"])
         local.add_(mine, alpha=-rate)
+
+
+def learning_rate_factor(schedule: ScheduleSettings, step: int, steps: int) -> float:
+    """Share of the peak learning rate for the 1-based `step` of a run of `steps`.
+
+    Warm-up rises linearly and reaches the peak at its end; the last step has
+    `final_fraction`. The stable form is that of Hu et al., "MiniCPM" (2024).
+    """
+    warmup = schedule.warmup(steps)
+    if step < warmup:
+        return step / warmup
+    if schedule.shape == "cosine":
+        progress = _progress(step, warmup, steps)
+        share = 0.5 * (1 + math.cos(math.pi * progress))
+    else:
+        decay_steps = round(steps * schedule.decay_fraction)
+        share = 1 - _progress(step, steps - decay_steps, steps)
+    return schedule.final_fraction + (1 - schedule.final_fraction) * share
+
+
+def _progress(step: int, first: int, last: int) -> float:
+    return min(max((step - first) / (last - first), 0.0), 1.0) if last > first else 0.0

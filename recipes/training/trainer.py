@@ -9,9 +9,8 @@ import torch
 
 from artifacts.program.entry import Interrupted
 from artifacts.program.lifetime import Interruption
-from recipes.checkpointing.checkpoint import Checkpointer
+from recipes.checkpointing.checkpoint import Checkpointer, SavingPlan
 from recipes.checkpointing.export import BestExports, copy_model, export_model
-from recipes.checkpointing.schedule import SavingPlan
 from recipes.checkpointing.train_state import TrainState
 from recipes.data.order import DataOrder
 from recipes.data.reader import BatchSplit, StepInput, TrainingData, load
@@ -19,7 +18,7 @@ from recipes.distributed.strategy import Strategy
 from recipes.distributed.workers import Workers
 from recipes.model.precision import choose_precision
 from recipes.objectives.by_recipe import objective_of
-from recipes.optimization.schedule import learning_rate_factor
+from recipes.optimization.optimizer import learning_rate_factor
 from recipes.settings.sections import chosen
 from recipes.spec import BEST_NAME, PROFILE_NAME, TrainingResult, TrainingSpec
 from recipes.training.budget import total_steps

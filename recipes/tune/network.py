@@ -1,6 +1,7 @@
-"""torchtune's model of a Hugging Face folder: its component, its loss, its weights back."""
+"""torchtune's model of a Hugging Face folder: its component, its losses, its weights."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import nn
 
 from artifacts.errors import UserError
 from recipes.data.batch import IGNORED, Batch
+from recipes.data.preference_rows import PreferenceBatch
 from recipes.model.causal_model import TrainableModel
 from recipes.model.flops import flops_per_token
 from recipes.settings.torchtune_config import MODEL_TYPES, model_package
@@ -187,3 +189,30 @@ def model_inputs(batch: Batch) -> dict[str, Any]:
 def _lengths(segments: torch.Tensor) -> torch.Tensor:
     """Lengths of a row's segments; each stretch of padding is one."""
     return torch.unique_consecutive(segments, return_counts=True)[1]
+
+
+class PreferenceModel(TuneModel):
+    """A model as a recipe of DPO trains it: its forward is the recipe's loss."""
+
+    def __init__(self, recipe: Any, base_model: Path, arguments: dict[str, Any]) -> None:
+        super().__init__(recipe._model, base_model, arguments)
+        self._recipe = recipe
+
+    def forward(self, batch: PreferenceBatch) -> torch.Tensor:  # type: ignore[override]
+        """The loss, summed over examples; ln 2 each, as long as nothing has been learnt."""
+        from torchtune.modules.peft import disable_adapter
+
+        recipe, inputs = self._recipe, preference_inputs(batch)
+        # Without its adapters, a model with adapters is the reference model.
+        reference = getattr(recipe, "_ref_model", None)
+        with torch.autocast(batch.tokens.device.type, enabled=False):
+            chosen, rejected, *_ = recipe.concatenated_forward(self.network, inputs)
+            with torch.no_grad(), nullcontext() if reference else disable_adapter(self.network):
+                before = recipe.concatenated_forward(reference or self.network, inputs)[:2]
+            losses = recipe._loss_fn(chosen, rejected, *before)[0]
+        return (losses * batch.is_example).sum()
+
+
+def preference_inputs(batch: PreferenceBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    """A batch as those recipes take it: tokens, and labels at their own places."""
+    return batch.tokens, batch.targets

@@ -19,8 +19,7 @@ from recipes.settings.torchtune import TorchtuneSettings
 from recipes.training.input_checks import check_vocabulary
 from recipes.training.step import StepOutcome
 from recipes.training.trainer import Trainer
-from recipes.tune.network import TuneModel, model_inputs
-from recipes.tune.preferences import PreferenceModel, preference_inputs
+from recipes.tune.network import PreferenceModel, TuneModel, model_inputs, preference_inputs
 from recipes.tune.program import Batches, Inputs, open_recipe, runnable
 
 

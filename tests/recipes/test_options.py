@@ -12,9 +12,9 @@ from pydantic import ValidationError
 from safetensors.torch import load_file
 
 from artifacts.shards.format import ShardStats
-from recipes.checkpointing.schedule import SavingPlan
+from recipes.checkpointing.checkpoint import SavingPlan
 from recipes.data.trained import TRAINED_NAME
-from recipes.optimization.schedule import learning_rate_factor
+from recipes.optimization.optimizer import learning_rate_factor
 from recipes.settings.recipe import BaseModelSettings, training_settings
 from recipes.settings.sections import CheckpointingSettings, ExecutionSettings, ScheduleSettings
 from recipes.spec import TrainingSpec, read_metrics

@@ -1,4 +1,4 @@
-"""`llm-assets init FOLDER`: a pipeline file with sensible values for a folder of text."""
+"""`llm-assets init FOLDER`: a pipeline file for a folder of text, and the files of a project."""
 
 import csv
 import json
@@ -35,6 +35,15 @@ TRAINING_SECONDS = 420
 """Longest first training, so that the whole first run ends within a quarter of an hour."""
 LEAST_STEPS = 32
 MOST_STEPS = TRAINING_SECONDS * TOKENS_PER_SECOND // TOKENS_PER_STEP
+TEMPLATES = Path(__file__).with_name("project_files")
+FILES = {
+    "dagster.yaml": "dagster.yaml",
+    "workspace.yaml": "workspace.yaml",
+    "env.sh": "env.sh",
+    "README.md": "README.md",
+    "gitignore.txt": ".gitignore",
+}
+"""Template to the file's name in the project."""
 
 
 @dataclass(frozen=True)
@@ -161,3 +170,24 @@ def _first_row(file: StoredFile, line: bytes) -> dict[str, Any]:
         return {key: "" for key in header if key.lower() in TEXT_COLUMNS}
     row = json.loads(line)
     return row if isinstance(row, dict) else {}
+
+
+def write_project(folder: Path, pipeline: Path, name: str) -> list[str]:
+    """Make a folder a project; what is there already stays as it is.
+
+    Args:
+        pipeline: the pipeline file, within the folder.
+
+    Returns:
+        Names of the files that were written; none where the folder is a project already.
+    """
+    if (folder / "dagster.yaml").exists():
+        return []
+    written = []
+    for template, target in FILES.items():
+        if not (folder / target).exists():
+            content = (TEMPLATES / template).read_text()
+            content = content.replace("{pipeline}", str(pipeline)).replace("{name}", name)
+            (folder / target).write_text(content)
+            written.append(target)
+    return written

@@ -12,7 +12,7 @@ from artifacts.shards.documents import read_documents
 from artifacts.shards.format import ShardStats
 from artifacts.shards.shard_set import ShardSet
 from recipes.attribution.influence import cosines, gradient_of, rank_documents
-from recipes.attribution.influence_spec import InfluenceSpec
+from recipes.attribution.spec import InfluenceSpec
 from recipes.evaluation.models import load_model
 
 

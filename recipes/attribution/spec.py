@@ -1,8 +1,22 @@
-"""What the probe of a model's memory is told; importing this loads no torch."""
+"""What the programs of attribution are told; importing this loads no torch."""
 
 from pydantic import BaseModel, ConfigDict
 
 from artifacts.shards.format import ShardStats, Split
+
+
+class InfluenceSpec(BaseModel):
+    """Which documents are to be ranked for which answer, and by which weights."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    models: list[str]
+    """Hugging Face folders of the weights that one training went through, its own the last."""
+    prompt: list[int]
+    """Tokens that the answer was given to; may be empty."""
+    answer: list[int]
+    documents: list[list[int]]
+    """Tokens of each."""
 
 
 class MemorySpec(BaseModel):
