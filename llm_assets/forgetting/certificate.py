@@ -63,7 +63,7 @@ class Forgetting(BaseModel):
     erased: bool
     """Whether the texts were taken out of what was made before."""
     memory: dict[str, Any] | None
-    """Of `recipes.attribution.memory`, with the roles `before` and `after`; None where nobody asked."""
+    """Of `recipes.attribution.memory`, roles `before` and `after`; None where it was not asked."""
     verified_by: str = "llm-assets verify CERTIFICATE --retrain"
 
 
