@@ -130,9 +130,11 @@ class Work:
         """Run an action under the settings for it, which are the session's own again afterwards."""
         wanted = {
             "spark.sql.shuffle.partitions": str(self.partitions),
-            # Splits the partitions of keys that very many rows share, and joins small tables as
-            # such.
+            # Splits the partitions of keys that very many rows share.
             "spark.sql.adaptive.enabled": "true",
+            # A table that is sent to all executors is built on the driver, and is called small by
+            # its compressed bytes, of which columns of numbers have ten times as many there.
+            "spark.sql.autoBroadcastJoinThreshold": "-1",
             "spark.sql.files.maxPartitionBytes": str(BYTES_PER_TASK),
             "spark.sql.execution.arrow.maxRecordsPerBatch": str(batch_rows),
         }
