@@ -37,7 +37,6 @@ from serving.settings import EndpointSettings
 from spark_jobs.settings import (
     DOCUMENTS_IN_MEMORY,
     HELD_OUT_IN_MEMORY,
-    SHUFFLE_RANGES,
     CleanCorpusSettings,
     TokenizedShardsSettings,
 )
@@ -82,10 +81,6 @@ class SparkSettings(RunnerSettings):
     held_out_in_memory: int = Field(default=HELD_OUT_IN_MEMORY, ge=0)
     """Most held-out text, in megabytes, whose n-grams every task holds, at 5 bytes for each of the
     text; past it Spark joins them with the other text's, with the same shards to the byte."""
-    shuffle_ranges: int = Field(default=SHUFFLE_RANGES, ge=0)
-    """Most ranges of files, as many as tokenizing tasks times shards, by which tokens reach their
-    shards, at 150 bytes each in the driver's Python; past it Spark's own shuffle brings them there,
-    with the same shards to the byte."""
 
 
 class TrainingRunnerSettings(RunnerSettings):

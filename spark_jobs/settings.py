@@ -13,11 +13,6 @@ DOCUMENTS_IN_MEMORY = 4_000_000
 HELD_OUT_IN_MEMORY = 500
 """By default, most megabytes of held-out text whose n-grams every task holds: 2.5 GB."""
 
-SHUFFLE_RANGES = 1_000_000
-"""By default, most ranges of files by which tokens reach their shards: about 150 GB of text.
-
-At 1 GB the tokenizing job is 1.98 times as quick by files (`benchmarks/token_shuffle.py`)."""
-
 
 class NearDuplicateSettings(Settings):
     """How near-copies are found: MinHash candidates, verified by true Jaccard similarity."""

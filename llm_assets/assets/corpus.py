@@ -179,7 +179,6 @@ def tokenized_shards(
             evaluation_texts=evaluation_texts,
             cache=pipeline.store.cache,
             held_out_in_memory=pipeline.settings.spark.held_out_in_memory,
-            shuffle_ranges=pipeline.settings.spark.shuffle_ranges,
         )
         draft.stats |= spark.tokenize(context, spec)
 

@@ -9,10 +9,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any, TypeVar
 
 from py4j.protocol import Py4JJavaError
-from pyspark import SparkContext
+from pyspark import RDD, SparkContext
 from pyspark.errors import PythonException
 from pyspark.sql import SparkSession
 
@@ -49,18 +50,22 @@ def map_tasks(
     if not items:
         return []
     context = spark.sparkContext
-    shared = context.broadcast(list(items))
+    with spread(context, items) as numbered, user_errors(), progress(context, label, report):
+        found = numbered.mapValues(work).collectAsMap()
+    return [found[number] for number in range(len(items))]
+
+
+@contextmanager
+def spread(context: SparkContext, items: Sequence[Item]) -> Iterator[RDD[tuple[int, Item]]]:
+    """Items, each with its number, a few of them in each task.
+
+    An RDD and not a table: Spark's SQL engine takes longer to wake than small tasks to run.
+    """
     tasks = count_tasks(len(items), context.defaultParallelism)
-
-    def run(task: int) -> list[dict[str, Any]]:
-        return [work(item) for item in shared.value[task::tasks]]
-
-    # An RDD and not a table: Spark's SQL engine takes longer to wake than small tasks to run.
+    shared = context.broadcast(list(items))
     numbers = context.parallelize(range(tasks), tasks)
-    with user_errors(), progress(context, label, report):
-        found = numbers.map(run).collect()
+    yield numbers.flatMap(lambda task: islice(enumerate(shared.value), task, None, tasks))
     shared.destroy()
-    return [found[number % tasks][number // tasks] for number in range(len(items))]
 
 
 def count_tasks(items: int, cores: int) -> int:

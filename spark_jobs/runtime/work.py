@@ -57,11 +57,9 @@ class Work:
             frame.write.parquet(url)
             return self.spark.read.schema(frame.schema).parquet(url)
 
-    def collect(
-        self, frame: DataFrame, label: str, batch_rows: int = BATCH_ROWS
-    ) -> list[dict[str, Any]]:
+    def collect(self, frame: DataFrame, label: str) -> list[dict[str, Any]]:
         """The rows of a frame that is small whatever the corpus."""
-        with self._running(label, batch_rows):
+        with self._running(label):
             return [row.asDict() for row in frame.collect()]
 
     def empty(self, schema: pa.Schema) -> DataFrame:
@@ -126,7 +124,7 @@ class Work:
         return PartRows(dict(enumerate(places)))
 
     @contextmanager
-    def _running(self, label: str, batch_rows: int = BATCH_ROWS) -> Iterator[None]:
+    def _running(self, label: str) -> Iterator[None]:
         """Run an action under the settings for it, which are the session's own again afterwards."""
         wanted = {
             "spark.sql.shuffle.partitions": str(self.partitions),
@@ -136,7 +134,7 @@ class Work:
             # its compressed bytes, of which columns of numbers have ten times as many there.
             "spark.sql.autoBroadcastJoinThreshold": "-1",
             "spark.sql.files.maxPartitionBytes": str(BYTES_PER_TASK),
-            "spark.sql.execution.arrow.maxRecordsPerBatch": str(batch_rows),
+            "spark.sql.execution.arrow.maxRecordsPerBatch": str(BATCH_ROWS),
         }
         before = {key: self.spark.conf.get(key) for key in wanted}
         try:
@@ -172,11 +170,11 @@ def _write_by_part(
     batches: Iterator[pa.RecordBatch], folder: str, schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
     """Write rows, which come in the order of their parts, and say where."""
-    rows = ((number, _joined(held, schema)) for number, held in by_number(batches))
+    rows = ((number, _joined(held, schema)) for number, held in _by_number(batches))
     yield _written(write_part_rows(folder, schema, rows))
 
 
-def by_number(
+def _by_number(
     batches: Iterator[pa.RecordBatch],
 ) -> Iterator[tuple[int, list[pa.RecordBatch]]]:
     """The rows of each number in the first column, which come one number after another."""

@@ -23,7 +23,7 @@ from spark_jobs.tokenize.mixing import mark_not_sampled
 from spark_jobs.tokenize.receiving import FIRST_LIST, UNUSED, UNUSED_SCHEMA
 from spark_jobs.tokenize.removed import LISTED_SCHEMA
 from spark_jobs.tokenize.shards import SENT_SCHEMA, Plan
-from spark_jobs.tokenize.shuffle.sending import Sent
+from spark_jobs.tokenize.shuffle import Sent
 from spark_jobs.tokenize.tokenizer import DocumentTokenizer, Engine, TokenizerFiles
 
 TOKENIZED_SCHEMA = pa.schema(

@@ -27,16 +27,15 @@ from spark_jobs.runtime.parquet import Part, find_parts
 from spark_jobs.runtime.scratch import scratch_folder
 from spark_jobs.runtime.session import session
 from spark_jobs.runtime.usage import measured
-from spark_jobs.settings import HELD_OUT_IN_MEMORY, SHUFFLE_RANGES, TokenizedShardsSettings
+from spark_jobs.settings import HELD_OUT_IN_MEMORY, TokenizedShardsSettings
 from spark_jobs.tokenize.documents import CUT, Cached, tokenize_part
 from spark_jobs.tokenize.examples import check_template, find_labels
 from spark_jobs.tokenize.mixing import plan_mixing
 from spark_jobs.tokenize.parity import choose_engine
-from spark_jobs.tokenize.receiving import ROW_SCHEMA, count_receivers, receive
+from spark_jobs.tokenize.receiving import count_receivers, receive
 from spark_jobs.tokenize.removed import DOCUMENTS_PER_LIST
 from spark_jobs.tokenize.shards import Plan
-from spark_jobs.tokenize.shuffle.choice import shuffle
-from spark_jobs.tokenize.shuffle.sending import Sending
+from spark_jobs.tokenize.shuffle import shuffle
 from spark_jobs.tokenize.statistics import (
     refuse_missing_splits,
     refuse_too_little,
@@ -105,9 +104,6 @@ class TokenizeSpec(BaseModel):
     held_out_in_memory: int = HELD_OUT_IN_MEMORY
     """Most megabytes of held-out text whose n-grams every task holds (`held_out.choice`); past it
     they are joined with the other text's, and the shards are the same."""
-    shuffle_ranges: int = SHUFFLE_RANGES
-    """Most ranges of files by which tokens reach their shards (`shuffle.choice`); past it Spark's
-    own shuffle brings them there, and the shards are the same."""
 
 
 def run(
@@ -136,7 +132,7 @@ def _run(
     files = load_tokenizer(spec.base_model)
     parts = find_parts(spec.clean_corpus, NEEDED_COLUMNS, "clean_corpus")
     plan, engine, warnings, found = _plan(spark, spec, parts, files, scratch, report)
-    made = _tokenize(spark, spec, parts, files, plan, engine, scratch, report)
+    made = _tokenize(spark, spec, parts, files, plan, engine, report)
     stats = statistics(made.shards, plan, files, engine, warnings)
     refuse_too_little(stats, plan.sequence_length)
     report(
@@ -242,10 +238,9 @@ def _tokenize(
     files: TokenizerFiles,
     plan: Plan,
     engine: Engine,
-    scratch: str,
     report: Callable[[str], None],
 ) -> Made:
-    """Tokenize all parts and write the shards, whichever way the tokens take between."""
+    """Tokenize all parts and write the shards."""
     tokenize = partial(
         tokenize_part,
         files=files,
@@ -253,17 +248,8 @@ def _tokenize(
         plan=plan,
         cache=Cached.of(spec.cache, files, engine, plan),
     )
-    sending = Sending(
-        spark=spark,
-        parts=parts,
-        send=tokenize,
-        schema=ROW_SCHEMA,
-        receive=partial(receive, plan=plan),
-        receivers=count_receivers(plan),
-        scratch=scratch,
-        report=report,
-    )
-    return Made.of(shuffle(sending, spec.shuffle_ranges))
+    write = partial(receive, plan=plan)
+    return Made.of(shuffle(spark, parts, tokenize, write, count_receivers(plan), report))
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from spark_jobs.tokenize.removed import LISTED_SCHEMA, write_list
-from spark_jobs.tokenize.shards import SENT_SCHEMA, Plan, write_shard_of
+from spark_jobs.tokenize.removed import write_list
+from spark_jobs.tokenize.shards import Plan, write_shard_of
 
 UNUSED = -1
 """In place of a shard's number: the counts of what is not used."""
@@ -15,8 +15,6 @@ FIRST_LIST = -2
 
 UNUSED_SCHEMA = pa.schema([("left_out", pa.string()), ("documents", pa.int64())])
 """Why documents are not used, and how many."""
-ROW_SCHEMA = pa.unify_schemas([SENT_SCHEMA, LISTED_SCHEMA, UNUSED_SCHEMA])
-"""All columns of what is sent."""
 
 
 def count_receivers(plan: Plan) -> int:
@@ -34,7 +32,7 @@ def receive(arrived: tuple[int, pa.Table], plan: Plan) -> dict[str, Any]:
     number, rows = arrived
     if number == UNUSED:
         counts: Counter[str] = Counter()
-        for row in rows.select(UNUSED_SCHEMA.names).to_pylist():
+        for row in rows.to_pylist():
             counts[row["left_out"]] += row["documents"]
         return {"unused": dict(counts)}
     if number <= FIRST_LIST:

@@ -31,7 +31,7 @@ def write_list(number: int, removed: pa.Table, folder: str) -> dict[str, int]:
     Returns:
         The split that they were of, to how many.
     """
-    listed = removed.select(LISTED_SCHEMA.names).sort_by("id")
+    listed = removed.sort_by("id")
     write_table(f"{folder}/overlaps_held_out-{number:05d}.parquet", listed)
     return dict(Counter(listed["split"].to_pylist()))
 
