@@ -2,6 +2,7 @@
 
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -51,8 +52,10 @@ def open_pipeline(
     scheduler.max_num_batched_tokens = batch_tokens
     # What a cached prefix leaves out has no log-probabilities.
     scheduler.enable_prefix_caching = False
-    properties = arithmetic(weights, threads)
-    return ContinuousBatchingPipeline(str(folder), scheduler, "CPU", properties)
+    loaded = (str(folder), scheduler, "CPU", arithmetic(weights, threads))
+    # In a thread that ends: see `core`. The pipeline has a plugin of its own.
+    with ThreadPoolExecutor(1) as loader:
+        return loader.submit(ContinuousBatchingPipeline, *loaded).result()
 
 
 def arithmetic(weights: Weights, threads: int | None) -> dict[str, Any]:
