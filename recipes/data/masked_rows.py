@@ -1,14 +1,14 @@
 """Batches of text of which some tokens are hidden, to be told from those around them."""
 
-from dataclasses import dataclass
+from dataclasses import replace
 
 import numpy as np
 import torch
 
 from artifacts.shards.format import ShardStats
 from artifacts.shards.shard_set import ShardSet
-from recipes.data.batch import IGNORED, ExampleBatch
-from recipes.data.packed_rows import check_vocabulary
+from recipes.data.batch import IGNORED, PADDING_SEGMENT, Batch
+from recipes.data.packed_rows import read_batch
 
 HIDDEN = -1
 """Stands for the mask token, whose id the model knows."""
@@ -18,20 +18,8 @@ et al., "BERT", 2019)."""
 MASK_SEED = 0x2B7E151628AED2A6
 
 
-@dataclass(frozen=True)
-class MaskedBatch(ExampleBatch):
-    """Texts, one each row, and the tokens to be told at their places, `IGNORED` elsewhere."""
-
-    @property
-    def token_count(self) -> int:
-        """How many positions are not padding."""
-        return int(self.is_input.sum())
-
-
-def read_masked(
-    shards: ShardSet, rows: np.ndarray, samples: np.ndarray | None = None
-) -> MaskedBatch:
-    """Read rows, hide some of their tokens and lay each text of a row into a row of its own.
+def read_masked(shards: ShardSet, rows: np.ndarray, samples: np.ndarray | None = None) -> Batch:
+    """Read rows and hide some of their tokens, which are the targets at their own places.
 
     Args:
         samples: of the run, by which the tokens are drawn, so that a row that is read again shows
@@ -40,16 +28,16 @@ def read_masked(
     Raises:
         DamagedArtifact: a token id lies outside the shards' vocabulary.
     """
-    stored = shards.read(rows)
-    check_vocabulary(shards, rows, stored.tokens)
-    texts = []
-    for number, sample in enumerate(rows if samples is None else samples):
-        hidden, targets = hide(stored.tokens[number], shards.stats, int(sample))
-        first, last = stored.row_offsets[number : number + 2]
-        for segment in stored.segments[first:last]:
-            place = slice(segment["start"], segment["start"] + segment["length"])
-            texts.append((hidden[place], targets[place]))
-    return lay_out(texts)
+    batch = read_batch(shards, rows)
+    drawn = [
+        hide(tokens, shards.stats, int(sample))
+        for tokens, sample in zip(
+            batch.tokens.numpy(), rows if samples is None else samples, strict=True
+        )
+    ]
+    shown, targets = (torch.from_numpy(np.stack(part)) for part in zip(*drawn, strict=True))
+    padding = batch.segments == PADDING_SEGMENT
+    return replace(batch, tokens=shown, targets=targets.masked_fill(padding, IGNORED))
 
 
 def hide(tokens: np.ndarray, stats: ShardStats, sample: int) -> tuple[np.ndarray, np.ndarray]:
@@ -69,12 +57,33 @@ def hide(tokens: np.ndarray, stats: ShardStats, sample: int) -> tuple[np.ndarray
     return shown, np.where(chosen, tokens, IGNORED)
 
 
-def lay_out(texts: list[tuple[np.ndarray, np.ndarray]]) -> MaskedBatch:
-    """A batch of texts as `hide` gives them, as wide as the longest."""
-    shape = (len(texts), max(len(shown) for shown, _ in texts))
-    tokens, targets = np.zeros(shape, np.int64), np.full(shape, IGNORED)
+def lay_out(texts: list[tuple[np.ndarray, np.ndarray]]) -> Batch:
+    """A batch of texts as `hide` gives them, one each row, as wide as the longest."""
     lengths = np.array([len(shown) for shown, _ in texts])
+    shape = (len(texts), int(lengths.max()))
+    tokens, targets = np.zeros(shape, np.int64), np.full(shape, IGNORED)
     for number, (shown, wanted) in enumerate(texts):
         tokens[number, : len(shown)], targets[number, : len(shown)] = shown, wanted
-    is_input = np.arange(shape[1]) < lengths[:, None]
-    return MaskedBatch(*map(torch.from_numpy, (tokens, is_input, targets)))
+    positions = np.broadcast_to(np.arange(shape[1]), shape).copy()
+    segments = np.where(positions < lengths[:, None], 0, PADDING_SEGMENT)
+    return Batch(*map(torch.from_numpy, (tokens, targets, positions, segments)))
+
+
+def one_text_each_row(batch: Batch) -> Batch:
+    """The same texts in the same order, each in a row of its own."""
+    is_text = batch.segments != PADDING_SEGMENT
+    places = batch.positions[is_text].long()
+    rows = (places == 0).cumsum(0) - 1
+    shape = (int(rows[-1]) + 1, int(places.max()) + 1)
+
+    def moved(values: torch.Tensor, elsewhere: int) -> torch.Tensor:
+        found = values.new_full(shape, elsewhere)
+        found[rows, places] = values[is_text]
+        return found
+
+    return Batch(
+        moved(batch.tokens, 0),
+        moved(batch.targets, IGNORED),
+        moved(batch.positions, 0),
+        moved(torch.zeros_like(batch.segments), PADDING_SEGMENT),
+    )

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from artifacts.errors import UserError
-from recipes.data.batch import IGNORED, ExampleBatch
-from recipes.data.masked_rows import HIDDEN
+from recipes.data.batch import IGNORED, PADDING_SEGMENT, Batch, ExampleBatch
+from recipes.data.masked_rows import HIDDEN, one_text_each_row
 from recipes.model.causal_model import TrainableModel
 from recipes.model.family import check_family
 from recipes.model.transformers_network import (
@@ -17,6 +17,9 @@ from recipes.model.transformers_network import (
     config_without_dropout,
     without_dropout,
 )
+
+SAME_LOSS = 1e-4
+"""Nats by which a token's loss may differ beside another text and without it: rounding alone."""
 
 
 class SequenceToSequenceNetwork(TransformersNetwork):
@@ -89,6 +92,13 @@ class MaskedNetwork(TransformersNetwork):
     def __init__(self, inner: nn.Module, mask_token: int) -> None:
         super().__init__(inner)
         self._mask_token = mask_token
+        self._hidden: torch.Tensor | None = None
+        """Where tokens are hidden, whose logits alone are worth their large matrix product."""
+        self.inner.get_output_embeddings().register_forward_pre_hook(
+            lambda module, args: (args[0][self._hidden],)
+        )
+        self.reads_packed_rows = False
+        """Whether texts stay in the rows that they share; each gets a row of its own otherwise."""
 
     @property
     def head_weight(self) -> torch.Tensor:
@@ -96,22 +106,59 @@ class MaskedNetwork(TransformersNetwork):
         weight: torch.Tensor = self.inner.get_input_embeddings().weight
         return weight
 
-    def logits(self, batch: ExampleBatch) -> torch.Tensor:  # type: ignore[override]
-        """The model's own logits, shape (texts, longest text, vocabulary)."""
-        pad = self.inner.config.pad_token_id or 0
-        shown = batch.tokens.masked_fill(batch.tokens == HIDDEN, self._mask_token)
-        logits: torch.Tensor = self.inner(
-            input_ids=shown.masked_fill(~batch.is_input, pad),
-            attention_mask=batch.is_input.long(),
-        ).logits
-        return logits
+    @property
+    def first_position(self) -> int:
+        """RoBERTa counts its positions from the one after the padding token's."""
+        config = self.inner.config
+        return (config.pad_token_id or 0) + 1 if "roberta" in config.model_type else 0
 
-    def loss(self, batch: ExampleBatch) -> torch.Tensor:  # type: ignore[override]
+    def losses(self, batch: Batch) -> torch.Tensor:
+        """Cross-entropy of each hidden token in nats, row by row; shape (hidden tokens,)."""
+        if not self.reads_packed_rows:
+            batch = one_text_each_row(batch)
+        segments, is_text = batch.segments, batch.segments != PADDING_SEGMENT
+        arguments = {"attention_mask": is_text.long()}
+        if self.reads_packed_rows:
+            arguments = {
+                "attention_mask": (segments[:, :, None] == segments[:, None, :])[:, None],
+                "position_ids": batch.positions + self.first_position,
+            }
+        shown = batch.tokens.masked_fill(batch.tokens == HIDDEN, self._mask_token)
+        pad = self.inner.config.pad_token_id or 0
+        self._hidden = batch.targets != IGNORED
+        logits = self.inner(input_ids=shown.masked_fill(~is_text, pad), **arguments).logits
+        if logits.dim() > 2:
+            # A model that multiplies by the matrix itself gives the logits of every token.
+            logits = logits[self._hidden]
+        return F.cross_entropy(logits.float(), batch.targets[self._hidden], reduction="none")
+
+    def loss(self, batch: Batch) -> torch.Tensor:
         """Cross-entropy of the hidden tokens in nats, summed."""
-        told = batch.targets != IGNORED
-        return F.cross_entropy(
-            self.logits(batch)[told].float(), batch.targets[told], reduction="sum"
-        )
+        return self.losses(batch).sum()
+
+    @torch.no_grad()
+    def try_packed_rows(self, row_length: int) -> None:
+        """Find out by a row of two texts whether the model, in float32, keeps them apart.
+
+        Args:
+            row_length: tokens of the rows to come; a window of attention shows on long ones only.
+        """
+        config, device = self.inner.config, self.head_weight.device
+        places = torch.arange(row_length, device=device)
+        cut = row_length * 3 // 4
+        text = (places >= cut).long()
+        # RoBERTa would not count a padding token that stands in a text.
+        pad, size = config.pad_token_id or 0, config.vocab_size
+        tokens = (pad + 1 + places % (size - 1)) % size
+        batch = Batch(*(part[None] for part in (tokens, tokens, places - cut * text, text)))
+        apart = self.losses(batch)
+        self.reads_packed_rows = True
+        try:
+            together = self.losses(batch)
+        except (TypeError, ValueError, RuntimeError):
+            # Models without positions, or with masks of their own, say so in as many ways.
+            together = torch.full_like(apart, torch.nan)
+        self.reads_packed_rows = torch.allclose(together, apart, rtol=0, atol=SAME_LOSS)
 
 
 def load_masked(folder: Path) -> TrainableModel:

@@ -1,7 +1,6 @@
 """Hidden tokens of a text, told by an encoder from those around them on both sides."""
 
 import hashlib
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from artifacts.errors import UserError
 from artifacts.shards.format import ShardStats
@@ -34,16 +32,17 @@ def _load(spec: TrainingSpec) -> TrainableModel:
 
 
 def _check(model: TrainableModel, spec: TrainingSpec) -> None:
-    """Refuse rows that are longer than what the model has positions for."""
-    config = json.loads((Path(spec.base_model_folder) / "config.json").read_text())
-    # RoBERTa counts its positions from the one after the padding token's.
-    before = (config.get("pad_token_id") or 0) + 1 if "roberta" in config["model_type"] else 0
-    positions = config.get("max_position_embeddings", math.inf) - before
+    """Refuse rows for which the model has no positions; find out whether texts can share one."""
+    network = model.network
+    assert isinstance(network, MaskedNetwork)
+    most = getattr(network.inner.config, "max_position_embeddings", math.inf)
+    positions = most - network.first_position
     if spec.shards.sequence_length > positions:
         raise UserError(
             f"Rows of {spec.shards.sequence_length} tokens are longer than the {positions} that "
             "the base model has positions for. Set a smaller `tokenized_shards.sequence_length`."
         )
+    network.try_packed_rows(spec.shards.sequence_length)
 
 
 @dataclass(frozen=True)
@@ -76,15 +75,10 @@ class MaskedScorer:
         for first in range(0, len(windows), BATCH_TEXTS):
             numbers, *texts = zip(*windows[first : first + BATCH_TEXTS], strict=True)
             batch = lay_out(list(zip(*texts, strict=True)))
-            logits = network.logits(batch.to(device()))
-            losses = F.cross_entropy(
-                logits.transpose(1, 2).float(),
-                batch.targets.to(device()),
-                ignore_index=IGNORED,
-                reduction="none",
-            )
-            np.add.at(bits, list(numbers), losses.sum(dim=1).cpu().numpy() / math.log(2))
-            np.add.at(told, list(numbers), (batch.targets != IGNORED).sum(dim=1).numpy())
+            losses = network.losses(batch.to(device())).double().cpu().numpy()
+            counts = (batch.targets != IGNORED).sum(dim=1).numpy()
+            np.add.at(bits, np.repeat(numbers, counts), losses / math.log(2))
+            np.add.at(told, list(numbers), counts)
         return ExampleScores(
             {self.metric.name: bits / told},
             {"perplexity": float(2.0 ** (bits.sum() / told.sum()))},

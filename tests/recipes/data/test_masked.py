@@ -9,8 +9,8 @@ import torch
 from artifacts.errors import UserError
 from artifacts.shards.format import ShardStats
 from artifacts.shards.shard_set import ShardSet
-from recipes.data.batch import IGNORED
-from recipes.data.masked_rows import HIDDEN, hide, read_masked
+from recipes.data.batch import IGNORED, Batch
+from recipes.data.masked_rows import HIDDEN, hide, one_text_each_row, read_masked
 from recipes.model.example_networks import load_masked
 from recipes.objectives.masked import MASKED
 from tests.recipes.conftest import SpecMaker, train_here
@@ -52,22 +52,20 @@ def test_a_sample_decides_which_and_the_ends_of_texts_stay(shards: ShardStats) -
     assert (hide(tokens[1:3], shards, 5)[1] != IGNORED).any()
 
 
-def test_a_text_costs_the_same_beside_others_and_alone(base: Path, train: ShardSet) -> None:
+def test_a_text_costs_the_same_in_its_row_and_alone(base: Path, train: ShardSet) -> None:
     model = load_masked(base)
     batch = read_masked(train, np.arange(12), np.arange(12))
-    assert len(batch.tokens) > 12
-    with torch.no_grad():
-        whole = model(batch)
-        alone = 0.0
-        for number, length in enumerate(batch.is_input.sum(dim=1).tolist()):
-            one = type(batch)(
-                batch.tokens[number : number + 1, :length],
-                batch.is_input[number : number + 1, :length],
-                batch.targets[number : number + 1, :length],
-            )
-            alone += float(model(one))
-    assert float(whole) == pytest.approx(alone, rel=1e-5)
+    apart = one_text_each_row(batch)
+    assert len(apart.tokens) > 12
+    assert apart.token_count == batch.token_count
     assert batch.token_count == int(np.sum(train.read(np.arange(12)).segments["length"]))
+    with torch.no_grad():
+        whole = float(model(batch))
+        alone = 0.0
+        for number, length in enumerate((apart.segments == 0).sum(dim=1).tolist()):
+            tensors = (apart.tokens, apart.targets, apart.positions, apart.segments)
+            alone += float(model(Batch(*(part[number : number + 1, :length] for part in tensors))))
+        assert whole == pytest.approx(alone, rel=1e-5)
 
 
 def test_rows_that_are_too_long_are_refused(

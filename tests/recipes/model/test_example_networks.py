@@ -1,12 +1,20 @@
 """The loss of models that learn from examples is Hugging Face's own."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
+import transformers
 
-from recipes.data.batch import IGNORED, ExampleBatch
-from recipes.model.example_networks import load_classifier, load_sequence_to_sequence
+from recipes.data.batch import IGNORED, Batch, ExampleBatch
+from recipes.data.masked_rows import HIDDEN
+from recipes.model.example_networks import (
+    MaskedNetwork,
+    load_classifier,
+    load_sequence_to_sequence,
+)
 from tests.tiny_models import encoder, encoder_decoder
 
 TOKENS = torch.tensor([[11, 12, 13, 14], [21, 22, 300, 300]])
@@ -42,3 +50,61 @@ def test_a_classs_loss_counts_by_its_weight(tmp_path: Path) -> None:
     single = torch.nn.functional.cross_entropy(own.logits, torch.tensor([0, 1]), reduction="none")
     expected = 3 * single[0].item() + 0.5 * single[1].item()
     assert weighted(batch).item() == pytest.approx(expected, rel=1e-5)
+
+
+MASK = 5
+
+
+@pytest.mark.parametrize(
+    ("kind", "own", "shares_rows"),
+    [
+        ("Roberta", {}, True),
+        ("Bert", {}, True),
+        # Distances, and masks, of their own making.
+        ("DebertaV2", {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]}, False),
+        # A window, which a mask that is given would replace.
+        ("ModernBert", {"global_attn_every_n_layers": 2, "local_attention": 24}, False),
+        # No module of its own for the output matrix.
+        ("MobileBert", {"embedding_size": 16, "intra_bottleneck_size": 32}, False),
+    ],
+)
+def test_a_hidden_tokens_loss_is_that_of_its_text_by_itself(
+    kind: str, own: dict[str, Any], shares_rows: bool
+) -> None:
+    torch.manual_seed(0)
+    ends = dict.fromkeys(("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), 1)
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=100,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=64,
+        initializer_range=0.1,
+        pad_token_id=0,
+        **ends,
+        **own,
+    )
+    inner = getattr(transformers, f"{kind}ForMaskedLM")(config).eval()
+    tokens = torch.randint(6, 100, (1, 40))
+    lengths, padding = (25, 12), 3
+    told = torch.zeros_like(tokens, dtype=torch.bool)
+    told[0, [2, 15, 24, 27, 36]] = True
+    row = Batch(
+        tokens.masked_fill(told, HIDDEN),
+        tokens.masked_fill(~told, IGNORED),
+        torch.tensor([[*range(lengths[0]), *range(lengths[1]), *[0] * padding]]),
+        torch.tensor([[0] * lengths[0] + [1] * lengths[1] + [-1] * padding]),
+    )
+    alone = []
+    for text in row.tokens[:, :-padding].split(lengths, dim=1):
+        shown = text.masked_fill(text == HIDDEN, MASK)
+        logits = inner(input_ids=shown, attention_mask=torch.ones_like(shown)).logits
+        alone.append(logits[text == HIDDEN])
+    expected = F.cross_entropy(torch.cat(alone), tokens[told], reduction="none")
+
+    network = MaskedNetwork(inner, MASK)
+    network.try_packed_rows(40)
+
+    assert network.reads_packed_rows == shares_rows
+    torch.testing.assert_close(network.losses(row), expected, atol=1e-5, rtol=0)
