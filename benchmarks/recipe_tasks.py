@@ -61,6 +61,8 @@ _ROBERTA = RobertaConfig(
     num_hidden_layers=6,
     num_attention_heads=6,
     max_position_embeddings=LENGTH + 8,
+    hidden_dropout_prob=0.0,
+    attention_probs_dropout_prob=0.0,
     **_SPECIAL,
 )
 _T5 = T5Config(
@@ -70,6 +72,7 @@ _T5 = T5Config(
     d_ff=1024,
     num_layers=4,
     num_heads=6,
+    dropout_rate=0.0,
     decoder_start_token_id=END,
     eos_token_id=END,
     pad_token_id=END,

@@ -103,12 +103,18 @@ def make_spec(
     )
 
 
-def run_program(module: str, spec: TrainingSpec, *arguments: str) -> ProgramRun:
-    """Run a training program on a spec in a process of its own."""
+def run_program(
+    module: str, spec: TrainingSpec, *arguments: str, runner: str | None = None
+) -> ProgramRun:
+    """Run a training program on a spec in a process of its own.
+
+    Args:
+        runner: a module that runs the program.
+    """
     path = Path(spec.run_folder).parent / f"{spec.run_id}.json"
     spec.write(path)
     process = subprocess.Popen(
-        [sys.executable, "-m", module, "--spec", str(path), *arguments],
+        [sys.executable, "-m", *filter(None, (runner, module)), "--spec", str(path), *arguments],
         cwd=REPOSITORY,
         stdout=subprocess.DEVNULL,
     )
