@@ -52,10 +52,12 @@ def open_pipeline(
     scheduler.max_num_batched_tokens = batch_tokens
     # What a cached prefix leaves out has no log-probabilities.
     scheduler.enable_prefix_caching = False
-    loaded = (str(folder), scheduler, "CPU", arithmetic(weights, threads))
+    properties = arithmetic(weights, threads)
     # In a thread that ends: see `core`. The pipeline has a plugin of its own.
     with ThreadPoolExecutor(1) as loader:
-        return loader.submit(ContinuousBatchingPipeline, *loaded).result()
+        return loader.submit(
+            lambda: ContinuousBatchingPipeline(str(folder), scheduler, "CPU", properties)
+        ).result()
 
 
 def arithmetic(weights: Weights, threads: int | None) -> dict[str, Any]:
