@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import hypothesis
 import pytest
 import yaml
 
@@ -24,6 +25,10 @@ ROOT = Path(__file__).parent.parent
 
 # Tiny models are faster on one thread. Whatever tests start inherits it.
 os.environ["OMP_NUM_THREADS"] = "1"
+
+# No test fails since the machine is busy with other work.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session")

@@ -170,7 +170,7 @@ def read_or_refuse(kind: str, folder: Path, content: bytes) -> None:
     then="nothing is used of it",
 )
 @pytest.mark.parametrize("kind", READERS)
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_any_bytes_are_read_or_refused_in_words(
     kind: str, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

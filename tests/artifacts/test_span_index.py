@@ -84,7 +84,7 @@ def common(text: list[int], shard: Shard) -> set[tuple[int, int, int]]:
 TOKENS = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=100)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(documents=st.lists(TOKENS, min_size=1, max_size=4), text=TOKENS, data=st.data())
 def test_all_common_stretches_are_found(
     tmp_path_factory: pytest.TempPathFactory,

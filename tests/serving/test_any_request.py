@@ -109,7 +109,7 @@ MARK = pytest.mark.fault(
 
 
 @MARK
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, suppress_health_check=list(HealthCheck))
 @given(request=requests())
 def test_any_request_is_answered_or_refused_in_openais_shape(
     client: Client, request: dict[str, Any]
@@ -118,7 +118,7 @@ def test_any_request_is_answered_or_refused_in_openais_shape(
 
 
 @pytest.mark.soak
-@settings(max_examples=10_000, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=10_000, suppress_health_check=list(HealthCheck))
 @given(request=requests())
 def test_ten_thousand_requests_are_answered_or_refused_in_openais_shape(
     client: Client, request: dict[str, Any]

@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 from spark_jobs.runtime.cache import cached_rows
 
 
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(runs=st.lists(st.lists(st.integers(0, 12), min_size=1, unique=True), min_size=1))
 def test_rows_are_made_once_while_their_documents_stay(
     runs: list[list[int]], tmp_path: Path

@@ -118,7 +118,7 @@ def test_both_deciders_give_the_same_bytes(spark: SparkSession, tmp_path: Path) 
 
 
 @pytest.mark.soak
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 10**6))
 def test_both_deciders_give_the_same_bytes_for_any_text(
     spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, seed: int
@@ -155,7 +155,7 @@ def as_rows(batches: list[pa.RecordBatch]) -> list[list[int]]:
     return [list(row.values()) for batch in batches for row in batch.to_pylist()]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.lists(st.tuples(st.integers(0, 4), st.integers(0, 2)), max_size=40),
     st.lists(st.integers(0, 40), max_size=6),
@@ -177,7 +177,7 @@ def test_buckets_are_found_however_their_rows_are_cut(
     ]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3)), max_size=40),
     st.lists(st.integers(0, 40), max_size=6),

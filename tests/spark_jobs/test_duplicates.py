@@ -56,7 +56,7 @@ def families(count: int, seed: int) -> list[str]:
     return texts
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.integers(0, 10**6))
 def test_every_edge_is_true_and_hardly_any_is_missed(seed: int) -> None:
     texts = list(dict.fromkeys(families(12, seed)))
@@ -76,7 +76,7 @@ def test_every_edge_is_true_and_hardly_any_is_missed(seed: int) -> None:
     assert connected >= 0.98 * len(pairs)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.randoms(use_true_random=False))
 def test_clusters_do_not_depend_on_the_order(generator: random.Random) -> None:
     texts = list(dict.fromkeys(families(8, 5)))

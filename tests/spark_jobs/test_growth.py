@@ -101,7 +101,7 @@ def test_a_grown_corpus_is_that_of_a_run_from_nothing_after_the_same_one(
 
 
 @pytest.mark.soak
-@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=10, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 10**6))
 def test_any_grown_corpus_is_that_of_a_run_from_nothing_after_the_same_one(
     spark: SparkSession, model_folder: Path, tmp_path_factory: pytest.TempPathFactory, seed: int

@@ -2,19 +2,17 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from artifacts.numbers.permutation import permute
 
 
-@settings(deadline=None)
 @given(size=st.integers(1, 3000), key=st.integers(0, 2**63))
 def test_every_element_comes_exactly_once(size: int, key: int) -> None:
     assert sorted(permute(np.arange(size), size, key)) == list(range(size))
 
 
-@settings(deadline=None)
 @given(size=st.integers(1, 10**12), key=st.integers(0, 2**63), data=st.data())
 def test_an_element_does_not_depend_on_those_asked_with_it(
     size: int, key: int, data: st.DataObject

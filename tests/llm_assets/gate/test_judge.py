@@ -337,7 +337,7 @@ def test_what_arrived_last_is_shown_by_itself_and_the_pooled_figure_decides() ->
     assert verdict.promoted
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(scale=st.floats(0.5, 4), order=st.randoms(use_true_random=False))
 def test_verdict_does_not_depend_on_the_order_of_documents_or_clusters_names(
     scale: float, order: Any

@@ -42,7 +42,7 @@ def stores(draw: st.DrawFn) -> tuple[dict[Name, dict[str, str]], dict[Name, str]
 
 
 # On a busy machine a single draw may take a second.
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(stores())
 def test_roots_and_all_that_they_were_made_from_stay_and_nothing_else(
     case: tuple[dict[Name, dict[str, str]], dict[Name, str]],

@@ -183,7 +183,7 @@ def fast_folder() -> str | None:
 QUIET = [HealthCheck.too_slow, HealthCheck.filter_too_much]
 TestHistories = RegistryHistory.TestCase
 TestHistories.settings = settings(
-    max_examples=60, stateful_step_count=25, deadline=None, suppress_health_check=QUIET
+    max_examples=60, stateful_step_count=25, suppress_health_check=QUIET
 )
 
 
@@ -193,5 +193,5 @@ class LongHistory(RegistryHistory):
 
 TestTenThousandHistories = pytest.mark.soak(LongHistory.TestCase)
 TestTenThousandHistories.settings = settings(
-    max_examples=10_000, stateful_step_count=25, deadline=None, suppress_health_check=QUIET
+    max_examples=10_000, stateful_step_count=25, suppress_health_check=QUIET
 )

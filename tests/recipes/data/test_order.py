@@ -1,14 +1,13 @@
 """The order of the data: every row once an epoch, replayed ones at their share, from anywhere."""
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from recipes.data.order import DataOrder, global_rows
 from recipes.data.packed_rows import worker_share
 
 
-@settings(deadline=None)
 @given(
     rows=st.integers(1, 300),
     workers=st.sampled_from([1, 2, 4]),
@@ -47,7 +46,6 @@ ORDERS = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(order=ORDERS, first=st.integers(0, 10**12), window=st.integers(1, 500))
 def test_every_window_of_samples_has_the_share_of_replayed_rows_within_one(
     order: DataOrder, first: int, window: int
@@ -60,7 +58,6 @@ def test_every_window_of_samples_has_the_share_of_replayed_rows_within_one(
     assert rows.min() >= 0 and rows.max() < order.train_rows + order.replay_rows
 
 
-@settings(deadline=None)
 @given(order=ORDERS, first=st.integers(0, 1_000), pieces=st.lists(st.integers(1, 60), min_size=1))
 def test_an_order_with_replay_can_be_entered_anywhere(
     order: DataOrder, first: int, pieces: list[int]
@@ -73,7 +70,6 @@ def test_an_order_with_replay_can_be_entered_anywhere(
     assert in_pieces == whole.tolist()
 
 
-@settings(deadline=None)
 @given(order=ORDERS)
 def test_both_kinds_of_rows_are_seen_once_before_any_is_seen_again(order: DataOrder) -> None:
     rows = order.rows(0, 400)

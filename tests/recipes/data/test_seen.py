@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from artifacts.shards.format import ShardEntry, ShardStats
@@ -27,7 +27,6 @@ STRETCHES = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(batches=st.lists(STRETCHES, max_size=4), asked=STRETCHES)
 def test_every_token_is_counted_as_often_as_it_was_seen(
     batches: list[list[tuple[int, int, int]]], asked: list[tuple[int, int, int]]

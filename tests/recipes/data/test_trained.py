@@ -71,7 +71,7 @@ def rows_of_the_manual(shards_folder: Path, shards: ShardStats) -> ShardSet:
     return ShardSet(shards_folder, shards, "train")
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(
     runs=st.lists(
         st.tuples(st.integers(1, 30), st.integers(1, 5), st.integers(0, 99)), min_size=1, max_size=4
