@@ -26,7 +26,7 @@ from benchmarks import llama_cpp
 from benchmarks.harness import Check, at_least, at_most, keep
 from benchmarks.models import small_model
 from serving import endpoint as process
-from serving.engine.process import SECRET_VARIABLE
+from serving.engine.protocol import SECRET_VARIABLE
 from serving.settings import EndpointSettings, Weights
 from serving.state import Desired, Status
 

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 from itertools import chain
-from typing import Any
 
 from jinja2 import TemplateError
 from tokenizers import Tokenizer
 
 from serving.engine.protocol import Message
+from serving.engine.tokenizer import ServedTokenizer
 
 FIRST_MARK = 0xE000
 """Of the characters for private use; one that no turn holds stands around what must stay text."""
@@ -21,10 +21,8 @@ class ChatEncoder:
     with, as any other text, unless that was allowed.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
-        """Take a fast tokenizer of transformers, which has a chat template."""
-        self._tokenizer = tokenizer
-        self._backend: Tokenizer = tokenizer._tokenizer
+    def __init__(self, tokenizer: ServedTokenizer) -> None:
+        self._backend, self._template = tokenizer.backend, tokenizer.chat
         self._plain: Tokenizer = Tokenizer.from_str(self._backend.to_str())
         self._plain.encode_special_tokens = True
         self._control = {
@@ -34,21 +32,28 @@ class ChatEncoder:
         }
 
     def encode(self, turns: Sequence[Message], allow_role_tokens: bool) -> list[int]:
-        """The prompt's tokens; raises TemplateError where the template refuses the turns."""
+        """The prompt's tokens; raises TemplateError where there is no template, or it refuses."""
+        if self._template is None:
+            raise TemplateError("the model has no chat template; use completions")
+        # The part of transformers that needs no torch, read at the first chat.
+        from transformers.utils.chat_template_utils import render_jinja_template
+
         said = "".join(turn.content for turn in turns)
         mark = chr(next(number for number in range(FIRST_MARK, 0xF900) if chr(number) not in said))
         contents = [
             turn.content if allow_role_tokens else self._marked(turn.content, mark)
             for turn in turns
         ]
-        text = self._tokenizer.apply_chat_template(
-            [turn.model_dump() | {"content": c} for turn, c in zip(turns, contents, strict=True)],
-            tokenize=False,
+        chat = [turn.model_dump() | {"content": c} for turn, c in zip(turns, contents, strict=True)]
+        (text,), _ = render_jinja_template(
+            [chat],
+            chat_template=self._template.source,
             add_generation_prompt=True,
+            **self._template.special_tokens,
         )
         parts = text.split(mark)
         if len(parts) - 1 != sum(content.count(mark) for content in contents):
-            raise TemplateError("it does not keep control tokens of a turn as they were written")
+            raise TemplateError("its template does not keep control tokens of a turn")
         # What stands between two marks is every second part.
         encoders = (self._backend, self._plain)
         encoded = (

@@ -7,17 +7,21 @@ from typing import Any
 from artifacts.cache import cache_key, cached_folder
 from artifacts.errors import UserError
 from artifacts.model.folder import bytes_per_token, context_tokens, read_config
+from artifacts.model.hugging_face import read_tokenizer
 from artifacts.reasons import memory_limit
 from artifacts.storage.checksums import sha256_of
-from serving.engine.encoders import Classifier, MaskFiller
-from serving.engine.served_model import ServedModel
+from serving.engine.served_model import AnyModel
+from serving.engine.tokenizer import ServedTokenizer
 from serving.settings import QUANTIZED, EndpointSettings, Engine
 
 REFUSAL_NAME = "unsupported.txt"
 """In place of a converted model: why there is none, lest every start try again."""
-LIBRARIES = ("nncf", "openvino", "openvino-genai", "safetensors", "torch", "transformers")
-ENCODERS = {"ForSequenceClassification": Classifier, "ForMaskedLM": MaskFiller}
-"""The end of an architecture's name to what answers with such a model."""
+LIBRARIES = (
+    *("nncf", "openvino", "openvino-genai", "safetensors"),
+    *("tokenizers", "torch", "transformers"),
+)
+CLASSIFIER, MASK_FILLER = "ForSequenceClassification", "ForMaskedLM"
+"""The ends of encoders' architectures."""
 WINDOWS = ("sliding_window", "window_size", "attention_window", "attention_chunk_size")
 
 
@@ -74,12 +78,16 @@ def choose_engine(folder: Path, settings: EndpointSettings, conversions: Path) -
     return Choice("transformers", f"transformers{since}")
 
 
-def load_model(
-    folder: Path, settings: EndpointSettings, choice: Choice
-) -> ServedModel | Classifier:
-    """Load a model into the chosen engine; raises UserError where it is no good."""
-    if encoder := _encoder(read_config(folder)):
-        return encoder(folder)
+def load_model(folder: Path, settings: EndpointSettings, choice: Choice) -> AnyModel:
+    """Load a model into the chosen engine; raises UserError where it is no good.
+
+    Each is imported where it serves: beside OpenVINO, torch would be most of the start.
+    """
+    architecture = _architecture(read_config(folder))
+    if architecture.endswith((CLASSIFIER, MASK_FILLER)):
+        from serving.engine.encoders import Classifier, MaskFiller
+
+        return Classifier(folder) if architecture.endswith(CLASSIFIER) else MaskFiller(folder)
     if choice.converted is not None:
         from serving.engine.openvino_model import OpenVinoModel
 
@@ -91,23 +99,25 @@ def load_model(
 
 def conversion_key(folder: Path, settings: EndpointSettings) -> str:
     """The cache's key of a converted model: what it is made of, by what, and how."""
-    files = sorted([*folder.glob("*.safetensors"), folder / "config.json"])
-    content = {file.name: sha256_of(str(file)) for file in files}
+    content = {
+        file.name: sha256_of(str(file))
+        for file in sorted(folder.iterdir())
+        if file.suffix in (".safetensors", ".json", ".jinja")
+    }
     return cache_key(
         "serving.engine.conversion", LIBRARIES, model=content, weights=settings.weights
     )
 
 
-def _encoder(config: dict[str, Any]) -> type[Classifier] | None:
-    architecture = (config.get("architectures") or [""])[0]
-    return next((ENCODERS[head] for head in ENCODERS if architecture.endswith(head)), None)
+def _architecture(config: dict[str, Any]) -> str:
+    return str((config.get("architectures") or [""])[0])
 
 
 def _obstacle(config: dict[str, Any], settings: EndpointSettings) -> str | None:
     """Why the model is not even to be converted."""
     if settings.engine == "transformers":
         return "`endpoint.engine` is transformers"
-    if _encoder(config):
+    if _architecture(config).endswith((CLASSIFIER, MASK_FILLER)):
         return "it is an encoder"
     if config.get("is_encoder_decoder"):
         return "it is an encoder-decoder"
@@ -132,6 +142,7 @@ def _convert(folder: Path, target: Path, settings: EndpointSettings) -> None:
         return
     try:
         convert_model(folder, target, settings.weights)
+        ServedTokenizer.of(read_tokenizer(folder)).write(target)
     except Unsupported as error:
         for file in target.iterdir():
             file.unlink()

@@ -14,7 +14,6 @@ from typing import Any
 from openvino_genai import GenerationStatus
 
 from artifacts.model.folder import context_tokens, end_tokens_of, read_config
-from artifacts.model.hugging_face import read_tokenizer
 from serving.engine.pipeline import (
     BLOCK_TOKENS,
     PromptScorer,
@@ -29,6 +28,7 @@ from serving.engine.served_model import (
     ServedModel,
     Step,
 )
+from serving.engine.tokenizer import ServedTokenizer
 from serving.settings import EndpointSettings
 
 SEED_BITS = 32
@@ -54,13 +54,10 @@ class OpenVinoModel(ServedModel):
 
         Args:
             folder: the Hugging Face folder that it was converted from.
-            converted: what `serving.engine.conversion` made of it.
-
-        Raises:
-            UserError: the tokenizer cannot be read.
+            converted: what `serving.engine.choice` made of it.
         """
         config = read_config(folder)
-        self.tokenizer = read_tokenizer(folder)
+        self.tokenizer = ServedTokenizer.read(converted)
         self.end_tokens = end_tokens_of(config)
         kept = settings.cache_tokens - BLOCK_TOKENS
         self.context_tokens = min(context_tokens(config) or kept, kept)

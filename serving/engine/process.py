@@ -10,6 +10,7 @@ import sys
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from pathlib import Path
+from time import monotonic
 
 import httpx
 
@@ -18,14 +19,13 @@ from artifacts.model.folder import check_model_folder
 from artifacts.program.lifetime import PARENT_VARIABLE
 from artifacts.reasons import chain
 from serving.comparison import Comparison
-from serving.engine.protocol import Chunk, GenerateRequest, Refused, engine_client
+from serving.engine.protocol import SECRET_VARIABLE, Chunk, GenerateRequest, Refused
 from serving.logs import log, make_room, tail
 from serving.state import Desired, restart_pause
 
 HEALTH_SECONDS = 1.0
 SILENT_SECONDS = 3.0
 """Without an answer to the health check, after which an engine no longer counts as healthy."""
-SECRET_VARIABLE = "ENGINE_SECRET"  # noqa: S105
 FULL_TABLES = (errno.EMFILE, errno.ENFILE)
 STOP_SECONDS = 5.0
 ENGINE_ENVIRONMENT = {
@@ -68,6 +68,8 @@ class EngineProcess:
         self._on_change = on_change
         self._process: asyncio.subprocess.Process | None = None
         self._client: httpx.AsyncClient | None = None
+        self._heard = 0.0
+        """When a piece of an answer came last."""
         self._keeper: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -115,6 +117,7 @@ class EngineProcess:
                 if response.status_code != 200:
                     raise EngineLost(f"the engine answered {response.status_code}")
                 async for line in response.aiter_lines():
+                    self._heard = monotonic()
                     chunk = Chunk.model_validate_json(line)
                     if chunk.error is not None:
                         raise EngineLost(chunk.error)
@@ -210,8 +213,12 @@ class EngineProcess:
 
     async def _answers(self) -> bool:
         assert self._client is not None
+        began = monotonic()
         try:
             answer = await self._client.get("/health", timeout=self.desired.settings.engine_timeout)
+        except httpx.TimeoutException:
+            # One that writes is slow, or the machine is: it does not stand still.
+            return self._heard > began
         except httpx.HTTPError as error:
             # Too many open files here say nothing about the engine.
             return any(getattr(one, "errno", None) in FULL_TABLES for one in chain(error))
@@ -230,3 +237,15 @@ class EngineProcess:
         except TimeoutError:
             process.kill()
             await process.wait()
+
+
+def engine_client(port: int, **headers: str) -> httpx.AsyncClient:
+    """A client of an engine, which waits for its answers as long as they take."""
+    return httpx.AsyncClient(
+        base_url=f"http://127.0.0.1:{port}",
+        headers=headers,
+        timeout=httpx.Timeout(None, connect=5.0),
+        # Any number, kept for less than uvicorn keeps them: none is closed as it is used again.
+        limits=httpx.Limits(keepalive_expiry=2.0),
+        trust_env=False,
+    )

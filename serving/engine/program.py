@@ -25,17 +25,15 @@ from starlette.routing import Route
 from artifacts.errors import UserError
 from artifacts.program.lifetime import end_with_parent
 from serving.engine.choice import choose_engine, load_model
-from serving.engine.encoders import Classifier
-from serving.engine.process import SECRET_VARIABLE
-from serving.engine.protocol import GenerateRequest, Refused, carries
-from serving.engine.served_model import ServedModel
+from serving.engine.protocol import SECRET_VARIABLE, GenerateRequest, Refused, carries
+from serving.engine.served_model import AnyModel
 from serving.settings import EndpointSettings
 
 PROGRAM = "serving.engine.program"
 CONVERTED_VARIABLE = "MODEL_CONVERTED"
 
 
-def build_app(model: ServedModel | Classifier) -> Starlette:
+def build_app(model: AnyModel) -> Starlette:
     """The engine's two routes, for whoever knows its secret."""
 
     async def health(request: Request) -> Response:

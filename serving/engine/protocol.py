@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-import httpx
 from pydantic import BaseModel, ConfigDict, Field
 
+SECRET_VARIABLE = "ENGINE_SECRET"  # noqa: S105
 FinishReason = Literal["stop", "length"]
 
 
@@ -106,18 +106,6 @@ class ByVersion:
     def model(self, asked: str | None) -> str:
         """The model as it was asked for; the version where no name was given."""
         return asked if asked not in (None, "default") else self.version
-
-
-def engine_client(port: int, **headers: str) -> httpx.AsyncClient:
-    """A client of an engine, which waits for its answers as long as they take."""
-    return httpx.AsyncClient(
-        base_url=f"http://127.0.0.1:{port}",
-        headers=headers,
-        timeout=httpx.Timeout(None, connect=5.0),
-        # Any number, kept for less than uvicorn keeps them: none is closed as it is used again.
-        limits=httpx.Limits(keepalive_expiry=2.0),
-        trust_env=False,
-    )
 
 
 def carries(headers: Mapping[str, str], token: str) -> bool:

@@ -7,7 +7,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from jinja2 import TemplateError
 from tokenizers.decoders import DecodeStream
@@ -17,6 +17,7 @@ from artifacts.model.hugging_face import read_model
 from serving.engine.chat import ChatEncoder
 from serving.engine.protocol import Chunk, GenerateRequest, Refused, TokenScore
 from serving.engine.stopping import StopStrings
+from serving.engine.tokenizer import ServedTokenizer
 
 
 class GenerationFailed(Exception):
@@ -68,10 +69,27 @@ class Job:
             yield output
 
 
+class AnyModel(Protocol):
+    """What an engine's program serves: a language model, or an encoder."""
+
+    def encode(self, request: GenerateRequest) -> list[int]:
+        """The prompt's tokens; raises Refused where it cannot be served."""
+        ...
+
+    def generate(self, request: GenerateRequest, tokens: list[int]) -> AsyncGenerator[Chunk, None]:
+        """Yield the answer as it is written; stops the work when the caller goes away.
+
+        Args:
+            request: what is asked for.
+            tokens: the prompt's, from `encode`.
+        """
+        ...
+
+
 class ServedModel(ABC):
     """A loaded model that answers many requests at once."""
 
-    tokenizer: Any
+    tokenizer: ServedTokenizer
     context_tokens: int
     """Most tokens of a prompt and its answer together."""
     end_tokens: list[int]
@@ -93,12 +111,6 @@ class ServedModel(ABC):
     async def generate(
         self, request: GenerateRequest, tokens: list[int]
     ) -> AsyncGenerator[Chunk, None]:
-        """Yield text as it is written; stops the work when the caller goes away.
-
-        Args:
-            request: what is asked for.
-            tokens: the prompt's, from `encode`.
-        """
         answer = AnswerText(self, request, tokens)
         try:
             async with aclosing(self.write(request, tokens)) as steps:
@@ -112,19 +124,15 @@ class ServedModel(ABC):
             yield Chunk(error=str(error))
 
     def encode(self, request: GenerateRequest) -> list[int]:
-        """The prompt's tokens; raises Refused where it cannot be served."""
         if isinstance(request.prompt, list):
-            tokens, most = request.prompt, len(self.tokenizer)
+            tokens, most = request.prompt, self.tokenizer.backend.get_vocab_size()
             if unknown := [token for token in tokens if not 0 <= token < most]:
                 raise Refused(f"Token {unknown[0]} is not one of this model's {most}.", "prompt")
         elif request.messages is not None:
-            if not self.tokenizer.chat_template:
-                text = "This model has no chat template; use completions."
-                raise Refused(text, "messages")
             try:
                 tokens = self._chat.encode(request.messages, request.allow_role_tokens)
             except TemplateError as error:
-                text = f"The model's chat template refuses this: {error}"
+                text = f"This chat cannot be written as a prompt: {error}."
                 raise Refused(text, "messages") from error
         else:
             tokens = self.tokenizer.encode(request.prompt or "")
@@ -139,11 +147,11 @@ class ServedModel(ABC):
                 f"{request.max_tokens} new ones.",
                 "prompt",
             )
-        return list(tokens)
+        return tokens
 
     def encode_written(self, request: GenerateRequest) -> list[int]:
         """The tokens of the answer's beginning, where another engine wrote one."""
-        return list(self.tokenizer.encode(request.written, add_special_tokens=False))
+        return self.tokenizer.encode(request.written, add_special_tokens=False)
 
 
 class AnswerText:
@@ -167,9 +175,8 @@ class AnswerText:
 
     def add(self, step: Step) -> Chunk | None:
         """The next piece, if there is one to show; the last one has a finish reason."""
-        tokenizer = self._model.tokenizer
         for token in step.tokens:
-            text = self._decoder.step(tokenizer._tokenizer, token)
+            text = self._decoder.step(self._model.tokenizer.backend, token)
             self._shown += self._stops.add(text or "")
             self._last = token
         self._tokens += len(step.tokens)

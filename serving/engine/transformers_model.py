@@ -27,6 +27,7 @@ from serving.engine.served_model import (
     Step,
     read_weights,
 )
+from serving.engine.tokenizer import ServedTokenizer
 from serving.settings import EndpointSettings
 
 BATCH_REQUESTS = 8
@@ -56,7 +57,7 @@ class TransformersModel(ServedModel):
         config = read_config(folder)
         self._is_encoder_decoder = bool(config.get("is_encoder_decoder"))
         kind = AutoModelForSeq2SeqLM if self._is_encoder_decoder else AutoModelForCausalLM
-        self.tokenizer = read_tokenizer(folder)
+        self.tokenizer = ServedTokenizer.of(read_tokenizer(folder))
         dtype = torch.float32 if settings.weights == "f32" else torch.bfloat16
         self._model = read_weights(folder, kind, dtype=dtype)
         # T5's positions are relative, and it names no limit.

@@ -18,15 +18,15 @@ from artifacts.progress import Report
 ENGINE = "vllm"
 PARSE = "\n".join(
     (
-        "import sys",
-        "from vllm.entrypoints.cli import main",
         "from vllm.entrypoints.cli.serve import ServeSubcommand",
-        "ServeSubcommand.cmd = staticmethod(lambda arguments: None)",
-        f"sys.argv[0] = {ENGINE!r}",
-        "main.main()",
+        "from vllm.utils import FlexibleArgumentParser",
+        "command = ServeSubcommand()",
+        f"parser = FlexibleArgumentParser(prog={ENGINE!r})",
+        "command.subparser_init(parser.add_subparsers())",
+        "command.validate(parser.parse_args())",
     )
 )
-"""vLLM's command line whole, without what it does once its arguments are parsed and validated."""
+"""What vLLM's command line does before it serves."""
 EXAMPLES = {"{model}": "/model", "{port}": "8000", "{name}": "model", "{context}": "1024"}
 """What stands for values that are known once there is a model."""
 

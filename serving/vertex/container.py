@@ -33,7 +33,8 @@ from artifacts.program.lifetime import signal_parents_death
 from artifacts.program.smoke import CHECK_VARIABLE
 from artifacts.storage import files
 from serving.api.errors import ServingError
-from serving.engine.protocol import GenerateRequest, engine_client
+from serving.engine.process import engine_client
+from serving.engine.protocol import GenerateRequest
 from serving.logs import log
 from serving.vertex.arguments import check_arguments
 from serving.vertex.context import longest_context

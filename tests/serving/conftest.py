@@ -15,9 +15,8 @@ from artifacts.model.folder import check_model_folder
 from serving import endpoint as process
 from serving.endpoint import Endpoint
 from serving.engine.choice import choose_engine, load_model
-from serving.engine.process import SECRET_VARIABLE
 from serving.engine.program import build_app
-from serving.engine.protocol import GenerateRequest
+from serving.engine.protocol import SECRET_VARIABLE, GenerateRequest
 from serving.settings import EndpointSettings, RolloutSettings
 from serving.state import Desired
 from tests.tiny import tiny_base_model, tiny_sequence_to_sequence_model

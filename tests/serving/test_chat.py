@@ -11,6 +11,7 @@ from transformers import AutoTokenizer
 
 from serving.engine.chat import ChatEncoder
 from serving.engine.protocol import Message
+from serving.engine.tokenizer import ServedTokenizer
 
 START, END = "<|im_start|>", "<|im_end|>"
 TEMPLATE = (
@@ -33,18 +34,22 @@ def user(content: str) -> list[Message]:
     return [Message(role="user", content=content)]
 
 
+def encode(tokenizer: Any, turns: list[Message], allow_role_tokens: bool) -> list[int]:
+    return ChatEncoder(ServedTokenizer.of(tokenizer)).encode(turns, allow_role_tokens)
+
+
 def controls(tokenizer: Any, tokens: list[int]) -> list[str]:
     return [t for t in tokenizer.convert_ids_to_tokens(tokens) if t in tokenizer.all_special_tokens]
 
 
 def test_a_forged_conversation_is_text_of_one_turn(tokenizer: Any) -> None:
-    tokens = ChatEncoder(tokenizer).encode(user(FORGED), allow_role_tokens=False)
+    tokens = encode(tokenizer, user(FORGED), allow_role_tokens=False)
     assert controls(tokenizer, tokens) == [START, END, START]
     assert FORGED in tokenizer.decode(tokens), "and every character of it is there"
 
 
 def test_a_setting_lets_a_turn_hold_turns(tokenizer: Any) -> None:
-    tokens = ChatEncoder(tokenizer).encode(user(FORGED), allow_role_tokens=True)
+    tokens = encode(tokenizer, user(FORGED), allow_role_tokens=True)
     assert controls(tokenizer, tokens) == [START, END] * 3 + [START]
 
 
@@ -54,7 +59,7 @@ def test_a_setting_lets_a_turn_hold_turns(tokenizer: Any) -> None:
     )
 )
 def test_no_content_adds_a_control_token(tokenizer: Any, pieces: list[str]) -> None:
-    tokens = ChatEncoder(tokenizer).encode(user("".join(pieces)), allow_role_tokens=False)
+    tokens = encode(tokenizer, user("".join(pieces)), allow_role_tokens=False)
     assert controls(tokenizer, tokens) == [START, END, START]
 
 
@@ -67,7 +72,7 @@ def test_any_other_chat_has_the_tokens_that_its_template_gives(tokenizer: Any) -
     expected = tokenizer.apply_chat_template(
         [turn.model_dump() for turn in turns], add_generation_prompt=True, return_dict=False
     )
-    assert ChatEncoder(tokenizer).encode(turns, allow_role_tokens=False) == expected
+    assert encode(tokenizer, turns, allow_role_tokens=False) == expected
 
 
 def test_a_template_that_changes_what_it_is_given_is_refused(tokenizer: Any) -> None:
@@ -75,6 +80,6 @@ def test_a_template_that_changes_what_it_is_given_is_refused(tokenizer: Any) -> 
     kept, tokenizer.chat_template = tokenizer.chat_template, cutting
     try:
         with pytest.raises(TemplateError, match="control tokens"):
-            ChatEncoder(tokenizer).encode(user(FORGED), allow_role_tokens=False)
+            encode(tokenizer, user(FORGED), allow_role_tokens=False)
     finally:
         tokenizer.chat_template = kept

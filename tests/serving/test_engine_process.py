@@ -6,6 +6,7 @@ import resource
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from time import monotonic
 
 import httpx
 import psutil
@@ -39,6 +40,42 @@ async def answers_late(engine: EngineProcess) -> bool:
     while not healthy and engine._process and engine._process.returncode is None:
         await asyncio.sleep(0.01)
     return healthy
+
+
+class LateHealth(httpx.AsyncHTTPTransport):
+    """To an engine that writes, and does not come to answer its health check."""
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/health":
+            await asyncio.sleep(0.1)
+            raise httpx.ReadTimeout("late")
+        return await super().handle_async_request(request)
+
+
+def test_engine_that_writes_is_alive_whatever_its_health_check_says(
+    tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_process, "HEALTH_SECONDS", 0.01)
+    request = GenerateRequest(
+        prompt="The", max_tokens=SETTINGS.max_new_tokens, max_prompt_tokens=8, ignore_eos=True
+    )
+
+    async def write_on_and_then_no_more() -> None:
+        engine = EngineProcess(_desired(tiny_model_folder), tmp_path / "engine.log", lambda: None)
+        await engine.start()
+        pid = engine.pid
+        assert engine._client is not None
+        engine._client._transport = LateHealth()
+        end = monotonic() + 1
+        while monotonic() < end:
+            assert [chunk async for chunk in engine.generate(request)][-1].finish_reason
+        assert (engine.pid, engine.restarts) == (pid, 0)
+        async with asyncio.timeout(60):
+            while engine.pid == pid:
+                await asyncio.sleep(0.01)
+        await engine.stop()
+
+    asyncio.run(write_on_and_then_no_more())
 
 
 def test_engine_killed_while_its_health_is_checked_is_started_again(

@@ -8,10 +8,6 @@ import argparse
 
 
 class ServeSubcommand:
-    @staticmethod
-    def cmd(arguments: argparse.Namespace) -> None:
-        raise AssertionError("a model is served while arguments alone are checked")
-
     def subparser_init(self, subparsers: argparse._SubParsersAction) -> argparse.ArgumentParser:
         parser = subparsers.add_parser("serve", usage="vllm serve [model_tag] [options]")
         parser.add_argument("model_tag", nargs="?")
