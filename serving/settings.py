@@ -95,8 +95,6 @@ class EndpointSettings(Settings):
     """How a new version takes over from the old one."""
     journal: JournalSettings = JournalSettings()
     """What is kept of the answers."""
-    log_prompts: bool = False
-    """Write prompts into the request log; off, since prompts are private."""
 
     @field_validator("engine", mode="before")
     @classmethod

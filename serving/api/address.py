@@ -11,18 +11,14 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 def listen(host: str, port: int) -> socket.socket:
     """A listening socket; raises UserError where the port is taken or the address is not ours."""
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        listener.bind((host, port))
-        listener.listen(1024)
+        return socket.create_server((host, port), family=family, backlog=1024)
     except OSError as error:
-        listener.close()
         raise UserError(
-            f"Cannot listen on {host} port {port}: {error.strerror}. Another program may be using "
+            f"Cannot listen on {host} port {port} ({error.strerror}). Another program may be using "
             "it: choose another `endpoint.port` in the pipeline file, or end that program."
         ) from error
-    return listener
 
 
 def bearer_token(settings: EndpointSettings) -> str | None:

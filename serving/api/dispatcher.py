@@ -50,12 +50,9 @@ class Dispatcher:
 
     async def answer_all(self, requests: Sequence[GenerateRequest]) -> list[Answer]:
         """Whole answers by one version, in the order of the requests; raises ServingError."""
+        deadline = monotonic() + self.settings.request_timeout
         for _ in range(ATTEMPTS):
-            try:
-                await self.router.wait_ready(self.settings.request_timeout)
-                route = self.router.choose()
-            except EngineLost as error:
-                raise unavailable(f"No engine could answer: {error}.") from error
+            route = await self._route(deadline)
             results = await asyncio.gather(
                 *(self._answer(one, route) for one in requests), return_exceptions=True
             )
@@ -86,11 +83,9 @@ class Dispatcher:
         self._copy(request, deadline)
         lost = ""
         for _ in range(ATTEMPTS):
+            route = await self._route(deadline, preferred)
+            pieces = self._pieces(request, deadline, route)
             try:
-                async with asyncio.timeout(deadline - monotonic()):
-                    await self.router.wait_ready(deadline - monotonic())
-                route = self.router.choose(preferred)
-                pieces = self._pieces(request, deadline, route)
                 begun = _all(await anext(pieces), pieces)
                 serves = route.engine.desired
                 return Stream(serves.version, serves.fingerprint, begun)
@@ -102,6 +97,15 @@ class Dispatcher:
                 lost = str(error)
                 await asyncio.sleep(NOTICE_SECONDS)
         raise unavailable(f"No engine could answer: {lost}.")
+
+    async def _route(self, deadline: float, preferred: Route | None = None) -> Route:
+        try:
+            async with asyncio.timeout(deadline - monotonic()):
+                return await self.router.choose(preferred)
+        except TimeoutError:
+            raise timed_out(self.settings.request_timeout) from None
+        except EngineLost as error:
+            raise unavailable(f"No engine could answer: {error}.") from error
 
     def _copy(self, request: GenerateRequest, deadline: float) -> None:
         """Send a request to the version in the shadow too, whose answer is dropped.

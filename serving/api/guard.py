@@ -48,7 +48,7 @@ class Guard:
         dispatcher, request = self._context.dispatcher, Request(scope)
         metrics, settings = dispatcher.metrics, dispatcher.settings
         name = request.headers.get("x-request-id", "")[:64] or uuid.uuid4().hex
-        request.state.id, request.state.body = name, None
+        request.state.id = name
         started, status, version = monotonic(), 500, ""
 
         async def send_named(message: Message) -> None:
@@ -74,9 +74,8 @@ class Guard:
         finally:
             path, seconds = request.url.path, monotonic() - started
             metrics.request(path, status, version, seconds)
-            body = {"body": request.state.body} if settings.log_prompts else {}
             said = {"id": name, "path": path, "status": status, "version": version}
-            log("request", **said, seconds=round(seconds, 3), **body)
+            log("request", **said, seconds=round(seconds, 3))
 
 
 def authorize(context: ApiContext, request: Request) -> None:
@@ -100,7 +99,6 @@ async def read(context: ApiContext, request: Request, kind: type[Body]) -> Body:
         text = "Send the body with the header `Content-Type: application/json`."
         raise ServingError(415, text, "content_type")
     content = await read_json(request, settings.max_body_bytes, settings.body_timeout)
-    request.state.body = content
     try:
         return kind.model_validate(content)
     except ValidationError as error:

@@ -80,31 +80,23 @@ class Router:
         names = [desired.name for desired in serving] + [desired.version for desired in serving]
         return list(dict.fromkeys(names))
 
-    async def wait_ready(self, seconds: float) -> None:
-        """Wait for an engine that can answer; raises EngineLost when none is in time."""
-        end = monotonic() + seconds
-        while not self._able():
-            if not any(route.share > 0 for route in self.routes):
-                raise EngineLost("no version is being served")
-            if monotonic() > end:
-                raise EngineLost("no engine became ready in time")
-            await asyncio.sleep(POLL_SECONDS)
-
-    def _able(self) -> list[Route]:
-        return [route for route in self.routes if route.share > 0 and route.engine.ready.is_set()]
-
-    def choose(self, preferred: Route | None = None) -> Route:
-        """The route of the next request; raises EngineLost if there is none.
+    async def choose(self, preferred: Route | None = None) -> Route:
+        """The route of the next request, once there is one; raises EngineLost if none serves.
 
         An engine that is not ready is passed over, so its share goes to the others.
 
         Args:
             preferred: taken while it can answer.
         """
-        if preferred in self.routes and preferred and preferred.engine.ready.is_set():
-            return preferred
-        if not (able := self._able()):
-            raise EngineLost("no engine is ready")
+        while True:
+            able = [route for route in self.routes if route.engine.ready.is_set()]
+            if preferred in able:
+                return preferred
+            if able := [route for route in able if route.share > 0]:
+                break
+            if not any(route.share > 0 for route in self.routes):
+                raise EngineLost("no version is being served")
+            await asyncio.sleep(POLL_SECONDS)
         for route in able:
             route.credit += route.share
         chosen = max(able, key=lambda route: route.credit)

@@ -33,7 +33,7 @@ class ChatEncoder:
 
     def encode(self, turns: Sequence[Message], allow_role_tokens: bool) -> list[int]:
         """The prompt's tokens; raises TemplateError where there is no template, or it refuses."""
-        if self._template is None:
+        if not self._template:
             raise TemplateError("the model has no chat template; use completions")
         # The part of transformers that needs no torch, read at the first chat.
         from transformers.utils.chat_template_utils import render_jinja_template
@@ -45,12 +45,7 @@ class ChatEncoder:
             for turn in turns
         ]
         chat = [turn.model_dump() | {"content": c} for turn, c in zip(turns, contents, strict=True)]
-        (text,), _ = render_jinja_template(
-            [chat],
-            chat_template=self._template.source,
-            add_generation_prompt=True,
-            **self._template.special_tokens,
-        )
+        (text,), _ = render_jinja_template([chat], add_generation_prompt=True, **self._template)
         parts = text.split(mark)
         if len(parts) - 1 != sum(content.count(mark) for content in contents):
             raise TemplateError("its template does not keep control tokens of a turn")

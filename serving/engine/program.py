@@ -84,10 +84,7 @@ def main() -> int:
     except UserError as error:
         print(error, file=sys.stderr)
         return 1
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        # Before the port is announced, so that whoever hears of it can connect.
-        listener.listen()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
         said = {"port": listener.getsockname()[1], "engine": choice.reason}
         print(json.dumps(said), flush=True)
         config = uvicorn.Config(

@@ -158,11 +158,9 @@ class AnswerText:
     """Turns the tokens of one answer into the pieces of text to show."""
 
     def __init__(self, model: ServedModel, request: GenerateRequest, prompt: list[int]) -> None:
-        self._model = model
+        self._model, self._request = model, request
         self._decoder = DecodeStream(skip_special_tokens=True)
         self._stops = StopStrings(request.stop)
-        self._stream = request.stream
-        self._ignore_eos = request.ignore_eos
         self._echo = ""
         if request.echo and not request.written:
             given = request.prompt
@@ -182,7 +180,7 @@ class AnswerText:
         self._tokens += len(step.tokens)
         self._scores += [self._score(one) for one in step.scored]
         is_last = step.finished or self._stops.hit
-        if not is_last and not (self._stream and self._shown):
+        if not is_last and not (self._request.stream and self._shown):
             return None
         chunk = Chunk(
             echo=self._echo,
@@ -193,7 +191,7 @@ class AnswerText:
         )
         self._echo, self._shown, self._scores = "", "", []
         if is_last:
-            ended = self._last in self._model.end_tokens and not self._ignore_eos
+            ended = self._last in self._model.end_tokens and not self._request.ignore_eos
             chunk.finish_reason = "stop" if ended or self._stops.hit else "length"
         return chunk
 

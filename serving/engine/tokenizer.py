@@ -5,7 +5,7 @@ What transformers makes of a folder's many files is written once, beside the con
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,21 +16,12 @@ CHAT_NAME = "chat.json"
 
 
 @dataclass(frozen=True)
-class ChatTemplate:
-    """How a model writes a chat."""
-
-    source: str
-    """In Jinja's language."""
-    special_tokens: dict[str, str]
-    """By the names that the template knows them by, such as `bos_token`."""
-
-
-@dataclass(frozen=True)
 class ServedTokenizer:
     """Text to tokens and back, as a fast tokenizer of transformers does it."""
 
     backend: Tokenizer
-    chat: ChatTemplate | None = None
+    chat: dict[str, str] = field(default_factory=dict)
+    """The `chat_template` and the special tokens that it names; empty where there is none."""
 
     @classmethod
     def of(cls, tokenizer: Any) -> Self:
@@ -41,20 +32,19 @@ class ServedTokenizer:
         backend.no_padding()
         if not tokenizer.chat_template:
             return cls(backend)
-        source = tokenizer.get_chat_template()
-        return cls(backend, ChatTemplate(source, tokenizer.special_tokens_map))
+        template = tokenizer.get_chat_template()
+        return cls(backend, tokenizer.special_tokens_map | {"chat_template": template})
 
     @classmethod
     def read(cls, folder: Path) -> Self:
         """What `write` wrote."""
         backend = Tokenizer.from_file(str(folder / TOKENIZER_NAME))
-        said = json.loads((folder / CHAT_NAME).read_text())
-        return cls(backend, said and ChatTemplate(**said))
+        return cls(backend, json.loads((folder / CHAT_NAME).read_text()))
 
     def write(self, folder: Path) -> None:
         """Add two files to a folder."""
         self.backend.save(str(folder / TOKENIZER_NAME))
-        (folder / CHAT_NAME).write_text(json.dumps(self.chat and asdict(self.chat)))
+        (folder / CHAT_NAME).write_text(json.dumps(self.chat))
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """A text's tokens, between those that the model begins and ends a text with."""

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import psutil
 import pytest
 
 from serving.journal import find_entries, is_answer
@@ -25,6 +26,13 @@ def greedy(tiny_model_folder: Path):
         )
 
     return complete
+
+
+def test_openvino_serves_without_torch_in_memory(client: Client) -> None:
+    (pid,) = client.engine_pids()
+    loaded = {Path(mapped.path).name for mapped in psutil.Process(pid).memory_maps()}
+    assert any(name.startswith("libopenvino_genai") for name in loaded)
+    assert not any(name.startswith("libtorch") for name in loaded)
 
 
 def test_health_names_the_version_that_serves(client: Client) -> None:

@@ -6,7 +6,6 @@ import resource
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from time import monotonic
 
 import httpx
 import psutil
@@ -43,39 +42,46 @@ async def answers_late(engine: EngineProcess) -> bool:
 
 
 class LateHealth(httpx.AsyncHTTPTransport):
-    """To an engine that writes, and does not come to answer its health check."""
+    """To an engine that does not come to answer its health check, for as long as the test says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.given_up = asyncio.Event(), asyncio.Event()
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        if request.url.path == "/health":
-            await asyncio.sleep(0.1)
-            raise httpx.ReadTimeout("late")
-        return await super().handle_async_request(request)
+        if request.url.path != "/health":
+            return await super().handle_async_request(request)
+        self.asked.set()
+        await self.given_up.wait()
+        self.given_up.clear()
+        raise httpx.ReadTimeout("late")
 
 
 def test_engine_that_writes_is_alive_whatever_its_health_check_says(
     tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine_process, "HEALTH_SECONDS", 0.01)
-    request = GenerateRequest(
-        prompt="The", max_tokens=SETTINGS.max_new_tokens, max_prompt_tokens=8, ignore_eos=True
-    )
+    request = GenerateRequest(prompt="The", max_tokens=8, max_prompt_tokens=8)
 
-    async def write_on_and_then_no_more() -> None:
+    async def write_during_a_check_and_not_during_the_next() -> None:
         engine = EngineProcess(_desired(tiny_model_folder), tmp_path / "engine.log", lambda: None)
         await engine.start()
-        pid = engine.pid
+        pid, slow = engine.pid, LateHealth()
         assert engine._client is not None
-        engine._client._transport = LateHealth()
-        end = monotonic() + 1
-        while monotonic() < end:
-            assert [chunk async for chunk in engine.generate(request)][-1].finish_reason
+        engine._client._transport = slow
+        await slow.asked.wait()
+        assert [chunk async for chunk in engine.generate(request)]
+        slow.asked.clear()
+        slow.given_up.set()
+        await slow.asked.wait()
         assert (engine.pid, engine.restarts) == (pid, 0)
         async with asyncio.timeout(60):
             while engine.pid == pid:
+                slow.given_up.set()
                 await asyncio.sleep(0.01)
         await engine.stop()
 
-    asyncio.run(write_on_and_then_no_more())
+    asyncio.run(write_during_a_check_and_not_during_the_next())
 
 
 def test_engine_killed_while_its_health_is_checked_is_started_again(
