@@ -4,15 +4,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 BIGQUERY_READY := .venv-bigquery/.ready
+TPU_READY := .venv-tpu/.ready
 V ?= 0
 PORT ?= 3000
 
 .DEFAULT_GOAL := help
-# The two environments are built side by side.
+# Environments are built side by side.
 MAKEFLAGS += --jobs=2
 # Images for containers often set it, and then every process compiles what it imports.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help setup run stop ui up down demo-cloud test soak lint format docs bench clean
+.PHONY: help setup setup-tpu run stop ui up down demo-cloud test soak lint format docs bench clean
 
 help: ## List the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -26,6 +27,12 @@ $(READY): constraints.txt pyproject.toml scripts/setup.sh
 $(BIGQUERY_READY): scripts/setup_bigquery.sh
 	@PYTHON=$(PYTHON) scripts/setup_bigquery.sh
 	@touch $(BIGQUERY_READY)
+
+setup-tpu: $(TPU_READY) ## Build the environment that trains on TPUs, in .venv-tpu (7 GB)
+
+$(TPU_READY): constraints.txt images/tpu/requirements.txt scripts/setup_tpu.sh
+	@PYTHON=$(PYTHON) scripts/setup_tpu.sh
+	@touch $(TPU_READY)
 
 run: $(READY) ## Materialize the whole graph and serve the result (V=1 shows the full log)
 	@V=$(V) $(BIN)/llm-assets run
@@ -48,7 +55,7 @@ demo-cloud: $(READY) $(BIGQUERY_READY) ## Run the whole graph on a local Google 
 test: $(READY) $(BIGQUERY_READY) ## Run the tests
 	@. $(BIN)/activate && pytest
 
-soak: $(READY) $(BIGQUERY_READY) ## Run the tests that take longer than a minute each; the last takes ten, alone
+soak: $(READY) $(BIGQUERY_READY) $(TPU_READY) ## Run the tests that take longer than a minute each; the last takes ten, alone
 	@. $(BIN)/activate && pytest -m soak --ignore=tests/serving/test_soak.py \
 		&& pytest -n 0 -s -m soak tests/serving/test_soak.py
 
@@ -66,4 +73,4 @@ bench: $(READY) ## Run one benchmark: make bench NAME=train_cpu
 	@. $(BIN)/activate && python -m benchmarks.$(NAME)
 
 clean: ## Remove the environment, the store and the registry; `llm-assets clean` keeps what is needed
-	@rm -rf $(VENV) .venv-bigquery .llm_assets
+	@rm -rf $(VENV) .venv-bigquery .venv-tpu .llm_assets

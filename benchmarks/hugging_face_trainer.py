@@ -25,8 +25,8 @@ from artifacts.shards.shard_set import ShardSet
 from recipes.data.batch import IGNORED
 from recipes.data.order import DataOrder
 from recipes.data.packed_rows import read_batch
+from recipes.device import choose_precision
 from recipes.model.decoder.attention import allowed_positions
-from recipes.model.precision import choose_precision
 from recipes.optimization.optimizer import learning_rate_factor
 from recipes.quiet import silence_libraries
 from recipes.spec import METRICS_NAME, TrainingSpec

@@ -27,9 +27,10 @@ from benchmarks.harness import Check, alternate, at_least, keep
 from benchmarks.sizes import SIZES, Size
 from benchmarks.torchtune_loop import train_with_torchtune
 from recipes.data.batch import IGNORED, Batch
+from recipes.device import device_of, local_device
 from recipes.model.decoder.loss import summed_cross_entropy
 from recipes.model.decoder.network import Decoder
-from recipes.training.hardware import flops_per_token, peak_flops
+from recipes.model.flops import flops_per_token
 
 DOCUMENT_TOKENS = 512
 WARM_UP_STEPS, STEPS = 8, 24
@@ -49,7 +50,7 @@ class Measured:
 
 def device() -> torch.device:
     """The GPU, or the processor for a look at the program itself."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return local_device()
 
 
 def random_batch(size: Size) -> Batch:
@@ -167,7 +168,7 @@ def _measured(
     size: Size, model: torch.nn.Module, seconds: list[float], last_loss: float
 ) -> Measured:
     rate = size.rows * size.length / median(seconds[WARM_UP_STEPS:])
-    memory, peak = 0.0, peak_flops(device())
+    memory, peak = 0.0, device_of(device()).peak_flops()
     if device().type == "cuda":
         memory = torch.cuda.max_memory_allocated() / 1e9
     parameters = sum(p.numel() for p in model.parameters())

@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# Builds an image with Cloud Build and prints its name: images/build.sh cuda|spark|serve|serve_transformers [--print]
+# Builds an image with Cloud Build and prints its name: images/build.sh cuda|tpu|spark|serve|serve_transformers [--print]
 # The tag is a hash of everything that goes into the image, so the same content is built once. What is
 # printed names the image by its digest; with --print, which asks nobody, by its tag. A base image that
 # has no digest yet gets the one of today, in the Dockerfile.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-usage() { echo "usage: images/build.sh cuda|spark|serve|serve_transformers [--print]" >&2; exit 2; }
+usage() { echo "usage: images/build.sh cuda|tpu|spark|serve|serve_transformers [--print]" >&2; exit 2; }
 [[ $# -ge 1 && -f "images/$1/Dockerfile" ]] || usage
 [[ $# -eq 1 || "${2}" == "--print" ]] || usage
 
 image="$1"
 case "$image" in
-  cuda) code="artifacts recipes" ;;
+  cuda | tpu) code="artifacts recipes" ;;
   spark) code="artifacts spark_jobs" ;;
   serve | serve_transformers) code="artifacts serving" ;;
 esac

@@ -31,7 +31,7 @@ def _train(spec: TrainingSpec, interruption: Interruption, report: Report) -> No
     from recipes.train import train
 
     with _only_trainer(spec, report):
-        workers = join_workers()
+        workers = join_workers(spec.training.placement.device)
         try:
             result = train(spec, workers, interruption, report)
         except Interrupted as interrupted:

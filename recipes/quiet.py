@@ -6,10 +6,11 @@ import warnings
 
 
 def silence_libraries() -> None:
-    """Leave only errors of transformers, its hub client and DeepSpeed; call before their use."""
+    """Leave only errors of transformers, its hub client, DeepSpeed, XLA; call before their use."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TQDM_DISABLE", "1")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     # accelerate imports DeepSpeed where it is installed, which then remarks on the accelerator.
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if os.path.exists("/dev/nvidia0") else "cpu")
     # Said of what torchdata and DeepSpeed call in torch.

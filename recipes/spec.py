@@ -8,14 +8,14 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from artifacts.errors import DamagedArtifact
+from artifacts.errors import DamagedArtifact, UserError
 from artifacts.progress import Report
 from artifacts.shards.format import ShardStats, Split
 from artifacts.shards.shard_set import MaskedShardSet, ShardSet
 from artifacts.storage import files
 from artifacts.store.identity import hash_json
 from recipes.settings.recipe import RecipeSettings
-from recipes.settings.sections import Precision
+from recipes.settings.sections import DeviceChoice, Precision
 
 SECONDS_TO_SAVE = 300
 """How long a worker that was asked to end may take over its checkpoint."""
@@ -29,6 +29,9 @@ PROFILE_NAME = "profile"
 RESULT_NAME = "result.json"
 METRICS_NAME = "metrics.jsonl"
 TENSORBOARD_NAME = "tensorboard"
+TPU_ENVIRONMENT = "LLM_ASSETS_TPU_ENVIRONMENT"
+"""Names the folder of the environment that has torch_xla, where it is not `.venv-tpu` beside that
+which runs."""
 
 
 class TrainingSpec(BaseModel):
@@ -171,9 +174,31 @@ def _damaged(path: str | Path, fault: str) -> DamagedArtifact:
     )
 
 
-def command(spec_path: Path, workers: int) -> list[str]:
-    """The command line that trains with some workers on this machine; one needs no launcher."""
+def command(spec_path: Path, workers: int, device: DeviceChoice = "auto") -> list[str]:
+    """The command line that trains with some workers on this machine; one needs no launcher.
+
+    Raises:
+        UserError: the device's environment is not there.
+    """
     program = ["-m", "recipes.continued_pretraining", "--spec", os.fspath(spec_path)]
     if workers == 1:
-        return [sys.executable, *program]
+        return [python_of(device), *program]
     return [sys.executable, "-m", "recipes.launcher.local", f"--workers={workers}", "--", *program]
+
+
+def python_of(device: DeviceChoice) -> str:
+    """The interpreter of the environment that trains on a device; torch_xla has one of its own.
+
+    Raises:
+        UserError: the environment is not there.
+    """
+    if device == "auto":
+        return sys.executable
+    environment = os.environ.get(TPU_ENVIRONMENT) or Path(sys.prefix).with_name(".venv-tpu")
+    python = Path(environment) / "bin" / "python"
+    if not python.exists():
+        raise UserError(
+            f"`checkpoint.placement.device` is tpu, and there is no {python}. Build its "
+            f"environment with `make setup-tpu`, or name another's folder by {TPU_ENVIRONMENT}."
+        )
+    return str(python)

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 
 GIGABYTE = 1024**3
+TPU_FAMILIES = ("cloud-tpu", "ct")
+"""What the names of machine types with TPUs begin with."""
 
 
 @dataclass(frozen=True)
@@ -28,3 +30,22 @@ ACCELERATORS = {
     "NVIDIA_H100_MEGA_80GB": Accelerator(989, 79),
     "NVIDIA_H200_141GB": Accelerator(989, 139),
 }
+
+
+@dataclass(frozen=True)
+class TpuMachine:
+    """One machine with TPU chips, which its type alone describes."""
+
+    chips: int
+    topology: str
+    """How they are wired, as Vertex AI names it."""
+    teraflops: float = 197
+    """Peak of one chip in bfloat16."""
+
+
+TPU_MACHINES = {
+    "ct5lp-hightpu-1t": TpuMachine(1, "1x1"),
+    "ct5lp-hightpu-4t": TpuMachine(4, "2x2"),
+    "ct5lp-hightpu-8t": TpuMachine(8, "2x4"),
+}
+"""Machines with TPU v5e, by type."""

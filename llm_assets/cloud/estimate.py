@@ -84,8 +84,9 @@ def estimate_training(settings: GoogleCloudSettings, tokens: int, parameters: in
 
 
 def _compute_hours(machines: MachineSettings, operations: float) -> float:
-    accelerators = max(1, machines.accelerator_count) * machines.replicas
-    known = ACCELERATORS.get(machines.accelerator_type or "")
+    chips = machines.tpu.chips if machines.tpu else machines.accelerator_count
+    accelerators = max(1, chips) * machines.replicas
+    known = machines.tpu or ACCELERATORS.get(machines.accelerator_type or "")
     peak = (known.teraflops if known else 1.0) * 1e12
     return START_HOURS + operations / (peak * UTILIZATION * accelerators) / 3600
 

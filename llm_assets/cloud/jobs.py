@@ -38,9 +38,9 @@ def spark_batch(settings: GoogleCloudSettings, main: str, arguments: Sequence[st
 def custom_job(
     settings: GoogleCloudSettings, machines: MachineSettings, arguments: Sequence[str], output: str
 ) -> Any:
-    """A Vertex AI custom job that runs the cuda image's launcher on every machine."""
+    """A Vertex AI custom job that runs the launcher of the machines' image on every machine."""
     container = {
-        "image_uri": settings.images.cuda,
+        "image_uri": settings.images.tpu if machines.tpu else settings.images.cuda,
         "args": list(arguments),
         "env": [{"name": n, "value": v} for n, v in _secrets(settings).items()],
     }
@@ -83,6 +83,8 @@ def _job(
     if machines.accelerator_type:
         machine["accelerator_type"] = machines.accelerator_type
         machine["accelerator_count"] = machines.accelerator_count
+    if machines.tpu:
+        machine["tpu_topology"] = machines.tpu.topology
     pool = {
         "machine_spec": machine,
         "disk_spec": {

@@ -5,6 +5,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from artifacts.settings import Settings
+from llm_assets.cloud.accelerators import TPU_FAMILIES, TPU_MACHINES, TpuMachine
 
 PROJECT = r"^[a-z][a-z0-9-]{4,28}[a-z0-9]$"
 REGION = r"^[a-z]+-[a-z]+[0-9]+$"
@@ -19,6 +20,8 @@ class ImageSettings(Settings):
     """Image of the Dataproc Serverless batches."""
     cuda: str = Field(pattern=IMAGE)
     """Image of training and evaluation on Vertex AI."""
+    tpu: str | None = Field(default=None, pattern=IMAGE)
+    """Image of training on TPUs; needed where the training's machine has them."""
     serve: str = Field(pattern=IMAGE)
     """Image of the Vertex AI endpoint; model versions are registered with it."""
 
@@ -106,9 +109,10 @@ class MachineSettings(Settings):
     """Machines of a Vertex AI job."""
 
     machine_type: str = "a2-highgpu-1g"
-    """Machine type; has to fit the accelerator."""
+    """Machine type; has to fit the accelerator. One of the training may have TPUs, such as
+    `ct5lp-hightpu-4t`."""
     accelerator_type: str | None = "NVIDIA_TESLA_A100"
-    """Accelerator, as Vertex AI names it; absent means none."""
+    """Accelerator, as Vertex AI names it; null means none, or TPUs."""
     accelerator_count: int = Field(default=1, ge=0)
     """Accelerators a machine; also the training processes a machine."""
     replicas: int = Field(default=1, ge=1)
@@ -125,7 +129,27 @@ class MachineSettings(Settings):
     @model_validator(mode="after")
     def _accelerators_agree(self) -> "MachineSettings":
         check_accelerator(self.accelerator_type, self.accelerator_count)
+        if not self.machine_type.startswith(TPU_FAMILIES):
+            return self
+        if self.tpu is None:
+            raise ValueError(
+                f"{self.machine_type} has TPUs and is none of {', '.join(TPU_MACHINES)}"
+            )
+        if self.accelerator_type:
+            raise ValueError(
+                f"{self.machine_type} has its TPU chips: set accelerator_type to null and "
+                "accelerator_count to 0"
+            )
+        if self.replicas > 1:
+            raise ValueError(
+                f"{self.machine_type}: TPUs train on one machine; leave `replicas` out"
+            )
         return self
+
+    @property
+    def tpu(self) -> TpuMachine | None:
+        """The machine's TPU chips, if it has them."""
+        return TPU_MACHINES.get(self.machine_type)
 
 
 class VllmSettings(Settings):
@@ -245,7 +269,18 @@ class GoogleCloudSettings(Settings):
             raise ValueError(
                 "the evaluation runs on one machine: leave `replicas` out, or make it 1"
             )
+        if evaluation.tpu:
+            raise ValueError("the evaluation runs on GPUs or processors, not on TPUs")
         return evaluation
+
+    @model_validator(mode="after")
+    def _tpus_have_their_image(self) -> "GoogleCloudSettings":
+        if self.training.tpu and self.images.tpu is None:
+            raise ValueError(
+                "training.machine_type has TPUs, for which images.tpu is missing: "
+                "images/build.sh tpu prints it"
+            )
+        return self
 
     @property
     def parent(self) -> str:

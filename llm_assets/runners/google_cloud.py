@@ -13,7 +13,7 @@ from artifacts.errors import UserError
 from artifacts.program.smoke import PROBE, UPLOADED, SmokeSpec
 from artifacts.storage import files
 from artifacts.store.identity import hash_json
-from llm_assets.cloud.accelerators import ACCELERATORS
+from llm_assets.cloud.accelerators import ACCELERATORS, TPU_MACHINES
 from llm_assets.cloud.config import load_cloud_settings
 from llm_assets.cloud.estimate import estimate_training
 from llm_assets.cloud.jobs import (
@@ -35,7 +35,7 @@ from llm_assets.runners.completeness import missing_of_evaluation, missing_of_tr
 from llm_assets.runners.spark import SparkRunner
 from llm_assets.runners.training import TrainingRunner
 from recipes.evaluation.spec import EvaluationSpec
-from recipes.settings.sections import Precision
+from recipes.settings.sections import DeviceChoice, Precision
 from recipes.spec import RESULT_NAME, TrainingResult, TrainingSpec
 from spark_jobs.clean import job as clean
 from spark_jobs.runtime.usage import USAGE
@@ -138,7 +138,21 @@ class VertexTrainingRunner(TrainingRunner):
         )
         return _stats(invocation)
 
-    def precision(self) -> Precision:
+    def check_device(self, device: DeviceChoice) -> None:
+        machine = self._settings().training
+        if (device == "tpu") == (machine.tpu is not None):
+            return
+        has = "TPUs" if machine.tpu else "none"
+        raise UserError(
+            f"`checkpoint.placement.device` is {device}, but `training.machine_type` in "
+            f"{self.cloud_config_path} is {machine.machine_type}, which has {has}. Set the one to "
+            f"{'tpu' if machine.tpu else 'auto'}, or change the other: {', '.join(TPU_MACHINES)} "
+            "have TPUs."
+        )
+
+    def precision(self, device: DeviceChoice) -> Precision:
+        if device == "tpu":
+            return "bfloat16"
         known = ACCELERATORS.get(self._settings().training.accelerator_type or "")
         return "bfloat16" if known and known.bfloat16 else "float32"
 

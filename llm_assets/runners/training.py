@@ -11,8 +11,8 @@ from dagster import AssetExecutionContext, ConfigurableResource
 from llm_assets.runners.child_process import run_child
 from recipes.evaluation.spec import EvaluationSpec
 from recipes.settings.recipe import RecipeSettings
-from recipes.settings.sections import Precision
-from recipes.spec import SPEC_NAME, TrainingResult, TrainingSpec, command, read_result
+from recipes.settings.sections import DeviceChoice, Precision
+from recipes.spec import SPEC_NAME, TrainingResult, TrainingSpec, command, python_of, read_result
 
 
 class TrainingRunner(ConfigurableResource, ABC):
@@ -31,12 +31,17 @@ class TrainingRunner(ConfigurableResource, ABC):
 
         It decides the weights, so the checkpoint's fingerprint has to hold it.
         """
+        self.check_device(settings.placement.device)
         if settings.precision != "auto":
             return settings
-        return settings.model_copy(update={"precision": self.precision()})
+        return settings.model_copy(update={"precision": self.precision(settings.placement.device)})
 
     @abstractmethod
-    def precision(self) -> Precision:
+    def check_device(self, device: DeviceChoice) -> None:
+        """Raise UserError where training cannot run on a device here."""
+
+    @abstractmethod
+    def precision(self, device: DeviceChoice) -> Precision:
         """What `checkpoint.precision: auto` means where training runs."""
 
     def estimate(self, tokens: int, parameters: int) -> str | None:
@@ -50,19 +55,23 @@ class LocalTrainingRunner(TrainingRunner):
     restarts: int = 3
     """How often an interrupted training (exit code 75) is started again."""
 
-    def precision(self) -> Precision:
+    def check_device(self, device: DeviceChoice) -> None:
+        python_of(device)
+
+    def precision(self, device: DeviceChoice) -> Precision:
         import torch
 
-        from recipes.model.precision import choose_precision
+        from recipes.device import device_of, local_device
 
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        return choose_precision("auto", device)
+        place = torch.device("xla") if device == "tpu" else local_device()
+        return device_of(place).precision()
 
     def train(self, context: AssetExecutionContext, spec: TrainingSpec) -> TrainingResult:
         run_folder = Path(spec.run_folder)
         spec_path = run_folder / SPEC_NAME
         spec.write(spec_path)
-        program = command(spec_path, spec.training.placement.workers)
+        placement = spec.training.placement
+        program = command(spec_path, placement.workers, placement.device)
         run_child(context, program, run_folder / "program.log", self.restarts)
         result = read_result(run_folder)
         assert result is not None, "a training that ended well leaves its result"

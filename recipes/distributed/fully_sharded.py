@@ -28,9 +28,9 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from recipes.data.batch import Batch, ExampleBatch
+from recipes.device import mixed_precision
 from recipes.distributed.strategy import Strategy, Update
 from recipes.model.causal_model import TrainableModel
-from recipes.model.precision import mixed_precision
 from recipes.optimization.optimizer import Optimizers, set_learning_rate
 from recipes.settings.sections import Precision
 
@@ -38,6 +38,8 @@ from recipes.settings.sections import Precision
 TRAINED_ONLY = StateDictOptions(ignore_frozen_params=True)
 PARTIAL = StateDictOptions(strict=False)
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
+FORMS = {"fused", "foreach", "capturable"}
+"""Settings of torch's optimizers that change how a step is computed, not what it comes to."""
 
 
 class FullySharded(Strategy):
@@ -112,11 +114,20 @@ class FullySharded(Strategy):
             dcp.save(tensors, storage_writer=_writer(url), process_group=group)
 
     def read(self, url: str) -> None:
-        tensors = self.tensors()
+        tensors = self._read_into()
+        groups = tensors["optimizer"]["param_groups"]
+        forms = [{name: group[name] for name in FORMS & group.keys()} for group in groups]
         with _alone_is_meant():
             dcp.load(tensors, storage_reader=_reader(url))
+            # In which form steps are taken is up to this hardware, not to what wrote the state.
+            for group, form in zip(groups, forms, strict=True):
+                group |= form
             set_model_state_dict(self.model, tensors["model"], options=PARTIAL)
             set_optimizer_state_dict(self.model, self._optimizers, tensors["optimizer"])
+
+    def _read_into(self) -> dict[str, Any]:
+        """Tensors that a training state is read into."""
+        return self.tensors()
 
 
 def _writer(url: str) -> StorageWriter:

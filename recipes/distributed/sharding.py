@@ -4,6 +4,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+from recipes.device import device_of
 from recipes.distributed.tensor_parallel import split_matrices
 from recipes.distributed.workers import Workers
 from recipes.model.causal_model import TrainableModel
@@ -28,7 +29,7 @@ def shard(model: TrainableModel, workers: Workers, replicas: int, precision: Pre
     if workers.tensor_parallel > 1:
         split_matrices(model, mesh["tensor"])
     shares = mesh["replicate", "shard"] if replicas > 1 else mesh["shard"]
-    narrow = precision == "bfloat16" and workers.device.type == "cuda"
+    narrow = precision == "bfloat16" and device_of(workers.device).sends_bfloat16
     policy = MixedPrecisionPolicy(
         param_dtype=torch.bfloat16 if narrow else None, reduce_dtype=torch.float32
     )

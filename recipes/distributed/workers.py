@@ -8,6 +8,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from artifacts.errors import UserError
+from recipes.device import device_of, local_device, start_tpu
+from recipes.settings.sections import DeviceChoice
+
 Value = TypeVar("Value")
 
 
@@ -22,6 +26,8 @@ class Workers:
     """Rank among the workers of this machine."""
     tensor_parallel: int = 1
     """Neighboring workers that compute the same rows, each with a part of every matrix."""
+    chips: int = 1
+    """Of a TPU that this worker spreads its rows over."""
 
     @property
     def is_rank_zero(self) -> bool:
@@ -47,6 +53,15 @@ class Workers:
     def is_tp_rank_zero(self) -> bool:
         """True on one of the workers that compute the same rows."""
         return self.rank % self.tensor_parallel == 0
+
+    @property
+    def described(self) -> str:
+        """How many there are, in words."""
+        return f"{self.count} worker(s)" + (f", {self.chips} chips" if self.chips > 1 else "")
+
+    def rows_per_pass(self, device_batch_size: int) -> int:
+        """Rows that a worker computes at once where a device takes so many."""
+        return device_batch_size * self.chips
 
     def sum(self, *values: float) -> list[float]:
         """Sums of each value over all parts of the global batch."""
@@ -90,21 +105,34 @@ class Workers:
             dist.barrier()
 
 
-def join_workers() -> Workers:
-    """Enter the group that the launcher describes in the environment; alone without one."""
+def join_workers(wanted: DeviceChoice = "auto") -> Workers:
+    """Enter the group that the launcher describes in the environment; alone without one.
+
+    Raises:
+        UserError: a TPU is wanted and cannot be used.
+    """
     count = int(os.environ.get("WORLD_SIZE", "1"))
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    if torch.cuda.is_available():
-        device = torch.device("cuda", local_rank)
+    if wanted == "tpu":
+        return _join_tpu(count)
+    device = local_device(local_rank)
+    if device.type == "cuda":
         torch.cuda.set_device(device)
-    else:
-        device = torch.device("cpu")
     if count > 1:
-        # Checkpoints are saved from host memory, hence a CPU backend beside nccl.
-        dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+        dist.init_process_group(device_of(device).group_backend)
         # One that refuses its input and ends at once would fail those that still connect.
         dist.barrier()
     return Workers(int(os.environ.get("RANK", "0")), count, device, local_rank)
+
+
+def _join_tpu(count: int) -> Workers:
+    if count > 1:
+        raise UserError(
+            "`checkpoint.placement.device` is tpu, where one process drives all chips of one "
+            f"machine, but {count} were started. Train on one machine."
+        )
+    device, chips = start_tpu()
+    return Workers(0, 1, device, chips=chips)
 
 
 def leave_workers() -> None:

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from recipes.device import mixed_precision
 from recipes.evaluation.documents import Document
 from recipes.evaluation.models import device, precision
-from recipes.model.precision import mixed_precision
 
 BATCH_ROWS = 8
 REPORT_SECONDS = 5.0

@@ -83,8 +83,8 @@ def _mean(scores: np.ndarray, documents: Sequence[Document], metric: Metric) -> 
 def _measured_bits(
     source: ModelSource, role: str, data: Data, spec: EvaluationSpec, report: Report
 ) -> Scores:
+    from recipes.device import mixed_precision
     from recipes.evaluation import models
-    from recipes.model.precision import mixed_precision
 
     model = models.load_model(Path(source.path))
     bits = {}
@@ -151,19 +151,16 @@ def _score_task(
 
 def scores_key(data: Data, source: ModelSource) -> str:
     """The cache's key of a model's scores: what is measured, by what and on which device."""
-    import torch
-
+    from recipes.device import device_of
     from recipes.evaluation import models
 
-    device = models.device()
-    is_cuda = device.type == "cuda"
     return cache_key(
         "recipes.evaluate",
         ["lm-eval", "numpy", "rouge-score", "tokenizers", "torch", "transformers"],
         evaluation=data.fingerprint,
         model=source.fingerprint,
         precision=models.precision(),
-        device=torch.cuda.get_device_name(device) if is_cuda else device.type,
+        device=device_of(models.device()).name,
     )
 
 

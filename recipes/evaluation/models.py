@@ -9,19 +9,20 @@ import torch
 
 from artifacts.errors import UserError
 from artifacts.model.hugging_face import read_model
+from recipes.device import device_of, local_device
 from recipes.evaluation.documents import Document
 from recipes.evaluation.settings import GenerationSettings
-from recipes.model.precision import Precision, choose_precision
+from recipes.settings.sections import Precision
 
 
 def device() -> torch.device:
     """The first GPU, else the processor."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return local_device()
 
 
 def precision() -> Precision:
     """The arithmetic that this machine does fast."""
-    return choose_precision("auto", device())
+    return device_of(device()).precision()
 
 
 def load_model(folder: Path) -> Any:

@@ -17,9 +17,9 @@ def count_processes(asked: str) -> int:
         if not asked.isdecimal() or int(asked) < 1:
             raise UserError(f"--processes has to be `auto` or a number from 1, not {asked!r}.")
         return int(asked)
-    import torch
+    from recipes.device import count_gpus
 
-    return max(1, torch.cuda.device_count() if torch.cuda.is_available() else 1)
+    return max(1, count_gpus())
 
 
 def check_accelerators(asked: int) -> None:
@@ -31,7 +31,9 @@ def check_accelerators(asked: int) -> None:
         return
     import torch
 
-    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    from recipes.device import count_gpus
+
+    found = count_gpus()
     if found < asked:
         raise UserError(
             f"This machine was asked for with {asked} accelerator(s), and PyTorch "

@@ -95,7 +95,7 @@ class MaskedNetwork(TransformersNetwork):
         self._hidden: torch.Tensor | None = None
         """Where tokens are hidden, whose logits alone are worth their large matrix product."""
         self.inner.get_output_embeddings().register_forward_pre_hook(
-            lambda module, args: (args[0][self._hidden],)
+            lambda module, args: args if self._hidden is None else (args[0][self._hidden],)
         )
         self.reads_packed_rows = False
         """Whether texts stay in the rows that they share; each gets a row of its own otherwise."""
@@ -116,6 +116,15 @@ class MaskedNetwork(TransformersNetwork):
         """Cross-entropy of each hidden token in nats, row by row; shape (hidden tokens,)."""
         if not self.reads_packed_rows:
             batch = one_text_each_row(batch)
+        self._hidden = batch.targets != IGNORED
+        logits = self._logits(batch)
+        if logits.dim() > 2:
+            # A model that multiplies by the matrix itself gives the logits of every token.
+            logits = logits[self._hidden]
+        return F.cross_entropy(logits.float(), batch.targets[self._hidden], reduction="none")
+
+    def _logits(self, batch: Batch) -> torch.Tensor:
+        """The model's own, of `_hidden` or of all tokens."""
         segments, is_text = batch.segments, batch.segments != PADDING_SEGMENT
         arguments = {"attention_mask": is_text.long()}
         if self.reads_packed_rows:
@@ -125,16 +134,21 @@ class MaskedNetwork(TransformersNetwork):
             }
         shown = batch.tokens.masked_fill(batch.tokens == HIDDEN, self._mask_token)
         pad = self.inner.config.pad_token_id or 0
-        self._hidden = batch.targets != IGNORED
-        logits = self.inner(input_ids=shown.masked_fill(~is_text, pad), **arguments).logits
-        if logits.dim() > 2:
-            # A model that multiplies by the matrix itself gives the logits of every token.
-            logits = logits[self._hidden]
-        return F.cross_entropy(logits.float(), batch.targets[self._hidden], reduction="none")
+        logits: torch.Tensor = self.inner(
+            input_ids=shown.masked_fill(~is_text, pad), **arguments
+        ).logits
+        return logits
 
     def loss(self, batch: Batch) -> torch.Tensor:
         """Cross-entropy of the hidden tokens in nats, summed."""
-        return self.losses(batch).sum()
+        if batch.targets.device.type != "xla":
+            return self.losses(batch).sum()
+        # XLA compiles for one number of hidden tokens: for all.
+        self._hidden = None
+        logits = self._logits(batch).flatten(0, 1).float()
+        return F.cross_entropy(
+            logits, batch.targets.flatten(), ignore_index=IGNORED, reduction="sum"
+        )
 
     @torch.no_grad()
     def try_packed_rows(self, row_length: int) -> None:

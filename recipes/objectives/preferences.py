@@ -13,12 +13,12 @@ from artifacts.model.hugging_face import read_tokenizer
 from artifacts.shards.format import ShardStats
 from recipes.data.batch import IGNORED
 from recipes.data.preference_rows import PreferenceBatch, lay_out, read_preferences
+from recipes.device import mixed_precision
 from recipes.evaluation.bits import text_bits
 from recipes.evaluation.documents import Document, check_vocabulary
 from recipes.evaluation.examples import ExampleScores
 from recipes.evaluation.metric import BITS_PER_BYTE, Metric
 from recipes.evaluation.models import device, load_model, precision
-from recipes.model.precision import mixed_precision
 from recipes.objectives.causal import NEXT_TOKEN
 from recipes.objectives.objective import Objective
 

@@ -9,6 +9,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim._muon import _adjust_lr, _zeropower_via_newtonschulz
 
+from recipes.device import device_of
 from recipes.model.causal_model import TrainableModel
 from recipes.settings.sections import OptimizerSettings, ScheduleSettings
 
@@ -16,7 +17,7 @@ Optimizers = Sequence[torch.optim.Optimizer]
 
 
 def build_optimizers(model: TrainableModel, settings: OptimizerSettings) -> Optimizers:
-    """Fused AdamW over everything, or Muon over the layers' matrices and AdamW over the rest.
+    """AdamW over everything, or Muon over the layers' matrices and AdamW over the rest.
 
     Matrices decay; norms and biases do not. Muon (Jordan et al., 2024) takes AdamW's learning rate,
     its updates being scaled to the same size (Liu et al., 2025).
@@ -48,7 +49,7 @@ def adamw(
     settings: OptimizerSettings,
     kind: type[AdamW] = torch.optim.AdamW,
 ) -> AdamW:
-    """Fused AdamW, or a kind of it, under which matrices decay and norms and biases do not."""
+    """AdamW, or a kind of it, under which matrices decay and norms and biases do not."""
     groups: list[dict[str, Any]] = [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": settings.weight_decay},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
@@ -57,7 +58,7 @@ def adamw(
         [group for group in groups if group["params"]],
         lr=settings.learning_rate,
         betas=settings.betas,
-        fused=True,
+        **device_of(parameters[0].device).adamw,
     )
 
 

@@ -9,6 +9,7 @@ from recipes.settings.deepspeed import DeepSpeedSettings
 
 Precision = Literal["bfloat16", "float32"]
 Switch = Literal["auto", "always", "never"]
+DeviceChoice = Literal["auto", "tpu"]
 DEFAULT_STEPS = 32
 DEFAULT_WARMUP_STEPS = 3
 
@@ -158,6 +159,9 @@ class PlacementSettings(ExecutionSettings):
     weights agree to float noise, not to the bit; in bfloat16 losses may part by some hundredths.
     """
 
+    device: DeviceChoice = "auto"
+    """`auto` trains on GPUs where there are some, else on the processor; `tpu` on all TPU chips of
+    one machine, in the environment that `make setup-tpu` makes."""
     workers: int = Field(default=1, ge=1)
     """Training processes on a machine."""
     replicas: int = Field(default=1, ge=1)

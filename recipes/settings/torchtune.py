@@ -74,6 +74,11 @@ class TorchtuneSettings(WarmStartSettings):
         ]
         if self.placement.deepspeed:
             faults.append("`placement.deepspeed` does not go with torchtune, which has FSDP2")
+        if self.placement.device == "tpu":
+            faults.append(
+                "`placement.device: tpu` does not go with torchtune, whose recipes run on GPUs and "
+                "processors"
+            )
         if self.placement.device_batch_size not in (usual.device_batch_size, batch_size):
             faults.append(f"`placement.device_batch_size` is the configuration's, {batch_size}")
         precision = PRECISIONS[self.config["dtype"]]

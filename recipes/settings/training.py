@@ -88,6 +88,8 @@ class TrainingSettings(Settings):
             faults.append("placement.tensor_parallel goes with neither lora nor muon")
         if self.placement.deepspeed:
             faults += self._beside_deepspeed()
+        if self.placement.device == "tpu":
+            faults += self._beside_tpu()
         if faults:
             raise ValueError("; ".join(faults))
         return self
@@ -104,6 +106,21 @@ class TrainingSettings(Settings):
         }
         faults = [f"placement.deepspeed does not go with {key}" for key in refused if refused[key]]
         return faults + contradictions(self.precision, self.budget, self.optimizer, placement)
+
+    def _beside_tpu(self) -> list[str]:
+        """What does not go with a TPU, whose chips one process drives by a program of XLA's."""
+        placement = self.placement
+        refused = {
+            "optimizer.name: muon": self.optimizer.name == "muon",
+            "placement.workers": placement.workers > 1,
+            "placement.replicas": placement.replicas > 1,
+            "placement.tensor_parallel": placement.tensor_parallel > 1,
+            "placement.deepspeed": placement.deepspeed is not None,
+            "placement.activation_checkpointing": placement.activation_checkpointing,
+            "placement.compile: always": placement.compile == "always",
+            "checkpointing.in_background: always": self.checkpointing.in_background == "always",
+        }
+        return [f"placement.device: tpu does not go with {key}" for key in refused if refused[key]]
 
     def content(self) -> dict[str, Any]:
         """The settings that decide what the checkpoint is, for its fingerprint."""

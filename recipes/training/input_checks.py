@@ -54,12 +54,14 @@ def _check_division(spec: TrainingSpec, workers: Workers) -> None:
             f"{workers.count} workers."
         )
     batch = spec.training.budget.global_batch_size
-    shares = workers.count // degree
+    shares = workers.count * workers.chips // degree
     if batch % shares:
+        kind, other = "chips", "another machine"
+        if workers.chips == 1:
+            kind, other = "workers", "another `checkpoint.placement.workers`"
         raise UserError(
-            f"`checkpoint.budget.global_batch_size` is {batch} rows, which {shares} workers cannot "
-            f"share evenly. Choose a multiple of {shares}, or another "
-            "`checkpoint.placement.workers`."
+            f"`checkpoint.budget.global_batch_size` is {batch} rows, which {shares} {kind} cannot "
+            f"share evenly. Choose a multiple of {shares}, or {other}."
         )
 
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from artifacts.errors import UserError
+from recipes.device import device_of
 from recipes.distributed.fully_sharded import FullySharded
 from recipes.distributed.sharding import shard
 from recipes.distributed.strategy import Strategy
@@ -30,6 +31,11 @@ def build_strategy(
     if placement.deepspeed:
         return _build_zero(spec, objective, workers, placement.deepspeed, precision)
     model = _build_model(spec, objective, workers)
+    if placement.device == "tpu":
+        from recipes.xla.strategy import Xla
+
+        longest = spec.shards.sequence_length
+        return Xla(model, training.optimizer, precision, workers, longest)
     shard(model, workers, placement.replicas, precision)
     optimizers = build_optimizers(model, training.optimizer)
     clip = training.optimizer.gradient_clip
@@ -68,16 +74,17 @@ def _build_model(spec: TrainingSpec, objective: Objective, workers: Workers) -> 
     training = spec.training
     model = objective.load(spec)
     check_vocabulary(spec, model.network.head_weight.shape[0])
-    model.to(workers.device)
+    device = device_of(workers.device)
+    model.to(device.tries_on)
     objective.check(model, spec)
     if training.adapters:
         add_adapters(model, training.adapters, training.seed)
-        model.to(workers.device)
+        model.to(device.tries_on)
     placement = training.placement
     if placement.activation_checkpointing:
         model.enable_activation_checkpointing()
     # DeepSpeed's hooks on every layer would break what is compiled into pieces.
-    compiles = workers.device.type == "cuda" and placement.deepspeed is None
+    compiles = device.compiles and placement.deepspeed is None
     if chosen(placement.compile, compiles):
         for layer in model.network.layers:
             layer.compile(dynamic=False)

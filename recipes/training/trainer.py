@@ -14,15 +14,14 @@ from recipes.checkpointing.export import BestExports, copy_model, export_model
 from recipes.checkpointing.train_state import TrainState
 from recipes.data.order import DataOrder
 from recipes.data.reader import BatchSplit, StepInput, TrainingData, load
+from recipes.device import choose_precision, device_of, model_utilization
 from recipes.distributed.strategy import Strategy
 from recipes.distributed.workers import Workers
-from recipes.model.precision import choose_precision
 from recipes.objectives.by_recipe import objective_of
 from recipes.optimization.optimizer import learning_rate_factor
 from recipes.settings.sections import chosen
 from recipes.spec import BEST_NAME, PROFILE_NAME, TrainingResult, TrainingSpec
 from recipes.training.budget import total_steps
-from recipes.training.hardware import device_readings, model_utilization
 from recipes.training.input_checks import check_inputs, check_tokens
 from recipes.training.metrics import RowAudit, Telemetry, profiled
 from recipes.training.model_setup import build_strategy
@@ -63,7 +62,10 @@ class Trainer:
             spec.content(),
             self._training.checkpointing.keep,
             self._strategy.saves_in_background
-            and chosen(self._training.checkpointing.in_background, workers.device.type == "cuda"),
+            and chosen(
+                self._training.checkpointing.in_background,
+                device_of(workers.device).saves_in_background,
+            ),
             workers,
             report,
         )
@@ -126,7 +128,7 @@ class Trainer:
         restored = self._checkpointer.restore()
         setting = (
             f"{self._parameters / 1e6:,.0f} M parameters, {self._precision}, {len(self._shards):,} "
-            f"rows of {self._spec.shards.sequence_length} tokens, {self._workers.count} worker(s)"
+            f"rows of {self._spec.shards.sequence_length} tokens, {self._workers.described}"
         )
         if restored is None:
             self._report(f"Training for {self._steps} steps: {setting}")
@@ -190,7 +192,7 @@ class Trainer:
         training, workers = self._training, self._workers
         share = BatchSplit(
             training.budget.global_batch_size,
-            training.placement.device_batch_size,
+            workers.rows_per_pass(training.placement.device_batch_size),
             workers.dp_rank,
             workers.dp_size,
         )
@@ -228,10 +230,10 @@ class Trainer:
             }
             | model_utilization(
                 self._strategy.model.flops_per_token(self._spec.shards.sequence_length),
-                outcome.tokens / seconds / self._workers.count,
+                outcome.tokens / seconds / (self._workers.count * self._workers.chips),
                 self._workers.device,
             )
-            | device_readings(self._workers.device),
+            | device_of(self._workers.device).readings(),
         )
 
     def _validate(self) -> None:

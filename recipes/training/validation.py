@@ -24,7 +24,8 @@ class Validation:
     def __init__(
         self, shards: ShardSet, training: RecipeSettings, objective: Objective, workers: Workers
     ) -> None:
-        rows, batch_size = training.validation.rows, training.placement.device_batch_size
+        rows = training.validation.rows
+        batch_size = workers.rows_per_pass(training.placement.device_batch_size)
         self._shards, self._workers, self._read_batch = shards, workers, objective.read_batch
         tells_every_token = shards.stats.form == "pretraining" and not objective.scorer(training)
         self._units_per_target = bytes_per_token(shards) if tells_every_token else 1.0

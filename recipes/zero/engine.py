@@ -9,6 +9,7 @@ import torch.distributed as dist
 from pydantic import ValidationError
 
 from artifacts.errors import UserError
+from recipes.device import device_of
 from recipes.distributed.workers import Workers
 from recipes.launcher.local import LOOPBACK_INTERFACE
 from recipes.model.causal_model import TrainableModel
@@ -67,7 +68,7 @@ def start_engine(
 ) -> tuple[Any, GuardedAdamW]:
     """Divide the model, which is changed in place, and what trains it over the workers."""
     if not dist.is_initialized():
-        _form_group_of_one()
+        _form_group_of_one(workers.device)
     import deepspeed
 
     # Its import sets the level of its log again.
@@ -79,9 +80,9 @@ def start_engine(
     return engine, inner
 
 
-def _form_group_of_one() -> None:
+def _form_group_of_one(device: torch.device) -> None:
     """The process group that DeepSpeed wants of a single worker too; nobody can connect to it."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK_INTERFACE)
     os.environ.setdefault("LOCAL_RANK", "0")
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    backend = device_of(device).group_backend
     dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)

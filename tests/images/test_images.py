@@ -23,7 +23,7 @@ def instructions(image: str) -> list[tuple[str, str]]:
 
 
 def test_there_is_an_image_for_each_use() -> None:
-    assert IMAGES == ["cuda", "serve", "serve_transformers", "spark"]
+    assert IMAGES == ["cuda", "serve", "serve_transformers", "spark", "tpu"]
 
 
 @pytest.mark.parametrize("image", IMAGES)
@@ -57,7 +57,8 @@ def test_every_requirement_is_pinned(image: str) -> None:
         if line and not line.startswith("#")
     }
     for name in (ROOT / "images" / image / "requirements.txt").read_text().split():
-        assert name.lower().replace("_", "-") in pins, name
+        # torch_xla is made for one release of torch, which is not the constraints' one.
+        assert "==" in name or name.lower().replace("_", "-") in pins, name
 
 
 def test_spark_image_is_as_dataproc_serverless_asks() -> None:
@@ -142,6 +143,6 @@ def test_scripts_are_valid_shell() -> None:
 
 def test_unknown_image_is_refused() -> None:
     done = subprocess.run(
-        ["bash", "images/build.sh", "tpu"], cwd=ROOT, capture_output=True, text=True
+        ["bash", "images/build.sh", "another"], cwd=ROOT, capture_output=True, text=True
     )
     assert done.returncode == 2 and "usage" in done.stderr

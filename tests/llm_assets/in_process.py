@@ -25,7 +25,7 @@ from llm_assets.platform import build_resources
 from llm_assets.runners.spark import LocalSparkRunner
 from llm_assets.runners.training import TrainingRunner
 from recipes.evaluation.spec import EvaluationSpec
-from recipes.settings.sections import Precision
+from recipes.settings.sections import DeviceChoice, Precision
 from recipes.spec import TrainingResult, TrainingSpec
 from spark_jobs.tokenize import job as tokenize
 from tests.conftest import Project
@@ -97,7 +97,10 @@ class LastingSpark(LocalSparkRunner):
 class TrainingHere(TrainingRunner):
     """Training and evaluation without a child process."""
 
-    def precision(self) -> Precision:
+    def check_device(self, device: DeviceChoice) -> None:
+        assert device == "auto", "these run on the processor"
+
+    def precision(self, device: DeviceChoice) -> Precision:
         return "float32"
 
     def train(self, context: AssetExecutionContext, spec: TrainingSpec) -> TrainingResult:

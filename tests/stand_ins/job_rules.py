@@ -29,6 +29,8 @@ ATTACHED = {
 """Machines that come with their accelerators, whose kind and number must be given (page "Configure
 compute resources for training", table of machine types)."""
 
+TOPOLOGIES = {"ct5lp-hightpu-1t": "1x1", "ct5lp-hightpu-4t": "2x2", "ct5lp-hightpu-8t": "2x4"}
+"""TPU v5e on one machine, whose type says what it has; `MachineSpec.tpu_topology` is GKE's."""
 BATCH_ID = re.compile(r"[a-z0-9-]{4,63}")
 """`CreateBatchRequest.batch_id`."""
 RFC_1035 = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
@@ -84,6 +86,10 @@ def _check_pool(pool: aiplatform_v1.WorkerPoolSpec) -> None:
     given = (machine.accelerator_type.name, machine.accelerator_count)
     if attached and given != attached:
         _refuse(f"Machine type {machine.machine_type} needs {attached[1]} of {attached[0]}.")
+    if machine.tpu_topology != TOPOLOGIES.get(machine.machine_type, ""):
+        _refuse(f"tpu_topology {machine.tpu_topology!r} is not {machine.machine_type}'s.")
+    if machine.machine_type in TOPOLOGIES and given[1]:
+        _refuse(f"Machine type {machine.machine_type} has its TPUs; it takes no accelerator.")
     if machine.machine_type.startswith(("a2-", "a3-", "a4-", "g2-")) and not given[1]:
         _refuse(f"Machine type {machine.machine_type} needs its accelerators named.")
     if disk and disk not in DISKS:

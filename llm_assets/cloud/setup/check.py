@@ -139,7 +139,7 @@ def _check_soft_delete(bucket: Any) -> Iterator[Finding]:
 
 def _check_images(settings: GoogleCloudSettings) -> Iterator[Finding]:
     session = open_session()
-    for kind, image in settings.images.model_dump().items():
+    for kind, image in settings.images.model_dump(exclude_none=True).items():
         host, _, rest = image.partition("/")
         name, tag = rest.split("@") if "@" in rest else rest.rsplit(":", 1)
         reply = session.head(

@@ -10,7 +10,8 @@ from torch.autograd.function import once_differentiable
 from recipes.data.batch import IGNORED
 
 TOKENS_IN_FLIGHT = {"cpu": 1024, "cuda": 8192}
-"""Tokens whose logits exist at once, in the type of the matrix product."""
+"""Tokens whose logits exist at once, in the type of the matrix product; elsewhere all, since XLA
+divides the work itself."""
 TOKENS_IN_FLOAT32 = {"cpu": 64, "cuda": 8192}
 """Tokens whose logits exist at once in float32; few enough for a processor's cache."""
 
@@ -54,7 +55,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
         hidden_gradient = torch.empty_like(hidden) if differentiate else None
         weight_gradient: torch.Tensor | None = None
-        size = TOKENS_IN_FLIGHT[hidden.device.type]
+        size = TOKENS_IN_FLIGHT.get(hidden.device.type, len(targets))
         to_gradient = _compiled_to_gradient() if hidden.is_cuda else _to_gradient
         for start in range(0, len(targets), size):
             part = slice(start, start + size)
@@ -89,7 +90,7 @@ def _to_gradient(logits: torch.Tensor, targets: torch.Tensor, replace: bool) -> 
     counted = targets != IGNORED
     places = targets.clamp_min(0)[:, None]
     loss = torch.zeros((), dtype=torch.float32, device=logits.device)
-    size = TOKENS_IN_FLOAT32[logits.device.type]
+    size = TOKENS_IN_FLOAT32.get(logits.device.type, len(targets))
     for start in range(0, len(targets), size):
         part = slice(start, start + size)
         log_probabilities = torch.log_softmax(logits[part].float(), dim=1)

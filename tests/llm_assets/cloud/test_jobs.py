@@ -1,15 +1,23 @@
 """The jobs that the settings make, on machines of every kind that Vertex AI has."""
 
 import re
+from pathlib import Path
 
 import pytest
+import yaml
 from google.api_core.exceptions import PermissionDenied
 from google.cloud import aiplatform_v1
+from pydantic import ValidationError
 
+from artifacts.errors import UserError
+from llm_assets.cloud.accelerators import TPU_MACHINES
+from llm_assets.cloud.estimate import START_HOURS, UTILIZATION, estimate_training
 from llm_assets.cloud.jobs import custom_job, spark_batch
 from llm_assets.cloud.settings import BatchSettings, GoogleCloudSettings, MachineSettings
 from llm_assets.cloud.setup.check_quotas import needs
 from llm_assets.pipes.failures import Place, failure_of
+from llm_assets.runners.google_cloud import VertexTrainingRunner
+from tests.recipes.conftest import settings_of
 from tests.stand_ins.google import LocalGoogle
 from tests.stand_ins.job_rules import ATTACHED, check_job
 from tests.stand_ins.project import cloud_settings
@@ -121,3 +129,62 @@ def test_evaluation_on_more_than_one_machine_is_refused(google: LocalGoogle) -> 
     content["evaluation"] = content["evaluation"] | {"replicas": 2}
     with pytest.raises(ValueError, match=r"evaluation\n.*the evaluation runs on one machine"):
         GoogleCloudSettings.model_validate(content)
+
+
+TPU = {"accelerator_type": None, "accelerator_count": 0}
+
+
+@pytest.mark.parametrize("machine_type", TPU_MACHINES)
+def test_a_machine_with_tpus_gets_its_topology_and_its_image(
+    google: LocalGoogle, machine_type: str
+) -> None:
+    given = cloud_settings(google)
+    given["training"] = TPU | {"machine_type": machine_type}
+    with pytest.raises(ValidationError, match=r"images\.tpu is missing: images/build\.sh tpu"):
+        GoogleCloudSettings.model_validate(given)
+    given["images"] = given["images"] | {"tpu": "somewhere/tpu:1"}
+    settings = GoogleCloudSettings.model_validate(given)
+
+    job = aiplatform_v1.CustomJob(custom_job(settings, settings.training, [], "gs://b/output"))
+
+    check_job(job)
+    (pool,) = job.job_spec.worker_pool_specs
+    assert pool.container_spec.image_uri == "somewhere/tpu:1"
+    chips = int(machine_type.rpartition("-")[2].removesuffix("t"))
+    one = estimate_training(settings, 10**12, 10**9).hours - START_HOURS
+    assert one * chips == pytest.approx(6e21 / (197e12 * UTILIZATION) / 3600)
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"accelerator_type": "NVIDIA_L4", "accelerator_count": 1}, "has its TPU chips"),
+        (TPU | {"replicas": 2}, "TPUs train on one machine"),
+        (TPU | {"machine_type": "ct6e-standard-4t"}, "is none of ct5lp-hightpu-1t"),
+    ],
+)
+def test_what_does_not_fit_a_machine_with_tpus_is_refused(
+    changed: dict[str, object], named: str
+) -> None:
+    with pytest.raises(ValidationError, match=named):
+        MachineSettings.model_validate({"machine_type": "ct5lp-hightpu-4t"} | changed)
+
+
+@pytest.mark.parametrize(
+    ("machine_type", "device", "told"),
+    [
+        ("n1-standard-4", "tpu", "which has none. Set the one to auto"),
+        ("ct5lp-hightpu-4t", "auto", "which has TPUs. Set the one to tpu"),
+    ],
+)
+def test_training_on_another_device_than_the_machine_has_is_refused(
+    google: LocalGoogle, tmp_path: Path, machine_type: str, device: str, told: str
+) -> None:
+    given = cloud_settings(google)
+    given["training"] = TPU | {"machine_type": machine_type}
+    given["images"] = given["images"] | {"tpu": "somewhere/tpu:1"}
+    path = tmp_path / "google_cloud.yaml"
+    path.write_text(yaml.safe_dump(given))
+    training = settings_of(device=device)
+    with pytest.raises(UserError, match=told):
+        VertexTrainingRunner(cloud_config_path=str(path)).resolve(training)

@@ -1,0 +1,1 @@
+"""Training on TPU chips, by torch_xla."""
