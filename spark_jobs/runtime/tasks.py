@@ -23,7 +23,7 @@ from artifacts.progress import Report
 Item = TypeVar("Item")
 
 TASKS_PER_CORE = 2
-"""Where there are enough items; each costs PySpark about 0.1 s whatever its size."""
+"""Where there are enough items; each costs Spark about 0.01 s whatever its size."""
 ITEMS_PER_TASK = 32
 """At most, so that a cluster that grows with the work sees how much there is."""
 POLL_SECONDS = 1.0

@@ -1,9 +1,12 @@
 """A local session works, and ends wholly."""
 
+import gc
 import subprocess
 import sys
+from zipimport import zipimporter
 
 import pytest
+from pyspark.sql import SparkSession
 
 from spark_jobs.runtime.session import CLASS_ARCHIVE
 
@@ -61,3 +64,19 @@ def test_a_session_maps_the_classes_that_setting_up_has_kept() -> None:
     done = subprocess.run([sys.executable, "-c", ARCHIVED], capture_output=True, text=True)
 
     assert done.stdout.split() == ["3"], done.stderr
+
+
+def test_a_task_reads_no_archive_again_and_looks_for_garbage_in_nothing_imported(
+    spark: SparkSession,
+) -> None:
+    """Each took longer than a small task."""
+
+    def archives_and_frozen(_: int) -> tuple[list[str], int]:
+        finders = sys.path_importer_cache.items()
+        archives = [path for path, finder in finders if isinstance(finder, zipimporter)]
+        return archives, gc.get_freeze_count()
+
+    ((archives, frozen),) = spark.sparkContext.range(1).map(archives_and_frozen).collect()
+
+    assert archives == []
+    assert frozen
