@@ -16,9 +16,10 @@ from serving.supervisor import Supervisor
 def main() -> int:
     """Serve in the foreground until a signal; exit code 1 where it cannot begin."""
     parser = argparse.ArgumentParser(prog="python -m serving", description=__doc__)
-    parser.add_argument("--state", type=Path, help="folder that says what to serve")
+    served = parser.add_mutually_exclusive_group(required=True)
+    served.add_argument("--state", type=Path, help="folder that says what to serve")
+    served.add_argument("--model", type=Path, help="a Hugging Face folder")
     parser.add_argument("--log", type=Path, help="file for what is logged; else standard error")
-    parser.add_argument("--model", type=Path, help="a Hugging Face folder, instead of --state")
     parser.add_argument("--name", default="default", help="what clients call the model")
     parser.add_argument("--version", default="1", help="name of the model's version")
     parser.add_argument("--host", default="127.0.0.1")
@@ -26,12 +27,10 @@ def main() -> int:
     arguments = parser.parse_args()
     use_own_temporary_folder()
     try:
-        if arguments.state and not arguments.model:
+        if arguments.state:
             return serve(StateFolder(arguments.state), arguments.log)
-        if not arguments.model:
-            raise UserError("Give --model FOLDER, or --state FOLDER.")
         with tempfile.TemporaryDirectory(prefix="llm-assets-endpoint-") as scratch:
-            state = StateFolder(arguments.state or Path(scratch))
+            state = StateFolder(Path(scratch))
             state.desired.write(
                 Desired(
                     model_folder=arguments.model,

@@ -127,10 +127,7 @@ class Evidence:
         Args:
             share: of the requests that the new version gets; 0 where it gets copies of all.
         """
-        for total, seen in ((self._new, new), (self._old, old)):
-            total.answered += seen.answered
-            total.failed += seen.failed
-            total.deviations += seen.deviations
+        self._new, self._old = self._new.then(new), self._old.then(old)
         # Where both fail alike, each failure meets the new version as often as a request does.
         exposure = share or 0.5
         for _ in range(new.failed):

@@ -17,7 +17,8 @@ from serving.logs import log
 from serving.rollout import CanaryFailed
 from serving.settings import EndpointSettings, Weights
 
-PROBE_TOKENS = 8
+PROBE_TOKENS = 2
+"""One of the step that reads the prompt, and one of a step that writes."""
 READ_PAUSE = 4.0
 """Between two documents read amid the requests, as a multiple of the time that one took."""
 

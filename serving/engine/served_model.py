@@ -77,12 +77,7 @@ class AnyModel(Protocol):
         ...
 
     def generate(self, request: GenerateRequest, tokens: list[int]) -> AsyncGenerator[Chunk, None]:
-        """Yield the answer as it is written; stops the work when the caller goes away.
-
-        Args:
-            request: what is asked for.
-            tokens: the prompt's, from `encode`.
-        """
+        """Yield the answer to what was encoded; stops the work when the caller goes away."""
         ...
 
 
