@@ -1,12 +1,15 @@
 """Tokens reach the same shards, and listed documents the same lists, under any partitioning."""
 
 import random
+from collections import defaultdict
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
+from spark_jobs.runtime.parquet import Part
 from spark_jobs.settings import (
     DecontaminationSettings,
     SourceMix,
@@ -14,6 +17,7 @@ from spark_jobs.settings import (
     TokenizedShardsSettings,
 )
 from spark_jobs.tokenize import job as tokenize
+from spark_jobs.tokenize.shuffle import Sent, shuffle
 from tests.spark_jobs.splits import clean_table
 from tests.spark_jobs.test_growth import files_below
 from tests.spark_jobs.test_held_out import overlapping_texts
@@ -68,3 +72,32 @@ def test_shards_and_lists_are_the_same_under_any_partitioning(
     assert stats["left_out"]["not_sampled"] and any(
         stats["removed_as_overlapping_held_out"].values()
     )
+
+
+def test_what_parts_send_arrives_whole_and_once(spark: SparkSession) -> None:
+    generator = random.Random(4)
+    sent = [
+        [(generator.randint(-2, 2), f"{part}-{row}") for row in range(generator.choice([0, 1, 30]))]
+        for part in range(8)
+    ]
+    expected = defaultdict(list)
+    for number, row in sorted(pair for rows in sent for pair in rows):
+        expected[number].append(row)
+
+    def send(part: tuple[int, Part]) -> list[Sent]:
+        rows = sent[part[0]]
+        table = pa.table({"row": pa.array([row for _, row in rows], pa.string())})
+        return [Sent(np.array([number for number, _ in rows], np.int64), table)]
+
+    parts = [Part(str(number), 0, len(rows)) for number, rows in enumerate(sent)]
+    arrived = shuffle(
+        spark,
+        parts,
+        send,
+        receive=lambda arrived: {arrived[0]: sorted(arrived[1]["row"].to_pylist())},
+        receivers=6,
+        report=lambda line: None,
+    )
+
+    assert len(arrived) == len(expected) == 5
+    assert {number: rows for one in arrived for number, rows in one.items()} == expected
