@@ -70,8 +70,10 @@ def lay_out(texts: list[tuple[np.ndarray, np.ndarray]]) -> Batch:
 
 
 def one_text_each_row(batch: Batch) -> Batch:
-    """The same texts in the same order, each in a row of its own."""
+    """The same texts in the same order, each in a row of its own; as it is where it holds none."""
     is_text = batch.segments != PADDING_SEGMENT
+    if not is_text.any():
+        return batch
     places = batch.positions[is_text].long()
     rows = (places == 0).cumsum(0) - 1
     shape = (int(rows[-1]) + 1, int(places.max()) + 1)

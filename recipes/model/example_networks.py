@@ -126,7 +126,9 @@ class MaskedNetwork(TransformersNetwork):
     def _logits(self, batch: Batch) -> torch.Tensor:
         """The model's own, of `_hidden` or of all tokens."""
         segments, is_text = batch.segments, batch.segments != PADDING_SEGMENT
-        arguments = {"attention_mask": is_text.long()}
+        # Of a row whose texts are all forgotten, padding is shown: a model shown nothing at all
+        # answers with no number.
+        arguments = {"attention_mask": (is_text | ~is_text.any(1, keepdim=True)).long()}
         if self.reads_packed_rows:
             arguments = {
                 "attention_mask": (segments[:, :, None] == segments[:, None, :])[:, None],

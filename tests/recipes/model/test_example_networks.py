@@ -1,5 +1,6 @@
 """The loss of models that learn from examples is Hugging Face's own."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 import torch.nn.functional as F
 import transformers
 
-from recipes.data.batch import IGNORED, Batch, ExampleBatch
+from recipes.data.batch import IGNORED, PADDING_SEGMENT, Batch, ExampleBatch
 from recipes.data.masked_rows import HIDDEN
 from recipes.model.example_networks import (
     MaskedNetwork,
@@ -108,3 +109,11 @@ def test_a_hidden_tokens_loss_is_that_of_its_text_by_itself(
 
     assert network.reads_packed_rows == shares_rows
     torch.testing.assert_close(network.losses(row), expected, atol=1e-5, rtol=0)
+
+    forgotten = replace(
+        row,
+        targets=torch.full_like(tokens, IGNORED),
+        segments=torch.full_like(row.segments, PADDING_SEGMENT),
+    )
+    network.loss(forgotten).backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in network.parameters())
