@@ -21,7 +21,7 @@ from recipes.settings.recipe import training_settings
 OURS, PEER = "recipes.continued_pretraining", "benchmarks.plain_scripts"
 PROCESSOR_TIME = "benchmarks.processor_time"
 WARM_UP_STEPS, STEPS = 2, 8
-ROUNDS = 2
+ROUNDS = 1
 
 
 def measure(recipe: str, task: RecipeTask) -> tuple[float, dict[str, Check]]:
@@ -43,7 +43,7 @@ def measure(recipe: str, task: RecipeTask) -> tuple[float, dict[str, Check]]:
             | task.training
         )
 
-        def rate(module: str) -> float:
+        def train(module: str) -> float:
             name = f"{module.rpartition('.')[2]}-{len(runs[module])}"
             spec = make_spec(name, folder, shards, folder / "model", training)
             done = run_program(module, spec, runner=PROCESSOR_TIME)
@@ -52,11 +52,12 @@ def measure(recipe: str, task: RecipeTask) -> tuple[float, dict[str, Check]]:
                 line["tokens_per_second"] for line in done.history[WARM_UP_STEPS:]
             )
 
-        ours, peer = alternate(lambda: rate(OURS), lambda: rate(PEER), ROUNDS)
+        ours, peer = alternate(lambda: train(OURS), lambda: train(PEER), ROUNDS)
     ratio = statistics.median(ours) / statistics.median(peer)
     peaks = {name: max(run.peak_bytes for run in done) / 1e9 for name, done in runs.items()}
-    rates = [f"{statistics.median(found):,.0f}" for found in (ours, peer)]
-    print(f"{recipe}: {' and '.join(rates)} tokens per second")
+    for name, rates in ((OURS, ours), (PEER, peer)):
+        rate = statistics.median(rates)
+        print(f"{recipe}, {name}: {rate:,.0f} tokens per second, {peaks[name]:.2f} GB", flush=True)
     return ratio, {
         f"{recipe}, tokens per second": at_least(ratio, 1.0, "x"),
         f"{recipe}, peak memory": at_most(peaks[OURS], round(peaks[PEER], 2), "GB"),
