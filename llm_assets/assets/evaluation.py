@@ -157,11 +157,10 @@ def model_version(
     measured = evaluation.stats["evaluation_fingerprint"]
     weights = evaluation.manifest.settings.get("served_weights")
     challenge = open_challenge(pipeline, models, candidate, base, weights, measured)
-    asked = challenge.asked()
     identity = Identity(
         kind="model_version",
         code_version=GATE_CODE_VERSION,
-        settings=settings.content() | asked,
+        settings=settings.content() | challenge.asked(),
         inputs={
             "eval_metrics": evaluation.fingerprint,
             "incumbent": challenge.incumbent.model_fingerprint,
@@ -171,14 +170,7 @@ def model_version(
     def build(draft: Draft) -> None:
         candidate.verify()
         evaluation.verify()
-        verdict = judge(
-            pq.read_table(evaluation.path / SCORES_NAME),
-            evaluation.stats,
-            settings.gate,
-            candidate=challenge.candidate.fingerprint,
-            incumbent=challenge.incumbent.weights,
-            **asked,
-        )
+        verdict = challenge.judge(evaluation, settings.gate)
         (draft.path / VERDICT_NAME).write_text(verdict.model_dump_json(indent=2))
         draft.stats["promoted"] = verdict.promoted
         draft.stats["reasons"] = verdict.lines
@@ -187,11 +179,13 @@ def model_version(
     verdict = Verdict.model_validate_json((artifact.path / VERDICT_NAME).read_text())
     license = settings.license or base.stats["license"]
     version = models.enter(candidate_entry(candidate, evaluation, license), verdict)
-    trained = {"trained_on": describe_coverage(version)}
-    if version.dollars is not None:
-        trained |= {"version_cost": describe_cost(version)}
     told = verdict_metadata(version.version, verdict) | samples_metadata(evaluation)
-    return materialization(artifact, told | trained)
+    return materialization(artifact, told | _version_metadata(version))
+
+
+def _version_metadata(version: ModelVersion) -> dict[str, str]:
+    cost = {} if version.dollars is None else {"version_cost": describe_cost(version)}
+    return {"trained_on": describe_coverage(version)} | cost
 
 
 @dataclass(frozen=True)
@@ -213,6 +207,17 @@ class Challenge:
     def asked(self) -> dict[str, Any]:
         """What the gate is told besides the scores."""
         return {"look": self.look, "readable": self.readable, "procedure": self.procedure}
+
+    def judge(self, evaluation: Artifact, gate: GateSettings) -> Verdict:
+        """What the gate says to the scores of an evaluation."""
+        return judge(
+            pq.read_table(evaluation.path / SCORES_NAME),
+            evaluation.stats,
+            gate,
+            candidate=self.candidate.fingerprint,
+            incumbent=self.incumbent.weights,
+            **self.asked(),
+        )
 
     def question(self, gate: GateSettings) -> Question:
         """What the evaluation measures for."""

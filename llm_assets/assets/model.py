@@ -139,6 +139,31 @@ def checkpoint(
         models = registry.open(pipeline)
         settings = continue_from_champion(settings, shards, models, config.longer)
     base = pipeline.record.current("base_model", needed_by="checkpoint")
+    identity, start = _identify(settings, shards, base, pipeline, registry)
+
+    def build(draft: Draft) -> None:
+        shards.verify()
+        # What is being made is another checkpoint than the one that it starts from.
+        verify_model(pipeline.record, start.path, made_again=["base_model"])
+        serving.check(pipeline.settings, Path(start.path), context.log.info)
+        if estimate := training_estimate(training, settings, shards, base):
+            context.log.info(f"Expected for {estimate}")
+        spec = _training_spec(draft, settings, shards, start, pipeline)
+        train_into(pipeline.store, draft, spec, partial(training.train, context))
+        draft.stats[CHOSEN] = chosen
+
+    artifact = pipeline.make(context, identity, build)
+    return materialization(artifact, _checkpoint_metadata(artifact, pipeline))
+
+
+def _identify(
+    settings: RecipeSettings,
+    shards: Artifact,
+    base: Artifact,
+    pipeline: PipelineResource,
+    registry: RegistryResource,
+) -> tuple[Identity, ModelSource]:
+    """What the checkpoint is, and the weights that its training starts with."""
     identity = Identity(
         kind="checkpoint",
         code_version=CHECKPOINT_CODE_VERSION,
@@ -146,34 +171,32 @@ def checkpoint(
         inputs={"tokenized_shards": shards.fingerprint, "base_model": base.fingerprint},
     )
     start = ModelSource(path=base.url, fingerprint=base.fingerprint)
-    if settings.starts_from == "champion":
-        start = find_start(pipeline.record, registry.open(pipeline), identity, start)
-        identity = with_start(identity, start)
+    if settings.starts_from != "champion":
+        return identity, start
+    start = find_start(pipeline.record, registry.open(pipeline), identity, start)
+    return with_start(identity, start), start
 
-    def build(draft: Draft) -> None:
-        run_id = identity.fingerprint
-        shards.verify()
-        # What is being made is another checkpoint than the one that it starts from.
-        verify_model(pipeline.record, start.path, made_again=["base_model"])
-        serving.check(pipeline.settings, Path(start.path), context.log.info)
-        spec = TrainingSpec(
-            run_id=run_id,
-            shards_folder=shards.url,
-            shards=ShardStats.model_validate(shards.stats),
-            base_model_folder=start.path,
-            run_folder=f"{pipeline.store.root}/{layout.run(run_id)}",
-            export_folder=f"{draft.url}/{MODEL_FOLDER}",
-            training=settings,
-            seen=find_seen(start),
-            inputs=identity.inputs,
-        )
-        if estimate := training_estimate(training, settings, shards, base):
-            context.log.info(f"Expected for {estimate}")
-        train_into(pipeline.store, draft, spec, partial(training.train, context))
-        draft.stats[CHOSEN] = chosen
 
-    artifact = pipeline.make(context, identity, build)
-    return materialization(artifact, _checkpoint_metadata(artifact, pipeline))
+def _training_spec(
+    draft: Draft,
+    settings: RecipeSettings,
+    shards: Artifact,
+    start: ModelSource,
+    pipeline: PipelineResource,
+) -> TrainingSpec:
+    """A training that exports into the draft; its resumable state is the run's, not the draft's."""
+    run_id = draft.identity.fingerprint
+    return TrainingSpec(
+        run_id=run_id,
+        shards_folder=shards.url,
+        shards=ShardStats.model_validate(shards.stats),
+        base_model_folder=start.path,
+        run_folder=f"{pipeline.store.root}/{layout.run(run_id)}",
+        export_folder=f"{draft.url}/{MODEL_FOLDER}",
+        training=settings,
+        seen=find_seen(start),
+        inputs=draft.identity.inputs,
+    )
 
 
 def _checkpoint_metadata(artifact: Artifact, pipeline: PipelineResource) -> dict[str, Any]:

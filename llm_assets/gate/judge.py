@@ -1,4 +1,13 @@
-"""Judges a candidate against the incumbent on paired per-document scores."""
+"""Judges a candidate against the incumbent on paired per-document scores.
+
+It may replace the incumbent when every figure is finite and was measured in this one evaluation, it
+is better than chance, its recipe's metric on held-out text is better than the incumbent's (the
+bound of the paired difference that speaks against it, at the level of this look) and better by the
+smallest effect as measured, what it lost of general English against the base model is within the
+tolerance (upper bound at 2.5 %) where its recipe writes text, and no score is under its floor.
+Where weights serve quantized, it has to be better on held-out text in that form, against the
+incumbent in the same.
+"""
 
 import math
 from collections.abc import Mapping
@@ -42,14 +51,6 @@ def judge(
 ) -> Verdict:
     """Decide whether the candidate may replace the incumbent.
 
-    It may when every figure is finite and was measured in this one evaluation, it is better than
-    chance, its recipe's metric on held-out text is better than the incumbent's (the bound of the
-    paired difference that speaks against it, at the level of this look) and better by the smallest
-    effect as measured, what it lost of general English against the base model is within the
-    tolerance (upper bound at 2.5 %) where its recipe writes text, and no score is under its floor.
-    Where weights serve quantized, it has to be better on held-out text in that form, against the
-    incumbent in the same.
-
     Args:
         scores: `scores.parquet` of the evaluation, one row a document.
         evaluation: `result.json` of the evaluation.
@@ -70,19 +71,9 @@ def judge(
         scores, evaluation, settings
     )
     if not against:
-        metric = Metric.model_validate(evaluation["metric"])
-        rounds = Rounds.model_validate(evaluation["rounds"])
-        at = level(settings.lifetime_error, look, rounds)
-        allowed = allowance(readable, rounds.share)
         quantization = _quantization(scores, evaluation)
-        decisive = SERVED_TASK if quantization else DOMAIN_TASK
-        comparisons = _compare_all(scores, metric, settings, incumbent, at, allowed, decisive)
-        against = [
-            *(_judge_chance(scores, evaluation, decisive) if metric.is_bits else []),
-            *_judge_decisive(comparisons, settings),
-            *_judge_general(comparisons, settings),
-            *_judge_floors(evaluation["metrics"], settings),
-        ]
+        comparisons = _compare_all(scores, evaluation, settings, incumbent, look, readable)
+        against = _judge_figures(scores, evaluation, comparisons, settings)
     return Verdict(
         weights=candidate,
         against=incumbent,
@@ -100,18 +91,22 @@ def judge(
 
 def _compare_all(
     scores: pa.Table,
-    metric: Metric,
+    evaluation: Mapping[str, Any],
     settings: GateSettings,
     incumbent: str | None,
-    at: float,
-    allowed: float,
-    decisive: str,
+    look: int,
+    readable: int,
 ) -> list[Comparison]:
     """Held-out text first in the form that decides, general English, and what is shown alone.
 
     That is the newest slice, where there are slices, and held-out text by the weights as they were
     trained where they serve quantized.
     """
+    metric = Metric.model_validate(evaluation["metric"])
+    rounds = Rounds.model_validate(evaluation["rounds"])
+    at = level(settings.lifetime_error, look, rounds)
+    allowed = allowance(readable, rounds.share)
+    decisive = SERVED_TASK if evaluation.get("served_weights") else DOMAIN_TASK
     reference = "incumbent" if incumbent is not None else "base"
     effect = settings.smallest_effect
     found = [compare(scores, metric, decisive, reference, at, allowed, effect)]
@@ -160,6 +155,22 @@ def compare(
         documents=len(rows),
         clusters=found.clusters,
     )
+
+
+def _judge_figures(
+    scores: pa.Table,
+    evaluation: Mapping[str, Any],
+    comparisons: list[Comparison],
+    settings: GateSettings,
+) -> list[Reason]:
+    """Every reason that speaks against the candidate."""
+    in_bits = Metric.model_validate(evaluation["metric"]).is_bits
+    return [
+        *(_judge_chance(scores, evaluation, comparisons[0].task) if in_bits else []),
+        *_judge_decisive(comparisons, settings),
+        *_judge_general(comparisons, settings),
+        *_judge_floors(evaluation["metrics"], settings),
+    ]
 
 
 def _judge_chance(scores: pa.Table, evaluation: Mapping[str, Any], task: str) -> list[Reason]:

@@ -47,6 +47,10 @@ def is_resource_quota(message: str) -> bool:
 
 def explain(message: str, status: int | None, place: Place) -> str:
     """Advice for an error's message and HTTP status; empty where there is none to give."""
+    return _explain_message(message, place) or _explain_status(message, status, place)
+
+
+def _explain_message(message: str, place: Place) -> str:
     project, region = place.project, place.region
     if DISABLED_API.search(message):
         return f"Enable the API: gcloud services enable {place.api} --project={project}"
@@ -80,6 +84,11 @@ def explain(message: str, status: int | None, place: Place) -> str:
             "organization's policies for an exception for the project. Nothing here needs external "
             "addresses: name a `subnetwork` with private access to Google's APIs for the batches."
         )
+    return ""
+
+
+def _explain_status(message: str, status: int | None, place: Place) -> str:
+    project, region = place.project, place.region
     if status == 403:
         return (
             f"The identity that runs Dagster lacks a right. Ask the owner of project {project} for "

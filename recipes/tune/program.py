@@ -152,16 +152,7 @@ def runnable(
         "ref_checkpointer": weights,
     }
     if teacher:
-        learnt_from, teacher_type = component(config["teacher_model"], teacher, "teacher_model")
-        if learnt_from["vocab_size"] != model["vocab_size"]:
-            raise UserError(
-                f"`checkpoint.teacher`: the model in {teacher} has a vocabulary of "
-                f"{learnt_from['vocab_size']} and the base model one of {model['vocab_size']}, but "
-                "a model learns from the probabilities of its own tokens. Choose a teacher with "
-                "the base model's tokenizer."
-            )
-        made["teacher_model"] = learnt_from
-        made["teacher_checkpointer"] = _weights(teacher, teacher_type, run_folder)
+        made |= _teacher_parts(config, teacher, model["vocab_size"], run_folder)
     if made.get("clip_grad_norm") is None:
         # Clips nothing, and has the norm logged.
         made["clip_grad_norm"] = "inf"
@@ -169,6 +160,24 @@ def runnable(
         report("`enable_activation_offloading` is left off: there is no GPU to offload from")
         made["enable_activation_offloading"] = False
     return OmegaConf.create(made)
+
+
+def _teacher_parts(
+    config: dict[str, Any], teacher: Path, vocab_size: int, run_folder: Path
+) -> dict[str, Any]:
+    """The model that is learnt from, which has to have the tokens of the one that learns."""
+    model, model_type = component(config["teacher_model"], teacher, "teacher_model")
+    if model["vocab_size"] != vocab_size:
+        raise UserError(
+            f"`checkpoint.teacher`: the model in {teacher} has a vocabulary of "
+            f"{model['vocab_size']} and the base model one of {vocab_size}, but a model learns "
+            "from the probabilities of its own tokens. Choose a teacher with the base model's "
+            "tokenizer."
+        )
+    return {
+        "teacher_model": model,
+        "teacher_checkpointer": _weights(teacher, model_type, run_folder),
+    }
 
 
 def _weights(folder: Path, model_type: str, run_folder: Path) -> dict[str, Any]:
