@@ -59,6 +59,12 @@ LONGEST_FIRST = (
     "tests/recipes/launcher/test_launcher.py",
     "tests/recipes/test_lone_trainer.py",
     "tests/test_readme.py",
+    "tests/spark_jobs/test_shuffle.py",
+    "tests/llm_assets/cloud/test_endpoint_faults.py",
+    "tests/serving/test_container.py",
+    "tests/spark_jobs/test_repeated_spans.py",
+    "tests/spark_jobs/test_held_out.py",
+    "tests/spark_jobs/test_program.py",
 )
 """Begun in this order, before all others, so that no long file is left at the end."""
 

@@ -16,7 +16,7 @@ from recipes.evaluation.harness.multiple_choice import (
     make_questions,
     write_task,
 )
-from recipes.evaluation.harness.tasks import run_tasks
+from recipes.evaluation.harness.tasks import index_tasks, run_tasks
 from recipes.evaluation.measure import evaluate
 from recipes.evaluation.settings import (
     EvaluationSettings,
@@ -153,10 +153,7 @@ def test_multiple_choice_is_part_of_the_evaluation(
     assert evaluate(moved, lambda _: None) == result
 
 
-@pytest.mark.soak
 def test_leaderboards_tasks_are_known_to_lm_eval_with_the_shots_that_people_compare() -> None:
-    from lm_eval.tasks import TaskManager
-
     group = TaskSettings(name="open_llm_leaderboard", limit=7)
     tasks = EvaluationSettings(tasks=(group,)).lm_eval_tasks
     assert [(task.name, task.shots) for task in tasks] == [
@@ -168,7 +165,7 @@ def test_leaderboards_tasks_are_known_to_lm_eval_with_the_shots_that_people_comp
         ("gsm8k", 5),
     ]
     assert {task.limit for task in tasks} == {7}
-    assert {task.name for task in tasks} <= set(TaskManager().all_tasks)
+    assert {task.name for task in tasks} <= set(index_tasks().all_tasks)
     with pytest.raises(ValidationError, match="has its own shots"):
         TaskSettings(name="open_llm_leaderboard", shots=3)
 

@@ -42,23 +42,23 @@ def read_apart(path: Path, output: Path) -> tuple[int, int, int]:
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
-def test_a_hundred_documents_of_ten_megabytes_take_the_memory_of_a_few(
+def test_sixty_documents_of_ten_megabytes_take_the_memory_of_a_few(
     tmp_path: Path, ending: str
 ) -> None:
     text = "The valve opens before start-up. " * 320_000
     path = tmp_path / f"a.{ending}"
     if ending == "jsonl":
         line = json.dumps({"text": text}).encode() + b"\n"
-        path.write_bytes(line * 100)
+        path.write_bytes(line * 60)
     else:
         column = pa.array([text] * 10)
         with pq.ParquetWriter(path, pa.schema({"text": pa.string()})) as writer:
-            for _ in range(10):
+            for _ in range(6):
                 writer.write_table(pa.table({"text": column}))
 
     documents, _, megabytes = read_apart(path, tmp_path / "raw")
 
-    assert documents == 100
+    assert documents == 60
     assert megabytes < 500
 
 
