@@ -10,9 +10,15 @@ from artifacts.progress import Report
 from artifacts.shown import shown_in_line
 from llm_assets.cli.session import Session
 from llm_assets.endpoint.folder import endpoint_folder
-from llm_assets.tracing.answers import Asked, of_request, of_text
 from llm_assets.tracing.influence import CANDIDATES
-from llm_assets.tracing.trace import MOST_CHARACTERS, Trace, Tracer
+from llm_assets.tracing.trace import (
+    MOST_CHARACTERS,
+    Asked,
+    Trace,
+    Tracer,
+    answer_of_text,
+    answers_to_request,
+)
 from llm_assets.tracing.training_text import Source
 
 STRETCHES_SHOWN = 10
@@ -32,10 +38,10 @@ def find_answers(
     """
     state = session.registry.state()
     if request is None:
-        asked = [of_text(state, text or "", version)]
+        asked = [answer_of_text(state, text or "", version)]
     else:
         folder = endpoint_folder(session.settings)
-        asked = of_request(state, folder, session.settings.endpoint.journal, request, text)
+        asked = answers_to_request(state, folder, session.settings.endpoint.journal, request, text)
     return asked if prompt is None else [replace(one, prompt=prompt) for one in asked]
 
 

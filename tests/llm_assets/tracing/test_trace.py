@@ -24,8 +24,7 @@ from llm_assets.cli.text.trace import read_answer, told
 from llm_assets.cli.text.trace_page import build_page
 from llm_assets.registry.records import ModelVersion
 from llm_assets.tracing import indexed
-from llm_assets.tracing.answers import of_request
-from llm_assets.tracing.trace import MOST_CHARACTERS, Trace, Tracer
+from llm_assets.tracing.trace import MOST_CHARACTERS, Trace, Tracer, answers_to_request
 from serving.api.address import listen
 from serving.engine.protocol import ByVersion, GenerateRequest
 from serving.journal import Journal
@@ -236,19 +235,19 @@ def test_a_request_leads_to_its_answer_where_the_settings_kept_it(lab: Lab, tmp_
     journal.write("off", ByVersion("1", "f"), asked, ["unseen"])
     state = lab.registry.state()
 
-    (found,) = of_request(state, tmp_path, settings, "open", None)
+    (found,) = answers_to_request(state, tmp_path, settings, "open", None)
     assert (found.version.version, found.answer) == (1, "the answer")
     with pytest.raises(UserError, match=r"Version 1 answered .* with --text"):
-        of_request(state, tmp_path, settings, "hashed", None)
-    (found,) = of_request(state, tmp_path, settings, "hashed", "another answer")
+        answers_to_request(state, tmp_path, settings, "hashed", None)
+    (found,) = answers_to_request(state, tmp_path, settings, "hashed", "another answer")
     assert found.answer == "another answer"
     with pytest.raises(UserError, match="hash differs"):
-        of_request(state, tmp_path, settings, "hashed", "another answer.")
+        answers_to_request(state, tmp_path, settings, "hashed", "another answer.")
     for unknown in ("off", "never"):
         with pytest.raises(UserError, match="of another pipeline, or too old"):
-            of_request(state, tmp_path, settings, unknown, None)
+            answers_to_request(state, tmp_path, settings, unknown, None)
     with pytest.raises(UserError, match=r"'open' on record in .*: the id is wrong, of another"):
-        of_request(state, tmp_path / "of another pipeline", settings, "open", None)
+        answers_to_request(state, tmp_path / "of another pipeline", settings, "open", None)
     kept = "".join(path.read_text() for path in tmp_path.rglob("*.jsonl"))
     assert "another" not in kept and "unseen" not in kept and "the answer" in kept
     assert all(path.stat().st_mode & 0o077 == 0 for path in tmp_path.rglob("*"))
@@ -266,7 +265,7 @@ def test_an_expired_answer_is_found_no_more_and_removed_with_the_next(
     past = today.with_stem("2001-01-01")
     today.rename(past)
     with pytest.raises(UserError, match=r"too old \(answers are kept for 2 days"):
-        of_request(lab.registry.state(), tmp_path, settings, "old", None)
+        answers_to_request(lab.registry.state(), tmp_path, settings, "old", None)
     Journal(tmp_path, lambda: JournalSettings(keep="off")).write("new", ByVersion("1", "f"), [], [])
     assert not past.exists()
 
