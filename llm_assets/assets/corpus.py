@@ -150,9 +150,7 @@ def tokenized_shards(
     settings, form = pipeline.settings.tokenized_shards, pipeline.settings.form
     clean_text = pipeline.record.current("clean_corpus", needed_by="tokenized_shards")
     base_model = pipeline.record.current("base_model", needed_by="tokenized_shards")
-    config = pipeline.store.read_bytes(f"base_model/{base_model.fingerprint}/config.json")
-    if config is not None:
-        check_row_length(settings.input_length(form), json.loads(config))
+    _check_row_length(pipeline, base_model)
     inputs = {"clean_corpus": clean_text.fingerprint, "base_model": base_model.fingerprint}
     evaluation_texts = []
     if pipeline.settings.clean_corpus.split.replayed:
@@ -186,6 +184,14 @@ def tokenized_shards(
     estimate = training_estimate(training, pipeline.settings.checkpoint, artifact, base_model)
     expected = {"training_estimate": estimate} if estimate else {}
     return materialization(artifact, _shard_metadata(artifact.stats) | expected)
+
+
+def _check_row_length(pipeline: PipelineResource, base_model: Artifact) -> None:
+    """Raise UserError where rows are longer than the model reads, before they are made."""
+    settings = pipeline.settings
+    config = pipeline.store.read_bytes(f"base_model/{base_model.fingerprint}/config.json")
+    if config is not None:
+        check_row_length(settings.tokenized_shards.input_length(settings.form), json.loads(config))
 
 
 def _share_models(

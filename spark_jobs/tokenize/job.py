@@ -165,12 +165,7 @@ def _plan(
     start, end = files.start_and_end(settings.start_token, settings.end_token)
     survey = survey_parts(spark, parts, settings, report)
     refuse_missing_splits(survey)
-    labels: tuple[str, ...] = ()
-    label_counts: list[int] = []
-    if spec.form in ("conversations", "preferences"):
-        check_template(files, settings.examples)
-    elif spec.form == "labeled":
-        labels, label_counts = find_labels(parts, settings.examples.labels)
+    labels, counts = _check_examples(spec, parts, files)
     # The comparison with Hugging Face takes one core, while Spark's workers read held-out texts.
     with ThreadPoolExecutor(1) as background:
         choice = background.submit(choose_engine, files, settings.engine, survey.sample, spec.cache)
@@ -198,12 +193,23 @@ def _plan(
         shards=count_shards(survey, files.vocab_size, settings.shard_bytes),
         lists=1 + survey.documents.total() // DOCUMENTS_PER_LIST,
     )
-    found = {
-        "parity_sample": len(survey.sample),
-        "mixing": mixing_record,
-        "label_counts": label_counts,
-    }
+    found = {"parity_sample": len(survey.sample), "mixing": mixing_record, "label_counts": counts}
     return plan, engine, warnings, found
+
+
+def _check_examples(
+    spec: TokenizeSpec, parts: list[Part], files: TokenizerFiles
+) -> tuple[tuple[str, ...], list[int]]:
+    """The classes of labeled texts and the training examples of each; none of other forms.
+
+    Raises:
+        UserError: conversations cannot be rendered, or a class cannot be learnt.
+    """
+    if spec.form in ("conversations", "preferences"):
+        check_template(files, spec.settings.examples)
+    if spec.form == "labeled":
+        return find_labels(parts, spec.settings.examples.labels)
+    return (), []
 
 
 def _find_references(
