@@ -6,10 +6,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import mlcroissant
 import pytest
 from cyclonedx.schema import SchemaVersion
-from cyclonedx.validation.json import JsonStrictValidator
 from openlineage.client.event_v2 import RunEvent
 
 from artifacts.errors import UserError
@@ -61,6 +59,8 @@ VERSION = ModelVersion(
 
 @pytest.mark.parametrize("known", [list(INPUTS), ["checkpoint"], []])
 def test_the_bill_of_materials_is_valid_cyclonedx(known: list[str]) -> None:
+    from cyclonedx.validation.json import JsonStrictValidator  # takes each test worker 1.6 s
+
     bill = bill_of_materials("manual", VERSION, {kind: MANIFESTS[kind] for kind in known})
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(json.dumps(bill)) is None
 
@@ -102,6 +102,8 @@ def test_the_producer_is_a_uri_that_names_no_host() -> None:
 
 
 def test_the_corpus_is_a_valid_croissant_dataset(tmp_path: Path) -> None:
+    import mlcroissant
+
     path = tmp_path / "croissant.json"
     path.write_text(json.dumps(dataset("manual", ["CC-BY-4.0"], MANIFESTS["clean_corpus"])))
     found = mlcroissant.Dataset(jsonld=str(path))
