@@ -40,7 +40,6 @@ class _Job(Job):
     """One request in the batch."""
 
     handle: Any
-    begun: bool = False
     left: bool = False
     """Whether its caller has gone. The engine's thread cancels then: a handle that is canceled
     between being asked whether it can be read and being read raises."""
@@ -137,13 +136,10 @@ class OpenVinoModel(ServedModel):
     def _step(self, job: _Job, tokens: list[int], logprobs: list[float], finished: bool) -> Step:
         """What was read, without the echoed prompt and what nobody asked for."""
         scored = []
-        if not job.begun and tokens:
-            job.begun = True
-            count = len(job.prompt)
-            if count:
-                values = [None, *logprobs[1:count]]
-                scored = [Scored(t, v) for t, v in zip(job.prompt, values, strict=True)]
-                tokens, logprobs = tokens[count:], logprobs[count:]
+        if tokens and (count := len(job.prompt)):
+            values = [None, *logprobs[1:count]]
+            scored = [Scored(t, v) for t, v in zip(job.prompt, values, strict=True)]
+            tokens, logprobs, job.prompt = tokens[count:], logprobs[count:], []
         if not job.request.max_tokens:
             return Step([], finished, scored)
         if job.request.logprobs:
