@@ -50,26 +50,23 @@ class Trainer:
         self._run_folder = Path(spec.run_folder)
         self._run_folder.mkdir(parents=True, exist_ok=True)
         self._known = look_up_known(spec, workers)
-        unseen = int((self._known.seen == 0).sum())
-        self._steps = total_steps(spec.training, spec.shards, unseen)
+        self._steps = total_steps(spec.training, spec.shards, int((self._known.seen == 0).sum()))
         report(f"Loading {spec.base_model_folder}")
         self._objective = objective_of(spec.training)
         self._strategy = self._build()
         self._parameters = self._strategy.model.parameter_count
+        saving, device = self._training.checkpointing, device_of(workers.device)
         self._checkpointer = Checkpointer(
             self._strategy,
             spec.checkpoints_url or spec.run_folder,
             spec.content(),
-            self._training.checkpointing.keep,
+            saving.keep,
             self._strategy.saves_in_background
-            and chosen(
-                self._training.checkpointing.in_background,
-                device_of(workers.device).saves_in_background,
-            ),
+            and chosen(saving.in_background, device.saves_in_background),
             workers,
             report,
         )
-        self._saving = SavingPlan(self._training.checkpointing)
+        self._saving = SavingPlan(saving)
         self._order = DataOrder.of(spec, self._known)
         self._shards = spec.open_shards(*self._order.splits)
         validation = spec.open_shards("validation")
