@@ -140,6 +140,7 @@ def start_tpu() -> tuple[torch.device, int]:
     Raises:
         UserError: there are none, or this environment has no torch_xla.
     """
+    asked = os.environ.get(TPU_VARIABLE)
     try:
         import torch_xla
         import torch_xla.runtime as runtime
@@ -148,18 +149,15 @@ def start_tpu() -> tuple[torch.device, int]:
             "`checkpoint.placement.device` is tpu, for which this environment has no torch_xla "
             f"({error}). Make the one that has it: make setup-tpu"
         ) from None
-    try:
-        kind = runtime.device_type()
-        if kind != "TPU" and os.environ.get(TPU_VARIABLE) != kind:
-            raise RuntimeError(f"torch_xla finds {kind}")
-        runtime.use_spmd()
-        return torch_xla.device(), runtime.global_runtime_device_count()
-    except RuntimeError as error:
+    # Without being asked, torch_xla takes the processor where it finds no chips.
+    if asked is None and runtime.device_type() != "TPU":
         raise UserError(
-            "`checkpoint.placement.device` is tpu, but this machine shows no TPU chips "
-            f"({str(error).splitlines()[0]}). Train on one that has them, or set the device to "
-            f"auto; {TPU_VARIABLE}=CPU tries the same program on the processor."
-        ) from None
+            "`checkpoint.placement.device` is tpu, but this machine has no TPU chips. Train on one "
+            f"that has, or set the device to auto; {TPU_VARIABLE}=CPU tries the same program on "
+            "the processor."
+        )
+    runtime.use_spmd()
+    return torch_xla.device(), runtime.global_runtime_device_count()
 
 
 def choose_precision(

@@ -9,9 +9,10 @@ from typing import Any
 import httpx
 import pytest
 
+from recipes.device import TPU_VARIABLE
 from tests.conftest import Project, make_project
 from tests.llm_assets.test_interruption import steps_done, training_workers
-from tests.tiny_tasks import TASKS
+from tests.tiny_tasks import TASKS, Task
 from tests.waiting import wait_until
 
 CHAT = {"messages": [{"role": "user", "content": "What of a pump?"}]}
@@ -45,8 +46,26 @@ GRAPH_SECONDS = 1800
 def test_a_killed_training_fails_its_asset_and_the_next_run_ends_at_an_answer(
     name: str, tmp_path: Path
 ) -> None:
-    project = make_project(tmp_path / "project", tmp_path / "unused", documents=1)
-    settings = TASKS[name].settings(project.folder)
+    go_to_an_answer(TASKS[name], name, tmp_path)
+
+
+@pytest.mark.soak
+def test_a_killed_training_on_a_tpu_goes_on_to_an_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(TPU_VARIABLE, "CPU")
+    monkeypatch.setenv("CPU_NUM_DEVICES", "2")
+    name = "classification"
+    on_chips = {"device": "tpu", "device_batch_size": 8}
+    task = TASKS[name].changed(placement=on_chips, precision="float32")
+    output = go_to_an_answer(task, name, tmp_path)
+    assert "2 chips" in output
+
+
+def go_to_an_answer(task: Task, name: str, folder: Path) -> str:
+    """Run the graph of a task, its training killed once; returns what the second run printed."""
+    project = make_project(folder / "project", folder / "unused", documents=1)
+    settings = task.settings(project.folder)
     if settings["checkpoint"]["recipe"] == "torchtune":
         # In the place of a test project's own, which is part of torchtune's configuration.
         settings["checkpoint"]["optimizer"] = {}
@@ -66,6 +85,7 @@ def test_a_killed_training_fails_its_asset_and_the_next_run_ends_at_an_answer(
         judged = project.record.current("model_version", needed_by="test")
         assert judged.stats["promoted"], judged.stats["reasons"]
         check_answer(name, ask(project, REQUESTS[name]))
+        return ended.stderr
     finally:
         project.run("llm-assets", "stop")
 

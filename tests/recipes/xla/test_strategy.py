@@ -137,6 +137,14 @@ def test_a_run_moves_from_chips_to_a_processor_and_back(make_spec: SpecMaker) ->
     assert_alike(moving, alone)
 
 
+def test_a_machine_without_chips_is_told(
+    make_spec: SpecMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(TPU_VARIABLE)
+    code, output = run(make_spec("nowhere", placement=ON_CHIPS), program())
+    assert code == 1 and "this machine has no TPU chips" in output, output
+
+
 def test_bfloat16_and_adapters_train_as_on_a_processor(make_spec: SpecMaker) -> None:
     for name, settings, rel in (
         ("narrow", {"precision": "bfloat16"}, NARROW_LOSSES),
