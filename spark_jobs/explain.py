@@ -15,8 +15,8 @@ from artifacts.storage import files
 from spark_jobs.clean.decide.duplicates import find_duplicates
 from spark_jobs.clean.history import PAST_FOLDER
 from spark_jobs.clean.repeated.trim import DROPPED_PREFIX, REPEATED, SPAN_SCHEMA
+from spark_jobs.decontaminate.removed import find_overlap
 from spark_jobs.runtime.parquet import find_parts, read_table
-from spark_jobs.tokenize.removed import find_overlap
 
 
 @dataclass(frozen=True)

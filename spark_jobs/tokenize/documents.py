@@ -16,12 +16,12 @@ from artifacts.examples import read_example
 from artifacts.shards.format import in_split
 from spark_jobs.decontaminate.overlap import overlaps
 from spark_jobs.decontaminate.part_ngrams import PartNGrams
+from spark_jobs.decontaminate.removed import LISTED_SCHEMA
 from spark_jobs.runtime.cache import cached_rows
 from spark_jobs.runtime.parquet import Part
 from spark_jobs.runtime.session import ARROW_BATCH_ROWS
 from spark_jobs.tokenize.mixing import mark_not_sampled
 from spark_jobs.tokenize.receiving import FIRST_LIST, UNUSED, UNUSED_SCHEMA
-from spark_jobs.tokenize.removed import LISTED_SCHEMA
 from spark_jobs.tokenize.shards import SENT_SCHEMA, Plan
 from spark_jobs.tokenize.shuffle import Sent
 from spark_jobs.tokenize.tokenizer import DocumentTokenizer, Engine, TokenizerFiles

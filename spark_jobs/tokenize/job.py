@@ -23,6 +23,7 @@ from spark_jobs.clean.write import NEEDED_COLUMNS
 from spark_jobs.decontaminate.evaluation_texts import save_evaluation_ngrams
 from spark_jobs.decontaminate.part_ngrams import PartNGrams
 from spark_jobs.decontaminate.references import Comparison, References, find_references
+from spark_jobs.decontaminate.removed import DOCUMENTS_PER_LIST
 from spark_jobs.runtime.parquet import Part, find_parts
 from spark_jobs.runtime.scratch import scratch_folder
 from spark_jobs.runtime.session import session
@@ -33,7 +34,6 @@ from spark_jobs.tokenize.examples import check_template, find_labels
 from spark_jobs.tokenize.mixing import plan_mixing
 from spark_jobs.tokenize.parity import choose_engine
 from spark_jobs.tokenize.receiving import count_receivers, receive
-from spark_jobs.tokenize.removed import DOCUMENTS_PER_LIST
 from spark_jobs.tokenize.shards import Plan
 from spark_jobs.tokenize.shuffle import shuffle
 from spark_jobs.tokenize.statistics import (

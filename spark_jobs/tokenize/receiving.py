@@ -5,7 +5,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from spark_jobs.tokenize.removed import write_list
+from spark_jobs.decontaminate.removed import write_list
 from spark_jobs.tokenize.shards import Plan, write_shard_of
 
 UNUSED = -1

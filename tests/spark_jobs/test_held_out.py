@@ -8,9 +8,9 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
+from spark_jobs.decontaminate.removed import find_overlap
 from spark_jobs.settings import DecontaminationSettings, SplitSettings, TokenizedShardsSettings
 from spark_jobs.tokenize import job as tokenize
-from spark_jobs.tokenize.removed import find_overlap
 from tests.spark_jobs.splits import clean_table
 from tests.spark_jobs.test_growth import files_below
 
