@@ -1,6 +1,10 @@
-"""Cleans a corpus on two executors, processes of their own, and kills one at several points.
+"""Cleans and tokenizes a corpus on two executors, and kills one in each step.
 
-python -m tests.spark_jobs.lose_executors raw_corpus output
+The executors are processes of their own. It prints where one was killed, each time the step and
+whether that was the last of its stages; and how many tasks were done again, since what they had
+made was lost.
+
+python -m tests.spark_jobs.lose_executors clean_spec.json tokenize_spec.json
 """
 
 import json
@@ -16,10 +20,10 @@ from pyspark.sql import SparkSession
 
 from spark_jobs.clean import job as clean
 from spark_jobs.runtime.session import local_conf, prepare_environment
-from spark_jobs.settings import CleanCorpusSettings
+from spark_jobs.tokenize import job as tokenize
 
-AFTER_STEPS = (1, 4, 8)
-"""An executor is killed when so many steps are done and the next one is running."""
+Where = tuple[str, bool]
+"""The label of a step, and whether its last stage runs."""
 
 
 def session() -> SparkSession:
@@ -29,6 +33,7 @@ def session() -> SparkSession:
         "spark.master": "local-cluster[2,1,1024]",
         "spark.executor.memory": "512m",
         "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "spark.deploy.maxExecutorRetries": "-1",
     }
     return SparkSession.builder.config(map=conf).getOrCreate()
 
@@ -44,35 +49,52 @@ def executors() -> list[psutil.Process]:
     return sorted(found, key=psutil.Process.create_time)
 
 
-def kill_executors(spark: SparkSession, output: str, killed: list[int]) -> None:
-    """Kill the oldest executor each time that the next of `AFTER_STEPS` is reached."""
-    for wanted in AFTER_STEPS:
-        while len(list(Path(f"{output}.scratch").glob("steps/*/_SUCCESS"))) < wanted:
-            time.sleep(0.05)
-        while not spark.sparkContext.statusTracker().getActiveStageIds():
-            time.sleep(0.01)
-        process = executors()[0]
-        process.kill()
-        killed.append(process.pid)
+def running(spark: SparkSession) -> set[Where]:
+    """What runs, by what the work of its jobs is called (`spark_jobs.runtime.tasks.progress`)."""
+    tracker = spark.sparkContext.statusTracker()
+    store = spark.sparkContext._jsc.sc().statusStore()
+    active = set(tracker.getActiveStageIds())
+    found = set()
+    for number in tracker.getActiveJobsIds():
+        job, group = tracker.getJobInfo(number), store.job(number).jobGroup()
+        if job and group.isDefined():
+            label = group.get().rpartition("-")[0]
+            found |= {(label, stage == max(job.stageIds)) for stage in active & set(job.stageIds)}
+    return found
 
 
-def main(raw: str, output: str) -> None:
-    """Clean, and print how many executors there were and which were killed."""
+def kill_executors(spark: SparkSession, killed: list[Where]) -> None:
+    """Kill the oldest executor at most twice in each step, the second time in its last stage."""
+    while True:
+        for where in running(spark).difference(killed):
+            if found := executors():
+                with suppress(psutil.NoSuchProcess):
+                    found[0].kill()
+                    killed.append(where)
+        time.sleep(0.05)
+
+
+def tasks_done_again(spark: SparkSession) -> int:
+    """Tasks of stages that had been done once (their first attempt is numbered 0)."""
+    no_quantiles = SparkContext._gateway.new_array(SparkContext._jvm.double, 0)
+    store = spark.sparkContext._jsc.sc().statusStore()
+    stages = store.stageList(None, False, False, no_quantiles, None)
+    found = [stages.apply(place) for place in range(stages.size())]
+    return sum(stage.numCompleteTasks() for stage in found if stage.attemptId() > 0)
+
+
+def main(clean_spec: str, tokenize_spec: str) -> None:
+    """Run both jobs, and print where executors were killed."""
     spark = session()
     # A first job, since executors register in their own time.
     spark.sparkContext.parallelize(range(4), 4).count()
     while len(executors()) < 2:
         time.sleep(0.1)
-    killed: list[int] = []
-    threading.Thread(target=kill_executors, args=(spark, output, killed), daemon=True).start()
-    spec = clean.CleanSpec(
-        raw_corpus=raw,
-        output=output,
-        settings=CleanCorpusSettings(minimum_characters=40),
-        documents_in_memory=0,
-    )
-    clean.run(spark, spec, lambda line: None)
-    print(json.dumps({"killed": killed}))
+    killed: list[Where] = []
+    threading.Thread(target=kill_executors, args=(spark, killed), daemon=True).start()
+    clean.run(spark, clean.CleanSpec.model_validate_json(Path(clean_spec).read_text()))
+    tokenize.run(spark, tokenize.TokenizeSpec.model_validate_json(Path(tokenize_spec).read_text()))
+    print(json.dumps({"killed": killed, "again": tasks_done_again(spark)}))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Deciding on executors that are processes of their own, and that are lost."""
+"""Both jobs on Spark that loses executors and what tasks have done."""
 
 import json
 import random
@@ -10,32 +10,132 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark_jobs.clean import job as clean
-from spark_jobs.settings import CleanCorpusSettings
-from tests.spark_jobs.lose_executors import AFTER_STEPS
-from tests.spark_jobs.test_decide import first_texts, write_raw
+from spark_jobs.settings import (
+    CleanCorpusSettings,
+    DecontaminationSettings,
+    RepeatedSpanSettings,
+    TokenizedShardsSettings,
+)
+from spark_jobs.tokenize import job as tokenize
+from tests.spark_jobs.test_decide import SPLIT, first_texts, write_raw
+from tests.spark_jobs.test_growth import files_below
+
+CLEANING = CleanCorpusSettings(
+    minimum_characters=40,
+    split=SPLIT,
+    repeated_spans=RepeatedSpanSettings(action="remove", minimum_words=12),
+)
+TOKENIZING = TokenizedShardsSettings(
+    sequence_length=64,
+    shard_bytes=4_096,
+    decontamination=DecontaminationSettings(ngram_size=5, maximum_overlap=0.3),
+)
+IN_MEMORY, BY_SPARK = 10**6, 0
+"""Most that is done on whole arrays."""
+
+STEPS = {
+    *("normalizing and signing", "reading documents", "grouping exact copies"),
+    *("finding shared bands", "pairing candidates", "comparing signatures", "comparing texts"),
+    *("connecting copies", "deciding splits", "choosing survivors", "deciding documents"),
+    *("bringing decisions to parts", "sorting", "writing clean text"),
+    *("fingerprinting", "comparing fingerprints", "reading windows", "comparing windows"),
+    *("reading held-out texts", "finding held-out n-grams", "tokenizing and writing shards"),
+}
+"""Those in which an executor is killed at least; shorter ones may be over before."""
+
+Made = dict[str, bytes]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Holds a raw corpus with copies of every kind."""
+    folder = tmp_path_factory.mktemp("both")
+    generator = random.Random(11)
+    write_raw(folder / "raw", first_texts(generator), generator)
+    return folder
+
+
+def specs(
+    folder: Path, name: str, model_folder: Path, in_memory: int
+) -> tuple[clean.CleanSpec, tokenize.TokenizeSpec]:
+    corpus = str(folder / name / "clean")
+    cleaning = clean.CleanSpec(
+        raw_corpus=str(folder / "raw"),
+        output=corpus,
+        settings=CLEANING,
+        documents_in_memory=in_memory,
+    )
+    tokenizing = tokenize.TokenizeSpec(
+        clean_corpus=corpus,
+        base_model=str(model_folder),
+        output=str(folder / name / "shards"),
+        settings=TOKENIZING,
+        held_out_in_memory=in_memory,
+    )
+    return cleaning, tokenizing
+
+
+@pytest.fixture(scope="module")
+def expected(spark: SparkSession, folder: Path, model_folder: Path) -> Made:
+    """What both jobs make where nothing is lost."""
+    cleaning, tokenizing = specs(folder, "expected", model_folder, IN_MEMORY)
+    clean.run(spark, cleaning, lambda line: None)
+    tokenize.run(spark, tokenizing, lambda line: None)
+    return files_below(folder / "expected")
+
+
+def make(folder: Path, program: str, model_folder: Path) -> tuple[dict, Made]:
+    """What a program tells of how it ran both jobs by Spark's joins, and what they made."""
+    command = [sys.executable, "-m", f"tests.spark_jobs.{program}"]
+    for spec in specs(folder, program, model_folder, BY_SPARK):
+        path = folder / f"{program}-{len(command)}.json"
+        path.write_text(spec.model_dump_json())
+        command.append(str(path))
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1]), files_below(folder / program)
 
 
 @pytest.mark.soak
 @pytest.mark.fault(
     "clean_corpus",
-    "executor of Spark killed, in three steps",
+    "executor of Spark killed, in each step",
     sees="nothing",
     then="the step is done again, and the corpus is the same to the byte",
 )
-def test_two_executors_of_which_one_is_killed_in_several_stages_give_the_same_bytes(
-    spark: SparkSession, tmp_path: Path
+@pytest.mark.fault(
+    "tokenized_shards",
+    "executor of Spark killed, in each step and while shards are written of what it sent",
+    sees="nothing",
+    then="what it made is made again, and the shards are the same to the byte",
+)
+def test_two_executors_of_which_one_is_killed_in_each_step_make_the_same_bytes(
+    folder: Path, model_folder: Path, expected: Made
 ) -> None:
-    generator = random.Random(11)
-    raw, output, expected = (str(tmp_path / name) for name in ("raw", "clean", "expected"))
-    write_raw(Path(raw), first_texts(generator), generator)
-    settings = CleanCorpusSettings(minimum_characters=40)
-    spec = clean.CleanSpec(raw_corpus=raw, output=expected, settings=settings)
-    clean.run(spark, spec, lambda line: None)
+    told, made = make(folder, "lose_executors", model_folder)
 
-    command = [sys.executable, "-m", "tests.spark_jobs.lose_executors", raw, output]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    assert STEPS - {step for step, _ in told["killed"]} == set()
+    assert ["tokenizing and writing shards", True] in told["killed"]
+    assert told["again"] > 0
+    assert made == expected
 
-    assert done.returncode == 0
-    assert len(set(json.loads(done.stdout.splitlines()[-1])["killed"])) == len(AFTER_STEPS)
-    written = {path.name: path.read_bytes() for path in Path(output).iterdir()}
-    assert written == {path.name: path.read_bytes() for path in Path(expected).iterdir()}
+
+@pytest.mark.soak
+@pytest.mark.fault(
+    "clean_corpus",
+    "each task of Spark lost after its work, and done twice",
+    sees="nothing",
+    then="nothing is doubled, and the corpus is the same to the byte",
+)
+@pytest.mark.fault(
+    "tokenized_shards",
+    "each task of Spark lost after its work, and done twice",
+    sees="nothing",
+    then="nothing is doubled, and the shards are the same to the byte",
+)
+def test_tasks_that_are_done_twice_make_the_same_bytes(
+    folder: Path, model_folder: Path, expected: Made
+) -> None:
+    told, made = make(folder, "run_tasks_twice", model_folder)
+
+    assert told["failed"] > len(STEPS)
+    assert made == expected
