@@ -7,6 +7,7 @@ weights, optimizer and schedule as the step has left them: there the run is vali
 
 import importlib.util
 import logging
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -109,10 +110,30 @@ def open_recipe(program: Program, config: Any, batches: Batches, workers: Worker
         recipe = kind(config)
         recipe._setup_data = lambda *args, **kwargs: data
         recipe.setup(config)
+    if program.endswith("_distributed"):
+        _draw_adapters(recipe, config["seed"])
     # What a recipe writes after its epoch are checkpoints of its own form; the graph has its own.
     for saver in (recipe, getattr(recipe, "_checkpoint_client", recipe)):
         saver.save_checkpoint = lambda *args, **kwargs: None
     return recipe
+
+
+def _draw_adapters(recipe: Any, seed: int) -> None:
+    """Start the adapters with what one worker would draw: in torchtune each draws its own part."""
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    generator = torch.Generator().manual_seed(seed)
+    for name, weight in recipe._model.named_parameters():
+        if name.endswith("lora_a.weight"):
+            drawn = torch.empty(weight.shape)
+            # As torchtune and PEFT do.
+            torch.nn.init.kaiming_uniform_(drawn, a=math.sqrt(5), generator=generator)
+            drawn = drawn.to(weight.device, weight.dtype)
+            with torch.no_grad():
+                if isinstance(weight, DTensor):
+                    weight.copy_(distribute_tensor(drawn, weight.device_mesh, weight.placements))
+                else:
+                    weight.copy_(drawn)
 
 
 def runnable(

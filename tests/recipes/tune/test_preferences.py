@@ -113,11 +113,7 @@ def test_two_workers_take_the_steps_of_one(program: str, make: Make) -> None:
         assert code == 0, output
     assert one.content() == two.content()
     losses, others = ([step[0] for step in course(spec)] for spec in (one, two))
-    if program.startswith("lora"):
-        # Each worker draws its part of the adapters, so from the second step on they differ.
-        assert others[:1] == pytest.approx(losses[:1]) and others[-1] < 0.8 * others[0]
-    else:
-        assert others == pytest.approx(losses, abs=2e-3)
+    assert others == pytest.approx(losses, abs=2e-3)
 
 
 def test_a_batch_has_both_conversations_and_marks_their_answers(
