@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds the environment that trains on TPUs in .venv-tpu: torch_xla belongs to one release of torch,
-# which is older than this project's. It takes 7 GB, since torch brings the libraries of CUDA.
+# which is older than this project's. It takes 8 GB, since torch brings the libraries of CUDA.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 environment=.venv-tpu
@@ -13,10 +13,11 @@ grep -v '^torch~=' constraints.txt >"$constraints"
 "$environment/bin/python" -m pip --disable-pip-version-check --quiet install --no-compile \
     --requirement images/tpu/requirements.txt --constraint "$constraints"
 
-# Its Python finds this project's packages from any folder.
+# Its Python finds this project's packages from any folder, before torchtune's `recipes`.
 "$environment/bin/python" - <<'EOF'
 import os, sysconfig
 from pathlib import Path
 
-(Path(sysconfig.get_path("purelib")) / "llm_assets.pth").write_text(f"{os.getcwd()}\n")
+line = f"import sys; sys.path.insert(0, {os.getcwd()!r})\n"
+(Path(sysconfig.get_path("purelib")) / "00_llm_assets.pth").write_text(line)
 EOF
