@@ -213,9 +213,9 @@ def approve(version: int, name: str, reason: str) -> None:
       llm-assets approve 2 --reason "reads better"
     """
     from llm_assets.cli.session import open_session
-    from llm_assets.cli.versions import versions
+    from llm_assets.cli.versions import promotion
 
-    versions.approve(open_session(), version, name, reason, click.echo)
+    promotion.approve(open_session(), version, name, reason, click.echo)
 
 
 @commands.command()
@@ -230,9 +230,9 @@ def reject(version: int, name: str, reason: str) -> None:
       llm-assets reject 4 --reason "wrong dosages"
     """
     from llm_assets.cli.session import open_session
-    from llm_assets.cli.versions import versions
+    from llm_assets.cli.versions import promotion
 
-    versions.reject(open_session(), version, name, reason, click.echo)
+    promotion.reject(open_session(), version, name, reason, click.echo)
 
 
 @commands.command()
@@ -246,9 +246,9 @@ def rollback(name: str, reason: str) -> None:
       llm-assets rollback --reason "users complain"
     """
     from llm_assets.cli.session import open_session
-    from llm_assets.cli.versions import versions
+    from llm_assets.cli.versions import promotion
 
-    versions.roll_back(open_session(), name, reason, click.echo)
+    promotion.roll_back(open_session(), name, reason, click.echo)
 
 
 @commands.command()
