@@ -31,10 +31,13 @@ from artifacts.program.entry import read_spec
 from artifacts.shards.documents import list_documents, read_tokens
 from artifacts.shards.shard_set import ShardSet
 from recipes.data.batch import IGNORED
+from recipes.data.order import DataOrder
 from recipes.quiet import silence_libraries
 from recipes.spec import METRICS_NAME, TrainingSpec
 
 Example = dict[str, Any]
+ONE_EXAMPLE_A_ROW = ("pairs", "labeled")
+"""Forms of which a row of ours is one example, too."""
 
 
 class StepRates(TrainerCallback):
@@ -63,6 +66,8 @@ def main() -> None:
     silence_libraries()
     set_seed(spec.training.seed)
     model, examples, collate = TASKS[spec.training.recipe](spec)
+    if spec.shards.form in ONE_EXAMPLE_A_ROW:
+        examples = _in_our_order(spec, examples)
     rates = StepRates()
 
     def counted(batch: list[Example]) -> Any:
@@ -81,6 +86,7 @@ def main() -> None:
         disable_tqdm=True,
         report_to=[],
         save_strategy="no",
+        train_sampling_strategy="sequential",
         use_cpu=True,
         dataloader_pin_memory=False,
     )
@@ -94,6 +100,13 @@ def main() -> None:
     Path(spec.run_folder).mkdir(parents=True, exist_ok=True)
     lines = [json.dumps(record) + "\n" for record in rates.records]
     (Path(spec.run_folder) / METRICS_NAME).write_text("".join(lines))
+
+
+def _in_our_order(spec: TrainingSpec, examples: list[Example]) -> list[Example]:
+    """The examples of the run's steps, so that both pad the same batches."""
+    budget = spec.training.budget
+    count = (budget.steps or 1) * budget.global_batch_size
+    return [examples[row] for row in DataOrder.of(spec).rows(0, count)]
 
 
 def _documents(spec: TrainingSpec) -> list[tuple[np.ndarray, np.ndarray | None]]:
