@@ -3,8 +3,8 @@
 Both train the same model of some 20 million parameters on the same examples, of lengths from an
 eighth of a row to a whole one, alternately, each in a process of its own with one thread; neither
 drops anything out. The median over the steps after the warm-up of tokens per second of processor
-time counts, padding excluded: the machine may do other work meanwhile. Where an example is a row for
-both, both take the same examples in each step, so that as much is padded; where ours packs rows, a
+time counts, padding excluded: the machine may do other work meanwhile. Where an example is a row
+for both, both take the same ones in each step, so that as much is padded; where ours packs rows, a
 ratio is uncertain by a tenth over so few steps. A recipe that shows as slower than its peer is one
 to look into: `python -m benchmarks.recipes NAME` measures it alone.
 """
