@@ -28,7 +28,7 @@ $(BIGQUERY_READY): scripts/setup_bigquery.sh
 	@PYTHON=$(PYTHON) scripts/setup_bigquery.sh
 	@touch $(BIGQUERY_READY)
 
-setup-tpu: $(TPU_READY) ## Build the environment that trains on TPUs, in .venv-tpu (7 GB)
+setup-tpu: $(TPU_READY) ## Build the environment that trains on TPUs, in .venv-tpu (8 GB)
 
 $(TPU_READY): constraints.txt images/tpu/requirements.txt scripts/setup_tpu.sh
 	@PYTHON=$(PYTHON) scripts/setup_tpu.sh
