@@ -96,31 +96,30 @@ class TrainingSettings(Settings):
 
     def _beside_deepspeed(self) -> list[str]:
         """What does not go with DeepSpeed, whatever its own settings."""
-        placement = self.placement
-        refused = {
-            "optimizer.name: muon": self.optimizer.name == "muon",
-            "placement.replicas": placement.replicas > 1,
-            "placement.tensor_parallel": placement.tensor_parallel > 1,
-            "placement.compile: always": placement.compile == "always",
-            "checkpointing.in_background: always": self.checkpointing.in_background == "always",
-        }
-        faults = [f"placement.deepspeed does not go with {key}" for key in refused if refused[key]]
-        return faults + contradictions(self.precision, self.budget, self.optimizer, placement)
+        own = contradictions(self.precision, self.budget, self.optimizer, self.placement)
+        return self._beside("placement.deepspeed", {}) + own
 
     def _beside_tpu(self) -> list[str]:
         """What does not go with a TPU, whose chips one process drives by a program of XLA's."""
         placement = self.placement
-        refused = {
-            "optimizer.name: muon": self.optimizer.name == "muon",
+        more = {
             "placement.workers": placement.workers > 1,
-            "placement.replicas": placement.replicas > 1,
-            "placement.tensor_parallel": placement.tensor_parallel > 1,
             "placement.deepspeed": placement.deepspeed is not None,
             "placement.activation_checkpointing": placement.activation_checkpointing,
+        }
+        return self._beside("placement.device: tpu", more)
+
+    def _beside(self, other: str, more: dict[str, bool]) -> list[str]:
+        """What needs FSDP2 over processes, and whatever else does not go with another way."""
+        placement = self.placement
+        refused = {
+            "optimizer.name: muon": self.optimizer.name == "muon",
+            "placement.replicas": placement.replicas > 1,
+            "placement.tensor_parallel": placement.tensor_parallel > 1,
             "placement.compile: always": placement.compile == "always",
             "checkpointing.in_background: always": self.checkpointing.in_background == "always",
-        }
-        return [f"placement.device: tpu does not go with {key}" for key in refused if refused[key]]
+        } | more
+        return [f"{other} does not go with {key}" for key in refused if refused[key]]
 
     def content(self) -> dict[str, Any]:
         """The settings that decide what the checkpoint is, for its fingerprint."""

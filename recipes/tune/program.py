@@ -16,9 +16,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import distribute_tensor
 
 from artifacts.errors import UserError, first_line
 from recipes.distributed.workers import Workers
+from recipes.model.lora import DOWN
 from recipes.settings.torchtune_config import Program, program_path
 from recipes.tune.network import component
 
@@ -120,20 +122,15 @@ def open_recipe(program: Program, config: Any, batches: Batches, workers: Worker
 
 def _draw_adapters(recipe: Any, seed: int) -> None:
     """Start the adapters with what one worker would draw: in torchtune each draws its own part."""
-    from torch.distributed.tensor import DTensor, distribute_tensor
-
     generator = torch.Generator().manual_seed(seed)
     for name, weight in recipe._model.named_parameters():
-        if name.endswith("lora_a.weight"):
+        if name.endswith(DOWN):
             drawn = torch.empty(weight.shape)
             # As torchtune and PEFT do.
             torch.nn.init.kaiming_uniform_(drawn, a=math.sqrt(5), generator=generator)
             drawn = drawn.to(weight.device, weight.dtype)
             with torch.no_grad():
-                if isinstance(weight, DTensor):
-                    weight.copy_(distribute_tensor(drawn, weight.device_mesh, weight.placements))
-                else:
-                    weight.copy_(drawn)
+                weight.copy_(distribute_tensor(drawn, weight.device_mesh, weight.placements))
 
 
 def runnable(

@@ -71,6 +71,7 @@ def kill_executors(spark: SparkSession, killed: list[Where]) -> None:
                 with suppress(psutil.NoSuchProcess):
                     found[0].kill()
                     killed.append(where)
+        # A step of so small a corpus takes some tenths of a second; Java is asked at each look.
         time.sleep(0.05)
 
 
