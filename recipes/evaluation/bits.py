@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from recipes.device import mixed_precision
+from recipes.device import local_device, mixed_precision
 from recipes.evaluation.documents import Document
-from recipes.evaluation.models import device, precision
+from recipes.evaluation.models import precision
 
 BATCH_ROWS = 8
 REPORT_SECONDS = 5.0
@@ -87,7 +87,7 @@ def document_bits(
 
 def text_bits(model: torch.nn.Module, texts: Sequence[Document], length: int) -> np.ndarray:
     """Bits of texts in rows of a length, in the precision that this machine does fast."""
-    with mixed_precision(precision(), device()):
+    with mixed_precision(precision(), local_device()):
         return document_bits(model, texts, length, length * BATCH_ROWS, lambda line: None)
 
 

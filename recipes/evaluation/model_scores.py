@@ -83,12 +83,12 @@ def _mean(scores: np.ndarray, documents: Sequence[Document], metric: Metric) -> 
 def _measured_bits(
     source: ModelSource, role: str, data: Data, spec: EvaluationSpec, report: Report
 ) -> Scores:
-    from recipes.device import mixed_precision
+    from recipes.device import local_device, mixed_precision
     from recipes.evaluation import models
 
     model = models.load_model(Path(source.path))
     bits = {}
-    with mixed_precision(models.precision(), models.device()):
+    with mixed_precision(models.precision(), local_device()):
         for task, documents in data.tasks.items():
             check_vocabulary(documents, model.config.vocab_size, source.path)
             bits[task] = _score_task(model, role, task, documents, spec, report)
@@ -151,7 +151,7 @@ def _score_task(
 
 def scores_key(data: Data, source: ModelSource) -> str:
     """The cache's key of a model's scores: what is measured, by what and on which device."""
-    from recipes.device import device_of
+    from recipes.device import device_of, local_device
     from recipes.evaluation import models
 
     return cache_key(
@@ -160,7 +160,7 @@ def scores_key(data: Data, source: ModelSource) -> str:
         evaluation=data.fingerprint,
         model=source.fingerprint,
         precision=models.precision(),
-        device=device_of(models.device()).name,
+        device=device_of(local_device()).name,
     )
 
 

@@ -15,14 +15,9 @@ from recipes.evaluation.settings import GenerationSettings
 from recipes.settings.sections import Precision
 
 
-def device() -> torch.device:
-    """The first GPU, else the processor."""
-    return local_device()
-
-
 def precision() -> Precision:
     """The arithmetic that this machine does fast."""
-    return device_of(device()).precision()
+    return device_of(local_device()).precision()
 
 
 def load_model(folder: Path) -> Any:
@@ -31,7 +26,7 @@ def load_model(folder: Path) -> Any:
 
     if not (folder / "config.json").is_file():
         raise UserError(f"{folder} is not a Hugging Face model folder: it has no config.json.")
-    return read_model(folder, AutoModelForCausalLM, dtype=torch.float32).to(device())
+    return read_model(folder, AutoModelForCausalLM, dtype=torch.float32).to(local_device())
 
 
 def as_served(model: Any) -> Any:
@@ -57,7 +52,7 @@ def complete(
         if document.is_target is not None:
             # Of a conversation, all that comes before the first answer.
             beginning = document.tokens[: int(np.argmax(document.is_target))]
-        prompt = torch.from_numpy(beginning)[None].to(device())
+        prompt = torch.from_numpy(beginning)[None].to(local_device())
         written = model.generate(
             prompt,
             attention_mask=torch.ones_like(prompt),

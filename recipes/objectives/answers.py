@@ -11,11 +11,12 @@ import torch
 
 from artifacts.model.hugging_face import read_tokenizer
 from artifacts.shards.format import ShardStats
+from recipes.device import local_device
 from recipes.evaluation.bits import text_bits
 from recipes.evaluation.documents import Document, check_vocabulary
 from recipes.evaluation.examples import ExampleScores
 from recipes.evaluation.metric import BITS_PER_BYTE, Metric
-from recipes.evaluation.models import as_served, device, load_model
+from recipes.evaluation.models import as_served, load_model
 from recipes.settings.recipe import ExactMatchSettings
 
 BATCH_EXAMPLES = 8
@@ -103,8 +104,8 @@ def _write(
             tokens[row, width - len(given[number]) :] = torch.from_numpy(given[number])
             mask[row, width - len(given[number]) :] = 1
         outputs = model.generate(
-            tokens.to(device()),
-            attention_mask=mask.to(device()),
+            tokens.to(local_device()),
+            attention_mask=mask.to(local_device()),
             do_sample=False,
             max_new_tokens=new_tokens,
             eos_token_id=sorted(ends),

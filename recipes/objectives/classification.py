@@ -13,10 +13,11 @@ from artifacts.errors import UserError
 from artifacts.model.hugging_face import read_tokenizer
 from artifacts.shards.format import ShardStats
 from recipes.data.example_rows import read_examples
+from recipes.device import local_device
 from recipes.evaluation.documents import Document
 from recipes.evaluation.examples import ExampleScores
 from recipes.evaluation.metric import Metric
-from recipes.evaluation.models import as_served, device
+from recipes.evaluation.models import as_served
 from recipes.model.causal_model import TrainableModel
 from recipes.model.example_networks import load_classifier
 from recipes.objectives.objective import Objective
@@ -104,7 +105,7 @@ def _classify(folder: Path, examples: Sequence[Document], stats: ShardStats) -> 
         network = load_classifier(folder, stats.labels, 0, None).network
     except (OSError, ValueError, RuntimeError) as error:
         raise UserError(f"The model in {folder} cannot be read: {error}") from error
-    model = as_served(network.inner.eval().to(device()))
+    model = as_served(network.inner.eval().to(local_device()))
     pad = model.config.pad_token_id or 0
     told = np.empty(len(examples), np.int64)
     for first in range(0, len(examples), BATCH_EXAMPLES):
@@ -112,7 +113,9 @@ def _classify(folder: Path, examples: Sequence[Document], stats: ShardStats) -> 
         tokens = torch.nn.utils.rnn.pad_sequence(inputs, batch_first=True, padding_value=pad)
         ones = [torch.ones_like(one) for one in inputs]
         mask = torch.nn.utils.rnn.pad_sequence(ones, batch_first=True)
-        logits = model(tokens.to(device()), attention_mask=mask.to(device())).logits.float()
+        logits = model(
+            tokens.to(local_device()), attention_mask=mask.to(local_device())
+        ).logits.float()
         if not logits.isfinite().all():
             raise UserError(f"The model in {folder} answers with numbers that are not finite.")
         told[first : first + len(inputs)] = logits.argmax(dim=1).cpu().numpy()

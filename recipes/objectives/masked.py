@@ -14,10 +14,11 @@ from artifacts.errors import UserError
 from artifacts.shards.format import ShardStats
 from recipes.data.batch import IGNORED
 from recipes.data.masked_rows import hide, lay_out, read_masked
+from recipes.device import local_device
 from recipes.evaluation.documents import Document
 from recipes.evaluation.examples import ExampleScores
 from recipes.evaluation.metric import Metric
-from recipes.evaluation.models import as_served, device
+from recipes.evaluation.models import as_served
 from recipes.model.causal_model import TrainableModel
 from recipes.model.example_networks import MaskedNetwork, load_masked
 from recipes.objectives.objective import Objective
@@ -65,7 +66,7 @@ class MaskedScorer:
         except (OSError, ValueError, RuntimeError) as error:
             raise UserError(f"The model in {folder} cannot be read: {error}") from error
         assert isinstance(network, MaskedNetwork)
-        as_served(network.eval().to(device()))
+        as_served(network.eval().to(local_device()))
         windows = [
             (number, *hide(tokens, stats, _sample(example.id, part)))
             for number, example in enumerate(examples)
@@ -75,7 +76,7 @@ class MaskedScorer:
         for first in range(0, len(windows), BATCH_TEXTS):
             numbers, *texts = zip(*windows[first : first + BATCH_TEXTS], strict=True)
             batch = lay_out(list(zip(*texts, strict=True)))
-            losses = network.losses(batch.to(device())).double().cpu().numpy()
+            losses = network.losses(batch.to(local_device())).double().cpu().numpy()
             counts = (batch.targets != IGNORED).sum(dim=1).numpy()
             np.add.at(bits, np.repeat(numbers, counts), losses / math.log(2))
             np.add.at(told, list(numbers), counts)

@@ -13,12 +13,12 @@ from artifacts.model.hugging_face import read_tokenizer
 from artifacts.shards.format import ShardStats
 from recipes.data.batch import IGNORED
 from recipes.data.preference_rows import PreferenceBatch, lay_out, read_preferences
-from recipes.device import mixed_precision
+from recipes.device import local_device, mixed_precision
 from recipes.evaluation.bits import text_bits
 from recipes.evaluation.documents import Document, check_vocabulary
 from recipes.evaluation.examples import ExampleScores
 from recipes.evaluation.metric import BITS_PER_BYTE, Metric
-from recipes.evaluation.models import device, load_model, precision
+from recipes.evaluation.models import load_model, precision
 from recipes.objectives.causal import NEXT_TOKEN
 from recipes.objectives.objective import Objective
 
@@ -68,10 +68,10 @@ def _margins(model: Any, examples: Sequence[Document]) -> np.ndarray:
     """By how many nats the chosen answer is the more likely one, shape (examples,)."""
     order = sorted(range(len(examples)), key=lambda number: -len(examples[number].tokens))
     margins = np.empty(len(examples))
-    with mixed_precision(precision(), device()):
+    with mixed_precision(precision(), local_device()):
         for first in range(0, len(order), BATCH_EXAMPLES):
             numbers = order[first : first + BATCH_EXAMPLES]
-            batch = _batch([examples[number] for number in numbers]).to(device())
+            batch = _batch([examples[number] for number in numbers]).to(local_device())
             logits = model(batch.tokens, attention_mask=batch.is_input.long()).logits
             chosen, rejected = answer_log_probabilities(logits, batch).cpu().numpy()
             margins[numbers] = chosen - rejected

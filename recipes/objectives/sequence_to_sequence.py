@@ -13,10 +13,11 @@ from artifacts.errors import UserError
 from artifacts.model.hugging_face import read_tokenizer
 from artifacts.shards.format import ShardStats
 from recipes.data.example_rows import read_examples
+from recipes.device import local_device
 from recipes.evaluation.documents import Document
 from recipes.evaluation.examples import ExampleScores
 from recipes.evaluation.metric import Metric
-from recipes.evaluation.models import as_served, device
+from recipes.evaluation.models import as_served
 from recipes.evaluation.summaries import ROUGE
 from recipes.model.causal_model import TrainableModel
 from recipes.model.example_networks import load_sequence_to_sequence
@@ -72,7 +73,9 @@ class TargetScorer:
             model = load_sequence_to_sequence(folder).network.inner
         except (OSError, ValueError, RuntimeError) as error:
             raise UserError(f"The model in {folder} cannot be read: {error}") from error
-        written = _write(as_served(model.eval().to(device())), tokenizer, examples, self, stats)
+        written = _write(
+            as_served(model.eval().to(local_device())), tokenizer, examples, self, stats
+        )
         wanted = [tokenizer.decode(e.target_tokens, skip_special_tokens=True) for e in examples]
         scorer = RougeScorer(list(ROUGE), use_stemmer=True)
         found = [scorer.score(w, g) for w, g in zip(wanted, written, strict=True)]
