@@ -56,7 +56,7 @@ def cache_key(module: str, libraries: Sequence[str] = (), **decided_by: Any) -> 
     )
 
 
-def cached(folder: str | None, key: str, make: Callable[[], bytes]) -> bytes:
+def cached(folder: str | None, key: str, make: Callable[[], bytes]) -> bytes | memoryview:
     """What `folder` holds under the key, or what `make` gives, which is then kept there.
 
     Args:
@@ -65,20 +65,22 @@ def cached(folder: str | None, key: str, make: Callable[[], bytes]) -> bytes:
     """
     if folder is None:
         return make()
-    content = read_cached(folder, key)
-    if content is None:
-        content = make()
-        write_cached(folder, key, content)
+    kept = read_cached(folder, key)
+    if kept is not None:
+        return kept
+    content = make()
+    write_cached(folder, key, content)
     return content
 
 
-def read_cached(folder: str, key: str) -> bytes | None:
+def read_cached(folder: str, key: str) -> memoryview | None:
     """The content of an entry, or None where it is absent or damaged."""
     url = f"{folder}/{key}"
     entry = files.find(url)
     if entry is None:
         return None
-    digest, content = entry[:_DIGEST_BYTES], entry[_DIGEST_BYTES:]
+    # A slice of bytes would be a copy, which takes as long as reading them.
+    digest, content = entry[:_DIGEST_BYTES], memoryview(entry)[_DIGEST_BYTES:]
     if hashlib.sha256(content).digest() != digest:
         return None
     _renew(url, entry)
@@ -98,7 +100,7 @@ def cached_file(folder: str, key: str) -> tuple[Path, int] | None:
     return path, _DIGEST_BYTES
 
 
-def write_cached(folder: str, key: str, content: bytes) -> None:
+def write_cached(folder: str, key: str, content: bytes | memoryview) -> None:
     """Keep an entry, in place of an earlier one of this key."""
     try:
         entry = hashlib.sha256(content).digest() + content

@@ -50,7 +50,7 @@ def find(url: str | Path) -> bytes | None:
         return None
 
 
-def write(url: str | Path, content: bytes, sync: bool = True) -> None:
+def write(url: str | Path, content: bytes | memoryview, sync: bool = True) -> None:
     """Replace a file in one step: a reader sees the old bytes or the new ones, never a part.
 
     Object stores write whole objects by nature. On a local disk the bytes go to a temporary file
@@ -65,7 +65,7 @@ def write(url: str | Path, content: bytes, sync: bool = True) -> None:
     """
     if not is_local(url):
         filesystem, path = resolve(url)
-        filesystem.pipe_file(path, content)
+        filesystem.pipe_file(path, bytes(content))
         filesystem.invalidate_cache()
         return
     target = _path(url)

@@ -38,7 +38,7 @@ def measure(
     known = read_cached(spec.cache, key) if spec.cache else None
     if known is not None:
         report(f"{role}: measured before on the same data")
-        return _read_scores(known)
+        return _read_scores(bytes(known))
     report(f"{role}: loading {source.path}")
     check_tokenizer(Path(source.path), spec.shard_stats)
     scores = (

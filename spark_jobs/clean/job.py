@@ -30,7 +30,7 @@ from spark_jobs.clean.history import PAST_FOLDER, read_history, write_past
 from spark_jobs.clean.prepare import prepare_parts, prepared_schema
 from spark_jobs.clean.repeated.stage import trim_repeats
 from spark_jobs.clean.statistics import corpus_stats, dropped_examples
-from spark_jobs.clean.write import CLEAN_SCHEMA, write_part
+from spark_jobs.clean.write import CLEAN_SCHEMA, write_part, writing_key
 from spark_jobs.decontaminate.evaluation_texts import save_evaluation_ngrams
 from spark_jobs.runtime.part_rows import PartRows
 from spark_jobs.runtime.raw_parts import find_raw_parts
@@ -108,7 +108,7 @@ def _run(spark: SparkSession, spec: CleanSpec, scratch: str, report: Report) -> 
     )
     prepared = prepare(raw, f"{scratch}/prepared")
     parts = list(map(DocumentPart, prepared))
-    run = Run(spark, settings, history, spec.forgotten, scratch, report)
+    run = Run(spark, settings, history, spec.forgotten, scratch, report, spec.cache)
     decider = choose_decider(run, parts, raw, spec.documents_in_memory)
     _refuse_repeated_ids(decider.repeated_ids())
     _refuse_unknown_sources(decider.sources(), settings)
@@ -167,7 +167,13 @@ def _write(
     places = sorted(outcome.stay.places.items())
     items = [(n, parts[n].prepared, place, changed.places.get(n)) for n, place in places]
     classifiers = run.settings.classifiers
-    work = partial(write_part, classifiers=classifiers, output=output)
+    work = partial(
+        write_part,
+        classifiers=classifiers,
+        output=output,
+        key=writing_key(classifiers),
+        cache=run.cache,
+    )
     records = map_tasks(run.spark, "writing clean text", items, work, run.report)
     write_duplicates(run.spark, outcome.duplicates, output, run.report)
     labels = {one.name: Counter[str]() for one in classifiers}

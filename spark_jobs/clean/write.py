@@ -8,10 +8,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from artifacts.cache import cache_key, cached
+from artifacts.storage import files
 from spark_jobs.clean.classify import label_fields
 from spark_jobs.clean.decide.decider import DECIDED_SCHEMA
 from spark_jobs.clean.prepare import PreparedPart
-from spark_jobs.runtime.parquet import ORIGIN_KEY, read_table, write_table
+from spark_jobs.runtime.parquet import ORIGIN_KEY, read_table, to_parquet
 from spark_jobs.runtime.part_rows import Place
 from spark_jobs.settings import ClassifierSettings
 
@@ -40,6 +42,8 @@ def write_part(
     part: tuple[int, PreparedPart, Place, Place | None],
     classifiers: list[ClassifierSettings],
     output: str,
+    key: str,
+    cache: str | None,
 ) -> dict[str, Any]:
     """Write one part's clean text: `labels`, each classifier's name to labels to documents.
 
@@ -48,13 +52,29 @@ def write_part(
             texts of those that lost some of it (`repeated.trim.TRIMMED_SCHEMA`).
         classifiers: whose columns the text has.
         output: folder of the clean corpus.
+        key: of `writing_key`.
+        cache: folder of what earlier runs wrote; most parts of a corpus that grew are as they were.
     """
-    number, prepared, stay, texts = part
-    table = _select(prepared, stay.read(), clean_schema(classifiers))
-    if texts:
-        table = _trimmed(table, stay.read(), texts.read(), prepared.origin)
-    write_table(f"{output}/part-{number:05d}.parquet", table)
-    return {"labels": {one.name: Counter(table[one.name].to_pylist()) for one in classifiers}}
+    number, prepared, place, place_of_texts = part
+    stay, texts = place.read(), place_of_texts.read() if place_of_texts else None
+    schema = clean_schema(classifiers)
+
+    def make() -> bytes:
+        table = _select(prepared, stay, schema)
+        return to_parquet(_trimmed(table, stay, texts, prepared.origin) if texts else table)
+
+    url = f"{output}/part-{number:05d}.parquet"
+    chosen = hashlib.sha256(prepared.origin.encode())
+    for rows in (stay, texts):
+        chosen.update(rows.serialize() if rows else b"")
+    files.write(url, cached(cache, f"{key}-{chosen.hexdigest()}", make), sync=False)
+    labels = read_table(url, [one.name for one in classifiers])
+    return {"labels": {name: Counter(labels[name].to_pylist()) for name in labels.column_names}}
+
+
+def writing_key(classifiers: list[ClassifierSettings]) -> str:
+    """The cache's key of clean text, but for what its part was made of and what stays of it."""
+    return cache_key(__name__, ["numpy", "pyarrow"], columns=clean_schema(classifiers).names)
 
 
 def clean_schema(classifiers: list[ClassifierSettings]) -> pa.Schema:

@@ -21,7 +21,7 @@ def cached_rows(
         make: places in `ids` to the rows of these documents, in that order.
 
     Returns:
-        What `make` gives, in the order of `ids`.
+        What `make` gives, in the order of `ids`. The cache keeps the rows of other documents, too.
     """
     if folder is None:
         return make(np.arange(len(ids)))
@@ -36,7 +36,6 @@ def cached_rows(
         missing = np.flatnonzero(~is_known)
         made = make(missing).append_column("id", ids.take(pa.array(missing)))
         known = made if known is None else pa.concat_tables([known, made])
-        known = known.take(pc.index_in(ids, known["id"]))
         write_cached(folder, key, _to_stream(known))
     return known.take(pc.index_in(ids, known["id"])).drop_columns("id")
 

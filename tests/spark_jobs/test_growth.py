@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from spark_jobs.clean import job as clean
+from spark_jobs.clean.write import writing_key
 from spark_jobs.settings import CleanCorpusSettings, SplitSettings, TokenizedShardsSettings
 from spark_jobs.tokenize import job as tokenize
 from tests.spark_jobs.test_duplicates import families
@@ -120,6 +121,7 @@ def test_tokens_of_documents_that_stay_are_found_again_though_others_of_their_fi
     ]  # fmt: skip
     make(spark, texts, model_folder, first, tmp_path / "cache")
     before = cached_tokens(tmp_path / "cache")
+    assert count_written(tmp_path / "cache") == len(texts)
     # A longer copy of one document of the first file takes its place there.
     identifier, text = next(one for one in texts[0] if is_trained_on(first, one[0]))
     texts.append([("longer", f"{text} and more")])
@@ -128,6 +130,8 @@ def test_tokens_of_documents_that_stay_are_found_again_though_others_of_their_fi
 
     after = cached_tokens(tmp_path / "cache")
     assert before.items() <= after.items()
+    # The first part lost a document, and the last one is new.
+    assert count_written(tmp_path / "cache") == len(texts) + 1
     assert not is_trained_on(tmp_path / "grown", identifier)
     assert is_trained_on(tmp_path / "grown", "longer")
 
@@ -135,6 +139,11 @@ def test_tokens_of_documents_that_stay_are_found_again_though_others_of_their_fi
 def cached_tokens(cache: Path) -> dict[str, bytes]:
     """Entries with tokens or n-grams."""
     return {file.name: file.read_bytes() for file in (cache / "tokens").iterdir()}
+
+
+def count_written(cache: Path) -> int:
+    """How many parts of clean text are cached."""
+    return len(list((cache / "clean").glob(f"{writing_key([])}-*")))
 
 
 def is_trained_on(folder: Path, identifier: str) -> bool:

@@ -63,7 +63,7 @@ def _fetch(key: str, folder: Path, cache: str | None) -> ChunkRecord | None:
     content = read_cached(cache, key) if cache else None
     if cache is None or content is None:
         return None
-    record = ChunkRecord.model_validate_json(content)
+    record = ChunkRecord.model_validate_json(bytes(content))
     for name in record.files:
         file = read_cached(cache, name)
         if file is None:

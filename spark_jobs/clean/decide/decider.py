@@ -45,6 +45,8 @@ class Run:
     scratch: str
     """Folder for what is needed only until the job ends."""
     report: Report
+    cache: str | None = None
+    """Folder of what earlier runs made (`artifacts.cache`)."""
 
 
 class Example(NamedTuple):

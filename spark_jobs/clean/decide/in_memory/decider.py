@@ -64,6 +64,7 @@ class InMemoryDecider(Decider):
             prepared,
             words=words,
             scratch=run.scratch,
+            cache=run.cache,
             report=run.report,
         )
         near = find_near(prepared, texts, settings, shingles)

@@ -9,11 +9,13 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
+from artifacts.cache import cache_key
 from artifacts.progress import Report
 from artifacts.storage import files
 from spark_jobs.clean.decide.documents import DocumentPart
 from spark_jobs.clean.decide.in_memory.prepared import Prepared
 from spark_jobs.clean.decide.similarity import chunks, jaccard, plausible, shingle_sets
+from spark_jobs.runtime.cache import cached_rows
 from spark_jobs.runtime.tasks import map_tasks
 
 Compare = Callable[[np.ndarray], np.ndarray]
@@ -49,6 +51,7 @@ def fetch_shingles(
     numbers: np.ndarray,
     words: int,
     scratch: str,
+    cache: str | None,
     report: Report,
 ) -> list[np.ndarray]:
     """The shingle sets of documents, made by tasks where their texts are: sorted hashes.
@@ -57,10 +60,13 @@ def fetch_shingles(
         numbers: of documents in `prepared`; only candidates for near-copies are asked for.
         words: in a shingle.
         scratch: folder that the sets pass through.
+        cache: folder of those that earlier runs made.
     """
     found = prepared.by_part(numbers)
     items = [(part, rows, f"{scratch}/shingles-{uuid.uuid4().hex}") for part, _, rows in found]
-    map_tasks(spark, "shingling candidates", items, partial(_shingle, words=words), report)
+    key = cache_key(shingle_sets.__module__, ["numpy"], words=words)
+    work = partial(_shingle, words=words, cache=cache, key=key)
+    map_tasks(spark, "shingling candidates", items, work, report)
     sets: list[np.ndarray] = [np.empty(0, np.uint64)] * len(numbers)
     for (_, places, _), (_, _, url) in zip(found, items, strict=True):
         with files.open_file(url) as file, pa.ipc.open_stream(file) as stream:
@@ -70,10 +76,17 @@ def fetch_shingles(
     return sets
 
 
-def _shingle(item: tuple[DocumentPart, np.ndarray, str], words: int) -> dict[str, Any]:
+def _shingle(
+    item: tuple[DocumentPart, np.ndarray, str], words: int, cache: str | None, key: str
+) -> dict[str, Any]:
     part, rows, target = item
-    sets = shingle_sets(part.read_rows("text", pa.array(rows)).to_pylist(), words)
-    table = pa.table({"shingles": pa.array(sets, pa.list_(pa.uint64()))})
+
+    def make(places: np.ndarray) -> pa.Table:
+        texts = part.read_rows("text", pa.array(rows[places])).to_pylist()
+        return pa.table({"shingles": pa.array(shingle_sets(texts, words), pa.list_(pa.uint64()))})
+
+    ids = pa.chunked_array([part.read_rows("id", pa.array(rows))])
+    table = cached_rows(cache, f"{key}-{part.prepared.origin}", ids, make)
     with files.open_file(target, "wb") as file, pa.ipc.new_stream(file, table.schema) as stream:
         stream.write_table(table)
     return {}
