@@ -6,8 +6,10 @@ import resource
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -64,6 +66,11 @@ def limited_protocol(settings: EndpointSettings) -> type[H11Protocol]:
                 return
             self.loop.call_later(settings.header_timeout / 4, self._watch)
 
+        def on_response_complete(self) -> None:
+            # Requests may all fall between two looks.
+            self._idle_since = self.loop.time()
+            super().on_response_complete()
+
         def send_400_response(self, msg: str) -> None:
             malformed.add(reason=msg)
             error = ServingError(400, msg, "invalid_http")
@@ -93,6 +100,12 @@ class OriginMiddleware(CORSMiddleware):
             allow_headers=["Authorization", "Content-Type", "X-Request-Id"],
         )
         self._settings = settings
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        answer = super().preflight_response(request_headers)
+        if answer.status_code < 400:
+            return answer
+        return ServingError(403, f"{bytes(answer.body).decode()}.", "forbidden_origin").response()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:

@@ -25,6 +25,7 @@ TEMPLATE = (
 
 
 FEW_FILES = 512
+HEADER_TIMEOUT = 1.0
 PROMISED_SECONDS = 5.0
 """In which `/health` tells that an engine does not answer."""
 
@@ -45,7 +46,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory, chat_model_folder: Path) -
             folder,
             model,
             max_connections=12,
-            header_timeout=1.0,
+            header_timeout=HEADER_TIMEOUT,
             # Work that ends while a test waits for it was not ended by this.
             request_timeout=2 * WAIT_SECONDS,
             max_waiting=2,
@@ -85,6 +86,17 @@ def test_silent_connection_and_unfinished_header_are_closed(
         while silent.recv(4096):
             pass
     assert time.monotonic() - started < 5
+
+
+def test_connection_in_use_is_not_taken_for_a_silent_one(guarded: Client) -> None:
+    with connect(guarded) as busy:
+        began = answered = time.monotonic()
+        while answered - began < 3 * HEADER_TIMEOUT:
+            busy.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            answer = busy.recv(4096)
+            assert answer or time.monotonic() - answered > HEADER_TIMEOUT
+            answered = time.monotonic()
+            time.sleep(HEADER_TIMEOUT / 20)
 
 
 @pytest.mark.fault(

@@ -126,8 +126,14 @@ def test_ten_thousand_requests_are_answered_or_refused_in_openais_shape(
     check(client, request)
 
 
-def test_a_foreign_pages_preflight_is_refused_in_openais_shape(client: Client) -> None:
-    headers = {"Origin": "https://evil.example", "Access-Control-Request-Method": "POST"}
+@pytest.mark.parametrize(
+    ("origin", "method"), [("https://evil.example", "POST"), ("", "POST"), ("own", "DELETE")]
+)
+def test_a_preflight_that_is_not_allowed_is_refused_in_openais_shape(
+    client: Client, origin: str, method: str
+) -> None:
+    headers = {"Origin": client.url if origin == "own" else origin}
+    headers |= {"Access-Control-Request-Method": method}
     answer = httpx.options(f"{client.url}/v1/completions", headers=headers)
     assert answer.status_code == 403
     assert answer.json()["error"]["code"] == "forbidden_origin"
