@@ -9,12 +9,12 @@ from pathlib import Path
 
 from artifacts.shards.format import ShardStats
 from llm_assets.config import config_path, load_settings
-from llm_assets.sources.snapshot.snapshot import write_snapshot
 from recipes.evaluation.settings import ModelSource
 from recipes.evaluation.spec import EvaluationSpec
 from recipes.model.base_model import prepare
 from recipes.spec import TrainingSpec, command
 from spark_jobs.clean import job as clean
+from spark_jobs.read.snapshot.snapshot import write_snapshot
 from spark_jobs.runtime.session import local_session
 from spark_jobs.tokenize import job as tokenize
 

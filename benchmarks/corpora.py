@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from llm_assets.sources.settings import RawCorpusSettings
-from llm_assets.sources.snapshot.snapshot import write_snapshot
+from spark_jobs.read.settings import RawCorpusSettings
+from spark_jobs.read.snapshot.snapshot import write_snapshot
 
 FOLDER = Path(".llm_assets/benchmarks")
 

@@ -26,9 +26,9 @@ from benchmarks.corpora import FOLDER, package_docs
 from benchmarks.harness import Check, at_most, keep, seconds
 from benchmarks.scale_text import COPIES_OF_DOCSTRINGS, FILE_MEGABYTES, write_texts
 from benchmarks.tokenize_spark import tokenizer_folder
-from llm_assets.sources.settings import RawCorpusSettings
-from llm_assets.sources.snapshot.snapshot import write_snapshot
 from spark_jobs.clean import job as clean
+from spark_jobs.read.settings import RawCorpusSettings
+from spark_jobs.read.snapshot.snapshot import write_snapshot
 from spark_jobs.runtime.session import local_session
 from spark_jobs.settings import CleanCorpusSettings, TokenizedShardsSettings
 from spark_jobs.tokenize import job as tokenize

@@ -70,9 +70,9 @@ def _measure_apart(megabytes: int) -> dict[str, Any]:
 def measure(megabytes: int) -> dict[str, Any]:
     """Make every artifact of so much text; `{"seconds", "peak_gb", "stages"}`."""
     from benchmarks.tokenize_spark import tokenizer_folder
-    from llm_assets.sources.settings import RawCorpusSettings
-    from llm_assets.sources.snapshot.snapshot import write_snapshot
     from spark_jobs.clean import job as clean
+    from spark_jobs.read.settings import RawCorpusSettings
+    from spark_jobs.read.snapshot.snapshot import write_snapshot
     from spark_jobs.runtime.session import local_session
     from spark_jobs.settings import CleanCorpusSettings, TokenizedShardsSettings
     from spark_jobs.tokenize import job as tokenize

@@ -33,14 +33,14 @@ from benchmarks.scale_text import COPIES_OF_DOCSTRINGS, FILE_MEGABYTES, write_te
 from benchmarks.tokenize_spark import clean_text, tokenizer_folder
 from llm_assets.registry.records import ModelVersion
 from llm_assets.registry.state import RegistryState
-from llm_assets.sources.settings import RawCorpusSettings
-from llm_assets.sources.snapshot.snapshot import write_snapshot
 from llm_assets.tracing.indexed import index_keys
 from llm_assets.tracing.trace import Tracer
 from recipes.data.trained import TRAINED_NAME, record_trained
 from recipes.spec import MODEL_FOLDER
 from spark_jobs import trace_index
 from spark_jobs.clean import job as clean
+from spark_jobs.read.settings import RawCorpusSettings
+from spark_jobs.read.snapshot.snapshot import write_snapshot
 from spark_jobs.runtime.session import local_session
 from spark_jobs.settings import (
     CleanCorpusSettings,

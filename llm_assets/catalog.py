@@ -8,8 +8,8 @@ from dagster import AssetSpec, AutomationCondition, FreshnessPolicy, TableColumn
 from artifacts.shards.format import DOCUMENT_SCHEMA
 from llm_assets.config import PipelineSettings
 from llm_assets.experiments.job import ASSET as EXPERIMENTS
-from llm_assets.sources.document import SCHEMA as RAW_SCHEMA
 from spark_jobs.clean.write import CLEAN_SCHEMA
+from spark_jobs.read.document import SCHEMA as RAW_SCHEMA
 
 COLUMNS = {
     "raw_corpus": RAW_SCHEMA,

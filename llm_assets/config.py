@@ -25,7 +25,6 @@ from llm_assets.operation_settings import (
     NotificationSettings,
     RetentionSettings,
 )
-from llm_assets.sources.settings import Files, RawCorpusSettings
 from recipes.evaluation.settings import EvaluationSettings
 from recipes.settings.recipe import (
     RECIPES,
@@ -34,6 +33,7 @@ from recipes.settings.recipe import (
     RecipeSettings,
 )
 from serving.settings import EndpointSettings
+from spark_jobs.read.settings import Files, RawCorpusSettings
 from spark_jobs.settings import (
     DOCUMENTS_IN_MEMORY,
     HELD_OUT_IN_MEMORY,

@@ -13,13 +13,13 @@ from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Store
 from llm_assets.config import PipelineSettings
 from llm_assets.endpoint.folder import endpoint_folder
-from llm_assets.sources.docstrings import find_package
-from llm_assets.sources.files.find import find_files
-from llm_assets.sources.files.source_file import StoredFile
-from llm_assets.sources.settings import Files, HuggingFaceDataset, PackageDocs
 from recipes.settings.recipe import BaseModelSettings
 from serving import endpoint as process
 from serving.api.address import listen
+from spark_jobs.read.docstrings import find_package
+from spark_jobs.read.files.find import find_files
+from spark_jobs.read.files.source_file import StoredFile
+from spark_jobs.read.settings import Files, HuggingFaceDataset, PackageDocs
 
 BYTES_PER_TOKEN = 4
 """About, for English and the usual vocabularies."""

@@ -45,7 +45,7 @@ LONGEST_FIRST = (
     "tests/recipes/test_mounted_bucket.py",
     "tests/spark_jobs/test_lineage.py",
     "tests/llm_assets/pipes/test_faults.py",
-    "tests/llm_assets/sources/files/test_bounds.py",
+    "tests/spark_jobs/read/files/test_bounds.py",
     "tests/spark_jobs/test_peer_faults.py",
     "tests/recipes/distributed/test_tensor_parallel.py",
     "tests/recipes/test_from_scratch.py",

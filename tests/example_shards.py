@@ -11,8 +11,8 @@ from pydantic import TypeAdapter
 
 from artifacts.examples import Example, Form, plain_text, read_example
 from artifacts.shards.format import SPLITS, ShardEntry, ShardStats, Split, token_dtype
-from llm_assets.sources.example_settings import ExampleColumns
-from llm_assets.sources.examples import take_example
+from spark_jobs.read.example_settings import ExampleColumns
+from spark_jobs.read.examples import take_example
 from spark_jobs.settings import TokenizedShardsSettings
 from spark_jobs.tokenize.examples import ExampleTokenizer, TokenizedExample
 from spark_jobs.tokenize.job import PACKING_OF

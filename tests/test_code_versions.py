@@ -15,15 +15,15 @@ import pytest
 
 from artifacts.source_code import normalized, source_hash
 from llm_assets.gate.settings import CODE_VERSION as GATE_VERSION
-from llm_assets.sources.snapshot.snapshot import CODE_VERSION as SNAPSHOT_VERSION
 from recipes.evaluation.settings import CODE_VERSION as EVALUATION_VERSION
 from recipes.settings.recipe import BASE_MODEL_CODE_VERSION, CHECKPOINT_CODE_VERSION
 from spark_jobs.clean.job import CODE_VERSION as CLEAN_VERSION
+from spark_jobs.read.snapshot.snapshot import CODE_VERSION as SNAPSHOT_VERSION
 from spark_jobs.tokenize.job import CODE_VERSION as TOKENIZE_VERSION
 
 RECORD = Path(__file__).with_name("code_versions.json")
 STAGES = {
-    "raw_corpus": ("llm_assets.sources.snapshot.snapshot", SNAPSHOT_VERSION),
+    "raw_corpus": ("spark_jobs.read.snapshot.snapshot", SNAPSHOT_VERSION),
     "clean_corpus": ("spark_jobs.clean.job", CLEAN_VERSION),
     "tokenized_shards": ("spark_jobs.tokenize.job", TOKENIZE_VERSION),
     "base_model": ("recipes.model.base_model", BASE_MODEL_CODE_VERSION),

@@ -18,12 +18,12 @@ from llm_assets.forgetting.listed import read_list
 from llm_assets.pipeline import PipelineResource
 from llm_assets.runners.spark import SparkRunner
 from llm_assets.runners.training import TrainingRunner
-from llm_assets.sources.files.source_file import SourceChanged
-from llm_assets.sources.opened import Unread
-from llm_assets.sources.snapshot import snapshot
 from recipes.model.row_length import check_row_length
 from spark_jobs.clean import job as clean
 from spark_jobs.clean.classify import read_model
+from spark_jobs.read.files.source_file import SourceChanged
+from spark_jobs.read.opened import Unread
+from spark_jobs.read.snapshot import snapshot
 from spark_jobs.settings import CleanCorpusSettings
 from spark_jobs.tokenize import job as tokenize
 

@@ -33,8 +33,8 @@ from llm_assets.registry.records import ModelVersion
 from llm_assets.registry.resource import RegistryResource
 from llm_assets.registry.retired import find_manifest
 from llm_assets.registry.state import RegistryState
-from llm_assets.sources.files.source_file import SourceChanged
 from serving.state import StateFolder
+from spark_jobs.read.files.source_file import SourceChanged
 
 NEWEST_VERSIONS = 50
 """So many are asked which text they know; older ones were superseded long ago."""

@@ -11,8 +11,8 @@ import numpy as np
 from artifacts.store.identity import hash_json
 from artifacts.store.store import Store, layout
 from llm_assets.config import PipelineSettings
-from llm_assets.sources.files.digests import Digests
-from llm_assets.sources.snapshot.snapshot import fingerprints_of, open_sources
+from spark_jobs.read.files.digests import Digests
+from spark_jobs.read.snapshot.snapshot import fingerprints_of, open_sources
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,12 @@ import yaml
 from artifacts.errors import UserError
 from artifacts.shown import shown_in_line
 from llm_assets.preflight import BYTES_PER_TOKEN, ROWS
-from llm_assets.sources.files.content import Content
-from llm_assets.sources.files.find import Found, find_files
-from llm_assets.sources.files.source_file import StoredFile
-from llm_assets.sources.files.streams import BadFile, lines_of
-from llm_assets.sources.formats import FORMATS, FormatName
-from llm_assets.sources.settings import Files
+from spark_jobs.read.files.content import Content
+from spark_jobs.read.files.find import Found, find_files
+from spark_jobs.read.files.source_file import StoredFile
+from spark_jobs.read.files.streams import BadFile, lines_of
+from spark_jobs.read.formats import FORMATS, FormatName
+from spark_jobs.read.settings import Files
 
 TEXT_COLUMNS = ("text", "content", "body", "article", "document", "markdown", "description")
 CODE_SHARE = 0.2

@@ -17,9 +17,9 @@ from artifacts.store.store import Artifact, Store
 from llm_assets.assets.evaluation_metadata import UNMEASURED, number, read_samples
 from llm_assets.assets.figures import sparkline
 from llm_assets.config import PipelineSettings
-from llm_assets.sources.opened import Unread
 from recipes.evaluation.metric import Metric
 from recipes.spec import read_metrics
+from spark_jobs.read.opened import Unread
 
 
 def print_summary(

@@ -26,7 +26,7 @@ from llm_assets.gate.settings import CODE_VERSION, GateSettings
 from llm_assets.gate.verdict import Outcome, Reason, Verdict
 from llm_assets.registry.local import LocalRegistry
 from llm_assets.registry.records import ModelEntry, ModelVersion
-from llm_assets.sources.snapshot.snapshot import source_fingerprints
+from spark_jobs.read.snapshot.snapshot import source_fingerprints
 from tests.conftest import Project, make_project
 
 

@@ -11,8 +11,8 @@ from llm_assets.cli.main import commands
 from llm_assets.cli.pipeline.init import LEAST_STEPS, MOST_STEPS, write_pipeline
 from llm_assets.config import PipelineSettings, load_settings
 from llm_assets.preflight import preflight
-from llm_assets.sources.snapshot.snapshot import write_snapshot
-from tests.llm_assets.sources.files.test_formats import write_pdf
+from spark_jobs.read.snapshot.snapshot import write_snapshot
+from tests.spark_jobs.read.files.test_formats import write_pdf
 from tests.tiny import tiny_texts
 
 

@@ -20,10 +20,10 @@ from llm_assets.forgetting import erase as erasing
 from llm_assets.forgetting.erase import erase, find_holders
 from llm_assets.forgetting.listed import ForgottenDocument, ForgottenList
 from llm_assets.registry.state import RegistryState
-from llm_assets.sources.settings import RawCorpusSettings
-from llm_assets.sources.snapshot.snapshot import write_snapshot
 from spark_jobs.clean.decide.duplicates import DUPLICATE_SCHEMA
 from spark_jobs.clean.history import PAST_FOLDER
+from spark_jobs.read.settings import RawCorpusSettings
+from spark_jobs.read.snapshot.snapshot import write_snapshot
 from spark_jobs.runtime.parquet import write_table
 from tests.tiny import tiny_shards, tiny_texts
 

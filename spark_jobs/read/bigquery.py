@@ -1,0 +1,205 @@
+"""Reads documents from BigQuery, by way of Parquet files that it exports to Cloud Storage.
+
+Export instead of reading rows through the API: Google's machines write in parallel, and the very
+bytes that were read stay for later reference.
+"""
+
+import json
+import uuid
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from artifacts.errors import UserError
+from artifacts.storage import files
+from artifacts.store.identity import hash_json
+from spark_jobs.read.chunks import NO_CHUNKS, Batch, single_chunk
+from spark_jobs.read.document import Document
+from spark_jobs.read.files.find import find_files
+from spark_jobs.read.files.pinned import pin_files
+from spark_jobs.read.opened import OpenedSource
+from spark_jobs.read.settings import BigQuery, Files
+from spark_jobs.runtime.pinned.file import PinnedFile
+
+BATCH_DOCUMENTS = 1_000
+JOB_SECONDS = 3_600.0
+EXPORTED_NAME = "exported.json"
+
+
+def fingerprint_bigquery(source: BigQuery) -> str:
+    """A hash that changes when the source's rows do.
+
+    With a watermark these are the number of rows and the highest one; without, when each table
+    that is read was last modified, and its etag.
+
+    Raises:
+        UserError: the table, a column or a right is missing, or the query would cost too much.
+    """
+    state = _watermark(source) if source.watermark_column else _tables(source)
+    origin = {"table": source.table, "query": source.query}
+    columns = {"id": source.id_column, "text": source.text_column}
+    return hash_json({"origin": origin, "columns": columns, "state": state})
+
+
+def _watermark(source: BigQuery) -> dict[str, Any]:
+    highest = f"CAST(MAX(`{source.watermark_column}`) AS STRING)"
+    statement = f"SELECT COUNT(*) AS documents, {highest} AS watermark FROM {source.origin}"
+    (row,) = _run(source, statement)
+    return {"documents": row["documents"], "watermark": row["watermark"]}
+
+
+def _tables(source: BigQuery) -> dict[str, Any]:
+    """Table to when it was modified and its etag; of a query, all tables that it reads."""
+    from google.api_core.exceptions import GoogleAPICallError
+    from google.cloud.bigquery import Client, QueryJobConfig
+
+    client = Client(project=source.project, location=source.location)
+    try:
+        names: list[Any] = [source.table]
+        if source.query:
+            plan = client.query(source.query, job_config=QueryJobConfig(dry_run=True))
+            names = list(plan.referenced_tables)
+        tables = [client.get_table(name) for name in names]
+    except GoogleAPICallError as error:
+        raise UserError(_explain(source, error)) from error
+    return {
+        str(table.reference): {
+            "etag": table.etag,
+            "modified": table.modified.isoformat() if table.modified else None,
+            "rows": table.num_rows,
+        }
+        for table in tables
+    }
+
+
+def export_folder(source: BigQuery, fingerprint: str) -> str:
+    """Where the files of one state of the source lie."""
+    return f"{source.export.rstrip('/')}/{source.name}-{fingerprint}"
+
+
+def open_bigquery(source: BigQuery, report: Callable[[str], None]) -> OpenedSource:
+    """The source's rows as they are now, as one chunk, or as pinned files.
+
+    Reading, or pinning, exports them, unless this state of the source was exported before.
+
+    Raises:
+        UserError: as `fingerprint_bigquery`; from reading, that the export is empty.
+    """
+    fingerprint = fingerprint_bigquery(source)
+    if source.pin:
+        pin = partial(pin_export, source, fingerprint, report)
+        return OpenedSource({source.name: fingerprint}, NO_CHUNKS, pin=pin)
+    read = partial(read_bigquery, source, fingerprint, report)
+    return OpenedSource({source.name: fingerprint}, single_chunk(fingerprint, read))
+
+
+def read_bigquery(
+    source: BigQuery, fingerprint: str, report: Callable[[str], None] = print
+) -> Iterator[Batch]:
+    """Batches of one state of the source, in the order in which BigQuery exported them.
+
+    Each export has a folder of its own, since BigQuery deletes nothing of an earlier one, and a job
+    that was given up may still write. `exported.json`, written last, says which files count.
+    """
+    folder, names = _exported(source, fingerprint, report)
+    for number, name in enumerate(names, start=1):
+        report(f"Reading {source.name}, file {number} of {len(names)}")
+        with files.open_file(f"{folder}/{name}") as handle:
+            for batch in pq.ParquetFile(handle).iter_batches(BATCH_DOCUMENTS):
+                yield [
+                    Document(id=str(row["id"]), text=row["text"] or "", source=source.name)
+                    for row in batch.to_pylist()
+                ]
+
+
+def pin_export(
+    source: BigQuery, fingerprint: str, report: Callable[[str], None]
+) -> tuple[list[PinnedFile], int]:
+    """The files of one state of the source, pinned (`files.pinned.pin_files`)."""
+    folder, names = _exported(source, fingerprint, report)
+    path = f"{folder}/{names[0].partition('/')[0]}"
+    exported = Files(type="files", name=source.name, path=path, id_column="id", pin=True)
+    found = find_files(exported).files
+    checksums = [file.digest(lambda number: None) for file in found]
+    return pin_files(exported, found, checksums, report)
+
+
+def _exported(
+    source: BigQuery, fingerprint: str, report: Callable[[str], None]
+) -> tuple[str, list[str]]:
+    """The folder of one state of the source, and its files' names relative to it."""
+    folder = export_folder(source, fingerprint)
+    done = files.find(f"{folder}/{EXPORTED_NAME}")
+    names = json.loads(done) if done else _export(source, folder, report)
+    if not names:
+        raise UserError(f"{folder} holds no exported Parquet files. Delete it and ask again.")
+    return folder, names
+
+
+def _export(source: BigQuery, folder: str, report: Callable[[str], None]) -> list[str]:
+    """Export to a fresh folder in this one; the files' names relative to this one."""
+    report(f"Exporting {source.table or 'the query'} to {folder}")
+    attempt = uuid.uuid4().hex[:12]
+    _run(source, export_statement(source, f"{folder}/{attempt}"))
+    names = [f"{attempt}/{name}" for name in files.list_names(f"{folder}/{attempt}")]
+    files.write(f"{folder}/{EXPORTED_NAME}", json.dumps(names).encode())
+    return names
+
+
+def export_statement(source: BigQuery, folder: str) -> str:
+    """The EXPORT DATA statement: id and text as Parquet.
+
+    Unordered: BigQuery would sort on one worker, which a large table exceeds.
+    """
+    return (
+        f"EXPORT DATA OPTIONS (uri = '{folder}/part-*.parquet', format = 'PARQUET') AS "
+        f"SELECT CAST(`{source.id_column}` AS STRING) AS id, `{source.text_column}` AS text "
+        f"FROM {source.origin}"
+    )
+
+
+def _run(source: BigQuery, statement: str) -> list[Any]:
+    """The rows of a statement; a job that nobody waits for any more is cancelled."""
+    from google.api_core.exceptions import GoogleAPICallError
+    from google.cloud.bigquery import Client, QueryJobConfig
+
+    client = Client(project=source.project, location=source.location)
+    config = QueryJobConfig(maximum_bytes_billed=source.maximum_bytes_billed)
+    try:
+        job = client.query(statement, job_config=config)
+        try:
+            return list(job.result(timeout=JOB_SECONDS))
+        except GoogleAPICallError:
+            raise
+        except BaseException:
+            # Ctrl-C among them: nobody waits for the job any more, and it costs.
+            job.cancel()
+            raise
+    except TimeoutError as error:
+        raise UserError(
+            f"BigQuery did not finish job {job.job_id} of `{source.name}` within "
+            f"{JOB_SECONDS / 60:g} minutes, and it was cancelled. Read less with `query`, or give "
+            f"project {source.project} more slots, and ask again."
+        ) from error
+    except GoogleAPICallError as error:
+        raise UserError(_explain(source, error)) from error
+
+
+def _explain(source: BigQuery, error: Any) -> str:
+    text = f"BigQuery refused to read {source.table or 'the query'} of `{source.name}`: "
+    text += str(error.message)
+    if "bytesBilled" in text or "bytes billed" in text.lower():
+        return (
+            f"{text}\nThe limit: `maximum_gigabytes_billed: {source.maximum_gigabytes_billed:g}`; "
+            "raise it if that is what you want to pay for."
+        )
+    if error.code == 403:
+        return (
+            f"{text}\nAsk for roles/bigquery.jobUser on project {source.project} and "
+            "roles/bigquery.dataViewer on the dataset."
+        )
+    if error.code == 404:
+        return f"{text}\nCheck `table` and `location: {source.location}`."
+    return text

@@ -1,0 +1,144 @@
+"""Reads a Hugging Face dataset: a name on the Hub, its copy in the Hub's cache, or a folder."""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from artifacts.errors import UserError
+from spark_jobs.read.chunks import Batch, single_chunk
+from spark_jobs.read.document import Document, of_example
+from spark_jobs.read.examples import take_example
+from spark_jobs.read.faults import Fault
+from spark_jobs.read.files.source_file import SourceChanged
+from spark_jobs.read.opened import OpenedSource
+from spark_jobs.read.settings import HuggingFaceDataset
+
+BATCH_DOCUMENTS = 1_000
+
+
+def fingerprint_dataset(source: HuggingFaceDataset) -> str:
+    """A hash of a local folder's files, or the revision that the Hub, or offline its cache, has."""
+    folder = Path(source.dataset)
+    if folder.is_dir():
+        digest = hashlib.sha256()
+        for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+            digest.update(file.relative_to(folder).as_posix().encode())
+            with file.open("rb") as handle:
+                hashlib.file_digest(handle, lambda: digest)
+        return digest.hexdigest()[:32]
+    if cached := _cached(source):
+        return cached.name
+    from huggingface_hub import HfApi
+
+    try:
+        information = HfApi().dataset_info(source.dataset, revision=source.revision)
+    except Exception as error:
+        # The Hub's, httpx' and the operating system's errors share no class.
+        raise _not_reached(source, error) from error
+    return str(information.sha)
+
+
+def open_dataset(source: HuggingFaceDataset, report: Callable[[str], None]) -> OpenedSource:
+    """The dataset as one chunk, in its own order.
+
+    Raises:
+        UserError: it cannot be reached or read, or lacks a column.
+        SourceChanged: from reading, a local folder changed since it was hashed.
+    """
+    fingerprint = fingerprint_dataset(source)
+
+    def read() -> Iterator[Batch]:
+        if Path(source.dataset).is_dir():
+            yield from _read(source, report)
+            if fingerprint_dataset(source) != fingerprint:
+                raise SourceChanged(f"{source.dataset} changed while it was read")
+        else:
+            # A branch may have moved since: what is read is the revision of the fingerprint.
+            yield from _read(source.model_copy(update={"revision": fingerprint}), report)
+
+    return OpenedSource({source.name: fingerprint}, single_chunk(fingerprint, read))
+
+
+def _read(source: HuggingFaceDataset, report: Callable[[str], None]) -> Iterator[Batch]:
+    rows = _load(source)
+    columns = list(rows.column_names or [])
+    for column in source.columns:
+        if columns and column not in columns:
+            raise UserError(
+                f"Source {source.name!r}: the dataset {source.dataset} has no column {column!r}; "
+                f"its columns are {', '.join(columns)}. Name its columns in the source's settings."
+            )
+    batch: Batch = []
+    for number, row in enumerate(rows):
+        batch.append(_document(row, number, source))
+        if len(batch) == BATCH_DOCUMENTS:
+            report(f"{source.name}: {number + 1:,} documents read")
+            yield batch
+            batch = []
+    yield batch
+
+
+def _document(row: dict[str, Any], number: int, source: HuggingFaceDataset) -> Document | Fault:
+    place = f"{source.dataset}, row {number}"
+    identifier = str(row[source.id_column] if source.id_column else f"{source.name}:{number}")
+    if source.examples:
+        found = take_example(row.get, source.examples, place)
+        return found if isinstance(found, Fault) else of_example(identifier, found, source.name)
+    text = row.get(source.text_column)
+    if not isinstance(text, str):
+        return Fault("no_text", f"{place}: no text under {source.text_column!r}")
+    return Document(id=identifier, text=text, source=source.name)
+
+
+def _load(source: HuggingFaceDataset) -> Any:
+    import datasets
+
+    datasets.disable_progress_bars()
+    try:
+        if (Path(source.dataset) / "state.json").exists():
+            return datasets.load_from_disk(source.dataset)
+        if (Path(source.dataset) / "dataset_dict.json").exists():
+            return datasets.load_from_disk(source.dataset)[source.split]
+        cached = _cached(source)
+        # Streaming reads each file once and keeps no second copy of the data.
+        return datasets.load_dataset(
+            str(cached or source.dataset),
+            source.subset,
+            split=source.split,
+            revision=None if cached else source.revision,
+            streaming=True,
+        )
+    except UserError:
+        raise
+    except Exception as error:
+        # As above, and those of every format that datasets reads.
+        raise _not_reached(source, error) from error
+
+
+def _cached(source: HuggingFaceDataset) -> Path | None:
+    """Where offline the Hub's cache has the dataset: a folder named by its revision."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.constants import is_offline_mode
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    if Path(source.dataset).is_dir() or not is_offline_mode():
+        return None
+    try:
+        folder = snapshot_download(
+            source.dataset, repo_type="dataset", revision=source.revision, local_files_only=True
+        )
+    except LocalEntryNotFoundError as error:
+        raise UserError(
+            f"Source {source.name!r}: HF_HUB_OFFLINE is set, and the Hub's cache has no copy of "
+            f"{source.dataset} (revision {source.revision or 'main'}). Get one where there is a "
+            f"network: hf download --repo-type dataset {source.dataset}"
+        ) from error
+    return Path(folder)
+
+
+def _not_reached(source: HuggingFaceDataset, error: Exception) -> UserError:
+    return UserError(
+        f"Source {source.name!r}: the Hugging Face dataset {source.dataset} (subset "
+        f"{source.subset}, split {source.split}) cannot be read: {error}"
+    )

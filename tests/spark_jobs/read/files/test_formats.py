@@ -1,0 +1,199 @@
+"""Every format people have becomes text; what cannot is named."""
+
+import io
+import json
+import tarfile
+import zipfile
+from pathlib import Path
+
+import docx
+import pypdf
+import pytest
+from pypdf.generic import DictionaryObject, NameObject, StreamObject
+
+from artifacts.errors import UserError
+from tests.spark_jobs.read.test_snapshot import files_source, snapshot
+
+PAGE = """<html><head><title>Pump</title><script>alert(1)</script></head><body>
+<nav><a href="/">Home</a><a href="/shop">Shop</a></nav><article><h1>Pump</h1>
+<p>The pump opens every week and must be checked by the operator before start-up.</p>
+<p>The inner ring turns slowly when the lamp is red, and the filter is replaced.</p></article>
+<footer>Imprint</footer></body></html>"""
+
+
+def texts_of(folder: Path, **settings: object) -> dict[str, str]:
+    rows, _ = snapshot(files_source(folder, **settings), folder.parent / "raw")
+    return {row["id"]: row["text"] for row in rows}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "text"
+    folder.mkdir()
+    return folder
+
+
+def write_pdf(path: Path, text: str | None, password: str | None = None) -> None:
+    """A page with a line of text, or with none."""
+    writer = pypdf.PdfWriter()
+    page = writer.add_blank_page(300, 200)
+    if text:
+        font = DictionaryObject(
+            {
+                NameObject("/Type"): NameObject("/Font"),
+                NameObject("/Subtype"): NameObject("/Type1"),
+                NameObject("/BaseFont"): NameObject("/Helvetica"),
+            }
+        )
+        fonts = DictionaryObject({NameObject("/F1"): writer._add_object(font)})
+        page[NameObject("/Resources")] = DictionaryObject({NameObject("/Font"): fonts})
+        stream = StreamObject()
+        stream.set_data(f"BT /F1 12 Tf 20 100 Td ({text}) Tj ET".encode())
+        page[NameObject("/Contents")] = writer._add_object(stream)
+    if password:
+        writer.encrypt(password)
+    writer.write(path)
+
+
+def test_a_page_gives_its_main_text(folder: Path) -> None:
+    (folder / "a.html").write_text(PAGE)
+
+    text = texts_of(folder)["a.html"]
+
+    assert "The pump opens every week" in text and "The inner ring" in text
+    assert "alert" not in text
+
+
+def test_pdf_and_word_give_their_text(folder: Path) -> None:
+    write_pdf(folder / "a.pdf", "The valve opens before start-up")
+    document = docx.Document()
+    document.add_heading("Valves", level=2)
+    document.add_paragraph("Each gauge is checked.")
+    table = document.add_table(rows=1, cols=2)
+    table.rows[0].cells[0].text, table.rows[0].cells[1].text = "gauge", "40 °C"
+    document.save(str(folder / "b.docx"))
+
+    texts = texts_of(folder)
+
+    assert texts["a.pdf"] == "The valve opens before start-up"
+    assert texts["b.docx"] == "## Valves\n\nEach gauge is checked.\n\ngauge | 40 °C"
+
+
+def test_a_pdf_without_text_is_set_aside_and_one_with_a_password_named(folder: Path) -> None:
+    (folder / "a.md").write_text("The valve opens.")
+    write_pdf(folder / "scanned.pdf", None)
+    _, stats = snapshot(files_source(folder), folder.parent / "raw")
+    assert stats["dropped"] == {"no_text_layer": 1}
+    assert "scanned.pdf has no text" in stats["faults"][0]
+
+    write_pdf(folder / "secret.pdf", "hidden", password="x")
+    with pytest.raises(UserError, match=r"secret.pdf cannot be read as pdf \(it is encrypted"):
+        texts_of(folder)
+
+
+def test_a_notebook_gives_text_and_code(folder: Path) -> None:
+    cells = [
+        {"cell_type": "markdown", "source": ["# Pumps\n", "They turn."]},
+        {"cell_type": "code", "source": "turn(3)", "outputs": [{"text": "3"}]},
+    ]
+    (folder / "a.ipynb").write_text(json.dumps({"cells": cells, "metadata": {}}))
+
+    assert texts_of(folder)["a.ipynb"] == "# Pumps\nThey turn.\n\n```python\nturn(3)\n```"
+
+
+def test_code_is_read_where_the_settings_name_it(folder: Path) -> None:
+    (folder / "pump").mkdir()
+    (folder / "pump" / "turn.py").write_text("def turn(): ...\n")
+    (folder / "Makefile").write_text("all:\n")
+
+    rows, _ = snapshot(files_source(folder, formats=["code"]), folder.parent / "raw")
+
+    assert {(row["path"], row["language"]) for row in rows} == {
+        ("Makefile", "makefile"),
+        ("pump/turn.py", "python"),
+    }
+    with pytest.raises(UserError, match=r"nothing at .* is read: 2 code files"):
+        texts_of(folder)
+
+
+def test_lists_of_objects_tables_and_text_within_text_are_rows(folder: Path) -> None:
+    (folder / "a.json").write_text(json.dumps([{"page": {"text": "alpha"}}], indent=1))
+    (folder / "b.json").write_text('{"page": {"text": "beta"}}\n{"page": {"text": "gamma"}}\n')
+    assert texts_of(folder, text_column="page.text") == {
+        "a.json:1": "alpha",
+        "b.json:1": "beta",
+        "b.json:2": "gamma",
+    }
+
+
+def test_tables_are_rows(folder: Path) -> None:
+    (folder / "a.csv").write_text('key,text\n7,"delta, with a\nbreak"\n8,epsilon\n')
+    (folder / "b.tsv").write_text("key\ttext\n9\tzeta\n")
+
+    expected = {"7": "delta, with a\nbreak", "8": "epsilon", "9": "zeta"}
+    assert texts_of(folder, id_column="key") == expected
+
+
+def test_archives_are_read_in_place_and_what_is_passed_over_in_them_is_counted(
+    folder: Path,
+) -> None:
+    with zipfile.ZipFile(folder / "a.zip", "w") as archive:
+        archive.writestr("docs/a.md", "alpha")
+        archive.writestr("docs/rows.jsonl", '{"text": "beta"}\n')
+        archive.writestr("docs/a.png", b"x")
+    with tarfile.open(folder / "b.tar.gz", "w:gz") as archive:
+        for name, content in (("c.txt", b"gamma"), ("d.json", b'[{"text": "delta"}]')):
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+        link = tarfile.TarInfo("link.txt")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        archive.addfile(link)
+
+    rows, stats = snapshot(files_source(folder), folder.parent / "raw")
+
+    assert {row["id"]: row["text"] for row in rows} == {
+        "a.zip/docs/a.md": "alpha",
+        "a.zip/docs/rows.jsonl:1": "beta",
+        "b.tar.gz/c.txt": "gamma",
+        "b.tar.gz/d.json:1": "delta",
+    }
+    assert stats["unread"] == {".png": 1, "link in an archive": 1}
+    assert stats["unread_examples"][".png"] == ["a.zip/docs/a.png"]
+    assert stats["dropped"] == {} and stats["faults"] == []
+
+
+@pytest.mark.fault("raw_corpus", "{name} is damaged", sees="the file", then="nothing of it is read")
+@pytest.mark.parametrize("name", ["a.zip", "a.tar.gz", "a.docx", "a.pdf", "a.ipynb"])
+def test_what_is_no_such_file_is_named(folder: Path, name: str) -> None:
+    (folder / name).write_bytes(b"not what its name says")
+
+    with pytest.raises(UserError, match=rf"{name} (is not a readable|cannot be read|is damaged)"):
+        texts_of(folder)
+
+
+def test_bad_files_among_many_are_set_aside_where_the_settings_say_so(folder: Path) -> None:
+    for number in range(20):
+        (folder / f"{number:02d}.md").write_text(f"Document {number}.")
+    (folder / "bad.zip").write_bytes(b"PK")
+    (folder / "bad.parquet").write_bytes(b"PAR1")
+    (folder / "table.csv").write_text("title\nwithout text\n")
+
+    rows, stats = snapshot(files_source(folder, on_bad_file="quarantine"), folder.parent / "raw")
+
+    assert len(rows) == 20 and stats["dropped"] == {"bad_file": 3}
+    named = " ".join(stats["faults"])
+    assert all(name in named for name in ("bad.zip", "bad.parquet", "table.csv"))
+
+
+def test_nothing_of_a_file_is_kept_that_is_damaged_further_on(folder: Path) -> None:
+    import gzip
+
+    (folder / "a.md").write_text("Sound.")
+    lines = [json.dumps({"text": f"{number} " * 40_000}) for number in range(200)]
+    packed = gzip.compress("\n".join(lines).encode())
+    (folder / "cut.jsonl.gz").write_bytes(packed[:-100])
+
+    rows, stats = snapshot(files_source(folder, on_bad_file="quarantine"), folder.parent / "raw")
+
+    assert [row["id"] for row in rows] == ["a.md"] and stats["dropped"] == {"bad_file": 1}

@@ -1,0 +1,150 @@
+"""What lies in a folder: read, or counted by kind and named, and nothing hangs."""
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from artifacts.errors import UserError
+from spark_jobs.read.files.find import find_files
+from spark_jobs.read.snapshot.snapshot import source_fingerprints
+from tests.llm_assets.privilege import run_without_privilege
+from tests.spark_jobs.read.test_snapshot import files_source, snapshot
+
+
+def unread_in(folder: Path, **settings: object) -> dict[str, list[str]]:
+    (source,) = files_source(folder, **settings).sources
+    return find_files(source).unread.examples  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "text"
+    folder.mkdir()
+    (folder / "a.md").write_text("The valve opens.")
+    return folder
+
+
+def test_what_has_no_end_is_passed_over_and_named(folder: Path) -> None:
+    os.mkfifo(folder / "pipe.txt")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(folder / "s.txt"))
+
+    _, stats = snapshot(files_source(folder), folder.parent / "raw")
+
+    assert stats["unread"] == {"FIFO": 1, "socket": 1}
+    assert stats["unread_examples"] == {"FIFO": ["pipe.txt"], "socket": ["s.txt"]}
+    with pytest.raises(UserError, match=r"pipe.txt is a FIFO, socket or device"):
+        source_fingerprints(files_source(folder / "pipe.txt"))
+
+
+def test_links_are_read_within_the_folder_and_named_where_they_lead_elsewhere(folder: Path) -> None:
+    outside = folder.parent / "outside"
+    outside.mkdir()
+    (outside / "b.md").write_text("A pump.")
+    (folder / "again.md").symlink_to("a.md")
+    (folder / "out.md").symlink_to(outside / "b.md")
+    (folder / "all").symlink_to(outside)
+    (folder / "dangling.md").symlink_to("nothing.md")
+    (folder / "loop.md").symlink_to("loop.md")
+
+    found = {kind: set(names) for kind, names in unread_in(folder).items()}
+    assert found == {
+        "link out of the folder": {"out.md"},
+        "link to a folder": {"all/"},
+        "broken link": {"dangling.md", "loop.md"},
+    }
+    rows, _ = snapshot(files_source(folder, follow_links=True), folder.parent / "raw")
+    assert [row["id"] for row in rows] == ["a.md", "again.md", "out.md"]
+
+
+def test_hidden_files_other_formats_and_the_store_are_counted_by_kind(folder: Path) -> None:
+    (folder / ".git").mkdir()
+    (folder / ".git" / "HEAD.txt").write_text("ref")
+    (folder / ".notes.md").write_text("hidden")
+    (folder / "store" / "raw_corpus").mkdir(parents=True)
+    (folder / "store" / "raw_corpus" / "part.jsonl").write_text('{"text": "made"}')
+    for name in ("a.png", "B.PNG", "LICENSE", "tool.py"):
+        (folder / name).write_bytes(b"x")
+    (source,) = files_source(folder).sources
+
+    found = find_files(source, str(folder / "store"))  # type: ignore[arg-type]
+
+    assert [file.name for file in found.files] == ["a.md"]
+    assert found.unread.counts == {
+        ".png": 2,
+        "no ending": 1,
+        "code files": 1,
+        "hidden": 2,
+        "store of llm-assets": 1,
+    }
+    assert "2 .png (" in str(found.unread)
+    hidden = find_files(source.model_copy(update={"hidden": True}))  # type: ignore[arg-type]
+    assert {".git/HEAD.txt", ".notes.md"} <= {file.name for file in hidden.files}
+
+
+def test_endings_count_in_any_case(folder: Path) -> None:
+    (folder / "B.JSONL").write_text('{"text": "beta"}')
+    (folder / "C.TXT").write_text("gamma")
+
+    rows, _ = snapshot(files_source(folder), folder.parent / "raw")
+
+    assert [row["id"] for row in rows] == ["B.JSONL:1", "C.TXT", "a.md"]
+
+
+def test_names_that_no_terminal_could_bear_are_written_out(folder: Path) -> None:
+    (Path(os.fsdecode(bytes(folder) + b"/caf\xe9.md"))).write_text("latin")
+    (folder / "red\x1b[31m.md").write_text("escape")
+
+    rows, _ = snapshot(files_source(folder), folder.parent / "raw")
+
+    assert [row["id"] for row in rows] == ["a.md", r"caf\xe9.md", r"red\x1b[31m.md"]
+
+
+def test_a_glob_finds_what_it_did_and_enters_no_more_than_it_must(folder: Path) -> None:
+    (folder / "x" / "y").mkdir(parents=True)
+    (folder / "x" / "b.md").write_text("b")
+    (folder / "x" / "y" / "c.md").write_text("c")
+    (folder / "x" / "y" / "d.txt").write_text("d")
+
+    def names(pattern: str) -> list[str]:
+        (source,) = files_source(folder / pattern).sources
+        return [file.name for file in find_files(source).files]  # type: ignore[arg-type]
+
+    assert names("*.md") == ["a.md"]
+    assert names("x/*.md") == ["b.md"]
+    assert names("**/*.md") == ["a.md", "x/b.md", "x/y/c.md"]
+    assert names("**/y/*") == ["x/y/c.md", "x/y/d.txt"]
+
+
+READ = """
+import sys
+from tests.llm_assets.privilege import run_without_privilege
+from tests.spark_jobs.read.test_snapshot import files_source
+from spark_jobs.read.snapshot.snapshot import open_sources
+from artifacts.errors import UserError
+try:
+    opened = open_sources(files_source(sys.argv[1], on_bad_file=sys.argv[2]))
+    print(opened["manual"].unread)
+except UserError as error:
+    sys.exit(str(error))
+"""
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_what_may_not_be_read_is_named_or_set_aside(folder: Path, kind: str) -> None:
+    locked = folder / "locked"
+    if kind == "folder":
+        locked.mkdir()
+    else:
+        locked = folder / "locked.md"
+        locked.write_text("secret")
+    locked.chmod(0)
+
+    stopped = run_without_privilege(READ, str(folder), "stop")
+    set_aside = run_without_privilege(READ, str(folder), "quarantine")
+
+    assert f"the {kind} {locked} may not be read" in stopped.stderr
+    assert "on_bad_file: quarantine" in stopped.stderr and "Traceback" not in stopped.stderr
+    assert f"1 unreadable {kind} ({locked.name})" in set_aside.stdout

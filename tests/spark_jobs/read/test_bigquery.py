@@ -1,0 +1,145 @@
+"""The BigQuery source, against the emulator."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+from pydantic import ValidationError
+
+from artifacts.errors import UserError
+from artifacts.storage import files
+from spark_jobs.read import bigquery
+from spark_jobs.read.bigquery import (
+    export_folder,
+    export_statement,
+    fingerprint_bigquery,
+    pin_export,
+    read_bigquery,
+)
+from spark_jobs.read.settings import BigQuery
+from spark_jobs.runtime.pinned.parts import parts_of
+from spark_jobs.runtime.raw_parts import RAW_COLUMNS
+from tests.stand_ins.bigquery import Slowness, add_rows, fill_table, running_bigquery
+from tests.stand_ins.google import BUCKET, PROJECT, LocalGoogle
+
+if TYPE_CHECKING:
+    from google.cloud.bigquery import Client
+
+TABLE = f"{PROJECT}.corpus.texts"
+
+
+def settings(**changes: object) -> BigQuery:
+    content = {"type": "bigquery", "table": TABLE, "project": PROJECT, "export": f"gs://{BUCKET}/x"}
+    return BigQuery.model_validate(content | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"table": "texts"}, "table"),
+        ({"table": "a.b.c` WHERE 1=1; DROP TABLE x --"}, "table"),
+        ({"id_column": "id` , secret"}, "id_column"),
+        ({"text_column": "text; x"}, "text_column"),
+        ({"watermark_column": "a b"}, "watermark_column"),
+        ({"table": None}, "either"),
+        ({"query": "SELECT 1"}, "either"),
+        ({"table": None, "query": "DELETE FROM a.b"}, "SELECT"),
+        ({"table": None, "query": "SELECT 1; DROP TABLE a.b"}, "SELECT"),
+        ({"export": "/local/folder"}, "export"),
+        ({"export": "gs://bucket/x', format = 'CSV"}, "export"),
+        ({"export": "gs://bucket/x\\"}, "export"),
+        ({"maximum_gigabytes_billed": 0}, "maximum_gigabytes_billed"),
+    ],
+)
+def test_wrong_identifiers_and_statements_are_refused(changes: dict, fault: str) -> None:
+    with pytest.raises(ValidationError, match=fault):
+        settings(**changes)
+
+
+def test_export_is_one_statement_that_sorts_nothing() -> None:
+    source = settings(table=None, query="SELECT id, body AS text FROM `a.b.c`;")
+    statement = export_statement(source, "gs://b/folder")
+    assert statement.startswith("EXPORT DATA OPTIONS (uri = 'gs://b/folder/part-*.parquet'")
+    assert statement.endswith("FROM (SELECT id, body AS text FROM `a.b.c`)")
+
+
+@pytest.fixture
+def slowness() -> Slowness:
+    return Slowness()
+
+
+@pytest.fixture
+def client(started_google: LocalGoogle, slowness: Slowness) -> Iterator["Client"]:
+    """A client of a running emulator, whose exports land in the local storage."""
+    with running_bigquery(PROJECT, started_google.mount, slowness) as made:
+        yield made
+
+
+def test_rows_are_exported_once_and_change_is_noticed(client: "Client") -> None:
+    fill_table(client, TABLE, {"b": "second", "a": "first"})
+    source = settings(watermark_column="ingested_at")
+    before = fingerprint_bigquery(source)
+    assert fingerprint_bigquery(source) == before
+    (batch,) = read_bigquery(source, before)
+    assert sorted((d.id, d.text, d.source) for d in batch) == [
+        ("a", "first", "bigquery"),
+        ("b", "second", "bigquery"),
+    ]
+    add_rows(client, TABLE, {"c": "third"}, ingested_at=2)
+    assert fingerprint_bigquery(source) != before
+    (pinned,) = read_bigquery(source, before)
+    assert len(pinned) == 2
+
+
+def test_files_of_an_export_that_was_given_up_are_not_read(client: "Client") -> None:
+    fill_table(client, TABLE, {"a": "first"})
+    source = settings(watermark_column="ingested_at", export=f"gs://{BUCKET}/given-up")
+    state = fingerprint_bigquery(source)
+    folder = export_folder(source, state)
+    # BigQuery wrote a part, and then its job was given up.
+    files.write(f"{folder}/part-000000000007.parquet", b"half a file")
+    files.write(f"{folder}/before/part-000000000007.parquet", b"half a file")
+    (batch,) = read_bigquery(source, state)
+    assert [d.id for d in batch] == ["a"]
+
+
+def test_an_export_is_pinned_where_it_lies(client: "Client") -> None:
+    fill_table(client, TABLE, {"b": "second", "a": "first"})
+    source = settings(watermark_column="ingested_at", export=f"gs://{BUCKET}/pinned", pin=True)
+
+    found, text_bytes = pin_export(source, fingerprint_bigquery(source), lambda line: None)
+
+    assert text_bytes > 0 and all(file.url.startswith(f"gs://{BUCKET}/pinned/") for file in found)
+    tables = [part.read(RAW_COLUMNS) for file in found for part in parts_of(file)]
+    assert sorted(tuple(row.values()) for table in tables for row in table.to_pylist()) == [
+        ("a", "first", "bigquery"),
+        ("b", "second", "bigquery"),
+    ]
+
+
+def test_job_that_takes_too_long_is_cancelled_and_told(
+    client: "Client", slowness: Slowness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill_table(client, TABLE, {"a": "first"})
+    monkeypatch.setattr(bigquery, "JOB_SECONDS", 0.6)
+    slowness.is_on = True
+    with pytest.raises(UserError, match=r"within 0.01 minutes, and it was cancelled"):
+        fingerprint_bigquery(settings(watermark_column="ingested_at"))
+    assert len(slowness.cancelled) == 1
+
+
+def test_missing_table_is_told_with_its_setting(client: "Client") -> None:
+    with pytest.raises(UserError, match="location: US"):
+        fingerprint_bigquery(settings(table=f"{PROJECT}.corpus.nothing"))
+
+
+def test_a_row_edited_in_place_is_noticed_without_a_watermark(client: "Client") -> None:
+    fill_table(client, TABLE, {"a": "first"})
+    before = fingerprint_bigquery(settings())
+    assert fingerprint_bigquery(settings()) == before
+
+    client.query(f"UPDATE `{TABLE}` SET text = 'edited' WHERE id = 'a'").result()
+
+    assert fingerprint_bigquery(settings()) != before
+    query = settings(table=None, query=f"SELECT id, text FROM `{TABLE}`")
+    assert fingerprint_bigquery(query) == fingerprint_bigquery(query)

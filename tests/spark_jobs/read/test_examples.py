@@ -1,0 +1,259 @@
+"""Examples to learn a task from, out of files and data sets; bad ones are named."""
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from datasets import Dataset
+
+from artifacts.errors import UserError
+from artifacts.examples import read_example
+from artifacts.storage import files
+from spark_jobs.read.document import Document
+from spark_jobs.read.faults import Fault
+from spark_jobs.read.settings import RawCorpusSettings
+from spark_jobs.read.snapshot.snapshot import open_sources, source_fingerprints
+from tests.stand_ins.google import BUCKET, LocalGoogle
+
+
+def read(source: dict[str, Any]) -> list[Document | Fault]:
+    settings = RawCorpusSettings.model_validate({"sources": [source]})
+    chunks = open_sources(settings)[settings.sources[0].name].chunks
+    numbers = list(range(len(chunks.keys)))
+    return [one for _, batch in chunks.read(numbers) for one in batch]
+
+
+def only(source: dict[str, Any]) -> dict[str, Any]:
+    (document,) = read(source)
+    assert isinstance(document, Document), document
+    assert document.example is not None
+    return read_example(document.example)
+
+
+def file_source(path: Path, content: str, **examples: Any) -> dict[str, Any]:
+    path.write_text(content)
+    return {"type": "files", "path": str(path), "examples": examples}
+
+
+def fault_of(path: Path, record: dict[str, Any], **examples: Any) -> Fault:
+    (found,) = read(file_source(path, json.dumps(record) + "\n", **examples))
+    assert isinstance(found, Fault), found
+    return found
+
+
+REVISION = "0123456789abcdef0123456789abcdef01234567"
+TURNS = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}]
+
+
+def test_messages_pairs_and_labels_are_taken_from_rows(tmp_path: Path) -> None:
+    chat = file_source(
+        tmp_path / "chat.jsonl", json.dumps({"messages": TURNS}) + "\n", form="conversations"
+    )
+    assert only(chat) == {"messages": TURNS}
+    table = file_source(
+        tmp_path / "pairs.tsv",
+        "article\thighlights\nA long text.\tShort.\n",
+        form="pairs",
+        document_column="article",
+        summary_column="highlights",
+    )
+    assert only(table) == {"input": "A long text.", "target": "Short."}
+    labels = file_source(tmp_path / "labels.csv", "text,label\nGood.,1\n", form="labeled")
+    assert only(labels) == {"text": "Good.", "label": "1"}
+
+
+ROWS: dict[str, tuple[dict[str, str], dict[str, Any], dict[str, Any]]] = {
+    "pairs": (
+        {"article": "A long text.", "highlights": "Short."},
+        {"document_column": "article", "summary_column": "highlights"},
+        {"input": "A long text.", "target": "Short."},
+    ),
+    "conversations": (
+        {"question": "Why?", "answer": "So."},
+        {"layout": "prompt_answer", "prompt_column": "question"},
+        {"messages": TURNS},
+    ),
+    "labeled": ({"text": "Good.", "label": "1"}, {}, {"text": "Good.", "label": "1"}),
+    "preferences": (
+        {"question": "Why?", "better": "So.", "worse": "No."},
+        {"prompt_column": "question", "chosen_column": "better", "rejected_column": "worse"},
+        {"prompt": TURNS[:1], "chosen": "So.", "rejected": "No."},
+    ),
+}
+"""A row of each form, its columns, and the example that it is."""
+
+
+def _table(row: dict[str, str], delimiter: str) -> bytes:
+    return f"{delimiter.join(row)}\n{delimiter.join(row.values())}\n".encode()
+
+
+def _parquet(row: dict[str, str]) -> bytes:
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table({key: [value] for key, value in row.items()}), sink)
+    return sink.getvalue().to_pybytes()
+
+
+FORMATS: dict[str, Callable[[dict[str, str]], bytes]] = {
+    "one.json": lambda row: json.dumps([row], indent=1).encode(),
+    "one.jsonl": lambda row: json.dumps(row).encode(),
+    "one.csv": lambda row: _table(row, ","),
+    "one.tsv": lambda row: _table(row, "\t"),
+    "one.parquet": _parquet,
+    "one.jsonl.gz": lambda row: gzip.compress(json.dumps(row).encode()),
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("form", ROWS)
+def test_every_format_gives_every_form(form: str, name: str, tmp_path: Path) -> None:
+    row, columns, expected = ROWS[form]
+    path = tmp_path / name
+    path.write_bytes(FORMATS[name](row))
+    source = {"type": "files", "path": str(path), "examples": {"form": form} | columns}
+    assert only(source) == expected
+
+
+@pytest.mark.parametrize("form", ROWS)
+def test_numbered_files_of_a_bucket_give_every_form(form: str, google: LocalGoogle) -> None:
+    row, columns, expected = ROWS[form]
+    folder = f"gs://{BUCKET}/{form}"
+    for number in range(1, 4):
+        content = gzip.compress(json.dumps(row).encode())
+        files.write(f"{folder}/part-{number}-of-3.jsonl.gz", content)
+    files.write(f"{folder}/part-4-of-3.jsonl.gz", b"is not named")
+    path = f"{folder}/part-{{1..3}}-of-3.jsonl.gz"
+    found = read({"type": "files", "path": path, "examples": {"form": form} | columns})
+    assert [read_example(one.example) for one in found if isinstance(one, Document)] == (
+        [expected] * 3
+    )
+
+
+@pytest.fixture
+def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache as the Hub's client lays it out, of one data set with two subsets."""
+    repository = tmp_path / "hub" / "datasets--team--news"
+    snapshot = repository / "snapshots" / REVISION
+    blobs, reference = repository / "blobs", repository / "refs" / "main"
+    for folder in (blobs, reference.parent):
+        folder.mkdir(parents=True)
+    reference.write_text(REVISION)
+    card = ["---", "configs:"]
+    for subset in ("short", "long"):
+        (snapshot / subset).mkdir(parents=True)
+        card += [f"- config_name: {subset}", "  data_files:"]
+        for split in ("train", "validation"):
+            columns = ROWS["pairs"][0] | {"unused": "text"}
+            row = {key: f"{subset} {split} {value}" for key, value in columns.items()}
+            blob = blobs / f"{subset}-{split}"
+            blob.write_text(json.dumps(row))
+            (snapshot / subset / f"{split}.jsonl").symlink_to(blob)
+            card += [f"  - split: {split}", f"    path: {subset}/{split}.jsonl"]
+    (snapshot / "README.md").write_text("\n".join([*card, "---", ""]))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    return tmp_path / "hub"
+
+
+def test_offline_a_data_set_is_read_from_the_hubs_cache(hub_cache: Path) -> None:
+    """Its subset, its split, and several of its columns."""
+    columns = {"form": "pairs"} | ROWS["pairs"][1]
+    source = {"type": "hugging_face", "dataset": "team/news", "examples": columns}
+    found = only(source | {"subset": "long", "split": "validation"})
+    assert found["input"] == "long validation A long text."
+    assert found["target"] == "long validation Short."
+    named = source | {"subset": "short", "revision": REVISION, "name": "news"}
+    assert only(named)["input"] == "short train A long text."
+    settings = RawCorpusSettings.model_validate({"sources": [named]})
+    assert source_fingerprints(settings) == {"news": REVISION}
+
+
+def test_offline_a_data_set_that_the_cache_lacks_is_named(hub_cache: Path) -> None:
+    source = {"type": "hugging_face", "dataset": "team/other", "subset": "long"}
+    with pytest.raises(UserError, match=r"HF_HUB_OFFLINE is set, .* no copy of team/other"):
+        read(source)
+
+
+def test_of_two_conversations_the_last_answers_differ(tmp_path: Path) -> None:
+    worse = {"role": "assistant", "content": "No."}
+    columns = {"form": "preferences", "layout": "conversations"}
+    row = {"chosen": TURNS, "rejected": [TURNS[0], worse]}
+    source = file_source(tmp_path / "a.jsonl", json.dumps(row) + "\n", **columns)
+    assert only(source) == {"prompt": TURNS[:1], "chosen": "So.", "rejected": "No."}
+    other = {"role": "user", "content": "When?"}
+    for rejected, message in (
+        ([other, worse], "the two conversations differ before their last turn"),
+        (TURNS[:1], "under the key 'rejected' does not end with the assistant's turn"),
+        (TURNS, "the chosen and the rejected answer are the same"),
+    ):
+        fault = fault_of(tmp_path / "b.jsonl", row | {"rejected": rejected}, **columns)
+        assert message in fault.message
+
+
+def test_one_array_of_alpaca_has_alpacas_prompt(tmp_path: Path) -> None:
+    rows = [
+        {"instruction": "Add.", "input": "1 and 2", "output": "3"},
+        {"instruction": "Greet.", "input": "", "output": "Hello"},
+    ]
+    source = file_source(
+        tmp_path / "alpaca.json", json.dumps(rows), form="conversations", layout="alpaca"
+    )
+    with_input, without = (
+        read_example(str(document.example))["messages"]
+        for document in read(source)
+        if isinstance(document, Document)
+    )
+    assert (
+        "### Instruction:\nAdd.\n\n### Input:\n1 and 2\n\n### Response:" in with_input[0]["content"]
+    )
+    assert "### Input" not in without[0]["content"]
+    assert without[1] == {"role": "assistant", "content": "Hello"}
+
+
+def test_columns_of_a_hugging_face_data_set(tmp_path: Path) -> None:
+    rows = [{"question": "2 + 2?", "answer": "4", "unused": 1}]
+    Dataset.from_list(rows).save_to_disk(str(tmp_path / "gsm"))
+    columns = {"layout": "prompt_answer", "prompt_column": "question"}
+    examples = {"form": "conversations", **columns}
+    source = {"type": "hugging_face", "dataset": str(tmp_path / "gsm"), "examples": examples}
+    assert [m["content"] for m in only(source)["messages"]] == ["2 + 2?", "4"]
+
+
+@pytest.mark.parametrize(
+    ("messages", "reason"),
+    [
+        (TURNS[:1], "ends_with_user"),
+        ([TURNS[1], TURNS[0]], "wrong_roles"),
+        ([{"role": "tool", "content": "x"}, TURNS[1]], "wrong_roles"),
+        ([TURNS[0], {"role": "assistant", "content": " "}], "empty_target"),
+        ([], "no_example"),
+        (["text"], "no_example"),
+    ],
+)
+def test_conversations_that_teach_nothing_are_named(
+    tmp_path: Path, messages: list[Any], reason: str
+) -> None:
+    fault = fault_of(tmp_path / "chat.jsonl", {"messages": messages}, form="conversations")
+    assert fault.reason == reason
+    assert "chat.jsonl, line 1" in fault.message
+
+
+def test_missing_columns_and_targets_are_named(tmp_path: Path) -> None:
+    pair = fault_of(tmp_path / "a.jsonl", {"document": "text"}, form="pairs")
+    assert "no text under the key 'summary'" in pair.message
+    empty = fault_of(tmp_path / "b.jsonl", {"document": "text", "summary": ""}, form="pairs")
+    assert empty.reason == "empty_target"
+    label = fault_of(tmp_path / "c.jsonl", {"text": "x", "label": 0.5}, form="labeled")
+    assert "no class" in label.message
+    table = file_source(tmp_path / "d.csv", "document,abstract\na,b\n", form="pairs")
+    with pytest.raises(UserError, match="has no column 'summary'; its columns are document, abst"):
+        read(table)
+
+
+def test_a_pickle_is_refused_with_the_way_to_convert_it() -> None:
+    with pytest.raises(ValueError, match="convert it: python -c"):
+        RawCorpusSettings.model_validate({"sources": [{"type": "files", "path": "data.pkl"}]})

@@ -1,0 +1,323 @@
+"""The raw corpus: sources in, a pinned snapshot out."""
+
+import gzip
+import json
+import re
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pydantic import ValidationError
+
+from artifacts.errors import UserError
+from spark_jobs.read.docstrings import docstrings_of
+from spark_jobs.read.settings import RawCorpusSettings
+from spark_jobs.read.snapshot.snapshot import source_fingerprints, write_snapshot
+
+
+def files_source(path: Path, **settings: object) -> RawCorpusSettings:
+    source = {"type": "files", "name": "manual", "path": str(path), **settings}
+    return RawCorpusSettings.model_validate({"sources": [source]})
+
+
+def snapshot(settings: RawCorpusSettings, folder: Path) -> tuple[list[dict], dict[str, Any]]:
+    stats = write_snapshot(settings, folder, lambda line: None)
+    rows = [row for file in sorted(folder.glob("*")) for row in pq.read_table(file).to_pylist()]
+    return rows, stats
+
+
+def test_docstrings_come_with_qualified_names_and_conditional_definitions() -> None:
+    source = b'''"""Module."""
+if True:
+    def f():
+        """First."""
+else:
+    def f():
+        """Second."""
+class A:
+    """Class."""
+    try:
+        async def m(self):
+            """Method."""
+            def inner():
+                """Inner."""
+    except ValueError:
+        pass
+'''
+
+    assert list(docstrings_of(source)) == [
+        ("", "Module."),
+        ("f", "First."),
+        ("f", "Second."),
+        ("A", "Class."),
+        ("A.m", "Method."),
+        ("A.m.inner", "Inner."),
+    ]
+
+
+def test_files_that_are_no_python_yield_nothing() -> None:
+    assert list(docstrings_of(b'"""x""" def')) == []
+    assert list(docstrings_of(b'"""\x00"""')) == []
+
+
+def test_package_docs_are_read_without_importing_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "never_imported"
+    (package / "sub").mkdir(parents=True)
+    long = "A valve that opens. " * 12
+    (package / "__init__.py").write_text(f'"""{long}"""\nraise RuntimeError("imported")\n')
+    (package / "sub" / "part.py").write_text(
+        f'def f():\n    """{long}"""\n\n\ndef f():\n    """{long} Twice."""\n\n\ndef g(): "short"\n'
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    settings = RawCorpusSettings.model_validate(
+        {"sources": [{"type": "package_docs", "packages": ["never_imported"]}]}
+    )
+
+    rows, stats = snapshot(settings, tmp_path / "raw")
+
+    assert "never_imported" not in sys.modules
+    assert [row["id"] for row in rows] == [
+        "never_imported/never_imported",
+        "never_imported/never_imported.sub.part:f",
+        "never_imported/never_imported.sub.part:f#2",
+    ]
+    assert stats["documents"] == 3 and stats["repeated_ids"] == 1
+    assert stats["sources"]["package_docs"]["documents"] == 3
+
+    before = source_fingerprints(settings)
+    (package / "sub" / "part.py").write_text("changed = True\n")
+    assert source_fingerprints(settings) != before
+
+
+def test_installed_packages_carry_version_and_license(tmp_path: Path) -> None:
+    import networkx
+
+    settings = RawCorpusSettings.model_validate(
+        {"sources": [{"type": "package_docs", "packages": ["networkx"]}]}
+    )
+
+    rows, stats = snapshot(settings, tmp_path / "raw")
+
+    assert {row["version"] for row in rows} == {networkx.__version__}
+    assert all("BSD" in row["license"] for row in rows)
+    assert stats["bytes"] == sum(len(row["text"].encode()) for row in rows) > 1_000_000
+    assert len({row["id"] for row in rows}) == len(rows) == stats["documents"]
+
+
+def test_the_readme_traces_a_text_and_a_document_that_the_default_corpus_holds() -> None:
+    import numpy.linalg._linalg as module
+
+    readme = (Path(__file__).parents[3] / "README.md").read_text()
+    (text,) = re.findall(r'llm-assets explain 1 --text "([^"]+)"', readme)
+    (document,) = re.findall(r"llm-assets document (\S+)", readme)
+
+    found = dict(docstrings_of(Path(module.__file__).read_bytes()))
+    name = document.removeprefix("numpy/numpy.linalg._linalg:")
+    assert text in " ".join(found[name].split())
+
+
+def test_a_missing_package_is_named() -> None:
+    settings = RawCorpusSettings.model_validate(
+        {"sources": [{"type": "package_docs", "packages": ["no_such_package_here"]}]}
+    )
+
+    with pytest.raises(UserError, match=r"'no_such_package_here'.*not installed"):
+        source_fingerprints(settings)
+
+
+def test_every_format_is_read_from_one_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "text"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "a.txt").write_text("alpha é")
+    (folder / "deep" / "b.txt.gz").write_bytes(gzip.compress(b"beta"))
+    lines = [{"text": "gamma", "n": 1}, {"text": "", "n": 2}, {"text": "delta", "n": 3}]
+    (folder / "c.jsonl").write_text("\n\n".join(map(json.dumps, lines)))
+    (folder / "d.jsonl.gz").write_bytes(gzip.compress(json.dumps(lines[0]).encode()))
+    pq.write_table(pa.table({"text": ["epsilon"]}), folder / "e.parquet")
+    (folder / "ignored.bin").write_bytes(b"\xff")
+
+    rows, stats = snapshot(files_source(folder), tmp_path / "raw")
+
+    assert {row["id"]: row["text"] for row in rows} == {
+        "a.txt": "alpha é",
+        "c.jsonl:1": "gamma",
+        "c.jsonl:5": "delta",
+        "d.jsonl.gz:1": "gamma",
+        "deep/b.txt.gz": "beta",
+        "e.parquet:1": "epsilon",
+    }
+    assert stats["dropped"] == {"empty": 1}
+
+
+def test_columns_globs_and_repeated_ids(tmp_path: Path) -> None:
+    for name in ("x-1.jsonl", "x-2.jsonl", "y-1.jsonl"):
+        (tmp_path / name).write_text(json.dumps({"key": 7, "body": name}))
+
+    settings = files_source(tmp_path / "x-*.jsonl", text_column="body", id_column="key")
+    rows, stats = snapshot(settings, tmp_path / "raw")
+
+    assert [(row["id"], row["text"]) for row in rows] == [("7", "x-1.jsonl"), ("7#2", "x-2.jsonl")]
+    assert stats["repeated_ids"] == 1
+
+
+def test_the_same_source_gives_the_same_bytes_wherever_it_lies(tmp_path: Path) -> None:
+    found = []
+    for place in ("one", "two"):
+        (tmp_path / place).mkdir()
+        for number in range(90):
+            (tmp_path / place / f"{number}.txt").write_text(f"Document {number}. " * 18_000)
+        settings = files_source(tmp_path / place)
+        snapshot(settings, tmp_path / f"raw-{place}")
+        written = {f.name: f.read_bytes() for f in (tmp_path / f"raw-{place}").iterdir()}
+        found.append((settings.content(), source_fingerprints(settings), written))
+
+    assert found[0] == found[1]
+    files = (tmp_path / "raw-one").iterdir()
+    assert sum(pq.ParquetFile(file).num_row_groups for file in files) > 3
+
+
+def _corrupt_gzip() -> bytes:
+    return gzip.compress(b'{"text": "a long enough line"}\n' * 500, mtime=0)[:-20]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.txt", b"caf\xe9", r"a.txt: the file is not UTF-8 \(byte 0xe9 at position 3\).*iconv"),
+        ("a.jsonl", b'{"text": "x"}\n{"text": "\xff"}', r"a.jsonl: line 2 is not UTF-8"),
+        ("a.jsonl", b'{"text": "x"}\n{"text": ', r"a.jsonl, line 2: not valid JSON"),
+        ("a.jsonl", b'{"body": "x"}', r"a.jsonl, line 1: no text under the key 'text'.*body"),
+        ("a.jsonl.gz", _corrupt_gzip(), r"a.jsonl.gz is damaged: its gzip"),
+        ("a.txt.gz", b"not gzip at all", r"a.txt.gz is damaged: its gzip"),
+        ("a.parquet", b"not parquet", r"a.parquet is damaged: its parquet cannot be read"),
+        ("a.txt", b"  \n", r"raw corpus is empty.*1 were empty"),
+        ("a.pdf", b"%PDF", r"a.pdf cannot be read as pdf"),
+        ("a.odt", b"PK", r"no file at .*text is of a format that is read.*1 \.odt \(a.odt\)"),
+    ],
+)
+def test_bad_files_are_named_with_what_to_do(
+    tmp_path: Path, name: str, content: bytes, message: str
+) -> None:
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / name).write_bytes(content)
+
+    with pytest.raises(UserError, match=message):
+        snapshot(files_source(tmp_path / "text"), tmp_path / "raw")
+
+
+def test_a_path_that_matches_nothing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"nothing-\*.txt matches no file.*`path`"):
+        source_fingerprints(files_source(tmp_path / "nothing-*.txt"))
+
+
+def test_two_sources_of_one_name_are_refused() -> None:
+    source = {"type": "package_docs", "packages": ["json"]}
+
+    with pytest.raises(ValidationError, match="two sources are named package_docs"):
+        RawCorpusSettings.model_validate({"sources": [source, source]})
+
+
+def test_a_corpus_that_grew_in_one_place_has_the_same_parts_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "text").mkdir()
+    for number in range(800):
+        (tmp_path / "text" / f"{number:03d}.txt").write_text(f"Document {number}. " * 1_200)
+
+    def parts(name: str) -> set[str]:
+        snapshot(files_source(tmp_path / "text"), tmp_path / name)
+        return {
+            str(file.read_row_group(group)["id"])
+            for file in map(pq.ParquetFile, sorted((tmp_path / name).iterdir()))
+            for group in range(file.num_row_groups)
+        }
+
+    before = parts("before")
+    (tmp_path / "text" / "200a.txt").write_text("One more document. " * 1_000)
+    after = parts("after")
+
+    assert len(before) > 4
+    assert len(after - before) <= 2
+
+
+def _write_files(folder: Path, numbers: range) -> None:
+    folder.mkdir(exist_ok=True)
+    for number in numbers:
+        rows = [
+            {"id": f"{number * row % 997}", "text": f"Row {row} of file {number}. " * 6}
+            for row in range(9_000)
+        ]
+        lines = "\n".join(map(json.dumps, rows))
+        (folder / f"{number:02d}.jsonl").write_text(lines)
+
+
+def test_only_what_is_new_is_read_again_and_the_result_is_that_of_a_run_from_nothing(
+    tmp_path: Path,
+) -> None:
+    settings = files_source(tmp_path / "text", id_column="id")
+    cache = tmp_path / "cache"
+    _write_files(tmp_path / "text", range(12))
+    write_snapshot(settings, tmp_path / "before", lambda line: None, str(cache))
+    before = {file.name for file in cache.iterdir()}
+    _write_files(tmp_path / "text", range(12, 13))
+
+    grown = write_snapshot(settings, tmp_path / "grown", lambda line: None, str(cache))
+    full = write_snapshot(settings, tmp_path / "full", lambda line: None)
+
+    after = {file.name for file in cache.iterdir()}
+    assert before < after and len(after - before) < len(after) / 2
+    assert grown == full and full["repeated_ids"] > 0
+    assert _bytes_of(tmp_path / "grown") == _bytes_of(tmp_path / "full")
+
+
+@pytest.mark.fault(
+    "raw_corpus",
+    "cached chunks cut, changed or gone",
+    sees="nothing",
+    then="read again; the snapshot is the same",
+)
+def test_what_is_cut_changed_or_gone_in_the_cache_is_read_again(tmp_path: Path) -> None:
+    settings = files_source(tmp_path / "text", id_column="id")
+    cache = tmp_path / "cache"
+    _write_files(tmp_path / "text", range(12))
+    write_snapshot(settings, tmp_path / "whole", lambda line: None, str(cache))
+    entries = sorted(cache.iterdir())
+    assert len(entries) > 2
+
+    for number, file in enumerate(entries):
+        content = file.read_bytes()
+        changed = bytes([*content[:-9], content[-9] ^ 1, *content[-8:]])
+        file.write_bytes([content[: len(content) // 2], changed][number % 2])
+    entries[0].unlink()
+    write_snapshot(settings, tmp_path / "again", lambda line: None, str(cache))
+
+    assert _bytes_of(tmp_path / "again") == _bytes_of(tmp_path / "whole")
+
+
+@pytest.mark.fault(
+    "raw_corpus", "two runs on other text at once", sees="nothing", then="each has its own"
+)
+def test_runs_on_other_text_at_once_do_not_meet(tmp_path: Path) -> None:
+    sources = {}
+    for number in range(4):
+        _write_files(tmp_path / f"text{number}", range(number + 1))
+        sources[number] = files_source(tmp_path / f"text{number}", id_column="id")
+        write_snapshot(sources[number], tmp_path / f"alone{number}", lambda line: None)
+
+    def run(number: int) -> dict[str, bytes]:
+        for turn in range(3):
+            folder = tmp_path / f"together{number}-{turn}"
+            write_snapshot(sources[number], folder, lambda line: None, str(tmp_path / "cache"))
+        return _bytes_of(folder)
+
+    with ThreadPoolExecutor(4) as runs:
+        together = list(runs.map(run, sources))
+    assert together == [_bytes_of(tmp_path / f"alone{number}") for number in sources]
+
+
+def _bytes_of(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}

@@ -1,0 +1,154 @@
+"""Braces, compression, Hugging Face folders, and documents that cannot be used."""
+
+import gzip
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from artifacts.errors import UserError
+from spark_jobs.read.files.find import expand_braces
+from spark_jobs.read.settings import RawCorpusSettings
+from spark_jobs.read.snapshot.snapshot import source_fingerprints
+from tests.spark_jobs.read.test_snapshot import files_source, snapshot
+
+
+@given(st.integers(0, 300), st.integers(0, 40))
+def test_a_range_names_every_number_once(first: int, more: int) -> None:
+    expected = [f"a/{n}-of-9.gz" for n in range(first, first + more + 1)]
+
+    assert expand_braces(f"a/{{{first}..{first + more}}}-of-9.gz") == expected
+
+
+def test_lists_ranges_and_leading_zeros_combine() -> None:
+    assert expand_braces("{a,b}{08..10}") == ["a08", "a09", "a10", "b08", "b09", "b10"]
+    assert expand_braces("plain") == ["plain"]
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("x{1..128", "without its pair"),
+        ("x{1.128}", r"neither a range like \{1..128\}"),
+        ("x{9..1}", "runs backwards"),
+        ("x{0..9999999}", "more than 100,000 files"),
+    ],
+)
+def test_a_range_typed_wrong_is_named(path: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        expand_braces(path)
+
+
+def test_numbered_compressed_files_are_read_in_their_order(tmp_path: Path) -> None:
+    for number in range(1, 12):
+        line = json.dumps({"text": f"document {number}"}).encode()
+        (tmp_path / f"t.{number}-of-11.jsonl.zst").write_bytes(
+            pa.compress(line + b"\n" + line, "zstd", asbytes=True)
+        )
+
+    rows, _ = snapshot(files_source(tmp_path / "t.{1..11}-of-11.jsonl.zst"), tmp_path / "raw")
+
+    assert [row["text"] for row in rows[::2]] == [f"document {n}" for n in range(1, 12)]
+    with pytest.raises(UserError, match=r"t.12-of-11.jsonl.zst matches no file"):
+        source_fingerprints(files_source(tmp_path / "t.{1..12}-of-11.jsonl.zst"))
+
+
+def test_faulty_documents_are_set_aside_counted_and_named(tmp_path: Path) -> None:
+    lines = [json.dumps({"text": f"sound {n}"}).encode() for n in range(200)]
+    lines[50], lines[60] = b'{"text": "\xff"}', b'{"text": '
+    lines[70], lines[80] = b'{"texts": "x"}', b'{"text": "\\ud83d\\ude00 \\ud800"}'
+    (tmp_path / "a.jsonl").write_bytes(b"\n".join(lines))
+
+    rows, stats = snapshot(
+        files_source(tmp_path / "a.jsonl", maximum_faulty_share=0.02), tmp_path / "raw"
+    )
+
+    assert len(rows) == 197
+    assert stats["dropped"] == {"no_text": 1, "not_json": 1, "not_utf8": 1}
+    assert "a.jsonl: line 51 is not UTF-8" in stats["faults"][0]
+    assert rows[77]["text"] == "\U0001f600 \ufffd"
+    with pytest.raises(UserError, match=r"3 of 200 documents cannot be used.*0.01(?s:.*)line 51"):
+        snapshot(files_source(tmp_path / "a.jsonl"), tmp_path / "again")
+
+
+@pytest.mark.fault(
+    "raw_corpus",
+    "compression bomb",
+    sees="the file and the limit",
+    then="refused before memory is full",
+)
+def test_a_compression_bomb_is_refused_before_memory_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spark_jobs.read.files.content.BOMB_BYTES", 1_000_000)
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b"0" * 20_000_000))
+
+    with pytest.raises(UserError, match=r"a.jsonl.gz unpacks to more than.*maximum_expansion"):
+        snapshot(files_source(tmp_path / "a.jsonl.gz"), tmp_path / "raw")
+
+
+@pytest.mark.fault("raw_corpus", "truncated zstd file", sees="the file", then="refused")
+def test_a_truncated_zstd_file_is_named(tmp_path: Path) -> None:
+    content = pa.compress(b'{"text": "x"}\n' * 10_000, "zstd", asbytes=True)
+    (tmp_path / "a.jsonl.zst").write_bytes(content[: len(content) // 2])
+
+    with pytest.raises(UserError, match=r"a.jsonl.zst is damaged"):
+        snapshot(files_source(tmp_path / "a.jsonl.zst"), tmp_path / "raw")
+
+
+@pytest.mark.parametrize("layout", ["files", "saved"])
+def test_a_local_hugging_face_dataset_is_read(tmp_path: Path, layout: str) -> None:
+    import datasets
+
+    rows = {"body": ["first", "second"], "key": [7, 8]}
+    folder = tmp_path / "dataset"
+    if layout == "saved":
+        dataset = datasets.Dataset.from_dict(rows)
+        datasets.DatasetDict({"train": dataset}).save_to_disk(str(folder))
+    else:
+        folder.mkdir()
+        lines = [{"body": b, "key": k} for b, k in zip(*rows.values(), strict=True)]
+        (folder / "train.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    source = {
+        "type": "hugging_face",
+        "dataset": str(folder),
+        "text_column": "body",
+        "id_column": "key",
+    }
+    settings = RawCorpusSettings.model_validate({"sources": [source]})
+
+    found, _ = snapshot(settings, tmp_path / "raw")
+
+    assert [(row["id"], row["text"]) for row in found] == [("7", "first"), ("8", "second")]
+    assert str(tmp_path) not in json.dumps(settings.content())
+    wrong = RawCorpusSettings.model_validate({"sources": [source | {"text_column": "text"}]})
+    with pytest.raises(UserError, match=r"no column 'text'; its columns are body, key"):
+        snapshot(wrong, tmp_path / "wrong")
+
+
+def test_a_dataset_of_the_hub_is_read_at_the_revision_of_its_fingerprint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import datasets
+    import huggingface_hub
+
+    asked: list[str | None] = []
+
+    def load(*names: object, revision: str | None, **options: object) -> datasets.Dataset:
+        asked.append(revision)
+        return datasets.Dataset.from_dict({"text": ["The valve opens."]})
+
+    state = SimpleNamespace(sha="c0ffee")
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", lambda *a, **k: state)
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    source = {"type": "hugging_face", "name": "web", "dataset": "team/web", "revision": "main"}
+    settings = RawCorpusSettings.model_validate({"sources": [source]})
+
+    assert source_fingerprints(settings) == {"web": "c0ffee"}
+    snapshot(settings, tmp_path / "raw")
+
+    assert asked == ["c0ffee"]
