@@ -35,6 +35,7 @@ from recipes.settings.recipe import (
 from serving.settings import EndpointSettings
 from spark_jobs.read.settings import Files, RawCorpusSettings
 from spark_jobs.settings import (
+    COPIED_BY_PROCESS,
     DOCUMENTS_IN_MEMORY,
     HELD_OUT_IN_MEMORY,
     CleanCorpusSettings,
@@ -66,7 +67,7 @@ class RunnerSettings(Settings):
 
 
 class SparkSettings(RunnerSettings):
-    """Where the two Spark stages run, and with how much."""
+    """Where the Spark stages run, and with how much."""
 
     driver_memory: str = "2g"
     """Heap of the local Spark driver, as Spark writes sizes."""
@@ -75,6 +76,9 @@ class SparkSettings(RunnerSettings):
     ui: bool = True
     """Whether a local session serves Spark's own pages while it runs, on a free port of 127.0.0.1;
     the run's log has the link."""
+    copied_by_process: int = Field(default=COPIED_BY_PROCESS, ge=0)
+    """Most megabytes of files in buckets, as they are stored, that `raw_corpus` copies in its own
+    process; past it tasks of Spark copy them, with the same result to the byte."""
     documents_in_memory: int = Field(default=DOCUMENTS_IN_MEMORY, ge=0)
     """Most documents, those of the lineage's record included, that are decided over in the driver's
     Python, at 970 bytes each; past it Spark's joins decide the same, to the byte."""

@@ -1,4 +1,4 @@
-"""What the two Spark stages may be told."""
+"""What the Spark stages may be told."""
 
 from typing import Annotated, Any, Literal
 
@@ -6,6 +6,9 @@ from pydantic import Field, model_validator
 
 from artifacts.examples import Form
 from artifacts.settings import Settings
+
+COPIED_BY_PROCESS = 4_000
+"""By default, most megabytes of files in buckets that one process copies: some two minutes."""
 
 DOCUMENTS_IN_MEMORY = 4_000_000
 """By default, most documents that are decided over in the driver's memory: about 4 GB."""

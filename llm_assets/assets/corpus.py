@@ -1,9 +1,7 @@
 """From source text to packed token rows."""
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from dagster import AssetExecutionContext, AssetKey, MaterializeResult
 
@@ -11,8 +9,15 @@ import recipes.evaluation
 from artifacts.errors import UserError
 from artifacts.store.identity import Identity
 from artifacts.store.store import Artifact, Draft, Store
-from llm_assets.assets import figures, held_out
-from llm_assets.assets.stage import materialization, stage, table
+from llm_assets.assets import held_out
+from llm_assets.assets.corpus_metadata import (
+    clean_metadata,
+    corpus_metadata,
+    passed_over,
+    shard_metadata,
+    source_metadata,
+)
+from llm_assets.assets.stage import materialization, stage
 from llm_assets.assets.training_plan import training_estimate
 from llm_assets.forgetting.listed import read_list
 from llm_assets.pipeline import PipelineResource
@@ -22,7 +27,7 @@ from recipes.model.row_length import check_row_length
 from spark_jobs.clean import job as clean
 from spark_jobs.clean.classify import read_model
 from spark_jobs.read.files.source_file import SourceChanged
-from spark_jobs.read.opened import Unread
+from spark_jobs.read.plan import bytes_in_buckets, plan_tasks
 from spark_jobs.read.snapshot import snapshot
 from spark_jobs.settings import CleanCorpusSettings
 from spark_jobs.tokenize import job as tokenize
@@ -40,7 +45,9 @@ GENERAL_ENGLISH = Path(recipes.evaluation.__file__).with_name("general_english.t
     code_version=snapshot.CODE_VERSION,
     pool="sources",
 )
-def raw_corpus(context: AssetExecutionContext, pipeline: PipelineResource) -> MaterializeResult:
+def raw_corpus(
+    context: AssetExecutionContext, pipeline: PipelineResource, spark: SparkRunner
+) -> MaterializeResult:
     """A pinned snapshot of the source text, as Parquet rows `(id, text, source, ...)`.
 
     All that follows reads this copy, so text that changes meanwhile changes nothing; of files that
@@ -49,7 +56,7 @@ def raw_corpus(context: AssetExecutionContext, pipeline: PipelineResource) -> Ma
     """
     for attempt in range(READINGS):
         try:
-            return _raw_corpus(context, pipeline)
+            return _raw_corpus(context, pipeline, spark)
         except SourceChanged as error:
             if attempt == READINGS - 1:
                 raise UserError(
@@ -60,9 +67,11 @@ def raw_corpus(context: AssetExecutionContext, pipeline: PipelineResource) -> Ma
     raise AssertionError("the last attempt returns or raises")
 
 
-def _raw_corpus(context: AssetExecutionContext, pipeline: PipelineResource) -> MaterializeResult:
-    settings = pipeline.settings.raw_corpus
-    opened = snapshot.open_sources(settings, context.log.info, pipeline.store.root)
+def _raw_corpus(
+    context: AssetExecutionContext, pipeline: PipelineResource, spark: SparkRunner
+) -> MaterializeResult:
+    settings, store = pipeline.settings.raw_corpus, pipeline.store
+    opened = snapshot.open_sources(settings, context.log.info, store.root)
     identity = Identity(
         kind="raw_corpus",
         code_version=snapshot.CODE_VERSION,
@@ -71,14 +80,18 @@ def _raw_corpus(context: AssetExecutionContext, pipeline: PipelineResource) -> M
     )
 
     def build(draft: Draft) -> None:
-        draft.stats |= snapshot.write_snapshot(
-            settings, draft.path, context.log.info, pipeline.store.machine_cache, opened
-        )
+        if bytes_in_buckets(opened) > pipeline.settings.spark.copied_by_process * 10**6:
+            spec = plan_tasks(settings, opened, draft.path, draft.url, store.cache)
+            draft.stats |= spark.read(context, spec)
+        else:
+            draft.stats |= snapshot.write_snapshot(
+                settings, draft.path, context.log.info, store.machine_cache, opened
+            )
 
     artifact = pipeline.make(context, identity, build)
-    for line in _passed_over(artifact.stats):
+    for line in passed_over(artifact.stats):
         context.log.warning(line)
-    return materialization(artifact, _corpus_metadata(artifact.stats) | _source_metadata(artifact))
+    return materialization(artifact, corpus_metadata(artifact.stats) | source_metadata(artifact))
 
 
 @stage(
@@ -126,7 +139,7 @@ def clean_corpus(
         draft.stats |= spark.clean(context, spec)
 
     artifact = pipeline.make(context, held_out.with_earlier(wanted, earlier), build)
-    return materialization(artifact, _clean_metadata(artifact.stats))
+    return materialization(artifact, clean_metadata(artifact.stats))
 
 
 @stage(
@@ -183,7 +196,7 @@ def tokenized_shards(
     artifact = pipeline.make(context, identity, build)
     estimate = training_estimate(training, pipeline.settings.checkpoint, artifact, base_model)
     expected = {"training_estimate": estimate} if estimate else {}
-    return materialization(artifact, _shard_metadata(artifact.stats) | expected)
+    return materialization(artifact, shard_metadata(artifact.stats) | expected)
 
 
 def _check_row_length(pipeline: PipelineResource, base_model: Artifact) -> None:
@@ -205,95 +218,3 @@ def _share_models(
         shared.append(one.model_copy(update={"model": url}))
         inputs[f"classifier_{one.name}"] = digest
     return settings.model_copy(update={"classifiers": shared}), inputs
-
-
-def _corpus_metadata(stats: Mapping[str, Any]) -> dict[str, Any]:
-    dropped = stats.get("dropped", {})
-    return {
-        "summary": f"{stats['documents']:,} documents, {stats['bytes'] / 1e6:.1f} MB",
-        "documents": stats["documents"],
-        "bytes": stats["bytes"],
-        "dropped_documents": sum(dropped.values()),
-        "dropped": table(["reason", "documents"], dropped.items()),
-    }
-
-
-def _passed_over(stats: Mapping[str, Any]) -> list[str]:
-    """What was found and is not in the corpus, in words; nothing where there is none."""
-    lines = [f"Set aside: {fault}" for fault in stats["faults"]]
-    if stats["unread"]:
-        lines.insert(0, f"Not read: {Unread(stats['unread'], stats['unread_examples'])}")
-    return lines
-
-
-def _source_metadata(artifact: Artifact) -> dict[str, Any]:
-    stats = artifact.stats
-    examples = stats["unread_examples"]
-    unread = [(kind, count, ", ".join(examples[kind])) for kind, count in stats["unread"].items()]
-    sources = [(name, one["documents"], one["bytes"]) for name, one in stats["sources"].items()]
-    return {
-        "not_read": sum(stats["unread"].values()),
-        "not_read_by_kind": table(["kind", "files", "such as"], unread),
-        "set_aside": table(["document", ""], [(fault, "") for fault in stats["faults"]]),
-        "repeated_ids": stats["repeated_ids"],
-        "pinned_files": stats.get("pinned_files", 0),
-        "sources": table(["source", "documents", "bytes"], sources),
-    }
-
-
-def _clean_metadata(stats: Mapping[str, Any]) -> dict[str, Any]:
-    examples = [
-        (reason, example["id"], " ".join(example["text"].split()))
-        for reason, found in stats["dropped_examples"].items()
-        for example in found
-    ]
-    sizes = {int(size): count for size, count in stats["cluster_sizes"].items()}
-    lengths = {int(length): count for length, count in stats["length_histogram"].items()}
-    repeated = stats.get("repeated_spans")
-    looked_for = {"repeated_spans": table(["in all", ""], repeated.items())} if repeated else {}
-    if labels := stats.get("labels"):
-        rows = [(name, *row) for name, found in labels.items() for row in found.items()]
-        looked_for["labels"] = table(["classifier", "label", "documents"], rows)
-    return (
-        _corpus_metadata(stats)
-        | looked_for
-        | {
-            "splits": table(["split", "documents"], stats["splits"].items()),
-            "arrived": table(
-                ["slice", "held out", "validation", "training"],
-                (
-                    (
-                        number,
-                        *(found.get(split, 0) for split in ("held_out", "validation", "train")),
-                    )
-                    for number, found in stats["slices"].items()
-                ),
-            ),
-            "dropped_examples": table(["reason", "document", "begins with"], examples),
-            "cluster_sizes": figures.bars(
-                "Duplicate clusters by size", "documents in the cluster", "clusters", sizes
-            ),
-            "lengths": figures.bars(
-                "Documents by length", "characters, from this many on", "documents", lengths
-            ),
-        }
-    )
-
-
-def _shard_metadata(stats: Mapping[str, Any]) -> dict[str, Any]:
-    rows = [
-        (split, stats["documents"][split], stats["tokens"][split], stats["rows"][split])
-        for split in stats["documents"]
-    ]
-    return {
-        "summary": f"{sum(stats['tokens'].values()):,} tokens, {stats['rows']['train']:,} rows to "
-        f"train on",
-        "tokens": sum(stats["tokens"].values()),
-        "padding_fraction": stats["padding_fraction"],
-        "cut_documents": stats["cut_documents"],
-        "cut_examples": stats["cut_examples"],
-        "left_out": table(["reason", "documents"], stats["left_out"].items()),
-        "tokenizer_engine": stats["tokenizer_engine"],
-        "splits": table(["split", "documents", "tokens", "rows"], rows),
-        "tokens_by_source": table(["source", "tokens"], stats["tokens_by_source"].items()),
-    }

@@ -38,6 +38,7 @@ from recipes.evaluation.spec import EvaluationSpec
 from recipes.settings.sections import DeviceChoice, Precision
 from recipes.spec import RESULT_NAME, TrainingResult, TrainingSpec
 from spark_jobs.clean import job as clean
+from spark_jobs.read import job as read
 from spark_jobs.runtime.usage import USAGE
 from spark_jobs.tokenize import job as tokenize
 
@@ -47,10 +48,13 @@ MAIN_PROGRAM = 'import runpy\n\nrunpy.run_module("spark_jobs.{job}.job", run_nam
 
 
 class DataprocSparkRunner(SparkRunner):
-    """Runs the two Spark jobs as Dataproc Serverless batches."""
+    """Runs the Spark jobs as Dataproc Serverless batches."""
 
     cloud_config_path: str
     """The cloud project's file."""
+
+    def read(self, context: AssetExecutionContext, spec: read.ReadSpec) -> dict[str, Any]:
+        return self._run(context, "read", spec, spec.output)
 
     def clean(self, context: AssetExecutionContext, spec: clean.CleanSpec) -> dict[str, Any]:
         return self._run(context, "clean", spec, spec.output)

@@ -7,13 +7,18 @@ from dagster import AssetExecutionContext, ConfigurableResource
 from dagster_pyspark import LazyPySparkResource
 
 from spark_jobs.clean import job as clean
+from spark_jobs.read import job as read
 from spark_jobs.runtime.session import end_local_session, prepare_environment
 from spark_jobs.runtime.usage import USAGE, measured
 from spark_jobs.tokenize import job as tokenize
 
 
 class SparkRunner(ConfigurableResource, ABC):
-    """Runs the two Spark jobs somewhere."""
+    """Runs the Spark jobs somewhere."""
+
+    @abstractmethod
+    def read(self, context: AssetExecutionContext, spec: read.ReadSpec) -> dict[str, Any]:
+        """Run `spark_jobs.read.job` and return its stats."""
 
     @abstractmethod
     def clean(self, context: AssetExecutionContext, spec: clean.CleanSpec) -> dict[str, Any]:
@@ -30,6 +35,11 @@ class LocalSparkRunner(SparkRunner):
     """Runs them in this process, in one Spark session that starts when first needed."""
 
     pyspark: LazyPySparkResource
+
+    def read(self, context: AssetExecutionContext, spec: read.ReadSpec) -> dict[str, Any]:
+        found = measured(read.run, self._session(context), spec, context.log.info)
+        context.add_output_metadata(found.pop(USAGE))
+        return found
 
     def clean(self, context: AssetExecutionContext, spec: clean.CleanSpec) -> dict[str, Any]:
         found = measured(clean.run, self._session(context), spec, context.log.info)

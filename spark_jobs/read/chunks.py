@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from spark_jobs.read.document import Document
 from spark_jobs.read.faults import Fault
+from spark_jobs.runtime.pinned.file import ListedFile
 
 _LEAST_BYTES, _MOST_BYTES = 2 * 1024 * 1024, 64 * 1024 * 1024
 
@@ -20,6 +21,9 @@ class Chunks:
     """Of each chunk, a hash of all that decides its documents."""
     read: Callable[[list[int]], Iterator[tuple[int, Batch]]]
     """Numbers of chunks, ascending, to their documents: batches, each with its chunk's number."""
+    files: list[list[ListedFile]] | None = None
+    """Of each chunk the files, where they lie in a bucket, so that any machine can read them
+    (`files.reading.listed_chunk`)."""
 
 
 NO_CHUNKS = Chunks([], lambda numbers: iter(()))

@@ -10,12 +10,13 @@ from fsspec.utils import glob_translate
 
 from artifacts.errors import UserError
 from artifacts.shown import shown_in_line
-from artifacts.storage import files
+from artifacts.storage import files, versions
 from spark_jobs.read.files.source_file import LocalFile, RemoteFile, StoredFile
 from spark_jobs.read.files.walk import Walk
 from spark_jobs.read.formats import FORMATS, format_of, kind_of
 from spark_jobs.read.opened import Unread
 from spark_jobs.read.settings import Files
+from spark_jobs.runtime.pinned.file import ListedFile
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
@@ -146,7 +147,14 @@ def _match_remote(
         if not source.hidden and any(part.startswith(".") for part in name.split("/")):
             unread.add("hidden", name)
         elif form := format_of(name):
-            yield RemoteFile(found, name, about.get("size") or 0, form, filesystem, about)
+            listed = ListedFile(
+                url=filesystem.unstrip_protocol(found),
+                name=name,
+                bytes=about.get("size") or 0,
+                generation=versions.stated_generation(filesystem, found, about),
+                checksum=versions.stated_checksum(filesystem, found, about),
+            )
+            yield RemoteFile(listed.url, name, listed.bytes, form, listed)
         else:
             unread.add(kind_of(name), name)
 

@@ -91,16 +91,13 @@ def _pin(source: Files, file: StoredFile, checksum: str) -> tuple[PinnedFile, in
 
 
 def _url(file: StoredFile) -> str:
-    if isinstance(file, RemoteFile):
-        return str(file.filesystem.unstrip_protocol(file.path))
-    assert isinstance(file, LocalFile)
-    return os.path.abspath(file.path)
+    return os.path.abspath(file.path) if isinstance(file, LocalFile) else file.path
 
 
 def _generation(file: StoredFile, checksum: str) -> str:
     """That of the content with the checksum."""
     if isinstance(file, RemoteFile):
-        return versions.stated_generation(file.filesystem, file.path, file.details)
+        return file.listed.generation
     generation = versions.generation_of(_url(file))
     if versions.checksum_of(_url(file)) != checksum:
         raise _changed(file)

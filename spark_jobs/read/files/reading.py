@@ -1,12 +1,12 @@
 """A source of files: what it holds now, and the reading of just that."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from artifacts.progress import CountedProgress
 from artifacts.store.identity import hash_json
-from spark_jobs.read.chunks import NO_CHUNKS, Batch, Chunks, group
+from spark_jobs.read.chunks import NO_CHUNKS, Batch, Chunks, group, single_chunk
 from spark_jobs.read.document import Document, of_example
 from spark_jobs.read.faults import UNREAD, Fault
 from spark_jobs.read.files import extracted, rows
@@ -16,11 +16,12 @@ from spark_jobs.read.files.digests import Digests
 from spark_jobs.read.files.find import find_files
 from spark_jobs.read.files.pinned import pin_files
 from spark_jobs.read.files.rows import Row
-from spark_jobs.read.files.source_file import SourceChanged, SourceFile, StoredFile
+from spark_jobs.read.files.source_file import RemoteFile, SourceChanged, SourceFile, StoredFile
 from spark_jobs.read.files.streams import BadFile, Tick
-from spark_jobs.read.formats import FormatName
+from spark_jobs.read.formats import FormatName, format_of
 from spark_jobs.read.opened import OpenedSource
 from spark_jobs.read.settings import Files
+from spark_jobs.runtime.pinned.file import ListedFile
 
 READERS: dict[FormatName, Callable[[Content], Iterator[Row]]] = {
     "text": extracted.read_text,
@@ -68,17 +69,39 @@ def open_files(
         tick = _progress(report, source, "reading", [found.files[n] for n in chosen])
         for number in numbers:
             for n in groups[number]:
-                for batch in _batches(_documents(found.files[n], source, tick)):
+                for batch in _read(found.files[n], states[n], source, tick):
                     yield number, batch
-                _refuse_change(found.files[n], states[n])
 
+    remote = [file.listed for file in found.files if isinstance(file, RemoteFile)]
+    in_bucket = len(remote) == len(found.files)
+    listed = [remote[numbers.start : numbers.stop] for numbers in groups] if in_bucket else None
     by_name = {f"{n}/{file.name}": hashes[n] for n, file in enumerate(found.files)}
     whole = hash_json(by_name)
     sizes = {one: file.size for file, one in zip(found.files, hashes, strict=True)}
     if source.pin:
         pin = partial(pin_files, source, found.files, hashes, report)
         return OpenedSource({source.name: whole}, NO_CHUNKS, found.unread, sizes, pin)
-    return OpenedSource({source.name: whole}, Chunks(keys, read), found.unread, sizes)
+    return OpenedSource({source.name: whole}, Chunks(keys, read, listed), found.unread, sizes)
+
+
+def listed_chunk(source: Files, listed: Sequence[ListedFile]) -> Chunks:
+    """A chunk of the source (`Chunks.files`), in whichever process reads it; raises as `open_files`
+    does from reading."""
+
+    def read() -> Iterator[Batch]:
+        for one in listed:
+            form = format_of(one.name)
+            assert form is not None, "files of other formats are not listed"
+            file = RemoteFile(one.url, one.name, one.bytes, form, one)
+            yield from _read(file, file.state_when_found(), source, lambda number: None)
+
+    return single_chunk(hash_json({one.name: one.checksum for one in listed}), read)
+
+
+def _read(file: StoredFile, state: object, source: Files, tick: Tick) -> Iterator[Batch]:
+    """A file's documents; raises SourceChanged where it is no longer in that state."""
+    yield from _batches(_documents(file, source, tick))
+    _refuse_change(file, state)
 
 
 def _hashes(

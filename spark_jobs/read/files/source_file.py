@@ -3,16 +3,15 @@
 import hashlib
 import os
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
-from typing import IO, Any
-
-from fsspec import AbstractFileSystem
+from dataclasses import dataclass
+from typing import IO
 
 from artifacts.errors import UserError
 from artifacts.shown import shown_in_line
-from artifacts.storage.versions import stated_checksum
+from artifacts.storage import files, versions
 from spark_jobs.read.files.streams import BLOCK_BYTES, Tick, counted
 from spark_jobs.read.formats import Format
+from spark_jobs.runtime.pinned.file import ListedFile
 
 
 class SourceChanged(UserError):
@@ -82,21 +81,21 @@ class LocalFile(StoredFile):
 
 @dataclass(frozen=True)
 class RemoteFile(StoredFile):
-    """An object in the cloud, or a file of any other file system that fsspec knows."""
+    """An object in the cloud, or a file of any other file system that fsspec knows; its path is a
+    URL."""
 
-    filesystem: AbstractFileSystem
-    details: dict[str, Any] = field(repr=False)
+    listed: ListedFile
 
     def open(self, tick: Tick) -> IO[bytes]:
-        return counted(self.filesystem.open(self.path, "rb"), tick)
+        filesystem, path = files.resolve(self.path)
+        return counted(filesystem.open(path, "rb"), tick)
 
     def state(self) -> object:
-        self.filesystem.invalidate_cache()
-        return stated_checksum(self.filesystem, self.path, self.filesystem.info(self.path))
+        return versions.checksum_of(self.path)
 
     def state_when_found(self) -> object:
-        return stated_checksum(self.filesystem, self.path, self.details)
+        return self.listed.checksum
 
     def digest(self, tick: Tick) -> str:
         tick(self.size)
-        return stated_checksum(self.filesystem, self.path, self.details)
+        return self.listed.checksum

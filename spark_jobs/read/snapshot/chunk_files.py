@@ -4,6 +4,7 @@ from collections import Counter
 from itertools import groupby
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -149,6 +150,6 @@ class _ChunkWriter:
         self._parquet, self._file_bytes = None, 0
 
 
-def open_parquet(path: Path) -> pq.ParquetWriter:
+def open_parquet(target: Path | pa.NativeFile) -> pq.ParquetWriter:
     """A writer of a snapshot's Parquet files."""
-    return pq.ParquetWriter(path, SCHEMA, compression="zstd", write_page_checksum=True)
+    return pq.ParquetWriter(target, SCHEMA, compression="zstd", write_page_checksum=True)

@@ -1,7 +1,6 @@
 """Ids of a snapshot's documents: each fit for later stages, and no document's twice."""
 
-import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pyarrow.parquet as pq
 
 from artifacts.document_ids import find_id_fault
 from artifacts.shown import shown_in_line
+from artifacts.storage import files
 from spark_jobs.read.chunks import Batch, Chunks, hash64
 from spark_jobs.read.document import Document
 from spark_jobs.read.faults import Fault
@@ -36,22 +36,24 @@ def _checked(document: Document) -> Document | Fault:
     return Fault("bad_id", f"{place}: the id '{shown_in_line(identifier[:80])}' {fault}.")
 
 
-def number_repeated_ids(files: list[Path]) -> int:
-    """Number ids that come again, in the order of the files: `a`, `a#2`, `a#3`.
+def number_repeated_ids(parts: list[Path]) -> int:
+    """Number ids that come again, in the order of the parts: `a`, `a#2`, `a#3`.
 
-    A file that needs it is written again. Returns how many ids were given a number.
+    A part that needs it is written again. Returns how many ids were given a number. Past one
+    machine's memory Spark does the same (`repeated_ids`).
     """
-    ids = [_read_ids(file) for file in files]
+    ids = [_read_ids(part) for part in parts]
     together = pa.chunked_array(ids, pa.string())
     if len(together.unique()) == len(together):
         return 0
-    unique = _UniqueIds()
-    for file, of_file in zip(files, ids, strict=True):
-        before = of_file.to_pylist()
-        after = [unique.make_unique(identifier) for identifier in before]
-        if after != before:
-            _rewrite(file, after)
-    return unique.repeated
+    unique = UniqueIds()
+    repeated = 0
+    for part, of_part in zip(parts, ids, strict=True):
+        changed = dict(unique.changes(of_part.to_pylist()))
+        repeated += len(changed)
+        if changed:
+            change_ids(str(part), changed)
+    return repeated
 
 
 def _read_ids(file: Path) -> pa.Array:
@@ -59,32 +61,41 @@ def _read_ids(file: Path) -> pa.Array:
     return ids if isinstance(ids, pa.Array) else pa.concat_arrays(ids.chunks)
 
 
-def _rewrite(file: Path, ids: list[str]) -> None:
-    """Replace a file's ids; its row groups stay as they are cut."""
-    temporary = file.with_suffix(".tmp")
-    parquet = pq.ParquetFile(file)
+def change_ids(url: str, changed: Mapping[int, str]) -> None:
+    """Write a snapshot's file again with other ids in some rows; its row groups stay as they are.
+
+    Doing so twice is doing so once.
+    """
+    sink = pa.BufferOutputStream()
+    parquet = pq.ParquetFile(pa.BufferReader(files.read(url)), page_checksum_verification=True)
     first = 0
-    with open_parquet(temporary) as writer:
+    with open_parquet(sink) as writer:
         for number in range(parquet.num_row_groups):
             table = parquet.read_row_group(number)
-            column = pa.array(ids[first : first + table.num_rows], pa.string())
+            ids = table["id"].to_pylist()
+            for row in changed.keys() & range(first, first + len(ids)):
+                ids[row - first] = changed[row]
+            column = pa.array(ids, pa.string())
             writer.write_table(table.set_column(0, table.schema.field("id"), column))
-            first += table.num_rows
-    os.replace(temporary, file)
+            first += len(ids)
+    files.write(url, sink.getvalue().to_pybytes(), sync=False)
 
 
-class _UniqueIds:
+class UniqueIds:
     """Keeps 8 bytes an id, not the ids."""
 
     def __init__(self) -> None:
         self._seen: dict[int, int] = {}
-        self.repeated = 0
 
-    def make_unique(self, identifier: str) -> str:
+    def changes(self, ids: Iterable[str]) -> Iterator[tuple[int, str]]:
+        """Of ids after those before, the places of those that come again, and their new ids."""
+        for place, identifier in enumerate(ids):
+            unique = self._make_unique(identifier)
+            if unique != identifier:
+                yield place, unique
+
+    def _make_unique(self, identifier: str) -> str:
         key = hash64(identifier)
         count = self._seen.get(key, 0) + 1
         self._seen[key] = count
-        if count == 1:
-            return identifier
-        self.repeated += 1
-        return self.make_unique(f"{identifier}#{count}")
+        return identifier if count == 1 else self._make_unique(f"{identifier}#{count}")

@@ -1,4 +1,4 @@
-"""A file that a raw corpus pins, and how its change is noticed."""
+"""Files as a source listed them; those that a raw corpus pins, and how their change is noticed."""
 
 from typing import NamedTuple
 
@@ -17,8 +17,8 @@ class Stretch(NamedTuple):
     """Lines that are not blank."""
 
 
-class PinnedFile(BaseModel):
-    """A Parquet or JSON lines file of a source, as it was when the raw corpus was made."""
+class ListedFile(BaseModel):
+    """A file of a source, as it was when the source was listed."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -30,6 +30,11 @@ class PinnedFile(BaseModel):
     generation: str
     """Of this content (`artifacts.storage.versions`); in Cloud Storage, the object's own."""
     checksum: str
+
+
+class PinnedFile(ListedFile):
+    """A Parquet or JSON lines file of a source, as it was when the raw corpus was made."""
+
     source: str
     text_column: str
     id_column: str | None

@@ -1,0 +1,139 @@
+"""Copies text from buckets into a raw corpus by tasks, each a chunk at a time.
+
+Chunks, not tasks, decide where rows are cut, and a chunk's files are named by what decides them: so
+the corpus has the bytes that one process writes (`spark_jobs.read.snapshot.snapshot`), and a task
+that is run twice writes the same files. Text goes from the bucket into the cache, and from there
+into the corpus; the driver holds a small record of each chunk.
+
+Run as a program: `python -m spark_jobs.read.job --spec spec.json`.
+"""
+
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+from pyspark.sql import SparkSession
+
+from artifacts.cache import read_cached
+from artifacts.errors import UserError, make_command
+from artifacts.program.entry import run_program
+from artifacts.progress import Report
+from artifacts.storage import files
+from spark_jobs.read.files.reading import listed_chunk
+from spark_jobs.read.files.source_file import SourceChanged
+from spark_jobs.read.opened import Unread
+from spark_jobs.read.settings import Files, Source
+from spark_jobs.read.snapshot.chunk_files import ChunkRecord
+from spark_jobs.read.snapshot.repeated_ids import number_repeated_ids
+from spark_jobs.read.snapshot.snapshot import copy_source
+from spark_jobs.read.snapshot.statistics import Records, file_names, judge_source, snapshot_stats
+from spark_jobs.runtime.pinned.file import ListedFile
+from spark_jobs.runtime.scratch import scratch_folder
+from spark_jobs.runtime.session import session
+from spark_jobs.runtime.tasks import map_tasks
+from spark_jobs.runtime.usage import measured
+from spark_jobs.runtime.work import Work
+
+CHANGED = "changed"
+"""In a task's record, in place of the chunk's: which file changed."""
+
+
+class SourceToCopy(BaseModel):
+    """A source, of which chunks are to be copied, or the records of all chunks are there."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    source: Source
+    chunks: list[list[ListedFile]] = []
+    """Of each chunk the files."""
+    records: list[ChunkRecord] = []
+    """Of chunks whose files are in the cache, and of pinned files."""
+    unread: Unread = Unread()
+
+
+class ReadSpec(BaseModel):
+    """One run of this job."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    sources: list[SourceToCopy]
+    """In the order of the settings."""
+    output: str
+    """Folder that the raw corpus is written into."""
+    cache: str
+    """Folder through which the chunks' files go (`artifacts.cache`)."""
+    pinned_files: int = 0
+    """How many are listed in the corpus beside what is copied."""
+
+
+def run(spark: SparkSession, spec: ReadSpec, report: Report = print) -> dict[str, Any]:
+    """Write the raw corpus' `part-NNNNN.parquet`, and return the stats.
+
+    Returns:
+        As `snapshot.write_snapshot`.
+
+    Raises:
+        UserError: a file cannot be read, or all of them together hold no document.
+        SourceChanged: a file changed since it was listed.
+    """
+    records = _copy(spark, spec, report)
+    for one in spec.sources:
+        judge_source(one.source, records[one.source.name])
+    stats = snapshot_stats(records, [one.unread for one in spec.sources])
+    names = file_names(records)
+    lay_out = partial(_lay_out, cache=spec.cache)
+    parts = [f"{spec.output}/part-{number:05d}.parquet" for number in range(len(names))]
+    items = list(zip(names, parts, strict=True))
+    map_tasks(spark, "writing the raw corpus", items, lay_out, report)
+    with scratch_folder(f"{spec.output}.scratch") as scratch:
+        work = Work(spark, stats["documents"], scratch, report)
+        repeated = number_repeated_ids(work, parts, report)
+    return stats | {"repeated_ids": repeated, "pinned_files": spec.pinned_files}
+
+
+def _copy(spark: SparkSession, spec: ReadSpec, report: Report) -> Records:
+    """Bring all chunks into the cache."""
+    items = [(one.source, chunk) for one in spec.sources for chunk in one.chunks]
+    copied = map_tasks(spark, "copying text", items, partial(_copy_chunk, cache=spec.cache), report)
+    changed = [record[CHANGED] for record in copied if CHANGED in record]
+    if changed:
+        raise SourceChanged(changed[0])
+    left = iter(copied)
+    records: Records = {}
+    for one in spec.sources:
+        of_tasks = [ChunkRecord.model_validate(next(left)) for _ in one.chunks]
+        records[one.source.name] = one.records + of_tasks
+    return records
+
+
+def _copy_chunk(item: tuple[Files, list[ListedFile]], cache: str) -> dict[str, Any]:
+    source, listed = item
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            (record,) = copy_source(listed_chunk(source, listed), source, Path(folder), cache)
+    except SourceChanged as error:
+        # Doing the task again would not help.
+        return {CHANGED: str(error)}
+    except UserError as error:
+        # By this class Spark's driver knows it (`spark_jobs.runtime.tasks.user_errors`).
+        raise UserError(str(error)) from None
+    return record.model_dump()
+
+
+def _lay_out(item: tuple[str, str], cache: str) -> dict[str, Any]:
+    name, part = item
+    content = read_cached(cache, name)
+    if content is None:
+        raise UserError(
+            f"{cache}/{name} was removed or changed while the raw corpus was written. Nothing is "
+            f"lost: {make_command('raw_corpus')}"
+        )
+    files.write(part, content, sync=False)
+    return {}
+
+
+if __name__ == "__main__":
+    sys.exit(run_program(ReadSpec, lambda spec, report: measured(run, session(), spec, report)))
