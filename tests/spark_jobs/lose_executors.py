@@ -1,10 +1,10 @@
-"""Cleans and tokenizes a corpus on two executors, and kills one in each step.
+"""Copies, cleans and tokenizes text on two executors, and kills one in each step.
 
 The executors are processes of their own. It prints where one was killed, each time the step and
 whether that was the last of its stages; and how many tasks were done again, since what they had
 made was lost.
 
-python -m tests.spark_jobs.lose_executors clean_spec.json tokenize_spec.json
+python -m tests.spark_jobs.lose_executors read_spec.json clean_spec.json tokenize_spec.json
 """
 
 import json
@@ -19,6 +19,7 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from spark_jobs.clean import job as clean
+from spark_jobs.read import job as read
 from spark_jobs.runtime.session import local_conf, prepare_environment
 from spark_jobs.tokenize import job as tokenize
 
@@ -84,8 +85,8 @@ def tasks_done_again(spark: SparkSession) -> int:
     return sum(stage.numCompleteTasks() for stage in found if stage.attemptId() > 0)
 
 
-def main(clean_spec: str, tokenize_spec: str) -> None:
-    """Run both jobs, and print where executors were killed."""
+def main(read_spec: str, clean_spec: str, tokenize_spec: str) -> None:
+    """Run the jobs, and print where executors were killed."""
     spark = session()
     # A first job, since executors register in their own time.
     spark.sparkContext.parallelize(range(4), 4).count()
@@ -93,6 +94,7 @@ def main(clean_spec: str, tokenize_spec: str) -> None:
         time.sleep(0.1)
     killed: list[Where] = []
     threading.Thread(target=kill_executors, args=(spark, killed), daemon=True).start()
+    read.run(spark, read.ReadSpec.model_validate_json(Path(read_spec).read_text()))
     clean.run(spark, clean.CleanSpec.model_validate_json(Path(clean_spec).read_text()))
     tokenize.run(spark, tokenize.TokenizeSpec.model_validate_json(Path(tokenize_spec).read_text()))
     print(json.dumps({"killed": killed, "again": tasks_done_again(spark)}))

@@ -1,9 +1,9 @@
-"""Cleans and tokenizes a corpus while each task is lost when it has done all of its work.
+"""Copies, cleans and tokenizes text while each task is lost when it has done all of its work.
 
 So each is done twice, as where a machine is lost whose tasks' files are in a store already. It
 prints how many tasks there were that failed.
 
-python -m tests.spark_jobs.run_tasks_twice clean_spec.json tokenize_spec.json
+python -m tests.spark_jobs.run_tasks_twice read_spec.json clean_spec.json tokenize_spec.json
 """
 
 import json
@@ -13,6 +13,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from spark_jobs.clean import job as clean
+from spark_jobs.read import job as read
 from spark_jobs.runtime.session import local_conf, prepare_environment
 from spark_jobs.runtime.usage import USAGE, measured
 from spark_jobs.tokenize import job as tokenize
@@ -28,12 +29,13 @@ def session() -> SparkSession:
     return SparkSession.builder.config(map=conf).getOrCreate()
 
 
-def main(clean_spec: str, tokenize_spec: str) -> None:
-    """Run both jobs, and print how many of their tasks failed."""
+def main(read_spec: str, clean_spec: str, tokenize_spec: str) -> None:
+    """Run the jobs, and print how many of their tasks failed."""
     spark = session()
     spark.sparkContext.setLogLevel("OFF")
     failed = 0
     for job, spec_type, path in (
+        (read, read.ReadSpec, read_spec),
         (clean, clean.CleanSpec, clean_spec),
         (tokenize, tokenize.TokenizeSpec, tokenize_spec),
     ):

@@ -1,15 +1,19 @@
-"""Both jobs on Spark that loses executors and what tasks have done."""
+"""The jobs on Spark that loses executors and what tasks have done."""
 
 import json
 import random
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
 from spark_jobs.clean import job as clean
+from spark_jobs.read import chunks
+from spark_jobs.read.settings import RawCorpusSettings
+from spark_jobs.read.snapshot.snapshot import write_snapshot
 from spark_jobs.settings import (
     CleanCorpusSettings,
     DecontaminationSettings,
@@ -17,8 +21,10 @@ from spark_jobs.settings import (
     TokenizedShardsSettings,
 )
 from spark_jobs.tokenize import job as tokenize
+from tests.spark_jobs.read.test_job import settings_of, spec_of, write_texts
 from tests.spark_jobs.test_decide import SPLIT, first_texts, write_raw
 from tests.spark_jobs.test_growth import files_below
+from tests.stand_ins.google import BUCKET, LocalGoogle
 
 CLEANING = CleanCorpusSettings(
     minimum_characters=40,
@@ -34,6 +40,7 @@ IN_MEMORY, BY_SPARK = 10**6, 0
 """Most that is done on whole arrays."""
 
 STEPS = {
+    *("copying text", "numbering ids that come again"),
     *("normalizing and signing", "reading documents", "grouping exact copies"),
     *("finding shared bands", "pairing candidates", "comparing signatures", "comparing texts"),
     *("connecting copies", "deciding splits", "choosing survivors", "deciding documents"),
@@ -44,6 +51,17 @@ STEPS = {
 """Those in which an executor is killed at least; shorter ones may be over before."""
 
 Made = dict[str, bytes]
+
+
+@pytest.fixture(scope="module")
+def text(started_google: LocalGoogle) -> Iterator[RawCorpusSettings]:
+    """Files in a bucket, whose ids come again, too large for one chunk."""
+    folder = f"gs://{BUCKET}/executors"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chunks, "_LEAST_BYTES", 2_000)
+        patch.setattr(chunks, "_MOST_BYTES", 20_000)
+        write_texts(folder)
+        yield settings_of({"path": folder})
 
 
 @pytest.fixture(scope="module")
@@ -76,18 +94,25 @@ def specs(
 
 
 @pytest.fixture(scope="module")
-def expected(spark: SparkSession, folder: Path, model_folder: Path) -> Made:
-    """What both jobs make where nothing is lost."""
+def expected(
+    spark: SparkSession, text: RawCorpusSettings, folder: Path, model_folder: Path
+) -> Made:
+    """What the jobs make where nothing is lost."""
+    write_snapshot(text, folder / "expected" / "read", lambda line: None)
     cleaning, tokenizing = specs(folder, "expected", model_folder, IN_MEMORY)
     clean.run(spark, cleaning, lambda line: None)
     tokenize.run(spark, tokenizing, lambda line: None)
     return files_below(folder / "expected")
 
 
-def make(folder: Path, program: str, model_folder: Path) -> tuple[dict, Made]:
-    """What a program tells of how it ran both jobs by Spark's joins, and what they made."""
+def make(
+    text: RawCorpusSettings, folder: Path, program: str, model_folder: Path
+) -> tuple[dict, Made]:
+    """What a program tells of how it ran the jobs by Spark's joins, and what they made."""
     command = [sys.executable, "-m", f"tests.spark_jobs.{program}"]
-    for spec in specs(folder, program, model_folder, BY_SPARK):
+    (folder / program).mkdir()
+    copying = spec_of(text, folder / program / "read", cache=folder / f"cache-{program}")
+    for spec in (copying, *specs(folder, program, model_folder, BY_SPARK)):
         path = folder / f"{program}-{len(command)}.json"
         path.write_text(spec.model_dump_json())
         command.append(str(path))
@@ -96,6 +121,12 @@ def make(folder: Path, program: str, model_folder: Path) -> tuple[dict, Made]:
 
 
 @pytest.mark.soak
+@pytest.mark.fault(
+    "raw_corpus",
+    "executor of Spark killed, in each step",
+    sees="nothing",
+    then="the step is done again, and the corpus is the same to the byte",
+)
 @pytest.mark.fault(
     "clean_corpus",
     "executor of Spark killed, in each step",
@@ -109,9 +140,9 @@ def make(folder: Path, program: str, model_folder: Path) -> tuple[dict, Made]:
     then="what it made is made again, and the shards are the same to the byte",
 )
 def test_two_executors_of_which_one_is_killed_in_each_step_make_the_same_bytes(
-    folder: Path, model_folder: Path, expected: Made
+    text: RawCorpusSettings, folder: Path, model_folder: Path, expected: Made
 ) -> None:
-    told, made = make(folder, "lose_executors", model_folder)
+    told, made = make(text, folder, "lose_executors", model_folder)
 
     assert STEPS - {step for step, _ in told["killed"]} == set()
     assert ["tokenizing and writing shards", True] in told["killed"]
@@ -120,6 +151,12 @@ def test_two_executors_of_which_one_is_killed_in_each_step_make_the_same_bytes(
 
 
 @pytest.mark.soak
+@pytest.mark.fault(
+    "raw_corpus",
+    "each task of Spark lost after its work, and done twice",
+    sees="nothing",
+    then="nothing is doubled, and the corpus is the same to the byte",
+)
 @pytest.mark.fault(
     "clean_corpus",
     "each task of Spark lost after its work, and done twice",
@@ -133,9 +170,9 @@ def test_two_executors_of_which_one_is_killed_in_each_step_make_the_same_bytes(
     then="nothing is doubled, and the shards are the same to the byte",
 )
 def test_tasks_that_are_done_twice_make_the_same_bytes(
-    folder: Path, model_folder: Path, expected: Made
+    text: RawCorpusSettings, folder: Path, model_folder: Path, expected: Made
 ) -> None:
-    told, made = make(folder, "run_tasks_twice", model_folder)
+    told, made = make(text, folder, "run_tasks_twice", model_folder)
 
     assert told["failed"] > len(STEPS)
     assert made == expected

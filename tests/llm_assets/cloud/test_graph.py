@@ -1,8 +1,9 @@
-"""The laptop's asset code on Google Cloud, killed in each stage.
+"""The laptop's asset code on Google Cloud, killed in each stage; text that is copied by a batch.
 
 `tests/stand_ins/test_demo.py` runs the same graph unbroken, up to an endpoint.
 """
 
+import json
 import os
 import signal
 import subprocess
@@ -10,12 +11,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
+from artifacts.storage import files
 from artifacts.storage.machine import CACHE_VARIABLE
+from artifacts.store.store import Store
 from llm_assets.cloud.config import CLOUD_CONFIG_VARIABLE
+from spark_jobs.read.settings import RawCorpusSettings
+from spark_jobs.read.snapshot.snapshot import write_snapshot
 from tests.conftest import Project, make_project
 from tests.stand_ins.bigquery import fill_table, running_bigquery
-from tests.stand_ins.google import PROJECT, LocalGoogle
+from tests.stand_ins.google import BUCKET, PROJECT, LocalGoogle
 from tests.stand_ins.project import TEXTS_TABLE, move_to_cloud
 from tests.tiny import tiny_texts
 from tests.waiting import wait_until
@@ -85,3 +91,31 @@ def test_run_killed_in_each_stage_neither_loses_nor_repeats_a_job(
     ended = jobs(google)
     assert len(ended) == 4, ended
     assert all(state.endswith("SUCCEEDED") for _, state in ended)
+
+
+@pytest.mark.soak
+def test_text_in_a_bucket_is_copied_by_a_batch_with_the_bytes_of_one_process(
+    google: LocalGoogle, cloud_project: Project, tmp_path: Path
+) -> None:
+    project, folder = cloud_project, f"gs://{BUCKET}/manuals"
+    for number, text in enumerate(tiny_texts(60)):
+        row = {"id": f"{number % 50}", "text": text}
+        files.write(f"{folder}/{number:02d}.jsonl", json.dumps(row).encode())
+    sources = [{"type": "files", "name": "manual", "path": folder, "id_column": "id"}]
+    project.configure(raw_corpus={"sources": sources}, spark={"copied_by_process": 0})
+
+    made = [project.materialize("raw_corpus") for _ in range(2)]
+
+    assert all(run.returncode == 0 for run in made), made[0].stdout + program_logs(google)
+    (batch,) = google.dataproc.batches()
+    assert batch.state.name == "SUCCEEDED"
+    settings = RawCorpusSettings.model_validate({"sources": sources})
+    stats = write_snapshot(settings, tmp_path / "expected", lambda line: None)
+    store = Store(yaml.safe_load(project.config.read_text())["store"])
+    (fingerprint,) = store.list_folder("raw_corpus")
+    artifact = store.load("raw_corpus", fingerprint)
+    artifact.verify()
+    assert artifact.stats == stats and stats["repeated_ids"] == 10
+    expected = {file.name: file.read_bytes() for file in (tmp_path / "expected").iterdir()}
+    found = {entry.path for entry in artifact.manifest.files}
+    assert {name: files.read(f"{artifact.url}/{name}") for name in found} == expected

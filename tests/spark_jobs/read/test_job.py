@@ -80,16 +80,16 @@ def by_process(settings: RawCorpusSettings, folder: Path) -> Made:
     return files_below(folder), stats
 
 
-def spec_of(settings: RawCorpusSettings, folder: Path) -> job.ReadSpec:
+def spec_of(settings: RawCorpusSettings, folder: Path, cache: Path) -> job.ReadSpec:
     """What tasks are told, after it was written as JSON and read again."""
     folder.mkdir()
-    cache = str(folder.with_name("cache"))
-    spec = plan_tasks(settings, open_sources(settings), folder, str(folder), cache)
+    spec = plan_tasks(settings, open_sources(settings), folder, str(folder), str(cache))
     return job.ReadSpec.model_validate_json(spec.model_dump_json())
 
 
 def by_tasks(spark: SparkSession, settings: RawCorpusSettings, folder: Path) -> Made:
-    stats = job.run(spark, spec_of(settings, folder), lambda line: None)
+    spec = spec_of(settings, folder, folder.with_name("cache"))
+    stats = job.run(spark, spec, lambda line: None)
     return files_below(folder), stats
 
 
@@ -120,7 +120,7 @@ def test_what_is_cached_is_not_read_again(spark: SparkSession, bucket: str, tmp_
     write_texts(bucket)
     settings = settings_of({"path": bucket})
     expected = by_tasks(spark, settings, tmp_path / "first")
-    spec = spec_of(settings, tmp_path / "second")
+    spec = spec_of(settings, tmp_path / "second", tmp_path / "cache")
     files.remove(bucket)
 
     stats = job.run(spark, spec, lambda line: None)
@@ -128,11 +128,17 @@ def test_what_is_cached_is_not_read_again(spark: SparkSession, bucket: str, tmp_
     assert (files_below(tmp_path / "second"), stats) == expected
 
 
+@pytest.mark.fault(
+    "raw_corpus",
+    "file in a bucket changed or removed before its task reads it",
+    sees="the file",
+    then="nothing is written into the corpus",
+)
 def test_files_that_change_or_go_after_they_were_listed_are_named(
     spark: SparkSession, bucket: str, tmp_path: Path
 ) -> None:
     write_texts(bucket)
-    spec = spec_of(settings_of({"path": bucket}), tmp_path / "raw")
+    spec = spec_of(settings_of({"path": bucket}), tmp_path / "raw", tmp_path / "cache")
 
     files.write(f"{bucket}/4.jsonl", b'{"id": "1", "text": "Another text."}')
     with pytest.raises(SourceChanged, match=r"gs://.*/4\.jsonl changed while it was read"):
@@ -194,8 +200,7 @@ def test_ids_are_numbered_alike_in_memory_and_by_spark(spark: SparkSession, tmp_
             written.append(path)
         return written
 
-    for turn in range(4):
-        drawn = names[: 8 if turn % 2 else None]
+    for turn, drawn in enumerate((names[:8], names)):
         parts = [generator.choices(drawn, k=generator.randint(1, 90)) for _ in range(5)]
         expected = identifiers.number_repeated_ids(write(tmp_path / f"memory-{turn}"))
         by_spark = list(map(str, write(tmp_path / f"spark-{turn}")))
