@@ -1,1 +1,1 @@
-"""The Spark stages: raw text to clean text, clean text to packed shards."""
+"""The Spark stages: sources to raw text, raw text to clean text, clean text to packed shards."""

@@ -131,7 +131,7 @@ def _lay_out(item: tuple[str, str], cache: str) -> dict[str, Any]:
             f"{cache}/{name} was removed or changed while the raw corpus was written. Nothing is "
             f"lost: {make_command('raw_corpus')}"
         )
-    files.write(part, content, sync=False)
+    files.write(part, bytes(content), sync=False)
     return {}
 
 
