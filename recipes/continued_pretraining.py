@@ -12,6 +12,7 @@ from pathlib import Path
 
 from artifacts.leases.lease import local_lease
 from artifacts.program.entry import Interrupted, run_program
+from artifacts.program.imports import importing
 from artifacts.program.lifetime import Interruption
 from artifacts.progress import Report
 from recipes.quiet import silence_libraries
@@ -26,9 +27,10 @@ def main() -> int:
 
 
 def _train(spec: TrainingSpec, interruption: Interruption, report: Report) -> None:
-    silence_libraries()
-    from recipes.distributed.workers import join_workers, leave_workers
-    from recipes.train import train
+    with importing():
+        silence_libraries()
+        from recipes.distributed.workers import join_workers, leave_workers
+        from recipes.train import train
 
     with _only_trainer(spec, report):
         workers = join_workers(spec.training.placement.device)

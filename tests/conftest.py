@@ -1,5 +1,6 @@
 """Fixtures shared by the whole suite."""
 
+import gc
 import os
 import shutil
 import subprocess
@@ -29,6 +30,16 @@ os.environ["OMP_NUM_THREADS"] = "1"
 # No test fails since the machine is busy with other work.
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
+
+
+def pytest_configure() -> None:
+    """Collecting imports all that tests use, of which nothing is ever garbage."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

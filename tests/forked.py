@@ -5,6 +5,7 @@ own like any other, with its own environment, folder, output and signals, but sh
 with all others of the test session.
 """
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -119,6 +120,8 @@ def _installed_command() -> object:
 
 def _run(program: Callable[[], object], command: Sequence[str], surroundings: Surroundings) -> None:
     os.setsid()
+    # Looking for garbage would copy the pages of all that was imported before the fork.
+    gc.freeze()
     for number, path in enumerate((surroundings.output, surroundings.error), start=1):
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         descriptor = os.open(path or surroundings.output, flags, 0o600)

@@ -12,8 +12,13 @@ LISTEN = "0A"
 def run_watched(*processes: subprocess.Popen[str]) -> set[str]:
     """Wait for processes; the addresses on which they and what they started listened meanwhile."""
     seen: set[str] = set()
+    known: set[str] = set()
     while running := [process for process in processes if process.poll() is None]:
-        seen = seen.union(*(listening_addresses(process.pid) for process in running))
+        # Whose a socket is takes a walk over all files of all processes, so each is asked of once.
+        new = _listeners().keys() - known
+        if new:
+            seen = seen.union(*(listening_addresses(process.pid) for process in running))
+            known |= new
         time.sleep(0.1)
     return seen
 
@@ -33,7 +38,7 @@ def descendants(pid: int) -> list[int]:
 def listening_addresses(pid: int) -> set[str]:
     """The addresses on which a process or one that it started accepts TCP connections."""
     sockets = set().union(*map(_socket_inodes, descendants(pid)))
-    return {address for inode, address in _listeners() if inode in sockets}
+    return {_address(written) for inode, written in _listeners().items() if inode in sockets}
 
 
 def outside_loopback(addresses: set[str]) -> set[str]:
@@ -59,13 +64,18 @@ def _socket_inodes(pid: int) -> set[str]:
     return inodes
 
 
-def _listeners() -> list[tuple[str, str]]:
-    found = []
+def _listeners() -> dict[str, str]:
+    """The sockets on which anyone listens: inode to address, as the kernel writes it."""
+    found = {}
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        for line in Path(table).read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == LISTEN:
-                found.append((fields[9], _address(fields[1].split(":")[0])))
+        with open(table) as lines:
+            next(lines)
+            for line in lines:
+                _, address, _, state, *_, inode = line.split()[:10]
+                # These come first; to list the open connections, too, takes the kernel long.
+                if state != LISTEN:
+                    break
+                found[inode] = address.split(":")[0]
     return found
 
 

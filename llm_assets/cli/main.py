@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from artifacts.program.imports import importing
 from artifacts.reasons import reason_of
 from artifacts.shown import shown
 from llm_assets.cli.cloud import CLOUD
@@ -110,7 +111,8 @@ def run(rebuild: tuple[str, ...]) -> None:
       llm-assets run --rebuild checkpoint     a training from its first step
       V=1 llm-assets run                      with Dagster's own log
     """
-    from llm_assets.cli.pipeline.run import run_pipeline
+    with importing():
+        from llm_assets.cli.pipeline.run import run_pipeline
 
     sys.exit(run_pipeline(os.environ.get("V", "0") not in ("", "0"), rebuild))
 

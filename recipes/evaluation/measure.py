@@ -12,6 +12,7 @@ from artifacts.model.hugging_face import read_tokenizer
 from artifacts.progress import Report
 from artifacts.storage import files
 from artifacts.store.identity import hash_json
+from recipes.evaluation import models
 from recipes.evaluation.contamination import find_contamination
 from recipes.evaluation.documents import (
     Document,
@@ -76,8 +77,6 @@ def evaluate(spec: EvaluationSpec, report: Report, scorer: Scorer | None = None)
         UserError: the base cannot be read, or the data is empty. A candidate or incumbent that
             cannot be read is a fault in the result, for the gate to judge.
     """
-    from recipes.evaluation import models
-
     data = read_data(spec, scorer)
     planned = 1 + len(data.later)
     data, scores, faults = _measure_until_decided(data, spec, report, scorer)

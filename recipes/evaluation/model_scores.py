@@ -11,6 +11,9 @@ import numpy as np
 from artifacts.cache import cache_key, read_cached, write_cached
 from artifacts.model.hugging_face import read_tokenizer
 from artifacts.progress import Report
+from recipes.device import device_of, local_device, mixed_precision
+from recipes.evaluation import models
+from recipes.evaluation.bits import document_bits
 from recipes.evaluation.documents import Document, check_tokenizer, check_vocabulary
 from recipes.evaluation.examples import Scorer
 from recipes.evaluation.harness.tasks import TaskScores, run_tasks
@@ -83,9 +86,6 @@ def _mean(scores: np.ndarray, documents: Sequence[Document], metric: Metric) -> 
 def _measured_bits(
     source: ModelSource, role: str, data: Data, spec: EvaluationSpec, report: Report
 ) -> Scores:
-    from recipes.device import local_device, mixed_precision
-    from recipes.evaluation import models
-
     model = models.load_model(Path(source.path))
     bits = {}
     with mixed_precision(models.precision(), local_device()):
@@ -103,8 +103,6 @@ def _written(
     model: Any, role: str, data: Data, spec: EvaluationSpec, report: Report
 ) -> tuple[list[dict[str, str]], list[TaskScores]]:
     """Completions, and answers to lm-eval's tasks, both in the precision of the endpoint."""
-    from recipes.evaluation import models
-
     settings = spec.settings
     if not data.prompts and not data.lm_eval_tasks and not data.summaries:
         return [], []
@@ -135,8 +133,6 @@ def _score_task(
     spec: EvaluationSpec,
     report: Report,
 ) -> np.ndarray:
-    from recipes.evaluation.bits import document_bits
-
     bits = document_bits(
         model,
         documents,
@@ -151,9 +147,6 @@ def _score_task(
 
 def scores_key(data: Data, source: ModelSource) -> str:
     """The cache's key of a model's scores: what is measured, by what and on which device."""
-    from recipes.device import device_of, local_device
-    from recipes.evaluation import models
-
     return cache_key(
         "recipes.evaluate",
         ["lm-eval", "numpy", "rouge-score", "tokenizers", "torch", "transformers"],
