@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -75,16 +75,47 @@ def cached(folder: str | None, key: str, make: Callable[[], bytes]) -> bytes | m
 
 def read_cached(folder: str, key: str) -> memoryview | None:
     """The content of an entry, or None where it is absent or damaged."""
-    url = f"{folder}/{key}"
+    entry = _read(f"{folder}/{key}")
+    # A slice of bytes would be a copy, which takes as long as reading them.
+    return memoryview(entry)[_DIGEST_BYTES:] if entry else None
+
+
+def _read(url: str) -> bytes | None:
     entry = files.find(url)
     if entry is None:
         return None
-    # A slice of bytes would be a copy, which takes as long as reading them.
-    digest, content = entry[:_DIGEST_BYTES], memoryview(entry)[_DIGEST_BYTES:]
-    if hashlib.sha256(content).digest() != digest:
+    if hashlib.sha256(memoryview(entry)[_DIGEST_BYTES:]).digest() != entry[:_DIGEST_BYTES]:
         return None
     _renew(url, entry)
-    return content
+    return entry
+
+
+class Placed(NamedTuple):
+    """Content in a file."""
+
+    begin: int
+    """At which byte of the file the content begins."""
+    sha256: str
+    """Of the content."""
+
+
+def place_cached(folder: str | None, key: str, make: Callable[[], bytes], url: str) -> Placed:
+    """What `cached` gives, as a file that stays when the cache is cleaned.
+
+    On one disk that is the entry itself, under a second name, so that nothing is written.
+    """
+    entry = _read(f"{folder}/{key}") if folder else None
+    if entry is None:
+        content = make()
+        if folder:
+            write_cached(folder, key, content)
+        files.write(url, content, sync=False)
+        return Placed(0, hashlib.sha256(content).hexdigest())
+    sha256 = entry[:_DIGEST_BYTES].hex()
+    if files.link(f"{folder}/{key}", url):
+        return Placed(_DIGEST_BYTES, sha256)
+    files.write(url, memoryview(entry)[_DIGEST_BYTES:], sync=False)
+    return Placed(0, sha256)
 
 
 def cached_file(folder: str, key: str) -> tuple[Path, int] | None:

@@ -86,6 +86,20 @@ def write(url: str | Path, content: bytes | memoryview, sync: bool = True) -> No
             raise
 
 
+def link(url: str, target: str) -> bool:
+    """Give a file a second name; False where its file system, or an object store, cannot do so."""
+    if not (is_local(url) and is_local(target)):
+        return False
+    place = _path(target)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.unlink(missing_ok=True)
+    try:
+        os.link(_path(url), place)
+    except OSError:
+        return False
+    return True
+
+
 def open_file(url: str | Path, mode: str = "rb", **options: Any) -> IO[Any]:
     """A file opened for reading or writing, for libraries that want a file object."""
     import fsspec

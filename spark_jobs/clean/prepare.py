@@ -4,7 +4,6 @@ What it makes of a part depends on the part's rows and the settings alone, so it
 again when the corpus has grown elsewhere: reading it takes a tenth of making it.
 """
 
-import hashlib
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from artifacts.cache import cache_key, cached
+from artifacts.cache import cache_key, place_cached
 from artifacts.examples import (
     Example,
     find_fault,
@@ -23,12 +22,11 @@ from artifacts.examples import (
     write_example,
 )
 from artifacts.progress import Report
-from artifacts.storage import files
 from spark_jobs.clean.classify import classify, label_fields
 from spark_jobs.clean.quality import personal_data_mask, quality_filter
 from spark_jobs.clean.signatures import Bands, band_keys, derive_bands, signatures
 from spark_jobs.decontaminate.overlap import load_ngrams, ngrams_of, overlaps
-from spark_jobs.runtime.parquet import Part, to_parquet
+from spark_jobs.runtime.parquet import Part, read_table, to_parquet
 from spark_jobs.runtime.raw_parts import RAW_COLUMNS
 from spark_jobs.runtime.tasks import map_tasks
 from spark_jobs.settings import CleanCorpusSettings
@@ -84,6 +82,12 @@ class PreparedPart:
     """A hash of the rows."""
     is_new: bool
     """Whether they were made by this run."""
+    begin: int = 0
+    """At which byte of the file they begin."""
+
+    def read(self, columns: list[str]) -> pa.Table:
+        """Columns of all rows."""
+        return read_table(self.url, columns, self.begin)
 
 
 def prepare_parts(
@@ -150,9 +154,8 @@ def prepare_part(
                 compression[column] = "none"
         return to_parquet(_prepare(raw.read(columns), settings, ngrams), compression)
 
-    content = cached(cache, f"{key}-{raw.digest(columns)}", make)
-    files.write(url, content, sync=False)
-    return {"url": url, "origin": hashlib.sha256(content).hexdigest(), "is_new": bool(made)}
+    placed = place_cached(cache, f"{key}-{raw.digest(columns)}", make, url)
+    return {"url": url, "origin": placed.sha256, "is_new": bool(made), "begin": placed.begin}
 
 
 def _prepare(raw: pa.Table, settings: CleanCorpusSettings, ngrams: str | None) -> pa.Table:
@@ -175,7 +178,9 @@ def _prepare(raw: pa.Table, settings: CleanCorpusSettings, ngrams: str | None) -
     words = sum_words(folded)
     if ngrams:
         limits = settings.decontamination
-        overlap = overlaps(ngrams_of(words, limits.ngram_size), load_ngrams(ngrams))
+        references = load_ngrams(ngrams)
+        held = references.held_by(ngrams_of(words, limits.ngram_size))
+        overlap = overlaps(held, references)
         for number in np.flatnonzero(overlap > limits.maximum_overlap):
             faults[number] = "overlaps_evaluation"
     columns = {

@@ -6,7 +6,6 @@ from artifacts.errors import UserError
 from artifacts.shards.format import SPLITS
 from spark_jobs.clean.decide.decider import Outcome
 from spark_jobs.clean.decide.documents import DocumentPart
-from spark_jobs.runtime.parquet import read_table
 from spark_jobs.settings import CleanCorpusSettings
 
 EXAMPLE_CHARACTERS = 160
@@ -80,6 +79,6 @@ def dropped_examples(
 
 
 def _beginning(part: DocumentPart, row: int) -> str:
-    texts = read_table(part.prepared.url, ["text"])["text"]
+    texts = part.prepared.read(["text"])["text"]
     text: str = texts[row].as_py()
     return text[:EXAMPLE_CHARACTERS]

@@ -85,7 +85,7 @@ def clean_schema(classifiers: list[ClassifierSettings]) -> pa.Schema:
 def _select(prepared: PreparedPart, stay: pa.RecordBatch, schema: pa.Schema) -> pa.Table:
     decided = DECIDED_SCHEMA.names[1:]
     columns = [name for name in schema.names if name not in decided]
-    table = read_table(prepared.url, columns).take(stay["row"])
+    table = prepared.read(columns).take(stay["row"])
     for name in decided:
         table = table.append_column(name, stay[name])
     origin = {ORIGIN_KEY: prepared.origin}

@@ -14,13 +14,75 @@ from functools import cached_property, lru_cache
 import numpy as np
 import pyarrow as pa
 
-from artifacts.numbers.arrays import run_starts
+from artifacts.numbers.arrays import ends_of, run_starts, spans
 from artifacts.storage import files
 from spark_jobs.text.normalize import fold
 from spark_jobs.text.shingles import Shingles, WordSums, shingle, sum_words
 
 COMMON_TEXTS = 100
 """An n-gram that more reference texts than this hold is a set phrase: it tells of none of them."""
+
+
+class Lookup:
+    """Different hashes, to look others up among."""
+
+    def __init__(self, ordered: np.ndarray) -> None:
+        self.ordered = ordered
+        """uint64, in order."""
+
+    def find(self, hashes: np.ndarray) -> np.ndarray:
+        """Which hashes are among these: shape (hashes,)."""
+        if not len(self.ordered):
+            return np.zeros(len(hashes), bool)
+        # Nearly all are not, which a table of their lowest bits tells without a search: 0.13 s in
+        # place of 2.9 s for 2 million hashes among 8 million, 10 s in place of 230 s for 1 GB.
+        table, mask = self._lowest_bits
+        # All places are within the table: `clip` only spares a look at each, a third of the time.
+        found = np.take(table, (hashes & mask).view(np.int64), mode="clip")
+        candidates = np.flatnonzero(found)
+        # In order, neighbors are looked up in memory that was just read.
+        candidates = candidates[np.argsort(hashes[candidates])]
+        wanted = hashes[candidates]
+        found[candidates] = self.ordered[self.place(wanted)] == wanted
+        return found
+
+    def place(self, hashes: np.ndarray) -> np.ndarray:
+        """Where the hashes are that are among these; anywhere for others."""
+        return np.minimum(np.searchsorted(self.ordered, hashes), len(self.ordered) - 1)
+
+    @cached_property
+    def _lowest_bits(self) -> tuple[np.ndarray, np.uint64]:
+        bits = max(22, len(self.ordered).bit_length() + 3)
+        mask = np.uint64((1 << bits) - 1)
+        table = np.zeros(1 << bits, bool)
+        table[self.ordered & mask] = True
+        return table, mask
+
+
+@dataclass(frozen=True)
+class Held:
+    """The n-grams of documents that stand in reference texts."""
+
+    found: Shingles
+    """Those of each document, one that it repeats as often."""
+    sizes: np.ndarray
+    """Shape (documents,): all n-grams of each, those counted that stand in no reference text."""
+
+    @classmethod
+    def of(cls, ngrams: Shingles, is_held: np.ndarray) -> "Held":
+        """Of all n-grams those that are marked."""
+        return cls(_select(ngrams, is_held), np.diff(ngrams.offsets))
+
+    def without(self, hashes: Lookup) -> "Held":
+        """All but some."""
+        return Held(_select(self.found, ~hashes.find(self.found.hashes)), self.sizes)
+
+    def joined(self, other: "Held") -> "Held":
+        """With what the same documents hold besides; `other` knows all sizes."""
+        owners = np.concatenate([_owners(self.found), _owners(other.found)])
+        hashes = np.concatenate([self.found.hashes, other.found.hashes])
+        hashes = hashes[np.argsort(owners, kind="stable")]
+        return Held(Shingles(hashes, self.found.offsets + other.found.offsets), other.sizes)
 
 
 @dataclass(frozen=True)
@@ -33,48 +95,45 @@ class NGrams:
     """int64: the text of each n-gram, by number."""
     sizes: np.ndarray
     """int64: different n-grams in each text."""
+    url: str | None = None
+    """Where they were read from; the last part of it follows from them."""
 
-    def overlap(self, shingles: Shingles) -> np.ndarray:
-        """The larger of both shares, for each document."""
-        held = self._hold(shingles.hashes)
-        return np.maximum(_share(shingles, held), self._coverage(shingles, held))
+    @property
+    def name(self) -> str | None:
+        """Equal for equal n-grams; None where they were not read from a file."""
+        return self.url.rpartition("/")[2] if self.url else None
 
-    def _coverage(self, shingles: Shingles, held: np.ndarray) -> np.ndarray:
-        """Of the reference text that a document holds most of, the share of n-grams it holds."""
-        hashes, documents = _each_once(shingles.hashes[held], _owners(shingles)[held])
-        first = np.searchsorted(self.hashes, hashes, side="left")
-        counts = np.searchsorted(self.hashes, hashes, side="right") - first
+    @cached_property
+    def lookup(self) -> Lookup:
+        """Each n-gram once."""
+        return Lookup(self.hashes[self._starts[:-1]])
+
+    @cached_property
+    def _starts(self) -> np.ndarray:
+        """Where each different n-gram begins, and the end."""
+        return np.append(np.flatnonzero(run_starts(self.hashes)), len(self.hashes))
+
+    def held_by(self, ngrams: Shingles) -> Held:
+        """Those that documents hold, given all n-grams of these."""
+        return Held.of(ngrams, self.lookup.find(ngrams.hashes))
+
+    def coverage(self, held: Shingles) -> np.ndarray:
+        """Of the text that a document holds most of, the share of n-grams it holds.
+
+        Args:
+            held: of `held_by`, by document.
+        """
+        hashes, documents = _each_once(held.hashes, _owners(held))
+        place = self.lookup.place(hashes)
+        first, counts = self._starts[place], np.diff(self._starts)[place]
         counts[counts > COMMON_TEXTS] = 0
-        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        texts = self.texts[np.repeat(first, counts) + within]
+        texts = self.texts[spans(first, counts)]
         codes = np.repeat(documents, counts) * len(self.sizes) + texts
         codes, common = np.unique(codes, return_counts=True)
-        covered = np.zeros(len(shingles.offsets) - 1)
+        covered = np.zeros(len(held.offsets) - 1)
         shares = common / self.sizes[codes % len(self.sizes)]
         np.maximum.at(covered, codes // len(self.sizes), shares)
         return covered
-
-    def _hold(self, hashes: np.ndarray) -> np.ndarray:
-        """Which hashes are among the n-grams."""
-        # Nearly all are not, which a table of their lowest bits tells without a search: 0.13 s in
-        # place of 2.9 s for 2 million hashes among 8 million, 10 s in place of 230 s for 1 GB.
-        table, mask = self._lowest_bits
-        found = table[hashes & mask]
-        candidates = np.flatnonzero(found)
-        # In order, neighbors are looked up in memory that was just read.
-        candidates = candidates[np.argsort(hashes[candidates])]
-        wanted = hashes[candidates]
-        places = np.minimum(np.searchsorted(self.hashes, wanted), len(self.hashes) - 1)
-        found[candidates] = self.hashes[places] == wanted
-        return found
-
-    @cached_property
-    def _lowest_bits(self) -> tuple[np.ndarray, np.uint64]:
-        bits = max(12, len(self.hashes).bit_length() + 3)
-        mask = np.uint64((1 << bits) - 1)
-        table = np.zeros(1 << bits, bool)
-        table[self.hashes & mask] = True
-        return table, mask
 
 
 def ngrams_of(texts: WordSums, size: int) -> Shingles:
@@ -99,9 +158,9 @@ def group_ngrams(ngrams: Shingles) -> NGrams:
     return NGrams(hashes, owners, np.bincount(owners, minlength=len(ngrams.offsets) - 1))
 
 
-def _share(shingles: Shingles, held: np.ndarray) -> np.ndarray:
-    """Of each document's n-grams, the share that stands in any reference text."""
-    return np.add.reduceat(held.astype(np.int64), shingles.offsets[:-1]) / np.diff(shingles.offsets)
+def _select(shingles: Shingles, chosen: np.ndarray) -> Shingles:
+    """Those that are marked, of each text."""
+    return Shingles(shingles.hashes[chosen], ends_of(chosen)[shingles.offsets])
 
 
 def _owners(shingles: Shingles) -> np.ndarray:
@@ -127,21 +186,17 @@ def join_ngrams(groups: Iterable[NGrams]) -> NGrams:
     return NGrams(hashes[order], texts[order], np.concatenate([one.sizes for one in groups]))
 
 
-def overlaps(ngrams: Shingles, references: NGrams) -> np.ndarray:
-    """How much each text has in common with the reference texts, from 0 to 1.
+def overlaps(held: Held, references: NGrams) -> np.ndarray:
+    """How much each document has in common with the reference texts, from 0 to 1.
 
-    The larger of two shares: of the text's n-grams that stand in reference texts, and of one
-    reference text's that stand in it. Texts without n-grams have 0.
+    The larger of two shares: of the document's n-grams that stand in reference texts, and of one
+    reference text's that stand in it. Documents without n-grams have 0.
 
     Args:
-        ngrams: of `ngrams_of`.
+        held: what the documents hold of `references`, and of no others.
     """
-    found = np.zeros(len(ngrams.offsets) - 1)
-    has_some = np.diff(ngrams.offsets) > 0
-    if len(references.hashes) and has_some.any():
-        offsets = np.append(ngrams.offsets[:-1][has_some], ngrams.offsets[-1])
-        found[has_some] = references.overlap(Shingles(ngrams.hashes, offsets))
-    return found
+    shares = np.diff(held.found.offsets) / np.maximum(held.sizes, 1)
+    return np.maximum(shares, references.coverage(held.found)) if shares.any() else shares
 
 
 def save_ngrams(folder: str, ngrams: NGrams) -> str:
@@ -158,7 +213,7 @@ def save_ngrams(folder: str, ngrams: NGrams) -> str:
 def load_ngrams(url: str) -> NGrams:
     """N-grams that were written; a worker reads them once."""
     with np.load(io.BytesIO(files.read(url))) as arrays:
-        return NGrams(arrays["hashes"], arrays["texts"], arrays["sizes"])
+        return NGrams(arrays["hashes"], arrays["texts"], arrays["sizes"], url)
 
 
 def pack_ngrams(texts: list[str], size: int) -> pa.Array:

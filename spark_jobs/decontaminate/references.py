@@ -7,7 +7,7 @@ that its part holds, and nobody holds all of them.
 
 import uuid
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
 from artifacts.progress import Report
+from spark_jobs.decontaminate.held import PartHeld
 from spark_jobs.decontaminate.overlap import (
     COMMON_TEXTS,
     NGrams,
@@ -64,7 +65,7 @@ class Comparison:
     """Those with held-out documents."""
     evaluation: str | None
     """URL of the n-grams of the evaluation texts (`overlap.save_ngrams`)."""
-    ngrams: PartNGrams
+    held: PartHeld
     scratch: str
     """Folder for what is needed only until the job ends."""
     report: Report
@@ -95,12 +96,15 @@ class SentReferences(References):
 def _send_references(comparison: Comparison) -> References:
     """Gather the n-grams on the driver, and write them for all tasks."""
     folder = comparison.scratch
-    gather = partial(_write, ngrams=comparison.ngrams, folder=f"{folder}/{uuid.uuid4().hex}")
+    gather = partial(_write, ngrams=comparison.held.ngrams, folder=f"{folder}/{uuid.uuid4().hex}")
     spark, report = comparison.spark, comparison.report
     found = map_tasks(spark, "reading held-out texts", comparison.with_held_out, gather, report)
     urls = [record["url"] for record in found]
     urls += [comparison.evaluation] if comparison.evaluation else []
-    return SentReferences(save_ngrams(folder, join_ngrams(map(load_ngrams, urls))))
+    references = join_ngrams(map(load_ngrams, urls))
+    url = save_ngrams(folder, references)
+    comparison.held.remember(replace(references, url=url))
+    return SentReferences(url)
 
 
 def _write(part: Part, ngrams: PartNGrams, folder: str) -> dict[str, Any]:
@@ -124,9 +128,10 @@ def _join_references(comparison: Comparison, rows: int) -> References:
     """Join over about so many n-grams."""
     work = Work(comparison.spark, rows, comparison.scratch, comparison.report)
     evaluation = [comparison.evaluation] if comparison.evaluation else []
-    gather = partial(_gather, ngrams=comparison.ngrams)
+    ngrams = comparison.held.ngrams
+    gather = partial(_gather, ngrams=ngrams)
     references = work.over_parts([*comparison.with_held_out, *evaluation], gather, REFERENCE_SCHEMA)
-    list_held = partial(_list_held, ngrams=comparison.ngrams)
+    list_held = partial(_list_held, ngrams=ngrams)
     held = work.over_parts(comparison.parts, list_held, HELD_SCHEMA)
     found = held.join(_without_set_phrases(work, references), "ngram")
     return JoinedReferences(work.by_part(found, REFERENCE_SCHEMA, "finding held-out n-grams"))

@@ -36,11 +36,11 @@ def cached_rows(
         missing = np.flatnonzero(~is_known)
         made = make(missing).append_column("id", ids.take(pa.array(missing)))
         known = made if known is None else pa.concat_tables([known, made])
-        write_cached(folder, key, _to_stream(known))
+        write_cached(folder, key, to_stream(known))
     return known.take(pc.index_in(ids, known["id"])).drop_columns("id")
 
 
-def _to_stream(table: pa.Table) -> bytes:
+def to_stream(table: pa.Table) -> bytes:
     """A table as an Arrow stream, whose columns are read where they lie."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as stream:

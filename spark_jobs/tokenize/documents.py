@@ -14,8 +14,9 @@ from artifacts.cache import cache_key
 from artifacts.errors import UserError
 from artifacts.examples import read_example
 from artifacts.shards.format import in_split
+from spark_jobs.decontaminate.held import PartHeld
 from spark_jobs.decontaminate.overlap import overlaps
-from spark_jobs.decontaminate.part_ngrams import PartNGrams
+from spark_jobs.decontaminate.part_ngrams import entry_key
 from spark_jobs.decontaminate.removed import LISTED_SCHEMA
 from spark_jobs.runtime.cache import cached_rows
 from spark_jobs.runtime.parquet import Part
@@ -55,13 +56,13 @@ class Cached:
     folder: str | None
     tokens: str
     """Key of `artifacts.cache.cache_key`, but for the part."""
-    ngrams: PartNGrams
+    held: PartHeld
 
     @classmethod
     def of(cls, folder: str | None, files: TokenizerFiles, engine: Engine, plan: Plan) -> "Cached":
         """The keys for a tokenizer and a plan."""
         tokens = tokens_key(files, engine, (plan.start_token_id, plan.end_token_id), plan)
-        return cls(folder, tokens, PartNGrams.of(plan.decontamination.ngram_size, folder))
+        return cls(folder, tokens, PartHeld.of(plan.decontamination.ngram_size, folder))
 
 
 def tokens_key(
@@ -135,18 +136,14 @@ def _documents_of(
         _refuse_plain_text(documents.take(places), lines, plan)
         return _tokenize_examples(chosen, lines, tokenizer(), plan)
 
-    tokens = cached_rows(cached.folder, f"{cached.tokens}-{_key(name)}", ids, tokenize)
+    tokens = cached_rows(cached.folder, entry_key(cached.tokens, name), ids, tokenize)
     for column in tokens.schema.names:
         documents = documents.append_column(column, tokens[column])
     found = np.zeros(len(ids))
     if plan.references:
-        ngrams = cached.ngrams.of_documents(name, ids, texts)
-        found = overlaps(ngrams, plan.references.of_part(number))
+        references = plan.references.of_part(number)
+        found = overlaps(cached.held.of_documents(name, ids, texts, references), references)
     return _choose(documents, found, plan)
-
-
-def _key(name: str) -> str:
-    return hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
 
 
 _tokenizers: dict[tuple[str, Engine], DocumentTokenizer] = {}

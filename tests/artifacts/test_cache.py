@@ -1,6 +1,9 @@
 """A cache decides speed, never a result."""
 
+import hashlib
 import os
+import uuid
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -11,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from artifacts import cache
-from artifacts.cache import cache_key, cached, read_cached, write_cached
+from artifacts.cache import cache_key, cached, place_cached, read_cached, write_cached
 
 
 def test_content_is_made_once(tmp_path: Path) -> None:
@@ -105,3 +108,31 @@ def test_every_ingredient_changes_the_key(monkeypatch: pytest.MonkeyPatch) -> No
         keys.add(key())
     assert len(keys) == 8
     assert key() in keys
+
+
+def test_an_entry_is_placed_as_a_file_that_outlives_it(tmp_path: Path) -> None:
+    folder, url = str(tmp_path / "cache"), str(tmp_path / "scratch" / "placed")
+
+    def placed(make: Callable[[], bytes]) -> bytes:
+        begin, sha256 = place_cached(folder, "key", make, url)
+        content = Path(url).read_bytes()[begin:]
+        assert sha256 == hashlib.sha256(content).hexdigest()
+        return content
+
+    assert placed(lambda: b"content") == placed(bytes) == b"content"
+    assert Path(url).samefile(tmp_path / "cache" / "key")
+    (tmp_path / "cache" / "key").unlink()
+    assert Path(url).read_bytes().endswith(b"content")
+    # Damage to the entry is damage to its second name, and is not placed again.
+    placed(lambda: b"content")
+    placed(bytes)
+    (tmp_path / "cache" / "key").write_bytes(b"damaged")
+    assert placed(lambda: b"again") == b"again"
+
+
+def test_an_entry_is_copied_where_files_have_one_name(tmp_path: Path) -> None:
+    folder, url = f"memory://{uuid.uuid4()}", str(tmp_path / "placed")
+
+    for make in (lambda: b"content", bytes):
+        begin, _ = place_cached(folder, "key", make, url)
+        assert Path(url).read_bytes()[begin:] == b"content"

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 
 from spark_jobs.clean.prepare import PreparedPart
 from spark_jobs.clean.splits import codes_of
-from spark_jobs.runtime.parquet import Part, read_table
+from spark_jobs.runtime.parquet import Part
 
 FORGOTTEN = "forgotten"
 """Reason of what is left out since somebody asked for it; never shown with its text."""
@@ -53,7 +53,7 @@ class DocumentPart:
     def read(self, forgotten: Forgotten) -> pa.Table:
         """The part's documents, as rows of `DOCUMENT_SCHEMA`."""
         names = [name for name in DOCUMENT_SCHEMA.names if "record" not in name and name != "past"]
-        documents = read_table(self.prepared.url, names)
+        documents = self.prepared.read(names)
         count = documents.num_rows
         split, slices = np.zeros((2, count), np.int64)
         if self.record:
@@ -69,7 +69,7 @@ class DocumentPart:
 
     def read_rows(self, column: str, rows: pa.Array) -> pa.Array:
         """A column of some of the part's rows."""
-        return read_table(self.prepared.url, [column])[column].take(rows).combine_chunks()
+        return self.prepared.read([column])[column].take(rows).combine_chunks()
 
 
 def _faults(documents: pa.Table, forgotten: Forgotten, is_past: bool) -> pa.ChunkedArray:

@@ -17,7 +17,6 @@ from pyspark.sql import functions as F
 from artifacts.numbers.arrays import run_starts
 from spark_jobs.clean.prepare import EXAMPLE_COLUMN, PreparedPart
 from spark_jobs.clean.repeated.windows import fingerprints, fold_words, windows_with
-from spark_jobs.runtime.parquet import read_table
 from spark_jobs.runtime.part_rows import PartRows, Place
 from spark_jobs.runtime.work import Work
 
@@ -51,7 +50,7 @@ class StayingPart(NamedTuple):
     def read(self, columns: list[str]) -> pa.Table:
         """The documents that stay: what was decided of them, and columns of theirs."""
         stay = pa.Table.from_batches([self.stay.read()])
-        found = read_table(self.prepared.url, columns).take(stay["row"])
+        found = self.prepared.read(columns).take(stay["row"])
         for name in columns:
             stay = stay.append_column(name, found[name])
         return stay
