@@ -105,11 +105,11 @@ def test_files_of_an_export_that_was_given_up_are_not_read(client: "Client") -> 
 
 def test_an_export_is_pinned_where_it_lies(client: "Client") -> None:
     fill_table(client, TABLE, {"b": "second", "a": "first"})
-    source = settings(watermark_column="ingested_at", export=f"gs://{BUCKET}/pinned", pin=True)
+    source = settings(watermark_column="ingested_at", export=f"gs://{BUCKET}/export", pin=True)
 
     found, text_bytes = pin_export(source, fingerprint_bigquery(source), lambda line: None)
 
-    assert text_bytes > 0 and all(file.url.startswith(f"gs://{BUCKET}/pinned/") for file in found)
+    assert text_bytes > 0 and all(file.url.startswith(f"gs://{BUCKET}/export/") for file in found)
     tables = [part.read(RAW_COLUMNS) for file in found for part in parts_of(file)]
     assert sorted(tuple(row.values()) for table in tables for row in table.to_pylist()) == [
         ("a", "first", "bigquery"),
