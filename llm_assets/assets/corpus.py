@@ -27,6 +27,7 @@ from recipes.model.row_length import check_row_length
 from spark_jobs.clean import job as clean
 from spark_jobs.clean.classify import read_model
 from spark_jobs.read.files.source_file import SourceChanged
+from spark_jobs.read.job import CHANGED
 from spark_jobs.read.plan import bytes_in_buckets, plan_tasks
 from spark_jobs.read.snapshot import snapshot
 from spark_jobs.settings import CleanCorpusSettings
@@ -82,7 +83,10 @@ def _raw_corpus(
     def build(draft: Draft) -> None:
         if bytes_in_buckets(opened) > pipeline.settings.spark.copied_by_process * 10**6:
             spec = plan_tasks(settings, opened, draft.path, draft.url, store.cache)
-            draft.stats |= spark.read(context, spec)
+            found = spark.read(context, spec)
+            if CHANGED in found:
+                raise SourceChanged(found[CHANGED])
+            draft.stats |= found
         else:
             draft.stats |= snapshot.write_snapshot(
                 settings, draft.path, context.log.info, store.machine_cache, opened

@@ -38,7 +38,7 @@ from spark_jobs.runtime.usage import measured
 from spark_jobs.runtime.work import Work
 
 CHANGED = "changed"
-"""In a task's record, in place of the chunk's: which file changed."""
+"""Key under which it is said, in place of all else, that a file changed since it was listed."""
 
 
 class SourceToCopy(BaseModel):
@@ -73,34 +73,34 @@ def run(spark: SparkSession, spec: ReadSpec, report: Report = print) -> dict[str
     """Write the raw corpus' `part-NNNNN.parquet`, and return the stats.
 
     Returns:
-        As `snapshot.write_snapshot`.
+        As `snapshot.write_snapshot`; or, where a file changed since it was listed, under `CHANGED`
+        which, and nothing was written. Whoever listed the sources lists them again then.
 
     Raises:
         UserError: a file cannot be read, or all of them together hold no document.
-        SourceChanged: a file changed since it was listed.
     """
-    records = _copy(spark, spec, report)
+    chunks = [(one.source, chunk) for one in spec.sources for chunk in one.chunks]
+    copy = partial(_copy_chunk, cache=spec.cache)
+    copied = map_tasks(spark, "copying text", chunks, copy, report)
+    if changed := next((record for record in copied if CHANGED in record), None):
+        return changed
+    records = _by_source(spec, copied)
     for one in spec.sources:
         judge_source(one.source, records[one.source.name])
     stats = snapshot_stats(records, [one.unread for one in spec.sources])
     names = file_names(records)
     lay_out = partial(_lay_out, cache=spec.cache)
     parts = [f"{spec.output}/part-{number:05d}.parquet" for number in range(len(names))]
-    items = list(zip(names, parts, strict=True))
-    map_tasks(spark, "writing the raw corpus", items, lay_out, report)
+    places = list(zip(names, parts, strict=True))
+    map_tasks(spark, "writing the raw corpus", places, lay_out, report)
     with scratch_folder(f"{spec.output}.scratch") as scratch:
         work = Work(spark, stats["documents"], scratch, report)
         repeated = number_repeated_ids(work, parts, report)
     return stats | {"repeated_ids": repeated, "pinned_files": spec.pinned_files}
 
 
-def _copy(spark: SparkSession, spec: ReadSpec, report: Report) -> Records:
-    """Bring all chunks into the cache."""
-    items = [(one.source, chunk) for one in spec.sources for chunk in one.chunks]
-    copied = map_tasks(spark, "copying text", items, partial(_copy_chunk, cache=spec.cache), report)
-    changed = [record[CHANGED] for record in copied if CHANGED in record]
-    if changed:
-        raise SourceChanged(changed[0])
+def _by_source(spec: ReadSpec, copied: list[dict[str, Any]]) -> Records:
+    """The records of the chunks that were read before, and of those that tasks have copied."""
     left = iter(copied)
     records: Records = {}
     for one in spec.sources:
@@ -110,6 +110,7 @@ def _copy(spark: SparkSession, spec: ReadSpec, report: Report) -> Records:
 
 
 def _copy_chunk(item: tuple[Files, list[ListedFile]], cache: str) -> dict[str, Any]:
+    """Bring a chunk's files into the cache, unless they are there."""
     source, listed = item
     try:
         with tempfile.TemporaryDirectory() as folder:
@@ -124,6 +125,7 @@ def _copy_chunk(item: tuple[Files, list[ListedFile]], cache: str) -> dict[str, A
 
 
 def _lay_out(item: tuple[str, str], cache: str) -> dict[str, Any]:
+    """Write a file of the cache as a part of the corpus."""
     name, part = item
     content = read_cached(cache, name)
     if content is None:

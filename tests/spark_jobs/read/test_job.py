@@ -18,7 +18,6 @@ from artifacts.errors import UserError
 from artifacts.storage import files
 from spark_jobs.read import chunks, job
 from spark_jobs.read.document import Document, to_table
-from spark_jobs.read.files.source_file import SourceChanged
 from spark_jobs.read.plan import bytes_in_buckets, plan_tasks
 from spark_jobs.read.settings import RawCorpusSettings
 from spark_jobs.read.snapshot import identifiers, repeated_ids
@@ -132,7 +131,7 @@ def test_what_is_cached_is_not_read_again(spark: SparkSession, bucket: str, tmp_
     "raw_corpus",
     "file in a bucket changed or removed before its task reads it",
     sees="the file",
-    then="nothing is written into the corpus",
+    then="nothing is written; the sources are listed and copied again, three times at most",
 )
 def test_files_that_change_or_go_after_they_were_listed_are_named(
     spark: SparkSession, bucket: str, tmp_path: Path
@@ -141,12 +140,12 @@ def test_files_that_change_or_go_after_they_were_listed_are_named(
     spec = spec_of(settings_of({"path": bucket}), tmp_path / "raw", tmp_path / "cache")
 
     files.write(f"{bucket}/4.jsonl", b'{"id": "1", "text": "Another text."}')
-    with pytest.raises(SourceChanged, match=r"gs://.*/4\.jsonl changed while it was read"):
-        job.run(spark, spec, lambda line: None)
+    told = job.run(spark, spec, lambda line: None)
+    assert told == {job.CHANGED: f"{bucket}/4.jsonl changed while it was read"}
 
     files.remove(f"{bucket}/4.jsonl")
-    with pytest.raises(SourceChanged, match=r"4\.jsonl was removed while it was read"):
-        job.run(spark, spec, lambda line: None)
+    told = job.run(spark, spec, lambda line: None)
+    assert told == {job.CHANGED: f"{bucket}/4.jsonl was removed while it was read"}
     assert files_below(tmp_path / "raw") == {}
 
 
@@ -173,6 +172,17 @@ def test_what_cannot_be_read_is_refused_as_by_one_process(
     said = refused(lambda: by_process(settings, tmp_path / "by_process"))
     assert said == refused(lambda: by_tasks(spark, settings, tmp_path / "by_tasks"))
     assert "bad.jsonl.gz is damaged" in said or "documents cannot be used" in said
+
+
+def test_what_is_no_longer_in_the_cache_is_named(spark: SparkSession, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"id": "1", "text": "On this machine."}')
+    spec = spec_of(
+        settings_of({"path": f"{tmp_path}/a.jsonl"}), tmp_path / "raw", tmp_path / "cache"
+    )
+    files.remove(tmp_path / "cache")
+
+    with pytest.raises(UserError, match=r"cache/\w+-00000 was removed .* Nothing is lost: dagster"):
+        job.run(spark, spec, lambda line: None)
 
 
 def test_files_in_buckets_alone_are_left_to_tasks(bucket: str, tmp_path: Path) -> None:
