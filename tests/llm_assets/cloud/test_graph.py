@@ -94,21 +94,23 @@ def test_run_killed_in_each_stage_neither_loses_nor_repeats_a_job(
 
 
 @pytest.mark.soak
-def test_text_in_a_bucket_is_copied_by_a_batch_with_the_bytes_of_one_process(
-    google: LocalGoogle, cloud_project: Project, tmp_path: Path
+@pytest.mark.parametrize(("runner", "batches"), [("google_cloud", ["SUCCEEDED"]), ("local", [])])
+def test_text_in_a_bucket_is_copied_by_tasks_with_the_bytes_of_one_process(
+    google: LocalGoogle, cloud_project: Project, tmp_path: Path, runner: str, batches: list[str]
 ) -> None:
     project, folder = cloud_project, f"gs://{BUCKET}/manuals"
     for number, text in enumerate(tiny_texts(60)):
         row = {"id": f"{number % 50}", "text": text}
         files.write(f"{folder}/{number:02d}.jsonl", json.dumps(row).encode())
     sources = [{"type": "files", "name": "manual", "path": folder, "id_column": "id"}]
-    project.configure(raw_corpus={"sources": sources}, spark={"copied_by_process": 0})
+    project.configure(
+        raw_corpus={"sources": sources}, spark={"copied_by_process": 0, "runner": runner}
+    )
 
     made = [project.materialize("raw_corpus") for _ in range(2)]
 
     assert all(run.returncode == 0 for run in made), made[0].stdout + program_logs(google)
-    (batch,) = google.dataproc.batches()
-    assert batch.state.name == "SUCCEEDED"
+    assert [batch.state.name for batch in google.dataproc.batches()] == batches
     settings = RawCorpusSettings.model_validate({"sources": sources})
     stats = write_snapshot(settings, tmp_path / "expected", lambda line: None)
     store = Store(yaml.safe_load(project.config.read_text())["store"])
