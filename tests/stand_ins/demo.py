@@ -67,6 +67,8 @@ def _take_machines_away(google: LocalGoogle) -> None:
     """Pre-empt the training after its first checkpoint, as happens to spot machines."""
     from google.cloud.storage import Client
 
+    while not google.vertex.jobs():
+        time.sleep(LOOK_SECONDS)
     client = Client()
     while not any(CHECKPOINT.search(blob.name) for blob in client.list_blobs(BUCKET)):
         time.sleep(LOOK_SECONDS)

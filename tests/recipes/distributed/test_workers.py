@@ -11,6 +11,7 @@ import pytest
 
 from recipes.data.order import DataOrder
 from recipes.spec import TrainingSpec, read_metrics
+from tests.listening import outside_loopback, run_watched
 from tests.recipes.conftest import (
     SpecMaker,
     course,
@@ -73,15 +74,18 @@ def test_two_one_two_workers_across_deaths_see_each_sample_once(
     assert [norm for _, norm, _ in ours] == pytest.approx([x[1] for x in theirs], rel=1e-4)
 
 
-def test_replicas_accumulation_and_recomputation_take_the_same_course(
+def test_replicas_accumulation_and_recomputation_take_the_same_course_on_loopback_alone(
     make_spec: SpecMaker, unbroken: TrainingSpec
 ) -> None:
     placement = {"replicas": 2, "device_batch_size": 1, "activation_checkpointing": True}
     spec = make_spec("placed", steps=30, **placement)
-    code, output = run(spec, launcher(2))
+    process = start(spec, launcher(2))
+    listened = run_watched(process)
+    code, output = finish(process)
     assert code == 0, output
     ours = [line["loss"] for line in read_metrics(Path(spec.run_folder))]
     assert ours == pytest.approx([loss for loss, _, _ in course(unbroken)], rel=1e-5)
+    assert listened and outside_loopback(listened) == set()
 
 
 @pytest.mark.soak
