@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 
-from llm_assets.cli.pipeline.summary import corpus_lines
+from llm_assets.cli.pipeline.summary import corpus_lines, evaluation_lines
 from recipes.spec import read_metrics
 from tests.conftest import Project
 from tests.listening import outside_loopback
@@ -43,6 +43,17 @@ def test_documents_that_share_text_with_what_is_held_out_are_on_the_screen(made:
     shards.stats["removed_as_overlapping_held_out"] = {"train": 18, "validation": 2}
     left_out = dict(corpus_lines(raw, clean, shards))["left out"]
     assert left_out == "20 that share text with what is held out"
+
+
+def test_the_round_that_decided_is_on_the_screen(made: Project) -> None:
+    evaluation = made.record.current("eval_metrics", needed_by="test")
+    count = evaluation.stats["documents"]["held_out"]
+    assert "bits per byte" in dict(evaluation_lines(evaluation))["held-out text"]
+    evaluation.stats["rounds"] |= {"measured": 1, "planned": 3}
+    told = dict(evaluation_lines(evaluation))["held-out text"]
+    assert told.endswith(f", on {count} documents: round 1 of 3 decided")
+    evaluation.stats["rounds"] |= {"measured": 3}
+    assert dict(evaluation_lines(evaluation))["held-out text"].endswith(f", on {count} documents")
 
 
 def test_the_models_bits_per_byte_on_held_out_text_are_lower_than_the_bases(made: Project) -> None:

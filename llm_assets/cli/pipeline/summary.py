@@ -18,6 +18,7 @@ from llm_assets.assets.evaluation_metadata import UNMEASURED, number, read_sampl
 from llm_assets.assets.figures import sparkline
 from llm_assets.config import PipelineSettings
 from recipes.evaluation.metric import Metric
+from recipes.evaluation.settings import Rounds
 from recipes.spec import read_metrics
 from spark_jobs.read.opened import Unread
 
@@ -51,7 +52,7 @@ def print_summary(
     for label, text in [
         *corpus_lines(current["raw_corpus"], current["clean_corpus"], current["tokenized_shards"]),
         *_training_lines(current["checkpoint"], current["tokenized_shards"]),
-        *_evaluation_lines(current["eval_metrics"]),
+        *evaluation_lines(current["eval_metrics"]),
         *_verdict_lines(current["model_version"]),
         ("endpoint", f"{endpoint['url']} serves version {endpoint['version']}"),
     ]:
@@ -140,7 +141,7 @@ def _training_lines(checkpoint: Artifact, shards: Artifact) -> list[tuple[str, s
     ]
 
 
-def _evaluation_lines(evaluation: Artifact) -> list[tuple[str, str]]:
+def evaluation_lines(evaluation: Artifact) -> list[tuple[str, str]]:
     metrics, metric = evaluation.stats["metrics"], Metric.model_validate(evaluation.stats["metric"])
     lines = []
     for label, task in (("held-out text", "held_out"), ("general text", "general")):
@@ -152,8 +153,17 @@ def _evaluation_lines(evaluation: Artifact) -> list[tuple[str, str]]:
             metrics[name].get(role, UNMEASURED)["value"] for role in ("base", "candidate")
         )
         change = f" ({(candidate - base) / base:+.1%})" if base and candidate else ""
-        lines.append((label, f"{number(base)} -> {number(candidate)} {measured.unit}{change}"))
+        on = _on_documents(evaluation) if task == "held_out" else ""
+        lines.append((label, f"{number(base)} -> {number(candidate)} {measured.unit}{change}{on}"))
     return lines
+
+
+def _on_documents(evaluation: Artifact) -> str:
+    """How many held-out documents were measured: the first of them may have been enough."""
+    rounds = Rounds.model_validate(evaluation.stats["rounds"])
+    early = rounds.measured < rounds.planned
+    decided = f": round {rounds.measured} of {rounds.planned} decided" if early else ""
+    return f", on {evaluation.stats['documents']['held_out']:,} documents{decided}"
 
 
 def _verdict_lines(version: Artifact) -> list[tuple[str, str]]:
