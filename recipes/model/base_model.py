@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from artifacts.errors import UserError
+from artifacts.program.imports import importing
 from artifacts.storage.checksums import sha256_of
 from recipes.quiet import silence_libraries
 from recipes.settings.recipe import BaseModelSettings
@@ -85,12 +86,13 @@ def prepare(
 
 def _check_trainable(folder: Path, family: ModelFamily, report: Callable[[str], None]) -> None:
     """Refuse what training would refuse, before anything else is made from it."""
-    silence_libraries()
-    from recipes.model.causal_model import load_model
-    from recipes.model.decoder.network import DECODER_MODEL_TYPES
-    from recipes.model.family import check_family
-    from recipes.model.probe import check_trainable
-    from recipes.model.transformers_network import TransformersNetwork
+    with importing():
+        silence_libraries()
+        from recipes.model.causal_model import load_model
+        from recipes.model.decoder.network import DECODER_MODEL_TYPES
+        from recipes.model.family import check_family
+        from recipes.model.probe import check_trainable
+        from recipes.model.transformers_network import TransformersNetwork
 
     check_family(folder, family)
     kind = json.loads((folder / CONFIG_NAME).read_text())["model_type"]
@@ -103,9 +105,10 @@ def _check_trainable(folder: Path, family: ModelFamily, report: Callable[[str], 
 
 
 def _from_package(package: str, folder: Path, report: Callable[[str], None]) -> dict[str, Any]:
-    silence_libraries()
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+    with importing():
+        silence_libraries()
+        import torch
+        from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     path, distribution = _find_gguf(package)
     report(f"Reading {path.name} ({path.stat().st_size / 1e6:,.0f} MB) from {package}")
