@@ -15,9 +15,10 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
-from serving.engine.protocol import ByVersion, GenerateRequest
+from serving.engine.protocol import GenerateRequest
 from serving.logs import log
 from serving.settings import JournalSettings
+from serving.state import OfVersion
 
 FOLDER = "requests"
 _KEY_NAME = "key"
@@ -51,7 +52,7 @@ class Journal:
         self._day: date | None = None
 
     def write(
-        self, request: str, by: ByVersion, asked: Sequence[GenerateRequest], answers: Sequence[str]
+        self, request: str, by: OfVersion, asked: Sequence[GenerateRequest], answers: Sequence[str]
     ) -> None:
         """Note the answers to what a request asked."""
         settings, now = self._settings(), datetime.now(UTC)

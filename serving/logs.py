@@ -33,10 +33,10 @@ class LogHandler(logging.Handler):
     """What libraries log, as lines of the same log."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        trace = (
-            {"traceback": traceback.format_exception(*record.exc_info)} if record.exc_info else {}
-        )
-        log(record.levelname.lower(), of=record.name, text=record.getMessage(), **trace)
+        told: dict[str, Any] = {"of": record.name, "text": record.getMessage()}
+        if record.exc_info:
+            told["traceback"] = traceback.format_exception(*record.exc_info)
+        log(record.levelname.lower(), **told)
 
 
 class Tally:

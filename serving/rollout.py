@@ -33,10 +33,8 @@ class Traffic(Protocol):
     Whatever a method leaves half done when its process is killed, all traffic is on whole versions.
     """
 
-    @property
-    def version(self) -> str:
-        """The new version's name."""
-        ...
+    version: str
+    """The new one's name."""
 
     async def start(self) -> bool:
         """Bring the new version up without traffic, and let it generate a little.
@@ -47,14 +45,12 @@ class Traffic(Protocol):
         Raises:
             CanaryFailed, UserError: it did not start, or generated nothing.
         """
-        ...
 
     async def set_share(self, share: float) -> None:
         """Give the new version a share, 0 to 1, and the old ones the rest; count from zero.
 
         With a share of 0 it gets copies of all requests, and its answers are dropped.
         """
-        ...
 
     async def observe(self) -> tuple[Seen, Seen]:
         """What was seen of the new version and of the old ones since the look or the share before.
@@ -62,15 +58,12 @@ class Traffic(Protocol):
         Raises:
             CanaryFailed: the new version died.
         """
-        ...
 
     async def promote(self) -> None:
         """Remove the old versions once their last answers are given."""
-        ...
 
     async def roll_back(self) -> None:
         """Give the old versions everything back, and remove the new one."""
-        ...
 
 
 async def roll_out(
@@ -94,12 +87,11 @@ async def roll_out(
         beside = await traffic.start()
         for share in settings.steps if beside else ():
             await _watch_step(traffic, share, evidence, settings, request_seconds, report)
-    except (UserError, CanaryFailed, TimeoutError) as error:
+    except Exception as error:
+        # Whatever went wrong, the old version can serve.
         await traffic.roll_back()
-        raise RolledBack(str(error)) from error
-    except Exception:
-        # Whatever went wrong here, the old version can serve.
-        await traffic.roll_back()
+        if isinstance(error, UserError | CanaryFailed | TimeoutError):
+            raise RolledBack(str(error)) from error
         raise
     await traffic.set_share(1.0)
     seen = f"; {evidence.summary}" if beside and settings.steps else ""

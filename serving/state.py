@@ -34,6 +34,15 @@ class OfVersion(BaseModel):
     version: str
     fingerprint: str
 
+    @property
+    def headers(self) -> dict[str, str]:
+        """What every answer of this version says."""
+        return {"X-Model-Version": self.version, "X-Model-Fingerprint": self.fingerprint}
+
+    def model(self, asked: str | None) -> str:
+        """The model as it was asked for; the version where no name was given."""
+        return asked if asked not in (None, "default") else self.version
+
     def is_of(self, other: "OfVersion") -> bool:
         """Whether another is about the same version."""
         return (self.version, self.fingerprint) == (other.version, other.fingerprint)

@@ -27,6 +27,7 @@ class EngineTraffic:
     """A new engine beside those of the router; see `Traffic` for what the methods promise."""
 
     def __init__(self, router: Router, new: EngineProcess, settings: EndpointSettings) -> None:
+        self.version = new.desired.version
         self._router = router
         self._new = new
         self._settings = settings
@@ -34,10 +35,6 @@ class EngineTraffic:
         self._route = Route(new, 0.0)
         self._deviations: list[float] = []
         self._reading: asyncio.Task[None] | None = None
-
-    @property
-    def version(self) -> str:
-        return self._new.desired.version
 
     async def start(self) -> bool:
         try:

@@ -143,7 +143,7 @@ class VertexTraffic:
         self._settings = settings
         self._prompt = prompt
         self._report = report
-        self._number = version.version
+        self.version = str(version.version)
         machines = dedicated_resources(settings.endpoint)
         digest = hash_json({"model": model, "machines": machines})
         self._id = str(int(digest, 16) % LONGEST_ID)
@@ -156,10 +156,6 @@ class VertexTraffic:
             "enable_access_logging": True,
         }
         self._new, self._old = Seen(), Seen()
-
-    @property
-    def version(self) -> str:
-        return str(self._number)
 
     def is_alone(self) -> bool:
         """Whether exactly this version, on these machines, is deployed and has all traffic."""

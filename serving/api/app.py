@@ -17,16 +17,7 @@ from starlette.routing import Route
 from serving.api.admission import OriginMiddleware
 from serving.api.dispatcher import Answer, Stream
 from serving.api.errors import ServingError, answer_error
-from serving.api.guard import (
-    ApiContext,
-    Guard,
-    answered,
-    authorize,
-    begun,
-    check_model,
-    event_stream,
-    read,
-)
+from serving.api.guard import ApiContext, Guard, event_stream
 from serving.api.pages import PAGES
 from serving.api.requests import (
     ChatRequest,
@@ -36,7 +27,8 @@ from serving.api.requests import (
     StreamOptions,
 )
 from serving.api.responses import respond
-from serving.engine.protocol import ByVersion, Chunk
+from serving.engine.protocol import Chunk
+from serving.state import OfVersion
 
 Handler = Callable[[ApiContext, Request], Awaitable[Response]]
 
@@ -85,21 +77,21 @@ async def _health(context: ApiContext, _: Request) -> Response:
 
 
 async def _metrics(context: ApiContext, request: Request) -> Response:
-    authorize(context, request)
+    context.authorize(request)
     routes = [route.status for route in context.dispatcher.router.routes]
     return PlainTextResponse(context.dispatcher.metrics.render(routes))
 
 
 async def _models(context: ApiContext, request: Request) -> Response:
-    authorize(context, request)
+    context.authorize(request)
     names = context.dispatcher.router.model_names
     return JSONResponse({"object": "list", "data": [_listed(context, name) for name in names]})
 
 
 async def _model(context: ApiContext, request: Request) -> Response:
-    authorize(context, request)
+    context.authorize(request)
     name = request.path_params["name"]
-    check_model(context, name)
+    context.check_model(name)
     return JSONResponse(_listed(context, name))
 
 
@@ -109,11 +101,11 @@ def _listed(context: ApiContext, name: str) -> dict[str, Any]:
 
 
 async def _predict(context: ApiContext, request: Request) -> Response:
-    body = await read(context, request, PredictRequest)
+    body = await context.read(request, PredictRequest)
     wanted = body.generate_requests(context.dispatcher.settings)
-    answers = await answered(context, request, wanted)
+    answers = await context.answered(request, wanted)
     predictions = {"predictions": [_prediction(answer) for answer in answers]}
-    return JSONResponse(predictions, headers=answers[0].headers)
+    return JSONResponse(predictions, headers=answers[0].by.headers)
 
 
 def _prediction(answer: Answer) -> str | dict[str, Any]:
@@ -124,21 +116,21 @@ def _prediction(answer: Answer) -> str | dict[str, Any]:
 
 async def _complete(kind: type[OpenAIRequest], context: ApiContext, request: Request) -> Response:
     """Completions and chats, which differ by what `kind` says."""
-    body = await read(context, request, kind)
-    check_model(context, body.model)
+    body = await context.read(request, kind)
+    context.check_model(body.model)
     wanted = body.generate_requests(context.dispatcher.settings)
     if body.stream:
-        stream = await begun(context, request, wanted[0])
+        stream = await context.begun(request, wanted[0])
         return event_stream(_events(body, request.state.id, stream), stream)
-    answers = await answered(context, request, wanted)
-    content = _envelope(body, request.state.id, answers[0]) | {
+    answers = await context.answered(request, wanted)
+    content = _envelope(body, request.state.id, answers[0].by) | {
         "choices": [body.choice(answer.whole, index) for index, answer in enumerate(answers)],
         "usage": _usage([answer.whole for answer in answers], body.n),
     }
-    return JSONResponse(content, headers=answers[0].headers)
+    return JSONResponse(content, headers=answers[0].by.headers)
 
 
-def _envelope(body: OpenAIRequest, name: str, answer: ByVersion) -> dict[str, Any]:
+def _envelope(body: OpenAIRequest, name: str, by: OfVersion) -> dict[str, Any]:
     """What the whole of an answer and each of its events have in common."""
     is_chat = isinstance(body, ChatRequest)
     kind = "chat.completion" if is_chat else "text_completion"
@@ -146,8 +138,8 @@ def _envelope(body: OpenAIRequest, name: str, answer: ByVersion) -> dict[str, An
         "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{name}",
         "object": f"{kind}.chunk" if is_chat and body.stream else kind,
         "created": int(time()),
-        "model": answer.model(body.model),
-        "system_fingerprint": f"{answer.version}-{answer.fingerprint}",
+        "model": by.model(body.model),
+        "system_fingerprint": f"{by.version}-{by.fingerprint}",
     }
 
 
@@ -164,7 +156,7 @@ def _usage(ends: list[Chunk], choices: int = 1) -> dict[str, int]:
 
 async def _events(body: OpenAIRequest, name: str, stream: Stream) -> AsyncIterator[str]:
     """An answer as a stream of events, a piece each."""
-    options, envelope = body.stream_options or StreamOptions(), _envelope(body, name, stream)
+    options, envelope = body.stream_options or StreamOptions(), _envelope(body, name, stream.by)
     async with aclosing(stream.chunks) as chunks:
         async for chunk in chunks:
             if chunk.error is not None:

@@ -10,8 +10,9 @@ from serving.api.errors import invalid, timed_out, unavailable
 from serving.api.metrics import Metrics
 from serving.api.router import Route, Router
 from serving.engine.process import EngineLost
-from serving.engine.protocol import ByVersion, Chunk, GenerateRequest, Refused
+from serving.engine.protocol import Chunk, GenerateRequest, Refused
 from serving.settings import EndpointSettings
+from serving.state import OfVersion
 
 ATTEMPTS = 4
 """So often one request may lose its engine: it may be the request that kills it."""
@@ -23,17 +24,19 @@ NOTICE_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
-class Answer(ByVersion):
+class Answer:
     """A complete answer."""
 
+    by: OfVersion
     whole: Chunk
     """All its text, and what its last piece says."""
 
 
 @dataclass(frozen=True)
-class Stream(ByVersion):
+class Stream:
     """An answer that arrives piece by piece; it has begun when this exists."""
 
+    by: OfVersion
     chunks: AsyncGenerator[Chunk, None]
     """All pieces; the last one has a finish reason, or an error."""
 
@@ -60,7 +63,7 @@ class Dispatcher:
                 if isinstance(result, BaseException):
                     raise result
             answers = [result for result in results if isinstance(result, Answer)]
-            if len({answer.version for answer in answers}) == 1:
+            if len({answer.by.version for answer in answers}) == 1:
                 return answers
         raise unavailable("The version changed while the batch was answered, again and again.")
 
@@ -74,8 +77,7 @@ class Dispatcher:
             raise timed_out(self.settings.request_timeout)
         if end.error is not None:
             raise unavailable(f"The model's engine was lost: {end.error}.")
-        whole = end.model_copy(update={"text": text})
-        return Answer(stream.version, stream.fingerprint, whole)
+        return Answer(stream.by, end.model_copy(update={"text": text}))
 
     async def stream(self, request: GenerateRequest, preferred: Route | None = None) -> Stream:
         """Begin an answer; raises ServingError where none can begin."""
@@ -86,9 +88,7 @@ class Dispatcher:
             route = await self._route(deadline, preferred)
             pieces = self._pieces(request, deadline, route)
             try:
-                begun = _all(await anext(pieces), pieces)
-                serves = route.engine.desired
-                return Stream(serves.version, serves.fingerprint, begun)
+                return Stream(route.engine.desired, _all(await anext(pieces), pieces))
             except Refused as error:
                 raise invalid(str(error), error.field) from error
             except TimeoutError:
@@ -175,10 +175,9 @@ async def _timed(
     async with aclosing(route.engine.generate(request)) as chunks:
         while True:
             async with asyncio.timeout(deadline - monotonic()):
-                try:
-                    chunk = await anext(chunks)
-                except StopAsyncIteration:
-                    return
+                chunk = await anext(chunks, None)
+            if chunk is None:
+                return
             yield chunk
 
 

@@ -7,11 +7,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 RETRY_SECONDS = 2
-TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    429: "rate_limit_error",
-}
+TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 """As OpenAI names them; any other status below 500 is an invalid request."""
 
 
@@ -23,7 +19,6 @@ class ServingError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.code = code
         self.body: dict[str, Any] = {
             "error": {
                 "message": message,

@@ -36,6 +36,54 @@ class ApiContext:
     started: int = field(default_factory=lambda: int(time()))
     """Seconds since the epoch."""
 
+    def authorize(self, request: Request) -> None:
+        """Check the bearer token; raises ServingError 401."""
+        if self.token is not None and not carries(request.headers, self.token):
+            raise ServingError(401, "A valid bearer token is needed.", "unauthorized")
+
+    def check_model(self, model: str | None) -> None:
+        """The name may be left out, `default`, the pipeline's, or a version that has traffic."""
+        if model not in (None, "default", *self.dispatcher.router.model_names):
+            text = f"There is no model {model!r} here."
+            raise ServingError(404, text, "model_not_found", "model")
+
+    async def read(self, request: Request, kind: type[Body]) -> Body:
+        """The request's body as a model; raises ServingError 400, 408, 413 or 415."""
+        settings = self.dispatcher.settings
+        form = request.headers.get("content-type", "").split(";")[0].strip().lower()
+        if form != "application/json":
+            # What a web page can send without asking is of another type.
+            text = "Send the body with the header `Content-Type: application/json`."
+            raise ServingError(415, text, "content_type")
+        content = await read_json(request, settings.max_body_bytes, settings.body_timeout)
+        try:
+            return kind.model_validate(content)
+        except ValidationError as error:
+            raise invalid(*describe(error)) from error
+
+    async def answered(self, request: Request, wanted: Sequence[GenerateRequest]) -> list[Answer]:
+        """Whole answers by one version, which are kept in the journal; raises ServingError."""
+        answers = await while_connected(request, self.dispatcher.answer_all(wanted))
+        said = [answer.whole.text for answer in answers]
+        self.journal.write(request.state.id, answers[0].by, wanted, said)
+        return answers
+
+    async def begun(self, request: Request, wanted: GenerateRequest) -> Stream:
+        """A stream; what of it was sent is kept in the journal at its end; raises ServingError."""
+        stream = await while_connected(request, self.dispatcher.stream(wanted))
+
+        async def noted(pieces: AsyncGenerator[Chunk, None]) -> AsyncGenerator[Chunk, None]:
+            text = ""
+            try:
+                async with aclosing(pieces) as chunks:
+                    async for chunk in chunks:
+                        text += chunk.text
+                        yield chunk
+            finally:
+                self.journal.write(request.state.id, stream.by, [wanted], [text])
+
+        return replace(stream, chunks=noted(stream.chunks))
+
 
 class Guard:
     """Around a route that asks a model."""
@@ -60,7 +108,7 @@ class Guard:
             await send(message)
 
         try:
-            authorize(self._context, request)
+            self._context.authorize(request)
             if metrics.in_flight >= settings.max_waiting:
                 text = "Too many requests are in flight. Try again soon."
                 raise ServingError(429, text, "overloaded", retry=True)
@@ -78,61 +126,7 @@ class Guard:
             log("request", **said, seconds=round(seconds, 3))
 
 
-def authorize(context: ApiContext, request: Request) -> None:
-    """Check the bearer token; raises ServingError 401."""
-    if context.token is not None and not carries(request.headers, context.token):
-        raise ServingError(401, "A valid bearer token is needed.", "unauthorized")
-
-
-def check_model(context: ApiContext, model: str | None) -> None:
-    """The model name may be left out, `default`, the pipeline's, or a version that has traffic."""
-    if model not in (None, "default", *context.dispatcher.router.model_names):
-        raise ServingError(404, f"There is no model {model!r} here.", "model_not_found", "model")
-
-
-async def read(context: ApiContext, request: Request, kind: type[Body]) -> Body:
-    """The request's body as a model; raises ServingError 400, 408, 413 or 415."""
-    settings = context.dispatcher.settings
-    form = request.headers.get("content-type", "").split(";")[0].strip().lower()
-    if form != "application/json":
-        # What a web page can send without asking is of another type.
-        text = "Send the body with the header `Content-Type: application/json`."
-        raise ServingError(415, text, "content_type")
-    content = await read_json(request, settings.max_body_bytes, settings.body_timeout)
-    try:
-        return kind.model_validate(content)
-    except ValidationError as error:
-        raise invalid(*describe(error)) from error
-
-
-async def answered(
-    context: ApiContext, request: Request, wanted: Sequence[GenerateRequest]
-) -> list[Answer]:
-    """Whole answers by one version, which are kept in the journal; raises ServingError."""
-    answers = await while_connected(request, context.dispatcher.answer_all(wanted))
-    said = [answer.whole.text for answer in answers]
-    context.journal.write(request.state.id, answers[0], wanted, said)
-    return answers
-
-
-async def begun(context: ApiContext, request: Request, wanted: GenerateRequest) -> Stream:
-    """A stream, what of which was sent is kept in the journal at its end; raises ServingError."""
-    stream = await while_connected(request, context.dispatcher.stream(wanted))
-
-    async def noted(pieces: AsyncGenerator[Chunk, None]) -> AsyncGenerator[Chunk, None]:
-        text = ""
-        try:
-            async with aclosing(pieces) as chunks:
-                async for chunk in chunks:
-                    text += chunk.text
-                    yield chunk
-        finally:
-            context.journal.write(request.state.id, stream, [wanted], [text])
-
-    return replace(stream, chunks=noted(stream.chunks))
-
-
 def event_stream(events: AsyncIterator[str], stream: Stream) -> StreamingResponse:
     """An answer as a stream of events."""
-    headers = stream.headers | {"Cache-Control": "no-store"}
+    headers = stream.by.headers | {"Cache-Control": "no-store"}
     return StreamingResponse(events, media_type="text/event-stream", headers=headers)

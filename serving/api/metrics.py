@@ -3,14 +3,7 @@
 from collections.abc import Sequence
 from functools import partial
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    disable_created_metrics,
-    generate_latest,
-)
+import prometheus_client as prometheus
 
 from serving.state import RouteStatus
 
@@ -23,14 +16,14 @@ class Metrics:
 
     def __init__(self) -> None:
         self.in_flight = 0
-        self._registry = CollectorRegistry()
-        counter = partial(Counter, registry=self._registry)
-        gauge = partial(Gauge, registry=self._registry)
+        self._registry = prometheus.CollectorRegistry()
+        counter = partial(prometheus.Counter, registry=self._registry)
+        gauge = partial(prometheus.Gauge, registry=self._registry)
         # When each counter was first used would be a line of its own for each.
-        disable_created_metrics()
+        prometheus.disable_created_metrics()
         self._requests = counter("serving_requests", "Answered.", ["path", "status", "version"])
         self._tokens = counter("serving_tokens", "Read and written.", ["version", "kind"])
-        self._seconds = Histogram(
+        self._seconds = prometheus.Histogram(
             *("serving_request_seconds", "To the last piece.", ["path"]),
             buckets=BUCKETS,
             registry=self._registry,
@@ -58,4 +51,4 @@ class Metrics:
             self._ready.labels(route.version).set(route.ready)
             self._share.labels(route.version).inc(route.share)
             self._restarts.labels(route.version).inc(route.restarts)
-        return generate_latest(self._registry).decode()
+        return prometheus.generate_latest(self._registry).decode()

@@ -116,10 +116,10 @@ class OpenAIRequest(Sampling):
         """An answer, or a piece of one, as it is told."""
         raise NotImplementedError
 
-    def choices_of(self, wanted: GenerateRequest) -> list[GenerateRequest]:
+    def choices_of(self, wanted: GenerateRequest, **given: bool) -> list[GenerateRequest]:
         """The engine's request for each of the `n` answers; a seed counts on."""
         seeds = [None if self.seed is None else self.seed + number for number in range(self.n)]
-        given = {"ignore_eos": self.ignore_eos}
+        given["ignore_eos"] = self.ignore_eos
         return [wanted.model_copy(update=given | {"seed": seed}) for seed in seeds]
 
 
@@ -155,15 +155,10 @@ class CompletionRequest(OpenAIRequest):
         return self
 
     def generate_requests(self, settings: EndpointSettings) -> list[GenerateRequest]:
-        asked = {"echo": self.echo, "logprobs": self.logprobs is not None}
-        asked["top"] = bool(self.logprobs)
-        return [
-            choice
-            for prompt in self.prompts
-            for choice in self.choices_of(
-                self.generate_request(settings, prompt=prompt).model_copy(update=asked)
-            )
-        ]
+        given = {"echo": self.echo, "logprobs": self.logprobs is not None}
+        given["top"] = bool(self.logprobs)
+        asked = [self.generate_request(settings, prompt=prompt) for prompt in self.prompts]
+        return [choice for one in asked for choice in self.choices_of(one, **given)]
 
     def choice(self, chunk: Chunk, index: int = 0) -> dict[str, Any]:
         return {

@@ -15,15 +15,8 @@ from starlette.responses import JSONResponse, Response
 
 from serving.api.dispatcher import Stream
 from serving.api.errors import ServingError
-from serving.api.guard import ApiContext, answered, begun, check_model, event_stream, read
-from serving.api.requests import (
-    ChatMessage,
-    ResponseFormat,
-    Sampling,
-    Strict,
-    Temperature,
-    TopP,
-)
+from serving.api.guard import ApiContext, event_stream
+from serving.api.requests import ChatMessage, ResponseFormat, Sampling, Strict, Temperature, TopP
 from serving.engine.protocol import Chunk, GenerateRequest, Message
 from serving.settings import EndpointSettings
 
@@ -76,16 +69,16 @@ class ResponsesRequest(Strict):
 
 async def respond(context: ApiContext, request: Request) -> Response:
     """Answer one request, whole or as a stream of events."""
-    body = await read(context, request, ResponsesRequest)
-    check_model(context, body.model)
+    body = await context.read(request, ResponsesRequest)
+    context.check_model(body.model)
     wanted = body.generate_request(context.dispatcher.settings)
     if body.stream:
-        stream = await begun(context, request, wanted)
+        stream = await context.begun(request, wanted)
         return event_stream(_events(body, stream, request.state.id), stream)
-    (answer,) = await answered(context, request, [wanted])
-    model = answer.model(body.model)
+    (answer,) = await context.answered(request, [wanted])
+    model = answer.by.model(body.model)
     content = _response(body, request.state.id, model, answer.whole.text, answer.whole)
-    return JSONResponse(content, headers=answer.headers)
+    return JSONResponse(content, headers=answer.by.headers)
 
 
 def _response(
@@ -133,7 +126,7 @@ def _usage(end: Chunk) -> dict[str, Any]:
 
 
 async def _events(body: ResponsesRequest, stream: Stream, name: str) -> AsyncIterator[str]:
-    model = stream.model(body.model)
+    model = stream.by.model(body.model)
     number = 0
 
     def event(kind: str, **fields: Any) -> str:

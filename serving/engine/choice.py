@@ -1,6 +1,7 @@
 """Which engine runs a model here, and why."""
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from artifacts.reasons import memory_limit
 from artifacts.storage.checksums import sha256_of
 from serving.engine.served_model import AnyModel
 from serving.engine.tokenizer import ServedTokenizer
-from serving.settings import QUANTIZED, EndpointSettings, Engine
+from serving.settings import QUANTIZED, EndpointSettings
 
 REFUSAL_NAME = "unsupported.txt"
 """In place of a converted model: why there is none, lest every start try again."""
@@ -29,12 +30,10 @@ WINDOWS = ("sliding_window", "window_size", "attention_window", "attention_chunk
 class Choice:
     """An engine for one model."""
 
-    engine: Engine
     reason: str
     """The engine's name, and why it is that one where another was thinkable."""
     converted: Path | None = None
-    """The model in OpenVINO's form."""
-    converted_now: bool = False
+    """The model in OpenVINO's form, where OpenVINO runs it."""
 
 
 def choose_engine(folder: Path, settings: EndpointSettings, conversions: Path) -> Choice:
@@ -52,16 +51,11 @@ def choose_engine(folder: Path, settings: EndpointSettings, conversions: Path) -
     obstacle = _obstacle(config, settings)
     if obstacle is None:
         _check_memory(folder, config, settings)
-        made: list[Path] = []
-
-        def make(target: Path) -> None:
-            made.append(target)
-            _convert(folder, target, settings)
-
+        make = partial(_convert, folder, settings)
         converted = cached_folder(conversions, conversion_key(folder, settings), make)
         refusal = converted / REFUSAL_NAME
         if not refusal.exists():
-            return Choice("openvino", "openvino", converted, bool(made))
+            return Choice("openvino", converted)
         obstacle = refusal.read_text()
     if settings.engine == "openvino":
         raise UserError(
@@ -75,7 +69,7 @@ def choose_engine(folder: Path, settings: EndpointSettings, conversions: Path) -
         )
     asked = settings.engine == "transformers"
     since = "" if asked else f", since openvino does not run it: {obstacle}"
-    return Choice("transformers", f"transformers{since}")
+    return Choice(f"transformers{since}")
 
 
 def load_model(folder: Path, settings: EndpointSettings, choice: Choice) -> AnyModel:
@@ -133,7 +127,7 @@ def _obstacle(config: dict[str, Any], settings: EndpointSettings) -> str | None:
     return None
 
 
-def _convert(folder: Path, target: Path, settings: EndpointSettings) -> None:
+def _convert(folder: Path, settings: EndpointSettings, target: Path) -> None:
     try:
         from serving.engine.conversion import convert_model
         from serving.engine.pipeline import Unsupported
@@ -159,12 +153,10 @@ def _check_memory(folder: Path, config: dict[str, Any], settings: EndpointSettin
     """
     token_bytes = bytes_per_token(config, 4 if settings.weights == "f32" else 2)
     weights = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-    left = memory_limit() - weights
-    if token_bytes * settings.cache_tokens <= left:
-        return
-    needed = token_bytes * settings.cache_tokens
-    raise UserError(
-        f"`endpoint.cache_tokens` is {settings.cache_tokens:,}: their keys and values take "
-        f"{needed / 1e9:,.1f} GB, and beside the weights ({weights / 1e9:,.1f} GB) this machine "
-        f"has {max(left, 0) / 1e9:,.1f} GB. Set at most {max(left, 0) // token_bytes:,}."
-    )
+    needed, left = token_bytes * settings.cache_tokens, max(memory_limit() - weights, 0)
+    if needed > left:
+        raise UserError(
+            f"`endpoint.cache_tokens` is {settings.cache_tokens:,}: their keys and values take "
+            f"{needed / 1e9:,.1f} GB, and beside the weights ({weights / 1e9:,.1f} GB) this "
+            f"machine has {left / 1e9:,.1f} GB. Set at most {left // token_bytes:,}."
+        )

@@ -1,4 +1,4 @@
-"""A Hugging Face model in OpenVINO's form, by OpenVINO's own PyTorch frontend.
+"""A Hugging Face model in OpenVINO's form, by OpenVINO's own `convert_model`.
 
 The form is what openvino-genai's scheduler takes: keys and values are state, kept before the
 attention, which it replaces by paged attention. That replacement drops every mask, so a model whose
@@ -7,7 +7,6 @@ log-probabilities and compared with the model itself.
 """
 
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,6 @@ import numpy as np
 import openvino as ov
 import torch
 from openvino._offline_transformations import apply_make_stateful_transformation
-from openvino.frontend import FrontEndManager
-from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
 from openvino.opset13 import broadcast, concat, constant, convert, gather, parameter, shape_of
 from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
 from transformers.cache_utils import DynamicCache, DynamicLayer
@@ -137,33 +134,24 @@ def _convert(model: Any) -> ov.Model:
     past = [torch.zeros(2, heads, 3, size) for _, heads, _, size in shapes]
     places = torch.tensor([[3, 4], [3, 4]])
     example = (torch.zeros_like(places), torch.ones(2, 5, dtype=torch.long), places, *past)
+    kinds = [([-1, -1], ov.Type.i64)] * 3
+    kinds += [([-1, heads, -1, size], ov.Type.f32) for _, heads, _, size in shapes]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         traced = torch.jit.trace(_NextStep(model), example, strict=False, check_trace=False)
-        frontend = FrontEndManager().load_by_framework("pytorch")
-        decoder = TorchScriptPythonDecoder(traced, example_input=example)
-        converted = frontend.convert(frontend.load(decoder))
+        converted = ov.convert_model(traced, example_input=example, input=kinds)
     model.set_attn_implementation(before)
-    inputs = ["input_ids", "attention_mask", "position_ids"]
     states = [f"past.{number}" for number in range(len(past))]
-    for source, name in zip(converted.inputs, [*inputs, *states], strict=True):
+    names = ["input_ids", "attention_mask", "position_ids", *states]
+    for source, name in zip(converted.inputs, names, strict=True):
         source.get_tensor().set_names({name})
         # The replacement finds its inputs by these names.
         source.get_node().set_friendly_name(name)
-    for name in inputs:
-        _describe(converted.input(name), ov.Type.i64, [-1, -1])
-    for name, (_, heads, _, size) in zip(states, shapes, strict=True):
-        _describe(converted.input(name), ov.Type.f32, [-1, heads, -1, size])
     present = [f"present.{number}" for number in range(len(past))]
     for output, name in zip(converted.outputs, ["logits", *present], strict=True):
         output.get_tensor().set_names({name})
     _keep_state(converted, dict(zip(states, present, strict=True)))
     return converted
-
-
-def _describe(source: Any, kind: ov.Type, shape: Sequence[int]) -> None:
-    source.get_node().set_element_type(kind)
-    source.get_node().set_partial_shape(ov.PartialShape(shape))
 
 
 def _keep_state(model: ov.Model, states: dict[str, str]) -> None:
@@ -221,17 +209,13 @@ def _quantize(model: ov.Model, weights: Weights) -> None:
     """Write weights as whole numbers with a scale for each group of them, by NNCF's own rules."""
     import nncf
 
-    mode = nncf.CompressWeightsMode.INT8_SYM
-    options = {}
-    if weights == "int4":
-        mode = nncf.CompressWeightsMode.INT4_SYM
-        # Where a group of 128 does not divide a row, a smaller one does.
-        adjust = nncf.GroupSizeFallbackMode.ADJUST
-        options["advanced_parameters"] = nncf.AdvancedCompressionParameters(
-            group_size_fallback_mode=adjust
-        )
+    modes = nncf.CompressWeightsMode
+    # In int4, where a group of 128 does not divide a row, a smaller one does.
+    adjust = nncf.GroupSizeFallbackMode.ADJUST
+    advanced = nncf.AdvancedCompressionParameters(group_size_fallback_mode=adjust)
+    mode = modes.INT4_SYM if weights == "int4" else modes.INT8_SYM
     try:
-        nncf.compress_weights(model, mode=mode, **options)
+        nncf.compress_weights(model, mode=mode, advanced_parameters=advanced)
     except Exception as error:
         # NNCF's errors share no class of its own.
         raise Unsupported(f"{weights}: {type(error).__name__}: {first_line(error)}") from error

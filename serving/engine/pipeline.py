@@ -3,7 +3,7 @@
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -117,16 +117,17 @@ class PromptScorer:
         """Nothing is loaded yet; the arguments are those of `open_pipeline`."""
         self._model = folder / MODEL_NAME
         self._properties = arithmetic(weights, threads)
-        self._request: ov.InferRequest | None = None
         self._lock = threading.Lock()
+
+    @cached_property
+    def _request(self) -> ov.InferRequest:
+        compiled = core().compile_model(self._model, "CPU", self._properties)
+        return compiled.create_infer_request()
 
     def score(self, tokens: list[int]) -> list[Scored]:
         """Each token with its log-probability after those before it, and the likeliest one."""
         scored = [Scored(tokens[0], None)]
         with self._lock:
-            if self._request is None:
-                compiled = core().compile_model(self._model, "CPU", self._properties)
-                self._request = compiled.create_infer_request()
             self._request.reset_state()
             for start in range(0, len(tokens) - 1, BATCH_TOKENS):
                 end = min(start + BATCH_TOKENS, len(tokens) - 1)
@@ -139,7 +140,6 @@ class PromptScorer:
 
     def _read(self, tokens: list[int], start: int) -> np.ndarray:
         """Logits after each token, shape (tokens, vocabulary)."""
-        assert self._request is not None
         count = len(tokens)
         found = self._request.infer(
             {

@@ -6,7 +6,6 @@ outlives its API server.
 """
 
 import argparse
-import asyncio
 import json
 import os
 import signal
@@ -29,7 +28,6 @@ from serving.engine.protocol import SECRET_VARIABLE, GenerateRequest, Refused, c
 from serving.engine.served_model import AnyModel
 from serving.settings import EndpointSettings
 
-PROGRAM = "serving.engine.program"
 CONVERTED_VARIABLE = "MODEL_CONVERTED"
 
 
@@ -44,7 +42,7 @@ def build_app(model: AnyModel) -> Starlette:
             return Response(status_code=401)
         wanted = GenerateRequest.model_validate_json(await request.body())
         try:
-            tokens = await asyncio.to_thread(model.encode, wanted)
+            tokens = model.encode(wanted)
         except Refused as refused:
             told = {"message": str(refused), "field": refused.field}
             return JSONResponse(told, status_code=400)
@@ -75,11 +73,10 @@ def main() -> int:
     end_with_parent(signal.SIGKILL)
     try:
         choice = choose_engine(arguments.model, arguments.settings, arguments.conversions)
-        if choice.converted_now and CONVERTED_VARIABLE not in os.environ:
-            # What the conversion took in memory is given back by beginning again.
+        if choice.converted and "torch" in sys.modules and CONVERTED_VARIABLE not in os.environ:
+            # It was converted just now; the memory that took is given back by beginning again.
             os.environ[CONVERTED_VARIABLE] = "1"
-            again = [sys.executable, "-m", PROGRAM, *sys.argv[1:]]
-            os.execv(sys.executable, again)  # noqa: S606
+            os.execv(sys.executable, sys.orig_argv)  # noqa: S606
         model = load_model(arguments.model, arguments.settings, choice)
     except UserError as error:
         print(error, file=sys.stderr)

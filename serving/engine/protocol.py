@@ -2,7 +2,6 @@
 
 import hmac
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -89,23 +88,6 @@ class Refused(Exception):
     def __init__(self, message: str, field: str) -> None:
         super().__init__(message)
         self.field = field
-
-
-@dataclass(frozen=True)
-class ByVersion:
-    """What one version of the model answers."""
-
-    version: str
-    fingerprint: str
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """Headers that say which version that is."""
-        return {"X-Model-Version": self.version, "X-Model-Fingerprint": self.fingerprint}
-
-    def model(self, asked: str | None) -> str:
-        """The model as it was asked for; the version where no name was given."""
-        return asked if asked not in (None, "default") else self.version
 
 
 def carries(headers: Mapping[str, str], token: str) -> bool:

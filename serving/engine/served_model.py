@@ -2,7 +2,7 @@
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,10 +14,8 @@ from tokenizers.decoders import DecodeStream
 
 from artifacts.errors import UserError
 from artifacts.model.hugging_face import read_model
-from serving.engine.chat import ChatEncoder
 from serving.engine.protocol import Chunk, GenerateRequest, Refused, TokenScore
-from serving.engine.stopping import StopStrings
-from serving.engine.tokenizer import ServedTokenizer
+from serving.engine.tokenizer import ChatEncoder, ServedTokenizer
 
 
 class GenerationFailed(Exception):
@@ -74,11 +72,9 @@ class AnyModel(Protocol):
 
     def encode(self, request: GenerateRequest) -> list[int]:
         """The prompt's tokens; raises Refused where it cannot be served."""
-        ...
 
     def generate(self, request: GenerateRequest, tokens: list[int]) -> AsyncGenerator[Chunk, None]:
         """Yield the answer to what was encoded; stops the work when the caller goes away."""
-        ...
 
 
 class ServedModel(ABC):
@@ -194,6 +190,37 @@ class AnswerText:
         decode = self._model.tokenizer.decode
         top = scored.top and (decode([scored.top[0]]), scored.top[1])
         return TokenScore(token=decode([scored.token]), logprob=scored.logprob, top=top)
+
+
+class StopStrings:
+    """Holds back just so much text as could still turn into a stop string."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = [stop for stop in stops if stop]
+        self._held = ""
+        self.hit = False
+
+    def add(self, text: str) -> str:
+        """Take more text and return what may be shown; nothing after a stop string was met."""
+        if self.hit:
+            return ""
+        self._held += text
+        found = [at for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        self.hit = bool(found)
+        end = min(found) if found else len(self._held) - self._possible_start()
+        shown, held = self._held[:end], self._held[end:]
+        self._held = "" if self.hit else held
+        return shown
+
+    def finish(self) -> str:
+        """The text held back, when no more will come."""
+        shown, self._held = self._held, ""
+        return shown
+
+    def _possible_start(self) -> int:
+        """Length of the longest end of the held text that begins a stop string."""
+        starts = (stop[:size] for stop in self._stops for size in range(1, len(stop)))
+        return max((len(start) for start in starts if self._held.endswith(start)), default=0)
 
 
 def read_weights(folder: Path, model_class: Any, **options: Any) -> Any:

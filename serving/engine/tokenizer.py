@@ -1,18 +1,25 @@
 """A model's tokenizer without transformers, whose import takes seconds and hundreds of megabytes.
 
-What transformers makes of a folder's many files is written once, beside the converted model.
+What transformers makes of a folder's many files is written once, beside the converted model. A chat
+becomes the tokens of a prompt, in which what was said in a turn stays text.
 """
 
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 
+from jinja2 import TemplateError
 from tokenizers import Tokenizer
+
+from serving.engine.protocol import Message
 
 TOKENIZER_NAME = "tokenizer.json"
 CHAT_NAME = "chat.json"
+FIRST_MARK = 0xE000
+"""Of the characters for private use; one that no turn holds stands around what must stay text."""
 
 
 @dataclass(frozen=True)
@@ -53,3 +60,60 @@ class ServedTokenizer:
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens, control tokens included."""
         return str(self.backend.decode(tokens, skip_special_tokens=False))
+
+
+class ChatEncoder:
+    """Renders turns with a model's own template.
+
+    A control token that stands in a turn, such as the one that begins an assistant's turn, would
+    let whoever wrote it forge a conversation. It is encoded as the characters that it is written
+    with, as any other text, unless that was allowed.
+    """
+
+    def __init__(self, tokenizer: ServedTokenizer) -> None:
+        self._backend, self._template = tokenizer.backend, tokenizer.chat
+        self._plain: Tokenizer = Tokenizer.from_str(self._backend.to_str())
+        self._plain.encode_special_tokens = True
+        self._control = {
+            number
+            for number, token in self._backend.get_added_tokens_decoder().items()
+            if token.special
+        }
+
+    def encode(self, turns: Sequence[Message], allow_role_tokens: bool) -> list[int]:
+        """The prompt's tokens; raises TemplateError where there is no template, or it refuses."""
+        if not self._template:
+            raise TemplateError("the model has no chat template; use completions")
+        # The part of transformers that needs no torch, read at the first chat.
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        said = "".join(turn.content for turn in turns)
+        mark = chr(next(number for number in range(FIRST_MARK, 0xF900) if chr(number) not in said))
+        contents = [
+            turn.content if allow_role_tokens else self._marked(turn.content, mark)
+            for turn in turns
+        ]
+        chat = [turn.model_dump() | {"content": c} for turn, c in zip(turns, contents, strict=True)]
+        (text,), _ = render_jinja_template([chat], add_generation_prompt=True, **self._template)
+        parts = text.split(mark)
+        if len(parts) - 1 != sum(content.count(mark) for content in contents):
+            raise TemplateError("its template does not keep control tokens of a turn")
+        # What stands between two marks is every second part.
+        encoders = (self._backend, self._plain)
+        encoded = (
+            encoders[number % 2].encode(part, add_special_tokens=False).ids
+            for number, part in enumerate(parts)
+        )
+        return list(chain.from_iterable(encoded))
+
+    def _marked(self, content: str, mark: str) -> str:
+        """The content with a mark before and after each control token."""
+        found = self._backend.encode(content, add_special_tokens=False)
+        spans = [
+            span
+            for number, span in zip(found.ids, found.offsets, strict=True)
+            if number in self._control
+        ]
+        for start, end in reversed(spans):
+            content = f"{content[:start]}{mark}{content[start:end]}{mark}{content[end:]}"
+        return content

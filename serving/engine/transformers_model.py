@@ -8,25 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch.nn.utils.rnn import pad_sequence
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForSeq2SeqLM,
-    GenerationConfig,
-    LogitsProcessor,
-)
 from transformers.generation.streamers import BaseStreamer
 
 from artifacts.model.folder import context_tokens, end_tokens_of, read_config
 from artifacts.model.hugging_face import read_tokenizer
 from serving.engine.protocol import GenerateRequest
-from serving.engine.served_model import (
-    Job,
-    Scored,
-    ServedModel,
-    Step,
-    read_weights,
-)
+from serving.engine.served_model import Job, Scored, ServedModel, Step, read_weights
 from serving.engine.tokenizer import ServedTokenizer
 from serving.settings import EndpointSettings
 
@@ -56,7 +45,8 @@ class TransformersModel(ServedModel):
         """
         config = read_config(folder)
         self._is_encoder_decoder = bool(config.get("is_encoder_decoder"))
-        kind = AutoModelForSeq2SeqLM if self._is_encoder_decoder else AutoModelForCausalLM
+        name = "Seq2SeqLM" if self._is_encoder_decoder else "CausalLM"
+        kind = getattr(transformers, f"AutoModelFor{name}")
         self.tokenizer = ServedTokenizer.of(read_tokenizer(folder))
         dtype = torch.float32 if settings.weights == "f32" else torch.bfloat16
         self._model = read_weights(folder, kind, dtype=dtype)
@@ -101,11 +91,12 @@ class TransformersModel(ServedModel):
     def _alike(self, job: _Job) -> tuple[object, ...]:
         """What the requests of one batch have in common.
 
-        They are drawn in one way, and one with a seed of its own is drawn alone. A decoder's
-        beginnings form one rectangle.
+        They are drawn in one way, and one with a seed of its own is drawn alone; or nothing is to
+        be written. A decoder's beginnings form one rectangle.
         """
         asked, length = job.request, len(job.written) if self._is_encoder_decoder else 0
-        return (length, asked.temperature, asked.top_p, asked.seed is not None and id(job))
+        own = asked.seed is not None and id(job)
+        return (length, asked.temperature, asked.top_p, own, asked.max_tokens > 0)
 
     @torch.inference_mode()
     def _write(self, jobs: list[_Job]) -> None:
@@ -124,7 +115,7 @@ class TransformersModel(ServedModel):
             torch.manual_seed(asked.seed)
         self._model.generate(
             **self._inputs(jobs),
-            generation_config=GenerationConfig(
+            generation_config=transformers.GenerationConfig(
                 max_new_tokens=most,
                 do_sample=asked.temperature > 0,
                 pad_token_id=self._pad_token,
@@ -153,22 +144,20 @@ class TransformersModel(ServedModel):
         return {"input_ids": padded, "attention_mask": mask, **extra}
 
     def _score(self, prompt: list[int]) -> list[Scored]:
-        if self._is_encoder_decoder:
+        if self._is_encoder_decoder or len(prompt) == 1:
             return [Scored(token, None) for token in prompt]
-        if len(prompt) == 1:
-            return [Scored(prompt[0], None)]
         logits = self._model(torch.tensor([prompt[:-1]]), use_cache=False).logits[0]
         logprobs = logits.float().log_softmax(-1)
         return [Scored(prompt[0], None), *_scored(logprobs, prompt[1:])]
 
 
-class _Batch(LogitsProcessor, BaseStreamer):
+class _Batch(transformers.LogitsProcessor, BaseStreamer):
     """Hands out the tokens of each row, with how likely they were, until its request is done."""
 
     def __init__(self, jobs: list[_Job], end_tokens: list[int]) -> None:
         self.jobs = jobs
         self._end_tokens = end_tokens
-        self._logprobs: torch.Tensor | None = None
+        self._logprobs: torch.Tensor
         self._begun = False
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
@@ -190,13 +179,12 @@ class _Batch(LogitsProcessor, BaseStreamer):
             if job.done:
                 continue
             scored = job.prompt_scored if not job.count else []
-            if job.request.logprobs and job.request.max_tokens and self._logprobs is not None:
+            if job.request.logprobs:
                 scored = scored + _scored(self._logprobs[row : row + 1], [token])
             job.count += 1
             ended = token in self._end_tokens and not job.request.ignore_eos
             job.done = ended or job.count >= job.request.max_tokens
-            wanted = [token] if job.request.max_tokens else []
-            job.put(Step(wanted, job.done, scored))
+            job.put(Step([token], job.done, scored))
 
     def end(self) -> None:
         """Nothing is held back."""

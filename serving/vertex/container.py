@@ -7,10 +7,15 @@ After `--` stands the command of an engine with OpenAI's routes; `{model}`, `{po
 whose port is not, and answers 503 while the model is fetched, checked and loaded. It must continue
 a probe before the container counts as healthy; so Vertex AI never gives traffic to a version that
 cannot generate.
+
+`llm-assets check --smoke` starts the image with the same command, and `CHECK_SPEC` in its
+environment: then vLLM's own parser is asked whether it takes the command, and nothing is served.
 """
 
 import asyncio
+import importlib.metadata
 import os
+import platform
 import signal
 import socket
 import subprocess
@@ -29,19 +34,33 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from artifacts.errors import UserError
 from artifacts.model.folder import check_model_folder
 from artifacts.model.format import write_older_names
+from artifacts.program.entry import run_program
 from artifacts.program.lifetime import signal_parents_death
-from artifacts.program.smoke import CHECK_VARIABLE
+from artifacts.program.smoke import CHECK_VARIABLE, SmokeSpec
+from artifacts.progress import Report
 from artifacts.storage import files
 from serving.api.errors import ServingError
 from serving.engine.process import engine_client
 from serving.engine.protocol import GenerateRequest
 from serving.logs import log
-from serving.vertex.arguments import check_arguments
+from serving.state import OfVersion
 from serving.vertex.context import longest_context
 from serving.vertex.routes import Backend, build_app, complete, is_healthy
 
 HEALTH_SECONDS = 0.5
 STOP_SECONDS = 10.0
+ENGINE = "vllm"
+PARSE = f"""
+from vllm.entrypoints.cli.serve import ServeSubcommand
+from vllm.utils import FlexibleArgumentParser
+command = ServeSubcommand()
+parser = FlexibleArgumentParser(prog={ENGINE!r})
+command.subparser_init(parser.add_subparsers())
+command.validate(parser.parse_args())
+"""
+"""What vLLM's command line does before it serves."""
+EXAMPLES = {"{model}": "/model", "{port}": "8000", "{name}": "model", "{context}": "1024"}
+"""What stands for values that are known once there is a model."""
 PROBE = GenerateRequest(prompt="The", max_tokens=8, max_prompt_tokens=8)
 
 
@@ -70,7 +89,8 @@ def serve(environment: ContainerEnvironment, command: Sequence[str]) -> int:
     """
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = int(listener.getsockname()[1])
-    backend = Backend(engine_client(port), environment.version, environment.fingerprint)
+    serves = OfVersion(version=environment.version, fingerprint=environment.fingerprint)
+    backend = Backend(engine_client(port), serves)
     with _listening(environment, backend), tempfile.TemporaryDirectory(prefix="model-") as scratch:
         model = fetch(environment.storage_uri, Path(scratch))
         check_model_folder(model)
@@ -162,6 +182,33 @@ def _end(engine: subprocess.Popen[bytes]) -> None:
         engine.wait(STOP_SECONDS)
     except subprocess.TimeoutExpired:
         engine.kill()
+
+
+def check_arguments(command: Sequence[str], spec: str) -> int:
+    """Parse an engine's command, without a model; what was found goes to Dagster."""
+
+    def run(spec: SmokeSpec, report: Report) -> dict[str, Any]:
+        report(f"parses: {' '.join(command)}")
+        return {"python": platform.python_version()} | parse(command)
+
+    return run_program(SmokeSpec, run, ["--spec", spec])
+
+
+def parse(command: Sequence[str]) -> dict[str, Any]:
+    """What starts, vLLM's version, and why its parser refuses; empty where it takes all."""
+    engine, *arguments = (EXAMPLES.get(part, part) for part in command)
+    if engine != ENGINE:
+        return {"engine": engine}
+    done = subprocess.run(
+        [sys.executable, "-c", PARSE, *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    lines = done.stderr.strip().splitlines()
+    refusal = "" if done.returncode == 0 else (lines or [f"exit code {done.returncode}"])[-1]
+    return {"engine": engine, ENGINE: importlib.metadata.version(ENGINE), "refusal": refusal}
 
 
 def main(arguments: Sequence[str], environment: dict[str, Any]) -> int:

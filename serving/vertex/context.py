@@ -1,7 +1,6 @@
 """How long a text an engine can hold: what the model allows, as far as its accelerators' memory."""
 
 import json
-from typing import Any
 
 from artifacts.errors import UserError
 from artifacts.model.folder import bytes_per_token, context_tokens
@@ -24,19 +23,14 @@ def longest_context(model: str, memory_bytes: int | None) -> int:
         UserError: the weights leave no room for a text of 1,024 tokens.
     """
     config = json.loads(files.read(f"{model}/config.json"))
-    sizes = files.list_sizes(model)
-    stored = sum(size for name, size in sizes.items() if name.endswith(".safetensors"))
-    return fit_context(config, stored, memory_bytes)
-
-
-def fit_context(config: dict[str, Any], stored_bytes: int, memory_bytes: int | None) -> int:
-    """The same by a model's `config.json` and the size of its weights on disk."""
     positions = context_tokens(config) or SHORTEST
     if memory_bytes is None:
         return positions
-    # vLLM loads float32 weights in half precision, and keeps keys and values in it.
-    is_float32 = (config.get("dtype") or config.get("torch_dtype")) == "float32"
-    weights = stored_bytes // 2 if is_float32 else stored_bytes
+    sizes = files.list_sizes(model)
+    weights = sum(size for name, size in sizes.items() if name.endswith(".safetensors"))
+    if (config.get("dtype") or config.get("torch_dtype")) == "float32":
+        # vLLM loads such weights in half precision, in which it keeps keys and values, too.
+        weights //= 2
     room = max(0, memory_bytes - weights)
     fits = room // bytes_per_token(config) // STEP * STEP
     if fits >= positions:

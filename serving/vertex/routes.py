@@ -18,6 +18,7 @@ from serving.api.errors import ServingError, answer_error, invalid, unavailable
 from serving.api.requests import PredictRequest, describe
 from serving.engine.protocol import GenerateRequest
 from serving.settings import EndpointSettings
+from serving.state import OfVersion
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
@@ -29,18 +30,12 @@ LARGEST_BODY = 10 * 1024 * 1024
 
 @dataclass
 class Backend:
-    """The engine behind the routes, and which model it is for those who ask."""
+    """The engine behind the routes."""
 
     engine: httpx.AsyncClient
-    version: str
-    fingerprint: str
+    serves: OfVersion
     ready: bool = False
     """Whether the model has continued its probe."""
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """What every answer says about the model."""
-        return {"X-Model-Version": self.version, "X-Model-Fingerprint": self.fingerprint}
 
 
 def build_app(backend: Backend, health_route: str, predict_route: str) -> Starlette:
@@ -99,7 +94,7 @@ async def _predict(backend: Backend, body: dict[str, Any]) -> Response:
     except ValidationError as error:
         raise invalid(*describe(error)) from error
     texts = await asyncio.gather(*(complete(backend.engine, one) for one in wanted))
-    return JSONResponse({"predictions": texts}, headers=backend.headers)
+    return JSONResponse({"predictions": texts}, headers=backend.serves.headers)
 
 
 async def _pass_on(backend: Backend, route: str, body: dict[str, Any]) -> Response:
@@ -118,7 +113,7 @@ async def _pass_on(backend: Backend, route: str, body: dict[str, Any]) -> Respon
             await answer.aclose()
 
     kind = answer.headers.get("content-type", "application/json")
-    return StreamingResponse(pieces(), answer.status_code, backend.headers, kind)
+    return StreamingResponse(pieces(), answer.status_code, backend.serves.headers, kind)
 
 
 async def _read(request: Request, backend: Backend) -> dict[str, Any]:

@@ -70,7 +70,7 @@ def row(name: str, scratch: Path, tokenizer: Path) -> str:
         choice = choose_engine(folder, SETTINGS, scratch / "conversions")
     except UserError:
         return f"| {name} | refused | |"
-    if choice.engine == "transformers":
+    if choice.converted is None:
         return f"| {name} | falls back to transformers | |"
     plain = SETTINGS.model_copy(update={"engine": "transformers"})
     found, expected = (

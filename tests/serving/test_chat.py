@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from jinja2 import TemplateError
 from transformers import AutoTokenizer
 
-from serving.engine.chat import ChatEncoder
 from serving.engine.protocol import Message
-from serving.engine.tokenizer import ServedTokenizer
+from serving.engine.tokenizer import ChatEncoder, ServedTokenizer
 
 START, END = "<|im_start|>", "<|im_end|>"
 TEMPLATE = (

@@ -1,10 +1,14 @@
 """How long a text fits beside a model's weights."""
 
+import json
+import os
+from pathlib import Path
+
 import pytest
 
 from artifacts.errors import UserError
 from artifacts.model.folder import bytes_per_token
-from serving.vertex.context import fit_context
+from serving.vertex.context import longest_context
 
 GIGABYTE = 1024**3
 LLAMA_3B = {
@@ -20,31 +24,41 @@ WEIGHTS_3B = 6_430_000_000
 GPT2 = {"n_layer": 12, "n_head": 12, "n_embd": 768, "n_positions": 1024}
 
 
-def test_context_is_the_models_own_where_memory_holds_it() -> None:
-    assert fit_context(LLAMA_3B, WEIGHTS_3B, None) == 131_072
-    assert fit_context(LLAMA_3B, WEIGHTS_3B, 60 * GIGABYTE) == 131_072
-    assert fit_context(GPT2, 500_000_000, 16 * GIGABYTE) == 1024
+def stored(folder: Path, config: dict[str, object], size: int = WEIGHTS_3B) -> str:
+    """A model whose weights take that much, of which nothing is written."""
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "model.safetensors").touch()
+    os.truncate(folder / "model.safetensors", size)
+    return str(folder)
 
 
-def test_long_context_is_cut_to_what_one_small_accelerator_holds() -> None:
+def test_context_is_the_models_own_where_memory_holds_it(tmp_path: Path) -> None:
+    llama = stored(tmp_path, LLAMA_3B)
+    assert longest_context(llama, None) == 131_072
+    assert longest_context(llama, 60 * GIGABYTE) == 131_072
+    assert longest_context(stored(tmp_path, GPT2, 500_000_000), 16 * GIGABYTE) == 1024
+
+
+def test_long_context_is_cut_to_what_one_small_accelerator_holds(tmp_path: Path) -> None:
     memory = int(16.8 * GIGABYTE)
-    tokens = fit_context(LLAMA_3B, WEIGHTS_3B, memory)
+    tokens = longest_context(stored(tmp_path, LLAMA_3B), memory)
     assert tokens % 256 == 0 and tokens < 131_072
     assert WEIGHTS_3B + tokens * bytes_per_token(LLAMA_3B) <= memory
     assert WEIGHTS_3B + (tokens + 256) * bytes_per_token(LLAMA_3B) > memory
 
 
-def test_float32_weights_are_loaded_in_half_precision() -> None:
-    stored = LLAMA_3B | {"dtype": "float32"}
+def test_float32_weights_are_loaded_in_half_precision(tmp_path: Path) -> None:
     memory = int(16.8 * GIGABYTE)
-    assert fit_context(stored, 2 * WEIGHTS_3B, memory) == fit_context(LLAMA_3B, WEIGHTS_3B, memory)
+    halved = longest_context(stored(tmp_path, LLAMA_3B), memory)
+    whole = stored(tmp_path, LLAMA_3B | {"dtype": "float32"}, 2 * WEIGHTS_3B)
+    assert longest_context(whole, memory) == halved
 
 
-def test_model_that_leaves_no_room_is_refused_with_what_to_ask_for() -> None:
+def test_model_that_leaves_no_room_is_refused_with_what_to_ask_for(tmp_path: Path) -> None:
     with pytest.raises(
         UserError, match=r"(?s)weights take 6\.4 GB of the 6\.4 GB.*accelerator_type"
     ):
-        fit_context(LLAMA_3B, WEIGHTS_3B, 6 * GIGABYTE)
+        longest_context(stored(tmp_path, LLAMA_3B), 6 * GIGABYTE)
 
 
 def test_keys_and_values_are_counted_by_the_heads_that_have_them() -> None:

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from serving.vertex.arguments import parse
+from serving.vertex.container import parse
 from tests.stand_ins.serve_image import VLLM_COMMAND, vllm_image
 
 

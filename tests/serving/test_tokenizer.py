@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from serving.engine.chat import ChatEncoder
 from serving.engine.protocol import Message
-from serving.engine.tokenizer import ServedTokenizer
+from serving.engine.tokenizer import ChatEncoder, ServedTokenizer
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}{% if loop.index > 2 %}{% break %}{% endif %}"

@@ -26,9 +26,10 @@ from llm_assets.registry.records import ModelVersion
 from llm_assets.tracing import indexed
 from llm_assets.tracing.trace import MOST_CHARACTERS, Trace, Tracer, answers_to_request
 from serving.api.address import listen
-from serving.engine.protocol import ByVersion, GenerateRequest
+from serving.engine.protocol import GenerateRequest
 from serving.journal import Journal
 from serving.settings import JournalSettings
+from serving.state import OfVersion
 from tests.browser import browser, needs_browser
 from tests.llm_assets.trained_store import LICENSE, TrainedStore
 from tests.tiny import tiny_texts
@@ -44,6 +45,7 @@ PLANTED = (
 """Documents `manual/0`, `manual/10`, …, all of which may be trained on."""
 HELD_OUT = 9
 HOSTILE = "<script>alert(1)</script>"
+VERSION = OfVersion(version="1", fingerprint="f")
 
 
 @dataclass(frozen=True)
@@ -228,11 +230,11 @@ def test_a_request_leads_to_its_answer_where_the_settings_kept_it(lab: Lab, tmp_
     asked = [
         GenerateRequest(prompt="Who?", max_tokens=1, max_prompt_tokens=9, temperature=0, top_p=1)
     ]
-    journal.write("open", ByVersion("1", "f"), asked, ["the answer"])
+    journal.write("open", VERSION, asked, ["the answer"])
     settings = JournalSettings(keep="hashes")
-    journal.write("hashed", ByVersion("1", "f"), asked, ["another answer"])
+    journal.write("hashed", VERSION, asked, ["another answer"])
     settings = JournalSettings(keep="off")
-    journal.write("off", ByVersion("1", "f"), asked, ["unseen"])
+    journal.write("off", VERSION, asked, ["unseen"])
     state = lab.registry.state()
 
     (found,) = answers_to_request(state, tmp_path, settings, "open", None)
@@ -260,13 +262,13 @@ def test_an_expired_answer_is_found_no_more_and_removed_with_the_next(
     asked = GenerateRequest(
         prompt="Who?", max_tokens=1, max_prompt_tokens=9, temperature=0, top_p=1
     )
-    Journal(tmp_path, lambda: settings).write("old", ByVersion("1", "f"), [asked], ["the answer"])
+    Journal(tmp_path, lambda: settings).write("old", VERSION, [asked], ["the answer"])
     (today,) = (tmp_path / "requests").glob("*.jsonl")
     past = today.with_stem("2001-01-01")
     today.rename(past)
     with pytest.raises(UserError, match=r"too old \(answers are kept for 2 days"):
         answers_to_request(lab.registry.state(), tmp_path, settings, "old", None)
-    Journal(tmp_path, lambda: JournalSettings(keep="off")).write("new", ByVersion("1", "f"), [], [])
+    Journal(tmp_path, lambda: JournalSettings(keep="off")).write("new", VERSION, [], [])
     assert not past.exists()
 
 
