@@ -4,9 +4,11 @@ import asyncio
 import json
 import random
 import shutil
+import statistics
 import sys
 from collections.abc import Callable
 from contextlib import aclosing, suppress
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from artifacts.errors import UserError
 from serving.engine.choice import choose_engine, conversion_key, load_model
+from serving.engine.openvino_model import TURNS
 from serving.engine.protocol import Chunk, GenerateRequest, Refused
 from serving.engine.served_model import ServedModel
 from serving.settings import Engine
@@ -207,6 +210,30 @@ def test_callers_who_go_away_at_any_moment_break_nothing(
     assert answer(model, ask()).text
 
 
+def test_event_loop_has_its_turns_between_two_steps(
+    tiny_model_folder: Path, loaded: Loader
+) -> None:
+    """A step holds Python's lock; with a turn for each, a request would wait for a step a turn."""
+    model = loaded(tiny_model_folder, "openvino")
+    request = ask(max_tokens=50, ignore_eos=True)
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    async def turns_at_each_step() -> list[int]:
+        counting = asyncio.create_task(count())
+        found = [turns async for _ in model.write(request, model.encode(request))]
+        counting.cancel()
+        return found
+
+    found = asyncio.run(turns_at_each_step())
+    assert statistics.median(b - a for a, b in pairwise(found)) >= TURNS
+
+
 @pytest.mark.parametrize("engine", ["openvino", "transformers"])
 @pytest.mark.parametrize("architecture", ["llama", "gpt2"])
 def test_a_text_that_predicts_from_every_position_is_scored(
@@ -270,12 +297,12 @@ def test_conversion_is_made_once_and_again_when_it_is_damaged(
     tiny_model_folder: Path, tmp_path: Path
 ) -> None:
     first = choose_engine(tiny_model_folder, SETTINGS, tmp_path)
+    made = [file.stat().st_ino for file in tmp_path.glob("*/*")]
     again = choose_engine(tiny_model_folder, SETTINGS, tmp_path)
-    assert first.converted_now and not again.converted_now and first.converted == again.converted
-    assert first.converted is not None
+    assert [file.stat().st_ino for file in tmp_path.glob("*/*")] == made
+    assert first.converted is not None and first.converted == again.converted
     files = {file.name: file.read_bytes() for file in first.converted.iterdir()}
     weights = first.converted / "openvino_model.bin"
     weights.write_bytes(files[weights.name][:-1] + b"\x00")
-    mended = choose_engine(tiny_model_folder, SETTINGS, tmp_path)
-    assert mended.converted_now
+    assert choose_engine(tiny_model_folder, SETTINGS, tmp_path) == first
     assert {file.name: file.read_bytes() for file in first.converted.iterdir()} == files
