@@ -25,7 +25,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from artifacts.source_code import source_hash
 from artifacts.storage import files
-from artifacts.storage.checksums import FileEntry, list_files
+from artifacts.storage.checksums import FileEntry, list_files, sha256_of
 from artifacts.store.identity import hash_json
 from artifacts.store.layout import MANIFEST_NAME
 from artifacts.store.verify import find_faults
@@ -138,6 +138,15 @@ def write_cached(folder: str, key: str, content: bytes | memoryview) -> None:
         files.write(f"{folder}/{key}", entry, sync=False)
     except FileNotFoundError:
         pass  # It was removed while it was written.
+
+
+def cached_sha256(folder: Path, file: Path) -> str:
+    """The SHA-256 of a local file, read once while what the file system says of it (number, size,
+    times of its content and of its entry) stays: another program may have read it."""
+    found = os.stat(file)
+    state = [found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
+    key = hash_json({"file": state})
+    return bytes(cached(str(folder), key, lambda: sha256_of(str(file)).encode())).decode()
 
 
 def cached_folder(folder: Path, key: str, make: Callable[[Path], None]) -> Path:

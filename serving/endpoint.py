@@ -17,7 +17,7 @@ from serving.rollout import RolloutFailed
 from serving.settings import EndpointSettings
 from serving.state import Desired, RouteStatus, StateFolder, Status
 
-POLL_SECONDS = 0.2
+POLL_SECONDS = 0.05
 REPORT_SECONDS = 5.0
 STOP_SECONDS = 20.0
 

@@ -5,12 +5,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from artifacts.cache import cache_key, cached_folder
+from artifacts.cache import cache_key, cached_folder, cached_sha256
 from artifacts.errors import UserError
 from artifacts.model.folder import bytes_per_token, context_tokens, read_config
 from artifacts.model.hugging_face import read_tokenizer
 from artifacts.reasons import memory_limit
-from artifacts.storage.checksums import sha256_of
 from serving.engine.served_model import AnyModel
 from serving.engine.tokenizer import ServedTokenizer
 from serving.settings import QUANTIZED, EndpointSettings
@@ -52,7 +51,7 @@ def choose_engine(folder: Path, settings: EndpointSettings, conversions: Path) -
     if obstacle is None:
         _check_memory(folder, config, settings)
         make = partial(_convert, folder, settings)
-        converted = cached_folder(conversions, conversion_key(folder, settings), make)
+        converted = cached_folder(conversions, conversion_key(folder, settings, conversions), make)
         refusal = converted / REFUSAL_NAME
         if not refusal.exists():
             return Choice("openvino", converted)
@@ -91,10 +90,10 @@ def load_model(folder: Path, settings: EndpointSettings, choice: Choice) -> AnyM
     return TransformersModel(folder, settings)
 
 
-def conversion_key(folder: Path, settings: EndpointSettings) -> str:
+def conversion_key(folder: Path, settings: EndpointSettings, conversions: Path) -> str:
     """The cache's key of a converted model: what it is made of, by what, and how."""
     content = {
-        file.name: sha256_of(str(file))
+        file.name: cached_sha256(conversions, file)
         for file in sorted(folder.iterdir())
         if file.suffix in (".safetensors", ".json", ".jinja")
     }

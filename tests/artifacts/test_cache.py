@@ -14,7 +14,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from artifacts import cache
-from artifacts.cache import cache_key, cached, place_cached, read_cached, write_cached
+from artifacts.cache import (
+    cache_key,
+    cached,
+    cached_sha256,
+    place_cached,
+    read_cached,
+    write_cached,
+)
 
 
 def test_content_is_made_once(tmp_path: Path) -> None:
@@ -55,6 +62,19 @@ def test_reading_renews_an_entry(tmp_path: Path) -> None:
     os.utime(tmp_path / "key", (1_000_000, 1_000_000))
     read_cached(str(tmp_path), "key")
     assert (tmp_path / "key").stat().st_mtime > 1_000_000
+
+
+def test_a_files_checksum_is_taken_from_the_cache_until_the_file_is_changed(tmp_path: Path) -> None:
+    file, folder = tmp_path / "weights", tmp_path / "cache"
+    file.write_bytes(b"content")
+    assert cached_sha256(folder, file) == hashlib.sha256(b"content").hexdigest()
+    (entry,) = folder.iterdir()
+    write_cached(str(folder), entry.name, b"as it was read before")
+    assert cached_sha256(folder, file) == "as it was read before"
+    times = file.stat()
+    file.write_bytes(b"another")
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert cached_sha256(folder, file) == hashlib.sha256(b"another").hexdigest()
 
 
 def test_an_object_store_is_as_good(monkeypatch: pytest.MonkeyPatch) -> None:

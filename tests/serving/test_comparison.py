@@ -104,7 +104,7 @@ def test_conversion_with_one_wrong_tensor_gets_no_traffic(
     wrong = change_weights(trained_folder, tmp_path / "wrong", flip)
     converted = choose_engine(wrong, SETTINGS, tmp_path).converted
     assert converted is not None and (converted / MANIFEST_NAME).exists()
-    converted.rename(tmp_path / conversion_key(trained_folder, SETTINGS))
+    converted.rename(tmp_path / conversion_key(trained_folder, SETTINGS, tmp_path))
     message = r"(?s)bits per byte served.*evaluated.*Version 1 still"
     with pytest.raises(RolloutFailed, match=message):
         serve(trained_folder, judge(trained_folder), tmp_path)

@@ -285,21 +285,21 @@ def test_format_of_weights_that_the_engine_lacks_is_refused(
 def test_what_another_version_of_the_engine_converted_is_not_taken(
     tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = conversion_key(tiny_model_folder, SETTINGS)
+    before = conversion_key(tiny_model_folder, SETTINGS, tmp_path)
     newer = tmp_path / "openvino-9999.dist-info"
     newer.mkdir()
     (newer / "METADATA").write_text("Metadata-Version: 2.1\nName: openvino\nVersion: 9999\n")
     monkeypatch.syspath_prepend(tmp_path)
-    assert conversion_key(tiny_model_folder, SETTINGS) != before
+    assert conversion_key(tiny_model_folder, SETTINGS, tmp_path) != before
 
 
 def test_conversion_is_made_once_and_again_when_it_is_damaged(
     tiny_model_folder: Path, tmp_path: Path
 ) -> None:
     first = choose_engine(tiny_model_folder, SETTINGS, tmp_path)
-    made = [file.stat().st_ino for file in tmp_path.glob("*/*")]
+    made = sorted(file.stat().st_ino for file in tmp_path.glob("*/*"))
     again = choose_engine(tiny_model_folder, SETTINGS, tmp_path)
-    assert [file.stat().st_ino for file in tmp_path.glob("*/*")] == made
+    assert sorted(file.stat().st_ino for file in tmp_path.glob("*/*")) == made
     assert first.converted is not None and first.converted == again.converted
     files = {file.name: file.read_bytes() for file in first.converted.iterdir()}
     weights = first.converted / "openvino_model.bin"
