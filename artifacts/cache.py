@@ -17,6 +17,7 @@ import unicodedata
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -194,6 +195,7 @@ def _renew(url: str, entry: bytes) -> None:
         pass  # It was removed meanwhile.
 
 
+@lru_cache
 def _version(package: str) -> str | None:
     try:
         return version(package)

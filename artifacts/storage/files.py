@@ -86,7 +86,7 @@ def write(url: str | Path, content: bytes | memoryview, sync: bool = True) -> No
             raise
 
 
-def link(url: str, target: str) -> bool:
+def link(url: str | Path, target: str | Path) -> bool:
     """Give a file a second name; False where its file system, or an object store, cannot do so."""
     if not (is_local(url) and is_local(target)):
         return False

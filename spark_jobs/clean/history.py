@@ -5,6 +5,7 @@ text that was once in a split and is none of its documents now. So a copy of wha
 known as such when it comes back, and can never be held out; nor can held-out text be trained on.
 """
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -16,7 +17,7 @@ from pyspark.sql import SparkSession
 
 from artifacts.progress import Report
 from artifacts.storage import files
-from spark_jobs.runtime.parquet import Part, find_parts, write_table
+from spark_jobs.runtime.parquet import READERS, Part, find_parts, write_table
 from spark_jobs.runtime.part_rows import PartRows, Place
 from spark_jobs.runtime.tasks import map_tasks
 
@@ -37,7 +38,9 @@ class History:
     @cached_property
     def documents(self) -> pa.Table:
         """`id`, `text_hash`, `split`, `slice` of every text, part by part."""
-        return pa.concat_tables([part.read(_SMALL) for part in self.parts]).combine_chunks()
+        with ThreadPoolExecutor(READERS) as readers:
+            tables = list(readers.map(lambda part: part.read(_SMALL), self.parts))
+        return pa.concat_tables(tables).combine_chunks()
 
     @cached_property
     def slice(self) -> int:

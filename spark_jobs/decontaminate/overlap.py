@@ -125,7 +125,8 @@ class NGrams:
         """
         hashes, documents = _each_once(held.hashes, _owners(held))
         place = self.lookup.place(hashes)
-        first, counts = self._starts[place], np.diff(self._starts)[place]
+        first = self._starts[place]
+        counts = self._starts[place + 1] - first
         counts[counts > COMMON_TEXTS] = 0
         texts = self.texts[spans(first, counts)]
         codes = np.repeat(documents, counts) * len(self.sizes) + texts

@@ -117,7 +117,7 @@ def test_every_ingredient_changes_the_key(monkeypatch: pytest.MonkeyPatch) -> No
         cache_key("artifacts.store.identity", ["numpy"], words="a"),
     }
     for name, change in (
-        ("version", lambda package: "0"),
+        ("_version", lambda package: "0"),
         ("source_hash", lambda module: "other code"),
     ):
         with monkeypatch.context() as patch:

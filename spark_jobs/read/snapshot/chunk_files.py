@@ -1,6 +1,8 @@
 """Writes a source's chunks as Parquet files, each with a record of what is in it."""
 
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 
@@ -18,6 +20,8 @@ PART_BYTES = (2 * 1024 * 1024, 16 * 1024 * 1024)
 """Least and most text in one row group, which is what one Spark task reads."""
 FILE_BYTES = 64 * 1024 * 1024
 """Text in one Parquet file."""
+_READERS = 4
+"""Threads that read what is cached, each of which holds a file."""
 
 
 class ChunkRecord(BaseModel):
@@ -47,7 +51,9 @@ def write_chunks(chunks: Chunks, folder: Path, cache: str | None) -> list[ChunkR
         The records of all chunks, in order.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    records = [_fetch(key, folder, cache) for key in chunks.keys]
+    fetch = partial(_fetch, folder=folder, cache=cache)
+    with ThreadPoolExecutor(_READERS) as readers:
+        records = list(readers.map(fetch, chunks.keys))
     missing = [number for number, record in enumerate(records) if record is None]
     read = {number: _ChunkWriter(folder, chunks.keys[number]) for number in missing}
     for number, batches in groupby(chunks.read(missing), key=lambda batch: batch[0]):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from artifacts.cache import cache_key
+from artifacts.storage.files import link
 from spark_jobs.read.bigquery import open_bigquery
 from spark_jobs.read.chunks import Chunks
 from spark_jobs.read.docstrings import open_packages
@@ -154,5 +155,6 @@ def _lay_out(kept: list[Path], folder: Path) -> list[Path]:
     files = [folder / f"part-{number:05d}.parquet" for number in range(len(kept))]
     # Equal chunks, of one source named twice or of two, are one file.
     for file, target in zip(kept, files, strict=True):
-        shutil.copyfile(file, target)
+        if not link(file, target):
+            shutil.copyfile(file, target)
     return files
