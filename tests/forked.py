@@ -19,6 +19,7 @@ from pathlib import Path
 
 # Not `llm_assets.definitions`, which reads the pipeline file.
 IMPORTED = [
+    "tests.uncollected",
     "dagster._cli",
     "dagster._core.storage.event_log.sqlite",
     "dagster._core.storage.runs.sqlite",
@@ -120,8 +121,9 @@ def _installed_command() -> object:
 
 def _run(program: Callable[[], object], command: Sequence[str], surroundings: Surroundings) -> None:
     os.setsid()
-    # Looking for garbage would copy the pages of all that was imported before the fork.
+    # Looking for garbage among what was imported before the fork would copy all its pages.
     gc.freeze()
+    gc.enable()
     for number, path in enumerate((surroundings.output, surroundings.error), start=1):
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         descriptor = os.open(path or surroundings.output, flags, 0o600)
