@@ -13,15 +13,16 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from artifacts.errors import UserError
-from artifacts.storage import files
+from artifacts.storage import files, versions
 from artifacts.store.identity import hash_json
-from spark_jobs.read.chunks import NO_CHUNKS, Batch, single_chunk
+from spark_jobs.read.chunks import Batch, Chunks, group, listed_key, no_chunks
 from spark_jobs.read.document import Document
 from spark_jobs.read.files.find import find_files
 from spark_jobs.read.files.pinned import pin_files
+from spark_jobs.read.files.source_file import RemoteFile, SourceChanged
 from spark_jobs.read.opened import OpenedSource
 from spark_jobs.read.settings import BigQuery, Files
-from spark_jobs.runtime.pinned.file import PinnedFile
+from spark_jobs.runtime.pinned.file import ListedFile, PinnedFile
 
 BATCH_DOCUMENTS = 1_000
 JOB_SECONDS = 3_600.0
@@ -80,62 +81,79 @@ def export_folder(source: BigQuery, fingerprint: str) -> str:
 
 
 def open_bigquery(source: BigQuery, report: Callable[[str], None]) -> OpenedSource:
-    """The source's rows as they are now, as one chunk, or as pinned files.
+    """The source's rows as they are now.
 
-    Reading, or pinning, exports them, unless this state of the source was exported before.
+    Cutting them into chunks, or pinning, exports them, unless this state of the source was exported
+    before.
 
     Raises:
-        UserError: as `fingerprint_bigquery`; from reading, that the export is empty.
+        UserError: as `fingerprint_bigquery`; from cutting, that the export is empty.
+        SourceChanged: from reading, that exported files were changed or removed.
     """
     fingerprint = fingerprint_bigquery(source)
     if source.pin:
         pin = partial(pin_export, source, fingerprint, report)
-        return OpenedSource({source.name: fingerprint}, NO_CHUNKS, pin=pin)
-    read = partial(read_bigquery, source, fingerprint, report)
-    return OpenedSource({source.name: fingerprint}, single_chunk(fingerprint, read))
+        return OpenedSource({source.name: fingerprint}, no_chunks, pin=pin)
+    return OpenedSource(
+        {source.name: fingerprint}, partial(cut_export, source, fingerprint, report)
+    )
 
 
-def read_bigquery(
-    source: BigQuery, fingerprint: str, report: Callable[[str], None] = print
-) -> Iterator[Batch]:
-    """Batches of one state of the source, in the order in which BigQuery exported them.
+def cut_export(source: BigQuery, fingerprint: str, report: Callable[[str], None] = print) -> Chunks:
+    """One state of the source, some megabytes of exported files a chunk, in the files' order."""
+    found = find_files(_exported(source, fingerprint, report)).files
+    listed = [file.listed for file in found if isinstance(file, RemoteFile)]
+    groups = group((one.name, one.bytes) for one in listed)
+    chunks = [listed[numbers.start : numbers.stop] for numbers in groups]
 
-    Each export has a folder of its own, since BigQuery deletes nothing of an earlier one, and a job
-    that was given up may still write. `exported.json`, written last, says which files count.
-    """
-    folder, names = _exported(source, fingerprint, report)
-    for number, name in enumerate(names, start=1):
-        report(f"Reading {source.name}, file {number} of {len(names)}")
-        with files.open_file(f"{folder}/{name}") as handle:
+    def read(numbers: list[int]) -> Iterator[tuple[int, Batch]]:
+        for number in numbers:
+            for one in chunks[number]:
+                report(f"Reading {source.name}, {one.name}")
+                for batch in read_exported(source, one):
+                    yield number, batch
+
+    return Chunks([listed_key(chunk) for chunk in chunks], read, chunks)
+
+
+def read_exported(source: BigQuery, listed: ListedFile) -> Iterator[Batch]:
+    """The documents of an exported file, in whichever process reads it."""
+    try:
+        with files.open_file(listed.url) as handle:
             for batch in pq.ParquetFile(handle).iter_batches(BATCH_DOCUMENTS):
                 yield [
                     Document(id=str(row["id"]), text=row["text"] or "", source=source.name)
                     for row in batch.to_pylist()
                 ]
+        if versions.checksum_of(listed.url) != listed.checksum:
+            raise SourceChanged(f"{listed.url} changed while it was read")
+    except FileNotFoundError as error:
+        raise SourceChanged(f"{listed.url} was removed while it was read") from error
 
 
 def pin_export(
     source: BigQuery, fingerprint: str, report: Callable[[str], None]
 ) -> tuple[list[PinnedFile], int]:
     """The files of one state of the source, pinned (`files.pinned.pin_files`)."""
-    folder, names = _exported(source, fingerprint, report)
-    path = f"{folder}/{names[0].partition('/')[0]}"
-    exported = Files(type="files", name=source.name, path=path, id_column="id", pin=True)
+    exported = _exported(source, fingerprint, report)
     found = find_files(exported).files
     checksums = [file.digest(lambda number: None) for file in found]
     return pin_files(exported, found, checksums, report)
 
 
-def _exported(
-    source: BigQuery, fingerprint: str, report: Callable[[str], None]
-) -> tuple[str, list[str]]:
-    """The folder of one state of the source, and its files' names relative to it."""
+def _exported(source: BigQuery, fingerprint: str, report: Callable[[str], None]) -> Files:
+    """One state of the source as a source of files, which stay where they are.
+
+    Each export has a folder of its own, since BigQuery deletes nothing of an earlier one, and a job
+    that was given up may still write. `exported.json`, written last, says which files count.
+    """
     folder = export_folder(source, fingerprint)
     done = files.find(f"{folder}/{EXPORTED_NAME}")
     names = json.loads(done) if done else _export(source, folder, report)
     if not names:
         raise UserError(f"{folder} holds no exported Parquet files. Delete it and ask again.")
-    return folder, names
+    path = f"{folder}/{names[0].partition('/')[0]}"
+    return Files(type="files", name=source.name, path=path, id_column="id", pin=True)
 
 
 def _export(source: BigQuery, folder: str, report: Callable[[str], None]) -> list[str]:

@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from artifacts.store.identity import hash_json
 from spark_jobs.read.document import Document
 from spark_jobs.read.faults import Fault
 from spark_jobs.runtime.pinned.file import ListedFile
@@ -23,11 +24,12 @@ class Chunks:
     """Numbers of chunks, ascending, to their documents: batches, each with its chunk's number."""
     files: list[list[ListedFile]] | None = None
     """Of each chunk the files, where they lie in a bucket, so that any machine can read them
-    (`files.reading.listed_chunk`)."""
+    (`snapshot.snapshot.listed_chunk`)."""
 
 
-NO_CHUNKS = Chunks([], lambda numbers: iter(()))
-"""Of a source that is not read."""
+def no_chunks() -> Chunks:
+    """Of a source that is not read."""
+    return Chunks([], lambda numbers: iter(()))
 
 
 def group(elements: Iterable[tuple[str, int]]) -> list[range]:
@@ -40,6 +42,11 @@ def group(elements: Iterable[tuple[str, int]]) -> list[range]:
             groups.append(range(first, count))
             first = count
     return groups + ([range(first, count)] if first < count else [])
+
+
+def listed_key(listed: Iterable[ListedFile]) -> str:
+    """Of a chunk of such files."""
+    return hash_json({one.name: one.checksum for one in listed})
 
 
 def single_chunk(key: str, read: Callable[[], Iterator[Batch]]) -> Chunks:

@@ -112,7 +112,7 @@ def open_packages(source: PackageDocs, report: Callable[[str], None]) -> OpenedS
                 raise SourceChanged(f"the package {package.name} changed while it was read")
 
     named = {f"{source.name}/{name}": one for name, one in hashes.items()}
-    return OpenedSource(named, Chunks(keys, read))
+    return OpenedSource(named, lambda: Chunks(keys, read))
 
 
 def _state(package: Package) -> list[tuple[str, int, int]]:

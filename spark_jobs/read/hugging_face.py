@@ -57,7 +57,8 @@ def open_dataset(source: HuggingFaceDataset, report: Callable[[str], None]) -> O
             # A branch may have moved since: what is read is the revision of the fingerprint.
             yield from _read(source.model_copy(update={"revision": fingerprint}), report)
 
-    return OpenedSource({source.name: fingerprint}, single_chunk(fingerprint, read))
+    chunks = single_chunk(fingerprint, read)
+    return OpenedSource({source.name: fingerprint}, lambda: chunks)
 
 
 def _read(source: HuggingFaceDataset, report: Callable[[str], None]) -> Iterator[Batch]:

@@ -22,13 +22,12 @@ from artifacts.errors import UserError, make_command
 from artifacts.program.entry import run_program
 from artifacts.progress import Report
 from artifacts.storage import files
-from spark_jobs.read.files.reading import listed_chunk
 from spark_jobs.read.files.source_file import SourceChanged
 from spark_jobs.read.opened import Unread
-from spark_jobs.read.settings import Files, Source
+from spark_jobs.read.settings import Source
 from spark_jobs.read.snapshot.chunk_files import ChunkRecord
 from spark_jobs.read.snapshot.repeated_ids import number_repeated_ids
-from spark_jobs.read.snapshot.snapshot import copy_source
+from spark_jobs.read.snapshot.snapshot import copy_source, listed_chunk
 from spark_jobs.read.snapshot.statistics import Records, file_names, judge_source, snapshot_stats
 from spark_jobs.runtime.pinned.file import ListedFile
 from spark_jobs.runtime.scratch import scratch_folder
@@ -109,7 +108,7 @@ def _by_source(spec: ReadSpec, copied: list[dict[str, Any]]) -> Records:
     return records
 
 
-def _copy_chunk(item: tuple[Files, list[ListedFile]], cache: str) -> dict[str, Any]:
+def _copy_chunk(item: tuple[Source, list[ListedFile]], cache: str) -> dict[str, Any]:
     """Bring a chunk's files into the cache, unless they are there."""
     source, listed = item
     try:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from artifacts.shown import shown_in_line
 from spark_jobs.read.chunks import Chunks
@@ -42,7 +43,8 @@ class OpenedSource:
 
     fingerprints: dict[str, str]
     """The source's name (for packages: `source/package`) to a hash of its content."""
-    chunks: Chunks
+    cut: Callable[[], Chunks]
+    """Cuts it into chunks; of a table that is exported for that, only once it is to be copied."""
     unread: Unread = field(default_factory=Unread)
     """What was found beside it."""
     sizes: dict[str, int] = field(default_factory=dict, repr=False)
@@ -50,3 +52,8 @@ class OpenedSource:
     pin: Callable[[], tuple[list[PinnedFile], int]] | None = field(default=None, repr=False)
     """Of a source that is pinned and not copied, its files and the bytes of text in them; it has no
     chunks then."""
+
+    @cached_property
+    def chunks(self) -> Chunks:
+        """What is read, cut into chunks."""
+        return self.cut()

@@ -1,12 +1,12 @@
 """A source of files: what it holds now, and the reading of just that."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from artifacts.progress import CountedProgress
 from artifacts.store.identity import hash_json
-from spark_jobs.read.chunks import NO_CHUNKS, Batch, Chunks, group, single_chunk
+from spark_jobs.read.chunks import Batch, Chunks, group, no_chunks
 from spark_jobs.read.document import Document, of_example
 from spark_jobs.read.faults import UNREAD, Fault
 from spark_jobs.read.files import extracted, rows
@@ -80,22 +80,18 @@ def open_files(
     sizes = {one: file.size for file, one in zip(found.files, hashes, strict=True)}
     if source.pin:
         pin = partial(pin_files, source, found.files, hashes, report)
-        return OpenedSource({source.name: whole}, NO_CHUNKS, found.unread, sizes, pin)
-    return OpenedSource({source.name: whole}, Chunks(keys, read, listed), found.unread, sizes)
+        return OpenedSource({source.name: whole}, no_chunks, found.unread, sizes, pin)
+    chunks = Chunks(keys, read, listed)
+    return OpenedSource({source.name: whole}, lambda: chunks, found.unread, sizes)
 
 
-def listed_chunk(source: Files, listed: Sequence[ListedFile]) -> Chunks:
-    """A chunk of the source (`Chunks.files`), in whichever process reads it; raises as `open_files`
+def read_listed(source: Files, listed: ListedFile) -> Iterator[Batch]:
+    """A file of a chunk (`Chunks.files`), in whichever process reads it; raises as `open_files`
     does from reading."""
-
-    def read() -> Iterator[Batch]:
-        for one in listed:
-            form = format_of(one.name)
-            assert form is not None, "files of other formats are not listed"
-            file = RemoteFile(one.url, one.name, one.bytes, form, one)
-            yield from _read(file, file.state_when_found(), source, lambda number: None)
-
-    return single_chunk(hash_json({one.name: one.checksum for one in listed}), read)
+    form = format_of(listed.name)
+    assert form is not None, "files of other formats are not listed"
+    file = RemoteFile(listed.url, listed.name, listed.bytes, form, listed)
+    return _read(file, file.state_when_found(), source, lambda number: None)
 
 
 def _read(file: StoredFile, state: object, source: Files, tick: Tick) -> Iterator[Batch]:

@@ -1,22 +1,23 @@
 """The pinned snapshot of source text: Parquet files of `(id, text, source, …)`."""
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from artifacts.cache import cache_key
 from artifacts.storage.files import link
-from spark_jobs.read.bigquery import open_bigquery
-from spark_jobs.read.chunks import Chunks
+from spark_jobs.read.bigquery import open_bigquery, read_exported
+from spark_jobs.read.chunks import Batch, Chunks, listed_key, single_chunk
 from spark_jobs.read.docstrings import open_packages
 from spark_jobs.read.files.digests import Digests
-from spark_jobs.read.files.reading import open_files
+from spark_jobs.read.files.reading import open_files, read_listed
 from spark_jobs.read.hugging_face import open_dataset
 from spark_jobs.read.opened import OpenedSource
 from spark_jobs.read.settings import (
     BigQuery,
+    Files,
     HuggingFaceDataset,
     PackageDocs,
     RawCorpusSettings,
@@ -26,7 +27,7 @@ from spark_jobs.read.settings import (
 from spark_jobs.read.snapshot.chunk_files import ChunkRecord, write_chunks
 from spark_jobs.read.snapshot.identifiers import number_repeated_ids, set_bad_ids_aside
 from spark_jobs.read.snapshot.statistics import Records, file_names, judge_source, snapshot_stats
-from spark_jobs.runtime.pinned.file import PinnedFile
+from spark_jobs.runtime.pinned.file import ListedFile, PinnedFile
 from spark_jobs.runtime.raw_parts import PINNED_NAME
 from spark_jobs.runtime.scratch import scratch_folder
 
@@ -119,6 +120,20 @@ def write_snapshot(
     list_pinned(pinned, folder)
     stats = snapshot_stats(records, [one.unread for one in opened.values()])
     return stats | {"repeated_ids": number_repeated_ids(files), "pinned_files": len(pinned)}
+
+
+def listed_chunk(source: Source, listed: list[ListedFile]) -> Chunks:
+    """A chunk of files that lie in a bucket (`Chunks.files`), in whichever process reads it."""
+
+    def read() -> Iterator[Batch]:
+        for one in listed:
+            if isinstance(source, BigQuery):
+                yield from read_exported(source, one)
+            else:
+                assert isinstance(source, Files)
+                yield from read_listed(source, one)
+
+    return single_chunk(listed_key(listed), read)
 
 
 def copy_source(

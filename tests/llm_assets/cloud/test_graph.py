@@ -102,7 +102,8 @@ def test_text_in_a_bucket_is_copied_by_tasks_with_the_bytes_of_one_process(
     for number, text in enumerate(tiny_texts(60)):
         row = {"id": f"{number % 50}", "text": text}
         files.write(f"{folder}/{number:02d}.jsonl", json.dumps(row).encode())
-    sources = [{"type": "files", "name": "manual", "path": folder, "id_column": "id"}]
+    (table,) = yaml.safe_load(project.config.read_text())["raw_corpus"]["sources"]
+    sources = [table, {"type": "files", "name": "manual", "path": folder, "id_column": "id"}]
     project.configure(
         raw_corpus={"sources": sources}, spark={"copied_by_process": 0, "runner": runner}
     )

@@ -10,13 +10,15 @@ from artifacts.errors import UserError
 from artifacts.storage import files
 from spark_jobs.read import bigquery
 from spark_jobs.read.bigquery import (
+    cut_export,
     export_folder,
     export_statement,
     fingerprint_bigquery,
     pin_export,
-    read_bigquery,
 )
+from spark_jobs.read.document import Document
 from spark_jobs.read.settings import BigQuery
+from spark_jobs.read.snapshot.snapshot import listed_chunk
 from spark_jobs.runtime.pinned.parts import parts_of
 from spark_jobs.runtime.raw_parts import RAW_COLUMNS
 from tests.stand_ins.bigquery import Slowness, add_rows, fill_table, running_bigquery
@@ -75,20 +77,30 @@ def client(started_google: LocalGoogle, slowness: Slowness) -> Iterator["Client"
         yield made
 
 
+def documents_of(source: BigQuery, state: str) -> list[Document]:
+    """What one state of the source holds, read by the process that cut it and as a task reads."""
+    chunks = cut_export(source, state)
+    documents = [one for _, batch in chunks.read([0]) for one in batch]
+    assert chunks.files is not None
+    by_task = listed_chunk(source, chunks.files[0])
+    assert by_task.keys == chunks.keys
+    assert [one for _, batch in by_task.read([0]) for one in batch] == documents
+    return documents
+
+
 def test_rows_are_exported_once_and_change_is_noticed(client: "Client") -> None:
     fill_table(client, TABLE, {"b": "second", "a": "first"})
     source = settings(watermark_column="ingested_at")
     before = fingerprint_bigquery(source)
     assert fingerprint_bigquery(source) == before
-    (batch,) = read_bigquery(source, before)
+    batch = documents_of(source, before)
     assert sorted((d.id, d.text, d.source) for d in batch) == [
         ("a", "first", "bigquery"),
         ("b", "second", "bigquery"),
     ]
     add_rows(client, TABLE, {"c": "third"}, ingested_at=2)
     assert fingerprint_bigquery(source) != before
-    (pinned,) = read_bigquery(source, before)
-    assert len(pinned) == 2
+    assert len(documents_of(source, before)) == 2
 
 
 def test_files_of_an_export_that_was_given_up_are_not_read(client: "Client") -> None:
@@ -99,8 +111,7 @@ def test_files_of_an_export_that_was_given_up_are_not_read(client: "Client") -> 
     # BigQuery wrote a part, and then its job was given up.
     files.write(f"{folder}/part-000000000007.parquet", b"half a file")
     files.write(f"{folder}/before/part-000000000007.parquet", b"half a file")
-    (batch,) = read_bigquery(source, state)
-    assert [d.id for d in batch] == ["a"]
+    assert [d.id for d in documents_of(source, state)] == ["a"]
 
 
 def test_an_export_is_pinned_where_it_lies(client: "Client") -> None:
