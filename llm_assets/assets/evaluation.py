@@ -1,14 +1,11 @@
 """Is the candidate better, and may it answer users?"""
 
-from dataclasses import dataclass
-from typing import Any
-
-import pyarrow.parquet as pq
 from dagster import AssetExecutionContext, MaterializeResult
 
 from artifacts.shards.format import ShardStats
 from artifacts.store.identity import Identity
-from artifacts.store.store import Artifact, Draft
+from artifacts.store.store import Draft
+from llm_assets.assets.challenge import candidate_entry, model_source, open_challenge
 from llm_assets.assets.evaluation_metadata import (
     evaluation_metadata,
     samples_metadata,
@@ -17,28 +14,16 @@ from llm_assets.assets.evaluation_metadata import (
 from llm_assets.assets.model import base_model, checkpoint
 from llm_assets.assets.stage import materialization, stage
 from llm_assets.endpoint.base import ServingPlatform
-from llm_assets.gate.judge import judge
 from llm_assets.gate.settings import CODE_VERSION as GATE_CODE_VERSION
-from llm_assets.gate.settings import GateSettings
 from llm_assets.gate.verdict import Verdict
 from llm_assets.pipeline import PipelineResource
-from llm_assets.registry.base import Registry
 from llm_assets.registry.card import describe_cost, describe_coverage
 from llm_assets.registry.integrity import verify_model
-from llm_assets.registry.lineage import dollars_of, lineage, procedure, weights_fingerprint
-from llm_assets.registry.records import ModelEntry, ModelVersion
+from llm_assets.registry.records import ModelVersion
 from llm_assets.registry.resource import RegistryResource
 from llm_assets.runners.training import TrainingRunner
-from recipes.evaluation.settings import (
-    CODE_VERSION,
-    SCORES_NAME,
-    EvaluationSettings,
-    ModelSource,
-    Question,
-)
+from recipes.evaluation.settings import CODE_VERSION, EvaluationSettings, ModelSource
 from recipes.evaluation.spec import EvaluationSpec
-from recipes.spec import MODEL_FOLDER
-from serving.settings import Weights
 
 GROUP = "evaluation"
 VERDICT_NAME = "verdict.json"
@@ -186,106 +171,3 @@ def model_version(
 def _version_metadata(version: ModelVersion) -> dict[str, str]:
     cost = {} if version.dollars is None else {"version_cost": describe_cost(version)}
     return {"trained_on": describe_coverage(version)} | cost
-
-
-@dataclass(frozen=True)
-class Challenge:
-    """A candidate and the model that it is held against."""
-
-    candidate: ModelSource
-    incumbent: ModelVersion
-    look: int
-    """Which judgement of the pipeline's life this is."""
-    readable: int
-    """Judgements before the procedure was chosen."""
-    procedure: str
-    """What people chose for this candidate, down to how it is measured and judged."""
-    form: dict[str, str]
-    """The format that weights are quantized to, by its name in settings; empty where they serve as
-    they were trained."""
-
-    def asked(self) -> dict[str, Any]:
-        """What the gate is told besides the scores."""
-        return {"look": self.look, "readable": self.readable, "procedure": self.procedure}
-
-    def judge(self, evaluation: Artifact, gate: GateSettings) -> Verdict:
-        """What the gate says to the scores of an evaluation."""
-        return judge(
-            pq.read_table(evaluation.path / SCORES_NAME),
-            evaluation.stats,
-            gate,
-            candidate=self.candidate.fingerprint,
-            incumbent=self.incumbent.weights,
-            **self.asked(),
-        )
-
-    def question(self, gate: GateSettings) -> Question:
-        """What the evaluation measures for."""
-        return Question(
-            look=self.look,
-            readable=self.readable,
-            lifetime_error=gate.lifetime_error,
-            smallest_effect=gate.smallest_effect,
-        )
-
-
-def open_challenge(
-    pipeline: PipelineResource,
-    models: Registry,
-    candidate: Artifact,
-    base: Artifact,
-    weights: Weights | None,
-    measured: str | None = None,
-) -> Challenge:
-    """Hold a candidate against the wanted model; the base model is registered where it is new.
-
-    Args:
-        weights: the format that they are quantized to; None where they serve as trained.
-        measured: fingerprint of the evaluation, once there is one.
-    """
-    models.register_base(base_entry(base))
-    state, source, settings = models.state(), model_source(candidate), pipeline.settings
-    incumbent = state.incumbent_of(source.fingerprint)
-    look = state.look_of(source.fingerprint, incumbent.weights, measured)
-    form: dict[str, str] = {"served_weights": weights} if weights else {}
-    judged_by = {
-        "eval_metrics": settings.eval_metrics.content(),
-        "gate": settings.model_version.content(),
-    } | form
-    chosen = procedure(candidate, judged_by)
-    return Challenge(source, incumbent, look, state.readable_before(look, chosen), chosen, form)
-
-
-def base_entry(base: Artifact) -> ModelEntry:
-    """The `base_model` artifact as the registry records it."""
-    return ModelEntry(
-        weights=model_source(base).fingerprint,
-        model_fingerprint=base.fingerprint,
-        model_url=base.url,
-        license=base.stats["license"],
-        lineage=lineage(base),
-    )
-
-
-def candidate_entry(candidate: Artifact, evaluation: Artifact, license: str) -> ModelEntry:
-    """A `checkpoint` artifact as the registry records it, with what was measured of it."""
-    source = model_source(candidate)
-    return ModelEntry(
-        weights=source.fingerprint,
-        model_fingerprint=candidate.fingerprint,
-        model_url=source.path,
-        license=license,
-        lineage=lineage(evaluation),
-        coverage=candidate.stats["coverage"],
-        dollars=dollars_of(evaluation),
-        evaluation=evaluation.stats,
-    )
-
-
-def model_source(artifact: Artifact) -> ModelSource:
-    """The Hugging Face folder of a `checkpoint` or `base_model`, known by its weights."""
-    folder = f"{MODEL_FOLDER}/" if artifact.manifest.kind == "checkpoint" else ""
-    return ModelSource(
-        path=f"{artifact.url}/{folder}".rstrip("/"),
-        fingerprint=weights_fingerprint(artifact, folder),
-    )
