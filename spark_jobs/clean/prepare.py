@@ -178,9 +178,7 @@ def _prepare(raw: pa.Table, settings: CleanCorpusSettings, ngrams: str | None) -
     words = sum_words(folded)
     if ngrams:
         limits = settings.decontamination
-        references = load_ngrams(ngrams)
-        held = references.held_by(ngrams_of(words, limits.ngram_size))
-        overlap = overlaps(held, references)
+        overlap = overlaps(ngrams_of(words, limits.ngram_size), load_ngrams(ngrams))
         for number in np.flatnonzero(overlap > limits.maximum_overlap):
             faults[number] = "overlaps_evaluation"
     columns = {

@@ -14,10 +14,10 @@ from functools import cached_property, lru_cache
 import numpy as np
 import pyarrow as pa
 
-from artifacts.numbers.arrays import ends_of, run_starts, spans
+from artifacts.numbers.arrays import run_starts, spans
 from artifacts.storage import files
 from spark_jobs.text.normalize import fold
-from spark_jobs.text.shingles import Shingles, WordSums, shingle, sum_words
+from spark_jobs.text.shingles import Shingles, WordSums, mix, shingle, sum_words
 
 COMMON_TEXTS = 100
 """An n-gram that more reference texts than this hold is a set phrase: it tells of none of them."""
@@ -60,32 +60,6 @@ class Lookup:
 
 
 @dataclass(frozen=True)
-class Held:
-    """The n-grams of documents that stand in reference texts."""
-
-    found: Shingles
-    """Those of each document, one that it repeats as often."""
-    sizes: np.ndarray
-    """Shape (documents,): all n-grams of each, those counted that stand in no reference text."""
-
-    @classmethod
-    def of(cls, ngrams: Shingles, is_held: np.ndarray) -> "Held":
-        """Of all n-grams those that are marked."""
-        return cls(_select(ngrams, is_held), np.diff(ngrams.offsets))
-
-    def without(self, hashes: Lookup) -> "Held":
-        """All but some."""
-        return Held(_select(self.found, ~hashes.find(self.found.hashes)), self.sizes)
-
-    def joined(self, other: "Held") -> "Held":
-        """With what the same documents hold besides; `other` knows all sizes."""
-        owners = np.concatenate([_owners(self.found), _owners(other.found)])
-        hashes = np.concatenate([self.found.hashes, other.found.hashes])
-        hashes = hashes[np.argsort(owners, kind="stable")]
-        return Held(Shingles(hashes, self.found.offsets + other.found.offsets), other.sizes)
-
-
-@dataclass(frozen=True)
 class NGrams:
     """The word n-grams of reference texts."""
 
@@ -113,17 +87,20 @@ class NGrams:
         """Where each different n-gram begins, and the end."""
         return np.append(np.flatnonzero(run_starts(self.hashes)), len(self.hashes))
 
-    def held_by(self, ngrams: Shingles) -> Held:
-        """Those that documents hold, given all n-grams of these."""
-        return Held.of(ngrams, self.lookup.find(ngrams.hashes))
+    def text_keys(self) -> np.ndarray:
+        """A hash of each text's n-grams: uint64, shape (texts,)."""
+        keys = np.zeros(len(self.sizes), np.uint64)
+        np.add.at(keys, self.texts, mix(self.hashes))
+        return keys
 
-    def coverage(self, held: Shingles) -> np.ndarray:
-        """Of the text that a document holds most of, the share of n-grams it holds.
+    def overlap(self, shingles: Shingles) -> np.ndarray:
+        """The larger of both shares, for each document."""
+        held = self.lookup.find(shingles.hashes)
+        return np.maximum(_share(shingles, held), self._coverage(shingles, held))
 
-        Args:
-            held: of `held_by`, by document.
-        """
-        hashes, documents = _each_once(held.hashes, _owners(held))
+    def _coverage(self, shingles: Shingles, held: np.ndarray) -> np.ndarray:
+        """Of the reference text that a document holds most of, the share of n-grams it holds."""
+        hashes, documents = _each_once(shingles.hashes[held], _owners(shingles)[held])
         place = self.lookup.place(hashes)
         first = self._starts[place]
         counts = self._starts[place + 1] - first
@@ -131,7 +108,7 @@ class NGrams:
         texts = self.texts[spans(first, counts)]
         codes = np.repeat(documents, counts) * len(self.sizes) + texts
         codes, common = np.unique(codes, return_counts=True)
-        covered = np.zeros(len(held.offsets) - 1)
+        covered = np.zeros(len(shingles.offsets) - 1)
         shares = common / self.sizes[codes % len(self.sizes)]
         np.maximum.at(covered, codes // len(self.sizes), shares)
         return covered
@@ -159,9 +136,9 @@ def group_ngrams(ngrams: Shingles) -> NGrams:
     return NGrams(hashes, owners, np.bincount(owners, minlength=len(ngrams.offsets) - 1))
 
 
-def _select(shingles: Shingles, chosen: np.ndarray) -> Shingles:
-    """Those that are marked, of each text."""
-    return Shingles(shingles.hashes[chosen], ends_of(chosen)[shingles.offsets])
+def _share(shingles: Shingles, held: np.ndarray) -> np.ndarray:
+    """Of each document's n-grams, the share that stands in any reference text."""
+    return np.add.reduceat(held.astype(np.int64), shingles.offsets[:-1]) / np.diff(shingles.offsets)
 
 
 def _owners(shingles: Shingles) -> np.ndarray:
@@ -187,17 +164,21 @@ def join_ngrams(groups: Iterable[NGrams]) -> NGrams:
     return NGrams(hashes[order], texts[order], np.concatenate([one.sizes for one in groups]))
 
 
-def overlaps(held: Held, references: NGrams) -> np.ndarray:
-    """How much each document has in common with the reference texts, from 0 to 1.
+def overlaps(ngrams: Shingles, references: NGrams) -> np.ndarray:
+    """How much each text has in common with the reference texts, from 0 to 1.
 
-    The larger of two shares: of the document's n-grams that stand in reference texts, and of one
-    reference text's that stand in it. Documents without n-grams have 0.
+    The larger of two shares: of the text's n-grams that stand in reference texts, and of one
+    reference text's that stand in it. Texts without n-grams have 0.
 
     Args:
-        held: what the documents hold of `references`, and of no others.
+        ngrams: of `ngrams_of`.
     """
-    shares = np.diff(held.found.offsets) / np.maximum(held.sizes, 1)
-    return np.maximum(shares, references.coverage(held.found)) if shares.any() else shares
+    found = np.zeros(len(ngrams.offsets) - 1)
+    has_some = np.diff(ngrams.offsets) > 0
+    if len(references.hashes) and has_some.any():
+        offsets = np.append(ngrams.offsets[:-1][has_some], ngrams.offsets[-1])
+        found[has_some] = references.overlap(Shingles(ngrams.hashes, offsets))
+    return found
 
 
 def save_ngrams(folder: str, ngrams: NGrams) -> str:
@@ -213,7 +194,12 @@ def save_ngrams(folder: str, ngrams: NGrams) -> str:
 @lru_cache(maxsize=2)
 def load_ngrams(url: str) -> NGrams:
     """N-grams that were written; a worker reads them once."""
-    with np.load(io.BytesIO(files.read(url))) as arrays:
+    return read_ngrams(io.BytesIO(files.read(url)), url)
+
+
+def read_ngrams(content: io.BytesIO, url: str | None = None) -> NGrams:
+    """N-grams from what `save_ngrams` wrote."""
+    with np.load(content) as arrays:
         return NGrams(arrays["hashes"], arrays["texts"], arrays["sizes"], url)
 
 

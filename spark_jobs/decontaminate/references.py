@@ -7,7 +7,7 @@ that its part holds, and nobody holds all of them.
 
 import uuid
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,6 @@ from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
 from artifacts.progress import Report
-from spark_jobs.decontaminate.held import PartHeld
 from spark_jobs.decontaminate.overlap import (
     COMMON_TEXTS,
     NGrams,
@@ -27,6 +26,7 @@ from spark_jobs.decontaminate.overlap import (
     save_ngrams,
 )
 from spark_jobs.decontaminate.part_ngrams import PartNGrams
+from spark_jobs.decontaminate.part_overlaps import PartOverlaps
 from spark_jobs.runtime.parquet import Part
 from spark_jobs.runtime.part_rows import PartRows
 from spark_jobs.runtime.tasks import map_tasks
@@ -65,7 +65,7 @@ class Comparison:
     """Those with held-out documents."""
     evaluation: str | None
     """URL of the n-grams of the evaluation texts (`overlap.save_ngrams`)."""
-    held: PartHeld
+    overlaps: PartOverlaps
     scratch: str
     """Folder for what is needed only until the job ends."""
     report: Report
@@ -96,14 +96,15 @@ class SentReferences(References):
 def _send_references(comparison: Comparison) -> References:
     """Gather the n-grams on the driver, and write them for all tasks."""
     folder = comparison.scratch
-    gather = partial(_write, ngrams=comparison.held.ngrams, folder=f"{folder}/{uuid.uuid4().hex}")
+    gather = partial(
+        _write, ngrams=comparison.overlaps.ngrams, folder=f"{folder}/{uuid.uuid4().hex}"
+    )
     spark, report = comparison.spark, comparison.report
     found = map_tasks(spark, "reading held-out texts", comparison.with_held_out, gather, report)
     urls = [record["url"] for record in found]
     urls += [comparison.evaluation] if comparison.evaluation else []
-    references = join_ngrams(map(load_ngrams, urls))
-    url = save_ngrams(folder, references)
-    comparison.held.remember(replace(references, url=url))
+    url = save_ngrams(folder, join_ngrams(map(load_ngrams, urls)))
+    comparison.overlaps.remember(url)
     return SentReferences(url)
 
 
@@ -128,7 +129,7 @@ def _join_references(comparison: Comparison, rows: int) -> References:
     """Join over about so many n-grams."""
     work = Work(comparison.spark, rows, comparison.scratch, comparison.report)
     evaluation = [comparison.evaluation] if comparison.evaluation else []
-    ngrams = comparison.held.ngrams
+    ngrams = comparison.overlaps.ngrams
     gather = partial(_gather, ngrams=ngrams)
     references = work.over_parts([*comparison.with_held_out, *evaluation], gather, REFERENCE_SCHEMA)
     list_held = partial(_list_held, ngrams=ngrams)

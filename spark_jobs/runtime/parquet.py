@@ -114,7 +114,7 @@ def read_table(url: str, columns: list[str] | None = None, begin: int = 0) -> pa
         begin: at which byte of a local file it begins; not 0 for those of `cache.place_cached`.
     """
     if begin:
-        with pa.memory_map(url) as mapped:
+        with pa.memory_map(files.resolve(url)[1]) as mapped:
             content = pa.BufferReader(mapped.read_buffer().slice(begin))
             return pq.ParquetFile(content, page_checksum_verification=True).read(columns)
     with files.open_file(url) as file:

@@ -10,6 +10,8 @@ from functools import lru_cache
 
 import numpy as np
 
+from artifacts.numbers.arrays import ends_of
+
 _BASE = 0x9E3779B97F4A7C15 | 1
 _BASE_INVERSE = pow(_BASE, -1, 2**64)
 _SPACE, _NEWLINE = 0x20, 0x0A
@@ -39,6 +41,11 @@ class Shingles:
     """uint64."""
     offsets: np.ndarray
     """Shape (texts + 1,): where each text's shingles begin. No text has none."""
+
+    def select(self, chosen: np.ndarray) -> "Shingles":
+        """Those of some texts, given which: shape (texts,)."""
+        sizes = np.diff(self.offsets)
+        return Shingles(self.hashes[np.repeat(chosen, sizes)], ends_of(sizes[chosen]))
 
 
 def sum_words(folded: list[str]) -> WordSums:

@@ -14,9 +14,8 @@ from artifacts.cache import cache_key
 from artifacts.errors import UserError
 from artifacts.examples import read_example
 from artifacts.shards.format import in_split
-from spark_jobs.decontaminate.held import PartHeld
-from spark_jobs.decontaminate.overlap import overlaps
 from spark_jobs.decontaminate.part_ngrams import entry_key
+from spark_jobs.decontaminate.part_overlaps import PartOverlaps
 from spark_jobs.decontaminate.removed import LISTED_SCHEMA
 from spark_jobs.runtime.cache import cached_rows
 from spark_jobs.runtime.parquet import Part
@@ -56,13 +55,13 @@ class Cached:
     folder: str | None
     tokens: str
     """Key of `artifacts.cache.cache_key`, but for the part."""
-    held: PartHeld
+    overlaps: PartOverlaps
 
     @classmethod
     def of(cls, folder: str | None, files: TokenizerFiles, engine: Engine, plan: Plan) -> "Cached":
         """The keys for a tokenizer and a plan."""
         tokens = tokens_key(files, engine, (plan.start_token_id, plan.end_token_id), plan)
-        return cls(folder, tokens, PartHeld.of(plan.decontamination.ngram_size, folder))
+        return cls(folder, tokens, PartOverlaps.of(plan.decontamination.ngram_size, folder))
 
 
 def tokens_key(
@@ -142,7 +141,7 @@ def _documents_of(
     found = np.zeros(len(ids))
     if plan.references:
         references = plan.references.of_part(number)
-        found = overlaps(cached.held.of_documents(name, ids, texts, references), references)
+        found = cached.overlaps.of_documents(name, ids, texts, references)
     return _choose(documents, found, plan)
 
 

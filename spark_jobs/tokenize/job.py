@@ -21,7 +21,7 @@ from artifacts.examples import Form
 from artifacts.program.entry import run_program
 from spark_jobs.clean.write import NEEDED_COLUMNS
 from spark_jobs.decontaminate.evaluation_texts import save_evaluation_ngrams
-from spark_jobs.decontaminate.held import PartHeld
+from spark_jobs.decontaminate.part_overlaps import PartOverlaps
 from spark_jobs.decontaminate.references import Comparison, References, find_references
 from spark_jobs.decontaminate.removed import DOCUMENTS_PER_LIST
 from spark_jobs.runtime.parquet import Part, find_parts
@@ -229,7 +229,7 @@ def _find_references(
         parts=parts,
         with_held_out=survey.with_held_out,
         evaluation=save_evaluation_ngrams(spec.evaluation_texts, scratch, settings),
-        held=PartHeld.of(settings.ngram_size, spec.cache),
+        overlaps=PartOverlaps.of(settings.ngram_size, spec.cache),
         scratch=scratch,
         report=report,
     )
