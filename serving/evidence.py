@@ -130,10 +130,8 @@ class Evidence:
         self._new, self._old = self._new.then(new), self._old.then(old)
         # Where both fail alike, each failure meets the new version as often as a request does.
         exposure = share or 0.5
-        for _ in range(new.failed):
-            self._failures.add(1.0, exposure)
-        for _ in range(old.failed):
-            self._failures.add(0.0, exposure)
+        for value in [1.0] * new.failed + [0.0] * old.failed:
+            self._failures.add(value, exposure)
         if self._new.answered > self._warm_up:
             (self._even if exposure == 0.5 else self._uneven).add(new.seconds, old.seconds)
         for deviation in new.deviations:

@@ -5,9 +5,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from time import monotonic, time
-from typing import TypeVar
 
-from pydantic import BaseModel, ValidationError
 from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
@@ -16,13 +14,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from serving.api.admission import while_connected
 from serving.api.body import read_json
 from serving.api.dispatcher import Answer, Dispatcher, Stream
-from serving.api.errors import ServingError, invalid
-from serving.api.requests import describe
+from serving.api.errors import ServingError
+from serving.api.requests import Body, parse
 from serving.engine.protocol import Chunk, GenerateRequest, carries
 from serving.journal import Journal
 from serving.logs import log
-
-Body = TypeVar("Body", bound=BaseModel)
 
 
 @dataclass(frozen=True)
@@ -56,10 +52,7 @@ class ApiContext:
             text = "Send the body with the header `Content-Type: application/json`."
             raise ServingError(415, text, "content_type")
         content = await read_json(request, settings.max_body_bytes, settings.body_timeout)
-        try:
-            return kind.model_validate(content)
-        except ValidationError as error:
-            raise invalid(*describe(error)) from error
+        return parse(kind, content)
 
     async def answered(self, request: Request, wanted: Sequence[GenerateRequest]) -> list[Answer]:
         """Whole answers by one version, which are kept in the journal; raises ServingError."""

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from serving.api.requests import ChatRequest, CompletionRequest, PredictRequest
@@ -62,23 +62,18 @@ def _operation(text: str) -> dict[str, Any]:
     return {"summary": text, "responses": answers | {"default": {"description": "An error."}}}
 
 
-def _file(name: str, media_type: str) -> Route:
+def _file(path: str, name: str) -> Route:
     """The route of a file that lies beside this module."""
-    content = Path(__file__).with_name(name).read_text()
 
     async def answer(_: Request) -> Response:
-        return Response(content, media_type=media_type, headers=SECURITY)
+        return FileResponse(Path(__file__).with_name(name), headers=SECURITY)
 
-    return Route("/" if name == "page.html" else f"/{name}", answer)
+    return Route(path, answer)
 
 
 async def _openapi(_: Request) -> Response:
     return JSONResponse(describe_routes())
 
 
-PAGES = [
-    _file("page.html", "text/html"),
-    _file("page.js", "text/javascript"),
-    Route("/openapi.json", _openapi),
-]
+PAGES = [_file("/", "page.html"), _file("/page.js", "page.js"), Route("/openapi.json", _openapi)]
 """The routes for browsers; they tell nothing that `/health` does not."""

@@ -1,7 +1,7 @@
 """The public request shapes: OpenAI completions and chat, and Vertex predict."""
 
 from itertools import accumulate
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -13,6 +13,7 @@ MAX_INSTANCES = 32
 MAX_STOPS = 4
 MAX_CHOICES = 8
 
+Body = TypeVar("Body", bound=BaseModel)
 StopString = Annotated[str, Field(min_length=1, max_length=256)]
 Temperature = Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)]
 TopP = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
@@ -261,10 +262,14 @@ def _logprobs(scores: list[TokenScore]) -> dict[str, Any]:
     }
 
 
-def describe(error: ValidationError) -> tuple[str, str]:
-    """A validation error as one sentence and the first faulty field."""
-    faults = [
-        (".".join(str(part) for part in fault["loc"]) or "body", fault["msg"])
-        for fault in error.errors()
-    ]
-    return "; ".join(f"{field}: {text}" for field, text in faults[:5]) + ".", faults[0][0]
+def parse(kind: type[Body], content: Any) -> Body:
+    """A body as a model; raises ServingError 400 with its faults and the first faulty field."""
+    try:
+        return kind.model_validate(content)
+    except ValidationError as error:
+        faults = [
+            (".".join(str(part) for part in fault["loc"]) or "body", fault["msg"])
+            for fault in error.errors()
+        ]
+        told = "; ".join(f"{field}: {text}" for field, text in faults[:5])
+        raise invalid(f"{told}.", faults[0][0]) from error

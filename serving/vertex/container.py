@@ -175,8 +175,6 @@ async def _wait_until_it_generates(port: int, engine: subprocess.Popen[bytes]) -
 
 
 def _end(engine: subprocess.Popen[bytes]) -> None:
-    if engine.poll() is not None:
-        return
     engine.terminate()
     try:
         engine.wait(STOP_SECONDS)

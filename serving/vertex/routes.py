@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
-from pydantic import ValidationError
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -15,7 +14,7 @@ from starlette.routing import Route
 
 from serving.api.body import read_json
 from serving.api.errors import ServingError, answer_error, invalid, unavailable
-from serving.api.requests import PredictRequest, describe
+from serving.api.requests import PredictRequest, parse
 from serving.engine.protocol import GenerateRequest
 from serving.settings import EndpointSettings
 from serving.state import OfVersion
@@ -89,10 +88,7 @@ async def complete(engine: httpx.AsyncClient, wanted: GenerateRequest) -> str:
 
 
 async def _predict(backend: Backend, body: dict[str, Any]) -> Response:
-    try:
-        wanted = PredictRequest.model_validate(body).generate_requests(LIMITS)
-    except ValidationError as error:
-        raise invalid(*describe(error)) from error
+    wanted = parse(PredictRequest, body).generate_requests(LIMITS)
     texts = await asyncio.gather(*(complete(backend.engine, one) for one in wanted))
     return JSONResponse({"predictions": texts}, headers=backend.serves.headers)
 
