@@ -13,12 +13,11 @@ supermartingale that is never negative, so it ever reaches 1/a with probability 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-
-import numpy as np
+from statistics import fmean
 
 from serving.settings import RolloutSettings
 
-STAKES = np.array([0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.95])
+STAKES = (0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.95)
 """Shares of the capital that are staked, in equal parts: small ones find small differences."""
 QUESTIONS = 4
 UNEVEN_SLOWDOWN = 2.0
@@ -60,7 +59,7 @@ class Bets:
     """The capital of bets that numbers between 0 and 1 lie above their bounds on average."""
 
     def __init__(self) -> None:
-        self._logarithms = np.zeros(len(STAKES))
+        self._logarithms = [0.0] * len(STAKES)
 
     def add(self, value: float, bound: float) -> None:
         """Stake on one more number; where nothing is wrong its expectation is at most the bound.
@@ -68,13 +67,15 @@ class Bets:
         Args:
             bound: above 0, and known before the number was.
         """
-        self._logarithms += np.log1p(STAKES * (value / bound - 1))
+        gain = value / bound - 1
+        for number, stake in enumerate(STAKES):
+            self._logarithms[number] += math.log1p(stake * gain)
 
     @property
     def logarithm(self) -> float:
         """Of the capital."""
-        largest = float(self._logarithms.max())
-        return largest + math.log(np.exp(self._logarithms - largest).mean())
+        largest = max(self._logarithms)
+        return largest + math.log(fmean(math.exp(one - largest) for one in self._logarithms))
 
 
 class Slowness:
@@ -86,7 +87,7 @@ class Slowness:
         self.answers = 0
         self._tolerated, self._block = tolerated, block
         self._uncompared: tuple[list[float], list[float]] = ([], [])
-        self._seconds = np.zeros(2)
+        self._seconds = [0.0, 0.0]
 
     def add(self, new: Sequence[float], old: Sequence[float]) -> None:
         """Compare means of about the same time, so that both had the same load.
@@ -98,16 +99,16 @@ class Slowness:
             uncompared.extend(seconds)
         if min(map(len, self._uncompared)) < self._block:
             return
-        means = np.array([np.mean(seconds) for seconds in self._uncompared])
-        self.bets.add(float(means[0] > self._tolerated * means[1]), 0.5)
-        self._seconds += means
+        one, other = (fmean(seconds) for seconds in self._uncompared)
+        self.bets.add(float(one > self._tolerated * other), 0.5)
+        self._seconds = [self._seconds[0] + one, self._seconds[1] + other]
         self.answers += len(self._uncompared[0])
         self._uncompared = ([], [])
 
     @property
     def times(self) -> float:
         """Seconds of the new version, as a multiple of the old one's."""
-        return float(self._seconds[0] / self._seconds[1])
+        return self._seconds[0] / self._seconds[1]
 
 
 class Evidence:
@@ -150,7 +151,7 @@ class Evidence:
                     f"seconds for a token on average, in {speed.answers} answers"
                 )
         if self._deviations.logarithm >= self._limit:
-            mean = float(np.mean(new.deviations))
+            mean = fmean(new.deviations)
             return (
                 f"amid requests its bits differ from the evaluation's by {mean:.1f} times what its "
                 f"weights' format explains, in {len(new.deviations)} documents read"
