@@ -34,6 +34,8 @@ ENGINE_ENVIRONMENT = {
     # Waiting threads spin for a moment, then sleep. Sleeping at once costs a third of the speed on
     # a quiet machine; spinning on costs nearly all of it beside other work, such as a training run.
     "GOMP_SPINCOUNT": "10000",
+    # One heap for all threads: of several, what one thread has freed is of no use to another.
+    "MALLOC_ARENA_MAX": "1",
 }
 
 
