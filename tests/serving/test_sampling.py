@@ -15,7 +15,7 @@ HOT = {"temperature": 1.5, "max_tokens": 12}
 
 @pytest.fixture(scope="module")
 def model(tiny_model_folder: Path) -> ServedModel:
-    loaded = load_model(tiny_model_folder, SETTINGS, Choice("transformers", "transformers"))
+    loaded = load_model(tiny_model_folder, SETTINGS, Choice("transformers"))
     assert isinstance(loaded, ServedModel)
     return loaded
 
