@@ -1,11 +1,10 @@
 """Fixtures shared by the whole suite."""
 
-import gc
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import hypothesis
 import pytest
 import yaml
 
+from artifacts.program.imports import importing
 from artifacts.store import layout
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Store
@@ -32,14 +32,11 @@ hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
 
 
-def pytest_configure() -> None:
-    """Collecting imports all that tests use, of which nothing is ever garbage."""
-    gc.disable()
-
-
-def pytest_collection_finish() -> None:
-    gc.freeze()
-    gc.enable()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collecting imports all that tests use."""
+    with importing():
+        return (yield)
 
 
 @pytest.fixture(scope="session")
