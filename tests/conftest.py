@@ -86,20 +86,11 @@ class Project:
         """Run `dagster asset materialize --select ...` as a user types it."""
         return self.run("dagster", "asset", "materialize", "--select", select)
 
-    def start(self, *command: str) -> subprocess.Popen[str]:
-        """Start a command as a user types it; its output goes to `output.txt` in the folder."""
-        with (self.folder / "output.txt").open("w") as output:
-            return subprocess.Popen(
-                command,
-                cwd=self.folder,
-                env=self.environment(),
-                stdout=output,
-                stderr=output,
-                text=True,
-            )
-
     def fork(self, *command: str) -> ForkedProcess:
-        """Start an installed command, in a process group of its own; its output goes as above."""
+        """Start an installed command, in a process group of its own.
+
+        Its output goes to `output.txt` in the folder.
+        """
         output = self.folder / "output.txt"
         return start_command(command, Surroundings(self.folder, self.environment(), output))
 

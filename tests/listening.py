@@ -6,10 +6,12 @@ import subprocess
 import time
 from pathlib import Path
 
+from tests.forked import ForkedProcess
+
 LISTEN = "0A"
 
 
-def run_watched(*processes: subprocess.Popen[str]) -> set[str]:
+def run_watched(*processes: subprocess.Popen[str] | ForkedProcess) -> set[str]:
     """Wait for processes; the addresses on which they and what they started listened meanwhile."""
     seen: set[str] = set()
     known: set[str] = set()

@@ -29,7 +29,7 @@ def made(
     """A project after `llm-assets run`, its endpoint serving; tests leave it as it is."""
     project = make_project(tmp_path_factory.mktemp("made") / "project", tiny_model_folder)
     with local_lease(for_all_workers / "made.lock"):
-        process = project.start("llm-assets", "run")
+        process = project.fork("llm-assets", "run")
         listened = run_watched(process)
         screen = (project.folder / "output.txt").rename(project.folder / "screen.txt")
         assert process.returncode == 0, screen.read_text()

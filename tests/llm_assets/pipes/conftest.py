@@ -1,5 +1,7 @@
 """The two clients, talking to the local Google."""
 
+from pathlib import Path
+
 import pytest
 
 from tests.llm_assets.pipes.runner import PROGRAM, Runner
@@ -20,12 +22,13 @@ def runner(
     request: pytest.FixtureRequest,
     google: LocalGoogle,
     program_in_bucket: None,
+    tmp_path: Path,
 ) -> Runner:
     """A runner for each of the two clients."""
-    return Runner(request.param, google)
+    return Runner(request.param, google, output=tmp_path / "dagster.txt")
 
 
 @pytest.fixture
-def vertex_runner(google: LocalGoogle, program_in_bucket: None) -> Runner:
+def vertex_runner(google: LocalGoogle, program_in_bucket: None, tmp_path: Path) -> Runner:
     """A runner for Vertex AI alone."""
-    return Runner("vertex", google)
+    return Runner("vertex", google, output=tmp_path / "dagster.txt")

@@ -1,7 +1,6 @@
 """Runs an asset whose work is one job of the local Google."""
 
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,6 +23,7 @@ from llm_assets.pipes import (
     PipesVertexCustomJobClient,
     RetryPolicy,
 )
+from tests.forked import ForkedProcess, Surroundings
 from tests.stand_ins.google import BUCKET, CUDA_IMAGE, PROJECT, REGION, LocalGoogle
 from tests.stand_ins.processes import REPOSITORY
 
@@ -53,6 +53,8 @@ class Runner:
     fingerprint: str | None = "f1"
     scheduling: dict[str, Any] = field(default_factory=dict)
     accept_succeeded: Callable[[], bool] = lambda: True
+    output: Path = Path(os.devnull)
+    """Where Dagster processes of their own print to."""
 
     def changed(self, **changes: Any) -> "Runner":
         """A runner with some fields changed."""
@@ -65,11 +67,11 @@ class Runner:
         instance = instance or DagsterInstance.ephemeral()
         return materialize([self.asset(steps)], instance=instance, raise_on_error=False)
 
-    def start_process(self, steps: Sequence[str]) -> subprocess.Popen[bytes]:
+    def start_process(self, steps: Sequence[str]) -> ForkedProcess:
         """Run in a Dagster process of its own; exit status 0 where the run succeeded."""
-        module = "tests.llm_assets.pipes.programs.materialize"
-        command = [sys.executable, "-m", module, self.service, self.fingerprint or "", *steps]
-        return subprocess.Popen(command, cwd=REPOSITORY)
+        command = ["materialize", self.service, self.fingerprint or "", *steps]
+        surroundings = Surroundings(REPOSITORY, dict(os.environ), self.output)
+        return ForkedProcess(_materialize, command, surroundings)
 
     def asset(self, steps: Sequence[str]) -> Any:
         """An asset that runs the test program with these steps."""
@@ -152,6 +154,13 @@ class Runner:
         """Leave new jobs without machines."""
         assert self.google is not None
         self.google.vertex.hold_pending = self.google.dataproc.hold_pending = True
+
+
+def _materialize() -> None:
+    """What `start_process` runs."""
+    service, fingerprint, *steps = sys.argv[1:]
+    result = Runner(service, fingerprint=fingerprint).run(steps)
+    sys.exit(0 if result.success else 1)
 
 
 def failure_text(result: ExecuteInProcessResult) -> str:

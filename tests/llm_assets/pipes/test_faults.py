@@ -3,7 +3,6 @@
 import dataclasses
 import os
 import signal
-import subprocess
 import threading
 import time
 from pathlib import Path
@@ -15,6 +14,7 @@ from dagster import DagsterInstance
 from artifacts.program.pipes import FLUSH_SECONDS
 from llm_assets.pipes import Limits, RetryPolicy
 from llm_assets.pipes.service import Phase, RemoteJob
+from tests.forked import ForkedProcess
 from tests.llm_assets.pipes.runner import QUICK, Runner, failure_text, log_text
 from tests.stand_ins.google import BUCKET, LocalGoogle
 from tests.waiting import WAIT_SECONDS, wait_until
@@ -287,7 +287,7 @@ def test_worker_restart_inside_a_job_loses_no_messages(
     assert len(runner.jobs()) == 1
 
 
-def running_process(runner: Runner, steps: list[str]) -> subprocess.Popen[bytes]:
+def running_process(runner: Runner, steps: list[str]) -> ForkedProcess:
     """A Dagster process whose job has begun to run."""
     process = runner.start_process(steps)
     wait_until(lambda: any("RUNNING" in job.state.name for job in runner.jobs()))
