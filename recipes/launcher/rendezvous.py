@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from artifacts.errors import UserError
+from artifacts.program.imports import importing
 
 JOIN_VARIABLES = {"TORCHELASTIC_USE_AGENT_STORE": "True"}
 """By these a worker joins the store at MASTER_ADDR and MASTER_PORT; without them, the first worker
@@ -24,7 +25,8 @@ def opened_store(address: str, port: int = 0) -> Iterator[int]:
     Raises:
         UserError: the port is taken.
     """
-    from torch.distributed import TCPStore
+    with importing():
+        from torch.distributed import TCPStore
 
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
