@@ -81,7 +81,9 @@ def _raw_corpus(
     )
 
     def build(draft: Draft) -> None:
-        if bytes_in_buckets(opened) > pipeline.settings.spark.copied_by_process * 10**6:
+        megabytes = bytes_in_buckets(opened) / 1e6
+        if megabytes > pipeline.settings.spark.copied_by_process:
+            context.log.info(f"Tasks of Spark copy {megabytes:,.1f} MB of files in buckets")
             spec = plan_tasks(settings, opened, draft.path, draft.url, store.cache)
             found = spark.read(context, spec)
             if CHANGED in found:

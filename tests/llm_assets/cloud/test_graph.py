@@ -112,6 +112,7 @@ def test_text_in_a_bucket_is_copied_by_tasks_with_the_bytes_of_one_process(
 
     assert all(run.returncode == 0 for run in made), made[0].stdout + program_logs(google)
     assert [batch.state.name for batch in google.dataproc.batches()] == batches
+    assert "MB of files in buckets" in made[0].stderr and "exists already" in made[1].stderr
     settings = RawCorpusSettings.model_validate({"sources": sources})
     stats = write_snapshot(settings, tmp_path / "expected", lambda line: None)
     store = Store(yaml.safe_load(project.config.read_text())["store"])
