@@ -1,4 +1,4 @@
-"""OpenVINO beside signals: they are taken though another thread dropped a model."""
+"""OpenVINO beside signals, and on another processor than this one."""
 
 import subprocess
 import sys
@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from serving.engine import pipeline
 from serving.engine.choice import choose_engine
+from serving.engine.pipeline import arithmetic, open_pipeline, score_tokens
 from serving.settings import EndpointSettings
 
 PROGRAM = """
@@ -40,3 +42,25 @@ def test_a_signal_is_taken_after_another_thread_dropped_a_model(
         text=True,
     )
     assert (ended.returncode, ended.stdout.strip()) == (0, "told"), ended.stderr
+
+
+class OtherProcessor:
+    """What OpenVINO says of a processor of any maker that lacks bfloat16."""
+
+    def get_property(self, device: str, name: str) -> list[str]:
+        assert (device, name) == ("CPU", "OPTIMIZATION_CAPABILITIES")
+        return ["FP32", "INT8", "BIN", "EXPORT_IMPORT"]
+
+
+def test_what_a_processor_does_decides_the_arithmetic_and_not_who_made_it(
+    tiny_model_folder: Path, conversions: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys and values in half precision, which every processor reads, give the same likelihoods."""
+    converted = choose_engine(tiny_model_folder, EndpointSettings(), conversions).converted
+    assert converted is not None
+    tokens = [5 + 7 * number % 90 for number in range(40)]
+    exact = score_tokens(open_pipeline(converted, "f32", 512), tokens)
+    monkeypatch.setattr(pipeline, "core", OtherProcessor)
+    assert arithmetic("bf16", 1) == {"INFERENCE_NUM_THREADS": 1, "KV_CACHE_PRECISION": "f16"}
+    found = score_tokens(open_pipeline(converted, "bf16", 512), tokens)
+    assert found[1:] == pytest.approx(exact[1:], abs=0.05)
