@@ -33,7 +33,7 @@ def written(references: list[str], folder: Path) -> NGrams:
     return load_ngrams(save_ngrams(str(folder), text_ngrams(references, SIZE)))
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(runs=st.lists(st.tuples(some, repeated, st.sets(st.integers(0, 5))), min_size=2, max_size=5))
 def test_documents_are_compared_as_from_nothing_however_both_texts_change(
     runs: list[tuple[list[str], list[str], set[int]]],
