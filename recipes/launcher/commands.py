@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from artifacts.errors import UserError
+from artifacts.program.imports import importing
 from recipes.launcher.cluster import Cluster
 
 SSH_PORT = 2222
@@ -17,7 +18,8 @@ def count_processes(asked: str) -> int:
         if not asked.isdecimal() or int(asked) < 1:
             raise UserError(f"--processes has to be `auto` or a number from 1, not {asked!r}.")
         return int(asked)
-    from recipes.device import count_gpus
+    with importing():
+        from recipes.device import count_gpus
 
     return max(1, count_gpus())
 
@@ -29,9 +31,10 @@ def check_accelerators(asked: int) -> None:
     """
     if not asked:
         return
-    import torch
+    with importing():
+        import torch
 
-    from recipes.device import count_gpus
+        from recipes.device import count_gpus
 
     found = count_gpus()
     if found < asked:

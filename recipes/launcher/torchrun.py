@@ -8,18 +8,20 @@ import logging
 import os
 import sys
 
-from torch.distributed import Store, TCPStore, run
-from torch.distributed.elastic.multiprocessing.api import SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.elastic.rendezvous import (
-    RendezvousInfo,
-    RendezvousParameters,
-    rendezvous_handler_registry,
-)
-from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
-
 from artifacts.program.entry import INTERRUPTED
+from artifacts.program.imports import importing
 from recipes.launcher.local import failure_code
+
+with importing():
+    from torch.distributed import Store, TCPStore, run
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous import (
+        RendezvousInfo,
+        RendezvousParameters,
+        rendezvous_handler_registry,
+    )
+    from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
 BACKEND = "launcher"
 
