@@ -1,5 +1,6 @@
 """The images: what can be known of them without building them."""
 
+import ast
 import re
 import shutil
 import subprocess
@@ -27,6 +28,14 @@ def instructions(image: str) -> list[tuple[str, str]]:
     text = (ROOT / "images" / image / "Dockerfile").read_text()
     text = re.sub(r"^#.*\n", "", text, flags=re.MULTILINE).replace("\\\n", " ")
     return [tuple(line.split(maxsplit=1)) for line in text.splitlines() if line.strip()]  # type: ignore
+
+
+def imported(source: Path) -> set[str]:
+    """The packages that a module imports; not those of a program that it holds as text."""
+    nodes = list(ast.walk(ast.parse(source.read_text())))
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+    return {name.split(".")[0] for name in names}
 
 
 def test_there_is_an_image_for_each_use() -> None:
@@ -82,7 +91,7 @@ def test_spark_and_cuda_images_hold_what_their_code_imports() -> None:
         copied = {rest.split()[0] for name, rest in instructions(image) if name == "COPY"}
         assert {"artifacts", *folders} <= copied
         for source in (path for folder in folders for path in (ROOT / folder).rglob("*.py")):
-            for module in re.findall(r"^\s*(?:from|import) (\w+)", source.read_text(), re.M):
+            for module in imported(source):
                 if package := HEAVY.get(module):
                     assert package in requirements, f"{source} imports {module}"
 
@@ -94,8 +103,7 @@ def test_own_server_is_in_its_image_with_what_it_imports() -> None:
         rest.split()[0] for name, rest in instructions("serve_transformers") if name == "COPY"
     }
     assert {"artifacts", "serving"} <= copied
-    code = "\n".join(path.read_text() for path in (ROOT / "serving").rglob("*.py"))
-    for module in set(re.findall(r"^\s*(?:from|import) (\w+)", code, re.M)):
+    for module in set().union(*map(imported, (ROOT / "serving").rglob("*.py"))):
         third_party = module not in sys.stdlib_module_names | {"serving", "artifacts", "starlette"}
         assert not third_party or module.replace("_", "-") in requirements, module
 
