@@ -31,10 +31,7 @@ def limited_protocol(settings: EndpointSettings) -> type[H11Protocol]:
     uvicorn itself limits the size of headers and, once a request was answered, the time until the
     next begins; it waits for ever for a first one, and for the rest of a header.
     """
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    files = hard if hard != resource.RLIM_INFINITY else settings.max_connections + SPARE_FILES
-    most = max(1, min(settings.max_connections, files - SPARE_FILES))
+    most = _most_connections(settings)
     refused, malformed, silent = map(
         Tally, ("connection_refused", "malformed_request", "silent_connection_closed")
     )
@@ -78,6 +75,14 @@ def limited_protocol(settings: EndpointSettings) -> type[H11Protocol]:
             self.transport.close()
 
     return LimitedProtocol
+
+
+def _most_connections(settings: EndpointSettings) -> int:
+    """As many as are asked for and this process may have, which it asks for, too."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    files = hard if hard != resource.RLIM_INFINITY else settings.max_connections + SPARE_FILES
+    return max(1, min(settings.max_connections, files - SPARE_FILES))
 
 
 def _raw_response(status: str, error: ServingError) -> bytes:
