@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from serving.api.admission import OriginMiddleware
-from serving.api.dispatcher import Answer, Stream
+from serving.api.dispatcher import Stream
 from serving.api.errors import ServingError, answer_error
 from serving.api.guard import ApiContext, Guard, event_stream
 from serving.api.pages import PAGES
@@ -104,14 +104,12 @@ async def _predict(context: ApiContext, request: Request) -> Response:
     body = await context.read(request, PredictRequest)
     wanted = body.generate_requests(context.dispatcher.settings)
     answers = await context.answered(request, wanted)
-    predictions = {"predictions": [_prediction(answer) for answer in answers]}
-    return JSONResponse(predictions, headers=answers[0].by.headers)
-
-
-def _prediction(answer: Answer) -> str | dict[str, Any]:
-    """The text that was written, or the class that was told."""
-    text, scores = answer.whole.text, answer.whole.class_scores
-    return {"label": text, "scores": scores} if scores else text
+    # The text that was written, or the class that was told.
+    predictions = [
+        {"label": one.text, "scores": one.class_scores} if one.class_scores else one.text
+        for one in (answer.whole for answer in answers)
+    ]
+    return JSONResponse({"predictions": predictions}, headers=answers[0].by.headers)
 
 
 async def _complete(kind: type[OpenAIRequest], context: ApiContext, request: Request) -> Response:

@@ -32,13 +32,14 @@ CONVERTED_VARIABLE = "MODEL_CONVERTED"
 
 
 def build_app(model: AnyModel) -> Starlette:
-    """The engine's two routes, for whoever knows its secret."""
+    """The engine's two routes, for the API server that started it: whoever knows its secret."""
+    secret = os.environ[SECRET_VARIABLE]
 
     async def health(request: Request) -> Response:
-        return Response(status_code=200 if _is_own(request) else 401)
+        return Response(status_code=200 if carries(request.headers, secret) else 401)
 
     async def generate(request: Request) -> Response:
-        if not _is_own(request):
+        if not carries(request.headers, secret):
             return Response(status_code=401)
         wanted = GenerateRequest.model_validate_json(await request.body())
         try:
@@ -56,11 +57,6 @@ def build_app(model: AnyModel) -> Starlette:
 
     routes = [Route("/health", health), Route("/generate", generate, methods=["POST"])]
     return Starlette(routes=routes)
-
-
-def _is_own(request: Request) -> bool:
-    """Whether the API server that started this engine asks."""
-    return carries(request.headers, os.environ[SECRET_VARIABLE])
 
 
 def main() -> int:
