@@ -37,7 +37,7 @@ def limited_protocol(settings: EndpointSettings) -> type[H11Protocol]:
     )
 
     class LimitedProtocol(H11Protocol):
-        _idle_since: float | None = None
+        _idle_since = 0.0
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
@@ -53,18 +53,14 @@ def limited_protocol(settings: EndpointSettings) -> type[H11Protocol]:
         def _watch(self) -> None:
             if self.transport.is_closing():
                 return
-            if self.cycle is not None and not self.cycle.response_complete:
-                self._idle_since = None
-            elif self._idle_since is None:
-                self._idle_since = self.loop.time()
-            elif self.loop.time() - self._idle_since >= settings.header_timeout:
+            is_asked = self.cycle is not None and not self.cycle.response_complete
+            if not is_asked and self.loop.time() - self._idle_since >= settings.header_timeout:
                 silent.add(seconds=settings.header_timeout)
                 self.transport.close()
                 return
             self.loop.call_later(settings.header_timeout / 4, self._watch)
 
         def on_response_complete(self) -> None:
-            # Requests may all fall between two looks.
             self._idle_since = self.loop.time()
             super().on_response_complete()
 

@@ -7,7 +7,6 @@ becomes the tokens of a prompt, in which what was said in a turn stays text.
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 
@@ -55,7 +54,9 @@ class ServedTokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """A text's tokens, between those that the model begins and ends a text with."""
-        return list(self.backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        # As a batch of one: by itself, the encoding of a text lets no other thread run meanwhile.
+        (found,) = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return list(found.ids)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens, control tokens included."""
@@ -100,15 +101,15 @@ class ChatEncoder:
             raise TemplateError("its template does not keep control tokens of a turn")
         # What stands between two marks is every second part.
         encoders = (self._backend, self._plain)
-        encoded = (
-            encoders[number % 2].encode(part, add_special_tokens=False).ids
-            for number, part in enumerate(parts)
-        )
-        return list(chain.from_iterable(encoded))
+        encoded: list[int] = []
+        for number, part in enumerate(parts):
+            (found,) = encoders[number % 2].encode_batch_fast([part], add_special_tokens=False)
+            encoded += found.ids
+        return encoded
 
     def _marked(self, content: str, mark: str) -> str:
         """The content with a mark before and after each control token."""
-        found = self._backend.encode(content, add_special_tokens=False)
+        (found,) = self._backend.encode_batch([content], add_special_tokens=False)
         spans = [
             span
             for number, span in zip(found.ids, found.offsets, strict=True)

@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+import os
 import random
 import shutil
 import statistics
+import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import aclosing, suppress
@@ -16,7 +18,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from artifacts.errors import UserError
-from serving.engine.choice import choose_engine, conversion_key, load_model
+from serving.engine.choice import choose_engine, load_model
 from serving.engine.openvino_model import TURNS
 from serving.engine.protocol import Chunk, GenerateRequest, Refused
 from serving.engine.served_model import ServedModel
@@ -28,6 +30,15 @@ from tests.tiny import tiny_texts
 TOKENS = 150
 GROUPS = 100
 PROMPT = "The valve"
+KEY_PROGRAM = """
+import sys
+from pathlib import Path
+from serving.engine.choice import conversion_key
+from serving.settings import EndpointSettings
+folder, settings, conversions = sys.argv[1:]
+given = EndpointSettings.model_validate_json(settings)
+print(conversion_key(Path(folder), given, Path(conversions)))
+"""
 Loader = Callable[[Path, Engine], ServedModel]
 
 
@@ -283,14 +294,24 @@ def test_format_of_weights_that_the_engine_lacks_is_refused(
 
 
 def test_what_another_version_of_the_engine_converted_is_not_taken(
-    tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_model_folder: Path, tmp_path: Path
 ) -> None:
-    before = conversion_key(tiny_model_folder, SETTINGS, tmp_path)
-    newer = tmp_path / "openvino-9999.dist-info"
-    newer.mkdir()
+    newer = tmp_path / "packages" / "openvino-9999.dist-info"
+    newer.mkdir(parents=True)
     (newer / "METADATA").write_text("Metadata-Version: 2.1\nName: openvino\nVersion: 9999\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    assert conversion_key(tiny_model_folder, SETTINGS, tmp_path) != before
+
+    def key(packages: str) -> str:
+        """In a process that finds these packages before those of the environment."""
+        arguments = (str(tiny_model_folder), SETTINGS.model_dump_json(), str(tmp_path))
+        return subprocess.run(
+            [sys.executable, "-c", KEY_PROGRAM, *arguments],
+            env=os.environ | {"PYTHONPATH": packages},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+
+    assert key("") != key(str(newer.parent))
 
 
 def test_conversion_is_made_once_and_again_when_it_is_damaged(
