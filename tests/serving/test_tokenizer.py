@@ -1,5 +1,7 @@
 """The tokenizer beside a converted model says what that of transformers says."""
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -52,3 +54,13 @@ def test_a_chat_is_written_the_same(tokenizer: Any, served: ServedTokenizer) -> 
         [turn.model_dump() for turn in turns], add_generation_prompt=True, return_dict=False
     )
     assert ChatEncoder(served).encode(turns, allow_role_tokens=False) == expected
+
+
+def test_other_threads_run_while_a_long_text_is_encoded(served: ServedTokenizer) -> None:
+    with ThreadPoolExecutor(1) as thread:
+        encoded = thread.submit(served.encode, "The valve is closed. " * 20_000)
+        turns = 0
+        while not encoded.done():
+            time.sleep(0.001)
+            turns += 1
+    assert turns > 5
