@@ -55,7 +55,7 @@ class ServedTokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """A text's tokens, between those that the model begins and ends a text with."""
         # As a batch of one: by itself, the encoding of a text lets no other thread run meanwhile.
-        found = self.backend.encode(text, add_special_tokens=add_special_tokens)
+        (found,) = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return list(found.ids)
 
     def decode(self, tokens: Sequence[int]) -> str:
