@@ -63,7 +63,9 @@ class VertexJobs:
         self._environment = environment
         self._mount = mount
         self._jobs: dict[str, RunningJob] = {}
-        self._numbers = itertools.count()
+        self._job_numbers = itertools.count(1000)
+        """One never comes again: what a job printed lies under it."""
+        self._machine_numbers = itertools.count()
         self._lock = threading.RLock()
 
     def stop(self) -> None:
@@ -137,7 +139,7 @@ class VertexJobs:
                 f"You do not have permission to act as service_account: {account}",
             )
         with self._lock:
-            number = 1000 + len(self._jobs)
+            number = next(self._job_numbers)
             # Names that come back hold the project's number, whatever the request called it.
             job.name = f"projects/{PROJECT_NUMBER}/locations/{region}/customJobs/{number}"
             job.state = State.JOB_STATE_PENDING
@@ -242,7 +244,7 @@ class VertexJobs:
         key = f"workerpool{number}-{index}"
         container = job.job_spec.worker_pool_specs[number].container_spec
         image = self._images[container.image_uri]
-        running.machines[key] = f"machine-{next(self._numbers)}"
+        running.machines[key] = f"machine-{next(self._machine_numbers)}"
         environment = {
             **rendezvous,
             "CLUSTER_SPEC": json.dumps(cluster_spec(job, number, index)),
