@@ -201,7 +201,8 @@ def test_good_clients_lose_nothing_among_rude_ones_and_dying_engines(
         assert p95(loud) <= 2 * p95(quiet)
         assert client.api_server().pid == server.pid
         assert server.memory_info().rss - memory < 50_000_000
-        assert abs(server.num_fds() - files) <= GOOD_CLIENTS
+        # Clients had connections open then, which are closed now.
+        assert server.num_fds() <= files
         assert size <= 2 * MAX_BYTES
         assert (told["engine_ended"], told["engine_restarted"]) == (3, 3)
         assert told["api_server_ended"] == 0
