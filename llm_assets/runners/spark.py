@@ -1,15 +1,18 @@
 """Where the Spark stages run."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 from dagster import AssetExecutionContext, ConfigurableResource
 from dagster_pyspark import LazyPySparkResource
+from pyspark.sql import SparkSession
 
+from artifacts.progress import Report
 from spark_jobs.clean import job as clean
 from spark_jobs.read import job as read
 from spark_jobs.runtime.session import end_local_session, prepare_environment
-from spark_jobs.runtime.usage import USAGE, measured
+from spark_jobs.runtime.usage import USAGE, Spec, measured
 from spark_jobs.tokenize import job as tokenize
 
 
@@ -37,27 +40,29 @@ class LocalSparkRunner(SparkRunner):
     pyspark: LazyPySparkResource
 
     def read(self, context: AssetExecutionContext, spec: read.ReadSpec) -> dict[str, Any]:
-        found = measured(read.run, self._session(context), spec, context.log.info)
-        context.add_output_metadata(found.pop(USAGE))
-        return found
+        return self._run(context, read.run, spec)
 
     def clean(self, context: AssetExecutionContext, spec: clean.CleanSpec) -> dict[str, Any]:
-        found = measured(clean.run, self._session(context), spec, context.log.info)
-        context.add_output_metadata(found.pop(USAGE))
-        return found
+        return self._run(context, clean.run, spec)
 
     def tokenize(
         self, context: AssetExecutionContext, spec: tokenize.TokenizeSpec
     ) -> dict[str, Any]:
-        found = measured(tokenize.run, self._session(context), spec, context.log.info)
-        context.add_output_metadata(found.pop(USAGE))
+        found = self._run(context, tokenize.run, spec)
         # The last Spark stage: what follows, training above all, needs the memory.
         end_local_session()
         return found
 
-    def _session(self, context: AssetExecutionContext) -> Any:
+    def _run(
+        self,
+        context: AssetExecutionContext,
+        job: Callable[[SparkSession, Spec, Report], dict[str, Any]],
+        spec: Spec,
+    ) -> dict[str, Any]:
         prepare_environment()
         session = self.pyspark.spark_session
         if pages := session.sparkContext.uiWebUrl:
             context.log.info(f"Spark's stages and tasks, while this stage runs: {pages}")
-        return session
+        found = measured(job, session, spec, context.log.info)
+        context.add_output_metadata(found.pop(USAGE))
+        return found
