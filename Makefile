@@ -13,24 +13,24 @@ PORT ?= 3000
 MAKEFLAGS += --jobs=2
 # Images for containers often set it, and then every process compiles what it imports.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help setup setup-tpu run stop ui up down demo-cloud test soak lint format docs bench clean
+.PHONY: help setup setup-tpu run stop ui up down demo-cloud test soak lint lock format docs bench gpu-kit gpu clean
 
 help: ## List the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
-setup: $(READY) ## Build the environment in .venv (about three minutes, once)
+setup: $(READY) ## Build the environment in .venv (about a minute, once)
 
-$(READY): constraints.txt pyproject.toml scripts/setup.sh
+$(READY): requirements.lock pyproject.toml scripts/setup.sh scripts/pip_settings.py
 	@PYTHON=$(PYTHON) VENV=$(VENV) scripts/setup.sh
 	@touch $(READY)
 
-$(BIGQUERY_READY): scripts/setup_bigquery.sh
+$(BIGQUERY_READY): $(READY) scripts/setup_bigquery.sh
 	@PYTHON=$(PYTHON) scripts/setup_bigquery.sh
 	@touch $(BIGQUERY_READY)
 
 setup-tpu: $(TPU_READY) ## Build the environment that trains on TPUs, in .venv-tpu (8 GB)
 
-$(TPU_READY): constraints.txt images/tpu/requirements.txt scripts/setup_tpu.sh
+$(TPU_READY): $(READY) requirements.lock images/tpu/requirements.txt scripts/setup_tpu.sh
 	@PYTHON=$(PYTHON) scripts/setup_tpu.sh
 	@touch $(TPU_READY)
 
@@ -63,14 +63,23 @@ lint: $(READY) ## Check style, security, format, types, imports and words
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports --no-logo \
 		&& $(BIN)/python scripts/check_vocabulary.py
 
+lock: $(READY) ## Renew requirements.lock; scripts/lock.sh --upgrade takes newer versions
+	@scripts/lock.sh
+
 format: $(READY) ## Format the code
 	@$(BIN)/ruff check --fix . && $(BIN)/ruff format .
 
 docs: $(READY) ## Regenerate docs/settings.md and docs/benchmarks.md
 	@$(BIN)/llm-assets docs
 
-bench: $(READY) ## Run one benchmark: make bench NAME=train_cpu
-	@. $(BIN)/activate && python -m benchmarks.$(NAME)
+bench: $(READY) ## Run one benchmark: make bench NAME=train_cpu (KEEP=1 puts its result into the docs)
+	@. $(BIN)/activate && python -m benchmarks $(NAME) $(if $(filter-out 0,$(KEEP)),--keep)
+
+gpu-kit: $(READY) ## Fill gpu-kit/ with what `make gpu` needs on a machine without a network
+	@scripts/gpu_kit.sh
+
+gpu: ## Measure on a GPU, from this checkout and gpu-kit/ alone: make gpu PARTS="probe trainer"
+	@scripts/gpu.sh $(PARTS)
 
 clean: ## Remove the environment, the store and the registry; `llm-assets clean` keeps what is needed
 	@rm -rf $(VENV) .venv-bigquery .venv-tpu .llm_assets

@@ -10,36 +10,33 @@ used longest ago goes first, when the caches have to be cut (`llm_assets.mainten
 
 import hashlib
 import os
-import platform
 import shutil
 import time
-import unicodedata
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import lru_cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
-from artifacts.source_code import source_hash
+from artifacts.libraries import PYTHON, UNICODE, installed, source_hash
 from artifacts.storage import files
-from artifacts.storage.checksums import FileEntry, list_files, sha256_of
+from artifacts.storage.files import FileEntry, list_files, sha256_of
 from artifacts.store.identity import hash_json
 from artifacts.store.layout import MANIFEST_NAME
-from artifacts.store.verify import find_faults
+from artifacts.store.manifest import find_faults
 
 _DIGEST_BYTES = 32
 _RENEWAL_SECONDS = 24 * 60 * 60
 _MANIFEST = TypeAdapter(list[FileEntry])
 
 
-def cache_key(module: str, libraries: Sequence[str] = (), **decided_by: Any) -> str:
+def cache_key(entry: str, module: str, libraries: Sequence[str] = (), **decided_by: Any) -> str:
     """The name of an entry: another one wherever something differs that may decide the content.
 
     Args:
+        entry: what it holds, in words, since a module may make several kinds of the same things.
         module: of this project, that makes the content; its source and that of all modules of this
             project that it imports are part of the key, and so is the version of Python.
         libraries: packages that take part; their versions are part of the key.
@@ -47,11 +44,10 @@ def cache_key(module: str, libraries: Sequence[str] = (), **decided_by: Any) -> 
     """
     return hash_json(
         {
+            "entry": entry,
             "module": module,
             "source": source_hash(module),
-            "python": platform.python_version(),
-            "unicode": unicodedata.unidata_version,
-            "libraries": {name: _version(name) for name in libraries},
+            "libraries": installed([PYTHON, UNICODE, *libraries]),
             "decided_by": decided_by,
         }
     )
@@ -193,11 +189,3 @@ def _renew(url: str, entry: bytes) -> None:
             filesystem.pipe_file(path, entry)
     except FileNotFoundError:
         pass  # It was removed meanwhile.
-
-
-@lru_cache
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

@@ -13,9 +13,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from artifacts.errors import DamagedArtifact, UserError, make_command
 from artifacts.storage import files
-from artifacts.storage.checksums import FileEntry, list_files
+from artifacts.storage.files import FileEntry, list_files
 from artifacts.store.identity import Identity, differences, hash_json
-from artifacts.store.verify import find_faults
+from artifacts.store.manifest import find_faults
 
 MANIFEST_NAME = "manifest.json"
 STEP_FOLDER = re.compile(r"step-(\d+)")

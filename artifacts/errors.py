@@ -1,7 +1,87 @@
-"""Errors that a user can act on."""
+"""Errors that a user can act on, and one message for those that nobody foresaw.
 
+What is quoted is made fit for a terminal: nothing in untrusted text reaches it as a command. Where
+a module is not installed, the extra of llm-assets that brings it is named.
+"""
+
+import errno
+import importlib.metadata
 import os
 import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+_UNSAFE = re.compile(
+    # Control characters but the line feed and tab, marks that turn the direction of writing, and
+    # surrogates, which no terminal or file takes.
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+_BREAKS = re.compile("[\t\n]")
+
+
+def shown(text: str) -> str:
+    r"""Text of several lines with its control characters written out: `\x1b[31m`, `\u202e`."""
+    return _UNSAFE.sub(_escape, text)
+
+
+def shown_in_line(text: str) -> str:
+    r"""The same for what belongs on one line, such as an id or a path: breaks become `\n`."""
+    return _BREAKS.sub(_escape, shown(text))
+
+
+def has_control_characters(text: str) -> bool:
+    """Whether `shown_in_line` would change the text."""
+    return bool(_UNSAFE.search(text) or _BREAKS.search(text))
+
+
+def _escape(found: re.Match[str]) -> str:
+    return found.group().encode("unicode_escape").decode()
+
+
+_DISTRIBUTIONS = {
+    "awkward": "gigatoken",
+    "docx": "python-docx",
+    "fasttext": "fasttext-numpy2-wheel",
+    "google": "google-cloud-storage",
+    "google_crc32c": "google-cloud-storage",
+    "huggingface_hub": "transformers",
+    "openvino_tokenizers": "openvino-genai",
+    "psycopg2": "dagster-postgres",
+    "py4j": "pyspark",
+    "pynvml": "nvidia-ml-py",
+}
+"""Of a top-level module the distribution that brings it, where their names differ."""
+
+
+def extra_of(module: str) -> str | None:
+    """The first extra whose distributions bring the module, as pyproject.toml lists them.
+
+    None where none does, or where llm-assets itself is not installed as a distribution.
+    """
+    name = module.partition(".")[0]
+    wanted = _DISTRIBUTIONS.get(name, name).replace("_", "-").lower()
+    try:
+        requirements = importlib.metadata.requires("llm-assets") or []
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    for requirement in requirements:
+        extra = re.match(r"""([\w.-]+).*;.*\bextra == ["']([\w-]+)["']""", requirement)
+        if extra and extra[1].replace("_", "-").lower() == wanted:
+            return extra[2]
+    return None
+
+
+def install_advice(module: str) -> str | None:
+    """What to install where the module is absent, in a sentence; None where no extra brings it."""
+    extra = extra_of(module)
+    return extra and (
+        f"{module} is not installed here, which this needs. Install the extra that brings it: "
+        f"pip install 'llm-assets[{extra}]'"
+    )
+
 
 PREFIX_VARIABLE = "LLM_ASSETS_KEY_PREFIX"
 """Prefix of the asset keys of the pipeline in force; programs that it starts inherit it."""
@@ -66,3 +146,234 @@ def mend_command(folder: str) -> str:
     """
     kind, fingerprint = folder.rstrip("/").split("/")[-2:]
     return f"llm-assets doctor --repair {kind}/{fingerprint} && {make_command(kind)}"
+
+
+GIB = 2**30
+UNSET_VARIABLE = re.compile(r'attempted to fetch the environment variable "(\w+)" which is not set')
+"""In what Dagster says."""
+GPU_MEMORY = re.compile(
+    r"Tried to allocate (?P<wanted>[\d.]+ \wiB)\..* total capacity of (?P<all>[\d.]+ \wiB) "
+    r"of which (?P<free>[\d.]+ \wiB) is free"
+)
+"""In what torch says."""
+MISSING_STORAGE = re.compile(r"Couldn't import module (\w+) when attempting to load the config")
+"""In what Dagster says where dagster.yaml names a class of a package that is absent."""
+HISTORY = ".llm_assets/dagster"
+"""Where `dagster.yaml` puts Dagster's history."""
+_SPARK_ENDED = {
+    "JAVA_GATEWAY_EXITED": "Spark's Java process ended before it was ready (its log says more)",
+    "Py4JNetworkError|Answer from Java side is empty": "Spark's Java process was ended",
+    "Python worker (exited unexpectedly|failed to connect)": "A Python worker of Spark was ended",
+    "PythonWorkerFactory": "Spark's Python ended before it was ready (its log says more)",
+}
+"""What an error holds where a process of Spark ended, and what is said; the first found counts."""
+_WORKER_LOST = re.compile(
+    r"gloo/.*(reset|closed) by peer|Dist\w*Error: .*(remote process exited|(reset|closed) by peer)",
+    re.DOTALL,
+)
+"""What torch.distributed raises in the workers that are left, on processors and on GPUs."""
+LOST_WORKER = (
+    "A worker of this training ended while the others waited for it; what it said, or what ended "
+    "it, is in the log. Run the same again: training goes on from its newest checkpoint."
+)
+_KILL_COUNTERS = ("/sys/fs/cgroup/memory.events", "/proc/vmstat")
+
+
+def reason_of(error: BaseException, place: str = ".") -> str | None:
+    """The reason behind an error, with what to do about it; None where it is not known.
+
+    Args:
+        place: a folder on the disk that was written to, for errors that name no file.
+    """
+    for one in chain(error):
+        if isinstance(one, UserError):
+            return str(one)
+        found = _of_system(one, place) or _of_memory(one) or _of_spark(one)
+        found = found or _of_worker(one) or _of_history(one)
+        if found:
+            return found
+    return _of_missing_module(error)
+
+
+def chain(error: BaseException) -> Iterator[BaseException]:
+    """An error, what caused it, what caused that."""
+    seen: set[int] = set()
+    following: BaseException | None = error
+    while following is not None and id(following) not in seen:
+        seen.add(id(following))
+        yield following
+        following = following.__cause__ or following.__context__
+
+
+def free_space(path: str) -> str:
+    """`1.2 GB free of 50.0 GB` where the path is, or would be."""
+    folder = Path(path).absolute()
+    while not folder.exists():
+        folder = folder.parent
+    usage = shutil.disk_usage(folder)
+    return f"{usage.free / 1e9:,.1f} GB free of {usage.total / 1e9:,.1f} GB"
+
+
+def memory_limit() -> int:
+    """Bytes of memory that processes here may have: the control group's limit, or the machine's."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        stated = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+    except OSError:
+        return machine
+    return min(machine, int(stated)) if stated.isdigit() else machine
+
+
+def _count_kills() -> int | None:
+    """Processes that the kernel has ended for want of memory: those of this control group, or of
+    the machine; None where it does not say."""
+    for counters in _KILL_COUNTERS:
+        with suppress(OSError):
+            if found := re.search(r"^oom_kill (\d+)$", Path(counters).read_text(), re.MULTILINE):
+                return int(found[1])
+    return None
+
+
+_KILLS_BEFORE = _count_kills()
+
+
+def why_killed(for_less: str) -> str:
+    """Why a process was killed, as far as the kernel tells, in words that go on from that.
+
+    Args:
+        for_less: a sentence on what to do for less need of memory.
+    """
+    kills, limit = _count_kills(), f"{memory_limit() / GIB:,.1f} GiB"
+    if kills is None:
+        return f"perhaps since memory ran out (the limit here is {limit}). {for_less}"
+    if kills == _KILLS_BEFORE:
+        return "but not for want of memory, for which the kernel ended no process."
+    ended = f"the kernel ended a process for that; the limit here is {limit}"
+    return f"most likely since memory ran out: {ended}. {for_less}"
+
+
+def _of_system(error: BaseException, place: str) -> str | None:
+    if not isinstance(error, OSError):
+        return None
+    path = shown(str(error.filename or place))
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return (
+            f"No space left on the disk while writing {path}: {free_space(path)}. Nothing finished "
+            "is lost: free some space, or set `store` to another disk, and run the same again."
+        )
+    if error.errno == errno.EFBIG:
+        return f"{path} may not grow further: the limit on file size (`ulimit -f`) is too low."
+    if error.errno == errno.EROFS:
+        return f"{path} is on a file system that is mounted read-only. Set `store` to another one."
+    if error.errno == errno.ENOTDIR:
+        parents = [Path(error.filename or place), *Path(error.filename or place).parents]
+        file = next((parent for parent in parents if parent.is_file()), path)
+        return (
+            f"{shown(str(file))} is a file, where a folder belongs. Move it away, or set `store` "
+            "to a folder."
+        )
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return (
+            f"{path}: this user (uid {os.geteuid()}) lacks the right to it. Give the right, or "
+            "set `store` or the source's `path` to a folder that is yours."
+        )
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return "Too many open files: raise the limit, for example with `ulimit -n 65536`."
+    if error.errno == errno.EIO:
+        return f"{path} could not be read or written: the disk reports an error (EIO)."
+    return None
+
+
+def _of_missing_module(error: BaseException) -> str | None:
+    """Only what an error was raised from: libraries try modules that they can do without."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    if not isinstance(error, ModuleNotFoundError) or not error.name:
+        return None
+    return install_advice(error.name)
+
+
+def _of_memory(error: BaseException) -> str | None:
+    text = str(error)
+    out_of_memory = isinstance(error, MemoryError) or "java.lang.OutOfMemoryError" in text
+    if not out_of_memory and type(error).__name__ != "OutOfMemoryError":
+        return None
+    if gpu := GPU_MEMORY.search(text):
+        return (
+            f"The GPU's memory ran out: {gpu['wanted']} more were asked for where {gpu['free']} of "
+            f"{gpu['all']} were free. What needs less, the cheapest first: a lower "
+            "`checkpoint.placement.device_batch_size`, which leaves the global batch as it is; "
+            "`checkpoint.placement.activation_checkpointing: true`; more GPUs "
+            "(`checkpoint.placement.workers`), over which weights and optimizer state are divided; "
+            "a shorter `tokenized_shards.sequence_length`. In an evaluation: a lower "
+            "`eval_metrics.batch_tokens`. Training goes on from its newest checkpoint."
+        )
+    java = "java.lang" in text
+    setting = "raise `spark.driver_memory`" if java else "lower `spark.partitions` (corpus stages)"
+    whose = "Spark's Java process ran" if java else "This process ran"
+    return (
+        f"{whose} out of memory; the limit here is {memory_limit() / GIB:,.1f} GiB. "
+        f"For less need of it, {setting} or `checkpoint.placement.device_batch_size` (training)."
+    )
+
+
+def _of_spark(error: BaseException) -> str | None:
+    text = f"{type(error).__name__}: {error}"
+    if "org.apache.spark" in text and "No space left on device" in text:
+        return (
+            "No space left on a disk that Spark writes to: that of its shuffles "
+            f"(`SPARK_LOCAL_DIRS`, else {tempfile.gettempdir()}) or the store's. Nothing finished "
+            "is lost: free some space, or set `SPARK_LOCAL_DIRS` to a folder on another disk, and "
+            "run the same again."
+        )
+    for pattern, ended in _SPARK_ENDED.items():
+        if re.search(pattern, text):
+            why = why_killed("Lower `spark.driver_memory` or `spark.partitions`.")
+            return f"{ended}, {why} Run the same again: what is finished is not done twice."
+    return None
+
+
+def _of_worker(error: BaseException) -> str | None:
+    return LOST_WORKER if _WORKER_LOST.search(f"{type(error).__name__}: {error}") else None
+
+
+def _of_history(error: BaseException) -> str | None:
+    text = str(error)
+    if "database is locked" in text:
+        return (
+            "Dagster's history is locked by another process, so nothing can be recorded. End the "
+            "other `dagster` or `llm-assets` command (`fuser` names it), then run the same again."
+        )
+    if "database or disk is full" in text or "disk I/O error" in text:
+        return (
+            f"Dagster's history cannot be written: its disk is full or failing "
+            f"({free_space(HISTORY)}). The folder is `{HISTORY}` (`storage.sqlite.base_dir` in "
+            "dagster.yaml). Nothing finished is lost: free some space and run the same again."
+        )
+    if "database disk image is malformed" in text or "file is not a database" in text:
+        return (
+            "Dagster's history is damaged. It is a record only, no artifact is lost: move the "
+            "folder `.llm_assets/dagster` (`storage.sqlite.base_dir` in dagster.yaml) away and run "
+            "the same again."
+        )
+    if "psycopg2.OperationalError" in text or "too many retries for DB connection" in text:
+        return (
+            "Dagster's history cannot be reached: its PostgreSQL (`storage.postgres` in "
+            "dagster.yaml) does not answer, or refuses this user. Nothing finished is lost: start "
+            "it, or correct the address, and run the same again."
+        )
+    if "No module named 'psycopg'" in text:
+        return (
+            "The address of Dagster's PostgreSQL (`storage.postgres` in dagster.yaml) has to begin "
+            "with postgresql+psycopg2://, which names the driver that is installed."
+        )
+    if storage := MISSING_STORAGE.search(text):
+        return install_advice(storage[1])
+    if found := UNSET_VARIABLE.search(text):
+        return f"dagster.yaml names the environment variable {found[1]}, which is not set here."
+    if "attempt to write a readonly database" in text or "unable to open database file" in text:
+        return (
+            "Dagster's history cannot be written: the folder `.llm_assets/dagster` "
+            "(`storage.sqlite.base_dir` in dagster.yaml) is read-only, missing or not yours."
+        )
+    return None

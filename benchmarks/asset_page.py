@@ -24,7 +24,7 @@ import yaml
 from dagster import AssetMaterialization, DagsterInstance, MetadataValue
 from playwright.sync_api import Page, sync_playwright
 
-from benchmarks.harness import alternate, at_most, keep
+from benchmarks.harness import alternate, at_most, record
 
 MANY, FEW = 1_000, 10
 ROUNDS = 3
@@ -36,7 +36,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def main() -> None:
-    """Measure, print and keep."""
+    """Measure, print and record the result."""
     with tempfile.TemporaryDirectory(prefix="asset-page-") as scratch, _browser() as page:
         folder = Path(scratch)
         _fill(folder)
@@ -50,7 +50,7 @@ def main() -> None:
     times = statistics.median(ours) / statistics.median(peer)
     checks = {"times the seconds of the page with ten": at_most(times, MOST_TIMES)}
     packages = ["dagster", "dagster-webserver"]
-    keep("asset_page", ours, peer, "s", f"{FEW} materializations", "lower", packages, checks)
+    record("asset_page", ours, peer, "s", f"{FEW} materializations", "lower", packages, checks)
 
 
 def _fill(folder: Path) -> None:

@@ -14,7 +14,7 @@ from recipes.evaluation.spec import EvaluationSpec
 from recipes.model.base_model import prepare
 from recipes.spec import TrainingSpec, command
 from spark_jobs.clean import job as clean
-from spark_jobs.read.snapshot.snapshot import write_snapshot
+from spark_jobs.read.snapshot import write_snapshot
 from spark_jobs.runtime.session import local_session
 from spark_jobs.tokenize import job as tokenize
 
@@ -55,9 +55,8 @@ def main() -> None:
         training=settings.checkpoint,
     )
     training.write(folder / "training.json")
-    subprocess.run(
-        command(folder / "training.json", settings.checkpoint.placement.workers), check=True
-    )
+    processes = settings.checkpoint.placement.world_size
+    subprocess.run(command(folder / "training.json", processes), check=True)
     measuring = EvaluationSpec(
         base=ModelSource(path=base, fingerprint="base"),
         candidate=ModelSource(path=model, fingerprint="candidate"),

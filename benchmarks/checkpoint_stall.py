@@ -14,18 +14,16 @@ from statistics import median
 
 import torch
 
-from benchmarks.harness import alternate, at_most, keep
+from benchmarks.harness import alternate, at_most, record
 from benchmarks.sizes import SIZES
 from recipes.checkpointing.checkpoint import Checkpointer
 from recipes.data.batch import Batch
-from recipes.distributed.fully_sharded import FullySharded
-from recipes.distributed.strategy import Strategy
+from recipes.distributed.strategy import FullySharded, Strategy, train_step
 from recipes.distributed.workers import join_workers
 from recipes.model.causal_model import TrainableModel
 from recipes.model.decoder.network import Decoder
-from recipes.optimization.optimizer import build_optimizers
-from recipes.settings.sections import OptimizerSettings
-from recipes.training.step import train_step
+from recipes.optimization import build_optimizers
+from recipes.settings import OptimizerSettings
 
 SHAPE = SIZES["135m"].shape
 ROWS, LENGTH = 4, 256
@@ -81,7 +79,7 @@ def random_batch() -> Batch:
 
 
 def main() -> None:
-    """Measure, print and keep the result."""
+    """Measure, print and record the result."""
     decoder = Decoder(SHAPE)
     decoder.initialize()
     model = TrainableModel(decoder)
@@ -98,7 +96,7 @@ def main() -> None:
         ours, peer = alternate(
             lambda: background.save() - undisturbed, lambda: at_once.save() - undisturbed, ROUNDS
         )
-    keep(
+    record(
         "checkpoint_stall",
         ours=ours,
         peer=peer,

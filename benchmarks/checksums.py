@@ -13,9 +13,9 @@ import time
 from pathlib import Path
 from statistics import median
 
-from artifacts.storage.checksums import FileEntry, list_files
-from artifacts.store.verify import find_faults
-from benchmarks.harness import at_most, keep, seconds
+from artifacts.storage.files import FileEntry, list_files
+from artifacts.store.manifest import find_faults
+from benchmarks.harness import at_most, record, seconds
 from benchmarks.main_job import make_project, run
 
 FILES = 8
@@ -27,15 +27,15 @@ LOG_VARIABLE = "CHECKSUM_SECONDS"
 HOOK = f"""
 import atexit, os, threading, time
 def count():
-    from artifacts.storage import checksums
-    read, taken = checksums._read, []
+    from artifacts.storage import files
+    read, taken = files._read, []
     def timed(url):
         began = time.perf_counter()
         try:
             return read(url)
         finally:
             taken.append(time.perf_counter() - began)
-    checksums._read = timed
+    files._read = timed
     def write():
         with open(os.environ["{LOG_VARIABLE}"], "a") as file:
             file.write(f"{{sum(taken)}}\\n")
@@ -51,7 +51,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         ours, peer = cold_checks(Path(scratch) / "files")
         spent, whole = share_of_a_run(Path(scratch))
-    keep(
+    record(
         "checksums",
         ours,
         peer,

@@ -5,7 +5,7 @@ clusters of every size, of which boilerplate is a tenth of all. Spark's joins ru
 of one core and 2 GB each, beside a driver of 512 MB, so that what the driver holds can be told from
 the work; deciding in memory runs as it does on a laptop. Each run is a process of its own.
 
-The figures go to `benchmarks/decide_measured.csv`; docs/scale.md explains them. *Processor
+The figures go to `benchmarks/results/decide.csv`; docs/scale.md explains them. *Processor
 seconds* are those of all processes, which other work on the machine hardly changes. At the smallest
 size both decide, and what they decide has to be equal to the byte. The ratio compares the documents
 per second of the joins with those in memory there; below 1, the joins are slower.
@@ -15,7 +15,6 @@ BENCH_DOCUMENTS (default `1000000,10000000`) chooses other sizes:
     BENCH_DOCUMENTS=1000000,10000000,50000000 make bench NAME=decide
 """
 
-import csv
 import hashlib
 import json
 import os
@@ -31,20 +30,17 @@ from typing import Any
 import psutil
 
 from benchmarks.corpora import FOLDER
-from benchmarks.harness import Check, at_most, keep
+from benchmarks.harness import Check, at_most, record
 from benchmarks.memory import PeakMemory
 from benchmarks.synthetic_documents import DOCUMENTS_PER_PART, SyntheticPart
-from spark_jobs.clean.decide.by_spark.decider import SparkDecider
-from spark_jobs.clean.decide.decider import Outcome, Run
-from spark_jobs.clean.decide.documents import Forgotten
-from spark_jobs.clean.decide.duplicates import write_duplicates
-from spark_jobs.clean.decide.in_memory.decider import InMemoryDecider
+from spark_jobs.clean.decide.by_spark import SparkDecider
+from spark_jobs.clean.decide.decider import Forgotten, Outcome, Run, write_duplicates
+from spark_jobs.clean.decide.in_memory import InMemoryDecider
 from spark_jobs.runtime.scratch import scratch_folder
 from spark_jobs.runtime.session import local_conf, local_session, prepare_environment
 from spark_jobs.settings import CleanCorpusSettings
 
 HOME = FOLDER / "decide"
-TABLE = Path(__file__).with_name("decide_measured.csv")
 SIZES = [int(size) for size in os.environ.get("BENCH_DOCUMENTS", "1000000,10000000").split(",")]
 HEAP_SECONDS = FAMILY_SECONDS = 5.0
 """Between samples, which cost processor time: the kernel walks all pages of every process."""
@@ -54,11 +50,10 @@ heap of the driver's Java after a garbage collection, and the memory of all proc
 
 
 def main() -> None:
-    """Measure every size and keep the table."""
+    """Measure every size and record the table."""
     runs = {("by_spark", size): _measure_apart("by_spark", size) for size in SIZES}
     smallest, largest = SIZES[0], SIZES[-1]
     in_memory = _measure_apart("in_memory", smallest)
-    _write_table({("in_memory", smallest): in_memory} | runs)
     first, last = runs["by_spark", smallest], runs["by_spark", largest]
     grown = f"at {largest:,} documents by that at {smallest:,}"
     per_document = last["processor_seconds"] / first["processor_seconds"] * smallest / largest
@@ -74,19 +69,18 @@ def main() -> None:
     ours, peer = ([smallest / figures["seconds"]] for figures in (first, in_memory))
     peer_name = f"in memory, at {smallest:,} documents"
     packages = ["pyspark", "numpy"]
-    keep("decide", ours, peer, "documents/s", peer_name, "higher", packages, checks)
+    table = [
+        ["documents", "decider", *FIGURES],
+        *(
+            [size, decider, *(figures[figure] for figure in FIGURES)]
+            for (decider, size), figures in [(("in_memory", smallest), in_memory), *runs.items()]
+        ),
+    ]
+    record("decide", ours, peer, "documents/s", peer_name, "higher", packages, checks, table=table)
 
 
 def _ratio(one: dict[str, Any], other: dict[str, Any], figure: str) -> float:
     return round(float(one[figure]) / float(other[figure]), 2)
-
-
-def _write_table(runs: dict[tuple[str, int], dict[str, Any]]) -> None:
-    with TABLE.open("w", newline="") as file:
-        table = csv.writer(file, lineterminator="\n")
-        table.writerow(["documents", "decider", *FIGURES])
-        for (decider, size), figures in runs.items():
-            table.writerow([size, decider, *(figures[figure] for figure in FIGURES)])
 
 
 def _measure_apart(decider: str, documents: int) -> dict[str, Any]:

@@ -12,16 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from artifacts.model.hugging_face import read_tokenizer
-from benchmarks.harness import at_least, at_most, keep
+from artifacts.model import read_tokenizer
+from benchmarks.harness import at_least, at_most, record
 from benchmarks.models import small_model
-from recipes.evaluation.documents import Document, general_texts
-from recipes.evaluation.harness.multiple_choice import (
+from recipes.evaluation.documents import TokenizedDocument, general_texts
+from recipes.evaluation.harness import (
     MULTIPLE_CHOICE_TASK,
+    TaskScores,
     make_questions,
+    run_tasks,
     write_task,
 )
-from recipes.evaluation.harness.tasks import TaskScores, run_tasks
 from recipes.evaluation.settings import EvaluationSettings, MultipleChoiceSettings, TaskSettings
 
 QUESTIONS = 40
@@ -29,10 +30,10 @@ ROUNDS = 2
 PEER_BATCH = 8
 
 
-def documents(tokenizer: Any) -> list[Document]:
+def documents(tokenizer: Any) -> list[TokenizedDocument]:
     """The shipped text's documents, tokenized."""
     return [
-        Document(str(n), str(n), len(text.encode()), np.array(tokenizer.encode(text)))
+        TokenizedDocument(str(n), str(n), len(text.encode()), np.array(tokenizer.encode(text)))
         for n, text in enumerate(general_texts())
     ]
 
@@ -63,16 +64,16 @@ def main() -> None:
     import torch
     from lm_eval.models.huggingface import HFLM
 
-    from recipes.evaluation import models
-    from recipes.evaluation.harness.shared_context import SharedContextLM
+    from recipes.evaluation.bits import load_causal
+    from recipes.evaluation.shared_context import SharedContextLM
 
     with tempfile.TemporaryDirectory() as scratch:
         folder = small_model(Path(scratch) / "model")
         tokenizer = read_tokenizer(folder)
-        model = models.load_model(folder).to(torch.bfloat16)
+        model = load_causal(folder).to(torch.bfloat16)
         multiple_choice = MultipleChoiceSettings(questions=QUESTIONS)
         questions = make_questions(documents(tokenizer), tokenizer, multiple_choice)
-        write_task(questions, Path(scratch) / "multiple_choice")
+        write_task(MULTIPLE_CHOICE_TASK, questions, Path(scratch) / "multiple_choice")
         batch = EvaluationSettings().batch_tokens
         ours = SharedContextLM(model, tokenizer, batch)
         peer = HFLM(pretrained=model, tokenizer=tokenizer, backend="causal", batch_size=PEER_BATCH)
@@ -89,7 +90,7 @@ def main() -> None:
     accuracy = [
         abs(a.values.mean() - b.values.mean()) for a, b in zip(our_scores, peer_scores, strict=True)
     ]
-    keep(
+    record(
         "evaluation",
         our_rates,
         peer_rates,

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.corpora import FOLDER, package_docs, size_of
-from benchmarks.harness import Check, alternate, at_least, at_most, keep
+from benchmarks.harness import Check, alternate, at_least, at_most, record
 from benchmarks.memory import SAMPLE_SECONDS, family_memory
 
 ROUNDS = int(os.environ.get("BENCH_ROUNDS", "1"))
@@ -65,7 +65,7 @@ def main() -> None:
     checks |= judge_removals() | judge_planted()
     packages = ["pyspark", "datatrove", "spacy", "numpy", "scipy"]
     name = "datatrove"
-    keep("fuzzy_dedup", ours, peers[name], "MB/s", name, "higher", packages, checks)
+    record("fuzzy_dedup", ours, peers[name], "MB/s", name, "higher", packages, checks)
 
 
 def run_way(way: str, corpus: Path) -> tuple[float, float]:

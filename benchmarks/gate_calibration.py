@@ -31,10 +31,10 @@ import pyarrow.parquet as pq
 from scipy.stats import norm, t
 
 from benchmarks.gate_populations import SHAPES, Population, load_measured, make, measured
-from benchmarks.harness import Check, at_least, at_most, keep
-from llm_assets.gate.settings import GateSettings
+from benchmarks.harness import Check, at_least, at_most, record
+from llm_assets.gate.verdict import GateSettings
 from recipes.evaluation.settings import Rounds
-from recipes.evaluation.statistics.bounds import FUTILITY, allowance, level, reach, summarize
+from recipes.evaluation.statistics import FUTILITY, allowance, level, reach, summarize
 
 YEARS = {52: 400, 500: 100}
 """Candidates of a year to years simulated."""
@@ -213,7 +213,7 @@ def search(population: Population, random: np.random.Generator) -> dict[str, dic
 
 
 def main() -> None:
-    """Simulate, print a line for each case, and keep the worst lifetime errors and the power."""
+    """Simulate, print a line for each case, and record the worst lifetime errors and the power."""
     random = np.random.default_rng(0)
     populations = {
         "measured": load_measured(1),
@@ -246,7 +246,7 @@ def main() -> None:
         value = checks[f"{name}_200_documents_2x_look_1"].value
         checks[f"{name}_twice_the_smallest_effect_at_200_documents"] = at_least(value, 0.5)
     checks["weekly_bootstrap_worst"] = Check(worst["weekly"], "reported", True)
-    keep(
+    record(
         "gate_calibration",
         [worst["ours"]],
         [worst["before"]],

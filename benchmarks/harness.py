@@ -1,8 +1,9 @@
-"""Measures this project and a peer alternately, prints the ratio and keeps the result.
+"""Measures this project and a peer alternately, prints the ratio and records the result.
 
 A ratio above 1 is better for this project, for times and for rates alike.
 """
 
+import csv
 import importlib.metadata
 import json
 import os
@@ -10,12 +11,14 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-RESULTS = Path(__file__).parent / "results"
+ROOT = Path(__file__).parents[1]
+MEASURED = ROOT / ".llm_assets" / "benchmarks" / "results"
+"""A folder for each program; git ignores it. `python -m benchmarks NAME --keep` takes from here."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ def seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def keep(
+def record(
     name: str,
     ours: list[float],
     peer: list[float],
@@ -66,8 +69,13 @@ def keep(
     packages: list[str],
     checks: dict[str, Check] | None = None,
     machine: str | None = None,
+    table: Sequence[Sequence[Any]] = (),
 ) -> None:
-    """Print the medians and their ratio, and write `benchmarks/results/<name>.json`."""
+    """Print the medians and their ratio, and write `<name>.json` below `MEASURED`.
+
+    A table goes beside it as `<name>.csv`; its first row is the header.
+    """
+    program = Path(sys.argv[0]).stem
     our_median, peer_median = statistics.median(ours), statistics.median(peer)
     ratio = our_median / peer_median if better == "higher" else peer_median / our_median
     result = {
@@ -81,11 +89,15 @@ def keep(
         "versions": {"python": platform.python_version()}
         | {package: importlib.metadata.version(package) for package in packages},
         "machine": machine or machine_name(),
-        "command": f"make bench NAME={name}",
+        "command": f"make bench NAME={program}",
         "rounds": {"ours": ours, "peer": peer},
     }
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=2) + "\n")
+    folder = MEASURED / program
+    folder.mkdir(parents=True, exist_ok=True)
+    if table:
+        with (folder / f"{name}.csv").open("w", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows(table)
+    (folder / f"{name}.json").write_text(json.dumps(result, indent=2) + "\n")
     print(f"{name}: ours {our_median:.4g}, {peer_name} {peer_median:.4g} {unit}: {ratio:.2f}x")
     for key, check in (checks or {}).items():
         print(

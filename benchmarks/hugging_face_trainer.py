@@ -22,15 +22,13 @@ from transformers import (
 
 from artifacts.program.entry import read_spec
 from artifacts.shards.shard_set import ShardSet
-from recipes.data.batch import IGNORED
-from recipes.data.order import DataOrder
-from recipes.data.packed_rows import read_batch
+from recipes.data.batch import IGNORED, read_batch
+from recipes.data.reader import DataOrder
 from recipes.device import choose_precision
 from recipes.model.decoder.attention import allowed_positions
-from recipes.optimization.optimizer import learning_rate_factor
+from recipes.optimization import learning_rate_factor
 from recipes.quiet import silence_libraries
-from recipes.spec import METRICS_NAME, TrainingSpec
-from recipes.training.budget import total_steps
+from recipes.spec import METRICS_NAME, TrainingSpec, total_steps
 
 
 class Rows(Dataset[dict[str, torch.Tensor]]):

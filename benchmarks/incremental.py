@@ -23,12 +23,12 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from benchmarks.corpora import FOLDER, package_docs
-from benchmarks.harness import Check, at_most, keep, seconds
+from benchmarks.harness import Check, at_most, record, seconds
 from benchmarks.scale_text import COPIES_OF_DOCSTRINGS, FILE_MEGABYTES, write_texts
 from benchmarks.tokenize_spark import tokenizer_folder
 from spark_jobs.clean import job as clean
 from spark_jobs.read.settings import RawCorpusSettings
-from spark_jobs.read.snapshot.snapshot import write_snapshot
+from spark_jobs.read.snapshot import write_snapshot
 from spark_jobs.runtime.session import local_session
 from spark_jobs.settings import CleanCorpusSettings, TokenizedShardsSettings
 from spark_jobs.tokenize import job as tokenize
@@ -52,7 +52,7 @@ class Measured:
 
 
 def main() -> None:
-    """Measure both texts and keep the result."""
+    """Measure both texts and record the result."""
     spark = local_session(driver_memory="4g")
     files = MEGABYTES // FILE_MEGABYTES
     write_texts(HOME / "large", files + GROWTHS, COPIES_OF_DOCSTRINGS)
@@ -66,7 +66,7 @@ def main() -> None:
         "shards equal those from nothing": Check(float(same), "== 1", same),
     }
     peer_name = f"a run from nothing, {MEGABYTES:,} MB"
-    keep("incremental", large.grown, large.full, "s", peer_name, "lower", ["pyspark"], checks)
+    record("incremental", large.grown, large.full, "s", peer_name, "lower", ["pyspark"], checks)
 
 
 def measure(spark: SparkSession, text: str, ending: str, files: int) -> Measured:

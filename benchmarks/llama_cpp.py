@@ -15,12 +15,12 @@ from pathlib import Path
 
 import httpx
 
-from llm_assets.export.gguf_file import write_gguf
 from tests.stand_ins.processes import free_port
 
 PACKAGE = "llama-cpp-python"
 VERSION = "0.3.36"
 FOLDER = Path(__file__).parents[1] / "build" / "llama_cpp"
+SOURCE = FOLDER / f"{PACKAGE.replace('-', '_')}-{VERSION}" / "vendor" / "llama.cpp"
 SERVER, QUANTIZE = TOOLS = ("llama-server", "llama-quantize")
 OPTIONS = (
     "-DCMAKE_BUILD_TYPE=Release",
@@ -47,19 +47,18 @@ def build() -> Path | None:
     FOLDER.mkdir(parents=True, exist_ok=True)
     download = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
     _run([*download, f"--dest={FOLDER}", f"--no-binary={PACKAGE}", f"{PACKAGE}=={VERSION}"])
-    name = f"{PACKAGE.replace('-', '_')}-{VERSION}"
-    with tarfile.open(FOLDER / f"{name}.tar.gz") as archive:
+    with tarfile.open(SOURCE.parents[1].with_name(f"{SOURCE.parents[1].name}.tar.gz")) as archive:
         archive.extractall(FOLDER, filter="data")
-    source = FOLDER / name / "vendor" / "llama.cpp"
-    _run(["cmake", "-S", str(source), "-B", str(programs.parent), *OPTIONS])
+    _run(["cmake", "-S", str(SOURCE), "-B", str(programs.parent), *OPTIONS])
     _run(["cmake", "--build", str(programs.parent), "--parallel", "2", "--target", *TOOLS])
     return programs
 
 
 def write_models(programs: Path, model: Path, folder: Path) -> dict[str, Path]:
-    """A model in 16 bits, as `llm-assets export` writes it, and in Q8_0 as llama.cpp makes it."""
+    """A model in 16 bits and in Q8_0, as llama.cpp's own programs write them."""
     files = {"16 bits": folder / "16_bits.gguf", "Q8_0": folder / "q8_0.gguf"}
-    write_gguf(model, files["16 bits"], "model")
+    converter = [sys.executable, str(SOURCE / "convert_hf_to_gguf.py"), str(model)]
+    _run([*converter, "--outtype", "f16", "--outfile", str(files["16 bits"])])
     _run([str(programs / QUANTIZE), str(files["16 bits"]), str(files["Q8_0"]), "Q8_0"])
     return files
 

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 
-from spark_jobs.text.normalize import fold
+from spark_jobs.text import fold
 
 
 def distinct_texts(documents: DataFrame) -> DataFrame:

@@ -3,8 +3,7 @@
 import os
 from pathlib import Path
 
-from recipes.model.base_model import prepare
-from recipes.settings.recipe import BaseModelSettings
+from recipes.model.base_model import BaseModelSettings, prepare
 
 MODEL_VARIABLE = "BENCHMARK_MODEL"
 

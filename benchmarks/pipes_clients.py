@@ -23,7 +23,7 @@ from dagster import (
     open_pipes_session,
 )
 
-from benchmarks.harness import alternate, at_most, keep
+from benchmarks.harness import alternate, at_most, record
 from llm_assets.pipes import Limits
 from tests.llm_assets.pipes.runner import PARENT, Runner
 from tests.stand_ins.google import BUCKET, LocalGoogle, running_local_google
@@ -126,7 +126,7 @@ def main() -> None:
     }
     packages = ["dagster", "dagster-gcp", "google-cloud-aiplatform"]
     peer = "dagster-gcp's message reader around Google's client"
-    keep("pipes_clients", our_seconds, peer_seconds, "s", peer, "lower", packages, checks)
+    record("pipes_clients", our_seconds, peer_seconds, "s", peer, "lower", packages, checks)
 
 
 if __name__ == "__main__":

@@ -28,10 +28,9 @@ from transformers import (
 )
 
 from artifacts.program.entry import read_spec
-from artifacts.shards.documents import list_documents, read_tokens
-from artifacts.shards.shard_set import ShardSet
+from artifacts.shards.shard_set import ShardSet, list_documents, read_tokens
 from recipes.data.batch import IGNORED
-from recipes.data.order import DataOrder
+from recipes.data.reader import DataOrder
 from recipes.quiet import silence_libraries
 from recipes.spec import METRICS_NAME, TrainingSpec
 

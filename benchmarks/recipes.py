@@ -15,10 +15,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.harness import Check, alternate, at_least, at_most, keep, machine_name
+from benchmarks.harness import Check, alternate, at_least, at_most, machine_name, record
 from benchmarks.recipe_tasks import TASKS, RecipeTask, write_examples, write_model
 from benchmarks.training_runs import ProgramRun, make_spec, run_program
-from recipes.settings.recipe import training_settings
+from recipes.settings import training_settings
 
 OURS, PEER = "recipes.continued_pretraining", "benchmarks.plain_scripts"
 PROCESSOR_TIME = "benchmarks.processor_time"
@@ -67,7 +67,7 @@ def measure(recipe: str, task: RecipeTask) -> tuple[float, dict[str, Check]]:
 
 
 def main() -> None:
-    """Measure, print and keep the result; with names of recipes, measure these and keep nothing."""
+    """Measure, print and record the result; with names of recipes, print that of these alone."""
     wanted = sys.argv[1:] or list(TASKS)
     os.environ["OMP_NUM_THREADS"] = "1"
     found = [measure(recipe, TASKS[recipe]) for recipe in wanted]
@@ -76,7 +76,7 @@ def main() -> None:
         for name, check in checks.items():
             print(f"  {name}: {check.value:.3g} {check.limit}")
         return
-    keep(
+    record(
         "recipes",
         ours=[ratio for ratio, _ in found],
         peer=[1.0],

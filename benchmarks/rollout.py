@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx
 import psutil
 
-from benchmarks.harness import at_least, at_most, keep
+from benchmarks.harness import at_least, at_most, record
 from benchmarks.models import small_model
 from serving import endpoint as process
 from serving.settings import EndpointSettings, RolloutSettings
@@ -127,7 +127,7 @@ def replace(model: Path, state: Path) -> Load:
 
 
 def main() -> None:
-    """Soak, replace, and keep the shares of answers kept."""
+    """Soak, replace, and record the shares of answers kept."""
     with tempfile.TemporaryDirectory() as scratch:
         model = small_model(Path(scratch) / "model")
         try:
@@ -139,7 +139,7 @@ def main() -> None:
     print("ours:", dict(ours.counts), dict(ours.versions), f"slowest {ours.slowest:.1f} s")
     print("peer:", dict(peer.counts), dict(peer.versions), f"slowest {peer.slowest:.1f} s")
     lost = sum(ours.counts.values()) - ours.counts["kept"]
-    keep(
+    record(
         "rollout",
         [ours.kept],
         [peer.kept],

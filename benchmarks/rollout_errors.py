@@ -1,6 +1,6 @@
 """How often a rollout takes back a version that is no worse, and how soon one that is.
 
-Simulated requests meet the rollout's own rule (`serving.evidence`) as it is set by default: a tenth
+Simulated requests meet the rollout's own rule (`serving.rollout`) as it is set by default: a tenth
 of them goes to the new version, then half, until each step has seen `min_requests` of it. Seconds
 for a token are lognormal about a load that both versions share and that drifts (an autoregressive
 process over the looks), so answers of one moment resemble each other, as on a real machine.
@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import fisher_exact, mannwhitneyu
 
-from benchmarks.harness import Check, at_least, at_most, keep
-from serving.evidence import Evidence, Seen
+from benchmarks.harness import Check, at_least, at_most, record
+from serving.rollout import Evidence, Seen
 from serving.settings import RolloutSettings
 
 ROLLOUTS = 300
@@ -127,7 +127,7 @@ FOUND = 0.95
 
 
 def main() -> None:
-    """Simulate, print a line for each case, and keep the worst false alarm and what is seen."""
+    """Simulate, print a line for each case, and record the worst false alarm and what is seen."""
     random = np.random.default_rng(0)
     checks: dict[str, Check] = {}
     alarms = {"ours": 0.0, "peer": 0.0}
@@ -147,7 +147,7 @@ def main() -> None:
         checks[name] = at_least(share, FOUND) if promised else Check(share, "reported", True)
         checks[f"{name}_median_requests"] = Check(median, "reported", True)
         print(f"{name}: {share:.1%} taken back, half of them by {median:.0f} requests", flush=True)
-    keep(
+    record(
         "rollout_errors",
         [alarms["ours"]],
         [alarms["peer"]],

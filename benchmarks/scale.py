@@ -1,13 +1,12 @@
 """What the corpus engine costs against the size of the text: 1, 10 and 100 % of 1 GB.
 
 Each size is made from the sources to the shards in a process of its own, with 4 GB for Spark's
-driver. The figures of every stage are in `benchmarks/scale_measured.csv`; docs/scale.md explains
+driver. The figures of every stage are in `benchmarks/results/scale.csv`; docs/scale.md explains
 them. The ratio compares the rate at the full size with that at a tenth of it.
 
 BENCH_MEGABYTES (default `10,100,1000`) chooses other sizes, for trying out.
 """
 
-import csv
 import json
 import os
 import shutil
@@ -19,12 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.corpora import FOLDER
-from benchmarks.harness import Check, at_most, keep
+from benchmarks.harness import Check, at_most, record
 from benchmarks.memory import PeakMemory
 from benchmarks.scale_text import FILE_MEGABYTES, MANY_COPIES, write_texts
 
 HOME = FOLDER / "scale"
-TABLE = Path(__file__).with_name("scale_measured.csv")
 SIZES = [int(size) for size in os.environ.get("BENCH_MEGABYTES", "10,100,1000").split(",")]
 FIGURES = ("seconds", "peak_gb", "driver_gb", "documents")
 """Of a stage: its time, the memory of all processes and of the driver's Python, documents made."""
@@ -33,10 +31,9 @@ DRIVER_LIMIT_GB = 4
 
 
 def main() -> None:
-    """Measure every size and keep the table."""
+    """Measure every size and record the table."""
     write_texts(HOME / "text", max(SIZES) // FILE_MEGABYTES, MANY_COPIES)
     sizes = {megabytes: _measure_apart(megabytes) for megabytes in SIZES}
-    _write_table(sizes)
     largest, before = sizes[SIZES[-1]], sizes[SIZES[-2]]
     rates = [SIZES[-1] / largest["seconds"], SIZES[-2] / before["seconds"]]
     driver = max(stage["driver_gb"] for stage in largest["stages"].values())
@@ -45,16 +42,18 @@ def main() -> None:
         "all processes": at_most(largest["peak_gb"], 2 * DRIVER_LIMIT_GB, "GB"),
     }
     peer_name = f"the same at {SIZES[-2]:,} MB"
-    keep("scale", rates[:1], rates[1:], "MB/s", peer_name, "higher", ["pyspark", "numpy"], checks)
-
-
-def _write_table(sizes: dict[int, dict[str, Any]]) -> None:
-    with TABLE.open("w", newline="") as file:
-        table = csv.writer(file, lineterminator="\n")
-        table.writerow(["megabytes", "stage", *FIGURES])
-        for megabytes, figures in sizes.items():
-            for name, stage in figures["stages"].items():
-                table.writerow([megabytes, name, *(stage[figure] for figure in FIGURES)])
+    table = [
+        ["megabytes", "stage", *FIGURES],
+        *(
+            [megabytes, name, *(stage[figure] for figure in FIGURES)]
+            for megabytes, figures in sizes.items()
+            for name, stage in figures["stages"].items()
+        ),
+    ]
+    packages = ["pyspark", "numpy"]
+    record(
+        "scale", rates[:1], rates[1:], "MB/s", peer_name, "higher", packages, checks, table=table
+    )
 
 
 def _measure_apart(megabytes: int) -> dict[str, Any]:
@@ -72,7 +71,7 @@ def measure(megabytes: int) -> dict[str, Any]:
     from benchmarks.tokenize_spark import tokenizer_folder
     from spark_jobs.clean import job as clean
     from spark_jobs.read.settings import RawCorpusSettings
-    from spark_jobs.read.snapshot.snapshot import write_snapshot
+    from spark_jobs.read.snapshot import write_snapshot
     from spark_jobs.runtime.session import local_session
     from spark_jobs.settings import CleanCorpusSettings, TokenizedShardsSettings
     from spark_jobs.tokenize import job as tokenize

@@ -6,7 +6,6 @@ bits and with Q8_0, which is left out where nothing here can build it.
 """
 
 import asyncio
-import json
 import os
 import statistics
 import subprocess
@@ -23,10 +22,11 @@ import httpx
 import psutil
 
 from benchmarks import llama_cpp
-from benchmarks.harness import Check, at_least, at_most, keep
+from benchmarks.harness import Check, at_least, at_most, record
 from benchmarks.models import small_model
 from serving import endpoint as process
-from serving.engine.protocol import SECRET_VARIABLE
+from serving.engine.process import EngineProcess
+from serving.engine.protocol import GenerateRequest
 from serving.settings import EndpointSettings, Weights
 from serving.state import Desired, Status
 
@@ -94,17 +94,21 @@ class Server:
 
 @dataclass(frozen=True)
 class Engine:
-    """The endpoint's engine, without its API server."""
+    """An engine as the endpoint's, without its API server."""
 
-    http: httpx.AsyncClient
+    process: EngineProcess
 
     async def ask(self, number: int, tokens: int) -> int:
         """What the API server asks it for a whole completion."""
-        body = {"prompt": PROMPT.format(number), "max_tokens": tokens, "ignore_eos": True}
-        body |= {"max_prompt_tokens": 512, "stream": False}
-        answer = await self.http.post("/generate", json=body)
-        answer.raise_for_status()
-        return int(json.loads(answer.text.splitlines()[-1])["completion_tokens"])
+        request = GenerateRequest(
+            prompt=PROMPT.format(number),
+            max_tokens=tokens,
+            max_prompt_tokens=512,
+            ignore_eos=True,
+            stream=False,
+        )
+        (answer,) = [chunk async for chunk in self.process.generate(request)]
+        return answer.completion_tokens
 
 
 def one_at_a_time(model: Path) -> float:
@@ -182,13 +186,17 @@ async def measure(
     return found
 
 
+def desired(model: Path, weights: Weights) -> Desired:
+    """The same of every server."""
+    settings = EndpointSettings(port=0, weights=weights)
+    return Desired(model_folder=model, version="1", fingerprint="benchmark", settings=settings)
+
+
 @contextmanager
 def endpoint(model: Path, state: Path, weights: Weights) -> Iterator[Status]:
     """An endpoint while the block runs."""
-    settings = EndpointSettings(port=0, weights=weights)
-    wanted = Desired(model_folder=model, version="1", fingerprint="benchmark", settings=settings)
     try:
-        yield process.start(state, wanted, print).status
+        yield process.start(state, desired(model, weights), print).status
     finally:
         process.stop(state)
 
@@ -220,20 +228,20 @@ async def measure_all(model: Path, scratch: Path) -> dict[str, list[float]]:
                 started = llama_cpp.serving(programs, file, CLIENTS, threads)
                 url, pid = running.enter_context(started)
                 addresses[f"llama.cpp {form}"] = (url, [pid])
-        (route,) = ours.routes
-        secret = psutil.Process(route.engine_pid).environ()[SECRET_VARIABLE]
         async with AsyncExitStack() as clients:
 
-            async def client(url: str, **headers: str) -> httpx.AsyncClient:
-                http = httpx.AsyncClient(base_url=url, timeout=300, headers=headers)
-                return await clients.enter_async_context(http)
+            async def client(url: str) -> httpx.AsyncClient:
+                return await clients.enter_async_context(
+                    httpx.AsyncClient(base_url=url, timeout=300)
+                )
 
-            engine_url = f"http://127.0.0.1:{route.engine_port}"
-            engine = Engine(await client(engine_url, Authorization=f"Bearer {secret}"))
+            engine = EngineProcess(desired(model, "bf16"), scratch / "engine.log", lambda: None)
+            await engine.start()
+            clients.push_async_callback(engine.stop)
             servers = {
                 name: Server(await client(url), pids) for name, (url, pids) in addresses.items()
             }
-            found = await measure(servers, engine, ours.api_server_pid, model)
+            found = await measure(servers, Engine(engine), ours.api_server_pid, model)
             for name, server in servers.items():
                 found[f"{name}, MB"] = [server.megabytes]
     found["start"] = [start_seconds]
@@ -277,11 +285,11 @@ def judged(found: dict[str, list[float]]) -> dict[str, Check]:
 
 
 def main() -> None:
-    """Measure with a model in a folder of its own, and keep what was found."""
+    """Measure with a model in a folder of its own, and record the result."""
     with tempfile.TemporaryDirectory() as scratch:
         model = small_model(Path(scratch) / "model")
         found = asyncio.run(measure_all(model, Path(scratch)))
-    keep(
+    record(
         "serving",
         found["ours"],
         found["generate"],

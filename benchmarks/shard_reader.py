@@ -25,9 +25,8 @@ from artifacts.shards.format import (
     write_shard,
 )
 from artifacts.shards.shard_set import ShardSet
-from benchmarks.harness import alternate, at_least, at_most, keep
-from recipes.data.order import DataOrder
-from recipes.data.reader import Share, StepInput, TrainingData, load
+from benchmarks.harness import alternate, at_least, at_most, record
+from recipes.data.reader import BatchSplit, DataOrder, StepInput, TrainingData, load
 
 LENGTH, BATCH = 2048, 32
 ROWS = 32_768
@@ -80,7 +79,7 @@ def _open_reader(shards: ShardSet) -> Iterator[StepInput]:
     """A reader in the middle of the second epoch, where entering costs most if it costs at all."""
     order = DataOrder(seed=0, train_rows=len(shards))
     start = len(shards) * 3 // 2
-    return iter(load(TrainingData(shards, order, Share(BATCH, BATCH), "", start)))
+    return iter(load(TrainingData(shards, order, BatchSplit(BATCH, BATCH), "", start)))
 
 
 def read_peer(folder: Path) -> float:
@@ -95,7 +94,7 @@ def read_peer(folder: Path) -> float:
 
 
 def main() -> None:
-    """Measure, print and keep the result."""
+    """Measure, print and record the result."""
     from datasets import Dataset
 
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
@@ -119,7 +118,7 @@ def main() -> None:
         )
         opening = _seconds_to_open(folder / "shards", stats)
         opening_small = _seconds_to_open(folder / "small", small)
-    keep(
+    record(
         "shard_reader",
         ours=ours,
         peer=peer,

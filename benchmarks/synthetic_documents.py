@@ -12,12 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_jobs.clean.decide.documents import DOCUMENT_SCHEMA, DocumentPart, Forgotten
-from spark_jobs.clean.prepare import PreparedPart, bands_of, fixed_binary
-from spark_jobs.clean.signatures import band_keys, signatures
+from spark_jobs.clean.decide.decider import DOCUMENT_SCHEMA, DocumentPart, Forgotten
+from spark_jobs.clean.prepare import PreparedPart, band_keys, bands_of, fixed_binary, signatures
 from spark_jobs.settings import CleanCorpusSettings
-from spark_jobs.text.normalize import text_hash
-from spark_jobs.text.shingles import mix, shingle, sum_words
+from spark_jobs.text import mix, shingle, sum_words, text_hash
 
 DOCUMENTS_PER_PART = 20_000
 BOILERPLATE = 0.1
@@ -59,6 +57,7 @@ class SyntheticPart(DocumentPart):
             "bytes": lengths,
             "fault": pa.nulls(count, pa.string()),
             "repaired": pa.array(np.zeros(count, bool)),
+            "shape": pa.nulls(count, pa.int64()),
             "past": pa.array(np.zeros(count, bool)),
             "recorded_split": pa.array(np.zeros(count, np.int8)),
             "recorded_slice": pa.array(np.zeros(count, np.int32)),

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from benchmarks.corpora import FOLDER, package_docs
-from benchmarks.harness import Check, alternate, at_least, keep
+from benchmarks.harness import Check, alternate, at_least, record
 from spark_jobs.clean import job as clean
 from spark_jobs.runtime.session import local_session
 from spark_jobs.settings import (
@@ -64,7 +64,7 @@ def main() -> None:
     }
     packages = ["pyspark", "gigatoken", "tokenizers", "pyarrow"]
     peer_name = "the same job with Hugging Face tokenizers"
-    keep("tokenize_spark", ours, peer, "MB/s", peer_name, "higher", packages, checks)
+    record("tokenize_spark", ours, peer, "MB/s", peer_name, "higher", packages, checks)
 
 
 def clean_text(spark: object) -> tuple[Path, float]:

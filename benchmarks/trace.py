@@ -28,19 +28,18 @@ from artifacts.store.identity import Identity
 from artifacts.store.store import Artifact, Draft, Store
 from benchmarks.checksums import forget
 from benchmarks.corpora import FOLDER, package_docs
-from benchmarks.harness import Check, at_least, at_most, keep, seconds
+from benchmarks.harness import Check, at_least, at_most, record, seconds
 from benchmarks.scale_text import COPIES_OF_DOCSTRINGS, FILE_MEGABYTES, write_texts
 from benchmarks.tokenize_spark import clean_text, tokenizer_folder
-from llm_assets.registry.records import ModelVersion
-from llm_assets.registry.state import RegistryState
+from llm_assets.registry.state import ModelVersion, RegistryState
 from llm_assets.tracing.indexed import index_keys
 from llm_assets.tracing.trace import Tracer
-from recipes.data.trained import TRAINED_NAME, record_trained
+from recipes.data.records import TRAINED_NAME, record_trained
 from recipes.spec import MODEL_FOLDER
 from spark_jobs import trace_index
 from spark_jobs.clean import job as clean
 from spark_jobs.read.settings import RawCorpusSettings
-from spark_jobs.read.snapshot.snapshot import write_snapshot
+from spark_jobs.read.snapshot import write_snapshot
 from spark_jobs.runtime.session import local_session
 from spark_jobs.settings import (
     CleanCorpusSettings,
@@ -79,7 +78,7 @@ def main() -> None:
     }
     packages = ["numpy", "pyspark", "pyarrow"]
     peer_name = f"tokenizing the same {megabytes:,.0f} MB"
-    keep("trace", indexing, tokenizing, "s", peer_name, "lower", packages, checks)
+    record("trace", indexing, tokenizing, "s", peer_name, "lower", packages, checks)
 
 
 def text_of_docstrings(spark: Any) -> tuple[Path, Path, float]:

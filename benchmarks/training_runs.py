@@ -20,7 +20,7 @@ from artifacts.shards.format import (
     token_dtype,
     write_shard,
 )
-from recipes.settings.recipe import RecipeSettings
+from recipes.settings import RecipeSettings
 from recipes.spec import TrainingSpec, read_metrics
 
 REPOSITORY = Path(__file__).parents[1]
@@ -45,36 +45,50 @@ class ProgramRun:
 
 
 def random_shards(
-    folder: Path, vocab_size: int, tokenizer_sha256: str, rows: int, sequence_length: int
+    folder: Path,
+    vocab_size: int,
+    tokenizer_sha256: str,
+    rows: int,
+    sequence_length: int,
+    document_tokens: int | None = None,
 ) -> ShardStats:
-    """Rows of random tokens, one document each: work like any other for a benchmark."""
+    """Rows of random tokens: work like any other for a benchmark.
+
+    Args:
+        document_tokens: of which a row is a multiple; absent: each row is one document.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     generator = np.random.default_rng(0)
+    length = document_tokens or sequence_length
+    per_row = sequence_length // length
+    count = rows * per_row
     dtype = token_dtype(vocab_size)
     entries = []
     for split in ("train", "validation"):
         name = f"{split}-00000"
         packed = PackedRows(
             tokens=generator.integers(0, vocab_size, (rows, sequence_length)).astype(dtype),
-            segments=np.array([(0, sequence_length, row, 0) for row in range(rows)], SEGMENT),
-            row_offsets=np.arange(rows + 1),
+            segments=np.array(
+                [(number % per_row * length, length, number, 0) for number in range(count)], SEGMENT
+            ),
+            row_offsets=np.arange(rows + 1) * per_row,
         )
         documents = pa.table(
             {
-                "id": [f"{split}/{row}" for row in range(rows)],
-                "cluster": [f"{split}/{row}" for row in range(rows)],
-                "source": ["random"] * rows,
-                "bytes": [sequence_length * 4] * rows,
-                "tokens": [sequence_length] * rows,
-                "text_hash": [f"{split}/{row}" for row in range(rows)],
-                "slice": [1] * rows,
+                "id": [f"{split}/{number}" for number in range(count)],
+                "cluster": [f"{split}/{number}" for number in range(count)],
+                "source": ["random"] * count,
+                "bytes": [length * 4] * count,
+                "tokens": [length] * count,
+                "text_hash": [f"{split}/{number}" for number in range(count)],
+                "slice": [1] * count,
             },
             DOCUMENT_SCHEMA,
         )
         write_shard(folder, name, packed, documents)
         entries.append(
             ShardEntry(
-                name=name, split=split, rows=rows, tokens=rows * sequence_length, documents=rows
+                name=name, split=split, rows=rows, tokens=rows * sequence_length, documents=count
             )
         )
     return ShardStats(

@@ -15,18 +15,17 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.harness import at_most, keep
+from benchmarks.harness import at_most, record
 from benchmarks.sizes import SIZES
 from benchmarks.training_runs import REPOSITORY
 from recipes.data.batch import Batch
+from recipes.deepspeed.settings import DeepSpeedSettings, configuration
+from recipes.distributed.strategy import train_step
 from recipes.distributed.workers import join_workers, leave_workers
 from recipes.model.causal_model import TrainableModel
 from recipes.model.decoder.network import Decoder
 from recipes.quiet import silence_libraries
-from recipes.settings.deepspeed import DeepSpeedSettings
-from recipes.settings.deepspeed_configuration import configuration
-from recipes.settings.sections import OptimizerSettings
-from recipes.training.step import train_step
+from recipes.settings import OptimizerSettings
 
 SHAPE = SIZES["135m"].shape
 LENGTH = 64
@@ -48,12 +47,14 @@ def live_bytes() -> int:
 def train_once(folder: Path) -> None:
     """As one of the workers: take a step, and write down what is held after it."""
     silence_libraries()
-    from recipes.zero.strategy import Zero
+    from recipes.deepspeed.strategy import Zero
 
     workers = join_workers()
     decoder = Decoder(SHAPE)
     decoder.initialize()
-    told = configuration(False, workers.count, workers.count, 1, 1.0, DeepSpeedSettings())
+    told = configuration(
+        False, workers.count, workers.count, 1, 1.0, DeepSpeedSettings(name="deepspeed")
+    )
     model = TrainableModel(decoder)
     strategy = Zero(model, OptimizerSettings(), told, workers, folder / "scratch")
     tokens = torch.randint(0, SHAPE.vocab_size, (1, LENGTH))
@@ -81,9 +82,9 @@ def held_by(processes: int) -> list[float]:
 
 
 def main() -> None:
-    """Measure, print and keep the result."""
+    """Measure, print and record the result."""
     two, one = held_by(2), held_by(1)
-    keep(
+    record(
         "zero",
         ours=two,
         peer=one,

@@ -1,6 +1,6 @@
 """Writes what an image is made of, as its last step: CycloneDX 1.6 of its packages.
 
-    python3 images/bill_of_materials.py OUTPUT --constraints constraints.txt
+    python3 images/bill_of_materials.py OUTPUT --constraints requirements.lock
 
 The Python packages come from cyclonedx-bom, installed aside so that it is not among them; those of
 the Linux distribution from dpkg.
@@ -27,8 +27,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
         program = f"{folder}/bin/python"
-        install = [program, "-m", "pip", "install", "--quiet", "--no-cache-dir", "cyclonedx-bom"]
-        subprocess.run([*install, "-c", options.constraints], check=True)
+        install = ["uv", "pip", "install", "--quiet", "--no-cache", "--python", program]
+        subprocess.run([*install, "cyclonedx-bom", "-c", options.constraints], check=True)
         bill = describe(program, sys.executable)
     options.output.write_text(json.dumps(bill, indent=2))
     print(f"{options.output}: {len(bill['components'])} packages")

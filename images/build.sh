@@ -12,7 +12,7 @@ usage() { echo "usage: images/build.sh cuda|tpu|spark|serve|serve_transformers [
 
 image="$1"
 case "$image" in
-  cuda | tpu) code="artifacts recipes" ;;
+  cuda | tpu) code="artifacts recipes pyproject.toml README.md LICENSE" ;;
   spark) code="artifacts spark_jobs" ;;
   serve | serve_transformers) code="artifacts serving" ;;
 esac
@@ -27,7 +27,7 @@ if [[ "${2:-}" != "--print" ]] && ! grep -q '^FROM .*@sha256:' "images/$image/Do
 fi
 # shellcheck disable=SC2086
 content="$(git ls-files -co --exclude-standard -- "images/$image" images/bill_of_materials.py \
-  constraints.txt $code | LC_ALL=C sort)"
+  requirements.lock $code | LC_ALL=C sort)"
 tag="$(while IFS= read -r file; do
   if [[ -f "$file" ]]; then printf '%s\0' "$file"; cat "$file"; fi
 done <<< "$content" | sha256sum | cut -c1-16)"

@@ -15,10 +15,12 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from artifacts.errors import PREFIX_VARIABLE, UserError
 from artifacts.examples import Form
-from artifacts.settings import Settings
+from artifacts.settings import Settings, read_yaml
 from artifacts.storage.files import is_local
-from artifacts.yaml_files import read_yaml
-from llm_assets.gate.settings import ModelVersionSettings
+from artifacts.store.pipelines import Pipeline
+from artifacts.store.store import Store
+from llm_assets.exam.settings import ExamSettings
+from llm_assets.gate.verdict import ModelVersionSettings
 from llm_assets.operation_settings import (
     AutomationSettings,
     ForgettingSettings,
@@ -26,13 +28,17 @@ from llm_assets.operation_settings import (
     RetentionSettings,
 )
 from recipes.evaluation.settings import EvaluationSettings
-from recipes.settings.recipe import (
+from recipes.model.base_model import BaseModelSettings
+from recipes.settings import (
     RECIPES,
-    BaseModelSettings,
-    ContinuedPretrainingSettings,
+    STRATEGIES,
     RecipeSettings,
+    TrainingSettings,
+    installed,
+    settings_model,
+    training_settings,
 )
-from serving.settings import EndpointSettings
+from serving.settings import QUANTIZED, EndpointSettings
 from spark_jobs.read.settings import Files, RawCorpusSettings
 from spark_jobs.settings import (
     COPIED_BY_PROCESS,
@@ -43,7 +49,7 @@ from spark_jobs.settings import (
 )
 
 CONFIG_VARIABLE = "LLM_ASSETS_CONFIG"
-DEFAULT_CONFIG = "config/smollm2_package_docs.yaml"
+DEFAULT_CONFIG = "config/invented_products.yaml"
 OTHER_FILES = ("dagster.yaml", "workspace.yaml")
 
 FORM_WORDS: dict[Form, str] = {
@@ -116,7 +122,10 @@ class PipelineSettings(Settings):
     clean_corpus: CleanCorpusSettings = CleanCorpusSettings()
     tokenized_shards: TokenizedShardsSettings = TokenizedShardsSettings()
     base_model: BaseModelSettings
-    checkpoint: RecipeSettings = ContinuedPretrainingSettings()
+    checkpoint: RecipeSettings = Field(default_factory=lambda: training_settings({}))
+    exam: ExamSettings | None = None
+    """Questions about facts of the text: whether a model knows what it read. Without it there is
+    no asset `exam`."""
     eval_metrics: EvaluationSettings = EvaluationSettings()
     model_version: ModelVersionSettings = ModelVersionSettings()
     endpoint: EndpointSettings = EndpointSettings()
@@ -127,6 +136,20 @@ class PipelineSettings(Settings):
 
     spark: SparkSettings = SparkSettings()
     training: TrainingRunnerSettings = TrainingRunnerSettings()
+    stages: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Settings of stages of your own, by the names of their assets (docs/new_stage.md)."""
+
+    def stage(self, name: str, model: type[Model]) -> Model:
+        """The section of a stage; raises UserError where that of one of your own is wrong."""
+        if name in type(self).model_fields:
+            section: Model = getattr(self, name)
+            return section
+        values = self.stages.get(name, {})
+        return _validate(values, model, f"`stages.{name}` of the pipeline {self.name}")
+
+    def leaves_out(self, name: str) -> bool:
+        """Whether the graph is without a stage, since the file is without its section."""
+        return name in type(self).model_fields and getattr(self, name) is None
 
     @property
     def form(self) -> Form:
@@ -154,6 +177,23 @@ class PipelineSettings(Settings):
                 raise ValueError(
                     f"the source {source.name!r} pins files of this machine, which Spark on Google "
                     "Cloud cannot read; leave out `pin`, or put them into a bucket"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _gate_has_its_exam(self) -> Self:
+        if self.model_version.gate.metric == "exam":
+            decides = "`model_version.gate.metric` is `exam`"
+            if self.exam is None:
+                raise ValueError(
+                    f"{decides}, but there is no section `exam`; add one (docs/knowledge.md), or "
+                    "leave `metric` out, so that held-out text decides"
+                )
+            if self.endpoint.weights in QUANTIZED:
+                raise ValueError(
+                    f"{decides}, which is taken by weights as they were trained, but "
+                    f"`endpoint.weights` serves them in {self.endpoint.weights}; leave out one of "
+                    "the two keys"
                 )
         return self
 
@@ -190,6 +230,29 @@ def load_settings(path: Path) -> PipelineSettings:
     settings = read_settings_file(path, PipelineSettings, CONFIG_VARIABLE)
     os.environ[PREFIX_VARIABLE] = settings.key_prefix or ""
     return settings
+
+
+def refuse_second_file(path: Path, settings: PipelineSettings, record: Pipeline) -> None:
+    """Raise UserError where another pipeline file of this name has the same store.
+
+    One that is no longer there, or says otherwise by now, was moved or changed.
+    """
+    other = Path(record.history().file or path.resolve())
+    if other == path.resolve() or not other.exists():
+        return
+    try:
+        theirs = read_settings_file(other, PipelineSettings, CONFIG_VARIABLE)
+    except UserError:
+        return
+    beside = (other.parent, other.parent.parent, Path())
+    roots = {Store(str(folder / theirs.store)).root for folder in beside if is_local(theirs.store)}
+    if theirs.name == settings.name and record.store.root in roots | {theirs.store.rstrip("/")}:
+        raise UserError(
+            f"{path.resolve()} and {other} have the same `name` ({settings.name}) and the same "
+            f"`store` ({record.store.root}), so each would go on from what the other made and "
+            "decided. Give one of them another `name`. Where the one was moved or copied to take "
+            "the place of the other, remove or rename the other: nothing else is needed."
+        )
 
 
 def changed_settings(path: Path, changes: Mapping[str, Any]) -> PipelineSettings:
@@ -251,7 +314,7 @@ def _validate(content: dict[str, Any], model: type[Model], source: str) -> Model
     try:
         return model.model_validate(content)
     except ValidationError as error:
-        faults = [_describe(fault, model) for fault in error.errors()]
+        faults = [_describe(fault, model, content) for fault in error.errors()]
         raise UserError(f"{source} has wrong settings:\n  " + "\n  ".join(faults)) from error
 
 
@@ -260,27 +323,32 @@ def _pipeline_files() -> list[Path]:
     return sorted([*Path("config").glob("*.yaml"), *here])
 
 
-def _describe(fault: Any, model: type[BaseModel]) -> str:
-    # A source's tag tells which of several is meant; there is one recipe.
-    location = [str(part) for part in fault["loc"] if part not in RECIPES]
+def _describe(fault: Any, model: type[BaseModel], content: Any) -> str:
+    location = [str(part) for part in fault["loc"]]
     key = ".".join(location)
     if fault["type"] == "extra_forbidden":
-        names = _field_names(model, fault["loc"][:-1])
+        names = _field_names(model, fault["loc"][:-1], content)
         nearest = difflib.get_close_matches(location[-1], names, n=1, cutoff=0.0)
         hint = f"did you mean `{nearest[0]}`? " if nearest else ""
         return f"{key}: unknown key; {hint}Valid here: {', '.join(names)}."
     return f"{key}: {fault['msg']} (got {fault['input']!r})"
 
 
-def _field_names(model: Any, location: tuple[Any, ...]) -> list[str]:
-    """The keys that are valid at a location of the settings tree."""
+def _field_names(model: Any, location: tuple[Any, ...], content: Any) -> list[str]:
+    """The keys that are valid at a location of the settings tree; `content` is what a file says."""
     models = models_in(model)
     for part in location:
+        content = content.get(part) if isinstance(content, dict) else None
         inner: list[type[BaseModel]] = []
         for candidate in models:
             if part in candidate.model_fields:
                 inner += models_in(candidate.model_fields[part].annotation)
-        # A list index changes nothing; a union's tag names the variant by its `type` or `recipe`.
+        if part in installed(STRATEGIES):
+            inner = [settings_model(STRATEGIES, part)]
+        elif TrainingSettings in inner:
+            default = TrainingSettings.model_fields["recipe"].default
+            inner = [settings_model(RECIPES, (content or {}).get("recipe", default))]
+        # A list index changes nothing; a union's tag names the variant by its `type`.
         models = inner or [m for m in models if _tag(m) == part] or models
     return sorted({name for candidate in models for name in candidate.model_fields})
 
@@ -295,5 +363,5 @@ def models_in(annotation: Any) -> list[type[BaseModel]]:
 
 
 def _tag(model: type[BaseModel]) -> str | None:
-    field = model.model_fields.get("type") or model.model_fields.get("recipe")
+    field = model.model_fields.get("type")
     return get_args(field.annotation)[0] if field and get_args(field.annotation) else None

@@ -8,16 +8,22 @@ import json
 import os
 import sqlite3
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from artifacts.yaml_files import read_yaml
+from artifacts.settings import read_yaml
+from artifacts.storage.files import make_private
 
 if TYPE_CHECKING:
     from dagster import DagsterInstance
 
+PROJECT_FOLDER = ".llm_assets"
+"""What a project's commands write, beside its store."""
+LOCAL = ("local_artifact_storage", "compute_logs")
+"""Sections of dagster.yaml that may name a folder."""
 RUNNING = ("QUEUED", "STARTING", "STARTED")
 RUNS_DATABASE, TICKS_DATABASE = "history/runs.db", "schedules/schedules.db"
 RUNS_ASKED = "SELECT run_id, status FROM runs WHERE status IN (?, ?, ?) ORDER BY id DESC"
@@ -40,7 +46,7 @@ class UnfinishedRun:
 
 @dataclass(frozen=True)
 class IdleTick:
-    """The last look of a sensor or schedule, where it launched nothing."""
+    """The last look of a sensor or schedule, where it launched nothing and says why."""
 
     name: str
     at: datetime
@@ -70,6 +76,23 @@ def sqlite_folder(home: Path) -> Path | None:
     return Path(base) if isinstance(base, str) else None
 
 
+def make_history_private() -> None:
+    """Close the folders that dagster.yaml names to other users of this machine.
+
+    Their databases and logs hold extracts of documents, and Dagster itself has them readable.
+    """
+    home = Path(os.environ.get("DAGSTER_HOME") or ".")
+    if not (home / "dagster.yaml").exists():
+        return
+    settings: Any = read_yaml(home / "dagster.yaml") or {}
+    places = [(settings.get(name) or {}).get("config", {}).get("base_dir") for name in LOCAL]
+    for place in {PROJECT_FOLDER, sqlite_folder(home), *places}:
+        # Where it cannot be made, Dagster says so, if it needs it.
+        with suppress(OSError):
+            if isinstance(place, str | Path):
+                make_private(Path(place))
+
+
 def read_activity(folder: Path) -> Activity:
     """What runs and waits by the history of a folder's dagster.yaml; nothing without one."""
     home = Path(os.environ.get("DAGSTER_HOME") or folder)
@@ -81,7 +104,7 @@ def read_activity(folder: Path) -> Activity:
     runs = _ask(folder / base / RUNS_DATABASE, RUNS_ASKED, RUNNING)
     bodies = _ask(folder / base / TICKS_DATABASE, TICKS_ASKED, ())
     ticks = (_tick(json.loads(body)) for (body,) in bodies)
-    return Activity([UnfinishedRun(*run) for run in runs], list(ticks))
+    return Activity([UnfinishedRun(*run) for run in runs], [tick for tick in ticks if tick.reason])
 
 
 def _ask(database: Path, question: str, values: Sequence[str]) -> list[tuple[str, ...]]:
@@ -107,7 +130,7 @@ def _by_dagster(home: Path) -> Activity:
     chosen = RunsFilter(statuses=[DagsterRunStatus(status) for status in RUNNING])
     with DagsterInstance.from_config(str(home)) as instance:
         runs = [UnfinishedRun(run.run_id, run.status.value) for run in instance.get_runs(chosen)]
-        return Activity(runs, list(_ticks_by_dagster(instance)))
+        return Activity(runs, [tick for tick in _ticks_by_dagster(instance) if tick.reason])
 
 
 def _ticks_by_dagster(instance: "DagsterInstance") -> Iterator[IdleTick]:

@@ -20,12 +20,8 @@ class QualitySettings(Settings):
     then: Literal["tell", "retrain"] = "tell"
     """`tell` says so, to those that `notifications` names too; `retrain` besides makes the graph
     once for each version, trained on from the model that serves."""
-    check_minutes: float = Field(default=15, gt=0)
-    """How often the endpoint is looked at, and asked for its bits on held-out text."""
     most_failures: float = Field(default=0.05, ge=0, lt=1)
     """Share of the requests since the look before that may fail (status 500 and above)."""
-    least_requests: int = Field(default=20, ge=1)
-    """Fewer requests say nothing about that share."""
 
 
 class AutomationSettings(Settings):
@@ -58,8 +54,8 @@ class AutomationSettings(Settings):
     retry_minutes: float = Field(default=10, ge=0)
     """Pause before the first retry; each further one waits twice as long."""
     fresh_days: float | None = Field(default=None, gt=0)
-    """Days after which text that was not read again, or an endpoint that was not looked after,
-    counts as stale in the UI."""
+    """Days after which a source that has not changed, text that was not read again, or an endpoint
+    that was not looked after, counts as stale in the UI."""
     new_base_model: Literal["tell", "retrain", "ignore"] = "tell"
     """What happens when the folder or package of `base_model` holds other weights than the ones
     trained on: `retrain` makes the graph from them, as `checkpoint` says. Of a new revision on the

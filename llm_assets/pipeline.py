@@ -1,23 +1,28 @@
 """The pipeline's settings and its view of the store, as every asset uses them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 
 from dagster import AssetExecutionContext, ConfigurableResource
 
+from artifacts.libraries import changes
 from artifacts.store.identity import Identity
 from artifacts.store.manifest import COST
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Artifact, Draft, Store, layout
-from llm_assets.cloud import secrets
-from llm_assets.cloud.config import load_cloud_settings
-from llm_assets.config import PipelineSettings, load_settings
+from llm_assets.cloud import jobs
+from llm_assets.cloud.settings import load_cloud_settings
+from llm_assets.config import PipelineSettings, load_settings, refuse_second_file
 
 REBUILD_TAG = "llm_assets/rebuild"
 """Tag of a run: assets, by their names with commas between, that are made again unchanged."""
 _ASSET_OUTPUT = "result"
 """Dagster's name of an asset's only output."""
+Comparison = Iterable[tuple[str, object, object]]
+"""Of a few things of an artifact: the name, what it is, and what it comes out as now."""
+Compare = Callable[[Artifact], Comparison]
 
 
 class PipelineResource(ConfigurableResource):
@@ -25,9 +30,13 @@ class PipelineResource(ConfigurableResource):
 
     config_path: str
 
-    @property
+    @cached_property
     def settings(self) -> PipelineSettings:
-        """The pipeline file's content, read afresh; raises UserError where it is wrong."""
+        """The pipeline file's content; raises UserError where it is wrong.
+
+        Dagster makes a resource for each run, which so reads the file once: one that is changed
+        meanwhile cannot name an artifact by some settings and build it by others.
+        """
         return load_settings(Path(self.config_path))
 
     @property
@@ -40,25 +49,68 @@ class PipelineResource(ConfigurableResource):
         """Which artifact of each asset is current."""
         return Pipeline(self.store, self.settings.name)
 
+    def claim(self) -> None:
+        """Note that the record is this pipeline file's; raises UserError where it is another's."""
+        path = Path(self.config_path)
+        refuse_second_file(path, self.settings, self.record)
+        self.record.note(file=str(path.resolve()))
+
     @contextmanager
     def hub_access(self) -> Iterator[None]:
         """On Google Cloud, the Hugging Face token of Secret Manager while the block runs."""
         if self.settings.platform == "local":
             yield
             return
-        with secrets.hub_access(load_cloud_settings()):
+        with jobs.hub_access(load_cloud_settings()):
             yield
+
+    def find(
+        self, context: AssetExecutionContext, identity: Identity, compare: Compare | None
+    ) -> Artifact | None:
+        """The artifact of an identity, or one that other libraries made of what it asks for.
+
+        That one stays, and all that was made from it, where a sample of it comes out by the
+        libraries installed now as it did; the store notes what was compared.
+        """
+        store, kind = self.store, identity.kind
+        artifact = store.find(identity)
+        if artifact or compare is None:
+            return artifact
+        others = (store.find_named(kind, name) for name in store.names(identity))
+        before = next(filter(None, others), None)
+        if before is None:
+            return None
+        before.verify(checksums=False)
+        count = 0
+        for name, stored, now in compare(before):
+            count += 1
+            if stored != now:
+                context.log.info(f"{kind} {before.fingerprint}: {name} comes out otherwise now")
+                return None
+        changed = ", ".join(changes(before.manifest.libraries, identity.libraries))
+        if not count:
+            context.log.info(f"{kind} {before.fingerprint} cannot be compared ({changed})")
+            return None
+        store.enter(before, identity.libraries, compared := f"a sample of {count}")
+        context.log.info(
+            f"{kind} {before.fingerprint} stays: {compared} comes out as it did ({changed})"
+        )
+        return before
 
     def make(
         self,
         context: AssetExecutionContext,
         identity: Identity,
         build: Callable[[Draft], None],
+        compare: Compare | None = None,
     ) -> Artifact:
         """Make the artifact unless it exists, and make it the asset's current one.
 
-        Before anything is made again, the log says which setting or input differs from the current
-        artifact's. What a runner reports of its cost enters the manifest.
+        Before anything is made again, the log says which setting, input or library differs from
+        the current artifact's. What a runner reports of its cost enters the manifest.
+
+        Args:
+            compare: has a sample come out by the libraries installed now; see `find`.
         """
 
         def build_and_note(draft: Draft) -> None:
@@ -70,7 +122,7 @@ class PipelineResource(ConfigurableResource):
         record = self.record
         if identity.kind in context.run.tags.get(REBUILD_TAG, "").split(","):
             self._set_aside(context, identity)
-        if record.store.find(identity) is None:
+        if self.find(context, identity, compare) is None:
             for line in record.explain_change(identity):
                 context.log.info(f"{identity.kind} is made again because of {line}")
         artifact, made = record.store.make(
@@ -81,7 +133,13 @@ class PipelineResource(ConfigurableResource):
             ),
         )
         if not made:
-            context.log.info(f"{identity.kind} {identity.fingerprint} exists already")
+            context.log.info(f"{identity.kind} {artifact.fingerprint} exists already")
+        elif artifact.manifest.remade:
+            context.log.warning(
+                f"{identity.kind} came out otherwise than before, though nothing that decides it "
+                f"has changed: it is {artifact.fingerprint} from now on, not "
+                f"{identity.fingerprint}, and what follows is made again"
+            )
         record.advance(artifact)
         context.add_output_metadata({"made_now": made})
         return artifact
@@ -91,9 +149,10 @@ class PipelineResource(ConfigurableResource):
 
         One that does not exist keeps what was done for it, so that a run that failed goes on.
         """
-        kind, fingerprint = identity.kind, identity.fingerprint
-        if not self.store.exists(kind, fingerprint):
+        artifact = self.store.find(identity)
+        if artifact is None:
             return
+        kind, fingerprint = identity.kind, artifact.fingerprint
         for place in (layout.artifact(kind, fingerprint), layout.run(fingerprint)):
             self.store.set_aside(place)
         context.log.info(

@@ -10,10 +10,9 @@ import os
 import sys
 from pathlib import Path
 
-from artifacts.leases.lease import local_lease
+from artifacts.leases import local_lease
 from artifacts.program.entry import Interrupted, run_program
-from artifacts.program.imports import importing
-from artifacts.program.lifetime import Interruption
+from artifacts.program.lifetime import Interruption, importing
 from artifacts.progress import Report
 from recipes.quiet import silence_libraries
 from recipes.spec import TrainingSpec
@@ -30,10 +29,10 @@ def _train(spec: TrainingSpec, interruption: Interruption, report: Report) -> No
     with importing():
         silence_libraries()
         from recipes.distributed.workers import join_workers, leave_workers
-        from recipes.train import train
+        from recipes.training.trainer import train
 
     with _only_trainer(spec, report):
-        workers = join_workers(spec.training.placement.device)
+        workers = join_workers(spec.training.placement.strategy)
         try:
             result = train(spec, workers, interruption, report)
         except Interrupted as interrupted:

@@ -1,18 +1,16 @@
-"""What differs between the kinds of hardware that programs run on: processors, GPUs and TPUs.
+"""What differs between the kinds of hardware that programs run on: processors, GPUs and others.
 
 What only one kernel does otherwise, such as attention, it tells by the type of its tensors' device.
 """
 
 import contextlib
-import os
 import resource
 import sys
 from typing import ClassVar, Literal
 
 import torch
 
-from artifacts.errors import UserError
-from recipes.settings.sections import Precision
+from recipes.settings import Precision
 
 PEAK_BFLOAT16_FLOPS = {
     "H100": 989e12,
@@ -23,8 +21,6 @@ PEAK_BFLOAT16_FLOPS = {
     "T4": 65e12,
 }
 """Dense bfloat16 (float16 where a card has no bfloat16) peaks by name, from the data sheets."""
-TPU_VARIABLE = "PJRT_DEVICE"
-"""Names the hardware that XLA compiles for; `CPU` tries on a processor what is meant for TPUs."""
 
 
 class Device:
@@ -34,8 +30,14 @@ class Device:
     """What workers send each other messages by."""
     compiles: ClassVar[bool] = False
     """Whether `placement.compile: auto` compiles, which pays where it takes effect at once."""
+    saves_every_steps: ClassVar[int | None] = 8
+    """What `checkpointing.every_steps` is where it is absent; None saves by time alone."""
     saves_in_background: ClassVar[bool] = False
     """What `checkpointing.in_background: auto` means."""
+    attends_by_blocks: ClassVar[bool] = False
+    """Whether flex attention is fast, and can be differentiated at all."""
+    reads_ahead: ClassVar[bool] = False
+    """Whether the next rows are read while it computes; a processor computes with what reads."""
     sends_bfloat16: ClassVar[bool] = False
     """Whether weights of a training in bfloat16 travel between workers as such."""
     adamw: ClassVar[dict[str, bool]] = {"fused": True}
@@ -56,11 +58,18 @@ class Device:
 
     def precision(self) -> Precision:
         """bfloat16 where the hardware multiplies it natively."""
-        fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+        has = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+        # oneDNN multiplies, and may have been told to use less than the processor has
+        # (ONEDNN_MAX_CPU_ISA); without its units it takes an emulation, far slower than float32.
+        fast = has and torch.ops.mkldnn._is_mkldnn_bf16_supported()
         return "bfloat16" if fast else "float32"
 
     def peak_flops(self) -> float | None:
         """Its bfloat16 peak, or None where it is not known."""
+        return None
+
+    def memory(self) -> float | None:
+        """Bytes of its own memory; None where it has that of the machine."""
         return None
 
     def readings(self) -> dict[str, float]:
@@ -75,7 +84,10 @@ class Gpu(Device):
     # Checkpoints are saved from host memory, hence a CPU backend beside nccl.
     group_backend = "cpu:gloo,cuda:nccl"
     compiles = True
+    saves_every_steps = None
     saves_in_background = True
+    attends_by_blocks = True
+    reads_ahead = True
     sends_bfloat16 = True
 
     @property
@@ -88,33 +100,23 @@ class Gpu(Device):
     def peak_flops(self) -> float | None:
         return next((peak for key, peak in PEAK_BFLOAT16_FLOPS.items() if key in self.name), None)
 
+    def memory(self) -> float | None:
+        return float(torch.cuda.get_device_properties(self.place).total_memory)
+
     def readings(self) -> dict[str, float]:
         readings = {"peak_memory_gb": torch.cuda.max_memory_allocated(self.place) / 1e9}
         try:
             readings["gpu_utilisation_percent"] = float(torch.cuda.utilization(self.place))
             readings["gpu_power_watts"] = torch.cuda.power_draw(self.place) / 1000
-        except (ModuleNotFoundError, RuntimeError):
-            # NVML's Python package is optional.
+        except Exception:
+            # NVML's package is optional, its errors are of no common kind, and cards refuse some
+            # readings: a figure that is missing ends no training.
             return readings
         return readings
 
 
-class Tpu(Device):
-    """All TPU chips of a machine, through torch_xla: one process, one program for all of them."""
-
-    # Its own loops: fused, they are not made for XLA; captured, they divide by a rate of zero.
-    adamw: ClassVar[dict[str, bool]] = {"foreach": False}
-
-    @property
-    def tries_on(self) -> torch.device:
-        # XLA would compile every little trial.
-        return torch.device("cpu")
-
-    def precision(self) -> Precision:
-        return "bfloat16"
-
-
-KINDS: dict[str, type[Device]] = {"cpu": Device, "cuda": Gpu, "xla": Tpu}
+KINDS: dict[str, type[Device]] = {"cpu": Device, "cuda": Gpu}
+"""By the type of torch's device; other hardware is entered by the strategy that brings it."""
 
 
 def device_of(place: torch.device) -> Device:
@@ -134,32 +136,6 @@ def count_gpus() -> int:
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
-def start_tpu() -> tuple[torch.device, int]:
-    """All TPU chips of this machine as one device: `(device, number of chips)`.
-
-    Raises:
-        UserError: there are none, or this environment has no torch_xla.
-    """
-    asked = os.environ.get(TPU_VARIABLE)
-    try:
-        import torch_xla
-        import torch_xla.runtime as runtime
-    except ImportError as error:
-        raise UserError(
-            "`checkpoint.placement.device` is tpu, for which this environment has no torch_xla "
-            f"({error}). Make the one that has it: make setup-tpu"
-        ) from None
-    # Without being asked, torch_xla takes the processor where it finds no chips.
-    if asked is None and runtime.device_type() != "TPU":
-        raise UserError(
-            "`checkpoint.placement.device` is tpu, but this machine has no TPU chips. Train on one "
-            f"that has, or set the device to auto; {TPU_VARIABLE}=CPU tries the same program on "
-            "the processor."
-        )
-    runtime.use_spmd()
-    return torch_xla.device(), runtime.global_runtime_device_count()
-
-
 def choose_precision(
     wanted: Literal["auto", "bfloat16", "float32"], place: torch.device
 ) -> Precision:
@@ -174,16 +150,3 @@ def mixed_precision(
     if precision == "float32":
         return contextlib.nullcontext()
     return torch.autocast(place.type, torch.bfloat16)
-
-
-def model_utilization(
-    flops: float, tokens_per_second: float, place: torch.device
-) -> dict[str, float]:
-    """Model FLOP/s as a share of a device's peak, where that is known.
-
-    Args:
-        flops: forward and backward, per token.
-        tokens_per_second: of this one device.
-    """
-    peak = device_of(place).peak_flops()
-    return {} if peak is None else {"mfu": flops * tokens_per_second / peak}

@@ -3,7 +3,7 @@
 import sys
 
 from artifacts.program.entry import run_program
-from artifacts.program.imports import importing
+from artifacts.program.lifetime import importing
 from artifacts.progress import Report
 from recipes.evaluation.spec import EvaluationSpec
 
@@ -12,9 +12,8 @@ def run(spec: EvaluationSpec, report: Report) -> None:
     """Evaluate and say what came out."""
     with importing():
         from recipes.evaluation.measure import evaluate
-        from recipes.objectives.by_recipe import objective_of
 
-    result = evaluate(spec, report, objective_of(spec.recipe).scorer(spec.recipe))
+    result = evaluate(spec, report, spec.recipe.objective().scorer)
     for role, fault in result["faults"].items():
         report(f"{role} could not be measured: {fault}")
 

@@ -7,8 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from artifacts.program.entry import run_program
-from artifacts.program.smoke import PROBE, UPLOADED, SmokeSpec
+from artifacts.program.entry import PROBE, UPLOADED, SmokeSpec, run_program
 from artifacts.progress import Report
 from artifacts.storage import files
 from recipes.launcher.secrets import PREFIX

@@ -1,10 +1,11 @@
-"""The training program's whole input, as one JSON file; importing this loads no torch."""
+"""The training program's whole input, as one JSON file, and its result; this loads no torch."""
 
 import json
+import math
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -14,12 +15,12 @@ from artifacts.shards.format import ShardStats, Split
 from artifacts.shards.shard_set import MaskedShardSet, ShardSet
 from artifacts.storage import files
 from artifacts.store.identity import hash_json
-from recipes.settings.recipe import RecipeSettings
-from recipes.settings.sections import DeviceChoice, Precision
+from recipes.settings import Precision, RecipeSettings, TrainingSettings
 
 SECONDS_TO_SAVE = 300
 """How long a worker that was asked to end may take over its checkpoint."""
 
+CHECKPOINT_CODE_VERSION = "4"
 SPEC_NAME = "spec.json"
 MODEL_FOLDER = "model"
 """Where a checkpoint artifact keeps the exported Hugging Face model."""
@@ -29,9 +30,6 @@ PROFILE_NAME = "profile"
 RESULT_NAME = "result.json"
 METRICS_NAME = "metrics.jsonl"
 TENSORBOARD_NAME = "tensorboard"
-TPU_ENVIRONMENT = "LLM_ASSETS_TPU_ENVIRONMENT"
-"""Names the folder of the environment that has torch_xla, where it is not `.venv-tpu` beside that
-which runs."""
 
 
 class TrainingSpec(BaseModel):
@@ -52,13 +50,15 @@ class TrainingSpec(BaseModel):
     """The trained model as a Hugging Face folder; written when the run is complete."""
     training: RecipeSettings
     seen: str | None = None
-    """What the model that training starts from was trained on (`recipes.data.seen`), where it is
+    """What the model that training starts from was trained on (`recipes.data.records`), where it is
     known."""
     masked: tuple[str, ...] = ()
     """Texts, by their `text_hash`, that are masked in place: forgotten ones."""
     order_inputs: dict[str, str] | None = None
     """Inputs that decide the order of the rows where they are not the run's own: those of the run
     that is trained once more without the masked texts."""
+    libraries: dict[str, str] = {}
+    """Versions of those that decide the result, without which the program does not run."""
     inputs: dict[str, str] = {}
     """Input name to fingerprint, to refuse a run folder that was made from others."""
 
@@ -174,31 +174,68 @@ def _damaged(path: str | Path, fault: str) -> DamagedArtifact:
     )
 
 
-def command(spec_path: Path, workers: int, device: DeviceChoice = "auto") -> list[str]:
-    """The command line that trains with some workers on this machine; one needs no launcher.
-
-    Raises:
-        UserError: the device's environment is not there.
-    """
+def command(spec_path: Path, workers: int, python: str = sys.executable) -> list[str]:
+    """The command line that trains with some workers on this machine; one needs no launcher."""
     program = ["-m", "recipes.continued_pretraining", "--spec", os.fspath(spec_path)]
     if workers == 1:
-        return [python_of(device), *program]
+        return [python, *program]
     return [sys.executable, "-m", "recipes.launcher.local", f"--workers={workers}", "--", *program]
 
 
-def python_of(device: DeviceChoice) -> str:
-    """The interpreter of the environment that trains on a device; torch_xla has one of its own.
+def total_steps(
+    training: TrainingSettings, shards: ShardStats, unseen_rows: int | None = None
+) -> int:
+    """Steps of the whole run, from its budget in steps, tokens or passes over the train split.
+
+    Replayed rows count as tokens, not as a pass. A run that continues from a model passes over what
+    that has not seen; the rows that it sees again come on top.
+
+    Args:
+        unseen_rows: train rows that the run's start has not seen, where that is known; with none
+            left, a pass is one over the whole split.
 
     Raises:
-        UserError: the environment is not there.
+        UserError: the budget is less than one step, or the warm-up is longer than the run.
     """
-    if device == "auto":
-        return sys.executable
-    environment = os.environ.get(TPU_ENVIRONMENT) or Path(sys.prefix).with_name(".venv-tpu")
-    python = Path(environment) / "bin" / "python"
-    if not python.exists():
+    steps = _steps(training, shards, unseen_rows)
+    warmup = training.schedule.warmup(steps)
+    if warmup > steps:
         raise UserError(
-            f"`checkpoint.placement.device` is tpu, and there is no {python}. Build its "
-            f"environment with `make setup-tpu`, or name another's folder by {TPU_ENVIRONMENT}."
+            f"`checkpoint.schedule.warmup_steps` is {warmup}, but the run has {steps} steps. "
+            "Shorten it, or lengthen `checkpoint.budget`."
         )
-    return str(python)
+    return steps
+
+
+def _steps(training: TrainingSettings, shards: ShardStats, unseen_rows: int | None) -> int:
+    budget = training.budget
+    if budget.steps is not None:
+        return budget.steps
+    train = _SplitSize.of(shards, "train")
+    replay, share = _SplitSize.of(shards, "replay"), training.replay_share
+    if budget.epochs is not None:
+        new_rows: float = train.rows
+        if unseen_rows and unseen_rows < train.rows:
+            new_rows = unseen_rows / (1 - training.order.seen_share)
+        return math.ceil(budget.epochs * new_rows / (budget.global_batch_size * (1 - share)))
+    assert budget.tokens is not None, "the settings hold exactly one budget"
+    tokens_per_row = (1 - share) * train.tokens_per_row + share * replay.tokens_per_row
+    tokens_per_step = budget.global_batch_size * tokens_per_row
+    if budget.tokens < tokens_per_step:
+        raise UserError(
+            f"`checkpoint.budget.tokens` is {budget.tokens:,}, less than the "
+            f"{tokens_per_step:,.0f} of a single step. Raise it, or lower "
+            "`checkpoint.budget.global_batch_size`."
+        )
+    return math.ceil(budget.tokens / tokens_per_step)
+
+
+class _SplitSize(NamedTuple):
+    rows: int
+    tokens_per_row: float
+
+    @classmethod
+    def of(cls, shards: ShardStats, split: Split) -> "_SplitSize":
+        entries = [shard for shard in shards.shards if shard.split == split]
+        rows = sum(entry.rows for entry in entries)
+        return cls(rows, sum(entry.tokens for entry in entries) / max(rows, 1))

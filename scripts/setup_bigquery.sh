@@ -6,7 +6,8 @@ cd "$(dirname "$0")/.."
 environment=.venv-bigquery
 
 echo "Building the BigQuery emulator's environment in $environment ..."
-"${PYTHON:-python3}" -m venv "$environment"
-"$environment/bin/python" -m pip --disable-pip-version-check --quiet install \
+[[ -x $environment/bin/python ]] || "${PYTHON:-python3}" -m venv "$environment"
+eval "$(.venv/bin/python scripts/pip_settings.py)"
+.venv/bin/uv pip install --quiet --python "$environment/bin/python" \
     bqemulator==1.4.0 numpy==2.4.6 \
     duckdb==1.5.5 duckdb-extension-spatial==1.5.5 duckdb-extension-avro==1.5.5

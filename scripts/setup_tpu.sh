@@ -4,14 +4,14 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 environment=.venv-tpu
-constraints="$(mktemp)"
-trap 'rm -f "$constraints"' EXIT
 
 echo "Building the environment for TPUs in $environment ..."
-grep -v '^torch~=' constraints.txt >"$constraints"
-"${PYTHON:-python3}" -m venv "$environment"
-"$environment/bin/python" -m pip --disable-pip-version-check --quiet install --no-compile \
-    --requirement images/tpu/requirements.txt --constraint "$constraints"
+[[ -x $environment/bin/python ]] || "${PYTHON:-python3}" -m venv "$environment"
+eval "$(.venv/bin/python scripts/pip_settings.py)"
+.venv/bin/uv pip install --quiet --python "$environment/bin/python" \
+    --requirement images/tpu/requirements.txt --constraint requirements.lock
+
+.venv/bin/uv pip install --quiet --python "$environment/bin/python" --no-deps --editable .
 
 # Its Python finds this project's packages from any folder, before torchtune's `recipes`.
 "$environment/bin/python" - <<'EOF'

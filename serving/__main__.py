@@ -6,9 +6,8 @@ import tempfile
 from pathlib import Path
 
 from artifacts.errors import UserError
-from artifacts.program.temporary import use_own_temporary_folder
-from serving.api.address import bearer_token, listen
-from serving.settings import EndpointSettings
+from artifacts.program.lifetime import use_own_temporary_folder
+from serving.settings import EndpointSettings, bearer_token, listen
 from serving.state import Desired, StateFolder
 from serving.supervisor import Supervisor
 

@@ -14,7 +14,10 @@ LIMITS: dict[Weights, tuple[float, float]] = {
     "int4": (0.10, 0.20),
 }
 """Share of the evaluation's bits by which the engine's may differ, for all documents together and
-for a single one. The evaluation rounds to bfloat16 where that is fast, hence the first line."""
+for a single one. Both round to bfloat16 where that is fast, hence the first lines."""
+ROUNDING_BITS = 0.25
+"""What rounding may add to a single document's bits, times the root of its tokens, whose errors are
+independent. Of a short text that a model knows by heart it is more than any share of its bits."""
 
 
 class JudgedDocument(BaseModel):
@@ -32,6 +35,13 @@ class JudgedDocument(BaseModel):
     """Of a conversation, which of the predicted tokens of each stretch are an answer's; empty where
     all count."""
 
+    @property
+    def predicted(self) -> int:
+        """Tokens whose bits are summed."""
+        if self.counted:
+            return sum(map(sum, self.counted))
+        return sum(len(window) - 1 for window in self.windows)
+
 
 class Comparison(BaseModel):
     """An engine's bits beside the evaluation's."""
@@ -44,7 +54,7 @@ class Comparison(BaseModel):
     served: float
     """Bits per byte, as the engine says."""
     largest: float
-    """Of the documents' differences, as a share of their bits."""
+    """Of the documents' differences, beyond `ROUNDING_BITS`, as a share of their bits."""
     largest_in: str
     """The document with that difference."""
     weights: Weights
@@ -70,7 +80,10 @@ def compared(
     """The comparison of documents with the bits that an engine found for each."""
     size = sum(document.bytes for document in documents)
     differences = [
-        math.inf if math.isnan(bits) else abs(bits / document.bits - 1)
+        math.inf
+        if math.isnan(bits)
+        else max(0.0, abs(bits - document.bits) - ROUNDING_BITS * math.sqrt(document.predicted))
+        / document.bits
         for bits, document in zip(found, documents, strict=True)
     ]
     largest = max(differences)

@@ -2,19 +2,18 @@
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from artifacts.errors import UserError
-from artifacts.leases.lease import local_lease
+from artifacts.leases import local_lease
+from artifacts.program.lifetime import Child, how_it_ended
 from artifacts.progress import Report
-from serving.api.address import bearer_token, listen
 from serving.logs import tail
 from serving.rollout import RolloutFailed
-from serving.settings import EndpointSettings
+from serving.settings import EndpointSettings, bearer_token, listen
 from serving.state import Desired, RouteStatus, StateFolder, Status
 
 POLL_SECONDS = 0.05
@@ -90,18 +89,15 @@ def stop(state_folder: Path) -> bool:
     return True
 
 
-def _spawn(state: StateFolder) -> subprocess.Popen[bytes]:
-    state.folder.mkdir(parents=True, exist_ok=True)
+def _spawn(state: StateFolder) -> Child:
     with state.log_path.open("ab") as log:
-        return subprocess.Popen(
+        return Child(
             [
                 *(sys.executable, "-m", "serving"),
                 *("--state", str(state.folder), "--log", str(state.log_path)),
             ],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
+            output=log,
+            outlives_parent=True,
         )
 
 
@@ -110,7 +106,7 @@ def _wait(
     desired: Desired,
     began: float,
     report: Report,
-    child: subprocess.Popen[bytes] | None,
+    child: Child | None,
 ) -> Status:
     """Wait for the outcome of a change; raises RolloutFailed or UserError."""
     settings = desired.settings
@@ -120,9 +116,9 @@ def _wait(
     allowed += steps * settings.rollout.step_seconds
     started = reported = time.monotonic()
     while True:
-        if child and child.poll() is not None:
+        if child and (code := child.poll()) is not None:
             raise UserError(
-                f"The endpoint ended with exit code {child.returncode} before it served version "
+                f"The endpoint {how_it_ended(code)} before it served version "
                 f"{desired.version}. The end of its log ({state.log_path}):\n{tail(state.log_path)}"
             )
         found = state.status.read()

@@ -15,22 +15,18 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 
-import uvicorn
-
 from artifacts.errors import UserError
-from artifacts.leases.holder import process_started
+from artifacts.leases import process_started
 from artifacts.program.lifetime import end_with_parent
-from serving.api.address import bearer_token
-from serving.api.admission import MAX_HEADER_BYTES, limited_protocol
-from serving.api.app import build_app
-from serving.api.dispatcher import Dispatcher
-from serving.api.guard import ApiContext
+from serving.api.app import ApiContext, build_app
+from serving.api.dispatcher import Dispatcher, Router
 from serving.api.metrics import Metrics
-from serving.api.router import Router
+from serving.connections import HttpServer
 from serving.engine.process import EngineProcess
 from serving.journal import Journal
 from serving.logs import LogHandler, log
 from serving.rollout import RolledBack, roll_out
+from serving.settings import bearer_token
 from serving.state import Desired, Outcome, Phase, State, StateFile, StateFolder, Status
 from serving.supervisor import CANNOT_SERVE
 from serving.traffic import EngineTraffic
@@ -60,20 +56,12 @@ class Server:
         """Serve until asked to stop; returns the exit code."""
         self._address = listener.getsockname()[:2]
         journal = Journal(self._state.folder, lambda: self._dispatcher.settings.journal)
-        server = uvicorn.Server(
-            uvicorn.Config(
-                build_app(ApiContext(self._dispatcher, token, journal)),
-                log_level="error",
-                log_config=None,
-                access_log=False,
-                lifespan="off",
-                http=limited_protocol(self._desired.settings),
-                ws="none",
-                h11_max_incomplete_event_size=MAX_HEADER_BYTES,
-                timeout_keep_alive=30,
-                timeout_graceful_shutdown=SHUTDOWN_SECONDS,
-                server_header=False,
-            )
+        server = HttpServer(
+            build_app(ApiContext(self._dispatcher, token, journal)),
+            self._desired.settings,
+            log_level="error",
+            log_config=None,
+            timeout_graceful_shutdown=SHUTDOWN_SECONDS,
         )
         self._write_status()
         serving = asyncio.create_task(server.serve(sockets=[listener]))

@@ -1,11 +1,15 @@
-"""What the local endpoint offers and how much it takes on."""
+"""What the local endpoint offers and how much it takes on, where it listens, and who may ask it."""
 
-from typing import Annotated, Any, Literal
+import os
+import socket
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
+from artifacts.errors import UserError
 from artifacts.settings import Settings
 
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
 Engine = Literal["openvino", "transformers"]
 Weights = Literal["bf16", "int8", "int4", "f32"]
 QUANTIZED: tuple[Weights, ...] = ("int8", "int4")
@@ -53,7 +57,7 @@ class EndpointSettings(Settings):
     port: int = Field(default=8010, ge=0, le=65_535)
     """Port to listen on; 0 takes a free one."""
     token_variable: str | None = None
-    """Environment variable that holds the bearer token; absent asks for none (loopback only)."""
+    """Environment variable that holds the bearer token; unset: no token (loopback only)."""
     max_new_tokens: int = Field(default=512, ge=1)
     """Most tokens that one request may ask for; more is refused."""
     max_prompt_tokens: int = Field(default=1_536, ge=1)
@@ -61,7 +65,7 @@ class EndpointSettings(Settings):
     max_body_bytes: int = Field(default=256 * 1024, ge=1_024)
     """Largest request body in bytes."""
     max_waiting: int = Field(default=64, ge=1)
-    """Requests in flight at once; the next one is told 429 with Retry-After."""
+    """Requests in flight at once; further ones get 429 with Retry-After."""
     max_connections: int = Field(default=512, ge=1)
     """Open connections; one more is told 503 and closed."""
     header_timeout: float = Field(default=10.0, gt=0)
@@ -107,6 +111,32 @@ class EndpointSettings(Settings):
             )
         return engine
 
-    def content(self) -> dict[str, Any]:
-        """What decides the artifact: nothing, since this is all about where and how to serve."""
-        return {}
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket; raises UserError where the port is taken or the address is not ours."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=1024)
+    except OSError as error:
+        raise UserError(
+            f"Cannot listen on {host} port {port} ({error.strerror}). Another program may be using "
+            "it: choose another `endpoint.port` in the pipeline file, or end that program."
+        ) from error
+
+
+def bearer_token(settings: EndpointSettings) -> str | None:
+    """The token to ask for; raises UserError where one is needed and there is none."""
+    if settings.token_variable:
+        token = os.environ.get(settings.token_variable, "")
+        if not token:
+            raise UserError(
+                f"`endpoint.token_variable` names {settings.token_variable}, which is not set. Put "
+                "the bearer token into it."
+            )
+        return token
+    if settings.host not in LOOPBACK:
+        raise UserError(
+            f"`endpoint.host` is {settings.host}, which others can reach: set "
+            "`endpoint.token_variable` to the name of a variable that holds a bearer token."
+        )
+    return None

@@ -6,15 +6,15 @@ reader never sees half of one, and an API server finds what was wanted and what 
 one before it was killed.
 """
 
-import os
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Generic, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from artifacts.leases.holder import process_started
+from artifacts.leases import process_started
 from artifacts.storage import files
+from artifacts.storage.files import make_private
 from serving.comparison import Comparison, JudgedDocument
 from serving.settings import EndpointSettings
 
@@ -72,11 +72,12 @@ class Desired(OfVersion):
 class RouteStatus(OfVersion):
     """One version's engine."""
 
+    # An endpoint that still runs may be of a release that told more.
+    model_config = ConfigDict(extra="ignore")
+
     share: float
     """Of the traffic, 0 to 1."""
     engine_pid: int | None
-    engine_port: int | None
-    """On loopback, for the API server alone."""
     ready: bool
     restarts: int
     engine: str = ""
@@ -101,7 +102,7 @@ class Status(BaseModel):
     pid: int
     """Of the supervisor, which is the endpoint as long as it lives."""
     process_started: str | None
-    """Of the same (`artifacts.leases.holder`): a pid alone may be somebody else's by now."""
+    """Of the same (`artifacts.leases`): a pid alone may be somebody else's by now."""
     api_server_pid: int
     host: str
     port: int
@@ -139,8 +140,7 @@ class StateFile(Generic[State]):
 
     def write(self, content: State) -> None:
         """Raises OSError or UserError where it cannot be written."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        os.chmod(self.path.parent, 0o700)
+        make_private(self.path.parent)
         files.write(self.path, content.model_dump_json(indent=2).encode())
 
 

@@ -7,7 +7,6 @@ API server is down wait in the socket for the next one.
 import os
 import signal
 import socket
-import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +15,7 @@ from time import monotonic, sleep
 from types import FrameType
 
 from artifacts.errors import UserError
-from artifacts.program.lifetime import PARENT_VARIABLE
+from artifacts.program.lifetime import Child
 from serving.logs import append, event, log
 from serving.state import StateFolder, restart_pause
 
@@ -72,43 +71,39 @@ class Supervisor:
 
     def _run_once(self) -> int:
         """Start an API server and wait until it ends; returns its exit code."""
-        life, beats = os.pipe()
-        words = subprocess.PIPE if self._log_path else None
+        (life, beats), (words, speech) = os.pipe(), os.pipe()
         try:
             # What changes while it starts is told to it once it can hear.
             signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
-            server = subprocess.Popen(
+            server = Child(
                 [
                     *(sys.executable, "-m", "serving.server"),
                     *("--state", str(self._state.folder)),
                     *("--listener", str(self._listener.fileno()), "--beats", str(beats)),
                 ],
-                stdin=subprocess.DEVNULL,
-                stdout=words,
-                stderr=subprocess.STDOUT if words else None,
-                pass_fds=[beats, self._listener.fileno()],
-                # Ctrl-C in a terminal reaches it by way of this process alone.
-                start_new_session=True,
-                env=os.environ | {PARENT_VARIABLE: str(os.getpid())},
+                output=speech if self._log_path else None,
+                descriptors=[beats, self._listener.fileno()],
             )
         finally:
             os.close(beats)
+            os.close(speech)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGHUP])
         try:
-            with server:
-                return self._watch(server, life)
+            return self._watch(server, life, words)
         finally:
+            server.kill()
             os.close(life)
+            os.close(words)
 
-    def _watch(self, server: "subprocess.Popen[bytes]", life: int) -> int:
+    def _watch(self, server: Child, life: int, words: int) -> int:
         """Pass on what an API server says, until it has ended; end it where it stands still."""
         heard, allowed = monotonic(), START_SECONDS
-        sources = [life, *([server.stdout.fileno()] if server.stdout else [])]
+        sources = [life, words]
         while True:
-            ended = server.poll() is not None
+            code = server.poll()
             while self._unsaid:
-                server.send_signal(self._unsaid.pop(0))
-            ready = select(sources, [], [], 0 if ended else POLL_SECONDS)[0]
+                server.signal(self._unsaid.pop(0))
+            ready = select(sources, [], [], POLL_SECONDS if code is None else 0)[0]
             for source in ready:
                 content = os.read(source, 65_536)
                 if not content:
@@ -117,11 +112,12 @@ class Supervisor:
                     heard, allowed = monotonic(), self._silence
                 elif self._log_path:
                     append(self._log_path, content)
-            if ended and not ready:
-                return int(server.returncode)
+            if code is not None:
+                if not ready:
+                    return code
+                continue
             silent = not ready and monotonic() - heard > allowed
-            overdue = self._stop_by is not None and monotonic() > self._stop_by
-            if (silent or overdue) and not ended:
+            if silent or (self._stop_by is not None and monotonic() > self._stop_by):
                 self._log("api_server_stands_still", seconds=round(monotonic() - heard, 1))
                 heard = monotonic()
                 server.kill()

@@ -8,17 +8,19 @@ from dataclasses import replace
 from itertools import compress
 from time import monotonic
 
-from serving.api.router import Route, Router
+from serving.api.dispatcher import Route, Router
 from serving.comparison import LIMITS, Comparison, JudgedDocument, compared
-from serving.engine.process import EngineLost, EngineProcess
-from serving.engine.protocol import GenerateRequest, Refused
-from serving.evidence import Seen
-from serving.logs import log
-from serving.rollout import CanaryFailed
+from serving.engine.process import EngineProcess
+from serving.engine.protocol import EngineLost, GenerateRequest, Refused
+from serving.logs import log, tail
+from serving.rollout import CanaryFailed, Seen
 from serving.settings import EndpointSettings, Weights
 
 PROBE_TOKENS = 2
 """One of the step that reads the prompt, and one of a step that writes."""
+DEATH_SECONDS = 5.0
+"""In which what has killed one engine has killed the other too, if it is a request that does."""
+NOTICE_SECONDS = 0.1
 READ_PAUSE = 4.0
 """Between two documents read amid the requests, as a multiple of the time that one took."""
 
@@ -33,6 +35,7 @@ class EngineTraffic:
         self._settings = settings
         self._old = [route for route in router.routes if route.share > 0]
         self._route = Route(new, 0.0)
+        self._deaths = sum(route.engine.restarts for route in self._old)
         self._deviations: list[float] = []
         self._reading: asyncio.Task[None] | None = None
 
@@ -46,7 +49,10 @@ class EngineTraffic:
                         self._new, self._new.desired.judged, self._settings.weights
                     )
                 log("compared", version=self.version, text=str(self._new.comparison))
-        except (EngineLost, Refused) as error:
+        except EngineLost as error:
+            path = self._new.log_path
+            raise CanaryFailed(f"{error}. The end of its log ({path}):\n{tail(path)}") from error
+        except Refused as error:
             raise CanaryFailed(str(error)) from error
         self._router.routes.append(self._route)
         if self._old and self._new.desired.judged:
@@ -65,9 +71,13 @@ class EngineTraffic:
 
     async def observe(self) -> tuple[Seen, Seen]:
         if not self._new.ready.is_set() or self._new.restarts:
-            raise CanaryFailed("its engine died")
-        if self._new.silent:
-            raise CanaryFailed("its engine answers no more")
+            # A request that kills any engine is tried on the old version after the new one, and
+            # must not decide: once both have died, only what one of them alone answers counts.
+            died = monotonic()
+            while sum(route.engine.restarts for route in self._old) == self._deaths:
+                if monotonic() - died > DEATH_SECONDS:
+                    raise CanaryFailed("its engine died")
+                await asyncio.sleep(NOTICE_SECONDS)
         new, self._deviations = replace(_look([self._route]), deviations=self._deviations), []
         return new, _look(self._old)
 

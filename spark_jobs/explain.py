@@ -9,13 +9,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from artifacts.errors import UserError
-from artifacts.shards.documents import Occurrence, find_occurrences
 from artifacts.shards.format import ShardStats
+from artifacts.shards.shard_set import Occurrence, find_occurrences
 from artifacts.storage import files
-from spark_jobs.clean.decide.duplicates import find_duplicates
+from spark_jobs.clean.decide.decider import find_duplicates
+from spark_jobs.clean.forgotten import read_similar
 from spark_jobs.clean.history import PAST_FOLDER
-from spark_jobs.clean.repeated.trim import DROPPED_PREFIX, REPEATED, SPAN_SCHEMA
-from spark_jobs.decontaminate.removed import find_overlap
+from spark_jobs.clean.repeated import DROPPED_PREFIX, REPEATED, SPAN_SCHEMA
+from spark_jobs.decontaminate.overlap import find_overlap
 from spark_jobs.runtime.parquet import find_parts, read_table
 
 
@@ -137,9 +138,16 @@ def _clean_row(clean_corpus: str, survivor: str, identifier: str) -> dict[str, s
         if row >= 0:
             found: dict[str, str] = table.slice(row, 1).to_pylist()[0]
             return found
+    similar = read_similar(clean_corpus)
+    for one in similar.filter(pc.equal(similar["id"], identifier)).to_pylist():
+        raise UserError(
+            f"{identifier!r} was left out of the clean corpus: it holds text of "
+            f"{one['forgotten']!r} ({one['similarity']:.0%}), which was forgotten. To let it in: "
+            f"llm-assets forget {one['forgotten']!r} --similar keep --reason WHY --yes"
+        )
     raise UserError(
         f"The clean corpus in {clean_corpus} knows no document {identifier!r}, neither kept nor "
-        "dropped as a copy. It may have been dropped for its length: see `dropped_examples` of "
+        "dropped as a copy. It may have been dropped for another reason: see `dropped_examples` of "
         "the asset."
     )
 

@@ -80,6 +80,18 @@ class RepeatedSpanSettings(Settings):
     """Words in a row that a span has at least; 50 are hardly ever repeated by chance."""
 
 
+class TemplateSettings(Settings):
+    """What becomes of texts that differ in figures, dates and ids alone: in words with a digit, and
+    in English months and weekdays."""
+
+    keep: int | None = Field(default=5, ge=1)
+    """Most texts of a template that stay, those that came first; the others are dropped as
+    `template`. `null` keeps all. Either way they share a split."""
+    same_share: float = Field(default=0.5, gt=0, le=1)
+    """Least share of a text's bytes that does not differ; below it, as in tables, the figures are
+    the text. 1 looks for no templates."""
+
+
 class SplitSettings(Settings):
     """How new text is divided. What was in a split before stays in it, whatever changes here."""
 
@@ -130,6 +142,8 @@ class CleanCorpusSettings(Settings):
     next ones are not asked about."""
     near_duplicates: NearDuplicateSettings = NearDuplicateSettings()
     """Search for near-copies."""
+    templates: TemplateSettings = TemplateSettings()
+    """Search for texts of one template; examples of a task are none."""
     decontamination: DecontaminationSettings = DecontaminationSettings()
     """Removal of documents that overlap with the evaluation texts."""
     repeated_spans: RepeatedSpanSettings = RepeatedSpanSettings()

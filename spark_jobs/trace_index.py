@@ -14,10 +14,8 @@ from artifacts.cache import write_cached
 from artifacts.program.entry import run_program
 from artifacts.progress import Report
 from artifacts.shards.format import ShardStats
-from artifacts.shards.shard_files import ShardFiles
-from artifacts.shards.shard_set import Shard
+from artifacts.shards.shard_set import Shard, ShardFiles, text_numbers
 from artifacts.shards.span_index import build_index
-from artifacts.shards.texts import text_numbers
 from spark_jobs.runtime.session import session
 from spark_jobs.runtime.tasks import map_tasks
 

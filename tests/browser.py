@@ -1,28 +1,24 @@
 """A headless Chromium that tests drive over the DevTools protocol.
 
-It is Debian's package `chromium`; where it is not installed, tests that need it are skipped and say
-so.
+Tests that open one are marked with `needs("Chromium")`.
 """
 
 import base64
 import itertools
 import json
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
 from websockets.sync.client import ClientConnection, connect
 
-PROGRAM = shutil.which("chromium") or shutil.which("google-chrome")
+from tests.needs import chromium
+
 LISTENING = re.compile(r"DevTools listening on (ws://\S+)")
 SECONDS = 60.0
-
-needs_browser = pytest.mark.skipif(PROGRAM is None, reason="Chromium is not installed")
 
 
 class Browser:
@@ -76,11 +72,12 @@ class Browser:
 @contextmanager
 def browser(folder: Path) -> Iterator[Browser]:
     """A browser with a profile of its own in the folder."""
-    assert PROGRAM is not None
+    program = chromium()
+    assert program is not None
     options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0"]
     options += ["--disable-background-networking", "--no-first-run", "--hide-scrollbars"]
     process = subprocess.Popen(
-        [PROGRAM, *options, f"--user-data-dir={folder / 'profile'}", "about:blank"],
+        [program, *options, f"--user-data-dir={folder / 'profile'}", "about:blank"],
         stderr=subprocess.PIPE,
         text=True,
     )

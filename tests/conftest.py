@@ -12,12 +12,13 @@ import hypothesis
 import pytest
 import yaml
 
-from artifacts.program.imports import importing
+from artifacts.program.lifetime import importing
 from artifacts.store import layout
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Store
 from serving.endpoint import stop as stop_endpoint
 from tests.forked import ForkedProcess, Surroundings, run_command, start_command
+from tests.needs import EVERYTHING, not_tried
 from tests.tiny import tiny_base_model, tiny_texts
 
 pytest_plugins = ["tests.stand_ins.fixtures", "tests.distribution"]
@@ -37,6 +38,25 @@ def pytest_collection() -> Generator[None, object, object]:
     """Collecting imports all that tests use."""
     with importing():
         return (yield)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """End with what was not tried, and why."""
+    if lines := not_tried(skip_reasons(terminalreporter)):
+        terminalreporter.section("not tried")
+        for line in lines:
+            terminalreporter.write_line(line)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail where everything was to be tried, and was not."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter and os.environ.get(EVERYTHING) and skip_reasons(reporter):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def skip_reasons(reporter: pytest.TerminalReporter) -> list[str]:
+    return [report.longrepr[2] for report in reporter.stats.get("skipped", [])]
 
 
 @pytest.fixture(scope="session")

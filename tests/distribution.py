@@ -50,7 +50,7 @@ LONGEST_FIRST = (
     "tests/recipes/distributed/test_tensor_parallel.py",
     "tests/recipes/test_from_scratch.py",
     "tests/llm_assets/pipes/test_clients.py",
-    "tests/recipes/zero/test_strategy.py",
+    "tests/recipes/deepspeed/test_strategy.py",
     "tests/recipes/evaluation/test_tasks.py",
     "tests/recipes/launcher/test_ssh.py",
     "tests/spark_jobs/test_clean.py",

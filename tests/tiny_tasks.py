@@ -31,7 +31,7 @@ from tests.tiny_models import (
 )
 
 CONFIG = Path(__file__).parents[1] / "config"
-TORCHTUNE_CONFIG = Path(__file__).parent / "recipes" / "tune" / "torchtune_1b.yaml"
+TORCHTUNE_CONFIG = Path(__file__).parent / "recipes" / "torchtune" / "torchtune_1b.yaml"
 """What a team has that fine-tunes Llama 3.2 1B by torchtune."""
 
 

@@ -8,18 +8,34 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
-from artifacts.errors import UserError
-from artifacts.program.lifetime import end_with_parent
+from artifacts.errors import UserError, reason_of
+from artifacts.libraries import refuse_changes
+from artifacts.program.lifetime import end_with_parent, use_own_temporary_folder
 from artifacts.program.pipes import move_pipes_arguments, open_session, started_by_dagster
-from artifacts.program.temporary import use_own_temporary_folder
 from artifacts.progress import Report
-from artifacts.reasons import reason_of
 from artifacts.storage import files
 
 if TYPE_CHECKING:
     from dagster_pipes import PipesContext
+
+
+PROBE = b"written by llm-assets check --smoke\n"
+UPLOADED = "uploaded/probe"
+"""What lies in the output before the job: an object in a folder that nobody has made."""
+
+CHECK_VARIABLE = "CHECK_SPEC"
+"""Names the spec to the serve image, which then parses its engine's arguments, and serves not."""
+
+
+class SmokeSpec(BaseModel):
+    """Where they try to write; a new place for each check, so that none is taken for done."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    output: str
+
 
 DONE = 0
 USER_ERROR = 1
@@ -68,7 +84,10 @@ def run_program(
         with _reporting(speaks) as (report, session):
             spec = read_spec(options.spec, spec_type)
             with _reasons_named(spec, speaks):
+                libraries: dict[str, str] = getattr(spec, "libraries", {})
+                refuse_changes(libraries)
                 stats = run(spec, report)
+                refuse_changes(libraries)
             if stats is not None:
                 _hand_over(stats, options.stats, session)
     except Interrupted:

@@ -1,19 +1,139 @@
-"""Ending on request with everything saved, and with the process that waits for us."""
+"""The lives of processes: one keeper starts, watches and ends a child with all that it started.
+
+    python -m artifacts.program.lifetime PROGRAM ...
+
+becomes another program, which ends with the process that started this one.
+
+A program imports in no more time than it has to, and has a temporary folder of its own. Spark,
+torch, Dagster Pipes and multiprocessing put folders there, and remove them where they end well.
+After kill -9 nobody would know whose they are, so what killed programs left is removed by whoever
+comes next.
+"""
 
 import ctypes
+import gc
 import os
+import shutil
 import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from multiprocessing.util import Finalize
+from pathlib import Path
 from types import FrameType
+from typing import IO
+
+from artifacts.errors import UserError
 
 PR_SET_PDEATHSIG = 1
 """From Linux' `sys/prctl.h`."""
 LIBC = ctypes.CDLL(None)
 PARENT_VARIABLE = "LLM_ASSETS_PARENT_PID"
 """Set by whoever starts a program that shall not outlive it: its own process id."""
+BY_WAY_OF_THIS = (sys.executable, "-m", "artifacts.program.lifetime")
+POLL_SECONDS = 0.05
+
+
+class Child:
+    """A program that this process started, in a process group of its own.
+
+    So Ctrl-C in a terminal reaches it by way of this process alone, and what it starts is ended
+    with it. It ends with this process, too, be that by kill -9, unless it is to outlive it.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        environment: Mapping[str, str] | None = None,
+        output: IO[bytes] | int | None = None,
+        descriptors: Sequence[int] = (),
+        heeds_parent: bool = True,
+        outlives_parent: bool = False,
+    ) -> None:
+        """Start it.
+
+        Args:
+            environment: all its variables; None gives it this process's.
+            output: gets its standard output and error; None leaves them where this process's go.
+            descriptors: open ones that it inherits.
+            heeds_parent: whether it calls `end_with_parent` itself; another program is started by
+                way of this module, which does.
+            outlives_parent: start it in a session of its own, and let it stay.
+
+        Raises:
+            UserError: there is no such program.
+        """
+        variables = {**(os.environ if environment is None else environment)}
+        variables.pop(PARENT_VARIABLE, None)
+        if shutil.which(command[0], path=variables.get("PATH")) is None:
+            raise UserError(f"There is no program {command[0]!r} here.")
+        if not outlives_parent:
+            variables[PARENT_VARIABLE] = str(os.getpid())
+            command = command if heeds_parent else [*BY_WAY_OF_THIS, *command]
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=None if output is None else subprocess.STDOUT,
+            env=variables,
+            pass_fds=descriptors,
+            start_new_session=outlives_parent,
+            process_group=None if outlives_parent else 0,
+        )
+        self.pid = self._process.pid
+
+    def poll(self) -> int | None:
+        """Its exit code, below 0 the signal that ended it; None while it runs.
+
+        Once it has ended, so has whatever of its group it left behind.
+        """
+        # Not reaped yet, its number is nobody else's.
+        flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        if self._process.returncode is None and os.waitid(os.P_PID, self.pid, flags):
+            self._kill_group()
+            self._process.wait()
+        return self._process.returncode
+
+    def wait(self, seconds: float = float("inf")) -> int | None:
+        """Its exit code, or None where it still runs after some seconds."""
+        end = time.monotonic() + seconds
+        while (code := self.poll()) is None and time.monotonic() < end:
+            time.sleep(POLL_SECONDS)
+        return code
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal, if it runs."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """End it and its group at once."""
+        if self.poll() is None:
+            self._kill_group()
+
+    def end(self, seconds: float) -> int:
+        """Ask it to end, and end it after some seconds; returns its exit code."""
+        self.signal(signal.SIGTERM)
+        if self.wait(seconds) is None:
+            self.kill()
+        code = self.wait()
+        assert code is not None, "it was waited for without a limit"
+        return code
+
+    def _kill_group(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
 
 
 class Interruption:
-    """Remembers that SIGTERM or SIGINT came, so that the loop ends at a step's end."""
+    """Remembers that SIGTERM or SIGINT came, so that the loop ends at a step's end.
+
+    A handler that raised would be lost where Python runs a callback of its own just then.
+    """
 
     def __init__(self) -> None:
         self.signal_name: str | None = None
@@ -29,11 +149,50 @@ class Interruption:
         self.signal_name = signal.Signals(number).name
 
 
+def wait_for_all(
+    children: Sequence[Child], interruption: Interruption, seconds_to_end: float
+) -> list[int]:
+    """The exit codes of all; once one fails or this process is told to end, all are asked to.
+
+    Args:
+        seconds_to_end: that they may take for it.
+    """
+    deadline = float("inf")
+    while None in (codes := [child.poll() for child in children]):
+        if deadline == float("inf") and (interruption.requested or any(codes)):
+            deadline = time.monotonic() + seconds_to_end
+            for child in children:
+                child.signal(signal.SIGTERM)
+        for child in children if time.monotonic() > deadline else ():
+            child.kill()
+        time.sleep(POLL_SECONDS)
+    return [code for code in codes if code is not None]
+
+
+def run_to_end(command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
+    """What a program says until it ends, which it does with this process, too."""
+    return subprocess.run(
+        [*BY_WAY_OF_THIS, *command],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        env=os.environ | {PARENT_VARIABLE: str(os.getpid())},
+        text=True,
+        errors="replace",
+    )
+
+
+def how_it_ended(code: int) -> str:
+    """An exit code in words."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    return f"was ended by {signal.Signals(-code).name}"
+
+
 def end_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
     """End with the process that PARENT_VARIABLE names, which started this one; else do nothing.
 
-    Linux sends the signal when the parent dies, be it by kill -9; SIGKILL ends a process that
-    stands still, too. A parent that died before this call
+    Linux sends the signal when the parent dies, be it by kill -9, also to a program that this one
+    then becomes; SIGKILL ends a process that stands still, too. A parent that died before this call
     is noticed by its place having been taken.
 
     Raises:
@@ -42,12 +201,73 @@ def end_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
     parent = os.environ.pop(PARENT_VARIABLE, None)
     if parent is None:
         return
-    signal_parents_death(number)
+    LIBC.prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
     if os.getppid() != int(parent):
         raise SystemExit("The process that started this one has ended.")
 
 
-def signal_parents_death(number: signal.Signals = signal.SIGTERM) -> None:
-    """Have the kernel send this process a signal when its parent is gone, by whatever way (Linux
-    alone); between fork and exec it holds for the program that is begun."""
-    LIBC.prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
+@contextmanager
+def importing() -> Iterator[None]:
+    """Import within this block: what modules make stays for good, and is never garbage.
+
+    A quarter of what it takes to import torch and transformers is looking for some among it.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+PREFIX = "llm-assets-"
+HOLDER_NAME = "holder.json"
+LAST = -101
+"""When the folder is removed, as multiprocessing counts: after the folder of its own, at -100."""
+
+
+def use_own_temporary_folder() -> None:
+    """Have this process, and what it starts, use a temporary folder of its own.
+
+    It lies in the usual one (`TMPDIR`), and is removed when the process ends. Where it was killed,
+    the next process that calls this removes it. Where none can be made, as on a full disk, all
+    stays as it is.
+    """
+    # Imported here, for what becomes another program at once needs none of it.
+    from artifacts.leases import describe_holder, is_gone
+
+    tempfile.tempdir = None
+    # Whoever needs a temporary file names the fault.
+    with suppress(OSError):
+        place = Path(tempfile.gettempdir())
+        holder = _holder(place)
+        if holder == describe_holder():
+            return
+        if holder is not None:
+            # Of who started this process, and may end before it.
+            place = place.parent
+        for folder in place.glob(f"{PREFIX}*"):
+            if is_gone(_holder(folder) or ""):
+                shutil.rmtree(folder, ignore_errors=True)
+        own = tempfile.mkdtemp(prefix=PREFIX, dir=place)
+        # Does nothing in a process that was forked from this one.
+        Finalize(None, shutil.rmtree, (own,), {"ignore_errors": True}, LAST)
+        Path(own, HOLDER_NAME).write_text(describe_holder())
+        os.environ["TMPDIR"] = tempfile.tempdir = own
+
+
+def _holder(folder: Path) -> str | None:
+    """Whose folder it is; None of one that is no program's, or another user's."""
+    path = folder / HOLDER_NAME
+    try:
+        return path.read_text() if path.stat().st_uid == os.geteuid() else None
+    except OSError:
+        return None
+
+
+if __name__ == "__main__":
+    end_with_parent()
+    try:
+        os.execvp(sys.argv[1], sys.argv[1:])  # noqa: S606
+    except OSError as failure:
+        sys.exit(f"{sys.argv[1]} cannot be started: {failure.strerror}")

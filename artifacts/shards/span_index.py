@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from artifacts.errors import DamagedArtifact
-from artifacts.numbers.arrays import ends_of, lower_bounds, run_starts, spans
+from artifacts.numbers import ends_of, lower_bounds, run_starts, spans
 from artifacts.shards.shard_set import Shard
 
 GRAM = 6

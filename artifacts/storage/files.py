@@ -2,19 +2,59 @@
 
 A file or folder is named by a local path or a URL such as `gs://bucket/path`. Whatever else the
 project reads or writes by name goes through here, so that one place knows about caches of listings,
-flushing and whole writes.
+flushing, whole writes, private folders and checksums.
+
+Every write of an object of Cloud Storage gives it another generation. A conditional write names the
+one that its writer has seen, and storage compares both in the same step: it happens only if nobody
+else was faster.
 """
 
 import errno
+import hashlib
 import os
 import shutil
+import stat
 import uuid
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict
 
 from artifacts.errors import UserError
+
+if TYPE_CHECKING:
+    from google.cloud.storage import Blob
+
+
+CACHE_VARIABLE = "LLM_ASSETS_CACHE"
+"""Where files of a store in the cloud are kept on this machine; `~/.cache/llm_assets` if absent."""
+
+
+def make_private(folder: Path) -> Path:
+    """Make a folder that its owner alone may enter, with what is missing above it.
+
+    One that exists is closed to others, too, and to its group unless that may also write: then it
+    is shared on purpose, or the group is its owner's own (a umask of 002 goes with such groups).
+    """
+    for missing in reversed([each for each in (folder, *folder.parents) if not each.exists()]):
+        missing.mkdir(mode=0o700, exist_ok=True)
+    status = folder.stat()
+    mode = stat.S_IMODE(status.st_mode)
+    allowed = mode & ~(stat.S_IRWXO if mode & stat.S_IWGRP else stat.S_IRWXG | stat.S_IRWXO)
+    if allowed != mode and status.st_uid == os.geteuid():
+        # A mounted bucket has no rights to set.
+        with suppress(OSError):
+            folder.chmod(allowed)
+    return folder
+
+
+def cache_folder() -> Path:
+    """Where this machine keeps what belongs to stores in the cloud; its owner's alone."""
+    named = os.environ.get(CACHE_VARIABLE)
+    return make_private(Path(named) if named else Path.home() / ".cache" / "llm_assets")
+
 
 HASH_BLOCK_BYTES = 4 * 1024 * 1024
 
@@ -252,3 +292,102 @@ def resolve(url: str | Path) -> tuple[Any, str]:
 
     filesystem, path = fsspec.core.url_to_fs(str(url))
     return filesystem, path
+
+
+_known: dict[tuple[int, ...], str] = {}
+"""What the file system says of a local file (number, size, times) to its SHA-256: what this process
+read once. A file that was only renamed is the same."""
+
+
+class FileEntry(BaseModel):
+    """One file of an artifact."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    path: str
+    """Relative to the artifact's folder, with forward slashes."""
+    bytes: int
+    sha256: str | None = None
+    """None for a file that was written to Cloud Storage from elsewhere: `crc32c` stands for it."""
+    crc32c: str | None = None
+    """Base64, as Cloud Storage keeps it for every object; None in a local store."""
+
+
+def list_files(folder: str) -> list[FileEntry]:
+    """Every file under a folder with its size and SHA-256, in the order of their paths."""
+    return [
+        FileEntry(path=path, bytes=size, sha256=sha256_of(f"{folder}/{path}"))
+        for path, size in list_sizes(folder).items()
+    ]
+
+
+def sha256_of(url: str) -> str:
+    """A file's SHA-256 in hexadecimal; a local file is read once a process while unchanged."""
+    if not is_local(url):
+        return _read(url)
+    found = os.stat(url)
+    state = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    if state not in _known:
+        _known[state] = _read(url)
+    return _known[state]
+
+
+def _read(url: str) -> str:
+    digest = hashlib.sha256()
+    with open_file(url) as file:
+        while block := file.read(HASH_BLOCK_BYTES):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+ABSENT = 0
+"""The generation of an object that is not there."""
+
+
+def blob_of(url: str) -> "Blob":
+    """The object of `gs://bucket/name`."""
+    from google.cloud.storage import Client
+
+    bucket, _, name = url.removeprefix("gs://").partition("/")
+    return Client().bucket(bucket).blob(name)
+
+
+def read_generation(blob: "Blob") -> tuple[bytes | None, int]:
+    """An object's content and its generation; None and ABSENT where it is not there."""
+    from google.api_core.exceptions import NotFound, PreconditionFailed
+
+    while True:
+        # A fresh look: an object that was read before would ask for the generation it had then.
+        current = blob.bucket.get_blob(blob.name)
+        if current is None:
+            return None, ABSENT
+        generation = int(current.generation or ABSENT)
+        try:
+            return bytes(current.download_as_bytes(if_generation_match=generation)), generation
+        except (NotFound, PreconditionFailed):
+            continue
+
+
+def write_generation(blob: "Blob", content: bytes, generation: int) -> int | None:
+    """Write over a known generation: the new one, or None where another was faster."""
+    from google.api_core.exceptions import NotFound, PreconditionFailed
+
+    try:
+        blob.upload_from_string(content, if_generation_match=generation)
+    except (PreconditionFailed, NotFound):
+        return None
+    return int(blob.generation or ABSENT)
+
+
+def copy_new(source: "Blob", generation: int, target: "Blob") -> bool:
+    """Copy a known generation of an object to where nothing is: whether both were so.
+
+    Storage checks both within the copy, so nothing can come between.
+    """
+    from google.api_core.exceptions import NotFound, PreconditionFailed
+
+    try:
+        target.rewrite(source, if_generation_match=ABSENT, if_source_generation_match=generation)
+    except (PreconditionFailed, NotFound):
+        return False
+    return True

@@ -3,6 +3,11 @@
 A large file goes up as parts named by its content (`uploads/<sha256>/<number>`), which storage then
 joins. So an interrupted upload, asked for again, sends only the parts that are not there yet, by
 whatever process and for whatever artifact.
+
+Whether a file still holds what it held is told by generation or by checksum. A generation is
+another one after each write, and costs no reading to ask: in Cloud Storage it is the object's
+generation number, on a local disk size and time. A checksum is of the content: in Cloud Storage it
+is the object's own, of a local file its SHA-256.
 """
 
 import base64
@@ -12,12 +17,46 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from artifacts.errors import DamagedArtifact
 from artifacts.progress import Report
-from artifacts.storage.checksums import FileEntry
-from artifacts.storage.files import HASH_BLOCK_BYTES, describe, resolve
+from artifacts.storage import files
+from artifacts.storage.files import HASH_BLOCK_BYTES, FileEntry, describe, resolve, sha256_of
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
+
+
+def generation_of(url: str) -> str:
+    """A file's generation now; raises FileNotFoundError where there is none."""
+    if files.is_local(url):
+        found = os.stat(url)
+        return f"{found.st_size}-{found.st_mtime_ns}"
+    filesystem, path = files.resolve(url)
+    filesystem.invalidate_cache()
+    return stated_generation(filesystem, path, filesystem.info(path))
+
+
+def checksum_of(url: str) -> str:
+    """A file's checksum now; raises FileNotFoundError where there is none."""
+    if files.is_local(url):
+        return sha256_of(url)
+    filesystem, path = files.resolve(url)
+    filesystem.invalidate_cache()
+    return stated_checksum(filesystem, path, filesystem.info(path))
+
+
+def stated_generation(filesystem: "AbstractFileSystem", path: str, details: dict[str, Any]) -> str:
+    """The generation in what a file system says of a file."""
+    return str(details.get("generation") or stated_checksum(filesystem, path, details))
+
+
+def stated_checksum(filesystem: "AbstractFileSystem", path: str, details: dict[str, Any]) -> str:
+    """The checksum in what a file system says of a file; where it says none, what stands for it."""
+    stated = details.get("md5Hash") or details.get("crc32c") or details.get("etag")
+    return str(stated or filesystem.ukey(path))
+
 
 PART_BYTES = 16 * 1024 * 1024
 PARALLEL_PARTS = 4

@@ -24,14 +24,13 @@ from pathlib import Path
 from typing import Any
 
 from artifacts.errors import LeaseLost
-from artifacts.leases.lease import Lease
-from artifacts.leases.object_lease import ObjectLease
+from artifacts.leases import Lease, ObjectLease
 from artifacts.storage import files
-from artifacts.storage.checksums import FileEntry, list_files
+from artifacts.storage.files import FileEntry, list_files
 from artifacts.storage.transfer import remote_entries, upload_folder
 from artifacts.store import layout
 from artifacts.store.identity import Identity
-from artifacts.store.manifest import Manifest
+from artifacts.store.manifest import Editions, Manifest, content_of, parse_manifest
 
 UPLOADING_NAME = "uploading.json"
 """In the folder of an artifact whose files are just going up: their names."""
@@ -50,11 +49,24 @@ class Draft:
     """A local folder to write into; from there files go up to a store in the cloud."""
     url: str
     """The folder that programs elsewhere write into; a plain path, `path`, for a local store."""
+    editions: Editions
+    """What came before of what the identity asks for."""
     stats: dict[str, Any] = field(default_factory=dict)
     provenance: dict[str, Any] = field(default_factory=dict)
 
-    def manifest(self, entries: list[FileEntry]) -> Manifest:
-        """What makes this draft, with these files, an artifact."""
+    def settle(self, entries: list[FileEntry]) -> tuple[Manifest, Manifest | None]:
+        """What makes this draft, with these files, an artifact; and what there is already of it.
+
+        Content that came of the same before is the artifact that it was then, and other content of
+        the same libraries is another one: the draft's identity follows.
+        """
+        asked = self.identity
+        self.identity = self.editions.settle(asked, content_of(entries))
+        folder = f"{self.root}/{layout.artifact(asked.kind, self.identity.fingerprint)}"
+        content = files.find(f"{folder}/{layout.MANIFEST_NAME}") if self.identity != asked else None
+        return self._manifest(entries), parse_manifest(content, folder) if content else None
+
+    def _manifest(self, entries: list[FileEntry]) -> Manifest:
         return Manifest(
             **self.identity.model_dump(),
             fingerprint=self.identity.fingerprint,
@@ -64,7 +76,7 @@ class Draft:
         )
 
 
-def open_draft(root: str, identity: Identity, machine_folder: Path) -> Draft:
+def open_draft(root: str, identity: Identity, machine_folder: Path, editions: Editions) -> Draft:
     """A fresh draft; what earlier makers of the same artifact left on this machine goes.
 
     The caller holds the artifact's lease. In the cloud, what a job wrote into the artifact's folder
@@ -72,6 +84,7 @@ def open_draft(root: str, identity: Identity, machine_folder: Path) -> Draft:
 
     Args:
         machine_folder: a folder of this machine; the store's root where that is local.
+        editions: of the identity.
     """
     making = machine_folder / layout.DRAFTS_FOLDER
     name = layout.artifact_lease(identity.kind, identity.fingerprint)
@@ -84,8 +97,8 @@ def open_draft(root: str, identity: Identity, machine_folder: Path) -> Draft:
     if files.is_local(root):
         if not files.exists(f"{root}/{folder}/{layout.MANIFEST_NAME}"):
             _discard(Path(root, folder), making)
-        return Draft(identity, root, path, os.fspath(path))
-    draft = Draft(identity, root, path, f"{root}/{folder}")
+        return Draft(identity, root, path, os.fspath(path), editions)
+    draft = Draft(identity, root, path, f"{root}/{folder}", editions)
     for left_name in json.loads(files.find(f"{draft.url}/{UPLOADING_NAME}") or b"[]"):
         files.remove(f"{draft.url}/{left_name}")
     return draft
@@ -105,20 +118,29 @@ def _commit_remote(draft: Draft, lease: ObjectLease, dump: Callable[[Manifest], 
     uploads = f"{draft.root}/{layout.UPLOADS_FOLDER}"
     staged = upload_folder(draft.path, draft.url, uploads, before_write=lease.check)
     sent = {UPLOADING_NAME, *(entry.path for entry in staged)}
-    manifest = draft.manifest(
+    manifest, before = draft.settle(
         staged + [entry for entry in remote_entries(draft.url) if entry.path not in sent]
     )
-    lease.commit(f"{draft.url}/{layout.MANIFEST_NAME}", dump(manifest))
-    files.remove(f"{draft.url}/{UPLOADING_NAME}")
+    folder = f"{draft.root}/{layout.artifact(manifest.kind, manifest.fingerprint)}"
+    if before:
+        files.remove(draft.url)
+    elif folder != draft.url:
+        files.move(draft.url, folder)
+    if before is None:
+        lease.commit(f"{folder}/{layout.MANIFEST_NAME}", dump(manifest))
+        files.remove(f"{folder}/{UPLOADING_NAME}")
     shutil.rmtree(draft.path)
-    return manifest
+    return before or manifest
 
 
 def _commit_local(draft: Draft, lease: Lease, dump: Callable[[Manifest], bytes]) -> Manifest:
-    target = Path(draft.root, layout.artifact(draft.identity.kind, draft.identity.fingerprint))
     entries = list_files(draft.url)
     files.flush_folder(draft.path, [entry.path for entry in entries])
-    manifest = draft.manifest(entries)
+    manifest, before = draft.settle(entries)
+    if before:
+        shutil.rmtree(draft.path)
+        return before
+    target = Path(draft.root, layout.artifact(manifest.kind, manifest.fingerprint))
     files.write(draft.path / layout.MANIFEST_NAME, dump(manifest))
     target.parent.mkdir(exist_ok=True)
     lease.check()

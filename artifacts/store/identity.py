@@ -1,11 +1,13 @@
-"""What makes an artifact that artifact: kind, code version, settings and inputs."""
+"""What makes an artifact that artifact: kind, code version, settings, inputs and libraries."""
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from artifacts.libraries import changes, installed
 
 FINGERPRINT_LENGTH = 20
 
@@ -26,11 +28,39 @@ class Identity(BaseModel):
     """The settings that change the artifact's content, as JSON values."""
     inputs: dict[str, str] = Field(default_factory=dict)
     """Input name to input fingerprint."""
+    libraries: dict[str, str] = Field(default_factory=dict)
+    """Library to its version, of those that decide the content; none of what was made before they
+    were recorded."""
+    remade: str = ""
+    """A hash of the content, where the same of all else gave other content before."""
 
     @property
     def fingerprint(self) -> str:
         """The first 20 hexadecimal digits of a SHA-256 over the canonical JSON form."""
-        return hash_json(self.model_dump())
+        # Without what is empty, so that what was made before these fields were keeps its name.
+        return hash_json(
+            {name: value for name, value in self if value or name not in ("libraries", "remade")}
+        )
+
+    def extend(
+        self,
+        *,
+        settings: Mapping[str, Any] | None = None,
+        inputs: Mapping[str, str] | None = None,
+        libraries: Iterable[str] = (),
+    ) -> "Identity":
+        """The identity with other settings, with more inputs, or with libraries as installed."""
+        update = {
+            "settings": self.settings if settings is None else dict(settings),
+            "inputs": self.inputs | dict(inputs or {}),
+            "libraries": self.libraries | installed(libraries),
+        }
+        return self.model_copy(update=update)
+
+    @property
+    def asked(self) -> str:
+        """The same of what a pipeline asks for, whatever libraries make it."""
+        return self.model_copy(update={"libraries": {}, "remade": ""}).fingerprint
 
 
 def hash_json(value: Mapping[str, Any]) -> str:
@@ -51,7 +81,8 @@ def differences(old: Identity, new: Identity) -> list[str]:
                 lines.append(
                     f"{part}.{key}: {before.get(key, 'absent')} -> {after.get(key, 'absent')}"
                 )
-    return lines
+    changed = changes(old.libraries, new.libraries)
+    return lines + [f"library {name}: {how}" for name, how in changed.items()]
 
 
 def _flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

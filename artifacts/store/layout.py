@@ -22,6 +22,9 @@ CONVERSIONS_FOLDER = "conversions"
 """In the cache: models in the form that an engine reads."""
 DAMAGED_FOLDER = "damaged"
 """What was found damaged, or is made again on demand, under its place."""
+EDITIONS_FOLDER = "editions"
+"""What was made of what was asked for (`artifacts.store.manifest`): some hundred bytes each, for
+good, so that it is known again after it was removed."""
 RETIRED_FOLDER = "retired"
 """Manifests, without the list of files, of artifacts that were removed."""
 UPLOADS_FOLDER = "uploads"
@@ -42,6 +45,11 @@ def manifest(kind: str, fingerprint: str) -> str:
 def retired(kind: str, fingerprint: str) -> str:
     """The folder with the manifest of an artifact that was removed."""
     return f"{RETIRED_FOLDER}/{artifact(kind, fingerprint)}"
+
+
+def editions(kind: str, asked: str) -> str:
+    """The record of the artifacts that were made of one thing that was asked for."""
+    return f"{EDITIONS_FOLDER}/{kind}/{asked}.json"
 
 
 def damaged(place: str) -> str:

@@ -1,13 +1,24 @@
-"""The manifest: the file that makes an artifact exist."""
+"""The manifest: the file that makes an artifact exist, and the record of what was asked for.
+
+`editions/<kind>/<asked>.json` says what came of one thing that was asked for. A pipeline asks for a
+kind, a code version, settings and inputs; which libraries are installed may decide what comes of
+it, so what they make has a fingerprint of its own. This record remembers the content of each. So
+what is made again with other content gets another fingerprint, and nothing that was made from the
+first seems to be made from the second. And where other libraries were found to make the same, the
+artifact stays, with all that was made from it.
+"""
 
 import json
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from artifacts.errors import DamagedArtifact, mend_command
-from artifacts.storage.checksums import FileEntry
+from artifacts.errors import DamagedArtifact, MissingArtifact, make_command, mend_command
+from artifacts.storage import files
+from artifacts.storage.files import FileEntry, sha256_of
 from artifacts.store.identity import Identity, hash_json
 from artifacts.store.layout import MANIFEST_NAME
 
@@ -15,6 +26,9 @@ SCHEMA_VERSION = 1
 CHECKSUM = "checksum"
 COST = "cost_dollars"
 """In the provenance of what others' machines made: what these cost."""
+
+REWRITTEN = "rewritten"
+"""In the provenance: when files were written again, and why (`artifacts.store.rewrite`)."""
 
 
 class Manifest(BaseModel):
@@ -29,6 +43,8 @@ class Manifest(BaseModel):
     code_version: str
     inputs: dict[str, str]
     settings: dict[str, Any]
+    libraries: dict[str, str] = Field(default_factory=dict)
+    remade: str = ""
     files: list[FileEntry]
     stats: dict[str, Any]
     provenance: dict[str, Any] = Field(default_factory=dict)
@@ -39,18 +55,19 @@ class Manifest(BaseModel):
     @property
     def identity(self) -> Identity:
         """The identity whose fingerprint this manifest carries."""
-        return Identity(
-            kind=self.kind,
-            code_version=self.code_version,
-            settings=self.settings,
-            inputs=self.inputs,
-        )
+        return Identity(**{name: getattr(self, name) for name in Identity.model_fields})
 
 
-def dump_manifest(manifest: Manifest) -> bytes:
-    """The content of `manifest.json`: the fields, and under `checksum` a hash of them all."""
-    fields = json.loads(manifest.model_dump_json())
+def dump_with_checksum(record: BaseModel) -> bytes:
+    """The fields of a record as JSON, and under `checksum` a hash of them all."""
+    fields = json.loads(record.model_dump_json())
     return json.dumps(fields | {CHECKSUM: hash_json(fields)}, indent=2).encode()
+
+
+def take_checksum(fields: dict[str, Any]) -> None:
+    """Take the checksum out of fields; raises ValueError unless it is theirs."""
+    if fields.pop(CHECKSUM) != hash_json(fields):
+        raise ValueError("it was changed after it was written")
 
 
 def parse_manifest(content: bytes, folder: str) -> Manifest:
@@ -62,9 +79,7 @@ def parse_manifest(content: bytes, folder: str) -> Manifest:
     kind, fingerprint = folder.rstrip("/").split("/")[-2:]
     try:
         fields = json.loads(content)
-        checksum = fields.pop(CHECKSUM)
-        if checksum != hash_json(fields):
-            raise ValueError("it was changed after it was written")
+        take_checksum(fields)
         manifest = Manifest.model_validate(fields)
         if (manifest.kind, manifest.fingerprint) != (kind, fingerprint):
             raise ValueError(f"it is the manifest of {manifest.kind}/{manifest.fingerprint}")
@@ -75,3 +90,133 @@ def parse_manifest(content: bytes, folder: str) -> Manifest:
             f"it again with: {mend_command(folder)}"
         ) from None
     return manifest
+
+
+READ_AT_ONCE = 4
+"""Files whose checksums are taken at the same time."""
+
+
+def find_faults(url: str, entries: Sequence[FileEntry], checksums: bool = True) -> Iterator[str]:
+    """What is wrong with the files of a folder: `<path> is absent`, one line a file.
+
+    Sizes are compared first, since they cost one listing. A checksum is the one that storage keeps
+    where the entry has it; otherwise the file is read, once a process as long as it is unchanged.
+    """
+    filesystem, folder = files.resolve(url)
+    filesystem.invalidate_cache()
+    present = filesystem.find(folder, detail=True)
+    whole: list[FileEntry] = []
+    for entry in entries:
+        found = present.get(f"{folder}/{entry.path}")
+        if found is None:
+            yield f"{entry.path} is absent"
+        elif found["size"] != entry.bytes:
+            yield f"{entry.path} has {found['size']} bytes, not {entry.bytes}"
+        else:
+            whole.append(entry)
+
+    def is_same(entry: FileEntry) -> bool:
+        path = f"{folder}/{entry.path}"
+        if entry.crc32c is not None:
+            return bool(present[path]["crc32c"] == entry.crc32c)
+        return sha256_of(f"{url}/{entry.path}") == entry.sha256
+
+    if checksums:
+        with ThreadPoolExecutor(READ_AT_ONCE) as pool:
+            for entry, same in zip(whole, pool.map(is_same, whole), strict=True):
+                if not same:
+                    yield f"{entry.path} has another checksum than its manifest"
+
+
+def verify_manifest(
+    manifest: Manifest,
+    url: str,
+    below: str = "",
+    checksums: bool = True,
+    way_out: str | None = None,
+) -> None:
+    """Compare an artifact's files, or those below a folder in it, with its manifest.
+
+    Raises:
+        DamagedArtifact: naming the file, and the way out or the command that makes it again.
+    """
+    entries = [entry for entry in manifest.files if entry.path.startswith(below)]
+    for fault in find_faults(url, entries, checksums):
+        if manifest.location:
+            way_out = "It was adopted from there: restore that folder, or adopt another."
+        command = mend_command(f"{manifest.kind}/{manifest.fingerprint}")
+        again = f"Set it aside and make it again with: {command}"
+        raise DamagedArtifact(f"{url}/{fault}. {way_out or again}")
+
+
+def verify_folder(url: str, way_out: str | None = None) -> None:
+    """Compare a model folder, an artifact's or one directly inside it, with the manifest.
+
+    Args:
+        way_out: what to do about damage, where making the artifact again is not the answer.
+
+    Raises:
+        MissingArtifact: there is no manifest, so the artifact does not exist.
+        DamagedArtifact: a file is absent, or its size or checksum differs.
+    """
+    url = url.rstrip("/")
+    above, _, name = url.rpartition("/")
+    for folder, below in ((url, ""), (above, f"{name}/")):
+        content = files.find(f"{folder}/{MANIFEST_NAME}")
+        if content is not None:
+            manifest = parse_manifest(content, folder)
+            return verify_manifest(manifest, manifest.location or folder, below, way_out=way_out)
+    kind = (above if name == "model" else url).split("/")[-2]
+    again = f"Make it again with: {make_command(kind)}"
+    raise MissingArtifact(f"{url} is no longer there: it has no manifest. {way_out or again}")
+
+
+TIMED = frozenset(
+    {"metrics.jsonl", "program.log", "result.json", "samples.json", "spec.json", "verdict.json"}
+)
+"""Files that say when or how fast something was made, or that nothing is made from."""
+
+
+class Edition(BaseModel):
+    """What some libraries make of what was asked for."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    libraries: dict[str, str]
+    fingerprint: str
+    """Of the artifact."""
+    remade: str = ""
+    content: str
+    """Of `content_of`; empty where it is not known any more."""
+    compared: str = ""
+    """What these libraries made as others had made it, such as `200 documents`."""
+    at: datetime = Field(default_factory=lambda: datetime.now(UTC))
+
+
+class Editions(BaseModel):
+    """The content of a record, oldest first; the first of a fingerprint says who made it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    editions: list[Edition] = []
+
+    def settle(self, identity: Identity, content: str) -> Identity:
+        """The identity of content that was made as another says: the one that it had before, or a
+        new one where the same libraries made other content before."""
+        for one in self.editions:
+            if one.content == content:
+                return identity.model_copy(
+                    update={"libraries": one.libraries, "remade": one.remade}
+                )
+        if any(
+            one.content and one.libraries == identity.libraries and not one.compared
+            for one in self.editions
+        ):
+            return identity.model_copy(update={"remade": content})
+        return identity
+
+
+def content_of(entries: Iterable[FileEntry]) -> str:
+    """A hash of an artifact's files, without those that differ each time they are made."""
+    lasting = (entry for entry in entries if entry.path.rpartition("/")[2] not in TIMED)
+    return hash_json({entry.path: entry.crc32c or entry.sha256 for entry in lasting})

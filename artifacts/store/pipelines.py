@@ -32,11 +32,23 @@ class AssetHistory(BaseModel):
     previous: list[Entry] = Field(default_factory=list)
 
 
+class RegistryMark(BaseModel):
+    """How far the pipeline's registry has come, by which an older one is known."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    generation: int = 0
+    next_version: int = 0
+
+
 class PipelineHistory(BaseModel):
     """The content of `pipelines/<name>.json`."""
 
     model_config = ConfigDict(extra="forbid")
 
+    file: str | None = None
+    """The pipeline file."""
+    registry: RegistryMark = RegistryMark()
     assets: dict[str, AssetHistory] = Field(default_factory=dict)
 
 
@@ -105,6 +117,23 @@ class Pipeline:
             entry = Entry(fingerprint=artifact.fingerprint, since=datetime.now(UTC))
             history.assets[asset] = AssetHistory(current=entry, previous=previous)
             return history.model_dump_json(indent=2).encode()
+
+        self.store.update(self._path, enter)
+
+    def registry(self) -> RegistryMark:
+        """How far the registry has come; nothing is known where the record cannot be read."""
+        try:
+            return self.history().registry
+        except DamagedArtifact:
+            return RegistryMark()
+
+    def note(self, **about: object) -> None:
+        """Note the pipeline's `file`, or how far its `registry` has come."""
+
+        def enter(content: bytes | None) -> bytes | None:
+            before = self._parse(content)
+            after = before.model_copy(update=about)
+            return None if after == before else after.model_dump_json(indent=2).encode()
 
         self.store.update(self._path, enter)
 

@@ -10,15 +10,13 @@ from datetime import UTC, datetime
 from typing import Any
 
 from artifacts.storage import files
-from artifacts.storage.checksums import FileEntry, sha256_of
+from artifacts.storage.files import FileEntry, sha256_of
 from artifacts.storage.transfer import remote_entries
 from artifacts.store import layout
-from artifacts.store.manifest import Manifest, dump_manifest, parse_manifest
+from artifacts.store.manifest import REWRITTEN, Manifest, dump_with_checksum, parse_manifest
 from artifacts.store.store import Artifact, Store
 
 BEFORE_NAME = "manifest.before.json"
-REWRITTEN = "rewritten"
-"""In the provenance of a manifest: when files were written again, and why."""
 
 
 def find_rewritable(store: Store, kind: str, fingerprint: str) -> Artifact | None:
@@ -71,7 +69,7 @@ def rewrite(
                 "provenance": before.provenance | {REWRITTEN: [*rewritten, note]},
             }
         )
-        store.write_bytes(f"{folder}/{layout.MANIFEST_NAME}", dump_manifest(after))
+        store.write_bytes(f"{folder}/{layout.MANIFEST_NAME}", dump_with_checksum(after))
         files.remove(f"{store.root}/{folder}/{BEFORE_NAME}")
     return written
 
@@ -87,7 +85,7 @@ def _announced(
 def _set_aside(store: Store, before: Manifest) -> None:
     folder = layout.artifact(before.kind, before.fingerprint)
     if store.exists(before.kind, before.fingerprint):
-        store.write_bytes(f"{folder}/{BEFORE_NAME}", dump_manifest(before))
+        store.write_bytes(f"{folder}/{BEFORE_NAME}", dump_with_checksum(before))
         files.remove(f"{store.root}/{folder}/{layout.MANIFEST_NAME}")
 
 

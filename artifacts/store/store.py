@@ -11,19 +11,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from artifacts.errors import MissingArtifact, UserError, make_command
-from artifacts.leases.lease import Lease, is_held, local_lease
-from artifacts.leases.object_lease import object_is_held, object_lease
-from artifacts.storage import conditional, files
-from artifacts.storage.checksums import list_files
-from artifacts.storage.machine import cache_folder, make_private
+from pydantic import ValidationError
+
+from artifacts.errors import DamagedArtifact, MissingArtifact, UserError, make_command
+from artifacts.leases import Lease, is_held, local_lease, object_is_held, object_lease
+from artifacts.libraries import refuse_changes
+from artifacts.storage import files
+from artifacts.storage.files import cache_folder, list_files, make_private
 from artifacts.storage.transfer import download_folder, remote_entries
 from artifacts.store import layout
 from artifacts.store.draft import Draft, commit, open_draft
 from artifacts.store.identity import Identity
 from artifacts.store.layout import MANIFEST_NAME
-from artifacts.store.manifest import Manifest, dump_manifest, parse_manifest
-from artifacts.store.verify import verify_manifest
+from artifacts.store.manifest import (
+    REWRITTEN,
+    Edition,
+    Editions,
+    Manifest,
+    content_of,
+    dump_with_checksum,
+    parse_manifest,
+    verify_manifest,
+)
 
 
 @dataclass(frozen=True)
@@ -97,12 +106,65 @@ class Store:
         folder = cache_folder() / "artifacts" / artifact.url.removeprefix("gs://")
         if not (folder / MANIFEST_NAME).exists():
             download_folder(artifact.url, artifact.manifest.files, folder)
-            (folder / MANIFEST_NAME).write_bytes(dump_manifest(artifact.manifest))
+            (folder / MANIFEST_NAME).write_bytes(dump_with_checksum(artifact.manifest))
         return folder
 
     def find(self, identity: Identity) -> Artifact | None:
-        """The artifact of this identity, or None where it does not exist."""
-        return self._read(identity.kind, identity.fingerprint)
+        """The artifact of this identity, or what its libraries were found to make as well; None
+        where neither exists."""
+        editions = self.editions(identity).editions
+        known = [one.fingerprint for one in editions if one.libraries == identity.libraries]
+        names = (*reversed(known), identity.fingerprint)
+        return next(filter(None, (self._read(identity.kind, name) for name in names)), None)
+
+    def editions(self, identity: Identity) -> Editions:
+        """What came of what an identity asks for; raises DamagedArtifact."""
+        return self.read_editions(layout.editions(identity.kind, identity.asked))
+
+    def read_editions(self, place: str) -> Editions:
+        """A record of editions, empty where there is none; raises DamagedArtifact."""
+        return self._parse_editions(self.read_bytes(place), place)
+
+    def _parse_editions(self, content: bytes | None, place: str) -> Editions:
+        try:
+            return Editions.model_validate_json(content) if content is not None else Editions()
+        except ValidationError as error:
+            raise DamagedArtifact(
+                f"{self.root}/{place} cannot be read ({error.errors()[0]['msg']}). Set it aside "
+                "with: llm-assets doctor --repair"
+            ) from None
+
+    def names(self, identity: Identity) -> list[str]:
+        """Fingerprints of what came of what an identity asks for, the newest first, be it still
+        there or not."""
+        editions = self.editions(identity).editions
+        return [*(one.fingerprint for one in reversed(editions)), identity.asked]
+
+    def enter(self, artifact: Artifact, libraries: dict[str, str], compared: str = "") -> None:
+        """Note what libraries made, or, given what was compared, were found to make as well."""
+        manifest = artifact.manifest
+        place = layout.editions(manifest.kind, manifest.identity.asked)
+
+        def note(content: bytes | None) -> bytes | None:
+            record = self._parse_editions(content, place)
+            known = [(one.fingerprint, one.libraries) for one in record.editions]
+            own = Edition(
+                libraries=manifest.libraries,
+                fingerprint=artifact.fingerprint,
+                remade=manifest.remade,
+                content="" if REWRITTEN in manifest.provenance else content_of(manifest.files),
+            )
+            new = [own]
+            if libraries != manifest.libraries:
+                update = {"libraries": libraries, "compared": compared}
+                new.append(own.model_copy(update=update))
+            new = [one for one in new if (one.fingerprint, one.libraries) not in known]
+            if not new:
+                return None
+            record.editions += new
+            return record.model_dump_json(indent=2).encode()
+
+        self.update(place, note)
 
     def exists(self, kind: str, fingerprint: str) -> bool:
         """Whether there is an artifact of this name."""
@@ -133,28 +195,34 @@ class Store:
 
         `build` writes files under `draft.url` or `draft.path` and fills `draft.stats`; the manifest
         is written after it returns. Two makers of the same artifact wait for each other, and the
-        second finds it made (`artifacts.store.draft` has how they are kept apart).
+        second finds it made (`artifacts.store.draft` has how they are kept apart). What comes out
+        is the artifact of another identity where its content is (`artifacts.store.manifest`).
 
         Raises:
             LeaseLost: another has taken over, since this machine slept or was cut off.
+            UserError: a library was upgraded meanwhile.
         """
         existing = self.find(identity)
         if existing:
+            self.enter(existing, identity.libraries)
             return existing, False
         name = layout.artifact_lease(identity.kind, identity.fingerprint)
         with self.lease(name, on_wait) as lease:
             existing = self.find(identity)
             if existing:
                 return existing, False
-            draft = open_draft(self.root, identity, self._machine_root())
+            draft = open_draft(self.root, identity, self._machine_root(), self.editions(identity))
             try:
                 with self._noted(identity):
                     build(draft)
+                    refuse_changes(identity.libraries)
             except Exception:
                 # Where another has taken over, that is why building failed.
                 lease.check()
                 raise
-            return Artifact(self, commit(draft, lease, dump_manifest)), True
+            artifact = Artifact(self, commit(draft, lease, dump_with_checksum))
+            self.enter(artifact, identity.libraries, "all files")
+            return artifact, True
 
     def in_the_making(self) -> list[Identity]:
         """What is being made just now, by whomever: its inputs are in use."""
@@ -188,6 +256,7 @@ class Store:
         entries = remote_entries(location) if is_remote else list_files(location)
         if not entries:
             raise UserError(f"{location} holds no files to adopt as {identity.kind}.")
+        identity = self.editions(identity).settle(identity, content_of(entries))
         manifest = Manifest(
             **identity.model_dump(),
             fingerprint=identity.fingerprint,
@@ -197,7 +266,9 @@ class Store:
             location=location,
         )
         self._write_manifest(manifest)
-        return Artifact(self, manifest)
+        artifact = Artifact(self, manifest)
+        self.enter(artifact, identity.libraries)
+        return artifact
 
     @contextlib.contextmanager
     def lease(self, name: str, on_wait: Callable[[str], None] | None = None) -> Iterator[Lease]:
@@ -243,11 +314,11 @@ class Store:
                 if content is not None:
                     self.write_bytes(path, content)
             return
-        blob = conditional.blob_of(f"{self.root}/{path}")
+        blob = files.blob_of(f"{self.root}/{path}")
         while True:
-            before, generation = conditional.read(blob)
+            before, generation = files.read_generation(blob)
             content = change(before)
-            if content is None or conditional.write(blob, content, generation) is not None:
+            if content is None or files.write_generation(blob, content, generation) is not None:
                 return
 
     def set_aside(self, place: str) -> None:
@@ -277,7 +348,7 @@ class Store:
 
     def _write_manifest(self, manifest: Manifest) -> None:
         path = layout.manifest(manifest.kind, manifest.fingerprint)
-        content = dump_manifest(manifest)
+        content = dump_with_checksum(manifest)
         if self.is_local:
             self.write_bytes(path, content)
             return

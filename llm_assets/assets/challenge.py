@@ -6,14 +6,13 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from artifacts.store.store import Artifact
-from llm_assets.gate.judge import judge
-from llm_assets.gate.settings import GateSettings
-from llm_assets.gate.verdict import Verdict
+from llm_assets.gate.judge import judge, with_answers
+from llm_assets.gate.verdict import GateSettings, Verdict
 from llm_assets.pipeline import PipelineResource
 from llm_assets.registry.base import Registry
-from llm_assets.registry.lineage import dollars_of, lineage, procedure, weights_fingerprint
-from llm_assets.registry.records import ModelEntry, ModelVersion
-from recipes.evaluation.settings import SCORES_NAME, ModelSource, Question
+from llm_assets.registry.card import dollars_of, lineage, procedure, weights_fingerprint
+from llm_assets.registry.state import ModelEntry, ModelVersion
+from recipes.evaluation.settings import SCORES_NAME, TASK_SCORES_NAME, ModelSource, Question
 from recipes.spec import MODEL_FOLDER
 from serving.settings import Weights
 
@@ -40,23 +39,22 @@ class Challenge:
 
     def judge(self, evaluation: Artifact, gate: GateSettings) -> Verdict:
         """What the gate says to the scores of an evaluation."""
-        return judge(
-            pq.read_table(evaluation.path / SCORES_NAME),
-            evaluation.stats,
-            gate,
-            candidate=self.candidate.fingerprint,
-            incumbent=self.incumbent.weights,
-            **self.asked(),
-        )
+        scores = pq.read_table(evaluation.path / SCORES_NAME)
+        answers = evaluation.path / TASK_SCORES_NAME
+        if gate.metric == "exam" and answers.exists():
+            scores = with_answers(scores, pq.read_table(answers))
+        models: Any = {
+            "candidate": self.candidate.fingerprint,
+            "incumbent": self.incumbent.weights,
+        }
+        return judge(scores, evaluation.stats, gate, **models, **self.asked())
 
-    def question(self, gate: GateSettings) -> Question:
-        """What the evaluation measures for."""
-        return Question(
-            look=self.look,
-            readable=self.readable,
-            lifetime_error=gate.lifetime_error,
-            smallest_effect=gate.smallest_effect,
-        )
+    def question(self, gate: GateSettings) -> Question | None:
+        """What the evaluation measures held-out text for; None where an exam decides."""
+        if gate.metric == "exam":
+            return None
+        chosen = gate.model_dump(include={"lifetime_error", "smallest_effect"})
+        return Question(look=self.look, readable=self.readable, **chosen)
 
 
 def open_challenge(
@@ -82,6 +80,8 @@ def open_challenge(
         "eval_metrics": settings.eval_metrics.content(),
         "gate": settings.model_version.content(),
     } | form
+    if settings.exam and settings.model_version.gate.metric == "exam":
+        judged_by["exam"] = settings.exam.model_dump(mode="json")
     chosen = procedure(candidate, judged_by)
     return Challenge(source, incumbent, look, state.readable_before(look, chosen), chosen, form)
 

@@ -1,83 +1,129 @@
 """From source text to packed token rows."""
 
+import hashlib
 import json
+from collections import Counter
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
-from dagster import AssetExecutionContext, AssetKey, MaterializeResult
+from dagster import AssetCheckResult, AssetCheckSeverity, AssetExecutionContext
 
 import recipes.evaluation
-from artifacts.errors import UserError
+from artifacts.libraries import changes, installed
+from artifacts.shards.format import DOCUMENT_SCHEMA, ShardStats
+from artifacts.shards.shard_set import find_shared_clusters
 from artifacts.store.identity import Identity
+from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Artifact, Draft, Store
-from llm_assets.assets import held_out
-from llm_assets.assets.corpus_metadata import (
-    clean_metadata,
-    corpus_metadata,
-    passed_over,
-    shard_metadata,
-    source_metadata,
-)
-from llm_assets.assets.stage import materialization, stage
+from llm_assets.assets import figures
+from llm_assets.assets.sources import observe, source_specs, source_versions
+from llm_assets.assets.stage import BuildPlan, check_files, stage, table
 from llm_assets.assets.training_plan import training_estimate
-from llm_assets.forgetting.listed import read_list
-from llm_assets.pipeline import PipelineResource
+from llm_assets.forgetting.erase import forgotten_folder, read_list
+from llm_assets.pipeline import Comparison, PipelineResource
 from llm_assets.runners.spark import SparkRunner
 from llm_assets.runners.training import TrainingRunner
-from recipes.model.row_length import check_row_length
+from recipes.model.base_model import check_row_length
 from spark_jobs.clean import job as clean
 from spark_jobs.clean.classify import read_model
-from spark_jobs.read.files.source_file import SourceChanged
+from spark_jobs.clean.job import compare_documents
+from spark_jobs.clean.prepare import libraries_of as clean_libraries
+from spark_jobs.clean.write import CLEAN_SCHEMA
+from spark_jobs.read import job as read
+from spark_jobs.read import snapshot
+from spark_jobs.read.document import SCHEMA as RAW_SCHEMA
+from spark_jobs.read.files.streams import SourceChanged
 from spark_jobs.read.job import CHANGED
+from spark_jobs.read.opened import Unread
 from spark_jobs.read.plan import bytes_in_buckets, plan_tasks
-from spark_jobs.read.snapshot import snapshot
-from spark_jobs.settings import CleanCorpusSettings
+from spark_jobs.read.settings import RawCorpusSettings
+from spark_jobs.read.snapshot import compare_texts
+from spark_jobs.read.snapshot import libraries_of as source_libraries
+from spark_jobs.settings import CleanCorpusSettings, TokenizedShardsSettings
 from spark_jobs.tokenize import job as tokenize
+from spark_jobs.tokenize.job import compare_tokens
+from spark_jobs.tokenize.job import libraries_of as token_libraries
 
 GROUP = "corpus"
-READINGS = 3
-"""Times that a source which changes while it is read is begun again."""
 GENERAL_ENGLISH = Path(recipes.evaluation.__file__).with_name("general_english.txt")
 """The text that forgetting is measured on; what overlaps with it is not trained on."""
+EARLIER_INPUT = "earlier"
+"""Name of the earlier clean corpus among a clean corpus's inputs."""
+
+
+def raw_view(artifact: Artifact) -> dict[str, Any]:
+    """What people see of a `raw_corpus`."""
+    stats = artifact.stats
+    examples = stats["unread_examples"]
+    unread = [(kind, count, ", ".join(examples[kind])) for kind, count in stats["unread"].items()]
+    sources = [(name, of["documents"], of["bytes"]) for name, of in stats["sources"].items()]
+    return _text_view(stats) | {
+        "not_read": sum(stats["unread"].values()),
+        "not_read_by_kind": table(["kind", "files", "such as"], unread),
+        "set_aside": table(["document", ""], [(fault, "") for fault in stats["faults"]]),
+        "repeated_ids": stats["repeated_ids"],
+        "pinned_files": stats.get("pinned_files", 0),
+        "sources": table(["source", "documents", "bytes"], sources),
+    }
+
+
+def _text_view(stats: Mapping[str, Any]) -> dict[str, Any]:
+    dropped = stats.get("dropped", {})
+    return {
+        "summary": f"{stats['documents']:,} documents, {stats['bytes'] / 1e6:.1f} MB",
+        "documents": stats["documents"],
+        "bytes": stats["bytes"],
+        "dropped_documents": sum(dropped.values()),
+        "dropped": table(["reason", "documents"], dropped.items()),
+    }
+
+
+def every_file_was_read(raw_corpus: Artifact) -> AssetCheckResult:
+    """Nothing that was found in the sources was left out; what was is counted by kind."""
+    stats = raw_corpus.stats
+    kinds = Counter(stats["unread"]) + Counter(stats["dropped"])
+    left = kinds.total()
+    counts = ", ".join(f"{count:,} {kind.replace('_', ' ')}" for kind, count in kinds.items())
+    return AssetCheckResult(
+        passed=not left,
+        severity=AssetCheckSeverity.WARN,
+        description=f"{left:,} files or documents were left out: {counts}; the asset's metadata "
+        "names the first of each kind."
+        if left
+        else None,
+        metadata={"left_out": left, "documents": stats["documents"]},
+    )
 
 
 @stage(
-    group_name=GROUP,
-    kinds={"python", "parquet"},
     code_version=snapshot.CODE_VERSION,
+    group=GROUP,
+    kinds={"python", "parquet"},
     pool="sources",
+    view=raw_view,
+    columns=RAW_SCHEMA,
+    checks=[every_file_was_read],
+    planned_again_on=SourceChanged,
+    outside=source_specs,
 )
 def raw_corpus(
-    context: AssetExecutionContext, pipeline: PipelineResource, spark: SparkRunner
-) -> MaterializeResult:
+    context: AssetExecutionContext,
+    pipeline: PipelineResource,
+    spark: SparkRunner,
+    identity: Identity,
+    settings: RawCorpusSettings,
+) -> BuildPlan:
     """A pinned snapshot of the source text, as Parquet rows `(id, text, source, ...)`.
 
     All that follows reads this copy, so text that changes meanwhile changes nothing; of files that
     are pinned in place of copied, a change is noticed. What was found and not read is counted by
     kind.
     """
-    for attempt in range(READINGS):
-        try:
-            return _raw_corpus(context, pipeline, spark)
-        except SourceChanged as error:
-            if attempt == READINGS - 1:
-                raise UserError(
-                    f"Each of {READINGS} times, {error}. Materialize `raw_corpus` when nothing "
-                    "writes there, or point the source at a copy."
-                ) from error
-            context.log.info(f"{error}; reading it again")
-    raise AssertionError("the last attempt returns or raises")
-
-
-def _raw_corpus(
-    context: AssetExecutionContext, pipeline: PipelineResource, spark: SparkRunner
-) -> MaterializeResult:
-    settings, store = pipeline.settings.raw_corpus, pipeline.store
+    store = pipeline.store
     opened = snapshot.open_sources(settings, context.log.info, store.root)
-    identity = Identity(
-        kind="raw_corpus",
-        code_version=snapshot.CODE_VERSION,
-        settings=settings.content(),
-        inputs=snapshot.fingerprints_of(opened),
+    identity = identity.extend(
+        inputs=snapshot.fingerprints_of(opened), libraries=source_libraries(opened)
     )
 
     def build(draft: Draft) -> None:
@@ -85,132 +131,171 @@ def _raw_corpus(
         if megabytes > pipeline.settings.spark.copied_by_process:
             context.log.info(f"Tasks of Spark copy {megabytes:,.1f} MB of files in buckets")
             spec = plan_tasks(settings, opened, draft.path, draft.url, store.cache)
-            found = spark.read(context, spec)
-            if CHANGED in found:
-                raise SourceChanged(found[CHANGED])
-            draft.stats |= found
+            by_tasks = {name: source for name, source in opened.items() if source.chunks.files}
+            spec.libraries = installed(source_libraries(by_tasks))
+            stats = spark.run(context, read, spec)
+            if CHANGED in stats:
+                raise SourceChanged(stats[CHANGED])
+            draft.stats |= stats
         else:
             draft.stats |= snapshot.write_snapshot(
                 settings, draft.path, context.log.info, store.machine_cache, opened
             )
 
-    artifact = pipeline.make(context, identity, build)
-    for line in passed_over(artifact.stats):
-        context.log.warning(line)
-    return materialization(artifact, corpus_metadata(artifact.stats) | source_metadata(artifact))
+    def compare(artifact: Artifact) -> Comparison:
+        changed = set(changes(artifact.manifest.libraries, identity.libraries))
+        return compare_texts(opened, artifact.url, changed)
+
+    def tell(artifact: Artifact) -> None:
+        stats = artifact.stats
+        observe(context.instance, pipeline.settings, opened, stats["sources"])
+        if unread := stats["unread"]:
+            context.log.warning(f"Not read: {Unread(unread, stats['unread_examples'])}")
+        if encodings := stats["decoded"]:
+            told = Unread(encodings, stats["decoded_examples"])
+            context.log.warning(f"Not in UTF-8, and decoded: {told}")
+        for fault in stats["faults"]:
+            context.log.warning(f"Set aside: {fault}")
+
+    return BuildPlan(identity, build, compare, tell, source_versions(pipeline.settings, opened))
+
+
+def clean_view(artifact: Artifact) -> dict[str, Any]:
+    """What people see of a `clean_corpus`."""
+    stats = artifact.stats
+    examples = [
+        (reason, example["id"], " ".join(example["text"].split()))
+        for reason, dropped in stats["dropped_examples"].items()
+        for example in dropped
+    ]
+    sizes = {int(size): count for size, count in stats["cluster_sizes"].items()}
+    lengths = {int(length): count for length, count in stats["length_histogram"].items()}
+    repeated = stats.get("repeated_spans")
+    looked_for = {"repeated_spans": table(["in all", ""], repeated.items())} if repeated else {}
+    if similar := stats.get("similar_to_forgotten"):
+        rows = [(row["id"], row["forgotten"], f"{row['similarity']:.0%}") for row in similar]
+        looked_for["similar_to_forgotten"] = table(["document", "holds text of", "share"], rows)
+    if labels := stats.get("labels"):
+        rows = [(name, *row) for name, counts in labels.items() for row in counts.items()]
+        looked_for["labels"] = table(["classifier", "label", "documents"], rows)
+    splits = ("held_out", "validation", "train")
+    arrived = ((n, *(of.get(split, 0) for split in splits)) for n, of in stats["slices"].items())
+    return {
+        **_text_view(stats),
+        **looked_for,
+        "repaired_documents": stats["repaired"],
+        "splits": table(["split", "documents"], stats["splits"].items()),
+        "arrived": table(["slice", "held out", "validation", "training"], arrived),
+        "dropped_examples": table(["reason", "document", "begins with"], examples),
+        "cluster_sizes": figures.bars(
+            "Duplicate clusters by size", "documents in the cluster", "clusters", sizes
+        ),
+        "lengths": figures.bars(
+            "Documents by length", "characters, from this many on", "documents", lengths
+        ),
+    }
+
+
+def corpus_is_not_empty(clean_corpus: Artifact) -> AssetCheckResult:
+    """At least one document is left after cleaning."""
+    documents = clean_corpus.stats["documents"]
+    return AssetCheckResult(passed=documents > 0, metadata={"documents": documents})
 
 
 @stage(
-    deps=[raw_corpus],
-    group_name=GROUP,
-    kinds={"spark"},
     code_version=clean.CODE_VERSION,
+    group=GROUP,
+    kinds={"spark"},
     pool="spark",
+    view=clean_view,
+    columns=CLEAN_SCHEMA,
+    blocking_checks=[corpus_is_not_empty],
 )
 def clean_corpus(
-    context: AssetExecutionContext, pipeline: PipelineResource, spark: SparkRunner
-) -> MaterializeResult:
+    context: AssetExecutionContext,
+    pipeline: PipelineResource,
+    spark: SparkRunner,
+    identity: Identity,
+    settings: CleanCorpusSettings,
+    raw_corpus: Artifact,
+) -> BuildPlan:
     """Normalized, filtered and deduplicated text; every document carries its duplicate cluster.
 
     Of copies and near-copies one stays. Whole clusters go to one split, so no near-copy of text
     that models are judged on is ever trained on.
     """
     store = pipeline.store
-    settings, models = _share_models(store, pipeline.settings.clean_corpus)
-    raw = pipeline.record.current("raw_corpus", needed_by="clean_corpus")
-    general_url, general_digest = held_out.share_text(store, GENERAL_ENGLISH)
+    settings, models = _share_models(store, settings)
+    general_url, general_digest = _share_general_english(store)
     forgotten = read_list(store, pipeline.settings.name)
-    wanted = Identity(
-        kind="clean_corpus",
-        code_version=clean.CODE_VERSION,
+    wanted = identity.extend(
         settings=settings.content(),
-        inputs={"raw_corpus": raw.fingerprint, "general_english": general_digest}
-        | models
-        | forgotten.inputs(),
+        inputs={"general_english": general_digest} | models | forgotten.inputs(),
+        libraries=clean_libraries(settings),
     )
-    earlier = held_out.find_earlier(pipeline.record, wanted)
 
-    def build(draft: Draft) -> None:
-        raw.verify()
-        spec = clean.CleanSpec(
-            raw_corpus=raw.url,
-            output=draft.url,
+    def spec(output: str, earlier: str | None = None) -> clean.CleanSpec:
+        return clean.CleanSpec(
+            raw_corpus=raw_corpus.url,
+            output=output,
             settings=settings,
             earlier=store.load("clean_corpus", earlier).url if earlier else None,
-            forgotten=forgotten.for_cleaning(),
+            forgotten=forgotten.for_cleaning(forgotten_folder(store, pipeline.settings.name)),
+            libraries=wanted.libraries,
             evaluation_texts=[general_url],
             cache=store.cache,
             documents_in_memory=pipeline.settings.spark.documents_in_memory,
         )
-        draft.stats |= spark.clean(context, spec)
-
-    artifact = pipeline.make(context, held_out.with_earlier(wanted, earlier), build)
-    return materialization(artifact, clean_metadata(artifact.stats))
-
-
-@stage(
-    deps=[clean_corpus, AssetKey("base_model")],
-    group_name=GROUP,
-    kinds={"spark"},
-    code_version=tokenize.CODE_VERSION,
-    pool="spark",
-)
-def tokenized_shards(
-    context: AssetExecutionContext,
-    pipeline: PipelineResource,
-    spark: SparkRunner,
-    training: TrainingRunner,
-) -> MaterializeResult:
-    """Packed token rows in three splits (train, validation, held-out) with one manifest.
-
-    A long document goes on in the next row, and no document sees another. Training reads `train`;
-    settings are chosen by `validation`; the gate alone looks at `held_out`.
-    """
-    settings, form = pipeline.settings.tokenized_shards, pipeline.settings.form
-    clean_text = pipeline.record.current("clean_corpus", needed_by="tokenized_shards")
-    base_model = pipeline.record.current("base_model", needed_by="tokenized_shards")
-    _check_row_length(pipeline, base_model)
-    inputs = {"clean_corpus": clean_text.fingerprint, "base_model": base_model.fingerprint}
-    evaluation_texts = []
-    if pipeline.settings.clean_corpus.split.replayed:
-        general_url, inputs["general_english"] = held_out.share_text(
-            pipeline.store, GENERAL_ENGLISH
-        )
-        evaluation_texts.append(general_url)
-    identity = Identity(
-        kind="tokenized_shards",
-        code_version=tokenize.CODE_VERSION,
-        settings=settings.content(),
-        inputs=inputs,
-    )
 
     def build(draft: Draft) -> None:
-        clean_text.verify()
-        base_model.verify()
-        spec = tokenize.TokenizeSpec(
-            clean_corpus=clean_text.url,
-            base_model=base_model.url,
-            output=draft.url,
-            settings=settings,
-            form=form,
-            evaluation_texts=evaluation_texts,
-            cache=pipeline.store.cache,
-            held_out_in_memory=pipeline.settings.spark.held_out_in_memory,
-        )
-        draft.stats |= spark.tokenize(context, spec)
+        draft.stats |= spark.run(context, clean, spec(draft.url, earlier))
 
-    artifact = pipeline.make(context, identity, build)
-    estimate = training_estimate(training, pipeline.settings.checkpoint, artifact, base_model)
-    expected = {"training_estimate": estimate} if estimate else {}
-    return materialization(artifact, shard_metadata(artifact.stats) | expected)
+    def compare(artifact: Artifact) -> Comparison:
+        return compare_documents(spec(artifact.url), artifact.url)
+
+    earlier = find_earlier(
+        pipeline.record, wanted, lambda identity: pipeline.find(context, identity, compare)
+    )
+    return BuildPlan(_with_earlier(wanted, earlier), build, compare)
 
 
-def _check_row_length(pipeline: PipelineResource, base_model: Artifact) -> None:
-    """Raise UserError where rows are longer than the model reads, before they are made."""
-    settings = pipeline.settings
-    config = pipeline.store.read_bytes(f"base_model/{base_model.fingerprint}/config.json")
-    if config is not None:
-        check_row_length(settings.tokenized_shards.input_length(settings.form), json.loads(config))
+def find_earlier(
+    record: Pipeline, wanted: Identity, find: Callable[[Identity], Artifact | None]
+) -> str | None:
+    """Fingerprint of the clean corpus whose splits the wanted one keeps: what was last trained on.
+
+    None before anything was trained. A corpus that was made already keeps the one it had, even
+    where it has been deleted since: fingerprints tell. Where the one it had is gone too, the
+    newest that is there takes its place, since each corpus hands on all splits before it.
+
+    Args:
+        wanted: identity of the clean corpus about to be made, without an earlier one.
+        find: gives the artifact of an identity.
+    """
+    store = record.store
+    known = record.known(wanted.kind)
+    trained = _last_trained(record, wanted.kind)
+    for earlier in (None, *known):
+        identity = _with_earlier(wanted, earlier)
+        was_made = not {*known[:1], trained}.isdisjoint(store.names(identity))
+        if was_made and (earlier is None or find(identity) or store.exists(wanted.kind, earlier)):
+            return earlier
+    return trained
+
+
+def _last_trained(record: Pipeline, kind: str) -> str | None:
+    """The corpus behind the current checkpoint; where it is gone, the newest that is there."""
+    if record.recorded("checkpoint") is None:
+        return None
+    checkpoint = record.find_current("checkpoint")
+    shards = (
+        record.store.find_named("tokenized_shards", checkpoint.manifest.inputs["tokenized_shards"])
+        if checkpoint
+        else record.find_current("tokenized_shards")
+    )
+    trained = [shards.manifest.inputs[kind]] if shards else []
+    there = (name for name in (*trained, *record.known(kind)) if record.store.exists(kind, name))
+    return next(there, None)
 
 
 def _share_models(
@@ -220,7 +305,123 @@ def _share_models(
     shared, inputs = [], {}
     for one in settings.classifiers:
         suffix = Path(one.model).suffix
-        url, digest = held_out.share(store, read_model(one), "classifiers", suffix)
+        url, digest = _share(store, read_model(one), "classifiers", suffix)
         shared.append(one.model_copy(update={"model": url}))
         inputs[f"classifier_{one.name}"] = digest
     return settings.model_copy(update={"classifiers": shared}), inputs
+
+
+def _with_earlier(identity: Identity, earlier: str | None) -> Identity:
+    """The identity with the earlier corpus among its inputs."""
+    return identity.extend(inputs={EARLIER_INPUT: earlier}) if earlier else identity
+
+
+def _share_general_english(store: Store) -> tuple[str, str]:
+    return _share(store, GENERAL_ENGLISH.read_bytes(), "evaluation_texts", ".txt")
+
+
+def _share(store: Store, content: bytes, folder: str, suffix: str) -> tuple[str, str]:
+    """Put a file where jobs can read it, named by its content: `(url, content hash)`."""
+    digest = hashlib.sha256(content).hexdigest()[:20]
+    name = f"{folder}/{digest}{suffix}"
+    if store.read_bytes(name) != content:
+        store.write_bytes(name, content)
+    return f"{store.root}/{name}", digest
+
+
+def shards_view(artifact: Artifact) -> dict[str, Any]:
+    """What people see of `tokenized_shards`."""
+    stats = artifact.stats
+    tokens = sum(stats["tokens"].values())
+    counted = ("documents", "tokens", "rows")
+    rows = [(split, *(stats[unit][split] for unit in counted)) for split in stats["documents"]]
+    return {
+        "summary": f"{tokens:,} tokens, {stats['rows']['train']:,} rows to train on",
+        "tokens": tokens,
+        "padding_fraction": stats["padding_fraction"],
+        "cut_documents": stats["cut_documents"],
+        "cut_examples": stats["cut_examples"],
+        "left_out": table(["reason", "documents"], stats["left_out"].items()),
+        "tokenizer_engine": stats["tokenizer_engine"],
+        "splits": table(["split", *counted], rows),
+        "tokens_by_source": table(["source", "tokens"], stats["tokens_by_source"].items()),
+    }
+
+
+def no_cluster_in_two_splits(tokenized_shards: Artifact) -> AssetCheckResult:
+    """No duplicate cluster reaches from one split into another."""
+    stats = ShardStats.model_validate(tokenized_shards.stats)
+    shared = find_shared_clusters(tokenized_shards.url, stats)
+    return AssetCheckResult(
+        passed=not shared,
+        metadata={"shared_clusters": len(shared), "examples": ", ".join(shared[:5])},
+    )
+
+
+def shards_match_their_checksums(tokenized_shards: Artifact) -> AssetCheckResult:
+    """Every file has the size and the checksum of its manifest."""
+    return check_files(tokenized_shards)
+
+
+@stage(
+    code_version=tokenize.CODE_VERSION,
+    group=GROUP,
+    kinds={"spark"},
+    pool="spark",
+    view=shards_view,
+    columns=DOCUMENT_SCHEMA,
+    blocking_checks=[no_cluster_in_two_splits, shards_match_their_checksums],
+)
+def tokenized_shards(
+    context: AssetExecutionContext,
+    pipeline: PipelineResource,
+    spark: SparkRunner,
+    training: TrainingRunner,
+    identity: Identity,
+    settings: TokenizedShardsSettings,
+    clean_corpus: Artifact,
+    base_model: Artifact,
+) -> BuildPlan:
+    """Packed token rows in three splits (train, validation, held-out) with one manifest.
+
+    A long document goes on in the next row, and no document sees another. Training reads `train`;
+    settings are chosen by `validation`; the gate alone looks at `held_out`.
+    """
+    store, form = pipeline.store, pipeline.settings.form
+    # Spark would find out only after it has tokenized everything.
+    if config := store.read_bytes(f"base_model/{base_model.fingerprint}/config.json"):
+        check_row_length(settings.input_length(form), json.loads(config))
+    recipe = training.place(pipeline.settings.checkpoint)
+    identity = identity.extend(libraries=token_libraries(settings, form))
+    evaluation_texts = []
+    if pipeline.settings.clean_corpus.split.replayed:
+        general_url, general_digest = _share_general_english(store)
+        identity = identity.extend(inputs={"general_english": general_digest})
+        evaluation_texts.append(general_url)
+
+    def spec(output: str) -> tokenize.TokenizeSpec:
+        return tokenize.TokenizeSpec(
+            clean_corpus=clean_corpus.url,
+            base_model=base_model.url,
+            output=output,
+            settings=settings,
+            form=form,
+            libraries=identity.libraries,
+            evaluation_texts=evaluation_texts,
+            cache=store.cache,
+            held_out_in_memory=pipeline.settings.spark.held_out_in_memory,
+        )
+
+    def build(draft: Draft) -> None:
+        draft.stats |= spark.run(context, tokenize, spec(draft.url))
+        # The last Spark stage: what follows, training above all, needs the memory.
+        spark.end()
+
+    def compare(artifact: Artifact) -> Comparison:
+        return compare_tokens(spec(artifact.url), artifact.url, artifact.stats)
+
+    def estimate(artifact: Artifact) -> dict[str, str]:
+        expected = training_estimate(training, recipe, artifact, base_model)
+        return {"training_estimate": expected} if expected else {}
+
+    return BuildPlan(identity, build, compare, estimate)

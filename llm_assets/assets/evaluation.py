@@ -1,40 +1,218 @@
 """Is the candidate better, and may it answer users?"""
 
-from dagster import AssetExecutionContext, MaterializeResult
+import json
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
 
+from dagster import AssetCheckResult, AssetCheckSeverity, AssetExecutionContext
+
+from artifacts.errors import shown_in_line
+from artifacts.libraries import installed
 from artifacts.shards.format import ShardStats
 from artifacts.store.identity import Identity
-from artifacts.store.store import Draft
+from artifacts.store.store import Artifact, Draft
+from llm_assets.assets import figures
 from llm_assets.assets.challenge import candidate_entry, model_source, open_challenge
-from llm_assets.assets.evaluation_metadata import (
-    evaluation_metadata,
-    samples_metadata,
-    verdict_metadata,
-)
-from llm_assets.assets.model import base_model, checkpoint
-from llm_assets.assets.stage import materialization, stage
+from llm_assets.assets.exam import answers_view
+from llm_assets.assets.model import checkpoint_view
+from llm_assets.assets.page import page_link, render_page
+from llm_assets.assets.stage import BuildPlan, number, readable, stage, table
+from llm_assets.assets.training_plan import training_cost
 from llm_assets.endpoint.base import ServingPlatform
-from llm_assets.gate.settings import CODE_VERSION as GATE_CODE_VERSION
-from llm_assets.gate.verdict import Verdict
+from llm_assets.gate.verdict import CODE_VERSION as GATE_CODE_VERSION
+from llm_assets.gate.verdict import Comparison, ModelVersionSettings, Verdict
 from llm_assets.pipeline import PipelineResource
-from llm_assets.registry.card import describe_cost, describe_coverage
-from llm_assets.registry.integrity import verify_model
-from llm_assets.registry.records import ModelVersion
+from llm_assets.registry.card import (
+    describe_cost,
+    describe_coverage,
+    page_path,
+    render_card,
+    verify_model,
+)
 from llm_assets.registry.resource import RegistryResource
+from llm_assets.registry.state import ModelVersion, RegistryState
 from llm_assets.runners.training import TrainingRunner
-from recipes.evaluation.settings import CODE_VERSION, EvaluationSettings, ModelSource
+from llm_assets.tracing.explain import explain
+from recipes.evaluation.exam import EXAM_TASKS, METRIC
+from recipes.evaluation.exam import LIBRARIES as EXAM_LIBRARIES
+from recipes.evaluation.settings import (
+    CODE_VERSION,
+    SAMPLES_NAME,
+    EvaluationSettings,
+    Metric,
+    ModelSource,
+)
 from recipes.evaluation.spec import EvaluationSpec
+from recipes.settings import package_of
 
 GROUP = "evaluation"
 VERDICT_NAME = "verdict.json"
+SERVING_LIBRARIES = {"nncf", "openvino", "openvino-genai"}
+"""Those that decide the scores of quantized weights."""
+ROLES = ("candidate", "incumbent", "base")
+BOUNDS = ("low", "value", "high")
+Figure = Mapping[str, float | None]
+EXAM_FIGURES = (
+    *("training_buys", "closed_book", "exam", "exam_by_relation"),
+    *("questions_won", "questions_lost"),
+)
+GATE_FIGURES = ("judgements_so_far", "comparisons", "differences")
+PLACES = ("run_folder", "tensorboard")
+"""Of a checkpoint, where it lies on this machine."""
+UNMEASURED: Figure = {"value": None}
+_UNBROKEN = re.compile(r"\S{12}(?=\S)")
+
+
+def eval_view(artifact: Artifact) -> dict[str, Any]:
+    """What people see of `eval_metrics`."""
+    return metrics_view(artifact.stats) | answers_view(artifact) | _samples_view(artifact)
+
+
+def metrics_view(stats: Mapping[str, Any]) -> dict[str, Any]:
+    """Metadata of `eval_metrics` from its stats; None stands for a figure that is not finite."""
+    metrics = stats["metrics"]
+    values = [
+        (
+            _spaced(metric),
+            *(number(roles[role]["value"]) if role in roles else "not measured" for role in ROLES),
+        )
+        for metric, roles in metrics.items()
+    ]
+    bounds = [
+        (_spaced(metric), role, number(roles[role].get("low")), number(roles[role].get("high")))
+        for metric, roles in metrics.items()
+        for role in ROLES
+        if role in roles
+    ]
+    metric = Metric.model_validate(stats["metric"])
+    held_out = metrics[f"held_out_{metric.name}"]
+    plotted = {name: of.get("candidate", UNMEASURED)["value"] for name, of in metrics.items()}
+    before, after = (
+        number(held_out.get(role, UNMEASURED)["value"]) for role in ("base", "candidate")
+    )
+    return (
+        {
+            "summary": f"{before} -> {after} {metric.unit} on held-out text",
+            "evaluation_fingerprint": stats["evaluation_fingerprint"],
+            "metrics": table(["metric", *ROLES], values),
+            "bounds": table(["metric", "of", "low", "high"], bounds),
+            "contamination": _contamination(stats.get("contamination")),
+            "intervals": figures.intervals(
+                f"{metric.unit} on held-out text, with 95 % intervals",
+                metric.unit,
+                _drawable({role: tuple(map(of.get, BOUNDS)) for role, of in held_out.items()}),
+            ),
+        }
+        | {name: value for name, value in plotted.items() if value is not None}
+        | _confusion(stats)
+        | _exam(stats)
+    )
+
+
+def exam_shares(stats: Mapping[str, Any]) -> list[tuple[str, float | None, float | None]]:
+    """Condition, and the base's and the candidate's share of right answers."""
+    asked = {task: stats["metrics"].get(f"{task}_{METRIC}") for task in EXAM_TASKS}
+    return [
+        (
+            task.removeprefix("exam_").replace("_", " "),
+            *(roles.get(role, UNMEASURED)["value"] for role in ("base", "candidate")),
+        )
+        for task, roles in asked.items()
+        if roles
+    ]
+
+
+def _exam(stats: Mapping[str, Any]) -> dict[str, Any]:
+    judged = stats.get("exam")
+    if not judged:
+        return {}
+    shares = ([name, *map(number, values)] for name, *values in exam_shares(stats))
+    return {
+        "training_buys": judged["sentence"],
+        "exam": table(["condition", "base", "candidate"], shares),
+    }
+
+
+def _samples_view(evaluation: Artifact) -> dict[str, Any]:
+    """What base and candidate write after the same beginnings, side by side; none where none do."""
+    samples = read_samples(evaluation)
+    base, candidate = samples.get("base", []), samples.get("candidate", [])
+    written = [
+        (of_base["prompt"], of_base["completion"], of_candidate["completion"])
+        for of_base, of_candidate in zip(base, candidate, strict=False)
+    ]
+    if not written:
+        return {}
+    rows = (map(_breakable, texts) for texts in written)
+    return {"samples": table(["after", "the base model says", "the candidate says"], rows)}
+
+
+def _breakable(text: str) -> str:
+    """Text whose long runs the UI may break: models that have not learnt write dots without end."""
+    return _UNBROKEN.sub("\\g<0>\u200b", shown_in_line(text))
+
+
+def read_samples(evaluation: Artifact) -> dict[str, list[dict[str, str]]]:
+    """Role to what that model wrote, from an `eval_metrics` artifact."""
+    samples: dict[str, list[dict[str, str]]] = json.loads(
+        (evaluation.path / SAMPLES_NAME).read_text()
+    )
+    return samples
+
+
+def _contamination(stats: Mapping[str, Any] | None) -> str:
+    if stats is None:
+        return "not measured"
+    examples = f", such as {', '.join(stats['examples'])}" if stats["examples"] else ""
+    return (
+        f"{stats['mean_share']:.1%} of the runs of {stats['run_tokens']} tokens stand in the "
+        f"training rows; {stats['mostly_trained_on']} of {stats['documents']} documents do for the "
+        f"most part{examples}"
+    )
+
+
+def _confusion(stats: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a classifier, which classes the candidate takes for which."""
+    details = stats.get("details", {}).get("candidate", {})
+    if "confusion" not in details:
+        return {}
+    title, axes = "Held-out examples of the candidate", ("class told", "true class")
+    picture = figures.matrix(title, *axes, details["labels"], details["confusion"])
+    return {"confusion_matrix": picture}
+
+
+def _spaced(name: str) -> str:
+    """A name that may be broken at its spaces, so that its table fits the page."""
+    return name.replace("_", " ")
+
+
+def _drawable(rows: Mapping[str, tuple[Any, Any, Any]]) -> dict[str, tuple[float, float, float]]:
+    """Those of which value and bounds are numbers."""
+    return {name: bounds for name, bounds in rows.items() if None not in bounds}
+
+
+def figures_are_finite(eval_metrics: Artifact) -> AssetCheckResult:
+    """Every figure of the candidate's evaluation is a number."""
+    metrics = eval_metrics.stats["metrics"]
+    values = {name: roles["candidate"]["value"] for name, roles in metrics.items()}
+    missing = sorted(name for name, value in values.items() if value is None)
+    return AssetCheckResult(
+        passed=not missing,
+        severity=AssetCheckSeverity.WARN,
+        description=f"Not finite: {', '.join(missing)}" if missing else "All are numbers.",
+        metadata={"figures": len(values), "not_finite": len(missing)},
+    )
 
 
 @stage(
-    deps=[checkpoint, base_model],
-    group_name=GROUP,
-    kinds={"pytorch"},
     code_version=CODE_VERSION,
+    group=GROUP,
+    kinds={"pytorch"},
     pool="training",
+    view=eval_view,
+    checks=[figures_are_finite],
 )
 def eval_metrics(
     context: AssetExecutionContext,
@@ -42,65 +220,65 @@ def eval_metrics(
     training: TrainingRunner,
     registry: RegistryResource,
     serving: ServingPlatform,
-) -> MaterializeResult:
+    identity: Identity,
+    settings: EvaluationSettings,
+    checkpoint: Artifact,
+    base_model: Artifact,
+    exam: Artifact | None,
+) -> BuildPlan:
     """Candidate, base and incumbent measured on the same held-out and general text.
 
     Bits per byte say how much a text surprises a model that has never seen it; lower is better.
     Held-out text is the team's own; general text is everyday English and shows what was forgotten.
     `samples` has base and candidate go on from the same beginnings.
     """
-    settings, recipe = pipeline.settings.eval_metrics, pipeline.settings.checkpoint
-    record = pipeline.record
-    candidate, shards, base = (
-        record.current(kind, needed_by="eval_metrics")
-        for kind in ("checkpoint", "tokenized_shards", "base_model")
-    )
+    shards = pipeline.record.current("tokenized_shards", needed_by="eval_metrics")
     weights = serving.quantized(pipeline.settings)
-    challenge = open_challenge(pipeline, registry.open(pipeline), candidate, base, weights)
-    source, incumbent = challenge.candidate, challenge.incumbent
+    challenge = open_challenge(pipeline, registry.open(pipeline), checkpoint, base_model, weights)
+    incumbent = challenge.incumbent
     question = challenge.question(pipeline.settings.model_version.gate)
-    asked = {"question": question.model_dump()} | challenge.form
-    identity = Identity(
-        kind="eval_metrics",
-        code_version=CODE_VERSION,
-        settings=settings.content() | recipe.scoring() | asked,
-        inputs={one.manifest.kind: one.fingerprint for one in (candidate, shards, base)}
+    asked = {"question": question and question.model_dump()} | challenge.form
+    identity = identity.extend(
+        settings=settings.content() | pipeline.settings.checkpoint.scoring() | asked,
+        inputs={"tokenized_shards": shards.fingerprint}
         | {"incumbent": incumbent.model_fingerprint},
+        libraries=settings.libraries
+        | package_of(pipeline.settings.checkpoint)
+        | (EXAM_LIBRARIES if exam else set())
+        | (SERVING_LIBRARIES if weights else set()),
     )
 
     def build(draft: Draft) -> None:
         against = ModelSource(path=incumbent.model_url, fingerprint=incumbent.weights)
-        drawn = settings.drawn_for(source.fingerprint)
-        spec = evaluation_spec(pipeline, draft, against, drawn)
+        drawn = settings.drawn_for(challenge.candidate.fingerprint)
+        spec = evaluation_spec(pipeline, draft, checkpoint, shards, base_model, against, drawn)
+        if exam:
+            libraries = spec.libraries | installed(EXAM_LIBRARIES)
+            spec = spec.model_copy(update={"exam": exam.url, "libraries": libraries})
         spec = spec.model_copy(update={"question": question})
         draft.stats |= training.evaluate(context, spec)
         draft.stats |= serving.measure(pipeline.settings, spec, context.log.info)
 
-    artifact = pipeline.make(context, identity, build)
-    told = evaluation_metadata(artifact.stats) | samples_metadata(artifact)
-    return materialization(artifact, told)
+    return BuildPlan(identity, build)
 
 
 def evaluation_spec(
     pipeline: PipelineResource,
     draft: Draft,
+    candidate: Artifact,
+    shards: Artifact,
+    base: Artifact,
     incumbent: ModelSource | None,
     settings: EvaluationSettings,
 ) -> EvaluationSpec:
-    """What measures the current checkpoint, its base and an incumbent into a draft.
+    """What measures a checkpoint, its base and an incumbent into a draft.
 
     Raises:
-        DamagedArtifact: a file of what is read has changed.
+        DamagedArtifact: a file of the shards or the incumbent has changed.
     """
-    record = pipeline.record
-    candidate, shards, base = (
-        record.current(kind, needed_by=draft.identity.kind)
-        for kind in ("checkpoint", "tokenized_shards", "base_model")
-    )
-    for artifact in (shards, base, candidate):
-        artifact.verify()
+    shards.verify()
     if incumbent is not None:
-        verify_model(record, str(incumbent.path))
+        verify_model(pipeline.record, str(incumbent.path), weights=incumbent.fingerprint)
     fault = {"fault": candidate.stats.get("diverged")}
     return EvaluationSpec(
         base=model_source(base),
@@ -113,61 +291,146 @@ def evaluation_spec(
         cache=pipeline.store.cache,
         settings=settings,
         recipe=pipeline.settings.checkpoint,
+        libraries=installed(settings.libraries),
+    )
+
+
+def verdict_view(artifact: Artifact) -> dict[str, Any]:
+    """What people see of a `model_version`."""
+    verdict = _read_verdict(artifact)
+    evaluation = artifact.store.load("eval_metrics", artifact.manifest.inputs["eval_metrics"])
+    compared = verdict.comparisons
+    rows = [
+        (
+            f"{_spaced(c.task)} against {c.reference}",
+            c.difference,
+            f"{number(c.low)} to {number(c.high)}",
+            c.clusters,
+        )
+        for c in compared
+    ]
+    metadata = {
+        "summary": "promoted" if verdict.promoted else "rejected",
+        "promoted": verdict.promoted,
+        "reasons": verdict.summary,
+        "judgements_so_far": verdict.look,
+        "comparisons": table(["text", "difference", "interval", "independent documents"], rows),
+        "differences": figures.intervals(
+            "Candidate minus reference",
+            _units(compared),
+            _drawable(
+                {f"{c.task} against {c.reference}": (c.low, c.difference, c.high) for c in compared}
+            ),
+        ),
+    }
+    return metadata | _samples_view(evaluation)
+
+
+def _units(compared: list[Comparison]) -> str:
+    """The unit of the compared figures, and which way is better."""
+    better = {(c.unit, "above" if c.higher_is_better else "below") for c in compared}
+    return ", ".join(f"{unit} ({side} zero is better)" for unit, side in sorted(better))
+
+
+def _read_verdict(model_version: Artifact) -> Verdict:
+    return Verdict.model_validate_json((model_version.path / VERDICT_NAME).read_text())
+
+
+def version_page(
+    state: RegistryState, version: ModelVersion, verdict: Artifact, cost_per_hour: float | None
+) -> str:
+    """A page about a version that was just judged, from what the UI shows of its stages."""
+    store, inputs = verdict.store, verdict.manifest.inputs
+    evaluation = store.load("eval_metrics", inputs["eval_metrics"])
+    candidate = store.load("checkpoint", evaluation.manifest.inputs["checkpoint"])
+    training = checkpoint_view(candidate) | training_cost(candidate.stats, cost_per_hour)
+    measured = eval_view(evaluation) | answers_view(evaluation, most=None)
+    exam = {name: measured[name] for name in EXAM_FIGURES if name in measured}
+    gate = verdict_view(verdict) if _read_verdict(verdict).comparisons else {}
+    sections = {
+        "What it knows": exam,
+        "The gate": {name: of for name, of in gate.items() if name in GATE_FIGURES},
+        "What it writes": {name: of for name, of in measured.items() if name == "samples"},
+        "Training": {name: of for name, of in training.items() if name not in PLACES},
+    }
+    title = f"Version {version.version}"
+    return render_page(title, render_card(state, version), sections, explain(store, state, version))
+
+
+def candidate_is_promoted(model_version: Artifact) -> AssetCheckResult:
+    """Shows the gate's verdict; the endpoint reads the verdict itself."""
+    verdict = _read_verdict(model_version)
+    differences = {
+        f"{compared.task}_minus_{compared.reference}": compared.difference
+        for compared in verdict.comparisons
+        if math.isfinite(compared.difference)
+    }
+    return AssetCheckResult(
+        passed=verdict.promoted,
+        severity=AssetCheckSeverity.WARN,
+        description=" ".join(model_version.stats["reasons"]),
+        metadata=readable(differences),
     )
 
 
 @stage(
-    deps=[eval_metrics],
-    group_name=GROUP,
-    kinds={"python"},
     code_version=GATE_CODE_VERSION,
+    group=GROUP,
+    kinds={"python"},
     pool="registry",
+    view=verdict_view,
+    checks=[candidate_is_promoted],
 )
 def model_version(
-    context: AssetExecutionContext, pipeline: PipelineResource, registry: RegistryResource
-) -> MaterializeResult:
+    pipeline: PipelineResource,
+    registry: RegistryResource,
+    identity: Identity,
+    settings: ModelVersionSettings,
+    eval_metrics: Artifact,
+) -> BuildPlan:
     """The candidate registered, with its evaluation and the gate's verdict.
 
     The gate promotes a candidate that is better than the wanted version by more than chance;
     `reasons` says what it found. `llm-assets approve` and `llm-assets reject` overrule it.
     """
-    settings = pipeline.settings.model_version
-    record = pipeline.record
-    evaluation = record.current("eval_metrics", needed_by="model_version")
+    measured = eval_metrics.manifest
     candidate, base = (
-        pipeline.store.load(kind, evaluation.manifest.inputs[kind], needed_by="model_version")
+        pipeline.store.load(kind, measured.inputs[kind], needed_by="model_version")
         for kind in ("checkpoint", "base_model")
     )
     models = registry.open(pipeline)
-    measured = evaluation.stats["evaluation_fingerprint"]
-    weights = evaluation.manifest.settings.get("served_weights")
-    challenge = open_challenge(pipeline, models, candidate, base, weights, measured)
-    identity = Identity(
-        kind="model_version",
-        code_version=GATE_CODE_VERSION,
-        settings=settings.content() | challenge.asked(),
-        inputs={
-            "eval_metrics": evaluation.fingerprint,
-            "incumbent": challenge.incumbent.model_fingerprint,
-        },
+    weights, told = measured.settings.get("served_weights"), measured.stats
+    challenge = open_challenge(
+        pipeline, models, candidate, base, weights, told["evaluation_fingerprint"]
     )
 
     def build(draft: Draft) -> None:
         candidate.verify()
-        evaluation.verify()
-        verdict = challenge.judge(evaluation, settings.gate)
+        verdict = challenge.judge(eval_metrics, settings.gate)
         (draft.path / VERDICT_NAME).write_text(verdict.model_dump_json(indent=2))
         draft.stats["promoted"] = verdict.promoted
         draft.stats["reasons"] = verdict.lines
 
-    artifact = pipeline.make(context, identity, build)
-    verdict = Verdict.model_validate_json((artifact.path / VERDICT_NAME).read_text())
-    license = settings.license or base.stats["license"]
-    version = models.enter(candidate_entry(candidate, evaluation, license), verdict)
-    told = verdict_metadata(version.version, verdict) | samples_metadata(evaluation)
-    return materialization(artifact, told | _version_metadata(version))
+    def register(artifact: Artifact) -> dict[str, Any]:
+        license = settings.license or base.stats["license"]
+        verdict = _read_verdict(artifact)
+        version = models.enter(candidate_entry(candidate, eval_metrics, license), verdict)
+        place = page_path(pipeline.settings.name, version.version)
+        price = pipeline.settings.automation.cost_per_hour
+        page = version_page(models.state(), version, artifact, price)
+        pipeline.store.write_bytes(place, page.encode())
+        decided = "promoted" if verdict.promoted else "rejected"
+        cost = {} if version.dollars is None else {"version_cost": describe_cost(version)}
+        return {
+            "summary": f"version {version.version} {decided}",
+            "version": version.version,
+            "trained_on": describe_coverage(version),
+            "page": page_link(f"{pipeline.store.root}/{place}"),
+            **cost,
+        }
 
-
-def _version_metadata(version: ModelVersion) -> dict[str, str]:
-    cost = {} if version.dollars is None else {"version_cost": describe_cost(version)}
-    return {"trained_on": describe_coverage(version)} | cost
+    identity = identity.extend(
+        settings=settings.content() | challenge.asked(),
+        inputs={"incumbent": challenge.incumbent.model_fingerprint},
+    )
+    return BuildPlan(identity, build, finish=register)

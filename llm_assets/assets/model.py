@@ -5,38 +5,54 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dagster import AssetExecutionContext, Config, MaterializeResult
+from dagster import (
+    AssetCheckResult,
+    AssetCheckSeverity,
+    AssetExecutionContext,
+    Config,
+    MaterializeResult,
+)
 from pydantic import Field, ValidationError
 
 from artifacts.errors import UserError
 from artifacts.shards.format import ShardStats
+from artifacts.storage import files
 from artifacts.store.identity import Identity
 from artifacts.store.store import Artifact, Draft, layout
 from llm_assets.assets import figures
-from llm_assets.assets.corpus import tokenized_shards
-from llm_assets.assets.stage import folder_link, from_here, materialization, stage
+from llm_assets.assets.stage import (
+    BuildPlan,
+    check_files,
+    folder_link,
+    from_here,
+    materialization,
+    number,
+    stage,
+)
 from llm_assets.assets.training_plan import continue_from_champion, training_cost, training_estimate
 from llm_assets.endpoint.base import ServingPlatform
 from llm_assets.forgetting.replay import train_once_more
-from llm_assets.pipeline import PipelineResource
-from llm_assets.registry.integrity import verify_model
-from llm_assets.registry.lineage import CHOSEN
+from llm_assets.pipeline import Comparison, PipelineResource
+from llm_assets.registry.card import CHOSEN, verify_model
 from llm_assets.registry.resource import RegistryResource
-from llm_assets.registry.start import find_seen, find_start, with_start
-from llm_assets.runners.checkpoint import train_into
-from llm_assets.runners.training import TrainingRunner
+from llm_assets.registry.start import START_INPUT, find_seen, find_start
+from llm_assets.runners.training import TrainingRunner, train_into
 from recipes.evaluation.settings import ModelSource
 from recipes.model import base_model as base_model_recipe
-from recipes.settings.recipe import (
-    BASE_MODEL_CODE_VERSION,
+from recipes.model.base_model import BASE_MODEL_CODE_VERSION, BaseModelSettings
+from recipes.settings import BUDGETS, RecipeSettings, package_of, training_settings
+from recipes.spec import (
     CHECKPOINT_CODE_VERSION,
-    RecipeSettings,
-    training_settings,
+    MODEL_FOLDER,
+    TENSORBOARD_NAME,
+    TrainingSpec,
+    read_metrics,
 )
-from recipes.settings.sections import BUDGETS
-from recipes.spec import MODEL_FOLDER, TENSORBOARD_NAME, TrainingSpec, read_metrics
 
 GROUP = "model"
+TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}
+"""Share by which the figures of a step may differ by the versions of libraries, as they do where
+sums are taken in another order, by other processors or another number of workers."""
 
 
 class CheckpointOverrides(Config):
@@ -50,7 +66,9 @@ class CheckpointOverrides(Config):
         description="Go on from the model that serves, long enough to read what arrived last.",
     )
     longer: int = Field(
-        default=1, ge=1, description="Times the usual training, where it goes on from the champion."
+        default=1,
+        ge=1,
+        description="Multiplier of the usual length, when training continues from the champion.",
     )
 
     without_forgotten: int | None = Field(
@@ -78,18 +96,33 @@ class CheckpointOverrides(Config):
             raise UserError(f"The changes to `checkpoint` are wrong: {faults}") from None
 
 
-@stage(group_name=GROUP, kinds={"huggingface"}, code_version=BASE_MODEL_CODE_VERSION)
-def base_model(context: AssetExecutionContext, pipeline: PipelineResource) -> MaterializeResult:
+def base_model_view(artifact: Artifact) -> dict[str, Any]:
+    """What people see of a `base_model`."""
+    return {"summary": f"{artifact.stats['parameters']:,} parameters", **artifact.stats}
+
+
+def weights_match_their_checksums(base_model: Artifact) -> AssetCheckResult:
+    """Every file of the base model has the size and the checksum of its manifest."""
+    return check_files(base_model)
+
+
+@stage(
+    code_version=BASE_MODEL_CODE_VERSION,
+    group=GROUP,
+    kinds={"huggingface"},
+    view=base_model_view,
+    blocking_checks=[weights_match_their_checksums],
+)
+def base_model(
+    context: AssetExecutionContext,
+    pipeline: PipelineResource,
+    identity: Identity,
+    settings: BaseModelSettings,
+) -> BuildPlan:
     """The pinned starting weights and tokenizer, as a Hugging Face folder with safetensors.
 
     Another revision, or other files in its folder, has all that follows made again.
     """
-    settings = pipeline.settings.base_model
-    identity = Identity(
-        kind="base_model",
-        code_version=BASE_MODEL_CODE_VERSION,
-        settings=base_model_recipe.identify(settings),
-    )
 
     def build(draft: Draft) -> None:
         with pipeline.hub_access():
@@ -97,111 +130,20 @@ def base_model(context: AssetExecutionContext, pipeline: PipelineResource) -> Ma
                 settings, draft.path, context.log.info, pipeline.settings.checkpoint.family
             )
 
-    artifact = pipeline.make(context, identity, build)
-    summary = f"{artifact.stats['parameters']:,} parameters"
-    return materialization(artifact, {"summary": summary} | artifact.stats)
+    def compare(artifact: Artifact) -> Comparison:
+        return base_model_recipe.compare_model(settings, artifact.path)
 
-
-@stage(
-    deps=[tokenized_shards, base_model],
-    group_name=GROUP,
-    kinds={"pytorch"},
-    code_version=CHECKPOINT_CODE_VERSION,
-    pool="training",
-)
-def checkpoint(
-    context: AssetExecutionContext,
-    config: CheckpointOverrides,
-    pipeline: PipelineResource,
-    training: TrainingRunner,
-    registry: RegistryResource,
-    serving: ServingPlatform,
-) -> MaterializeResult:
-    """The trained model: resumable state under `runs/`, and an exported Hugging Face folder.
-
-    `validation_...` says what it has learnt (`validation_before` is where it began), `coverage`
-    which share of the text it and the models before it have read. The launchpad of the job
-    `retraining` changes steps, learning rate and seed for one run.
-    """
-    if config.without_forgotten is not None:
-        artifact = train_once_more(
-            pipeline.record,
-            registry.open(pipeline).state(),
-            config.without_forgotten,
-            partial(training.train, context),
-            context.log.info,
-        )
-        return materialization(artifact, _checkpoint_metadata(artifact, pipeline))
-    settings = training.resolve(config.apply(pipeline.settings.checkpoint))
-    chosen = config.model_dump() | {"settings": settings.content()}
-    shards = pipeline.record.current("tokenized_shards", needed_by="checkpoint")
-    if config.continue_from_champion:
-        models = registry.open(pipeline)
-        settings = continue_from_champion(settings, shards, models, config.longer)
-    base = pipeline.record.current("base_model", needed_by="checkpoint")
-    identity, start = _identify(settings, shards, base, pipeline, registry)
-
-    def build(draft: Draft) -> None:
-        shards.verify()
-        # What is being made is another checkpoint than the one that it starts from.
-        verify_model(pipeline.record, start.path, made_again=["base_model"])
-        serving.check(pipeline.settings, Path(start.path), context.log.info)
-        if estimate := training_estimate(training, settings, shards, base):
-            context.log.info(f"Expected for {estimate}")
-        spec = _training_spec(draft, settings, shards, start, pipeline)
-        train_into(pipeline.store, draft, spec, partial(training.train, context))
-        draft.stats[CHOSEN] = chosen
-
-    artifact = pipeline.make(context, identity, build)
-    return materialization(artifact, _checkpoint_metadata(artifact, pipeline))
-
-
-def _identify(
-    settings: RecipeSettings,
-    shards: Artifact,
-    base: Artifact,
-    pipeline: PipelineResource,
-    registry: RegistryResource,
-) -> tuple[Identity, ModelSource]:
-    """What the checkpoint is, and the weights that its training starts with."""
-    identity = Identity(
-        kind="checkpoint",
-        code_version=CHECKPOINT_CODE_VERSION,
-        settings=settings.content(),
-        inputs={"tokenized_shards": shards.fingerprint, "base_model": base.fingerprint},
+    identity = identity.extend(
+        settings=base_model_recipe.identify(settings),
+        libraries=base_model_recipe.libraries_of(settings),
     )
-    start = ModelSource(path=base.url, fingerprint=base.fingerprint)
-    if settings.starts_from != "champion":
-        return identity, start
-    start = find_start(pipeline.record, registry.open(pipeline), identity, start)
-    return with_start(identity, start), start
+    return BuildPlan(identity, build, compare)
 
 
-def _training_spec(
-    draft: Draft,
-    settings: RecipeSettings,
-    shards: Artifact,
-    start: ModelSource,
-    pipeline: PipelineResource,
-) -> TrainingSpec:
-    """A training that exports into the draft; its resumable state is the run's, not the draft's."""
-    run_id = draft.identity.fingerprint
-    return TrainingSpec(
-        run_id=run_id,
-        shards_folder=shards.url,
-        shards=ShardStats.model_validate(shards.stats),
-        base_model_folder=start.path,
-        run_folder=f"{pipeline.store.root}/{layout.run(run_id)}",
-        export_folder=f"{draft.url}/{MODEL_FOLDER}",
-        training=settings,
-        seen=find_seen(start),
-        inputs=draft.identity.inputs,
-    )
-
-
-def _checkpoint_metadata(artifact: Artifact, pipeline: PipelineResource) -> dict[str, Any]:
+def checkpoint_view(artifact: Artifact) -> dict[str, Any]:
+    """What people see of a `checkpoint`."""
     stats = artifact.stats
-    run = f"{pipeline.store.root}/{layout.run(artifact.fingerprint)}"
+    run = f"{artifact.store.root}/{layout.run(artifact.fingerprint)}"
     losses = [(record["step"], record["loss"]) for record in read_metrics(artifact.url)]
     finite = [math.nan if loss is None else loss for _, loss in losses]
     unit = stats["validation_unit"]
@@ -221,4 +163,144 @@ def _checkpoint_metadata(artifact: Artifact, pipeline: PipelineResource) -> dict
         "loss_curve": figures.curve("Training loss", "step", "loss", {"loss": losses}),
         "run_folder": folder_link(run),
         "tensorboard": f"tensorboard --logdir {from_here(run)}/{TENSORBOARD_NAME}",
-    } | training_cost(stats, pipeline.settings.automation.cost_per_hour)
+    }
+
+
+def loss_is_finite_and_falls(checkpoint: Artifact) -> AssetCheckResult:
+    """Every step's loss is a number, and validation ends below its start.
+
+    It blocks nothing: a candidate that diverged gets the gate's verdict, with its reasons.
+    """
+    losses = [record["loss"] for record in read_metrics(checkpoint.url)]
+    stats = checkpoint.stats
+    start, end = (stats["validation"][place] for place in ("start", "end"))
+    bad = sum(loss is None or not math.isfinite(loss) for loss in losses)
+    falls = None not in (start, end) and end < start
+    said = "Every loss is a number." if not bad else f"{bad} losses are not finite numbers."
+    return AssetCheckResult(
+        passed=not bad and falls and not stats["diverged"],
+        severity=AssetCheckSeverity.WARN,
+        description=f"{stats['diverged'] or said} On validation text, {stats['validation_unit']}: "
+        f"{number(start)} before, {number(end)} after.",
+        metadata={"losses_not_finite": bad, "validation_falls": falls},
+    )
+
+
+@stage(
+    code_version=CHECKPOINT_CODE_VERSION,
+    group=GROUP,
+    kinds={"pytorch"},
+    pool="training",
+    view=checkpoint_view,
+    checks=[loss_is_finite_and_falls],
+)
+def checkpoint(
+    context: AssetExecutionContext,
+    config: CheckpointOverrides,
+    pipeline: PipelineResource,
+    training: TrainingRunner,
+    registry: RegistryResource,
+    serving: ServingPlatform,
+    identity: Identity,
+    settings: RecipeSettings,
+    tokenized_shards: Artifact,
+    base_model: Artifact,
+) -> BuildPlan | MaterializeResult:
+    """The trained model: resumable state under `runs/`, and an exported Hugging Face folder.
+
+    `validation_...` says what it has learnt (`validation_before` is where it began), `coverage`
+    which share of the text it and the models before it have read. The launchpad of the job
+    `retraining` changes steps, learning rate and seed for one run.
+    """
+    store, shards = pipeline.store, tokenized_shards
+    train = partial(training.train, context)
+
+    def cost(artifact: Artifact) -> dict[str, float]:
+        return training_cost(artifact.stats, pipeline.settings.automation.cost_per_hour)
+
+    if config.without_forgotten is not None:
+        state = registry.open(pipeline).state()
+        version = config.without_forgotten
+        artifact = train_once_more(pipeline.record, state, version, train, context.log.info)
+        return materialization(artifact, checkpoint_view(artifact) | cost(artifact))
+    settings = training.resolve(config.apply(settings))
+    chosen = config.model_dump() | {"settings": settings.content()}
+    if config.continue_from_champion:
+        models = registry.open(pipeline)
+        settings = continue_from_champion(settings, shards, models, config.longer)
+    identity = identity.extend(
+        settings=settings.content(), libraries=settings.libraries | package_of(settings)
+    )
+    start = ModelSource(path=base_model.url, fingerprint=base_model.fingerprint)
+    if settings.starts_from == "champion":
+        start = find_start(pipeline.record, registry.open(pipeline), identity, start)
+        identity = identity.extend(inputs={START_INPUT: start.fingerprint})
+
+    def run_folder(fingerprint: str) -> str:
+        return f"{store.root}/{layout.run(fingerprint)}"
+
+    def build(draft: Draft) -> None:
+        # What is being made is another checkpoint than the one that it starts from.
+        verify_model(pipeline.record, start.path, made_again=["base_model"])
+        serving.check(pipeline.settings, Path(start.path), context.log.info)
+        if estimate := training_estimate(training, settings, shards, base_model):
+            context.log.info(f"Expected for {estimate}")
+        folder = run_folder(identity.fingerprint)
+        spec = _training_spec(identity, folder, draft.url, settings, shards, start)
+        train_into(store, draft, spec, train)
+        draft.stats[CHOSEN] = chosen
+
+    def compare(artifact: Artifact) -> Comparison:
+        if not settings.has_first_step:
+            return
+        folder = f"{run_folder(identity.fingerprint)}-sample"
+        train(_training_spec(identity, folder, folder, _first_step(settings), shards, start))
+        stored, now = (read_metrics(url)[0] for url in (artifact.url, folder))
+        files.remove(folder)
+        for name in ("loss", "gradient_norm"):
+            close = math.isclose(stored[name], now[name], rel_tol=TOLERANCE[settings.precision])
+            yield f"{name} of the first step", stored[name], stored[name] if close else now[name]
+
+    def finish(artifact: Artifact) -> dict[str, float]:
+        # The run's state is kept under the name of its checkpoint, which is another where the
+        # content decided it.
+        run, place = layout.run(identity.fingerprint), layout.run(artifact.fingerprint)
+        if run != place and store.list_folder(run) and not store.list_folder(place):
+            files.move(f"{store.root}/{run}", f"{store.root}/{place}")
+        return cost(artifact)
+
+    return BuildPlan(identity, build, compare, finish)
+
+
+def _training_spec(
+    identity: Identity,
+    run_folder: str,
+    output: str,
+    settings: RecipeSettings,
+    shards: Artifact,
+    start: ModelSource,
+) -> TrainingSpec:
+    """A training that exports into a folder; its resumable state is in another, the run's."""
+    return TrainingSpec(
+        run_id=identity.fingerprint,
+        shards_folder=shards.url,
+        shards=ShardStats.model_validate(shards.stats),
+        base_model_folder=start.path,
+        run_folder=run_folder,
+        export_folder=f"{output}/{MODEL_FOLDER}",
+        training=settings,
+        seen=find_seen(start),
+        libraries=identity.libraries,
+        inputs=identity.inputs,
+    )
+
+
+def _first_step(settings: RecipeSettings) -> RecipeSettings:
+    """The settings for one step, whose loss and gradient no learning rate decides."""
+    budget = settings.budget.model_copy(update=dict.fromkeys(BUDGETS) | {"steps": 1})
+    update = {
+        "budget": budget,
+        "schedule": settings.schedule.model_copy(update={"warmup_steps": None}),
+        "validation": settings.validation.model_copy(update={"rows": 1}),
+    }
+    return settings.model_copy(update=update)

@@ -2,31 +2,56 @@
 
 from typing import Any
 
-from dagster import AssetExecutionContext, DataVersion, MaterializeResult, MetadataValue
+from dagster import (
+    AssetCheckResult,
+    AssetCheckSeverity,
+    AssetExecutionContext,
+    DataVersion,
+    MaterializeResult,
+    MetadataValue,
+)
 
-from llm_assets.assets.evaluation import model_version
+from artifacts.store.store import Artifact
 from llm_assets.assets.stage import readable, stage
 from llm_assets.endpoint.base import ServingPlatform
 from llm_assets.endpoint.follow import serve_wanted
 from llm_assets.pipeline import PipelineResource
 from llm_assets.registry.resource import RegistryResource
 
-GROUP = "serving"
 CODE_VERSION = "1"
 
 
+def wanted_version_serves(
+    pipeline: PipelineResource, registry: RegistryResource
+) -> AssetCheckResult:
+    """What was decided on last is what answers."""
+    state = registry.open(pipeline).state()
+    wanted, champion = state.find("wanted"), state.find("champion")
+    numbers = {
+        name: version.version if version else -1
+        for name, version in (("wanted", wanted), ("serving", champion))
+    }
+    return AssetCheckResult(
+        passed=wanted is not None and wanted == champion,
+        severity=AssetCheckSeverity.ERROR,
+        description="wanted: version {wanted}, serving: version {serving}".format(**numbers),
+        metadata=numbers,
+    )
+
+
 @stage(
-    deps=[model_version],
-    group_name=GROUP,
-    kinds={"python"},
     code_version=CODE_VERSION,
+    group="serving",
+    kinds={"python"},
     pool="registry",
+    checks=[wanted_version_serves],
 )
 def endpoint(
     context: AssetExecutionContext,
     pipeline: PipelineResource,
     registry: RegistryResource,
     serving: ServingPlatform,
+    model_version: Artifact,
 ) -> MaterializeResult:
     """The wanted version, answering requests; a rejected candidate leaves it as it was.
 
@@ -34,12 +59,13 @@ def endpoint(
     in steps. `llm-assets rollback` has the version before answer again at once. `latency_seconds`
     is what a client waits for eight tokens.
     """
-    judged = pipeline.record.current("model_version", needed_by="endpoint")
+    # Nothing of it is kept in the store, so there is nothing to plan: each run looks what serves.
     models = registry.open(pipeline)
     champion, served = serve_wanted(
         models, serving, pipeline.settings, pipeline.record, context.log.info
     )
-    kept = "" if judged.stats["promoted"] else "; the candidate was rejected and does not serve"
+    promoted = model_version.stats["promoted"]
+    kept = "" if promoted else "; the candidate was rejected and does not serve"
     if served.instead_of is not None:
         kept += f"; WARNING: version {served.instead_of} is wanted and cannot be served"
     told: dict[str, Any] = {

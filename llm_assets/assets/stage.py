@@ -1,50 +1,221 @@
-"""What every asset of the graph has in common."""
+"""A stage of the graph as one record, from which its Dagster asset and its checks derive.
 
-import functools
+A stage is a function, decorated with `stage`, that says what it will make. What it takes are its
+parameters: `settings` is its section of the pipeline file, an `Artifact` is the current one of the
+stage of that name, `identity` holds all of these, and the rest is Dagster's (`context`, `config`,
+resources). What it returns is a `BuildPlan`.
+"""
+
+import inspect
 import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, get_args
 
+import pyarrow as pa
 from dagster import (
+    AssetCheckResult,
+    AssetExecutionContext,
     AssetKey,
     AssetsDefinition,
+    AssetSpec,
     DataVersion,
     Failure,
     MarkdownMetadataValue,
     MaterializeResult,
     MetadataValue,
     asset,
+    asset_check,
 )
 
-from artifacts.program.temporary import use_own_temporary_folder
-from artifacts.reasons import reason_of
-from artifacts.shown import shown_in_line
-from artifacts.store.store import Artifact
+from artifacts.errors import DamagedArtifact, UserError, reason_of, shown_in_line
+from artifacts.program.lifetime import use_own_temporary_folder
+from artifacts.settings import Settings
+from artifacts.store.identity import Identity
+from artifacts.store.store import Artifact, Draft
 from llm_assets.config import PipelineSettings
-from llm_assets.pipeline import PipelineResource
+from llm_assets.pipeline import Compare, PipelineResource
 
 INTERRUPTIONS = ("DagsterExecutionInterruptedError", "KeyboardInterrupt")
 BUCKETS = "https://console.cloud.google.com/storage/browser"
+INPUT_TAG = "dagster/input_data_version"
+ATTEMPTS = 3
+"""Times that a stage is planned whose inputs change while it is built."""
 _MARKDOWN = re.compile(r"[\\`*\[\]|!#~]|(?<!\w)_|_(?!\w)")
 """Characters by which Markdown formats, links or ends a cell; not the `_` within a name."""
+Metadata = Mapping[str, Any]
+"""What people see of an artifact, by names: `summary` is its line on the terminal."""
+Check = Callable[..., AssetCheckResult]
+"""Its parameters are as a stage's."""
 
 
-def stage(**asset_arguments: Any) -> Callable[[Callable[..., Any]], AssetsDefinition]:
-    """`dagster.asset` whose foreseeable faults end the step with their message alone."""
+@dataclass(frozen=True)
+class BuildPlan:
+    """What one run of a stage will make, and how."""
 
-    def decorate(function: Callable[..., Any]) -> AssetsDefinition:
-        @functools.wraps(function)
-        def run(*arguments: Any, **keywords: Any) -> Any:
+    identity: Identity
+    """What decides it: the stage's, extended by what is known only now."""
+    build: Callable[[Draft], None]
+    """Writes it and enters its figures in `draft.stats`; not called where it exists. The stage's
+    inputs are compared with their checksums before."""
+    compare: Compare | None = None
+    """Has a sample come out by the libraries installed now; see `PipelineResource.find`."""
+    finish: Callable[[Artifact], Metadata | None] = lambda artifact: None
+    """What each run does once it exists; returns what of it no manifest tells."""
+    outside: Mapping[AssetKey, str] = field(default_factory=dict)
+    """Data versions of what it reads and nobody here makes, which Dagster looked up too early."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One asset of the graph."""
+
+    plan: Callable[..., BuildPlan | MaterializeResult]
+    """Its name is the asset's, its docstring what the UI says of it. It gives the result itself
+    where there is nothing to build."""
+    code_version: str
+    """To be raised where the same input comes out otherwise than before."""
+    group: str
+    kinds: set[str]
+    pool: str | None = None
+    """Of runs, of which Dagster lets few go at the same time (dagster.yaml)."""
+    view: Callable[[Artifact], Metadata] = lambda artifact: {}
+    """What people see of an artifact."""
+    checks: Sequence[Check] = ()
+    blocking_checks: Sequence[Check] = ()
+    """Those without which what follows is not made in the same run."""
+    columns: pa.Schema | None = None
+    """Of its table, for the UI."""
+    planned_again_on: type[Exception] | tuple[()] = ()
+    """What `build` raises where what was planned from has changed since."""
+    outside: Callable[[PipelineSettings], Sequence[AssetSpec]] = lambda settings: ()
+    """Assets that it reads and nobody here makes."""
+
+    @property
+    def name(self) -> str:
+        return self.plan.__name__
+
+    def section(self, settings: PipelineSettings) -> Settings | None:
+        """Its settings; None where it takes none."""
+        parameter = inspect.signature(self.plan).parameters.get("settings")
+        return settings.stage(self.name, parameter.annotation) if parameter else None
+
+    def asset(self, settings: PipelineSettings) -> AssetsDefinition:
+        """The Dagster asset, whose foreseeable faults end the step with their message alone."""
+
+        def run(context: AssetExecutionContext, **given: Any) -> MaterializeResult:
             use_own_temporary_folder()
-            with user_faults(keywords.get("pipeline")):
-                return function(*arguments, **keywords)
+            pipeline: PipelineResource = given["pipeline"]
+            with user_faults(pipeline):
+                pipeline.claim()
+                for attempts_left in reversed(range(ATTEMPTS)):
+                    try:
+                        return self._materialize(given | {"context": context})
+                    except self.planned_again_on as error:
+                        if not attempts_left:
+                            raise UserError(
+                                f"Each of {ATTEMPTS} times, {error}. Materialize `{self.name}` "
+                                "when nothing writes there, or point the source at a copy."
+                            ) from error
+                        context.log.info(f"{error}; reading it again")
+            raise AssertionError("the last attempt returns or raises")
 
-        return asset(**asset_arguments)(run)
+        return asset(
+            key=self.name,
+            deps=[
+                *(name for name in _inputs(self.plan) if not settings.leaves_out(name)),
+                *self.outside(settings),
+            ],
+            code_version=self.code_version,
+            description=inspect.getdoc(self.plan),
+            group_name=self.group,
+            kinds=self.kinds,
+            pool=self.pool,
+        )(_for_dagster(run, self.plan, context=AssetExecutionContext, pipeline=PipelineResource))
 
-    return decorate
+    def _materialize(self, given: Mapping[str, Any]) -> MaterializeResult:
+        pipeline: PipelineResource = given["pipeline"]
+        settings = self.section(pipeline.settings)
+        current = _current(self.plan, pipeline, self.name)
+        inputs = {name: artifact for name, artifact in current.items() if artifact}
+        identity = Identity(
+            kind=self.name,
+            code_version=self.code_version,
+            settings=settings.content() if settings else {},
+            inputs={name: artifact.fingerprint for name, artifact in inputs.items()},
+        )
+        own = {"settings": settings, "identity": identity}
+        plan = _call(self.plan, {**given, **current, **own})
+        if isinstance(plan, MaterializeResult):
+            return plan
+
+        def build(draft: Draft) -> None:
+            for artifact in inputs.values():
+                artifact.verify()
+            plan.build(draft)
+
+        artifact = pipeline.make(given["context"], plan.identity, build, plan.compare)
+        done = plan.finish(artifact) or {}
+        read = {f"{INPUT_TAG}/{key.to_user_string()}": one for key, one in plan.outside.items()}
+        return materialization(artifact, {**self.view(artifact), **done}, read)
+
+    def asset_checks(self) -> Iterator[AssetsDefinition]:
+        """Its checks, each of what is current."""
+        for check in (*self.blocking_checks, *self.checks):
+
+            def run(check: Check = check, **given: Any) -> AssetCheckResult:
+                return _call(check, given | _current(check, given["pipeline"], self.name))
+
+            yield asset_check(
+                asset=self.name,
+                name=check.__name__,
+                description=inspect.getdoc(check),
+                blocking=check in self.blocking_checks,
+            )(_for_dagster(run, check, pipeline=PipelineResource))
+
+
+def stage(**fields: Any) -> Callable[[Callable[..., BuildPlan | MaterializeResult]], Stage]:
+    """Make a function the `plan` of a `Stage`, whose other fields are given."""
+    return lambda plan: Stage(plan, **fields)
+
+
+def _inputs(function: Callable[..., Any]) -> list[str]:
+    """The stages whose artifacts a function takes."""
+    parameters = inspect.signature(function).parameters.values()
+    return [p.name for p in parameters if Artifact in (p.annotation, *get_args(p.annotation))]
+
+
+def _current(
+    function: Callable[..., Any], pipeline: PipelineResource, needed_by: str
+) -> dict[str, Artifact | None]:
+    """The current artifacts that a function takes; None of a stage that the graph is without."""
+    settings, record = pipeline.settings, pipeline.record
+    return {
+        name: None if settings.leaves_out(name) else record.current(name, needed_by)
+        for name in _inputs(function)
+    }
+
+
+def _call(function: Callable[..., Any], known: Mapping[str, Any]) -> Any:
+    return function(**{name: known[name] for name in inspect.signature(function).parameters})
+
+
+def _for_dagster(
+    run: Callable[..., Any], function: Callable[..., Any], **taken: type
+) -> Callable[..., Any]:
+    """`run` as Dagster sees it: it takes these, and of what the function takes, Dagster's."""
+    ours = {"settings", "identity", *_inputs(function), *taken}
+    theirs = [p for p in inspect.signature(function).parameters.values() if p.name not in ours]
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    first = [
+        inspect.Parameter(name, kind, annotation=annotation) for name, annotation in taken.items()
+    ]
+    run.__name__ = function.__name__
+    run.__signature__ = inspect.Signature([*first, *theirs])  # type: ignore[attr-defined]
+    return run
 
 
 @contextmanager
@@ -91,7 +262,18 @@ def asset_key(settings: PipelineSettings, name: str) -> AssetKey:
     return AssetKey([settings.key_prefix, name] if settings.key_prefix else [name])
 
 
-def materialization(artifact: Artifact, metadata: Mapping[str, Any]) -> MaterializeResult:
+def check_files(artifact: Artifact) -> AssetCheckResult:
+    """Whether every file has the size and the checksum of the artifact's manifest."""
+    try:
+        artifact.verify()
+    except DamagedArtifact as error:
+        return AssetCheckResult(passed=False, description=str(error))
+    return AssetCheckResult(passed=True, metadata={"files": len(artifact.manifest.files)})
+
+
+def materialization(
+    artifact: Artifact, metadata: Mapping[str, Any], tags: Mapping[str, str] | None = None
+) -> MaterializeResult:
     """The result of a stage: its fingerprint is the data version."""
     told: dict[str, Any] = {
         "fingerprint": artifact.fingerprint,
@@ -100,8 +282,15 @@ def materialization(artifact: Artifact, metadata: Mapping[str, Any]) -> Material
     }
     # In this order the UI shows them: what was made before where it lies.
     return MaterializeResult(
-        data_version=DataVersion(artifact.fingerprint), metadata=readable(metadata) | told
+        data_version=DataVersion(artifact.fingerprint),
+        metadata=readable(metadata) | told,
+        tags=tags,
     )
+
+
+def number(value: float | None) -> str:
+    """Four digits, or `not finite`."""
+    return "not finite" if value is None else f"{value:.4f}"
 
 
 def readable(metadata: Mapping[str, Any]) -> dict[str, Any]:

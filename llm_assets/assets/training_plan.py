@@ -7,12 +7,16 @@ from typing import Any
 from artifacts.shards.format import ShardStats
 from artifacts.store.store import Artifact
 from llm_assets.registry.base import Registry
-from llm_assets.registry.retired import find_manifest
+from llm_assets.registry.start import find_manifest
 from llm_assets.runners.training import TrainingRunner
-from recipes.settings.recipe import ContinuedPretrainingSettings, RecipeSettings, training_settings
-from recipes.settings.sections import BUDGETS
-from recipes.settings.training import TrainingSettings
-from recipes.training.budget import total_steps
+from recipes.settings import (
+    BUDGETS,
+    RecipeSettings,
+    TrainingSettings,
+    WarmStartSettings,
+    training_settings,
+)
+from recipes.spec import total_steps
 
 MOST_TIMES = 8
 """Times the pipeline file's budget that reading new text may take; more text takes several runs."""
@@ -41,7 +45,7 @@ def continue_from_champion(
     values = settings.model_dump()
     steps = longer * max(usual, min(needed, MOST_TIMES * usual))
     values["budget"] |= dict.fromkeys(BUDGETS) | {"steps": steps}
-    if isinstance(settings, ContinuedPretrainingSettings):
+    if isinstance(settings, WarmStartSettings):
         values["initialize"] = "champion"
     return training_settings(values)
 

@@ -16,15 +16,13 @@ from pydantic import BaseModel, ConfigDict
 
 from artifacts.store.identity import hash_json
 from llm_assets.assets.stage import user_faults
-from llm_assets.automation.cursor import read_cursor
 from llm_assets.automation.decision import Question, Wait, request_run
-from llm_assets.automation.jobs import RETRAINING, Job
-from llm_assets.automation.launched import BASE_MODEL_SENSOR, Runs
+from llm_assets.automation.jobs import RETRAINING
+from llm_assets.automation.launched import BASE_MODEL_SENSOR, Runs, read_cursor
 from llm_assets.automation.notifications import tell_once
 from llm_assets.config import PipelineSettings
 from llm_assets.pipeline import PipelineResource
-from recipes.model.base_model import identify, source_files
-from recipes.settings.recipe import BaseModelSettings
+from recipes.model.base_model import BaseModelSettings, identify, source_files
 
 SECONDS = 10.0
 
@@ -41,13 +39,13 @@ class Known(BaseModel):
 
 
 def build_base_model_sensor(
-    settings: PipelineSettings, jobs: list[Job], status: DefaultSensorStatus
+    settings: PipelineSettings, status: DefaultSensorStatus
 ) -> SensorDefinition:
     """The sensor `base_model_changed`."""
 
     @sensor(
         name=BASE_MODEL_SENSOR,
-        job=next(job for job in jobs if job.name == RETRAINING),
+        job_name=RETRAINING,
         minimum_interval_seconds=settings.automation.check_seconds,
         default_status=status,
         description="Looks whether the base model's folder or package holds other weights than "

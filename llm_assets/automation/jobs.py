@@ -7,7 +7,6 @@ from dagster import (
     AssetSelection,
     Config,
     DefaultScheduleStatus,
-    JobDefinition,
     OpExecutionContext,
     RunRequest,
     ScheduleDefinition,
@@ -18,12 +17,10 @@ from dagster import (
     op,
     schedule,
 )
-from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 from pydantic import Field
 
 from llm_assets.assets.stage import asset_key, user_faults
-from llm_assets.automation.launched import PIPELINE_TAG, SCHEDULE, Runs
-from llm_assets.automation.limits import forbidden
+from llm_assets.automation.launched import PIPELINE_TAG, SCHEDULE, Runs, forbidden
 from llm_assets.config import PipelineSettings
 from llm_assets.endpoint.base import ServingPlatform
 from llm_assets.endpoint.follow import serve_wanted
@@ -37,10 +34,9 @@ REDEPLOYMENT = "redeployment"
 NOTHING_TO_SET: dict[str, Any] = {}
 """Run config of a job without settings for one run; for none at all the launchpad fills in what the
 resources are configured by."""
-Job = UnresolvedAssetJobDefinition | JobDefinition
 
 
-def build_jobs(settings: PipelineSettings) -> list[Job]:
+def build_jobs(settings: PipelineSettings) -> list[Any]:
     """All jobs of a pipeline, filled in as its file says."""
     keys = {name: asset_key(settings, name) for name in ("eval_metrics", "model_version")}
     served = asset_key(settings, "endpoint")
@@ -94,7 +90,7 @@ class RollbackConfig(Config):
     """Who takes the version that serves out of service, and why."""
 
     name: str = Field(description="Who decides; recorded with the version.")
-    reason: str = Field(description="Why, for those who come after.")
+    reason: str = Field(description="Reason, recorded with the decision.")
 
 
 @op(pool="registry")
@@ -147,11 +143,11 @@ def cleaning() -> None:
     clean_store()
 
 
-def build_schedules(settings: PipelineSettings, jobs: list[Job]) -> list[ScheduleDefinition]:
+def build_schedules(settings: PipelineSettings) -> list[ScheduleDefinition]:
     """Retraining at `retrain_cron`, and cleaning at `retention.cron`, in the time zone set."""
     zone = settings.automation.time_zone
     return [
-        _retraining(settings, next(job for job in jobs if job.name == RETRAINING)),
+        _retraining(settings),
         ScheduleDefinition(
             name="weekly_cleaning",
             job=cleaning,
@@ -162,11 +158,11 @@ def build_schedules(settings: PipelineSettings, jobs: list[Job]) -> list[Schedul
     ]
 
 
-def _retraining(settings: PipelineSettings, job: Job) -> ScheduleDefinition:
+def _retraining(settings: PipelineSettings) -> ScheduleDefinition:
     @schedule(
         name=SCHEDULE,
         cron_schedule=settings.retrain_cron,
-        job=job,
+        job_name=RETRAINING,
         execution_timezone=settings.automation.time_zone,
         default_status=DefaultScheduleStatus.STOPPED,
         description="Makes the graph at `retrain_cron`; what has not changed is not made again. "

@@ -1,13 +1,32 @@
-"""The runs of a pipeline, as Dagster recorded them, and how automation's own are marked."""
+"""The runs of a pipeline as Dagster recorded them, and whether another may be launched.
 
-from collections.abc import Sequence
+Blackout windows and the month's budget forbid it. A cursor is what a sensor remembers from one tick
+to the next.
+"""
+
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import TypeVar
+from zoneinfo import ZoneInfo
 
 from dagster import DagsterInstance, DagsterRun, DagsterRunStatus, RunRecord, RunsFilter
+from pydantic import BaseModel, ValidationError
 
-from artifacts.leases.holder import is_gone
+from artifacts.leases import is_gone
 from llm_assets.config import PipelineSettings
+from llm_assets.operation_settings import DAYS, WINDOW, AutomationSettings
+
+Remembered = TypeVar("Remembered", bound=BaseModel)
+
+
+def read_cursor(model: type[Remembered], content: str | None) -> Remembered | None:
+    """A cursor that was written as this model; None for none, or one of another version."""
+    try:
+        return model.model_validate_json(content or "")
+    except ValidationError:
+        return None
+
 
 PIPELINE_TAG = "llm_assets/pipeline"
 LAUNCHED_BY_TAG = "llm_assets/launched_by"
@@ -19,6 +38,7 @@ TEXT_SENSOR = "source_text_changed"
 ENDPOINT_SENSOR = "endpoint_follows"
 BASE_MODEL_SENSOR = "base_model_changed"
 QUALITY_SENSOR = "serving_quality"
+PROCESSES_SENSOR = "run_processes"
 SCHEDULE = "weekly_retraining"
 UNFINISHED = [
     DagsterRunStatus.QUEUED,
@@ -62,7 +82,12 @@ class Runs:
     def unfinished(self) -> list[DagsterRun]:
         """Those of this pipeline that wait or run, whoever launched them."""
         runs = self.instance.get_runs(RunsFilter(statuses=UNFINISHED))
-        return [run for run in runs if self.is_ours(run) and not _has_died(run)]
+        return [run for run in runs if self.is_ours(run) and not has_died(run)]
+
+    def started(self) -> list[DagsterRun]:
+        """Those of this pipeline that count as running, whether or not their process is there."""
+        runs = self.instance.get_runs(RunsFilter(statuses=[DagsterRunStatus.STARTED]))
+        return [run for run in runs if self.is_ours(run)]
 
     def is_ours(self, run: DagsterRun) -> bool:
         """Whether a run is of this pipeline, as far as its tags and assets tell."""
@@ -75,6 +100,70 @@ class Runs:
         return not keys or any((key.path[0] == prefix) == bool(prefix) for key in keys)
 
 
-def _has_died(run: DagsterRun) -> bool:
+def has_died(run: DagsterRun) -> bool:
+    """Whether the process that a run was begun in, on this machine, is gone for certain."""
     holder = run.tags.get(PROCESS_TAG)
     return holder is not None and is_gone(holder)
+
+
+def forbidden(settings: AutomationSettings, runs: Iterable[RunRecord], now: datetime) -> str | None:
+    """Why nothing may be launched now; None where it may.
+
+    Args:
+        runs: those that automation launched, of this month at least.
+        now: with a time zone.
+    """
+    local = now.astimezone(ZoneInfo(settings.time_zone))
+    for window in settings.blackouts:
+        if is_within(window, local):
+            return f"Nothing is launched within the blackout {window} ({settings.time_zone})."
+    if settings.hours is None:
+        return None
+    spent = spent_hours(settings, runs, now)
+    if spent < settings.hours:
+        return None
+    limit = (
+        f"{settings.monthly_cost:g} at {settings.cost_per_hour:g} an hour"
+        if settings.monthly_cost
+        else f"{settings.hours:g} hours"
+    )
+    return (
+        f"The month's budget is spent: {spent:.2f} hours of runs, of {limit}. Launches resume next "
+        "month; to launch earlier, raise `automation.monthly_hours` or `automation.monthly_cost`."
+    )
+
+
+def spent_hours(settings: AutomationSettings, runs: Iterable[RunRecord], now: datetime) -> float:
+    """Hours that runs have taken in the calendar month of the settings' time zone."""
+    local = now.astimezone(ZoneInfo(settings.time_zone))
+    began = local.replace(day=1, hour=0, minute=0, second=0, microsecond=0).timestamp()
+    return sum(_seconds_since(run, began, now.timestamp()) for run in runs) / 3600
+
+
+def is_within(window: str, local: datetime) -> bool:
+    """Whether a local time lies in a window such as `mon-fri 22:00-06:00`.
+
+    A window that passes midnight belongs to the day on which it begins.
+    """
+    found = WINDOW.fullmatch(window)
+    assert found is not None, "the settings hold valid windows"
+    time = f"{local:%H:%M}"
+    start, end = found["start"], found["end"]
+    if start <= end:
+        return start <= time < end and _has_day(found["first"], found["last"], local)
+    if time >= start:
+        return _has_day(found["first"], found["last"], local)
+    return time < end and _has_day(found["first"], found["last"], local - timedelta(days=1))
+
+
+def _has_day(first: str | None, last: str | None, local: datetime) -> bool:
+    if first is None:
+        return True
+    begin, end = DAYS.index(first), DAYS.index(last or first)
+    return (local.weekday() - begin) % 7 <= (end - begin) % 7
+
+
+def _seconds_since(run: RunRecord, began: float, now: float) -> float:
+    if run.start_time is None:
+        return 0.0
+    return max(0.0, (run.end_time or now) - max(run.start_time, began))

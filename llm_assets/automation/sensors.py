@@ -16,25 +16,33 @@ from dagster import (
 from pydantic import BaseModel, ConfigDict
 
 from artifacts.errors import UserError
+from llm_assets.assets.sources import observe
 from llm_assets.assets.stage import user_faults
 from llm_assets.automation.base_model import build_base_model_sensor
-from llm_assets.automation.cursor import read_cursor
-from llm_assets.automation.decision import Question, Wait, ask, request_run
-from llm_assets.automation.jobs import REDEPLOYMENT, RETRAINING, Job, training_config
-from llm_assets.automation.launched import ENDPOINT_SENSOR, TEXT_SENSOR, Runs
-from llm_assets.automation.notifications import tell_once
-from llm_assets.automation.quality import build_quality_sensor
-from llm_assets.automation.text import Surveys, Text, name_of, read_text
+from llm_assets.automation.decision import (
+    Question,
+    Surveys,
+    Text,
+    Wait,
+    ask,
+    look,
+    name_of,
+    request_run,
+    text_of,
+)
+from llm_assets.automation.jobs import REDEPLOYMENT, RETRAINING, training_config
+from llm_assets.automation.launched import ENDPOINT_SENSOR, TEXT_SENSOR, Runs, read_cursor
+from llm_assets.automation.notifications import build_quality_sensor, tell_once
+from llm_assets.automation.run_processes import build_processes_sensor
 from llm_assets.config import PipelineSettings
 from llm_assets.endpoint.folder import endpoint_folder
 from llm_assets.pipeline import PipelineResource
 from llm_assets.registry.base import Registry
-from llm_assets.registry.records import ModelVersion
 from llm_assets.registry.resource import RegistryResource
-from llm_assets.registry.retired import find_manifest
-from llm_assets.registry.state import RegistryState
+from llm_assets.registry.start import find_manifest
+from llm_assets.registry.state import ModelVersion, RegistryState
 from serving.state import StateFolder
-from spark_jobs.read.files.source_file import SourceChanged
+from spark_jobs.read.files.streams import SourceChanged
 
 NEWEST_VERSIONS = 50
 """So many are asked which text they know; older ones were superseded long ago."""
@@ -50,7 +58,7 @@ class Cursor(BaseModel):
     """Seconds since the epoch."""
 
 
-def build_sensors(settings: PipelineSettings, jobs: list[Job]) -> list[SensorDefinition]:
+def build_sensors(settings: PipelineSettings) -> list[SensorDefinition]:
     """The sensors of a pipeline."""
     declarative = AutomationConditionSensorDefinition(
         "conditions_of_assets",
@@ -60,18 +68,19 @@ def build_sensors(settings: PipelineSettings, jobs: list[Job]) -> list[SensorDef
         description="Makes what the assets' conditions ask for; `automation.way` sets them.",
     )
     watching = [
-        _source_text_changed(settings, jobs),
-        build_base_model_sensor(settings, jobs, _status(settings)),
-        build_quality_sensor(settings, jobs, _status(settings)),
-        _endpoint_follows(settings, jobs),
+        _source_text_changed(settings),
+        build_base_model_sensor(settings, _status(settings)),
+        build_quality_sensor(settings, _status(settings)),
+        _endpoint_follows(settings),
+        build_processes_sensor(settings),
     ]
     return [*watching, declarative] if settings.automation.way == "declarative" else watching
 
 
-def _source_text_changed(settings: PipelineSettings, jobs: list[Job]) -> SensorDefinition:
+def _source_text_changed(settings: PipelineSettings) -> SensorDefinition:
     @sensor(
         name=TEXT_SENSOR,
-        job=next(job for job in jobs if job.name == RETRAINING),
+        job_name=RETRAINING,
         minimum_interval_seconds=settings.automation.check_seconds,
         default_status=_status(settings),
         description="Makes the graph when the sources hold text that the wanted model does not "
@@ -82,23 +91,25 @@ def _source_text_changed(settings: PipelineSettings, jobs: list[Job]) -> SensorD
         context: SensorEvaluationContext, pipeline: PipelineResource, registry: RegistryResource
     ) -> SensorResult:
         with user_faults():
-            return _look(context, pipeline, registry.open(pipeline))
+            return _watch(context, pipeline, registry.open(pipeline))
 
     return source_text_changed
 
 
-def _look(
+def _watch(
     context: SensorEvaluationContext, pipeline: PipelineResource, models: Registry
 ) -> SensorResult:
     settings, now = pipeline.settings, datetime.now(UTC)
     try:
-        text = read_text(settings, pipeline.store)
+        opened = look(settings, pipeline.store)
     except SourceChanged as error:
         return SensorResult(skip_reason=f"{error}; looking again at the next tick")
     except UserError as error:
         tell_once(settings, pipeline.store, "sources", str(error), context.log.warning)
         raise
     tell_once(settings, pipeline.store, "sources", None, context.log.warning)
+    observe(context.instance, settings, opened)
+    text = text_of(opened)
     cursor = read_cursor(Cursor, context.cursor)
     if cursor is None or cursor.text != text.name or cursor.since > now.timestamp():
         cursor = Cursor(text=text.name, since=now.timestamp())
@@ -165,10 +176,10 @@ def _text_of(pipeline: PipelineResource, version: ModelVersion) -> str | None:
     return name_of(manifest.inputs) if manifest else None
 
 
-def _endpoint_follows(settings: PipelineSettings, jobs: list[Job]) -> SensorDefinition:
+def _endpoint_follows(settings: PipelineSettings) -> SensorDefinition:
     @sensor(
         name=ENDPOINT_SENSOR,
-        job=next(job for job in jobs if job.name == REDEPLOYMENT),
+        job_name=REDEPLOYMENT,
         minimum_interval_seconds=settings.automation.check_seconds,
         default_status=_status(settings),
         description="Has the wanted version served where it is not: after a rollout that failed, "

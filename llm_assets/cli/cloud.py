@@ -1,19 +1,19 @@
 """Commands that set a cloud project up, test it, and say what it will cost."""
 
 import json
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from artifacts.errors import UserError
-from artifacts.shown import shown
+from artifacts.errors import UserError, shown
 from llm_assets.cli.options import json_option
 
 if TYPE_CHECKING:
     from llm_assets.cloud.settings import GoogleCloudSettings
-    from llm_assets.cloud.setup.finding import Finding
+    from llm_assets.cloud.setup.rights import Finding
 
 COMPLETE = "Everything a run needs is there."
 POSITIVE = click.FloatRange(min=0, min_open=True)
@@ -24,15 +24,18 @@ POSITIVE = click.FloatRange(min=0, min_open=True)
     "--smoke", is_flag=True, help="On Google Cloud, also run the smallest batch and jobs."
 )
 @click.option("--yes", is_flag=True, help="Do not ask before --smoke costs money.")
+@click.option("--all", "is_whole", is_flag=True, help="Read all text, and name all left out.")
 @json_option
-def check(smoke: bool, yes: bool, as_json: bool) -> None:
-    """Test what a run needs: sources, port and disk; on Google Cloud, the project.
+def check(smoke: bool, yes: bool, is_whole: bool, as_json: bool) -> None:
+    """Check everything that a run needs.
 
-    There, rights, APIs, quota, images and the bucket are tested.
+    Text, which is read for up to a minute, base model, port and disk; on Google Cloud permissions,
+    APIs, quota, images and the bucket.
 
     \b
     Examples:
       llm-assets check
+      llm-assets check --all        every file or row that is left out, and why
       llm-assets check --json | jq .ok
       llm-assets check --smoke      on Google Cloud, with the smallest batch and jobs
     """
@@ -43,20 +46,27 @@ def check(smoke: bool, yes: bool, as_json: bool) -> None:
         uses_bigquery = any(source.type == "bigquery" for source in settings.raw_corpus.sources)
         _check_project(uses_bigquery, smoke, yes, as_json)
         return
-    from llm_assets.preflight import preflight
+    from llm_assets.preflight import LOOK_SECONDS, preflight
 
-    notes = preflight(settings)
+    if is_whole:
+        found = preflight(settings, None, messages=sys.maxsize)
+    else:
+        found = preflight(settings, LOOK_SECONDS)
     if as_json:
-        click.echo(json.dumps({"ok": True, "notes": notes}, indent=2))
+        told = {"ok": True, "notes": found.notes, "text": found.text.lines()}
+        click.echo(json.dumps(told, indent=2))
         return
-    for note in notes:
-        click.echo(shown(note))
+    unread = found.text.unread.examples.items() if is_whole else ()
+    named = [f"not read: {name} ({kind})" for kind, names in unread for name in names]
+    left_out = [*found.text.messages, *named] if is_whole else found.text.lines()
+    for line in [*left_out, *found.notes]:
+        click.echo(shown(line))
     click.echo(COMPLETE)
 
 
 def _check_project(uses_bigquery: bool, smoke: bool, yes: bool, as_json: bool) -> None:
     """Test the cloud project; with `as_json`, what people watch goes to standard error."""
-    from llm_assets.cloud.config import cloud_config_path, load_cloud_settings
+    from llm_assets.cloud.settings import cloud_config_path, load_cloud_settings
     from llm_assets.cloud.setup.check import check as check_project
 
     cloud = load_cloud_settings()
@@ -76,9 +86,8 @@ def _check_project(uses_bigquery: bool, smoke: bool, yes: bool, as_json: bool) -
 
 def _smoke(cloud: "GoogleCloudSettings", yes: bool, as_json: bool) -> "list[Finding]":
     """Run the smallest batch and jobs, after their price was said; shows what each found."""
-    from llm_assets.cloud.config import cloud_config_path
-    from llm_assets.cloud.estimate import estimate_smoke
-    from llm_assets.cloud.prices import PRICES_AS_OF
+    from llm_assets.cloud.settings import cloud_config_path
+    from llm_assets.cloud.spending import PRICES_AS_OF, estimate_smoke
     from llm_assets.runners.smoke import smoke as run_smallest
 
     for stage in estimate_smoke(cloud):
@@ -101,7 +110,9 @@ def _smoke(cloud: "GoogleCloudSettings", yes: bool, as_json: bool) -> "list[Find
 def estimate(
     corpus_gb: float | None, tokens: float | None, parameters: float | None, as_json: bool
 ) -> None:
-    """Estimate time and cost: of a training here, or with sizes given of a run on Google Cloud.
+    """Estimate time and cost.
+
+    Of a training here, or, with sizes given, of a run on Google Cloud.
 
     \b
     Examples:
@@ -125,9 +136,9 @@ def _estimate_cloud(
     corpus_gb: float, tokens: float, parameters: float
 ) -> tuple[dict[str, Any], list[str]]:
     """What a run on Google Cloud takes by stage, as JSON values and in words."""
-    from llm_assets.cloud.config import load_cloud_settings
-    from llm_assets.cloud.estimate import estimate as estimate_stages
-    from llm_assets.cloud.prices import PRICES_AS_OF
+    from llm_assets.cloud.settings import load_cloud_settings
+    from llm_assets.cloud.spending import PRICES_AS_OF
+    from llm_assets.cloud.spending import estimate as estimate_stages
 
     settings = load_cloud_settings()
     stages = estimate_stages(settings, int(corpus_gb * 1e9), int(tokens), int(parameters))
@@ -142,14 +153,16 @@ def _estimate_cloud(
     help="File with what `terraform output -json` printed.",
 )
 def setup(outputs: Path | None) -> None:
-    """Write the cloud project's file from what Terraform made in infrastructure/.
+    """Write the cloud project's file from Terraform.
+
+    It reads what Terraform made in infrastructure/.
 
     \b
     Example:
       terraform -chdir=infrastructure apply
       llm-assets setup
     """
-    from llm_assets.cloud.config import cloud_config_path
+    from llm_assets.cloud.settings import cloud_config_path
     from llm_assets.cloud.setup.terraform import read_outputs, write_settings
 
     path = cloud_config_path()

@@ -5,18 +5,15 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import click
 
-from artifacts.program.imports import importing
-from artifacts.reasons import reason_of
-from artifacts.shown import shown
+from artifacts.errors import reason_of, shown
+from artifacts.program.lifetime import importing
 from llm_assets.cli.cloud import CLOUD
 from llm_assets.cli.options import json_option, name_option, reason_option, version_argument
 from llm_assets.cli.text.provenance import PROVENANCE
-from llm_assets.cli.upkeep.maintenance import MAINTENANCE
-from llm_assets.cli.upkeep.services import SERVICES
+from llm_assets.cli.upkeep import MAINTENANCE, SERVICES
 from llm_assets.config import CONFIG_VARIABLE
 
 
@@ -41,9 +38,10 @@ def commands(config: Path | None) -> None:
 @click.option("--name", help="The pipeline's name; the folder's by default.")
 @click.option("--output", type=click.Path(path_type=Path), help="Where to write the file.")
 def init(folder: Path, name: str | None, output: Path | None) -> None:
-    """Write a pipeline file with sensible values for a folder of text.
+    """Write a pipeline file for a folder of text.
 
-    In a folder that is no project yet, the files of one are written too.
+    It reads the folder for up to a minute and chooses the values by what it finds. Where the
+    current folder is no project yet, the files of a project are written too.
 
     \b
     Example:
@@ -56,7 +54,12 @@ def init(folder: Path, name: str | None, output: Path | None) -> None:
         click.echo(f"  {shown(note)}")
     if output is None and (written := write_project(Path(), started.path, started.path.stem)):
         click.echo(f"Made this folder a project: {', '.join(written)}")
-    click.echo(f"Wrote {started.path}. Now: llm-assets --config {started.path} run")
+    command = f"llm-assets --config {started.path}"
+    if started.obstacle:
+        click.echo(shown(started.obstacle))
+        click.echo(f"Wrote {started.path}. With more text there: {command} check")
+    else:
+        click.echo(f"Wrote {started.path}. Now: {command} run")
 
 
 @commands.command(name="import")
@@ -64,7 +67,9 @@ def init(folder: Path, name: str | None, output: Path | None) -> None:
 @click.option("--revision", help="Commit of the model on the Hugging Face Hub.")
 @click.option("--output", type=click.Path(path_type=Path), help="Where to write the file.")
 def import_json(file: Path, revision: str | None, output: Path | None) -> None:
-    """Write a pipeline file from the JSON of GoogleCloudPlatform/llm-pipeline-examples.
+    """Convert a file of llm-pipeline-examples.
+
+    The JSON of GoogleCloudPlatform/llm-pipeline-examples becomes a pipeline file.
 
     \b
     Example:
@@ -86,7 +91,7 @@ def import_json(file: Path, revision: str | None, output: Path | None) -> None:
 @commands.command()
 @json_option
 def status(as_json: bool) -> None:
-    """Show what serves, what is wanted, what was decided and what runs.
+    """Show what is serving, decided and running.
 
     \b
     Examples:
@@ -94,7 +99,7 @@ def status(as_json: bool) -> None:
       llm-assets status --json | jq .served
     """
     from llm_assets.cli.session import open_session
-    from llm_assets.cli.versions.status import screen, status_of
+    from llm_assets.cli.versions import screen, status_of
 
     found = status_of(open_session())
     click.echo(json.dumps(found, indent=2) if as_json else shown("\n".join(screen(found))))
@@ -102,7 +107,8 @@ def status(as_json: bool) -> None:
 
 @commands.command()
 @click.option("--rebuild", multiple=True, metavar="ASSET", help="Make it again, changed or not.")
-def run(rebuild: tuple[str, ...]) -> None:
+@click.option("--unjudged", is_flag=True, help="Go on with too little text for the gate.")
+def run(rebuild: tuple[str, ...], unjudged: bool) -> None:
     """Materialize the whole graph and show what came out.
 
     \b
@@ -114,7 +120,8 @@ def run(rebuild: tuple[str, ...]) -> None:
     with importing():
         from llm_assets.cli.pipeline.run import run_pipeline
 
-    sys.exit(run_pipeline(os.environ.get("V", "0") not in ("", "0"), rebuild))
+    is_verbose = os.environ.get("V", "0") not in ("", "0")
+    sys.exit(run_pipeline(is_verbose, rebuild, not unjudged))
 
 
 @commands.command()
@@ -122,7 +129,7 @@ def run(rebuild: tuple[str, ...]) -> None:
 @click.option("--set", "assignments", multiple=True, metavar="KEY=A,B,C", help="Values to try.")
 @json_option
 def experiment(file: Path | None, assignments: tuple[str, ...], as_json: bool) -> None:
-    """Train with other settings side by side, and show which is better.
+    """Compare trainings with other settings.
 
     All combinations of the values that --set and FILE (a YAML mapping of keys to lists) name are
     tried. What is equal is made once; nothing is promoted or served.
@@ -148,7 +155,9 @@ def experiment(file: Path | None, assignments: tuple[str, ...], as_json: bool) -
 
 @commands.command()
 def stop() -> None:
-    """End the endpoint; it answers again once `endpoint` is materialized.
+    """Stop the endpoint.
+
+    It starts again when `endpoint` is materialized.
 
     \b
     Example:
@@ -164,7 +173,7 @@ def stop() -> None:
 @commands.command()
 @json_option
 def versions(as_json: bool) -> None:
-    """List the model versions: what is wanted, what serves, who decided and why.
+    """List the versions and the decisions on them.
 
     \b
     Examples:
@@ -172,7 +181,7 @@ def versions(as_json: bool) -> None:
       llm-assets versions --json | jq '.[-1].verdicts'
     """
     from llm_assets.cli.session import open_session
-    from llm_assets.cli.versions.versions import list_versions, versions_as_json
+    from llm_assets.cli.versions import list_versions, versions_as_json
 
     session = open_session()
     if as_json:
@@ -184,38 +193,19 @@ def versions(as_json: bool) -> None:
 
 @commands.command()
 @version_argument
-@click.option("--to", "form", required=True, type=click.Choice(["gguf", "openvino", "safetensors"]))
-@click.option("--output", type=click.Path(path_type=Path), help="The folder to write.")
-@click.option("--sign", "key", type=click.Path(path_type=Path), help="Sign it with this key.")
-def export(version: int, form: Any, output: Path | None, key: Path | None) -> None:
-    """Write a version's model for llama.cpp, Ollama and LM Studio, or for OpenVINO.
-
-    What was written is read back, and predicts a shipped text as the model does.
-
-    \b
-    Examples:
-      llm-assets export 3 --to gguf
-      llm-assets export 3 --to safetensors --sign release.pem   a key that is absent is made
-    """
-    from llm_assets.cli.session import open_session
-    from llm_assets.cli.versions.export import export_version
-
-    click.echo(shown(export_version(open_session(), version, form, output, key)))
-
-
-@commands.command()
-@version_argument
 @name_option
 @reason_option
 def approve(version: int, name: str, reason: str) -> None:
-    """Have a version served on your word.
+    """Approve a version by hand.
+
+    It is served, whatever the gate said of it.
 
     \b
     Example:
       llm-assets approve 2 --reason "reads better"
     """
+    from llm_assets.cli import promotion
     from llm_assets.cli.session import open_session
-    from llm_assets.cli.versions import promotion
 
     promotion.approve(open_session(), version, name, reason, click.echo)
 
@@ -225,37 +215,87 @@ def approve(version: int, name: str, reason: str) -> None:
 @name_option
 @reason_option
 def reject(version: int, name: str, reason: str) -> None:
-    """Say that a version shall not serve; where it does, the one before takes over.
+    """Reject a version.
+
+    If it is serving, the previous one takes over.
 
     \b
     Example:
       llm-assets reject 4 --reason "wrong dosages"
     """
+    from llm_assets.cli import promotion
     from llm_assets.cli.session import open_session
-    from llm_assets.cli.versions import promotion
 
     promotion.reject(open_session(), version, name, reason, click.echo)
+
+
+@commands.command()
+@click.argument("candidate", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("incumbent", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--metric", help="Name of one in the files; the first by default.")
+@click.option("--filter", "chosen_filter", help="lm-eval's filter, where the task has several.")
+@click.option("--lower-is-better", is_flag=True, help="Such as of a word error rate.")
+@click.option("--look", type=click.IntRange(1), default=1, help="Which comparison of a series.")
+@click.option("--smallest-effect", type=click.FloatRange(0), default=0.005, show_default=True)
+@json_option
+def gate(
+    candidate: Path,
+    incumbent: Path,
+    metric: str | None,
+    chosen_filter: str | None,
+    lower_is_better: bool,
+    look: int,
+    smallest_effect: float,
+    as_json: bool,
+) -> None:
+    """Judge two files of lm-eval's samples.
+
+    CANDIDATE and INCUMBENT are what `lm_eval --log_samples` wrote of two models and one task; no
+    pipeline is needed. Answers are paired question by question. The exit code is 0 where the
+    candidate is better by more than chance, 3 where it is not, and 1 where the files do not say.
+
+    \b
+    Examples:
+      llm-assets gate new/samples_arc_easy_*.jsonl old/samples_arc_easy_*.jsonl
+      llm-assets gate new.jsonl old.jsonl --metric acc_norm --look 4    the fourth one tried
+    """
+    from llm_assets.gate.samples import judge_samples
+    from llm_assets.gate.verdict import GateSettings
+
+    verdict = judge_samples(
+        candidate,
+        incumbent,
+        GateSettings(smallest_effect=smallest_effect),
+        look=look,
+        metric=metric,
+        chosen_filter=chosen_filter,
+        lower_is_better=lower_is_better,
+    )
+    word = "better" if verdict.promoted else "not shown to be better"
+    told = f"{word}. {' '.join(reason.text for reason in verdict.reasons)}"
+    click.echo(verdict.model_dump_json(indent=2) if as_json else shown(told))
+    sys.exit(0 if verdict.promoted else 3)
 
 
 @commands.command()
 @name_option
 @reason_option
 def rollback(name: str, reason: str) -> None:
-    """Serve the version before the one that serves, without an outage.
+    """Go back to the previous version, without downtime.
 
     \b
     Example:
       llm-assets rollback --reason "users complain"
     """
+    from llm_assets.cli import promotion
     from llm_assets.cli.session import open_session
-    from llm_assets.cli.versions import promotion
 
     promotion.roll_back(open_session(), name, reason, click.echo)
 
 
 @commands.command()
 def docs() -> None:
-    """Write docs/settings.md and docs/benchmarks.md from the code and the results.
+    """Generate docs/settings.md and docs/benchmarks.md.
 
     \b
     Example:

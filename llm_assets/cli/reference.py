@@ -12,6 +12,14 @@ from pydantic.fields import FieldInfo
 from artifacts.settings import Settings
 from llm_assets.cloud.settings import GoogleCloudSettings
 from llm_assets.config import CONFIG_VARIABLE, DEFAULT_CONFIG, PipelineSettings, models_in
+from recipes.settings import (
+    RECIPES,
+    STRATEGIES,
+    StrategySettings,
+    TrainingSettings,
+    installed,
+    settings_model,
+)
 
 SETTINGS_INTRODUCTION = f"""# Settings
 
@@ -41,8 +49,9 @@ Every key of `config/google_cloud.yaml`, which pipelines with `platform: google_
 BENCHMARKS_INTRODUCTION = """# Benchmarks
 
 Each is one program in `benchmarks/` that measures this project and a named peer alternately in one
-run: `make bench NAME=<name>`. A ratio above 1 is better for this project. This page is written from
-`benchmarks/results/` by `make docs`.
+run: `make bench NAME=<name>`. A ratio above 1 is better for this project. A run changes no file
+here; `make bench NAME=<name> KEEP=1` puts its result, with the machine that it ran on, into
+`benchmarks/results/` and writes this page again.
 """
 
 
@@ -82,6 +91,11 @@ def _tables(prefix: str, model: type[BaseModel], title: str = "") -> Iterator[st
 def _nested(prefix: str, fields: Mapping[str, FieldInfo]) -> Iterator[str]:
     for name, field in fields.items():
         variants = models_in(field.annotation)
+        if variants == [StrategySettings]:
+            yield from _strategies(prefix)
+            continue
+        if variants == [TrainingSettings]:
+            variants = [settings_model(RECIPES, recipe) for recipe in installed(RECIPES)]
         if len(variants) == 1:
             yield from _tables(f"{prefix}{name}.", variants[0])
         elif variants:
@@ -89,11 +103,23 @@ def _nested(prefix: str, fields: Mapping[str, FieldInfo]) -> Iterator[str]:
             yield from _variants(path.removesuffix(".") + ".", variants)
 
 
+def _strategies(prefix: str) -> Iterator[str]:
+    """Each under the key that asks for it, with what it has for itself."""
+    for name in installed(STRATEGIES):
+        model: Any = settings_model(STRATEGIES, name)
+        own = model.model_fields.keys() - StrategySettings.model_fields.keys()
+        yield f"## checkpoint.{model.asked_by}\n\n{_introduction(model)}\n"
+        if own:
+            yield from _table(
+                f"{prefix}{name}.", {k: f for k, f in model.model_fields.items() if k in own}
+            )
+
+
 def _variants(path: str, variants: Sequence[type[BaseModel]]) -> Iterator[str]:
     """What the variants of a union share once, then what each has for itself."""
-    base: Any = variants[0].__base__
+    base = next(base for base in variants[0].__mro__ if all(issubclass(v, base) for v in variants))
     shared: Mapping[str, FieldInfo] = {}
-    if base and base is not Settings and all(variant.__base__ is base for variant in variants):
+    if issubclass(base, Settings) and base is not Settings:
         shared = base.model_fields
         yield f"## {path.rstrip('.')}\n\n{_introduction(base)}\n"
         yield from _table(path, shared)

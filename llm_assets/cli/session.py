@@ -1,15 +1,17 @@
 """The pipeline in force, as the commands use it outside Dagster."""
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from artifacts.errors import UserError
+from artifacts.errors import DamagedArtifact, UserError
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Store
-from llm_assets.config import PipelineSettings, config_path, load_settings
+from llm_assets.config import PipelineSettings, config_path, load_settings, refuse_second_file
+from llm_assets.history import make_history_private
 from llm_assets.registry.base import Registry
 from llm_assets.registry.local import LocalRegistry
 
@@ -64,7 +66,10 @@ class Session:
 def open_session() -> Session:
     """Open the pipeline named by `LLM_ASSETS_CONFIG`, or the default one."""
     path = config_path()
-    return Session(load_settings(path), path)
+    session = Session(load_settings(path), path)
+    with suppress(DamagedArtifact):  # Whoever needs the record says so.
+        refuse_second_file(path, session.settings, session.record)
+    return session
 
 
 def use_this_folders_history() -> None:
@@ -75,3 +80,4 @@ def use_this_folders_history() -> None:
             "one with: llm-assets init FOLDER_OF_TEXT"
         )
     os.environ.setdefault("DAGSTER_HOME", os.getcwd())
+    make_history_private()

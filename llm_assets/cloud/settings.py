@@ -1,15 +1,70 @@
 """`config/google_cloud.yaml`: the cloud project, shared by all pipelines that run in it."""
 
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from artifacts.settings import Settings
-from llm_assets.cloud.accelerators import TPU_FAMILIES, TPU_MACHINES, TpuMachine
+from llm_assets.config import read_settings_file
+
+GIGABYTE = 1024**3
+TPU_FAMILIES = ("cloud-tpu", "ct")
+"""What the names of machine types with TPUs begin with."""
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """One accelerator, by its vendor's data sheet."""
+
+    teraflops: float
+    """Peak of dense bfloat16; of half precision where `bfloat16` is false."""
+    gigabytes: float
+    """Memory that programs see, in GiB, rounded down."""
+    bfloat16: bool = True
+    """Whether its units multiply bfloat16."""
+
+
+ACCELERATORS = {
+    "NVIDIA_TESLA_P100": Accelerator(18.7, 15.5, bfloat16=False),
+    "NVIDIA_TESLA_V100": Accelerator(112, 15.5, bfloat16=False),
+    "NVIDIA_TESLA_T4": Accelerator(65, 14.5, bfloat16=False),
+    "NVIDIA_L4": Accelerator(121, 22),
+    "NVIDIA_TESLA_A100": Accelerator(312, 39),
+    "NVIDIA_A100_80GB": Accelerator(312, 79),
+    "NVIDIA_H100_80GB": Accelerator(989, 79),
+    "NVIDIA_H100_MEGA_80GB": Accelerator(989, 79),
+    "NVIDIA_H200_141GB": Accelerator(989, 139),
+}
+
+
+@dataclass(frozen=True)
+class TpuMachine:
+    """One machine with TPU chips, which its type alone describes."""
+
+    chips: int
+    topology: str
+    """How they are wired, as Vertex AI names it."""
+    teraflops: float = 197
+    """Peak of one chip in bfloat16."""
+
+
+TPU_MACHINES = {
+    "ct5lp-hightpu-1t": TpuMachine(1, "1x1"),
+    "ct5lp-hightpu-4t": TpuMachine(4, "2x2"),
+    "ct5lp-hightpu-8t": TpuMachine(8, "2x4"),
+}
+"""Machines with TPU v5e, by type."""
+
 
 PROJECT = r"^[a-z][a-z0-9-]{4,28}[a-z0-9]$"
 REGION = r"^[a-z]+-[a-z]+[0-9]+$"
 IMAGE = r"^[^\s]+(:|@sha256:)[^\s/]+$"
+BUILT_IN = re.compile(r"gpu-(\d+)g$")
+"""How many accelerators the name of a machine type says that it has."""
 ACCOUNT = r"^[^@\s]+@[^@\s]+\.iam\.gserviceaccount\.com$"
 
 
@@ -97,12 +152,18 @@ class BatchSettings(Settings):
         return self
 
 
-def check_accelerator(accelerator_type: str | None, count: int) -> None:
-    """Raise ValueError where an accelerator has no number, or a number no accelerator."""
+def check_accelerator(machine_type: str, accelerator_type: str | None, count: int) -> None:
+    """Raise ValueError where an accelerator has no number, a number no accelerator, or a machine
+    another number than it can have."""
     if (accelerator_type is None) != (count == 0):
         raise ValueError(
             "accelerator_type and accelerator_count go together: both, or neither (null, 0)"
         )
+    built_in = BUILT_IN.search(machine_type)
+    if built_in and count != int(built_in[1]):
+        raise ValueError(f"{machine_type} has {built_in[1]} of its own, not {count} accelerators")
+    if count not in (0, 1, 2, 4, 8, 16):
+        raise ValueError(f"a machine has 1, 2, 4, 8 or 16 accelerators, and not {count}")
 
 
 class MachineSettings(Settings):
@@ -128,7 +189,7 @@ class MachineSettings(Settings):
 
     @model_validator(mode="after")
     def _accelerators_agree(self) -> "MachineSettings":
-        check_accelerator(self.accelerator_type, self.accelerator_count)
+        check_accelerator(self.machine_type, self.accelerator_type, self.accelerator_count)
         if not self.machine_type.startswith(TPU_FAMILIES):
             return self
         if self.tpu is None:
@@ -145,6 +206,11 @@ class MachineSettings(Settings):
                 f"{self.machine_type}: TPUs train on one machine; leave `replicas` out"
             )
         return self
+
+    @property
+    def processes(self) -> int:
+        """Training processes over all machines; TPUs and machines without accelerators have one."""
+        return max(1, self.accelerator_count) * self.replicas
 
     @property
     def tpu(self) -> TpuMachine | None:
@@ -196,7 +262,7 @@ class EndpointMachineSettings(Settings):
 
     @model_validator(mode="after")
     def _agree(self) -> "EndpointMachineSettings":
-        check_accelerator(self.accelerator_type, self.accelerator_count)
+        check_accelerator(self.machine_type, self.accelerator_type, self.accelerator_count)
         if self.maximum_replicas < self.minimum_replicas:
             raise ValueError("maximum_replicas is smaller than minimum_replicas")
         if self.private_address and not self.private_projects:
@@ -286,3 +352,19 @@ class GoogleCloudSettings(Settings):
     def parent(self) -> str:
         """The project and region as Google's APIs name them."""
         return f"projects/{self.project}/locations/{self.region}"
+
+
+CLOUD_CONFIG_VARIABLE = "LLM_ASSETS_GOOGLE_CLOUD"
+DEFAULT_CLOUD_CONFIG = "config/google_cloud.yaml"
+
+
+def cloud_config_path() -> Path:
+    """The cloud project's file in force: `LLM_ASSETS_GOOGLE_CLOUD`, else the default one."""
+    return Path(os.environ.get(CLOUD_CONFIG_VARIABLE, DEFAULT_CLOUD_CONFIG))
+
+
+def load_cloud_settings(path: Path | None = None) -> GoogleCloudSettings:
+    """Read and check the cloud project's file; raises UserError listing every fault."""
+    return read_settings_file(
+        path or cloud_config_path(), GoogleCloudSettings, CLOUD_CONFIG_VARIABLE
+    )

@@ -1,4 +1,8 @@
-"""What jobs have cost, kept in the bucket, and the ceilings that they are held under."""
+"""What jobs cost: estimated before, added up after, and held under ceilings.
+
+Machines cost by the hour what Google listed on a date, or what you write. What jobs have cost is
+kept in the bucket.
+"""
 
 import json
 import time
@@ -9,8 +13,54 @@ from typing import Any
 from artifacts.errors import UserError
 from artifacts.storage import files
 from artifacts.store.manifest import COST
-from llm_assets.cloud.settings import GoogleCloudSettings
+from llm_assets.cloud.jobs import serves_with_vllm, serving_check_machine
+from llm_assets.cloud.settings import (
+    ACCELERATORS,
+    EndpointMachineSettings,
+    GoogleCloudSettings,
+    MachineSettings,
+)
 from llm_assets.pipes.service import RemoteJob
+
+PRICES_AS_OF = "2025, us-central1, list prices; see https://cloud.google.com/vertex-ai/pricing"
+DOLLARS_AN_HOUR = {
+    "n1-standard-4": 0.22,
+    "n1-standard-8": 0.44,
+    "g2-standard-8": 0.98,
+    "g2-standard-48": 4.60,
+    "a2-highgpu-1g": 4.22,
+    "a2-highgpu-8g": 33.8,
+    "a2-ultragpu-1g": 5.80,
+    "a2-ultragpu-8g": 46.4,
+    "a3-highgpu-8g": 101.0,
+}
+"""A machine with its accelerators, Vertex AI's fee included."""
+DOLLARS_A_DCU_HOUR = 0.06
+DCU = "dcu"
+"""Name of Dataproc's compute unit among your own prices."""
+SPARK_DCUS = 16.0
+"""Data compute units of a batch with its first few executors."""
+
+
+def hourly(
+    settings: GoogleCloudSettings, machines: MachineSettings | EndpointMachineSettings
+) -> float | None:
+    """Dollars of one machine in an hour, as it is bought; None where its price is not known."""
+    price = settings.cost.prices.get(machines.machine_type)
+    price = DOLLARS_AN_HOUR.get(machines.machine_type) if price is None else price
+    if price is None:
+        return None
+    if isinstance(machines, EndpointMachineSettings):
+        cheaper = machines.spot
+    else:
+        cheaper = machines.strategy != "STANDARD"
+    return price * (settings.cost.spot_factor if cheaper else 1.0)
+
+
+def dcu_hourly(settings: GoogleCloudSettings) -> float:
+    """Dollars of one of Dataproc's compute units in an hour."""
+    return settings.cost.prices.get(DCU, DOLLARS_A_DCU_HOUR)
+
 
 LEDGER = "costs"
 """Folder of the bucket; one object a job: `costs/<month>/<job>.json`."""
@@ -125,3 +175,99 @@ class Spending:
         name = job.name.rsplit("/", 1)[-1]
         path = f"gs://{self.settings.bucket}/{LEDGER}/{month}/{name}.json"
         files.write(path, json.dumps(entry).encode())
+
+
+UTILIZATION = 0.35
+"""Share of the peak that training reaches here, about."""
+SPARK_MEGABYTES_A_SECOND = 60.0
+"""Both Spark stages together, on that many units, about."""
+MONTH_HOURS = 730.0
+START_HOURS = 0.15
+"""Machines, image and model: about nine minutes a job."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """One stage's expected time and price."""
+
+    stage: str
+    hours: float
+    dollars: float | None
+    """None where the machine's price is not known here."""
+
+    def line(self) -> str:
+        """`checkpoint: about 2.3 h, 9.70 USD`."""
+        price = "price unknown" if self.dollars is None else f"{self.dollars:,.2f} USD"
+        return f"{self.stage}: about {self.hours:,.1f} h, {price}"
+
+
+def estimate(
+    settings: GoogleCloudSettings, corpus_bytes: int, training_tokens: int, parameters: int
+) -> list[Estimate]:
+    """Hours and dollars by stage.
+
+    A forward pass takes 2 operations a parameter and token.
+
+    Args:
+        corpus_bytes: text that the Spark stages read.
+        training_tokens: tokens of the whole training, repeats counted.
+        parameters: of the model.
+    """
+    spark = START_HOURS + corpus_bytes / 1e6 / SPARK_MEGABYTES_A_SECOND / 3600
+    measured = min(training_tokens, 10_000_000)
+    evaluation = _compute_hours(settings.evaluation, 3 * 2.0 * parameters * measured)
+    batches = spark * SPARK_DCUS * dcu_hourly(settings)
+    return [
+        Estimate("clean_corpus, tokenized_shards", spark, batches),
+        estimate_training(settings, training_tokens, parameters),
+        Estimate("eval_metrics", evaluation, _dollars(settings, settings.evaluation, evaluation)),
+        Estimate("endpoint, a month of it", MONTH_HOURS, _endpoint_dollars(settings)),
+    ]
+
+
+def estimate_smoke(settings: GoogleCloudSettings) -> list[Estimate]:
+    """Hours and dollars of the smallest batch and jobs: mostly the start of their machines."""
+    batch = START_HOURS * SPARK_DCUS * dcu_hourly(settings)
+    machines = [settings.evaluation]
+    if serves_with_vllm(settings.endpoint):
+        machines.append(serving_check_machine(settings))
+    return [
+        Estimate("the smallest batch", START_HOURS, batch),
+        *(
+            Estimate(f"a job on {m.machine_type}", START_HOURS, _dollars(settings, m, START_HOURS))
+            for m in machines
+        ),
+    ]
+
+
+def estimate_training(settings: GoogleCloudSettings, tokens: int, parameters: int) -> Estimate:
+    """Hours and dollars of `checkpoint`: 6 operations a parameter and token (Kaplan et al. 2020).
+
+    Args:
+        settings: the cloud project's.
+        tokens: of the whole training, repeats counted.
+        parameters: of the model.
+    """
+    hours = _compute_hours(settings.training, 6.0 * parameters * tokens)
+    return Estimate("checkpoint", hours, _dollars(settings, settings.training, hours))
+
+
+def _compute_hours(machines: MachineSettings, operations: float) -> float:
+    chips = machines.tpu.chips if machines.tpu else machines.accelerator_count
+    accelerators = max(1, chips) * machines.replicas
+    known = machines.tpu or ACCELERATORS.get(machines.accelerator_type or "")
+    peak = (known.teraflops if known else 1.0) * 1e12
+    return START_HOURS + operations / (peak * UTILIZATION * accelerators) / 3600
+
+
+def _dollars(
+    settings: GoogleCloudSettings, machines: MachineSettings, hours: float
+) -> float | None:
+    price = hourly(settings, machines)
+    return None if price is None else price * hours * machines.replicas
+
+
+def _endpoint_dollars(settings: GoogleCloudSettings) -> float | None:
+    """A month of the replicas that are always there."""
+    price = hourly(settings, settings.endpoint)
+    return None if price is None else price * MONTH_HOURS * settings.endpoint.minimum_replicas

@@ -1,4 +1,7 @@
-"""Calls to Vertex AI: tried again while Google is busy, waited for, refusals told with advice."""
+"""Calls to Vertex AI: tried again while Google is busy, waited for, refusals told with advice.
+
+Where no generated client is installed, Google's REST APIs are asked.
+"""
 
 import time
 from collections.abc import Callable
@@ -8,8 +11,40 @@ from typing import Any, TypeVar
 from artifacts.errors import UserError
 from artifacts.progress import Report
 from llm_assets.cloud.settings import GoogleCloudSettings
-from llm_assets.pipes.failures import Place, explain
-from llm_assets.pipes.retries import Backoff, RetryPolicy, call_with_retries
+from llm_assets.pipes.failures import Backoff, Place, RetryPolicy, call_with_retries, explain
+
+REST_SECONDS = 30.0
+
+
+def open_session() -> Any:
+    """A `requests` session with the credentials of this machine."""
+    import google.auth
+    from google.auth.transport.requests import AuthorizedSession
+
+    credentials, _ = google.auth.default(scopes=["https://www.googleapis.com/auth/cloud-platform"])
+    return AuthorizedSession(credentials)
+
+
+def rest_url(settings: GoogleCloudSettings, host: str) -> str:
+    """Where an API's host answers, or what stands for it."""
+    return settings.rest_endpoint or f"https://{host}"
+
+
+def get_json(session: Any, url: str) -> dict[str, Any]:
+    """A JSON answer; raises what `requests` raises."""
+    reply = session.get(url, timeout=REST_SECONDS)
+    reply.raise_for_status()
+    content: dict[str, Any] = reply.json()
+    return content
+
+
+def post_json(session: Any, url: str, body: dict[str, Any]) -> dict[str, Any]:
+    """The JSON answer to a JSON body; raises what `requests` raises."""
+    reply = session.post(url, json=body, timeout=REST_SECONDS)
+    reply.raise_for_status()
+    content: dict[str, Any] = reply.json()
+    return content
+
 
 CALL_SECONDS = 60.0
 LONGEST_POLL_SECONDS = 10.0

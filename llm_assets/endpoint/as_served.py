@@ -19,13 +19,13 @@ from artifacts.errors import UserError
 from artifacts.progress import Report
 from artifacts.store.identity import hash_json
 from llm_assets.endpoint.judged import held_out_scores, read_judged
-from llm_assets.gate.evidence import SERVED_TASK
+from llm_assets.gate.judge import SERVED_TASK
 from recipes.evaluation.settings import SCORES_NAME, ModelSource
 from recipes.evaluation.spec import EvaluationSpec
 from recipes.spec import RESULT_NAME
 from serving.comparison import JudgedDocument
-from serving.engine.process import EngineLost, EngineProcess
-from serving.engine.protocol import Refused
+from serving.engine.process import EngineProcess
+from serving.engine.protocol import EngineLost, Refused
 from serving.settings import EndpointSettings
 from serving.state import Desired
 from serving.traffic import bits_of

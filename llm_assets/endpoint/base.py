@@ -15,7 +15,7 @@ from llm_assets.endpoint.as_served import check_engine, measure_as_served
 from llm_assets.endpoint.folder import endpoint_folder
 from llm_assets.endpoint.judged import judged_documents
 from llm_assets.endpoint.live import LiveEndpoint
-from llm_assets.registry.records import ModelVersion
+from llm_assets.registry.state import ModelVersion
 from recipes.evaluation.spec import EvaluationSpec
 from serving import endpoint as process
 from serving.settings import QUANTIZED, Weights

@@ -7,8 +7,8 @@ from artifacts.store.pipelines import Pipeline
 from llm_assets.config import PipelineSettings
 from llm_assets.endpoint.base import Served, ServingPlatform
 from llm_assets.registry.base import Registry
-from llm_assets.registry.integrity import verify_model
-from llm_assets.registry.records import ModelVersion
+from llm_assets.registry.card import verify_model
+from llm_assets.registry.state import ModelVersion
 from serving.rollout import RolloutFailed
 
 Report = Callable[[str], None]
@@ -29,7 +29,7 @@ def serve_wanted(
 
     Args:
         record: the pipeline's, whose artifacts are compared with their manifests before they serve.
-        by_person: a person decided, so the version gets all traffic as soon as it generates.
+        by_person: a manual decision: all traffic switches as soon as the version answers.
 
     Raises:
         MissingArtifact: nothing is registered, or the wanted model was deleted.
@@ -45,10 +45,10 @@ def serve_wanted(
             + materialize_command("model_version")
         )
     if by_person:
-        report("a person decided: the new version gets all traffic as soon as it generates")
+        report("manual decision: all traffic switches as soon as the version answers")
     chosen = _at_once(settings) if by_person else settings
     try:
-        verify_model(record, wanted.model_url)
+        verify_model(record, wanted.model_url, weights=wanted.weights)
         version, served = wanted, serving.serve(chosen, wanted, report)
     except RolloutFailed as error:
         raise RolloutFailed(f"{error}\n{_ways_on(wanted.version)}") from error
@@ -83,7 +83,7 @@ def _serve_again(
 ) -> Served:
     """Serve the version before; where that fails too, the wanted one's fault is the message."""
     try:
-        verify_model(record, before.model_url)
+        verify_model(record, before.model_url, weights=before.weights)
         return serving.serve(settings, before, report)
     except UserError:
         raise fault from None

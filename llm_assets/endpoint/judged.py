@@ -8,12 +8,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from artifacts.shards.documents import list_documents, read_tokens
 from artifacts.shards.format import ShardStats
-from artifacts.shards.shard_set import ShardSet
+from artifacts.shards.shard_set import ShardSet, list_documents, read_tokens
 from artifacts.store.store import Store
-from llm_assets.gate.evidence import DOMAIN_TASK
-from llm_assets.registry.records import ModelVersion
+from llm_assets.gate.judge import DOMAIN_TASK
+from llm_assets.registry.state import ModelVersion
 from recipes.evaluation.settings import SCORES_NAME
 from serving.comparison import JudgedDocument
 

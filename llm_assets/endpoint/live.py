@@ -11,8 +11,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel, ConfigDict
 
 from artifacts.errors import UserError
-from serving.api.address import bearer_token
 from serving.comparison import JudgedDocument, compared
+from serving.settings import bearer_token
 from serving.state import Status
 
 SECONDS = 60.0

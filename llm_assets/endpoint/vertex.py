@@ -1,7 +1,9 @@
 """Serving on Google Cloud: a Vertex AI endpoint that follows the champion."""
 
 import asyncio
+import math
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from functools import cached_property
 from pathlib import Path
@@ -11,18 +13,16 @@ from artifacts.errors import UserError, first_line
 from artifacts.progress import Report
 from artifacts.store.identity import hash_json
 from artifacts.store.store import Store
-from llm_assets.cloud.config import load_cloud_settings
-from llm_assets.cloud.rest import open_session
-from llm_assets.cloud.serving_image import dedicated_resources, engine_memory
-from llm_assets.cloud.settings import GoogleCloudSettings
-from llm_assets.cloud.vertex import Vertex
+from llm_assets.cloud.jobs import dedicated_resources, engine_memory
+from llm_assets.cloud.settings import GoogleCloudSettings, load_cloud_settings
+from llm_assets.cloud.vertex import Vertex, open_session
 from llm_assets.config import PipelineSettings
 from llm_assets.endpoint.base import Served, ServingPlatform
 from llm_assets.endpoint.vertex_endpoint import VertexEndpoint
-from llm_assets.registry.records import ModelVersion
+from llm_assets.registry.state import ModelVersion
 from llm_assets.registry.vertex import VertexModelRegistry
-from serving.evidence import Seen
-from serving.rollout import RolledBack, RolloutFailed, roll_out
+from serving.rollout import QUESTIONS, Bets, CanaryFailed, RolledBack, RolloutFailed, Seen, roll_out
+from serving.settings import RolloutSettings
 from serving.vertex.context import longest_context
 
 PRIVATE = "its private address"
@@ -49,7 +49,7 @@ class VertexServingPlatform(ServingPlatform):
         model = VertexModelRegistry(store, settings.name, vertex).resource_name(version.version)
         endpoint = VertexEndpoint(vertex, settings.name)
         rollout = settings.endpoint.rollout
-        traffic = VertexTraffic(endpoint, vertex.settings, model, version, rollout.probe, report)
+        traffic = VertexTraffic(endpoint, vertex.settings, model, version, rollout, report)
         with store.lease(f"endpoint-{settings.name}", lambda who: report(f"waiting for {who}")):
             changed = not traffic.is_alone()
             if changed:
@@ -117,8 +117,9 @@ class VertexTraffic:
     A version without traffic cannot be asked on Vertex AI, so the probe is the serving image's: its
     container is not healthy before the model has written, and one that is not is never deployed.
     Vertex AI does not say either how a version does; so each observation sends a request of its
-    own. It is answered by one version or the other, which the answer says; a failure counts for the
-    new one.
+    own. It is answered by one version or the other, which the answer says and a failure does not.
+    So where some fail, answers are looked at: if both versions fail alike, each of them is the new
+    one's as often as a request is.
 
     The methods block: nothing else runs in a rollout's loop, and a run that is cancelled ends at
     once, while Google goes on with what it was asked; the next run waits for that.
@@ -130,18 +131,18 @@ class VertexTraffic:
         settings: GoogleCloudSettings,
         model: str,
         version: ModelVersion,
-        prompt: str,
+        rollout: RolloutSettings,
         report: Report,
     ) -> None:
         """Nothing is changed yet.
 
         Args:
             model: the upload's resource name, with its version id.
-            prompt: what each observation has continued.
         """
         self._endpoint = endpoint
         self._settings = settings
-        self._prompt = prompt
+        self._prompt = rollout.probe
+        self._limit = math.log(QUESTIONS / rollout.false_alarm)
         self._report = report
         self.version = str(version.version)
         machines = dedicated_resources(settings.endpoint)
@@ -156,6 +157,12 @@ class VertexTraffic:
             "enable_access_logging": True,
         }
         self._new, self._old = Seen(), Seen()
+        self._share = 0.0
+        self._missing = Bets()
+        """That the new version gives fewer answers than its share."""
+        self._answers: Counter[bool] = Counter()
+        """By the new version and by the old one."""
+        self._failures = 0
 
     def is_alone(self) -> bool:
         """Whether exactly this version, on these machines, is deployed and has all traffic."""
@@ -186,6 +193,7 @@ class VertexTraffic:
         percent = 100 if not old else round(100 * share)
         if 0 < share < 1:
             percent = min(max(percent, 1), 100 - len(old)) if old else 100
+        self._share = percent / 100
         shares = {self._id: percent} if percent else {}
         for number, deployed_id in enumerate(old if percent < 100 else []):
             whole, rest = divmod(100 - percent, len(old))
@@ -197,6 +205,11 @@ class VertexTraffic:
         # The next request is always under way, so a step does not end before both were seen.
         self._new, self._old = Seen(waiting=1), Seen(waiting=1)
         self._ask()
+        if self._failures and self._missing.logarithm >= self._limit:
+            raise CanaryFailed(
+                f"{self._failures} requests failed, and of {self._answers.total()} others it "
+                f"answered {self._answers[True]}"
+            )
         return self._new, self._old
 
     def _ask(self) -> None:
@@ -215,10 +228,14 @@ class VertexTraffic:
                 raise RequestException(f"{reply.status_code} {reply.text[:LONGEST_REPORT]}")
             answered_by = reply.json()["deployedModelId"]
         except (RequestException, GoogleAuthError) as error:
-            self._new.failed += 1
+            self._failures += 1
             self._report(f"a request failed: {first_line(error)}")
             return
-        seen = self._new if answered_by == self._id else self._old
+        is_new = answered_by == self._id
+        if 0 < self._share < 1:
+            self._answers[is_new] += 1
+            self._missing.add(float(not is_new), 1 - self._share)
+        seen = self._new if is_new else self._old
         seen.answered += 1
         seen.seconds.append(time.monotonic() - started)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from llm_assets.cloud.vertex import Vertex, VertexRefused
-from llm_assets.pipes.retries import Backoff
+from llm_assets.pipes.failures import Backoff
 
 CHANGE_SECONDS = 900.0
 """How long anything but a deployment may take."""

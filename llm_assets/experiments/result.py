@@ -9,13 +9,13 @@ from pydantic import BaseModel, ConfigDict
 from artifacts.progress import format_duration
 from artifacts.store.store import Artifact
 from llm_assets.assets.training_plan import training_cost
-from llm_assets.experiments.measure import SPLIT
 from llm_assets.gate.judge import compare
-from llm_assets.gate.settings import GateSettings
-from llm_assets.gate.verdict import Comparison
-from recipes.evaluation.metric import Metric
-from recipes.evaluation.settings import SCORES_NAME
+from llm_assets.gate.verdict import Comparison, GateSettings
+from recipes.evaluation.settings import SCORES_NAME, Metric
 
+SPLIT = "validation"
+"""Whoever picks the best of several models picks chance along with it. On held-out text that would
+be spent from the gate's promise; validation text is there to choose by."""
 CONFIDENCE = 0.95
 """With which all intervals of an experiment hold together (Bonferroni)."""
 COLUMNS = ("settings", "score", "gain", "interval", "verdict", "training", "cost")

@@ -6,30 +6,92 @@ registry nor the endpoint is among what it makes, so it moves neither.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from dagster import (
+    AssetExecutionContext,
     DagsterExecutionInterruptedError,
     DagsterInstance,
     Definitions,
     EventLogEntry,
     ExecuteInProcessResult,
     in_process_executor,
-    load_assets_from_modules,
 )
-from dagster._core.utils import make_new_run_id
 
 from artifacts.progress import Report
+from artifacts.store.identity import Identity
 from artifacts.store.pipelines import Pipeline
-from artifacts.store.store import layout
-from llm_assets.assets import corpus, model
-from llm_assets.assets.stage import failure_reason, was_interrupted
+from artifacts.store.store import Artifact, Draft, layout
+from llm_assets.assets.corpus import clean_corpus, raw_corpus, tokenized_shards
+from llm_assets.assets.evaluation import evaluation_spec
+from llm_assets.assets.model import base_model, checkpoint
+from llm_assets.assets.stage import BuildPlan, failure_reason, stage, was_interrupted
 from llm_assets.config import PipelineSettings, changed_settings
-from llm_assets.experiments.measure import trial_metrics
-from llm_assets.experiments.result import TrialResult, read_result
+from llm_assets.experiments.result import SPLIT, TrialResult, read_result
 from llm_assets.experiments.trials import Trial
 from llm_assets.pipeline import PipelineResource
+from llm_assets.registry.resource import RegistryResource
+from llm_assets.runners.training import TrainingRunner
+from recipes.evaluation.settings import (
+    CODE_VERSION,
+    EvaluationSettings,
+    GenerationSettings,
+    ModelSource,
+    MultipleChoiceSettings,
+)
+from recipes.settings import package_of
+
+
+@stage(code_version=CODE_VERSION, group="model", kinds={"pytorch"}, pool="training")
+def trial_metrics(
+    context: AssetExecutionContext,
+    pipeline: PipelineResource,
+    training: TrainingRunner,
+    registry: RegistryResource,
+    identity: Identity,
+    checkpoint: Artifact,
+    base_model: Artifact,
+) -> BuildPlan:
+    """The trial's model, its base and the wanted version, measured on validation text."""
+    settings = _alone(pipeline.settings.eval_metrics)
+    shards = pipeline.record.current("tokenized_shards", needed_by="trial_metrics")
+    inputs = {"tokenized_shards": shards.fingerprint}
+    wanted = registry.open(pipeline).find("wanted")
+    incumbent = None
+    if wanted is not None:
+        inputs["incumbent"] = wanted.model_fingerprint
+        incumbent = ModelSource(path=wanted.model_url, fingerprint=wanted.weights)
+
+    def build(draft: Draft) -> None:
+        spec = evaluation_spec(pipeline, draft, checkpoint, shards, base_model, incumbent, settings)
+        draft.stats |= training.evaluate(context, spec.model_copy(update={"split": SPLIT}))
+
+    scoring = pipeline.settings.checkpoint.scoring()
+    identity = identity.extend(
+        settings=settings.content() | scoring | {"split": SPLIT},
+        inputs=inputs,
+        libraries=settings.libraries | package_of(pipeline.settings.checkpoint),
+    )
+    return BuildPlan(identity, build)
+
+
+def _alone(settings: EvaluationSettings) -> EvaluationSettings:
+    """The settings for the metric that decides, and nothing besides."""
+    others = {
+        "generation": GenerationSettings(samples=0),
+        "multiple_choice": MultipleChoiceSettings(),
+        "tasks": (),
+        "summaries": None,
+        "contamination_tokens": 0,
+    }
+    return settings.model_copy(update=others)
+
+
+STAGES = (raw_corpus, clean_corpus, base_model, tokenized_shards, checkpoint, trial_metrics)
+"""What a trial makes."""
 
 
 class TrialPipeline(PipelineResource):
@@ -40,7 +102,7 @@ class TrialPipeline(PipelineResource):
     record_path: str
     """In the store."""
 
-    @property
+    @cached_property
     def settings(self) -> PipelineSettings:
         return changed_settings(Path(self.config_path), self.changes)
 
@@ -75,7 +137,7 @@ class Experiment:
     def _run_trial(self, trial: Trial, report: Report) -> TrialResult:
         pipeline = self._open(trial)
         definitions = Definitions(
-            assets=[*load_assets_from_modules([corpus, model]), trial_metrics],
+            assets=[stage.asset(pipeline.settings) for stage in STAGES],
             resources={**self.resources, "pipeline": pipeline},
             executor=in_process_executor,
         )
@@ -114,7 +176,7 @@ def _execute(definitions: Definitions, report: Report) -> ExecuteInProcessResult
         if entry.dagster_event is None and entry.step_key and entry.user_message:
             report(f"{entry.step_key}: {entry.user_message}")
 
-    run_id = make_new_run_id()
+    run_id = str(uuid4())
     with DagsterInstance.ephemeral() as instance:
         instance.add_event_listener(run_id, pass_on)
         return definitions.resolve_implicit_global_asset_job_def().execute_in_process(

@@ -10,8 +10,8 @@ from typing import Any
 import yaml
 
 from artifacts.errors import UserError
+from artifacts.settings import read_yaml
 from artifacts.store.identity import hash_json
-from artifacts.yaml_files import read_yaml
 from llm_assets.config import changed_settings
 
 SECTIONS = ("raw_corpus", "clean_corpus", "tokenized_shards", "base_model", "checkpoint")

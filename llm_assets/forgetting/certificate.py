@@ -1,22 +1,71 @@
-"""What is stated, and signed, about texts that were forgotten."""
+"""What is stated about texts that were forgotten: in-toto's format, signed in a DSSE envelope.
 
+Statements say what was done, and what a search of the corpora found afterwards, which
+`llm_assets.forgetting.verification` repeats.
+
+securesystemslib reads, writes and verifies the envelopes by a plain ed25519 key, as it does for TUF
+and in-toto; any program that knows DSSE can check a certificate without this project.
+"""
+
+import fnmatch
+import hashlib
+import json
+import tempfile
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+    load_pem_public_key,
+)
 from pydantic import BaseModel, ConfigDict
+from securesystemslib.dsse import Envelope
+from securesystemslib.exceptions import Error as SigningError
+from securesystemslib.exceptions import VerificationError
+from securesystemslib.signer import CryptoSigner, SSlibKey
 
 from artifacts.errors import UserError
+from artifacts.progress import Report
+from artifacts.storage import files
+from artifacts.store import layout
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Artifact, Store
-from llm_assets.forgetting.listed import ForgottenDocument
+from llm_assets.forgetting.erase import (
+    ForgottenDocument,
+    ForgottenList,
+    WithdrawnVersion,
+    forgotten_folder,
+    made_by,
+    read_list,
+)
+from llm_assets.forgetting.loss import ModelLoss
 from llm_assets.registry.start import START_INPUT
 from llm_assets.registry.state import RegistryState
-from llm_assets.tracing.lessons import lessons_of, runs_behind
+from llm_assets.tracing.training_text import lessons_of, runs_behind
 from recipes.spec import MODEL_FOLDER
+from spark_jobs.clean.forgotten import (
+    METHOD,
+    SIMILAR_SCHEMA,
+    SIMILARITY,
+    ForgottenText,
+    Signatures,
+    find_similar,
+    read_signatures,
+)
+from spark_jobs.clean.history import read_history
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "urn:llm-assets:forgetting:v1"
+PAYLOAD_TYPE = "application/vnd.in-toto+json"
 DIGEST = "llmAssetsTextHash"
 """Of a subject: the hash that a document's cleaned text is known by in corpora and shards."""
 REPLACES = "replaces"
@@ -49,6 +98,22 @@ class Replacement(BaseModel):
     """All texts that were masked in it."""
 
 
+class Search(BaseModel):
+    """What was searched for near copies of texts, also inside other text, and what was found."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    method: str = METHOD
+    similarity: float = SIMILARITY
+    """The least share that counts."""
+    texts: list[str]
+    """Those that were looked for, by their hash; of the others exact copies alone are found."""
+    corpora: list[str]
+    """Fingerprints of the clean corpora, which were searched with the texts on their record."""
+    found: dict[str, float]
+    """Ids of the documents in them that hold a text, to the similarity."""
+
+
 class Forgetting(BaseModel):
     """The predicate of the statement."""
 
@@ -62,8 +127,12 @@ class Forgetting(BaseModel):
     """Oldest first; the last one is the version that takes the place of what served."""
     erased: bool
     """Whether the texts were taken out of what was made before."""
-    memory: dict[str, Any] | None
-    """Of `recipes.attribution.memory`, roles `before` and `after`; None where it was not asked."""
+    search: Search | None = None
+    """After all else was done; None in certificates of earlier versions of this program."""
+    loss: dict[str, ModelLoss] | None = None
+    """Of the models `before` and `after`; None where it was not measured."""
+    memory: dict[str, Any] | None = None
+    """In certificates of earlier versions of this program, what a probe found."""
     verified_by: str = "llm-assets verify CERTIFICATE --retrain"
 
 
@@ -114,14 +183,81 @@ def readings(store: Store, state: RegistryState, texts: Sequence[str]) -> list[R
     return found
 
 
-def state_it(
+def search_corpora(
+    store: Store,
+    corpora: Sequence[Artifact],
+    texts: Sequence[ForgottenText],
+    signatures: Signatures,
+    report: Report,
+) -> pa.Table:
+    """The documents, and texts on record, that hold one: rows of `forgotten.SIMILAR_SCHEMA`."""
+    from spark_jobs.runtime.session import end_local_session, local_session
+
+    parts = [part for one in corpora if (read := read_history(one.url)) for part in read.parts]
+    if not texts or not parts:
+        return SIMILAR_SCHEMA.empty_table()
+    spark = local_session()
+    try:
+        with tempfile.TemporaryDirectory() as scratch:
+            found = find_similar(spark, parts, texts, signatures, scratch, store.cache, report)
+    finally:
+        end_local_session()
+    # What lies in several corpora is one document.
+    return found.group_by(SIMILAR_SCHEMA.names).aggregate([]).sort_by("id")
+
+
+def search_again(
     record: Pipeline,
     state: RegistryState,
     documents: Sequence[ForgottenDocument],
     erased: bool,
-    memory: Mapping[str, Any] | None,
-) -> dict[str, Any]:
-    """The statement on some documents of the list, whose texts are its subjects."""
+    report: Report,
+) -> tuple[Search, pa.Table]:
+    """Look for documents of the list in the corpora that may no longer hold their text.
+
+    Args:
+        erased: whether that is all of them; otherwise those that were made since.
+
+    Returns:
+        What was done, and rows of `forgotten.SIMILAR_SCHEMA`.
+    """
+    folder = forgotten_folder(record.store, record.name)
+    cleaning = read_list(record.store, record.name).for_cleaning(folder)
+    texts = {one.text_hash for one in documents}
+    searched = [text for text in cleaning.searched if text.text_hash in texts]
+    since = min(document.at for document in documents)
+    corpora = [
+        corpus
+        for corpus in made_by(record, state, "clean_corpus")
+        if erased or corpus.manifest.created_at > since
+    ]
+    signatures = read_signatures(cleaning.signatures) if searched else {}
+    found = search_corpora(record.store, corpora, searched, signatures, report)
+    search = Search(
+        texts=[text.text_hash for text in searched],
+        corpora=[corpus.fingerprint for corpus in corpora],
+        found=dict(zip(found["id"].to_pylist(), found["similarity"].to_pylist(), strict=True)),
+    )
+    return search, found
+
+
+def issue(
+    record: Pipeline,
+    state: RegistryState,
+    documents: Sequence[ForgottenDocument],
+    erased: bool,
+    search: Search | None,
+    loss: Mapping[str, ModelLoss] | None,
+    key: Path,
+) -> str:
+    """Sign the statement on some documents of the list, whose texts are its subjects.
+
+    Args:
+        key: file of the signing key.
+
+    Returns:
+        Where the certificate is kept, relative to the store's root.
+    """
     texts = sorted({one.text_hash for one in documents if one.text_hash})
     read_by = readings(record.store, state, texts)
     replaced = replacements(record.store, record.find_current("checkpoint")) if read_by else []
@@ -132,14 +268,20 @@ def state_it(
         read_by=read_by,
         replaced=[one for one in replaced if set(texts) <= set(one.masked)],
         erased=erased,
-        memory=dict(memory) if memory else None,
+        search=search,
+        loss=dict(loss) if loss else None,
     )
-    return {
+    statement = {
         "_type": STATEMENT_TYPE,
         "subject": [{"name": "document", "digest": {DIGEST: text}} for text in texts],
         "predicateType": PREDICATE_TYPE,
         "predicate": predicate.model_dump(mode="json"),
     }
+    content = sign(statement, open_signer(key))
+    name = f"{hashlib.sha256(content).hexdigest()[:12]}.json"
+    place = f"{layout.certificates(record.name)}/{name}"
+    record.store.write_bytes(place, content)
+    return place
 
 
 def read_statement(statement: Mapping[str, Any], where: object) -> Forgetting:
@@ -147,3 +289,102 @@ def read_statement(statement: Mapping[str, Any], where: object) -> Forgetting:
     if statement.get("predicateType") != PREDICATE_TYPE:
         raise UserError(f"{where} states {statement.get('predicateType')}, not {PREDICATE_TYPE}.")
     return Forgetting.model_validate(statement["predicate"])
+
+
+def read_certificates(store: Store, pipeline: str) -> list[Forgetting]:
+    """What all certificates in a store state, oldest first; raises UserError where one cannot be
+    read."""
+    folder = layout.certificates(pipeline)
+    names = fnmatch.filter(store.list_folder(folder), "*.json")
+    paths = [f"{store.root}/{folder}/{name}" for name in names]
+    stated = [read_statement(read_signed(path)[0], path) for path in paths]
+    return sorted(stated, key=lambda one: one.at)
+
+
+def restore_list(store: Store, pipeline: str) -> None:
+    """Write a list that cannot be read again, from the certificates beside it.
+
+    What has no certificate, since `llm-assets forget` was interrupted, is not on it; what was
+    wanted again since, is forgotten.
+    """
+    place, certificates = layout.forgotten(pipeline), read_certificates(store, pipeline)
+    documents = {(d.id, d.text_hash): d for one in certificates for d in one.documents}
+    withdrawn = [
+        WithdrawnVersion(version=one.version, checkpoint=one.checkpoint, at=stated.at)
+        for stated in certificates
+        for one in stated.read_by
+    ]
+    listed = ForgottenList(documents=list(documents.values()), withdrawn=withdrawn)
+    # At no moment is there no list, which would say that nothing was forgotten.
+    store.write_bytes(layout.damaged(place), store.read_bytes(place) or b"")
+    store.write_bytes(place, listed.model_dump_json(indent=2).encode())
+
+
+def open_signer(path: Path) -> CryptoSigner:
+    """The key of a file, which is made where there is none; beside it lies the public one.
+
+    Raises:
+        UserError: the file holds no ed25519 key.
+    """
+    if path.exists():
+        try:
+            return CryptoSigner(load_pem_private_key(path.read_bytes(), None))
+        except (ValueError, TypeError) as error:
+            raise UserError(
+                f"{path} is no private key in PEM without a password: {error}. Give one with "
+                "`forgetting.signing_key`, or move this file away: a new key is made then."
+            ) from None
+    key = Ed25519PrivateKey.generate()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch(0o600, exist_ok=False)
+    path.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    public = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    path.with_suffix(".pub").write_bytes(public)
+    return CryptoSigner(key)
+
+
+def sign(statement: dict[str, Any], signer: CryptoSigner) -> bytes:
+    """The envelope as JSON; under `publicKey` the key that verifies it, in PEM."""
+    envelope = Envelope(json.dumps(statement, sort_keys=True).encode(), PAYLOAD_TYPE, {})
+    envelope.sign(signer)
+    # In PEM, as other programs read it; securesystemslib itself writes bare hexadecimal.
+    public = load_pem_private_key(signer.private_bytes, None).public_key()
+    pem = public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
+    return json.dumps(envelope.to_dict() | {"publicKey": pem}, indent=2).encode()
+
+
+def read_signed(path: Path | str, trusted: Path | None = None) -> tuple[dict[str, Any], str]:
+    """The statement of an envelope, and the id of the key that signed it.
+
+    Args:
+        path: of the file, or its URL.
+        trusted: a public key in PEM; without one, the envelope's own is taken, which shows that
+            nothing was changed, and not who signed.
+
+    Raises:
+        UserError: it cannot be read, was changed, or another key signed it.
+    """
+    try:
+        content = json.loads(files.read(path))
+        pem = trusted.read_bytes() if trusted else str(content["publicKey"]).encode()
+        envelope = Envelope.from_dict(content)
+    except OSError as error:
+        raise UserError(f"{error.filename or path} cannot be read: {error.strerror}.") from None
+    except (ValueError, KeyError, TypeError, AttributeError, SigningError) as error:
+        raise UserError(f"{path} is no certificate, or was changed: {error}.") from None
+    try:
+        key = SSlibKey.from_crypto(load_pem_public_key(pem))
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise UserError(f"{trusted or path} has no public key in PEM: {error}.") from None
+    try:
+        envelope.verify([key], threshold=1)
+    except VerificationError:
+        signed_by = ", ".join(envelope.signatures) or "nobody"
+        raise UserError(
+            f"{path} was changed after it was signed, or is not signed with the key {key.keyid} "
+            f"(by {signed_by}). Do not rely on it: ask its issuer for it again."
+        ) from None
+    if envelope.payload_type != PAYLOAD_TYPE:
+        raise UserError(f"{path} is a signed {envelope.payload_type}, not a statement.")
+    statement: dict[str, Any] = json.loads(envelope.payload)
+    return statement, key.keyid

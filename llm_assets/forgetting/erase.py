@@ -1,37 +1,236 @@
-"""Forgotten texts out of what was made before: snapshots, corpora, shards, evaluations, caches.
+"""The list of what a pipeline has forgotten, and its erasure from what was made before.
 
-An artifact keeps its name, its other documents and their order; of a forgotten one stay its id and
-the hash of its text. So runs can still be made once more over the same rows.
+What is on the list is in no later corpus and in no later training. It is erased from snapshots,
+corpora, shards, evaluations and caches. An artifact keeps its name, its other documents and their
+order; of a forgotten one stay its id and the hash of its text. So runs can still be made once more
+over the same rows.
 """
 
 import io
 import json
 import shutil
-from collections.abc import Callable, Collection, Iterator
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from artifacts.errors import DamagedArtifact, shown_in_line
 from artifacts.progress import Report
 from artifacts.shards.format import ShardStats
-from artifacts.shards.shard_files import ShardFiles
-from artifacts.shards.shard_set import Shard
+from artifacts.shards.shard_set import Shard, ShardFiles
 from artifacts.storage import files
-from artifacts.storage.machine import cache_folder
+from artifacts.storage.files import cache_folder
 from artifacts.store import layout
+from artifacts.store.identity import hash_json
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.rewrite import find_rewritable, rewrite
-from artifacts.store.store import Artifact
-from llm_assets.forgetting.listed import ForgottenList
+from artifacts.store.store import Artifact, Store
+from llm_assets.registry.card import page_path
 from llm_assets.registry.state import RegistryState
-from recipes.evaluation.settings import SAMPLES_NAME
-from spark_jobs.clean.decide.duplicates import find_duplicates
+from recipes.evaluation.exam import QUESTIONS_NAME
+from recipes.evaluation.settings import QUESTION_FOLDERS, SAMPLES_NAME
+from spark_jobs.clean.decide.decider import find_duplicates
+from spark_jobs.clean.forgotten import Forgotten, ForgottenText
 from spark_jobs.clean.history import read_history
-from spark_jobs.runtime.pinned.parts import parts_of
-from spark_jobs.runtime.raw_parts import find_pinned
+from spark_jobs.runtime.pinned import find_pinned, parts_of
+
+FORGOTTEN_INPUT = "forgotten"
+"""Name of the list's digest among a clean corpus's inputs; absent while the list is empty."""
+
+Similar = Literal["drop", "keep"]
+"""What a person decided of documents that hold a forgotten text."""
+
+
+class Decision(BaseModel):
+    """What somebody decided of a document, and why."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    by: str = Field(min_length=1)
+    reason: str = Field(min_length=1)
+    at: datetime = Field(default_factory=lambda: datetime.now(UTC))
+
+    def __str__(self) -> str:
+        return f"{self.at:%Y-%m-%d} by {shown_in_line(self.by)} ({shown_in_line(self.reason)})"
+
+
+class ForgottenDocument(Decision):
+    """A document that was forgotten; of its text a hash and a signature are kept."""
+
+    id: str
+    source: str
+    text_hash: str | None
+    """None where its text was in no corpus: of a copy that was dropped in its cluster, or one of
+    many texts of a template."""
+    survivor: str | None = None
+    """Of such a copy, the document that was kept in its place; of a document that was forgotten
+    since it holds another's text, that one: with other text it may come back."""
+    similarity: float | None = None
+    """Of these two texts (`spark_jobs.clean.forgotten`)."""
+    signature: str | None = None
+    """File with the signature of its text, in the folder of the certificates; None where documents
+    that hold it are not looked for, as in lists of earlier versions of this program."""
+    similar: Similar | None = None
+    """None where nobody decided: what holds its text is dropped, as long as that is little."""
+    undone: Decision | None = None
+    """That it is wanted again."""
+
+    def __str__(self) -> str:
+        holder = self.survivor if self.similarity else None
+        like = f" since it held text of {shown_in_line(holder)}" if holder else ""
+        undone = f", wanted again since {self.undone}" if self.undone else ""
+        return f"{shown_in_line(self.id)}: forgotten{like} {super().__str__()}{undone}"
+
+    def belongs_to(self, ids: Collection[str]) -> bool:
+        """Whether it is one of these documents, or was forgotten with one."""
+        return self.id in ids or self.survivor in ids
+
+
+class WithdrawnVersion(BaseModel):
+    """A version that was trained on what was forgotten, so that its weights are to go."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    version: int
+    checkpoint: str
+    """Fingerprint."""
+    at: datetime = Field(default_factory=lambda: datetime.now(UTC))
+
+
+class ForgottenList(BaseModel):
+    """All of them, oldest first, and what became of the versions that read them."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    documents: list[ForgottenDocument] = []
+    withdrawn: list[WithdrawnVersion] = []
+
+    @property
+    def active(self) -> list[ForgottenDocument]:
+        """Those that nobody wanted again."""
+        return [document for document in self.documents if document.undone is None]
+
+    @property
+    def ids(self) -> list[str]:
+        """Under which no document may come back, whatever its text."""
+        return sorted({d.id for d in self.active if d.survivor is None or d.text_hash is None})
+
+    @property
+    def texts(self) -> list[str]:
+        """Hashes of the texts, each once."""
+        return sorted({one.text_hash for one in self.active if one.text_hash})
+
+    def for_cleaning(self, folder: str = "") -> Forgotten:
+        """What cleaning leaves out, whose signatures lie in a folder."""
+        signed = [one for one in self.active if one.signature and one.similar != "keep"]
+        searched = {
+            text: ForgottenText(id=one.id, text_hash=text, confirmed=one.similar == "drop")
+            for one in signed
+            if (text := one.text_hash)
+        }
+        return Forgotten(
+            ids=tuple(self.ids),
+            texts=tuple(self.texts),
+            searched=tuple(searched[text] for text in sorted(searched)),
+            signatures=tuple(sorted({f"{folder}/{one.signature}" for one in signed})),
+        )
+
+    def inputs(self) -> dict[str, str]:
+        """Its part of a clean corpus's inputs."""
+        if not self.documents:
+            return {}
+        content = self.for_cleaning().model_dump(mode="json", exclude={"signatures", "similar"})
+        # An earlier corpus of the same text lacks what is wanted again since.
+        undone = sorted(one.id for one in self.documents if one.undone)
+        return {FORGOTTEN_INPUT: hash_json(content | {"undone": undone})[:20]}
+
+
+def forgotten_folder(store: Store, pipeline: str) -> str:
+    """URL of the folder with the signatures and certificates of a pipeline."""
+    return f"{store.root}/{layout.certificates(pipeline)}"
+
+
+def read_list(store: Store, pipeline: str) -> ForgottenList:
+    """The list of a pipeline, empty where nothing was forgotten; raises DamagedArtifact."""
+    place = layout.forgotten(pipeline)
+    content = store.read_bytes(place)
+    beside = store.list_folder(layout.certificates(pipeline)) if content is None else []
+    if any(name.endswith(".json") for name in beside):
+        raise _damaged(f"{store.root}/{place}", "is no longer there, though certificates are")
+    return _parse(content, f"{store.root}/{place}")
+
+
+def _parse(content: bytes | None, where: str) -> ForgottenList:
+    try:
+        return (
+            ForgottenList.model_validate_json(content) if content is not None else ForgottenList()
+        )
+    except ValidationError as error:
+        raise _damaged(where, f"cannot be read ({error.errors()[0]['msg']})") from None
+
+
+def _damaged(where: str, fault: str) -> DamagedArtifact:
+    return DamagedArtifact(
+        f"{where}, which lists what was forgotten, {fault}: nothing is made while it could come "
+        "back. Bring the file back from a copy of the store, or have it written again from the "
+        "certificates beside it with: llm-assets doctor --repair"
+    )
+
+
+def add_to_list(
+    store: Store,
+    pipeline: str,
+    documents: Sequence[ForgottenDocument] = (),
+    withdrawn: Sequence[WithdrawnVersion] = (),
+) -> None:
+    """Enter documents and versions; what is on the list already stays as it was entered."""
+
+    def enter(listed: ForgottenList) -> None:
+        known = {(one.id, one.text_hash) for one in listed.active}
+        listed.documents += [one for one in documents if (one.id, one.text_hash) not in known]
+        gone = {one.checkpoint for one in listed.withdrawn}
+        listed.withdrawn += [one for one in withdrawn if one.checkpoint not in gone]
+
+    _change(store, pipeline, enter)
+
+
+def change_documents(
+    store: Store, pipeline: str, chosen: Callable[[ForgottenDocument], bool], **update: Any
+) -> None:
+    """Change what the list says of some documents, of those that nobody wanted again."""
+
+    def enter(listed: ForgottenList) -> None:
+        listed.documents = [
+            one.model_copy(update=update) if one.undone is None and chosen(one) else one
+            for one in listed.documents
+        ]
+
+    _change(store, pipeline, enter)
+
+
+def give_up_signatures(store: Store, pipeline: str, file: str) -> None:
+    """Set a damaged file of signatures aside: of its texts exact copies alone are found then."""
+    change_documents(store, pipeline, lambda one: one.signature == file, signature=None)
+    store.set_aside(f"{layout.certificates(pipeline)}/{file}")
+
+
+def _change(store: Store, pipeline: str, enter: Callable[[ForgottenList], None]) -> None:
+    """Change the list as one step."""
+    place = layout.forgotten(pipeline)
+
+    def change(content: bytes | None) -> bytes | None:
+        listed = _parse(content, f"{store.root}/{place}")
+        before = listed.model_copy(deep=True)
+        enter(listed)
+        return None if listed == before else listed.model_dump_json(indent=2).encode()
+
+    store.update(place, change)
+
 
 REASON = "texts were forgotten"
 
@@ -45,13 +244,13 @@ def erase(record: Pipeline, state: RegistryState, listed: ForgottenList, report:
     Raises:
         DamagedArtifact: a manifest or a file cannot be read.
     """
-    ids = {one.id for one in listed.documents}
+    ids = set(listed.ids)
     raw_ids: dict[str, set[str]] = {}
-    for corpus in _made(record, state, "clean_corpus"):
+    for corpus in made_by(record, state, "clean_corpus"):
         found = ids | _ids_of(corpus, ids, set(listed.texts))
         raw_ids.setdefault(corpus.manifest.inputs.get("raw_corpus", ""), set()).update(found)
         _rewrite(corpus, _without_rows(corpus, found), _without_examples(corpus, found), report)
-    for raw in _made(record, state, "raw_corpus"):
+    for raw in made_by(record, state, "raw_corpus"):
         gone = ids | raw_ids.get(raw.fingerprint, set())
         _rewrite(raw, _without_rows(raw, gone), raw.stats, report)
         for url in _pinned_with(raw, gone):
@@ -59,27 +258,36 @@ def erase(record: Pipeline, state: RegistryState, listed: ForgottenList, report:
                 f"{url}, which raw_corpus {raw.fingerprint} pins, is not ours to change: take the "
                 "text out there."
             )
-    for shards in _made(record, state, "tokenized_shards"):
+    for shards in made_by(record, state, "tokenized_shards"):
         erased = sorted({*shards.stats.get("erased", []), *_held(shards, listed.texts)})
         stats = shards.stats | ({"erased": erased} if erased else {})
         _rewrite(shards, _without_tokens(shards, erased), stats, report)
-    for evaluation in _made(record, state, "eval_metrics"):
+    everywhere = ids.union(*raw_ids.values())
+    for exam in made_by(record, state, "exam"):
+        _rewrite(exam, _without_questions(exam, everywhere), exam.stats, report)
+    for evaluation in made_by(record, state, "eval_metrics"):
         _rewrite(evaluation, _without_samples(evaluation, ids), evaluation.stats, report)
+    for version in state.versions:
+        files.remove(f"{record.store.root}/{page_path(record.name, version.version)}")
     _drop_caches(record)
     report("The caches were emptied; what they held is made again when it is needed.")
 
 
 def find_holders(record: Pipeline, state: RegistryState, listed: ForgottenList) -> list[str]:
     """What a pipeline has made and that still holds a text of a list, as `kind/fingerprint`."""
-    ids, texts = {one.id for one in listed.documents}, set(listed.texts)
+    ids, texts = set(listed.ids), set(listed.texts)
     contents: dict[str, Callable[[Artifact], Iterator[tuple[str, bytes]]]] = {
         "raw_corpus": lambda raw: _without_rows(raw, ids),
         "clean_corpus": lambda clean: _without_rows(clean, ids | _ids_of(clean, ids, texts)),
         "tokenized_shards": lambda shards: _without_tokens(shards, texts),
     }
+    everywhere = ids.union(
+        *(_ids_of(clean, ids, texts) for clean in made_by(record, state, "clean_corpus"))
+    )
+    contents["exam"] = lambda exam: _without_questions(exam, everywhere)
     found = []
     for kind, without in contents.items():
-        for artifact in _made(record, state, kind):
+        for artifact in made_by(record, state, kind):
             if next(without(artifact), None) or (
                 kind == "raw_corpus" and next(_pinned_with(artifact, ids), None)
             ):
@@ -87,7 +295,7 @@ def find_holders(record: Pipeline, state: RegistryState, listed: ForgottenList) 
     return found
 
 
-def _made(record: Pipeline, state: RegistryState, kind: str) -> Iterator[Artifact]:
+def made_by(record: Pipeline, state: RegistryState, kind: str) -> Iterator[Artifact]:
     """What the pipeline has made of a kind, as far as it is still there."""
     versions = (version.lineage.get(kind) for version in state.versions)
     for fingerprint in dict.fromkeys([*record.known(kind), *filter(None, versions)]):
@@ -217,7 +425,10 @@ def _shards(artifact: Artifact) -> Iterator[Shard]:
 
 
 def _without_samples(evaluation: Artifact, ids: Collection[str]) -> Iterator[tuple[str, bytes]]:
-    """What models wrote after the beginnings of held-out documents, without the forgotten ones."""
+    """What models wrote after the beginnings of held-out documents, without the forgotten ones.
+
+    Questions made of the corpus, which earlier versions of this program kept, go as a whole.
+    """
     content = files.find(f"{evaluation.url}/{SAMPLES_NAME}")
     samples = json.loads(content) if content else {}
     kept = {
@@ -226,6 +437,21 @@ def _without_samples(evaluation: Artifact, ids: Collection[str]) -> Iterator[tup
     }
     if kept != samples:
         yield SAMPLES_NAME, json.dumps(kept, indent=2).encode()
+    for entry in evaluation.manifest.files:
+        if entry.path.startswith(QUESTION_FOLDERS) and entry.bytes:
+            yield entry.path, b""
+
+
+def _without_questions(exam: Artifact, ids: set[str]) -> Iterator[tuple[str, bytes]]:
+    """The questions of an exam whose passages are of other documents than the forgotten ones."""
+    lines = (files.find(f"{exam.url}/{QUESTIONS_NAME}") or b"").splitlines(keepends=True)
+    kept = [line for line in lines if not ids & _documents_of(json.loads(line))]
+    if kept != lines:
+        yield QUESTIONS_NAME, b"".join(kept)
+
+
+def _documents_of(question: dict[str, Any]) -> set[str]:
+    return {one["document"] for one in (question["passage"], question["retrieved"]) if one}
 
 
 def _drop_caches(record: Pipeline) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from artifacts import checkpoints
 from artifacts.errors import UserError
+from artifacts.libraries import installed
 from artifacts.progress import Report
 from artifacts.storage import files
 from artifacts.store import layout
@@ -11,13 +12,12 @@ from artifacts.store.identity import Identity, hash_json
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Artifact, Draft, Store
 from llm_assets.forgetting.certificate import REPLACES
-from llm_assets.forgetting.listed import read_list
-from llm_assets.registry.lineage import CHOSEN
-from llm_assets.registry.retired import find_record
-from llm_assets.registry.start import START_INPUT
+from llm_assets.forgetting.erase import read_list
+from llm_assets.registry.card import CHOSEN
+from llm_assets.registry.start import START_INPUT, find_record
 from llm_assets.registry.state import RegistryState
-from llm_assets.runners.checkpoint import Train, train_into
-from llm_assets.tracing.lessons import Run, lessons_of, runs_behind
+from llm_assets.runners.training import Train, train_into
+from llm_assets.tracing.training_text import Run, lessons_of, runs_behind
 from recipes.spec import MODEL_FOLDER, SPEC_NAME, TrainingSpec
 
 MASKED_INPUT = "masked"
@@ -102,10 +102,12 @@ def _without(
         code_version=manifest.code_version,
         settings=manifest.settings,
         inputs=inputs,
+        libraries=installed(manifest.libraries),
     )
     order = before.inputs if before.order_inputs is None else before.order_inputs
     folder = f"{store.root}/{layout.run(identity.fingerprint)}"
     update |= {"run_id": identity.fingerprint, "run_folder": folder}
+    update["libraries"] = identity.libraries
     spec = before.model_copy(update=update | {"inputs": inputs, "order_inputs": order})
     _check_inputs(spec, run)
     return spec, identity

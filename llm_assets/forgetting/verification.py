@@ -1,43 +1,79 @@
 """What a certificate states, against what a store holds."""
 
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from artifacts.program.lifetime import run_to_end
 from artifacts.progress import Report
 from artifacts.storage import files
-from artifacts.storage.checksums import sha256_of
+from artifacts.storage.files import sha256_of
 from artifacts.store import layout
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Store
-from llm_assets.forgetting.certificate import Forgetting, Replacement, readings, weights_of
-from llm_assets.forgetting.erase import find_holders
-from llm_assets.forgetting.listed import ForgottenList, read_list
+from llm_assets.forgetting.certificate import (
+    Forgetting,
+    Replacement,
+    readings,
+    search_again,
+    weights_of,
+)
+from llm_assets.forgetting.erase import ForgottenList, find_holders, read_list
 from llm_assets.registry.state import RegistryState
-from llm_assets.tracing.lessons import all_runs
+from llm_assets.tracing.training_text import all_runs
 from recipes.spec import MODEL_FOLDER, SPEC_NAME, TrainingSpec, command
+from spark_jobs.clean.forgotten import tell_similar
 
-Finding = tuple[bool, str]
+Finding = tuple[bool | None, str]
+"""Whether something holds, None where nobody can know; and what, in words."""
 
 
-def examine(record: Pipeline, state: RegistryState, stated: Forgetting) -> Iterator[Finding]:
-    """Whether each thing that was stated holds in a store, in words."""
-    listed = {one.text_hash for one in read_list(record.store, record.name).documents}
-    texts = {one.text_hash for one in stated.documents if one.text_hash}
-    missing = len(texts - listed)
-    yield not missing, f"{len(texts) - missing:,} of {len(texts):,} texts are in no later corpus"
-    yield from _of_versions(record.store, state, stated, sorted(texts))
-    for one in stated.replaced:
-        yield _of_weights(record.store, one)
+def examine(
+    record: Pipeline, state: RegistryState, stated: Forgetting, report: Report
+) -> Iterator[Finding]:
+    """Whether each thing that was stated holds in a store, in words.
+
+    Raises:
+        DamagedArtifact: the list, or a file of signatures, cannot be read.
+    """
+    listed = read_list(record.store, record.name)
+    active = {one.id for one in listed.active}
+    undone = {one.id: one.undone for one in listed.documents if one.id not in active}
+    documents = [one for one in stated.documents if one.id not in undone]
+    texts = {one.text_hash for one in documents if one.text_hash}
+    for one in stated.documents:
+        if one.text_hash and (wanted := undone.get(one.id)):
+            yield None, f"{one.id} is wanted again since {wanted}: corpora since may hold it"
+    left = texts & set(listed.texts)
+    every = f"{len(left):,} of {len(texts):,} texts are kept out of every later corpus"
+    yield left == texts, every
+    held: set[str] = set()
+    if documents:
+        search, similar = search_again(record, state, documents, stated.erased, report)
+        held = set(similar["text_hash"].to_pylist())
+        decided = {one.text_hash for one in listed.active if one.similar == "keep"}
+        own = {one.text_hash for one in documents if one.text_hash and one.survivor is None}
+        left = own - set(search.texts)
+        for texts_left, why in (
+            (left & decided, "as a person decided"),
+            (left - decided, "no signature of them is kept"),
+        ):
+            if texts_left:
+                yield None, f"of {len(texts_left):,} texts only exact copies are found: {why}"
+        if held:
+            yield False, f"text of them is in documents of corpora: {tell_similar(similar)}"
+        elif search.texts:
+            where = (
+                f"{len(search.texts):,} texts were looked for in {len(search.corpora):,} corpora"
+            )
+            yield True, f"{where}: no document holds {search.similarity:.0%} of one"
+    yield from _of_versions(record.store, state, stated, sorted(texts | held))
+    for replacement in stated.replaced:
+        yield _of_weights(record.store, replacement)
     if stated.erased:
-        list_of = ForgottenList(documents=stated.documents)
-        holders = find_holders(record, state, list_of)
-        yield (
-            not holders,
-            "no snapshot, corpus or shard holds the texts"
-            + (f", but for {', '.join(holders)}" if holders else ""),
-        )
+        holders = find_holders(record, state, ForgottenList(documents=documents))
+        but = f", but for {', '.join(holders)}" if holders else ""
+        yield not holders, f"no snapshot, corpus or shard holds the texts{but}"
 
 
 def _of_versions(
@@ -88,7 +124,7 @@ def train_again(store: Store, one: Replacement, report: Report) -> Finding:
         stated = Path(folder, "run", SPEC_NAME)
         ours.write(stated)
         report(f"{name} is trained from its beginning, with {len(spec.masked):,} texts masked")
-        ended = subprocess.run(command(stated, 1), capture_output=True, text=True)
+        ended = run_to_end(command(stated, 1))
         if ended.returncode:
             return False, f"{name} could not be trained: {ended.stderr.strip()[-500:]}"
         found = {

@@ -1,12 +1,13 @@
 """Judges a candidate against the incumbent on paired per-document scores.
 
 It may replace the incumbent when every figure is finite and was measured in this one evaluation, it
-is better than chance, its recipe's metric on held-out text is better than the incumbent's (the
-bound of the paired difference that speaks against it, at the level of this look) and better by the
-smallest effect as measured, what it lost of general English against the base model is within the
-tolerance (upper bound at 2.5 %) where its recipe writes text, and no score is under its floor.
-Where weights serve quantized, it has to be better on held-out text in that form, against the
-incumbent in the same.
+is better than chance, its recipe's metric on held-out text, or its answers to the exam where the
+settings say so, are better than the incumbent's (the bound of the paired difference that speaks
+against it, at the level of this look) and better by the smallest effect as measured, what it lost
+of general English against the base model is within the tolerance (upper bound at 2.5 %) where its
+recipe writes text, and no score is under its floor. Where weights serve quantized, it has to be
+better on held-out text in that form, against the incumbent in the same. First comes whether the
+figures can be judged at all.
 """
 
 import math
@@ -17,20 +18,180 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from llm_assets.gate.evidence import (
-    DOMAIN_TASK,
-    SERVED_TASK,
-    Metrics,
-    find_mismatch,
-    find_unusable,
-    measured_tasks,
-    read_column,
+from llm_assets.gate.verdict import (
+    CODE_VERSION,
+    Comparison,
+    GateSettings,
+    Outcome,
+    Quantization,
+    Reason,
+    Verdict,
 )
-from llm_assets.gate.settings import CODE_VERSION, GateSettings
-from llm_assets.gate.verdict import Comparison, Outcome, Quantization, Reason, Verdict
-from recipes.evaluation.metric import GENERAL_TASK, Metric
-from recipes.evaluation.settings import Rounds
-from recipes.evaluation.statistics.bounds import allowance, estimate, level
+from recipes.evaluation.exam import CLOSED_BOOK, METRIC
+from recipes.evaluation.settings import GENERAL_TASK, Metric, Rounds
+from recipes.evaluation.statistics import allowance, estimate, level
+
+DOMAIN_TASK = "held_out"
+SERVED_TASK = "held_out_served"
+"""The documents of `held_out`, as an engine with quantized weights scores them."""
+
+ANSWERS = Metric(name=METRIC, unit="right answers", higher_is_better=True)
+ASKED_AT_ONCE = Rounds(measured=1, planned=1, share=1.0)
+"""How an exam is measured: whoever has read the scores of a candidate knows all of it."""
+
+Metrics = Mapping[str, Mapping[str, Mapping[str, float | None]]]
+
+
+def measured_tasks(metric: Metric) -> tuple[str, ...]:
+    """What has to be measured."""
+    return (DOMAIN_TASK, GENERAL_TASK) if metric.has_general else (DOMAIN_TASK,)
+
+
+def with_answers(scores: pa.Table, answers: pa.Table) -> pa.Table:
+    """The scores of documents, and each question of the exam, closed book, as one more.
+
+    Args:
+        answers: `task_scores.parquet` of the same evaluation.
+    """
+    asked = pc.and_(pc.equal(answers["task"], CLOSED_BOOK), pc.equal(answers["metric"], METRIC))
+    rows = answers.filter(asked).rename_columns({"sample": "document"})
+    known = set(scores.column_names)
+    rows = rows.select([name for name in rows.column_names if name in known]).append_column(
+        "size", pa.array(np.ones(len(rows)))
+    )
+    metadata = scores.schema.metadata
+    both = pa.concat_tables([scores, rows], promote_options="default")
+    return both.replace_schema_metadata(metadata)
+
+
+def find_mismatch(
+    scores: pa.Table, evaluation: Mapping[str, Any], candidate: str, incumbent: str | None
+) -> list[Reason]:
+    """Whether scores, metrics and models belong together; empty where they do."""
+    texts = []
+    stated = evaluation.get("evaluation_fingerprint")
+    of_scores = (scores.schema.metadata or {}).get(b"evaluation_fingerprint", b"").decode()
+    if not stated or of_scores != stated:
+        texts.append(
+            f"Scores and metrics come from different evaluations ({of_scores or 'unnamed'} and "
+            f"{stated or 'unnamed'})."
+        )
+    measured = evaluation.get("models", {})
+    for role, expected in (("candidate", candidate), ("incumbent", incumbent)):
+        if measured.get(role) != expected:
+            texts.append(
+                f"The evaluation measured {measured.get(role) or 'no model'} as the {role}, but it "
+                f"is {expected or 'no model'} now."
+            )
+    again = "Materialize `eval_metrics` again."
+    return [Reason(outcome=Outcome.OTHER_EVALUATION, text=f"{text} {again}") for text in texts]
+
+
+def find_unusable(
+    scores: pa.Table, evaluation: Mapping[str, Any], settings: GateSettings
+) -> list[Reason]:
+    """Why nothing can be concluded from these figures; empty where something can."""
+    if fault := evaluation.get("faults", {}).get("candidate"):
+        return [
+            Reason(
+                outcome=Outcome.CANDIDATE_UNREADABLE,
+                text=f"The candidate could not be measured: {fault} Train it again, with other "
+                "settings where its training diverged.",
+            )
+        ]
+    if fault := evaluation.get("faults", {}).get("incumbent"):
+        return [
+            Reason(
+                outcome=Outcome.INCUMBENT_UNREADABLE,
+                text=f"The incumbent could not be measured, so nothing shows that the candidate is "
+                f"better: {fault} Restore the incumbent's files, or approve by hand.",
+            )
+        ]
+    reasons = []
+    models = evaluation.get("models", {})
+    roles = [role for role in ("base", "candidate", "incumbent") if role in models]
+    for role in {"base", "candidate"} - set(roles):
+        reasons.append(_missing(f"The {role} model was not measured."))
+    metric = Metric.model_validate(evaluation["metric"])
+    scored = [(task, role) for task in measured_tasks(metric) for role in roles]
+    if evaluation.get("served_weights"):
+        scored += [(SERVED_TASK, "candidate"), (SERVED_TASK, "incumbent")]
+    if settings.metric == "exam":
+        scored += [(CLOSED_BOOK, role) for role in roles]
+    for task, role in scored:
+        reasons += _faulty_scores(scores.filter(pc.equal(scores["task"], task)), task, role)
+    reasons += _faulty_metrics(evaluation.get("metrics", {}), metric, roles, settings)
+    return reasons + _too_few(scores, settings)
+
+
+def _too_few(scores: pa.Table, settings: GateSettings) -> list[Reason]:
+    exam_decides = settings.metric == "exam"
+    task = CLOSED_BOOK if exam_decides else DOMAIN_TASK
+    rows = scores.filter(pc.equal(scores["task"], task))
+    clusters = pc.count_distinct(rows["cluster"]).as_py()
+    if clusters >= settings.minimum_documents:
+        return []
+    needed = f"{settings.minimum_documents} are needed to judge"
+    text = (
+        f"The exam asks about {clusters} facts, which decides nothing; {needed}. Give "
+        "`exam.facts` more of them."
+        if exam_decides
+        else f"Only {clusters} independent held-out documents were measured; {needed}. Add "
+        "documents: some of the new ones are held out, too. Where more are held out than were "
+        "measured, raise `eval_metrics.held_out_tokens`. Or decide yourself: `llm-assets approve`."
+    )
+    return [Reason(outcome=Outcome.TOO_FEW_DOCUMENTS, text=text)]
+
+
+def _faulty_metrics(
+    metrics: Metrics, metric: Metric, roles: list[str], settings: GateSettings
+) -> list[Reason]:
+    named = {f"{task}_{metric.of(task).name}" for task in measured_tasks(metric)}
+    needed = named | set(settings.floors)
+    reasons = []
+    for name in sorted(needed - set(metrics)):
+        reasons.append(_missing(f"The metric {name} is missing."))
+    for name, by_role in metrics.items():
+        for role in roles:
+            if role not in by_role:
+                reasons.append(_missing(f"The metric {name} of {role} is missing."))
+            elif (value := by_role[role].get("value")) is None or not math.isfinite(value):
+                reasons.append(
+                    Reason(
+                        outcome=Outcome.NOT_FINITE,
+                        text=f"The metric {name} of {role} is not a finite number.",
+                    )
+                )
+    return reasons
+
+
+def _faulty_scores(rows: pa.Table, task: str, role: str) -> list[Reason]:
+    column = rows[f"score_{role}"] if f"score_{role}" in rows.column_names else None
+    if column is None or not len(rows) or column.null_count:
+        return [_missing(f"There are {task} documents without a score of {role}.")]
+    if not np.isfinite(read_column(rows, f"score_{role}")).all():
+        return [_not_finite(rows, task, role)]
+    return []
+
+
+def _not_finite(rows: pa.Table, task: str, role: str) -> Reason:
+    bad = ~np.isfinite(read_column(rows, f"score_{role}"))
+    first = rows["document"][int(np.argmax(bad))].as_py()
+    return Reason(
+        outcome=Outcome.NOT_FINITE,
+        text=f"{int(bad.sum())} {task} scores of {role} are not finite numbers, the first for "
+        f"document {first}: the model is damaged or its training diverged.",
+    )
+
+
+def _missing(text: str) -> Reason:
+    return Reason(outcome=Outcome.MISSING, text=text)
+
+
+def read_column(rows: pa.Table, name: str) -> np.ndarray:
+    """One column of the scores as floats, shape (rows,)."""
+    return np.asarray(rows[name].to_numpy(), float)
+
 
 NEWEST_TASK = "held_out_newest"
 GENERAL_LEVEL = 0.025
@@ -52,7 +213,8 @@ def judge(
     """Decide whether the candidate may replace the incumbent.
 
     Args:
-        scores: `scores.parquet` of the evaluation, one row a document.
+        scores: `scores.parquet` of the evaluation, one row a document; `with_answers` where the
+            exam decides.
         evaluation: `result.json` of the evaluation.
         settings: the thresholds.
         candidate, incumbent: fingerprints of the weights that this is about, so that figures of
@@ -78,7 +240,7 @@ def judge(
         weights=candidate,
         against=incumbent,
         promoted=not against,
-        reasons=against or [_praise(comparisons[0], incumbent is not None)],
+        reasons=against or [praise(comparisons[0], incumbent is not None)],
         comparisons=comparisons,
         thresholds=settings,
         gate_code_version=CODE_VERSION,
@@ -97,19 +259,24 @@ def _compare_all(
     look: int,
     readable: int,
 ) -> list[Comparison]:
-    """Held-out text first in the form that decides, general English, and what is shown alone.
+    """What decides, general English, and what is shown alone.
 
-    That is the newest slice, where there are slices, and held-out text by the weights as they were
-    trained where they serve quantized.
+    Held-out text decides, in the form that serves, or the exam. Shown alone are the newest slice,
+    where there are slices, and held-out text by the weights as they were trained where they serve
+    quantized, or where the exam decides.
     """
     metric = Metric.model_validate(evaluation["metric"])
-    rounds = Rounds.model_validate(evaluation["rounds"])
+    exam_decides = settings.metric == "exam"
+    rounds = ASKED_AT_ONCE if exam_decides else Rounds.model_validate(evaluation["rounds"])
     at = level(settings.lifetime_error, look, rounds)
     allowed = allowance(readable, rounds.share)
     decisive = SERVED_TASK if evaluation.get("served_weights") else DOMAIN_TASK
+    by = metric
+    if exam_decides:
+        decisive, by = CLOSED_BOOK, ANSWERS
     reference = "incumbent" if incumbent is not None else "base"
     effect = settings.smallest_effect
-    found = [compare(scores, metric, decisive, reference, at, allowed, effect)]
+    found = [compare(scores, by, decisive, reference, at, allowed, effect)]
     others = measured_tasks(metric)[1:]
     found += [compare(scores, metric.of(task), task, "base", GENERAL_LEVEL) for task in others]
     if decisive != DOMAIN_TASK:
@@ -165,8 +332,9 @@ def _judge_figures(
 ) -> list[Reason]:
     """Every reason that speaks against the candidate."""
     in_bits = Metric.model_validate(evaluation["metric"]).is_bits
+    predicted = DOMAIN_TASK if settings.metric == "exam" else comparisons[0].task
     return [
-        *(_judge_chance(scores, evaluation, comparisons[0].task) if in_bits else []),
+        *(_judge_chance(scores, evaluation, predicted) if in_bits else []),
         *_judge_decisive(comparisons, settings),
         *_judge_general(comparisons, settings),
         *_judge_floors(evaluation["metrics"], settings),
@@ -206,28 +374,29 @@ def _quantization(scores: pa.Table, evaluation: Mapping[str, Any]) -> Quantizati
 
 
 def _judge_decisive(comparisons: list[Comparison], settings: GateSettings) -> list[Reason]:
-    """Held-out text; where the format alone stands against the candidate, the reason says so."""
-    against = _judge_domain(comparisons[0], settings)
+    """What decides; where the format alone stands against the candidate, the reason says so."""
+    against = judge_gain(comparisons[0], settings)
     exact = next(found for found in comparisons if found.task == DOMAIN_TASK)
-    if not against or _judge_domain(exact, settings):
+    if not against or comparisons[0].task != SERVED_TASK or judge_gain(exact, settings):
         return against
     text = f"{against[0].text} With its weights as they were trained it would have been better."
     return [Reason(outcome=Outcome.QUANTIZATION, text=text)]
 
 
-def _judge_domain(found: Comparison, settings: GateSettings) -> list[Reason]:
+def judge_gain(found: Comparison, settings: GateSettings) -> list[Reason]:
+    """Why a comparison is no gain that matters; empty where it is one."""
     is_better = found.surest_gain is not None and found.surest_gain > 0
     if is_better and found.gain >= settings.smallest_effect:
         return []
     if found.difference == 0 and found.low == 0:
-        text = f"Candidate and {found.reference} score the same on held-out text{_form(found)}."
+        text = f"Candidate and {found.reference} score the same on {_text(found)}."
         return [Reason(outcome=Outcome.TIE, text=text)]
     missed = "the upper bound is not below zero"
     if found.higher_is_better:
         missed = "the lower bound is not above zero"
     if is_better:
         missed = f"the smallest effect that matters is {settings.smallest_effect:g}"
-    text = f"On held-out text{_form(found)} the candidate's {_figures(found)} against the "
+    text = f"On {_text(found)} the candidate's {_figures(found)} against the "
     text += f"{found.reference}'s: "
     power = f"{missed}. A gain of {found.detectable:.4f} would have been found with 80 %."
     return [Reason(outcome=Outcome.NOT_BETTER, text=text + power)]
@@ -260,17 +429,23 @@ def _judge_floors(metrics: Metrics, settings: GateSettings) -> list[Reason]:
     return reasons
 
 
-def _praise(found: Comparison, has_incumbent: bool) -> Reason:
+def praise(found: Comparison, has_incumbent: bool) -> Reason:
+    """What speaks for a candidate."""
     return Reason(
         outcome=Outcome.BETTER if has_incumbent else Outcome.NO_INCUMBENT,
         text=("" if has_incumbent else "There is no incumbent yet. ")
-        + f"On held-out text{_form(found)} the candidate's {_figures(found)} against the "
+        + f"On {_text(found)} the candidate's {_figures(found)} against the "
         f"{found.reference}'s.",
     )
 
 
-def _form(found: Comparison) -> str:
-    return " (as served)" if found.task == SERVED_TASK else ""
+def _text(found: Comparison) -> str:
+    names = {
+        DOMAIN_TASK: "held-out text",
+        SERVED_TASK: "held-out text (as served)",
+        CLOSED_BOOK: "the exam, closed book,",
+    }
+    return names.get(found.task, found.task)
 
 
 def _figures(found: Comparison) -> str:
@@ -278,5 +453,6 @@ def _figures(found: Comparison) -> str:
     bounds = [f"{b:+.4f}" if b is not None else "unbounded" for b in (found.low, found.high)]
     return (
         f"{found.unit} differ by {found.difference:+.4f} ({sure:.6g} % interval {bounds[0]} to "
-        f"{bounds[1]}, {found.clusters} independent documents)"
+        f"{bounds[1]}, {found.clusters} "
+        f"{'facts' if found.task == CLOSED_BOOK else 'independent documents'})"
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from artifacts.store.pipelines import Pipeline
-from llm_assets.forgetting.listed import read_list
+from llm_assets.forgetting.erase import read_list
 from llm_assets.maintenance.retention import (
     DAY_SECONDS,
     Name,
@@ -18,7 +18,7 @@ from llm_assets.maintenance.retention import (
 )
 from llm_assets.operation_settings import ForgettingSettings, RetentionSettings
 from llm_assets.registry.base import Registry
-from llm_assets.registry.records import Alias
+from llm_assets.registry.state import Alias
 
 SERVING: tuple[Alias, ...] = ("wanted", "champion")
 ALIASES: tuple[Alias, ...] = (*SERVING, "previous")

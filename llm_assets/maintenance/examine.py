@@ -1,29 +1,104 @@
-"""What the doctor looks at beside artifacts: records, trainings, caches, registry and endpoint."""
+"""Looks whether everything in a store is what its records say, and mends what can be mended.
 
+Beside artifacts it looks at records, trainings, caches, registry and endpoint. Mending removes
+nothing: what is damaged is moved to `damaged/`, and so no longer exists as an artifact. Whoever
+needs it makes it again.
+"""
+
+import fnmatch
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pydantic import ValidationError
 
 from artifacts import checkpoints
 from artifacts.errors import DamagedArtifact, UserError, first_line, make_command
 from artifacts.storage import files
 from artifacts.store import layout
+from artifacts.store.identity import Identity
+from artifacts.store.manifest import find_faults
 from artifacts.store.pipelines import Pipeline, PipelineHistory
-from artifacts.store.store import Store
+from artifacts.store.store import Artifact, Store
+from llm_assets.forgetting.certificate import restore_list
+from llm_assets.forgetting.erase import give_up_signatures, read_list
 from llm_assets.maintenance.clean import find_versions
-from llm_assets.maintenance.doctor import Finding
-from llm_assets.maintenance.inventory import Inventory
-from llm_assets.maintenance.retention import Version
+from llm_assets.maintenance.retention import Inventory, Version
 from llm_assets.registry.base import Registry
-from llm_assets.registry.records import GATE, Alias, ModelVersion
-from llm_assets.registry.retired import find_manifest
-from llm_assets.registry.state import RegistryState
+from llm_assets.registry.card import weights_at
+from llm_assets.registry.start import find_manifest, retire
+from llm_assets.registry.state import GATE, Alias, ModelVersion, RegistryState
 from recipes.spec import METRICS_NAME, RESULT_NAME, read_metrics, read_result
 from serving import endpoint as process
+from spark_jobs.clean.forgotten import read_signatures
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that is wrong."""
+
+    place: str
+    """Path relative to the store's root."""
+    fault: str
+    remedy: str
+    """What `repair` does; where that is None, what a person can do."""
+    repair: Callable[[], None] | None = None
+    is_fault: bool = True
+    """False for what is only worth knowing: something was deleted, and is made when asked for."""
+
+
+def check_artifacts(store: Store, names: Sequence[tuple[str, str]]) -> Iterator[Finding]:
+    """Manifests, sizes and checksums of artifacts, given by kind and fingerprint.
+
+    A folder without a manifest is no artifact, and no fault.
+    """
+    for kind, fingerprint in names:
+        place = f"{kind}/{fingerprint}"
+        artifact = None
+        try:
+            artifact = store.find_named(kind, fingerprint)
+            faults = list(_faults(artifact)) if artifact else []
+        except DamagedArtifact as error:
+            faults = [str(error).split(". ")[0]]
+        if faults:
+            more = f", and {len(faults) - 1} more" if len(faults) > 1 else ""
+            yield Finding(
+                place,
+                faults[0] + more,
+                f"moved to {layout.damaged(place)}; it is made again when it is needed",
+                partial(_repair, store, artifact, place),
+            )
+
+
+def _repair(store: Store, artifact: Artifact | None, place: str) -> None:
+    """Set an artifact aside; its manifest, where it is sound, still explains versions."""
+    if artifact:
+        retire(store, artifact.manifest, "`llm-assets doctor --repair` (it was damaged)")
+        store.enter(artifact, artifact.manifest.libraries)
+    store.set_aside(place)
+
+
+def parse_name(text: str) -> tuple[str, str]:
+    """`kind/fingerprint` in its two parts; raises UserError where it is something else."""
+    kind, slash, fingerprint = text.strip("/").partition("/")
+    if not (kind and slash and fingerprint) or "/" in fingerprint:
+        raise UserError(
+            f"`{text}` names no artifact. Give kind and fingerprint, such as "
+            "checkpoint/0123456789abcdef0123, or nothing for the whole store."
+        )
+    return kind, fingerprint
+
+
+def _faults(artifact: Artifact) -> Iterator[str]:
+    manifest = artifact.manifest
+    if manifest.identity.fingerprint != manifest.fingerprint:
+        yield "its settings and inputs give another fingerprint"
+    yield from find_faults(artifact.url, manifest.files)
+
 
 MODELS = ("checkpoint", "base_model")
 """Artifacts that hold a model."""
@@ -54,6 +129,33 @@ def check_record(record: Pipeline, registry: Registry) -> Iterator[Finding]:
         names = ", ".join(sorted("/".join(name) for name in dead))
         fault = f"it names what is no longer there: {names}"
         yield Finding(place, fault, "taken out of the record", partial(record.forget, dead))
+
+
+def check_forgotten(store: Store, pipeline: str) -> Iterator[Finding]:
+    """Whether the list of what was forgotten can be read, and the signatures of the texts."""
+    place, folder = layout.forgotten(pipeline), layout.certificates(pipeline)
+    try:
+        listed = read_list(store, pipeline)
+    except DamagedArtifact:
+        certificates = fnmatch.filter(store.list_folder(folder), "*.json")
+        remedy, repair = "bring it back from a backup", None
+        if certificates:
+            remedy = f"written again from {len(certificates)} certificates; kept under damaged/"
+            repair = partial(restore_list, store, pipeline)
+        yield Finding(place, "what was forgotten cannot be read", remedy, repair)
+        return
+    for url in listed.for_cleaning(f"{store.root}/{folder}").signatures:
+        try:
+            read_signatures([url])
+        except DamagedArtifact:
+            name = url.rpartition("/")[2]
+            texts = sum(one.signature == name for one in listed.active)
+            yield Finding(
+                f"{folder}/{name}",
+                "damaged or no longer there, so no corpus is made",
+                f"moved to damaged/; of its {texts} texts only exact copies are found from then on",
+                partial(give_up_signatures, store, pipeline, name),
+            )
 
 
 def check_runs(store: Store, inventory: Inventory) -> Iterator[Finding]:
@@ -99,6 +201,7 @@ def check_registry(store: Store, registry: Registry, pipeline: str) -> Iterator[
     try:
         versions = find_versions(registry)
         contradictions = list(find_contradictions(registry.state()))
+        contradictions += _other_weights(store, registry.versions())
     except UserError as error:
         fault = first_line(error)
         yield Finding(place, fault, "llm-assets restore-registry, or bring it back from a backup")
@@ -122,6 +225,12 @@ def check_registry(store: Store, registry: Registry, pipeline: str) -> Iterator[
             yield Finding(place, fault, "they are explained without it", is_fault=False)
 
 
+def _other_weights(store: Store, versions: Iterable[ModelVersion]) -> Iterator[str]:
+    for version in versions:
+        if weights_at(store, version.model_url) not in (None, version.weights):
+            yield f"version {version.version} has the weights of another model than its own"
+
+
 def check_endpoint(registry: Registry, state_folder: Path) -> Iterator[Finding]:
     """Whether the local endpoint, where it runs, serves the champion."""
     serves = process.status(state_folder)
@@ -136,6 +245,28 @@ def check_endpoint(registry: Registry, state_folder: Path) -> Iterator[Finding]:
             f"version {champion.version} is the champion, but the endpoint serves {served}",
             f"serve it: {make_command('endpoint')}",
         )
+
+
+def check_making(store: Store) -> Iterator[Finding]:
+    """Notes of what is being made, which a backup of another tool may have brought back in part."""
+    for name in store.list_folder(layout.MAKING_FOLDER):
+        place = f"{layout.MAKING_FOLDER}/{name}"
+        try:
+            Identity.model_validate_json(store.read_bytes(place) or b"")
+        except ValidationError:
+            removal = partial(files.remove, f"{store.root}/{place}")
+            yield Finding(place, "cannot be read", "removed; nobody is making it", removal)
+
+
+def check_editions(store: Store) -> Iterator[Finding]:
+    """Records of what was made."""
+    for kind in store.list_folder(layout.EDITIONS_FOLDER):
+        for name in store.list_folder(f"{layout.EDITIONS_FOLDER}/{kind}"):
+            place = f"{layout.EDITIONS_FOLDER}/{kind}/{name}"
+            try:
+                store.read_editions(place)
+            except DamagedArtifact:
+                yield _aside(store, place, "cannot be read", "written again by the next run")
 
 
 def check_retired(store: Store) -> Iterator[Finding]:

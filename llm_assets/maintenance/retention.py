@@ -1,22 +1,107 @@
 """Which stored things may go, by the rules of the settings, and their removal.
 
-Anything can be made again, so a mistake here costs time, never a result. Still nothing goes that is
-current, has an alias, is being read by running work, or stands behind one of those.
+One walk over the files says what lies in a store. Anything can be made again, so a mistake here
+costs time, never a result. Still nothing goes that is current, has an alias, is being read by
+running work, or stands behind one of those.
 """
 
+import os
+import re
 from collections import defaultdict
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 from types import MappingProxyType
 
 from artifacts.storage import files
 from artifacts.store import layout
+from artifacts.store.layout import CACHE_FOLDER, RUNS_FOLDER
 from artifacts.store.manifest import Manifest
 from artifacts.store.pipelines import PipelineHistory, read_histories
 from artifacts.store.store import Store
-from llm_assets.maintenance.inventory import Inventory, take_inventory
 from llm_assets.operation_settings import RetentionSettings
-from llm_assets.registry.retired import retire
+from llm_assets.registry.start import retire
+
+FINGERPRINT = re.compile(r"[0-9a-f]{20}")
+
+
+@dataclass
+class Folder:
+    """A folder `<kind>/<name>` of the store."""
+
+    bytes: int = 0
+    files: int = 0
+    changed: float = 0.0
+    """When its newest file was written, in seconds since 1970."""
+
+
+@dataclass(frozen=True)
+class CachedFile:
+    """A file of a cache."""
+
+    path: str
+    """Relative to the store's root."""
+    bytes: int
+    used: float
+    """When it was last read or written, as far as storage knows, in seconds since 1970."""
+
+
+@dataclass
+class Inventory:
+    """Everything in a store: folders by `(kind, name)`, and the files of the caches."""
+
+    folders: dict[tuple[str, str], Folder] = field(default_factory=dict)
+    cached: list[CachedFile] = field(default_factory=list)
+
+    def artifacts(self) -> Iterator[tuple[str, str]]:
+        """Kind and fingerprint of every folder that is, or may become, an artifact."""
+        return (key for key in sorted(self.folders) if self.may_be_artifact(*key))
+
+    def may_be_artifact(self, kind: str, name: str) -> bool:
+        """Whether `<kind>/<name>` is the name of an artifact, finished or not."""
+        return kind != RUNS_FOLDER and bool(FINGERPRINT.fullmatch(name))
+
+
+def take_inventory(store: Store) -> Inventory:
+    """Walk over a store once; files directly under the root or a kind are left out."""
+    found = Inventory()
+    for path, size, changed, used in _files(store):
+        parts = PurePosixPath(path).parts
+        if parts[0] == CACHE_FOLDER:
+            found.cached.append(CachedFile(path, size, used))
+        elif len(parts) > 2:
+            key = (parts[0], parts[1])
+            if parts[0] == RUNS_FOLDER:
+                # Each folder of a training counts by itself.
+                found.folders.setdefault(key, Folder())
+                if len(parts) > 3:
+                    key = (f"{RUNS_FOLDER}/{parts[1]}", parts[2])
+            folder = found.folders.setdefault(key, Folder())
+            folder.bytes += size
+            folder.files += 1
+            folder.changed = max(folder.changed, changed)
+    return found
+
+
+def _files(store: Store) -> Iterator[tuple[str, int, float, float]]:
+    """`(path, bytes, written at, used at)` of every file."""
+    if not store.is_local:
+        for path, described in files.describe(store.root).items():
+            written = described["mtime"].timestamp()
+            yield path, described["size"], written, written
+        return
+    folders = [store.root]
+    while folders:
+        with os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+                    continue
+                status = entry.stat(follow_symlinks=False)
+                path = entry.path[len(store.root) + 1 :]
+                used = max(status.st_atime, status.st_mtime)
+                yield path, status.st_size, status.st_mtime, used
+
 
 Name = tuple[str, str]
 """Kind and fingerprint of an artifact."""
@@ -123,7 +208,7 @@ def remove(store: Store, removals: Sequence[Removal]) -> None:
         with store.lease("-".join(removal.artifact)):
             artifact = store.find_named(*removal.artifact)
             if artifact and removal.explains:
-                retire(store, artifact.manifest)
+                retire(store, artifact.manifest, f"`llm-assets clean` ({removal.reason})")
             if artifact:
                 files.remove(f"{path}/{layout.MANIFEST_NAME}")
             files.remove(path)

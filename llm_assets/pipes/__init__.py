@@ -6,10 +6,9 @@ cancelled. The example in each client's docstring is complete.
 """
 
 from llm_assets.pipes.dataproc_serverless import PipesDataprocServerlessClient
-from llm_assets.pipes.failures import RemoteJobFailed
-from llm_assets.pipes.limits import Limits
+from llm_assets.pipes.failures import RemoteJobFailed, RetryPolicy
 from llm_assets.pipes.messages import PipesGCSLiveMessageReader
-from llm_assets.pipes.retries import RetryPolicy
+from llm_assets.pipes.service import Limits
 from llm_assets.pipes.vertex_custom_job import PipesVertexCustomJobClient
 
 __all__ = [

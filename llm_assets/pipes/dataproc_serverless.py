@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 from dagster import PipesClientCompletedInvocation, PipesSession
 
-from llm_assets.pipes.client import RemoteJobPipesClient
 from llm_assets.pipes.failures import Place
-from llm_assets.pipes.names import as_dns_labels, attempt_name
+from llm_assets.pipes.remote_job import RemoteJobPipesClient
 from llm_assets.pipes.service import (
     KEY_LABEL,
     AlreadyThere,
@@ -15,6 +14,8 @@ from llm_assets.pipes.service import (
     Phase,
     RemoteJob,
     RemoteService,
+    as_dns_labels,
+    attempt_name,
     parse_parent,
 )
 
@@ -57,7 +58,10 @@ class PipesDataprocServerlessClient(RemoteJobPipesClient["BatchControllerClient"
 
     Example:
         >>> @asset
-        ... def clean_text(context: AssetExecutionContext, dataproc: PipesDataprocServerlessClient):
+        ... def clean_text(
+        ...     context: AssetExecutionContext,
+        ...     dataproc: ResourceParam[PipesDataprocServerlessClient],
+        ... ):
         ...     return dataproc.run(
         ...         context=context,
         ...         parent="projects/my-project/locations/us-central1",

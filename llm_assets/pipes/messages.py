@@ -10,8 +10,7 @@ from dagster import PipesMessageReader
 from dagster_pipes import PipesBlobStoreMessageWriter, PipesParams
 
 from artifacts.errors import first_line
-from llm_assets.pipes.failures import RemoteJobFailed
-from llm_assets.pipes.retries import is_transient
+from llm_assets.pipes.failures import RemoteJobFailed, is_transient
 
 if TYPE_CHECKING:
     from dagster import PipesMessageHandler

@@ -1,15 +1,64 @@
-"""A job of a remote service, and what a client asks of the service."""
+"""A job of a remote service: its names and labels, what a client asks, how long it waits."""
 
+import hashlib
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 from urllib.parse import quote
 
 from dagster import AssetExecutionContext, OpExecutionContext, PipesSession
 
-from llm_assets.pipes.failures import Place
-from llm_assets.pipes.names import external_key
+from llm_assets.pipes.failures import Place, RetryPolicy
+
+LONGEST_LABEL = 63
+LONGEST_KEY = 56
+"""Leaves room for `-` and an attempt's number within Google's 63 characters."""
+
+
+def external_key(name: str, fingerprint: str) -> str:
+    """The deterministic name of a job: a readable part and the fingerprint, at most 56 characters.
+
+    Lower-case letters, digits and hyphens, beginning with a letter and ending without a hyphen, as
+    Dataproc asks of a batch id. A fingerprint that is long or has other characters is hashed, so
+    two fingerprints never share a key.
+    """
+    if not re.fullmatch(r"[a-z0-9]{1,40}", fingerprint):
+        fingerprint = hashlib.sha256(fingerprint.encode()).hexdigest()[:20]
+    room = LONGEST_KEY - len(fingerprint) - 1
+    readable = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    if not readable or not readable[0].isalpha():
+        readable = f"job-{readable}"
+    return f"{readable[:room].strip('-')}-{fingerprint}"
+
+
+def attempt_name(key: str, attempt: int) -> str:
+    """The key itself for the first attempt, `key-2` for the second, and so on."""
+    return key if attempt == 1 else f"{key}-{attempt}"
+
+
+def as_labels(values: Mapping[str, str]) -> dict[str, str]:
+    """Google labels: lower-case letters, digits, `_` and `-`, keys beginning with a letter."""
+    labels = {}
+    for key, value in values.items():
+        clean = re.sub(r"[^a-z0-9_-]", "-", key.lower()).strip("-_")
+        clean = clean if clean[:1].isalpha() else f"x-{clean}"
+        labels[clean[:LONGEST_LABEL]] = re.sub(r"[^a-z0-9_-]", "-", str(value).lower())[
+            :LONGEST_LABEL
+        ].strip("-_")
+    return labels
+
+
+def as_dns_labels(labels: Mapping[str, str]) -> dict[str, str]:
+    """The same by RFC 1035, as Dataproc asks: no `_`, and a value begins with a letter, if any."""
+    return {_as_dns_label(key): value and _as_dns_label(value) for key, value in labels.items()}
+
+
+def _as_dns_label(text: str) -> str:
+    clean = text.replace("_", "-")
+    return (clean if clean[:1].isalpha() else f"x-{clean}")[:LONGEST_LABEL].strip("-")
+
 
 KEY_LABEL = "pipeskey"
 """Says what the job does; the same for all its attempts. One word, since Dataproc takes no other
@@ -135,3 +184,24 @@ class RemoteService(ABC):
             "console": self.console_url(name),
             "logs": f"{logs}?project={self.place.project}",
         }
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long to wait for what."""
+
+    poll_seconds: float = 10.0
+    """Longest time between two looks at a job in which nothing happens; the first come sooner."""
+    pending_seconds: float | None = 3600.0
+    """How long a job may wait for machines before it is cancelled; None waits for ever."""
+    reason_seconds: float = 90.0
+    """How long to wait for a failed job's reason, which services give some time after its state."""
+    drain_seconds: float = 30.0
+    """How long to wait for the last messages after a job has ended."""
+    restarts: int = 3
+    """How often an interrupted job (pre-emption, exit code 75) is started again within one run."""
+    restart_delay_seconds: float = 10.0
+    """Wait before the first restart; it doubles with each, up to ten minutes."""
+    retries: RetryPolicy = field(default_factory=RetryPolicy)
+    objection: Callable[[RemoteJob], str | None] = lambda job: None
+    """Asked at each look at a job; a reason that it must not go on has it cancelled."""

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 from dagster import PipesClientCompletedInvocation, PipesSession
 
-from llm_assets.pipes.client import RemoteJobPipesClient
 from llm_assets.pipes.failures import NO_MACHINES, Place
-from llm_assets.pipes.names import attempt_name
+from llm_assets.pipes.remote_job import RemoteJobPipesClient
 from llm_assets.pipes.service import (
     KEY_LABEL,
     Context,
     Phase,
     RemoteJob,
     RemoteService,
+    attempt_name,
     parse_parent,
 )
 
@@ -68,7 +68,10 @@ class PipesVertexCustomJobClient(RemoteJobPipesClient["JobServiceClient"]):
 
     Example:
         >>> @asset
-        ... def checkpoint(context: AssetExecutionContext, vertex: PipesVertexCustomJobClient):
+        ... def checkpoint(
+        ...     context: AssetExecutionContext,
+        ...     vertex: ResourceParam[PipesVertexCustomJobClient],
+        ... ):
         ...     return vertex.run(
         ...         context=context,
         ...         parent="projects/my-project/locations/us-central1",

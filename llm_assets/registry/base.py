@@ -1,66 +1,57 @@
 """The registry of one pipeline's model versions, wherever it is kept."""
 
 import contextlib
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import TypeVar
 
 from pydantic import ValidationError
 
-from artifacts.errors import UserError
+from artifacts.errors import DamagedArtifact, UserError
+from artifacts.store import layout
+from artifacts.store.manifest import CHECKSUM, dump_with_checksum, take_checksum
+from artifacts.store.pipelines import Pipeline, RegistryMark
+from artifacts.store.store import Store
 from llm_assets.gate.verdict import Verdict
 from llm_assets.registry.card import render_card
-from llm_assets.registry.records import (
+from llm_assets.registry.state import (
     Alias,
     ModelEntry,
     ModelVersion,
     Move,
     RegistryDamaged,
-    RegistryUnreachable,
+    RegistryState,
 )
-from llm_assets.registry.state import RegistryState
 
 STATE_NAME = "registry.json"
 BACKUP_NAME = "registry.before.json"
 """The state before the last change, for the day on which the state is lost."""
-ATTEMPTS = 20
 
 Result = TypeVar("Result")
-Content = tuple[bytes, int] | None
-"""A file's bytes and the generation that a conditional write has to name; None where absent."""
-
-
-class GenerationChanged(Exception):
-    """Somebody else changed the file since it was read."""
 
 
 class Registry(ABC):
     """Model versions of one pipeline: one state, changed by compare-and-set.
 
-    What may happen is said by `RegistryState`; a registry reads it, and replaces exactly what it
-    read. So of two changes at one time the second sees the first. `wanted` moves by a decision,
-    `champion` only when the endpoint confirms that the version serves.
+    What may happen is said by `RegistryState`; a change of it is one step of the store
+    (`Store.update`). So of two changes at one time the second sees the first. `wanted` moves by a
+    decision, `champion` only when the endpoint confirms that the version serves.
 
     Every method raises RegistryUnreachable where the registry cannot be asked, and RegistryDamaged
     where its file is lost or cannot be read.
     """
 
-    root: str
-    """The store's root, under which models lie."""
-    folder: str
-    """Where the registry's files are, as messages name it."""
+    def __init__(self, store: Store, pipeline: str) -> None:
+        self.root, self.name = store.root, pipeline
+        self._store = store
+        self.folder = f"{store.root}/{layout.registry(pipeline)}"
+        """Where the registry's files are, as messages name it."""
 
     @abstractmethod
-    def _read(self, name: str) -> Content:
-        """A file of the registry."""
-
-    @abstractmethod
-    def _write(self, name: str, content: bytes, generation: int | None) -> None:
-        """Replace a file; with a generation only if it still has that one (0: is still absent).
-
-        Raises:
-            GenerationChanged: it has another.
-        """
+    def _reachable(self) -> AbstractContextManager[None]:
+        """Turns what keeps the registry from being asked into a RegistryUnreachable."""
 
     @abstractmethod
     def _published(self) -> set[int]:
@@ -74,9 +65,15 @@ class Registry(ABC):
             touched: the versions that the change was about.
         """
 
+    @property
+    def _record(self) -> Pipeline:
+        """The pipeline's, which knows how often the registry was changed."""
+        return Pipeline(self._store, self.name)
+
     def state(self) -> RegistryState:
         """All that is recorded; models' addresses are where they lie now."""
-        state, _ = self._load()
+        newest = self._record.registry()
+        state = self._parse_newest(self._read(STATE_NAME), newest)
         located = [self._locate(version) for version in state.versions]
         return state.model_copy(update={"versions": located})
 
@@ -121,7 +118,7 @@ class Registry(ABC):
         self._change(lambda state: state.confirm(version, found))
 
     def restore(self) -> RegistryState:
-        """Put the state before the last change in the place of one that is lost or damaged.
+        """Put the newest state that can be read in the place of one that is lost or damaged.
 
         Version numbers that were published since are not given again.
 
@@ -129,62 +126,103 @@ class Registry(ABC):
             RegistryDamaged: there is no such state, or it is damaged too.
             UserError: the state is neither lost nor damaged.
         """
-        found = self._read(STATE_NAME)
-        with contextlib.suppress(RegistryDamaged):
-            self._load()
-            raise UserError(f"{self.folder}/{STATE_NAME} can be read: there is nothing to restore.")
-        backup = self._read(BACKUP_NAME)
-        if backup is None:
-            raise RegistryDamaged(
-                f"{self.folder}/{BACKUP_NAME} is absent, so nothing can be restored. Bring "
-                f"{self.folder} back from a backup of yours, or move it away to begin again with "
-                "the base model."
-            )
-        state = self._parse(BACKUP_NAME, backup[0])
-        state.next_version = max([state.next_version, *(n + 1 for n in self._published())])
-        state.generation += 1
-        self._write(STATE_NAME, _content(state), found[1] if found else 0)
+        newest = self._record.registry()
+        states: list[RegistryState] = []
+
+        def repair(content: bytes | None) -> bytes:
+            with contextlib.suppress(RegistryDamaged):
+                self._parse_newest(content, newest)
+                raise UserError(
+                    f"{self.folder}/{STATE_NAME} can be read: there is nothing to restore."
+                )
+            states.clear()
+            for name, saved in ((STATE_NAME, content), (BACKUP_NAME, self._read(BACKUP_NAME))):
+                with contextlib.suppress(RegistryDamaged):
+                    states.extend([self._parse(name, saved)] if saved else [])
+            if not states:
+                raise RegistryDamaged(
+                    f"{self.folder}/{BACKUP_NAME} cannot be read either, so nothing can be "
+                    f"restored. Bring {self.folder} back from a backup of yours, or move it away "
+                    "to begin again with the base model."
+                )
+            states.sort(key=lambda state: state.generation)
+            state, published = states[-1], (number + 1 for number in self._published())
+            state.next_version = max(state.next_version, newest.next_version, *published)
+            state.generation = max(state.generation, newest.generation) + 1
+            return dump_with_checksum(state)
+
+        with self._reachable():
+            self._store.update(self._path(STATE_NAME), repair)
+        state = states[-1]
+        self._note(state)
         self._publish(state, state.versions)
         return state
 
     def _change(self, transition: Callable[[RegistryState], Result]) -> Result:
-        for _ in range(ATTEMPTS):
-            state, generation = self._load()
+        # Read before the state, which others may change in between.
+        newest = self._record.registry()
+        changes: list[tuple[RegistryState, RegistryState, Result]] = []
+
+        def change(content: bytes | None) -> bytes | None:
+            state = self._parse_newest(content, newest)
             before = state.model_copy(update={"versions": list(state.versions)})
             result = transition(state)
-            if state != before:
-                state.generation += 1
-                try:
-                    self._save(before, state, generation)
-                except GenerationChanged:
-                    continue
-            self._publish(state, _touched(before, state, result))
-            return result
-        raise RegistryUnreachable(
-            f"{self.folder}/{STATE_NAME} was changed by others {ATTEMPTS} times in a row while "
-            "this change was being made. Nothing was changed: ask again."
-        )
+            changes[:] = [(before, state, result)]
+            if state == before:
+                return None
+            state.generation += 1
+            if content is not None:
+                self._store.write_bytes(self._path(BACKUP_NAME), dump_with_checksum(before))
+            return dump_with_checksum(state)
 
-    def _save(self, before: RegistryState, state: RegistryState, generation: int) -> None:
-        if generation:
-            self._write(BACKUP_NAME, _content(before), None)
-        self._write(STATE_NAME, _content(state), generation)
+        with self._reachable():
+            self._store.update(self._path(STATE_NAME), change)
+        ((before, state, result),) = changes
+        if state.generation > before.generation:
+            self._note(state)
+        self._publish(state, _touched(before, state, result))
+        return result
 
-    def _load(self) -> tuple[RegistryState, int]:
-        found = self._read(STATE_NAME)
-        if found is not None:
-            return self._parse(STATE_NAME, found[0]), found[1]
+    def _path(self, name: str) -> str:
+        return f"{layout.registry(self.name)}/{name}"
+
+    def _read(self, name: str) -> bytes | None:
+        with self._reachable():
+            return self._store.read_bytes(self._path(name))
+
+    def _note(self, state: RegistryState) -> None:
+        mark = RegistryMark(generation=state.generation, next_version=state.next_version)
+        # The change stands, whether or not it can be noted; the next one notes this one, too.
+        with contextlib.suppress(DamagedArtifact, OSError):
+            self._record.note(registry=mark)
+
+    def _parse_newest(self, content: bytes | None, newest: RegistryMark) -> RegistryState:
+        """The state of a file, which has to be no older than the newest that was noted."""
+        if content is not None:
+            state = self._parse(STATE_NAME, content)
+            if state.generation < newest.generation:
+                fault = (
+                    f"is an older one: it is as after {state.generation} changes, and there were "
+                    f"{newest.generation}"
+                )
+                raise self._damage(STATE_NAME, fault)
+            return state
         if self._read(BACKUP_NAME) is None and not self._published():
-            return RegistryState(), 0
+            return RegistryState()
         raise self._damage(STATE_NAME, "is lost, though versions were registered")
 
     def _parse(self, name: str, content: bytes) -> RegistryState:
         try:
-            return RegistryState.model_validate_json(content)
+            fields = json.loads(content)
+            if CHECKSUM in fields:
+                take_checksum(fields)
+            return RegistryState.model_validate(fields)
         except ValidationError as error:
             first = error.errors()[0]
-            place = ".".join(str(part) for part in first["loc"]) or "the file"
+            place = ".".join(str(part) for part in first["loc"])
             raise self._damage(name, f"cannot be read ({place}: {first['msg']})") from error
+        except (ValueError, TypeError, RecursionError) as error:
+            raise self._damage(name, f"cannot be read ({error})") from error
 
     def _damage(self, name: str, fault: str) -> RegistryDamaged:
         return RegistryDamaged(
@@ -202,10 +240,6 @@ class Registry(ABC):
         if "://" in url or url.startswith("/"):
             return version
         return version.model_copy(update={"model_url": f"{self.root}/{url}"})
-
-
-def _content(state: RegistryState) -> bytes:
-    return state.model_dump_json(indent=2).encode()
 
 
 def _touched(before: RegistryState, state: RegistryState, result: object) -> list[ModelVersion]:

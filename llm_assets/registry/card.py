@@ -1,9 +1,80 @@
-"""The model card: one page about a version, for people."""
+"""The model card: one page about a version, for people; its lineage, and whether it is whole."""
 
-from llm_assets.registry.records import ModelVersion
-from llm_assets.registry.state import RegistryState
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from artifacts.errors import DamagedArtifact
+from artifacts.store import layout
+from artifacts.store.identity import hash_json
+from artifacts.store.manifest import COST, verify_folder
+from artifacts.store.pipelines import Pipeline
+from artifacts.store.store import Artifact, Store
+from llm_assets.registry.state import ModelVersion, RegistryState
+
+CHOSEN = "chosen"
+"""Of a checkpoint's `stats`: its settings before a budget was worked out from the text."""
+
+
+def lineage(artifact: Artifact) -> dict[str, str]:
+    """Asset to fingerprint of an artifact and of all that it was made from, newest first.
+
+    Inputs that are no artifacts of the store, such as source files, end the walk.
+    """
+    found = {artifact.manifest.kind: artifact.fingerprint}
+    for name, fingerprint in artifact.manifest.inputs.items():
+        if artifact.store.exists(name, fingerprint):
+            found |= lineage(artifact.store.load(name, fingerprint))
+    return found
+
+
+def dollars_of(artifact: Artifact) -> float | None:
+    """What the machines cost that made an artifact and all behind it.
+
+    An artifact counts for each of those that were made from it. None where no cost is on record, as
+    of one's own machines.
+    """
+    manifests = (artifact.store.load(*one).manifest for one in lineage(artifact).items())
+    costs = [one.provenance[COST] for one in manifests if COST in one.provenance]
+    return sum(costs) if costs else None
+
+
+def procedure(candidate: Artifact, judged_by: Mapping[str, Any]) -> str:
+    """Fingerprint of what people chose for making a candidate and for judging it.
+
+    These are the settings of every stage. The text is not among them, since it arrives, nor the
+    code, which nobody chooses by one pipeline's scores, nor a budget that follows from the text.
+
+    Args:
+        judged_by: settings of evaluation and gate.
+    """
+    chosen: dict[str, Any] = {"judged_by": judged_by}
+    for kind, fingerprint in lineage(candidate).items():
+        manifest = candidate.store.load(kind, fingerprint).manifest
+        chosen[kind] = manifest.stats.get(CHOSEN, manifest.settings)
+    return hash_json(chosen)
+
+
+def weights_fingerprint(artifact: Artifact, folder: str = "") -> str:
+    """A hash of the checksums of a model's files: two artifacts with one model have one hash.
+
+    Args:
+        folder: the model's folder in the artifact, with a slash at its end.
+    """
+    files = {
+        entry.path.removeprefix(folder): entry.sha256 or entry.crc32c
+        for entry in artifact.manifest.files
+        if entry.path.startswith(folder)
+    }
+    return hash_json(files)[:20]
+
 
 CARD_NAME = "card.md"
+FIGURES = "## Figures"
+
+
+def page_path(pipeline: str, version: int) -> str:
+    """Where in the store the page about a version lies."""
+    return f"{layout.registry(pipeline)}/versions/{version}/page.html"
 
 
 def render_card(state: RegistryState, version: ModelVersion) -> str:
@@ -22,7 +93,7 @@ def render_card(state: RegistryState, version: ModelVersion) -> str:
     metrics = version.evaluation.get("metrics", {})
     if metrics:
         lines += [
-            "## Figures",
+            FIGURES,
             "",
             "| metric | model | value | 95 % interval |",
             "|---|---|---|---|",
@@ -88,3 +159,45 @@ def _title(version: ModelVersion) -> str:
 
 def _number(value: float | None) -> str:
     return "not finite" if value is None else f"{value:.4f}"
+
+
+ROLL_BACK = (
+    "It cannot be made again, since text or settings have changed since. Serve the version before "
+    'it with: llm-assets rollback --reason "the weights are damaged"'
+)
+
+
+def verify_model(
+    record: Pipeline,
+    url: str,
+    made_again: Sequence[str] = ("checkpoint", "base_model"),
+    weights: str | None = None,
+) -> None:
+    """Compare a model folder's files, checksums too, with the manifest of its artifact.
+
+    Args:
+        url: the Hugging Face folder of a `base_model` or `checkpoint` artifact.
+        made_again: the assets of which the current artifact is what materializing them makes.
+        weights: those that the registry has on record for it.
+
+    Raises:
+        MissingArtifact: the model was deleted.
+        DamagedArtifact: a file is absent or has changed; the message names it. Or the folder holds
+            other weights than are on record.
+    """
+    current = (f"{kind}/{record.recorded(kind)}" for kind in made_again)
+    verify_folder(url, None if any(name in url for name in current) else ROLL_BACK)
+    if weights and weights_at(record.store, url) not in (None, weights):
+        raise DamagedArtifact(
+            f"{url} holds another model than the registry has measured under these weights "
+            f"({weights}). Bring the registry back from a backup, or serve the version before "
+            'with: llm-assets rollback --reason "it has the weights of another"'
+        )
+
+
+def weights_at(store: Store, url: str) -> str | None:
+    """Fingerprint of the weights in a model's folder; None where it is no artifact's of the store,
+    or gone."""
+    kind, name, *below = url.removeprefix(f"{store.root}/").split("/")
+    artifact = store.find_named(kind, name)
+    return weights_fingerprint(artifact, "".join(f"{one}/" for one in below)) if artifact else None

@@ -1,4 +1,4 @@
-"""Where model versions are registered."""
+"""The resources by which Dagster's runs open a registry; `status` reads one without Dagster."""
 
 from abc import ABC, abstractmethod
 

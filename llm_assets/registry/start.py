@@ -1,14 +1,72 @@
-"""Which weights a training that continues from the champion starts with."""
+"""Which weights a training that continues from the champion starts with; records of the removed.
+
+Under `retired/<kind>/<fingerprint>/` lies `manifest.json`, without the list of files, and of a
+checkpoint the records of the text that it and its lineage were trained on: so registered versions
+still explain themselves when artifacts are gone.
+"""
+
+from datetime import UTC, datetime
 
 from artifacts.storage import files
+from artifacts.store import layout
 from artifacts.store.identity import Identity
+from artifacts.store.manifest import Manifest, dump_with_checksum, parse_manifest
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Store
 from llm_assets.registry.base import Registry
-from llm_assets.registry.records import ModelVersion
-from llm_assets.registry.retired import find_manifest
-from recipes.data.seen import SEEN_NAME
+from llm_assets.registry.state import ModelVersion
+from recipes.data.records import SEEN_NAME, TRAINED_NAME
 from recipes.evaluation.settings import ModelSource
+
+REMOVED = "removed"
+"""In the provenance of such a manifest: when its artifact went, and by what."""
+
+
+def retire(store: Store, manifest: Manifest, by: str) -> None:
+    """Keep what a manifest says of an artifact that is about to be removed.
+
+    Args:
+        by: what removes it, and why.
+    """
+    kind, fingerprint = manifest.kind, manifest.fingerprint
+    place = layout.retired(kind, fingerprint)
+    for name in (TRAINED_NAME, SEEN_NAME):
+        record = store.read_bytes(f"{layout.artifact(kind, fingerprint)}/{name}")
+        if record is not None:
+            store.write_bytes(f"{place}/{name}", record)
+    removed = {REMOVED: {"at": datetime.now(UTC).isoformat(), "by": by}}
+    update = {"files": [], "provenance": manifest.provenance | removed}
+    content = dump_with_checksum(manifest.model_copy(update=update))
+    store.write_bytes(f"{place}/{layout.MANIFEST_NAME}", content)
+
+
+def find_manifest(store: Store, kind: str, fingerprint: str) -> Manifest | None:
+    """The manifest of an artifact, be it still there or removed; None where neither."""
+    artifact = store.find_named(kind, fingerprint)
+    if artifact:
+        return artifact.manifest
+    place = layout.retired(kind, fingerprint)
+    content = store.read_bytes(f"{place}/{layout.MANIFEST_NAME}")
+    return None if content is None else parse_manifest(content, f"{store.root}/{place}")
+
+
+def tell_removal(store: Store, kind: str, fingerprint: str) -> str:
+    """What became of an artifact that is no longer there, in words."""
+    name, manifest = f"{kind} {fingerprint}", find_manifest(store, kind, fingerprint)
+    if manifest is None:
+        return f"{name} is gone from {store.root}, and its manifest with it"
+    removed = manifest.provenance.get(REMOVED)
+    if removed is None:
+        return f"{name} was removed, by an earlier release that did not note when"
+    return f"{name} was removed on {removed['at'][:10]} by {removed['by']}"
+
+
+def find_record(store: Store, checkpoint: str, name: str) -> str | None:
+    """URL of a record of a checkpoint's text, be it still there or removed; None where neither."""
+    folders = (layout.artifact("checkpoint", checkpoint), layout.retired("checkpoint", checkpoint))
+    places = (f"{folder}/{name}" for folder in folders)
+    return next((f"{store.root}/{place}" for place in places if store.has_file(place)), None)
+
 
 START_INPUT = "start"
 """Name of the starting model among a checkpoint's inputs."""
@@ -39,7 +97,8 @@ def find_start(
     # By fingerprint, so that a checkpoint that was deleted is made again from the start it had.
     recorded = record.recorded(wanted.kind)
     for model in models.values():
-        if with_start(wanted, model).fingerprint == recorded:
+        started = wanted.extend(inputs={START_INPUT: model.fingerprint})
+        if recorded in record.store.names(started):
             return model
     decided = registry.find("wanted")
     if decided is None or not _has_base(record.store, decided, base):
@@ -55,12 +114,6 @@ def _has_base(store: Store, version: ModelVersion, base: ModelSource) -> bool:
     names = (version.lineage.get("base_model"), base.fingerprint)
     own, other = (find_manifest(store, "base_model", name) if name else None for name in names)
     return own is None or other is None or own.settings == other.settings
-
-
-def with_start(identity: Identity, start: ModelSource) -> Identity:
-    """The identity with the starting model among its inputs."""
-    inputs = identity.inputs | {START_INPUT: start.fingerprint}
-    return identity.model_copy(update={"inputs": inputs})
 
 
 def find_seen(start: ModelSource) -> str | None:

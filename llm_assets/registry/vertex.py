@@ -11,19 +11,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, get_args
 
-from artifacts.store import layout
 from artifacts.store.identity import hash_json
 from artifacts.store.store import Store
-from llm_assets.cloud.config import load_cloud_settings
-from llm_assets.cloud.serving_image import container_spec
+from llm_assets.cloud.jobs import container_spec
+from llm_assets.cloud.settings import load_cloud_settings
 from llm_assets.cloud.vertex import Vertex, VertexRefused
 from llm_assets.pipeline import PipelineResource
-from llm_assets.pipes.names import as_labels
-from llm_assets.registry.base import Content, GenerationChanged, Registry
+from llm_assets.pipes.service import as_labels
+from llm_assets.registry.base import Registry
 from llm_assets.registry.card import CARD_NAME, render_card
-from llm_assets.registry.records import Alias, ModelVersion, RegistryUnreachable
 from llm_assets.registry.resource import RegistryResource
-from llm_assets.registry.state import RegistryState
+from llm_assets.registry.state import Alias, ModelVersion, RegistryState, RegistryUnreachable
 
 NUMBER_LABEL = "number"
 STORE_LABEL = "store"
@@ -41,9 +39,7 @@ class VertexModelRegistry(Registry):
     """Keeps the versions of one pipeline as one model of Vertex AI, its state in the store."""
 
     def __init__(self, store: Store, pipeline: str, vertex: Vertex) -> None:
-        self.root = store.root
-        self.folder = f"{store.root}/{layout.registry(pipeline)}"
-        self._store = store
+        super().__init__(store, pipeline)
         self._vertex = vertex
         self._model_id = pipeline
         self._name = f"{vertex.parent}/models/{pipeline}"
@@ -55,25 +51,6 @@ class VertexModelRegistry(Registry):
             UnknownVersion: there is no such version.
         """
         return self._upload_name(self._ensure_upload(self.get(version), self._uploads()))
-
-    def _read(self, name: str) -> Content:
-        with self._reachable():
-            blob = self._blob(name)
-            found = blob.bucket.get_blob(blob.name)
-            if found is None:
-                return None
-            generation = int(found.generation)
-            return found.download_as_bytes(if_generation_match=generation), generation
-
-    def _write(self, name: str, content: bytes, generation: int | None) -> None:
-        from google.api_core.exceptions import NotFound, PreconditionFailed
-
-        condition = {} if generation is None else {"if_generation_match": generation}
-        with self._reachable():
-            try:
-                self._blob(name).upload_from_string(content, **condition)
-            except (PreconditionFailed, NotFound) as error:
-                raise GenerationChanged from error
 
     def _published(self) -> set[int]:
         return set(self._uploads())
@@ -239,12 +216,6 @@ class VertexModelRegistry(Registry):
         words = [said.approved for said in state.decisions_of(version.weights)]
         words = words or [verdict.promoted for verdict in state.verdicts_of(version.weights)]
         return {VERDICT_LABEL: "accepted" if words[-1] else "rejected"} if words else {}
-
-    def _blob(self, name: str) -> Any:
-        from google.cloud.storage import Client
-
-        bucket, _, path = f"{self.folder}/{name}".removeprefix("gs://").partition("/")
-        return Client().bucket(bucket).blob(path)
 
     @property
     def _store_label(self) -> str:

@@ -2,9 +2,7 @@
 
 import json
 import os
-import resource
 import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -19,11 +17,9 @@ from dagster import (
 )
 from pydantic import BaseModel
 
-from artifacts.errors import UserError
+from artifacts.errors import LOST_WORKER, UserError, free_space, shown, why_killed
 from artifacts.program.entry import ERROR_MESSAGE, INTERRUPTED
-from artifacts.program.lifetime import PARENT_VARIABLE
-from artifacts.reasons import GIB, free_space, memory_limit
-from artifacts.shown import shown
+from artifacts.program.lifetime import Child, how_it_ended, run_to_end
 
 TERMINATION_SECONDS = 60
 LOG_TAIL_LINES = 25
@@ -49,11 +45,12 @@ def run_child(
             context.log.info(f"Interrupted with its state saved; starting again ({attempt + 1})")
             continue
         break
-    if reason:
+    if reason and reason != LOST_WORKER:
         raise UserError(f"{reason}\n(From `{' '.join(command[:6])} ...`; its log: {log_path})")
     if code != 0:
         raise UserError(
-            f"`{' '.join(command[:6])} ...` {_end(code)}. The end of its log ({log_path}):\n"
+            (f"{reason}\n" if reason else "")
+            + f"`{' '.join(command[:6])} ...` {_end(code)}. The end of its log ({log_path}):\n"
             f"{_tail(log_path)}"
         )
     if not closed:
@@ -76,42 +73,26 @@ def _run_once(
         ) as session,
     ):
         environment = os.environ | session.get_bootstrap_env_vars()
-        environment[PARENT_VARIABLE] = str(os.getpid())
-        child = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+        child = Child(command, environment=environment, output=log)
         try:
             code = child.wait()
-        except BaseException:
+        finally:
             # However this run ends, its child ends with it.
-            _terminate(child)
-            raise
+            child.end(TERMINATION_SECONDS)
+    assert code is not None, "it was waited for without a limit"
     reasons = [m[ERROR_MESSAGE] for m in session.get_custom_messages() if ERROR_MESSAGE in m]
     return code, session.message_handler.received_closed_message, next(iter(reasons), None)
 
 
 def _end(code: int) -> str:
-    """How a program ended, in words, and what to do where memory is likely to have run out."""
-    if code >= 0:
-        return f"ended with exit code {code}"
+    """How a program ended, in words, and what to do where it was killed."""
     if -code != signal.SIGKILL:
-        return f"was ended by {signal.Signals(-code).name}"
-    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
-    return (
-        "was killed from outside (SIGKILL), most likely because memory ran out: the largest "
-        f"process had {peak / GIB:,.1f} GiB of the {memory_limit() / GIB:,.1f} GiB allowed here. "
-        "For less need of it, lower `checkpoint.placement.device_batch_size` or "
-        "`tokenized_shards.sequence_length`, or set "
-        "`checkpoint.placement.activation_checkpointing`; training goes on from its newest "
-        "checkpoint"
+        return how_it_ended(code)
+    why = why_killed(
+        "Lower `checkpoint.placement.device_batch_size` or `tokenized_shards.sequence_length`, or "
+        "set `checkpoint.placement.activation_checkpointing`."
     )
-
-
-def _terminate(child: subprocess.Popen[bytes]) -> None:
-    child.send_signal(signal.SIGTERM)
-    try:
-        child.wait(timeout=TERMINATION_SECONDS)
-    except subprocess.TimeoutExpired:
-        child.kill()
-        child.wait()
+    return f"was killed (SIGKILL), {why} Training goes on from its newest checkpoint"
 
 
 def _tail(path: Path) -> str:
@@ -131,7 +112,7 @@ def ask_program(module: str, spec: BaseModel, purpose: str) -> dict[str, Any]:
         stated, result = Path(folder, "spec.json"), Path(folder, "result.json")
         stated.write_text(spec.model_dump_json())
         program = [sys.executable, "-m", module, "--spec", str(stated), "--stats", str(result)]
-        ended = subprocess.run(program, capture_output=True, text=True)
+        ended = run_to_end(program)
         if ended.returncode:
             raise UserError(f"{purpose} failed: {ended.stderr.strip()[-_LAST_CHARACTERS:]}")
         found: dict[str, Any] = json.loads(result.read_text())

@@ -4,47 +4,56 @@ import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from dagster import AssetExecutionContext, PipesClientCompletedInvocation
 from pydantic import BaseModel
 
 from artifacts.errors import UserError
-from artifacts.program.smoke import PROBE, UPLOADED, SmokeSpec
+from artifacts.program.entry import PROBE, UPLOADED, SmokeSpec
 from artifacts.storage import files
 from artifacts.store.identity import hash_json
-from llm_assets.cloud.accelerators import ACCELERATORS, TPU_MACHINES
-from llm_assets.cloud.config import load_cloud_settings
-from llm_assets.cloud.estimate import estimate_training
 from llm_assets.cloud.jobs import (
     custom_job,
     serving_check_job,
     serving_check_machine,
     spark_batch,
 )
-from llm_assets.cloud.prices import DCU, SPARK_DCUS, dcu_hourly, hourly
-from llm_assets.cloud.settings import GoogleCloudSettings, MachineSettings
-from llm_assets.cloud.spending import Spending
+from llm_assets.cloud.settings import (
+    ACCELERATORS,
+    TPU_MACHINES,
+    GoogleCloudSettings,
+    MachineSettings,
+    load_cloud_settings,
+)
+from llm_assets.cloud.spending import (
+    DCU,
+    SPARK_DCUS,
+    Spending,
+    dcu_hourly,
+    estimate_training,
+    hourly,
+)
 from llm_assets.pipes import (
     Limits,
     PipesDataprocServerlessClient,
     PipesGCSLiveMessageReader,
     PipesVertexCustomJobClient,
 )
-from llm_assets.runners.completeness import missing_of_evaluation, missing_of_training
 from llm_assets.runners.spark import SparkRunner
 from llm_assets.runners.training import TrainingRunner
+from recipes.data.records import SEEN_NAME, TRAINED_NAME
+from recipes.evaluation.settings import SCORES_NAME
 from recipes.evaluation.spec import EvaluationSpec
-from recipes.settings.sections import DeviceChoice, Precision
+from recipes.settings import PlacementSettings, Precision
 from recipes.spec import RESULT_NAME, TrainingResult, TrainingSpec
-from spark_jobs.clean import job as clean
-from spark_jobs.read import job as read
-from spark_jobs.runtime.usage import USAGE
-from spark_jobs.tokenize import job as tokenize
+from spark_jobs.runtime.session import USAGE
 
 HOUR = 3600
 MESSAGES_FOLDER = "pipes"
-MAIN_PROGRAM = 'import runpy\n\nrunpy.run_module("spark_jobs.{job}.job", run_name="__main__")\n'
+CONFIG, TOKENIZER, WEIGHTS = "config.json", "tokenizer.json", "model.safetensors"
+MAIN_PROGRAM = 'import runpy\n\nrunpy.run_module("{module}", run_name="__main__")\n'
 
 
 class DataprocSparkRunner(SparkRunner):
@@ -53,28 +62,15 @@ class DataprocSparkRunner(SparkRunner):
     cloud_config_path: str
     """The cloud project's file."""
 
-    def read(self, context: AssetExecutionContext, spec: read.ReadSpec) -> dict[str, Any]:
-        return self._run(context, "read", spec, spec.output)
-
-    def clean(self, context: AssetExecutionContext, spec: clean.CleanSpec) -> dict[str, Any]:
-        return self._run(context, "clean", spec, spec.output)
-
-    def tokenize(
-        self, context: AssetExecutionContext, spec: tokenize.TokenizeSpec
+    def run(
+        self, context: AssetExecutionContext, job: ModuleType, spec: BaseModel
     ) -> dict[str, Any]:
-        return self._run(context, "tokenize", spec, spec.output)
-
-    def smoke(self, context: AssetExecutionContext, spec: SmokeSpec) -> dict[str, Any]:
-        """Run the smallest batch; returns what it found."""
-        return self._run(context, "smoke", spec, f"{spec.output}/spark")
-
-    def _run(
-        self, context: AssetExecutionContext, job: str, spec: BaseModel, output: str
-    ) -> dict[str, Any]:
+        output: str = vars(spec)["output"]
         settings = load_cloud_settings(Path(self.cloud_config_path))
-        fingerprint, folder = _stage_spec(settings, job, spec)
+        # `clean` of `spark_jobs.clean.job`, for people who look at the cloud's lists.
+        fingerprint, folder = _stage_spec(settings, job.__name__.split(".")[1], spec)
         main = f"{folder}/main.py"
-        files.write(main, MAIN_PROGRAM.format(job=job).encode())
+        files.write(main, MAIN_PROGRAM.format(module=job.__name__).encode())
         spending = Spending(settings, DCU, dcu_hourly(settings), SPARK_DCUS, context.run_id)
         client = PipesDataprocServerlessClient(
             message_reader=_reader(settings),
@@ -89,9 +85,9 @@ class DataprocSparkRunner(SparkRunner):
             accept_succeeded=partial(files.exists, output),
             before_submit=partial(_prepare, spending, output),
         )
-        found = _stats(invocation)
-        context.add_output_metadata(spending.metadata() | found.pop(USAGE, {}))
-        return found
+        stats = _stats(invocation)
+        context.add_output_metadata(spending.metadata() | stats.pop(USAGE, {}))
+        return stats
 
 
 class VertexTrainingRunner(TrainingRunner):
@@ -102,6 +98,7 @@ class VertexTrainingRunner(TrainingRunner):
 
     def train(self, context: AssetExecutionContext, spec: TrainingSpec) -> TrainingResult:
         result = f"{spec.run_folder}/{RESULT_NAME}"
+        spec = self._placed(spec)
         self._run(
             context,
             "recipes.continued_pretraining",
@@ -113,24 +110,16 @@ class VertexTrainingRunner(TrainingRunner):
         return TrainingResult.model_validate_json(files.read(result))
 
     def evaluate(self, context: AssetExecutionContext, spec: EvaluationSpec) -> dict[str, Any]:
-        output = str(spec.output)
-        result = f"{output}/{RESULT_NAME}"
-        missing = partial(missing_of_evaluation, spec)
+        missing, output = partial(missing_of_evaluation, spec), str(spec.output)
         self._run(context, "recipes.evaluate", spec, missing, output, "evaluation")
-        content: dict[str, Any] = json.loads(files.read(result))
-        return content
+        return _read_result(output)
 
     def smoke(self, context: AssetExecutionContext, spec: SmokeSpec) -> dict[str, Any]:
         """Run the smallest job on one of the evaluation's machines; returns what it found."""
-        result = f"{spec.output}/{RESULT_NAME}"
-
-        def missing() -> list[str]:
-            return [] if files.exists(result) else [result]
-
         files.write(f"{spec.output}/{UPLOADED}", PROBE)
+        missing = partial(_missing, spec.output, {RESULT_NAME})
         self._run(context, "recipes.smoke", spec, missing, f"{spec.output}/mounted", "evaluation")
-        content: dict[str, Any] = json.loads(files.read(result))
-        return content
+        return _read_result(spec.output)
 
     def smoke_serving(self, context: AssetExecutionContext, spec: SmokeSpec) -> dict[str, Any]:
         """Have the serve image parse its engine's arguments; returns what was found."""
@@ -142,8 +131,9 @@ class VertexTrainingRunner(TrainingRunner):
         )
         return _stats(invocation)
 
-    def check_device(self, device: DeviceChoice) -> None:
-        machine = self._settings().training
+    def check_hardware(self, placement: PlacementSettings) -> None:
+        machine, strategy = self._settings().training, placement.strategy
+        device = "tpu" if strategy and strategy.name == "tpu" else "auto"
         if (device == "tpu") == (machine.tpu is not None):
             return
         has = "TPUs" if machine.tpu else "none"
@@ -154,11 +144,36 @@ class VertexTrainingRunner(TrainingRunner):
             "have TPUs."
         )
 
-    def precision(self, device: DeviceChoice) -> Precision:
-        if device == "tpu":
-            return "bfloat16"
+    def precision(self) -> Precision:
         known = ACCELERATORS.get(self._settings().training.accelerator_type or "")
         return "bfloat16" if known and known.bfloat16 else "float32"
+
+    def world_size(self, placement: PlacementSettings) -> int:
+        machines = self._settings().training
+        if placement.workers not in (None, machines.processes):
+            raise UserError(
+                f"`checkpoint.placement.workers` is {placement.workers}, but a job starts "
+                f"{machines.processes} processes: one for each of {machines.accelerator_count} "
+                f"accelerator(s) of {machines.replicas} machine(s) (`training` in "
+                f"{self.cloud_config_path}). Leave `workers` out, or change the machines."
+            )
+        return machines.processes
+
+    def _placed(self, spec: TrainingSpec) -> TrainingSpec:
+        """A spec for today's machines: one that is trained once more may be of others.
+
+        Raises:
+            UserError: on these it would come to another model.
+        """
+        training = spec.training.placed(self._settings().training.processes)
+        if training.content() != spec.training.content():
+            raise UserError(
+                f"The run was planned for {spec.training.placement.world_size} training "
+                f"process(es), but a job starts {training.placement.world_size}, with which a "
+                "step of this recipe takes other rows. Set `training.accelerator_count` and "
+                f"`training.replicas` in {self.cloud_config_path} as they were."
+            )
+        return spec.model_copy(update={"training": training})
 
     def estimate(self, tokens: int, parameters: int) -> str | None:
         return estimate_training(self._settings(), tokens, parameters).line()
@@ -179,7 +194,7 @@ class VertexTrainingRunner(TrainingRunner):
         settings = self._settings()
         machines: MachineSettings = getattr(settings, machines_of)
         fingerprint, folder = _stage_spec(settings, module.rsplit(".", 1)[1], spec)
-        launcher = ["--processes", str(max(1, machines.accelerator_count))]
+        launcher = ["--processes", str(machines.processes // machines.replicas)]
         launcher += ["--accelerators", str(machines.accelerator_count)]
         launcher += ["--spec", f"{folder}/spec.json"]
         if machines_of == "evaluation":
@@ -226,6 +241,31 @@ class VertexTrainingRunner(TrainingRunner):
         return invocation
 
 
+# A job that says it succeeded counts only with all that its artifact needs.
+def missing_of_training(spec: TrainingSpec) -> list[str]:
+    """What a finished training did not leave, in order: its records, or files of its model."""
+    index = files.find(f"{spec.export_folder}/{WEIGHTS}.index.json")
+    weights = set(json.loads(index)["weight_map"].values()) if index else {WEIGHTS}
+    return [
+        *_missing(spec.run_folder, {RESULT_NAME, SEEN_NAME, TRAINED_NAME}),
+        *_missing(spec.export_folder, {CONFIG, TOKENIZER, *weights}),
+    ]
+
+
+def missing_of_evaluation(spec: EvaluationSpec) -> list[str]:
+    """What a finished evaluation did not leave."""
+    return _missing(spec.output, {RESULT_NAME, SCORES_NAME})
+
+
+def _missing(folder: str, wanted: set[str]) -> list[str]:
+    return [f"{folder}/{name}" for name in sorted(wanted - files.list_sizes(folder).keys())]
+
+
+def _read_result(folder: str) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(files.read(f"{folder}/{RESULT_NAME}"))
+    return content
+
+
 def _stats(invocation: PipesClientCompletedInvocation) -> dict[str, Any]:
     """What a program has returned."""
     (stats,) = [m["stats"] for m in invocation.get_custom_messages() if "stats" in m][-1:]
@@ -241,7 +281,10 @@ def _stage_spec(settings: GoogleCloudSettings, job: str, spec: BaseModel) -> tup
 
 
 def _reader(settings: GoogleCloudSettings) -> PipesGCSLiveMessageReader:
-    return PipesGCSLiveMessageReader(bucket=settings.bucket, prefix=MESSAGES_FOLDER)
+    from dagster_gcp import GCSResource
+
+    client = GCSResource(project=settings.project).get_client()
+    return PipesGCSLiveMessageReader(bucket=settings.bucket, prefix=MESSAGES_FOLDER, client=client)
 
 
 def _limits(settings: GoogleCloudSettings, spending: Spending) -> Limits:

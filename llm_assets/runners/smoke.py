@@ -7,11 +7,12 @@ from typing import Any
 
 from dagster import AssetExecutionContext, DagsterInstance, MaterializeResult, asset, materialize
 
-from artifacts.program.smoke import SmokeSpec
-from llm_assets.cloud.serving_image import serves_with_vllm
+from artifacts.program.entry import SmokeSpec
+from llm_assets.cloud.jobs import serves_with_vllm
 from llm_assets.cloud.settings import GoogleCloudSettings
-from llm_assets.cloud.setup.finding import Finding
+from llm_assets.cloud.setup.rights import Finding
 from llm_assets.runners.google_cloud import DataprocSparkRunner, VertexTrainingRunner
+from spark_jobs import smoke as smallest_batch
 
 QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 """What goes wrong is a finding, without a traceback."""
@@ -28,11 +29,14 @@ def smoke(settings: GoogleCloudSettings, cloud_config: Path) -> Iterator[Finding
         cloud_config: the file that holds the settings.
     """
     spec = SmokeSpec(output=f"gs://{settings.bucket}/smoke/{uuid.uuid4().hex[:12]}")
-    path = str(cloud_config)
-    batch = DataprocSparkRunner(cloud_config_path=path).smoke
-    job = VertexTrainingRunner(cloud_config_path=path).smoke
+    spark = DataprocSparkRunner(cloud_config_path=str(cloud_config))
+    training = VertexTrainingRunner(cloud_config_path=str(cloud_config))
+
+    def batch(context: AssetExecutionContext, spec: SmokeSpec) -> dict[str, Any]:
+        return spark.run(context, smallest_batch, spec)
+
     yield from _run("images.spark", batch, spec, settings)
-    yield from _run("images.cuda", job, spec, settings)
+    yield from _run("images.cuda", training.smoke, spec, settings)
     if serves_with_vllm(settings.endpoint):
         yield from check_engine_arguments(spec, settings, cloud_config)
 

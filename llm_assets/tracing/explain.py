@@ -1,50 +1,29 @@
-"""What stands behind a version, down to the text, and what it was trained on of a piece of text."""
+"""What stands behind a version, down to the text, and what cleaning dropped on the way."""
 
+import difflib
+import fnmatch
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import pyarrow.parquet as pq
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from artifacts.errors import UserError
-from artifacts.shown import shown_in_line
+from artifacts.storage import files
 from artifacts.store.manifest import Manifest
 from artifacts.store.store import Artifact, Store
 from llm_assets.registry.card import describe_cost, describe_coverage, tell_story
-from llm_assets.registry.records import ModelVersion
-from llm_assets.registry.retired import find_manifest
-from llm_assets.registry.state import RegistryState
-from llm_assets.tracing.lessons import Lesson, Run, lessons_of, runs_behind
+from llm_assets.registry.start import REMOVED, find_manifest, tell_removal
+from llm_assets.registry.state import ModelVersion, RegistryState
+from llm_assets.tracing.training_text import runs_behind
+from spark_jobs.clean.decide.decider import DUPLICATE_SCHEMA, EXACT, NEAR
+from spark_jobs.clean.forgotten import read_similar
+from spark_jobs.runtime.parquet import read_table
+from spark_jobs.runtime.pinned import find_raw_parts
 
 ORDER = ("checkpoint", "base_model", "tokenized_shards", "clean_corpus", "raw_corpus")
-_COLUMNS = ["id", "source", "split", "text_hash"]
-
-
-@dataclass(frozen=True)
-class Exposure:
-    """What runs were trained on of a document."""
-
-    document: str
-    source: str
-    split: str
-    lessons: list[Lesson]
-    unknown: list[Run]
-    """Runs whose record is gone."""
-
-    def __str__(self) -> str:
-        return f"{shown_in_line(self.document)} ({shown_in_line(self.source)}): {self._fate()}"
-
-    def _fate(self) -> str:
-        gone = "; no record of " + ", ".join(run.name for run in self.unknown)
-        known = self._known()
-        return known + (gone if self.unknown else "")
-
-    def _known(self) -> str:
-        if self.lessons:
-            return "trained on by " + "; by ".join(map(str, self.lessons))
-        aside = self.split.replace("_", " ") if self.split in ("validation", "held_out") else ""
-        return f"{aside} text, never trained on" if aside else "never trained on"
 
 
 def explain(store: Store, state: RegistryState, version: ModelVersion) -> str:
@@ -79,51 +58,6 @@ def explain_as_json(store: Store, state: RegistryState, version: ModelVersion) -
     return version.model_dump(mode="json") | {"story": story, "runs": runs, "artifacts": behind}
 
 
-def find_text(
-    store: Store, state: RegistryState, version: ModelVersion, text: str
-) -> list[Exposure]:
-    """Every document of a version's corpus that holds a piece of text, those trained on first.
-
-    The text must match the cleaned corpus exactly, white space apart.
-
-    Raises:
-        UserError: the text is empty.
-        MissingArtifact: the corpus is no longer in the store.
-    """
-    wanted = " ".join(text.split())
-    if not wanted:
-        raise UserError("Give a piece of text to look for.")
-    if "clean_corpus" not in version.lineage:
-        raise UserError(f"Version {version.version} is the base model: it has no text here.")
-    corpus = store.load("clean_corpus", version.lineage["clean_corpus"])
-    records = list(_documents_with(corpus, wanted))
-    found = exposures(runs_behind(store, state, version), records)
-    return sorted(found, key=lambda one: (not one.lessons, one.document))
-
-
-def exposures(runs: list[Run], documents: list[dict[str, str]]) -> list[Exposure]:
-    """What runs were trained on of documents.
-
-    Args:
-        documents: `id`, `source`, `split` and `text_hash` of each.
-    """
-    lessons = lessons_of(runs, [record["text_hash"] for record in documents])
-    unknown = [run for run in runs if run.record is None]
-    return [
-        Exposure(one["id"], one["source"], one["split"], lessons[one["text_hash"]], unknown)
-        for one in documents
-    ]
-
-
-def _documents_with(corpus: Artifact, wanted: str) -> Iterator[dict[str, str]]:
-    for path in sorted(corpus.path.glob("part-*.parquet")):
-        columns = [*_COLUMNS, "text"]
-        for batch in pq.ParquetFile(path).iter_batches(columns=columns, batch_size=2_000):
-            for record in batch.to_pylist():
-                if wanted in " ".join(record["text"].split()):
-                    yield {name: record[name] for name in _COLUMNS}
-
-
 def _manifests(store: Store, version: ModelVersion) -> Iterator[tuple[str, Manifest | None]]:
     for name in [*ORDER, *sorted(set(version.lineage) - set(ORDER))]:
         if name in version.lineage:
@@ -133,10 +67,13 @@ def _manifests(store: Store, version: ModelVersion) -> Iterator[tuple[str, Manif
 def _describe(store: Store, name: str, fingerprint: str, manifest: Manifest | None) -> list[str]:
     if manifest is None:
         return [f"{name} {fingerprint} (no longer in {store.root})"]
+    gone = [tell_removal(store, name, fingerprint)] if REMOVED in manifest.provenance else []
     lines = [
+        *gone,
         f"{name} {fingerprint}, made {manifest.created_at:%Y-%m-%d %H:%M} UTC by code version "
         f"{manifest.code_version}, revision {manifest.provenance.get('revision', 'unknown')}",
         *(f"  {line}" for line in _listed(manifest.settings)),
+        *(f"  library {name}: {version}" for name, version in manifest.libraries.items()),
     ]
     figures = {key: value for key, value in manifest.stats.items() if _is_small(value)}
     return lines + [f"  {line}" for line in _listed(figures)]
@@ -162,3 +99,126 @@ def _is_small(value: Any) -> bool:
 def _figure(figure: dict[str, float | None]) -> str:
     value = figure.get("value")
     return "not finite" if value is None else f"{value:.4f}"
+
+
+MOST_WORDS = 400
+"""Of a text, that are shown beside another."""
+_WORD = re.compile(r"\s*\S+")
+
+Side = list[tuple[str, bool]]
+"""A text in stretches, each with whether it stands in the other text, too."""
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A document that was dropped as a copy."""
+
+    id: str
+    reason: str
+    similarity: float
+    neighbor: str
+    """The document that it was found a copy of."""
+    survivor: str
+    """The document that is kept in its place: the neighbor, or another of the cluster."""
+    text: Side | None
+    """The text's beginning; None where the raw corpus holds it no more."""
+    neighbor_text: Side | None
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """What a clean corpus left out."""
+
+    counts: dict[str, int]
+    """Reason to documents."""
+    copies: list[Copy]
+    """Some of them: the near-copies that are least like what they copy, then exact ones."""
+    examples: dict[str, list[dict[str, str]]]
+    """Every other reason to a few documents: `id`, and how their `text` begins."""
+    similar: list[dict[str, Any]]
+    """Rows of `forgotten.SIMILAR_SCHEMA`: what holds forgotten text, which is not shown."""
+
+
+def find_dropped(
+    clean: Artifact, raw: Artifact | None, hidden: Collection[str], most: int
+) -> Dropped:
+    """Look up what was dropped.
+
+    Args:
+        raw: that the clean corpus was made of, where it is still there.
+        hidden: ids that are not shown, nor what was dropped for them.
+        most: near-copies; of exact ones, a fifth of that.
+    """
+    found = _chosen(clean.url, NEAR, hidden, most) + _chosen(clean.url, EXACT, hidden, most // 5)
+    wanted = {identifier for row in found for identifier in (row["id"], row["neighbor"])}
+    texts = _texts(raw.url, wanted) if raw else {}
+    copies = []
+    for row in found:
+        text, neighbor_text = compare(texts.get(row["id"]), texts.get(row["neighbor"]))
+        shown = {name: row[name] for name in DUPLICATE_SCHEMA.names if name != "cluster"}
+        copies.append(Copy(**shown, text=text, neighbor_text=neighbor_text))
+    examples = {
+        reason: [one for one in of_reason if one["id"] not in hidden]
+        for reason, of_reason in clean.stats["dropped_examples"].items()
+        if reason not in (EXACT, NEAR)
+    }
+    similar = read_similar(clean.url)
+    return Dropped(clean.stats["dropped"], copies, examples, similar.to_pylist())
+
+
+def compare(text: str | None, neighbor: str | None) -> tuple[Side | None, Side | None]:
+    """The beginnings of two texts, marked by the words that both have in order."""
+    if text is None or neighbor is None:
+        return _begin(text), _begin(neighbor)
+    here, there = _words(text), _words(neighbor)
+    folded = [[word.strip().casefold() for word in words] for words in (here, there)]
+    matcher = difflib.SequenceMatcher(None, folded[0], folded[1], autojunk=False)
+    sides: tuple[Side, Side] = ([], [])
+    for kind, first, last, other_first, other_last in matcher.get_opcodes():
+        for side, stretch in zip(
+            sides, (here[first:last], there[other_first:other_last]), strict=True
+        ):
+            if stretch:
+                side.append(("".join(stretch), kind == "equal"))
+    return sides
+
+
+def _begin(text: str | None) -> Side | None:
+    return None if text is None else [("".join(_words(text)), True)]
+
+
+def _words(text: str) -> list[str]:
+    """The text's first words, each with the blanks before it."""
+    return _WORD.findall(text)[:MOST_WORDS]
+
+
+def _chosen(
+    clean_corpus: str, reason: str, hidden: Collection[str], most: int
+) -> list[dict[str, Any]]:
+    """Rows of `DUPLICATE_SCHEMA`, the least similar first; one file of them is held at a time."""
+    chosen = DUPLICATE_SCHEMA.empty_table()
+    not_shown = pa.array(sorted(hidden), pa.string())
+    for name in fnmatch.filter(files.list_names(clean_corpus), "duplicates*.parquet"):
+        copies = read_table(f"{clean_corpus}/{name}", DUPLICATE_SCHEMA.names)
+        copies = copies.filter(pc.equal(copies["reason"], reason))
+        for column in ("id", "neighbor", "survivor"):
+            copies = copies.filter(pc.invert(pc.is_in(copies[column], not_shown)))
+        together = pa.concat_tables([chosen, copies.cast(DUPLICATE_SCHEMA)])
+        order = [("similarity", "ascending"), ("id", "ascending")]
+        chosen = together.sort_by(order).slice(0, most)
+    rows: list[dict[str, Any]] = chosen.to_pylist()
+    return rows
+
+
+def _texts(raw_corpus: str, ids: Iterable[str]) -> dict[str, str]:
+    """Ids to texts, of those that the raw corpus has; parts are read until all are found."""
+    wanted = pa.array(sorted(ids), pa.string())
+    found: dict[str, str] = {}
+    for part in find_raw_parts(raw_corpus):
+        if len(found) == len(wanted):
+            break
+        if pc.any(pc.is_in(part.read(["id"])["id"], wanted)).as_py():
+            rows = part.read(["id", "text"])
+            rows = rows.filter(pc.is_in(rows["id"], wanted))
+            found |= {row["id"]: row["text"] or "" for row in rows.to_pylist()}
+    return found

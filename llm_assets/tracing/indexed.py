@@ -11,8 +11,7 @@ from artifacts.errors import DamagedArtifact
 from artifacts.progress import Report
 from artifacts.shards import span_index
 from artifacts.shards.format import ShardStats
-from artifacts.shards.shard_files import ShardFiles
-from artifacts.shards.shard_set import Shard
+from artifacts.shards.shard_set import Shard, ShardFiles
 from artifacts.shards.span_index import SpanIndex
 from artifacts.store.store import Artifact, Store
 
@@ -28,7 +27,7 @@ class IndexedShard:
     content: str
     """The same for shards of the same content, of whichever artifact."""
     records: frozenset[str] = frozenset()
-    """URLs of what the runs that took rows of it were trained on (`recipes.data.trained`)."""
+    """URLs of what the runs that took rows of it were trained on (`recipes.data.records`)."""
 
     @cached_property
     def documents(self) -> pa.Table:
@@ -64,6 +63,7 @@ def index_keys(artifact: Artifact, stats: ShardStats) -> dict[str, str]:
     contents = {entry.path: entry.sha256 or entry.crc32c for entry in artifact.manifest.files}
     return {
         entry.name: cache_key(
+            "span index",
             span_index.__name__,
             ["numpy", "scipy"],
             vocab_size=stats.vocab_size,

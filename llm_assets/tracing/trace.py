@@ -6,23 +6,19 @@ OLMoTrace (Liu and others, 2025) stretches are found token by token in the train
 what is shown was read in training; that it is why the model said it is not claimed.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
-from artifacts.errors import UserError
+from artifacts.errors import MissingArtifact, UserError
 from artifacts.progress import Report
 from artifacts.shards.span_index import SHORTEST
 from artifacts.store.store import Store
-from llm_assets.registry.records import ModelVersion
-from llm_assets.registry.state import RegistryState
-from llm_assets.tracing.influence import find_influential
-from llm_assets.tracing.lessons import Run, runs_behind
-from llm_assets.tracing.nearest import find_nearest
-from llm_assets.tracing.training_text import Source, TrainingText
-from llm_assets.tracing.verbatim import find_stretches
+from llm_assets.registry.state import ModelVersion, RegistryState
+from llm_assets.tracing.passages import Exposure, find_nearest, find_passages, find_stretches
+from llm_assets.tracing.training_text import Source, TrainingText, runs_behind
 from serving import journal
 from serving.settings import JournalSettings
 
@@ -35,8 +31,6 @@ class Asked:
 
     version: ModelVersion
     answer: str
-    prompt: str = ""
-    """What it was given to, as the client sent it, where that was kept."""
 
 
 def answer_of_text(state: RegistryState, text: str, version: int | None) -> Asked:
@@ -87,11 +81,11 @@ def answers_to_request(
         if text is not None and not journal.is_answer(folder, entry, text):
             continue
         answer = text if entry.answer is None else entry.answer
-        asked.append(Asked(state.get(int(entry.version)), answer or "", entry.prompt or ""))
+        asked.append(Asked(state.get(int(entry.version)), answer or ""))
     if not asked:
         raise UserError(
             f"The text is not what the request {request!r} was answered with: its hash differs. "
-            "Give the answer to the letter, white space included."
+            "Give the exact answer, including white space."
         )
     return asked
 
@@ -112,10 +106,10 @@ class Stretch:
 
 @dataclass(frozen=True)
 class Near:
-    """A document that shares telling words with the answer, or had influence on it."""
+    """A document that shares distinctive words with the answer."""
 
     score: float
-    """Of BM25, or the cosine of the gradients."""
+    """Of BM25."""
     source: Source
 
 
@@ -131,20 +125,29 @@ class Trace:
     """Longest first, none inside another."""
     near: list[Near]
     """Best first."""
-    unknown: list[Run]
-    """Runs behind the version whose record or text is gone, so that theirs was not looked at."""
-    influential: list[Near] | None = None
-    """Of the nearest, those of the most influence, best first; None where that was not asked."""
+    documents: list[Exposure]
+    """Those that hold the whole answer, white space apart, where no stretch was found."""
+    tokens: int
+    """Of the answer."""
+    missing: list[str]
+    """Text that was not looked at, since it or its record is gone, and why, in words."""
 
     @property
     def verdict(self) -> str:
         """What the whole is, in a word: `verbatim`, `near` or `nothing found`."""
-        return "verbatim" if self.verbatim else "near" if self.near else "nothing found"
+        if self.verbatim or self.is_whole:
+            return "verbatim"
+        return "near" if self.near else "nothing found"
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of the answer stands in a document, and was trained on there."""
+        return any(document.is_trained for document in self.documents)
 
     @property
     def share(self) -> float:
         """The share of the answer's characters that stand in training text."""
-        covered = np.zeros(len(self.answer), bool)
+        covered = np.full(len(self.answer), self.is_whole)
         for one in self.verbatim:
             covered[one.start : one.end] = True
         return float(covered.mean()) if len(covered) else 0.0
@@ -162,14 +165,11 @@ class Tracer:
         state: RegistryState,
         version: ModelVersion,
         answer: str,
-        influence_on: str | None = None,
         count: int = 5,
     ) -> Trace:
         """Look for an answer in the text that a version was trained on.
 
         Args:
-            influence_on: what the answer was given to, where documents are to be ranked by their
-                influence as well, which takes minutes.
             count: documents, and sources of a stretch, that are shown.
 
         Raises:
@@ -183,7 +183,22 @@ class Tracer:
                 f"The text has {len(answer):,} characters, more than the {MOST_CHARACTERS:,} that "
                 "are traced at a time: give a part of it."
             )
-        return _trace(self._open(state, version), answer, influence_on, count)
+        try:
+            text = self._open(state, version)
+        except MissingArtifact as error:
+            passages = find_passages(self._store, state, version, answer)
+            if not passages.searched:
+                raise
+            gone = [str(error), *passages.missing]
+            return Trace(version.version, answer, SHORTEST, [], [], passages.documents, 0, gone)
+        found = _trace(text, answer, count)
+        if found.verbatim:
+            return found
+        # Nothing is said not to be there that `llm-assets explain` finds: stretches are looked for
+        # by tokens, from some length on, and within a row.
+        passages = find_passages(self._store, state, version, answer)
+        missing = [*found.missing, *passages.missing]
+        return replace(found, documents=passages.documents, missing=missing)
 
     def _open(self, state: RegistryState, version: ModelVersion) -> TrainingText:
         runs = runs_behind(self._store, state, version)
@@ -198,7 +213,7 @@ class Tracer:
         return self._text
 
 
-def _trace(text: TrainingText, answer: str, influence_on: str | None, count: int) -> Trace:
+def _trace(text: TrainingText, answer: str, count: int) -> Trace:
     encoded = text.tokenizer.encode(answer, add_special_tokens=False)
     tokens = np.asarray(encoded.ids, np.int64)
     found = find_stretches(text.shards, tokens, text.records, text.read)
@@ -217,10 +232,5 @@ def _trace(text: TrainingText, answer: str, influence_on: str | None, count: int
         for one in found
     ]
     scored = [Near(one.score, source) for one, source in zip(near, sources, strict=True)]
-    influential = None
-    if influence_on is not None:
-        ranked = find_influential(text, influence_on, answer, count)
-        told = text.describe(text.beginnings([one.text for one in ranked]))
-        influential = [Near(one.score, source) for one, source in zip(ranked, told, strict=True)]
     version = text.version.version
-    return Trace(version, answer, SHORTEST, stretches, scored, text.unknown, influential)
+    return Trace(version, answer, SHORTEST, stretches, scored, [], len(tokens), text.missing)

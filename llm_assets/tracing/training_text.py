@@ -1,6 +1,6 @@
-"""The text that a version was trained on: its shards, its documents' names and their licenses."""
+"""The text that a version was trained on, and when: shards, names of documents, licenses."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -10,23 +10,160 @@ import pyarrow.compute as pc
 from tokenizers import Tokenizer
 
 from artifacts.errors import MissingArtifact
-from artifacts.numbers.arrays import sorted_unique
+from artifacts.numbers import sorted_unique
 from artifacts.progress import Report
+from artifacts.shards.shard_set import text_numbers
 from artifacts.shards.span_index import first_places
+from artifacts.storage import files
 from artifacts.store.store import Artifact, Store
-from llm_assets.registry.records import ModelVersion
-from llm_assets.registry.retired import find_manifest
+from llm_assets.registry.start import START_INPUT, find_manifest, find_record, tell_removal
+from llm_assets.registry.state import ModelVersion, RegistryState
 from llm_assets.tracing.indexed import IndexedShard, open_indexed
-from llm_assets.tracing.lessons import Lesson, Run, lessons_by_text, stretches_of
-from llm_assets.tracing.licenses import find_licenses
-from recipes.data.trained import open_trained, records_of, texts_of
+from recipes.data.records import (
+    TRAINED_NAME,
+    TRAINED_SCHEMA,
+    open_trained,
+    read_trained,
+    records_of,
+    texts_of,
+)
 from recipes.spec import MODEL_FOLDER
+from spark_jobs.runtime.parquet import open_parts
+
+Reader = Callable[[str, Sequence[int] | np.ndarray], pa.Table]
+"""Gives the records of some texts, of a run whose `trained.parquet` lies at a URL."""
+_STEPS_SHOWN = 8
+_STRETCH_SCHEMA = pa.schema(
+    [("record", pa.int64()), *(TRAINED_SCHEMA.field(name) for name in ("text", "start", "end"))]
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A training run behind a version."""
+
+    checkpoint: str
+    """Fingerprint."""
+    version: int | None
+    """The version whose weights it made; None where these were never registered."""
+    record: str | None
+    """URL of `trained.parquet`; None where it is gone, so that nobody knows."""
+
+    @property
+    def name(self) -> str:
+        return (
+            f"checkpoint {self.checkpoint}" if self.version is None else f"version {self.version}"
+        )
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """That a run was trained on a text."""
+
+    run: Run
+    steps: list[int]
+    """Those whose weights' update it was part of, in order, counted from 1."""
+    rows: list[int]
+    """Numbers among the rows of the run, in order."""
+    tokens: int
+    """How many of its tokens were read, each as often as it was."""
+
+    def __str__(self) -> str:
+        shown = ", ".join(map(str, self.steps[:_STEPS_SHOWN]))
+        left = len(self.steps) - _STEPS_SHOWN
+        more = f" and {left} more" if left > 0 else ""
+        noun = "step" if len(self.steps) == 1 else "steps"
+        return f"{self.run.name} at {noun} {shown}{more} ({self.tokens:,} tokens)"
+
+
+def runs_behind(store: Store, state: RegistryState, version: ModelVersion) -> list[Run]:
+    """The runs that a version's weights went through, oldest first; none for a base model."""
+    runs = []
+    fingerprint: str | None = version.model_fingerprint
+    while fingerprint:
+        manifest = find_manifest(store, "checkpoint", fingerprint)
+        if manifest is None:
+            if version.lineage.get("checkpoint") == fingerprint:
+                runs.append(_run(store, state, fingerprint))
+            break
+        runs.append(_run(store, state, fingerprint))
+        fingerprint = manifest.inputs.get(START_INPUT)
+    return runs[::-1]
+
+
+def all_runs(store: Store, state: RegistryState) -> list[Run]:
+    """The runs behind all registered versions, each once, those of older versions first."""
+    runs = (run for version in state.versions for run in runs_behind(store, state, version))
+    return list({run.checkpoint: run for run in runs}.values())
+
+
+def lessons_of(runs: Sequence[Run], text_hashes: Sequence[str]) -> dict[str, list[Lesson]]:
+    """What the runs were trained on of each text, those that were not left out.
+
+    Args:
+        text_hashes: of the texts, as the clean corpus and the shards have them.
+    """
+    numbers = text_numbers(text_hashes).tolist()
+    found = lessons_by_text(runs, numbers)
+    return {one: found[number] for one, number in zip(text_hashes, numbers, strict=True)}
+
+
+def lessons_by_text(
+    runs: Sequence[Run], texts: Sequence[int], read: Reader = read_trained
+) -> dict[int, list[Lesson]]:
+    """The same of texts as `artifacts.shards.shard_set` numbers them.
+
+    Args:
+        read: gives the records of some texts, as `read_trained` does.
+    """
+    found: dict[int, list[Lesson]] = {text: [] for text in texts}
+    for run in runs:
+        if run.record:
+            for text, lesson in _lessons(run, read(run.record, texts)):
+                found[text].append(lesson)
+    return found
+
+
+def stretches_of(
+    records: Sequence[str], texts: Sequence[int] | np.ndarray, read: Reader = read_trained
+) -> pa.Table:
+    """The stretches that were trained on of some texts, each once.
+
+    Args:
+        records: URLs of `trained.parquet`.
+        texts: as `artifacts.shards.shard_set` numbers them.
+        read: gives the records of some texts, as `read_trained` does.
+
+    Returns:
+        `record` (its place among them), `text`, `start` and `end`.
+    """
+    found = [_STRETCH_SCHEMA.empty_table()]
+    for number, url in enumerate(records):
+        table = read(url, texts).select(_STRETCH_SCHEMA.names[1:])
+        found.append(table.add_column(0, "record", pa.repeat(number, table.num_rows)))
+    return pa.concat_tables(found).group_by(_STRETCH_SCHEMA.names).aggregate([])
+
+
+def _lessons(run: Run, table: pa.Table) -> Iterator[tuple[int, Lesson]]:
+    for text in table["text"].unique().to_pylist():
+        of_text = table.filter(pc.equal(table["text"], pa.scalar(text, pa.uint64())))
+        tokens = pc.sum(pc.subtract(of_text["end"], of_text["start"])).as_py()
+        steps, rows = (np.unique(of_text[name].to_numpy()).tolist() for name in ("step", "row"))
+        yield text, Lesson(run, steps, rows, tokens)
+
+
+def _run(store: Store, state: RegistryState, checkpoint: str) -> Run:
+    versions = (one for one in state.versions if one.model_fingerprint == checkpoint)
+    version = next((one.version for one in versions), None)
+    return Run(checkpoint, version, find_record(store, checkpoint, TRAINED_NAME))
+
 
 NEIGHBORHOOD = 48
 """Tokens that are shown on either side of a stretch."""
 BEGINNING = 64
 """Tokens that are shown of a document that is only near."""
 UNKNOWN = "unknown"
+KEEP = "`retention.keep` in the pipeline file keeps all of a version."
 
 Part = tuple[IndexedShard, int, int, int]
 """Shard, segment, place of the first token in the shard, and tokens: a part of one row."""
@@ -62,8 +199,8 @@ class TrainingText:
     runs: list[Run]
     readers: dict[str, frozenset[str]]
     """Artifact to the URLs of what the runs that read it were trained on."""
-    unknown: list[Run]
-    """Runs whose record or whose text is gone."""
+    missing: list[str]
+    """What was read and cannot be looked at, since its text or the record is gone, in words."""
     report: Report = field(compare=False)
     _licenses: dict[str, str] = field(default_factory=dict, compare=False)
     """Of the documents that were asked for."""
@@ -77,29 +214,37 @@ class TrainingText:
         """What is still in the store; raises MissingArtifact where nothing is."""
         artifacts: dict[str, Artifact] = {}
         readers: dict[str, frozenset[str]] = {}
-        unknown = []
+        missing: list[str] = []
         for run in reversed(runs):
-            manifest = find_manifest(store, "checkpoint", run.checkpoint)
-            name = manifest.inputs["tokenized_shards"] if manifest else ""
+            name = shards_of(store, run)
             artifact = store.find_named("tokenized_shards", name) if name else None
-            if artifact:
-                artifacts[name] = artifact
-            if artifact is None or run.record is None:
-                unknown.append(run)
+            if artifact is None:
+                # Without the checkpoint's manifest nobody knows which shards they were.
+                gone = ("tokenized_shards", name) if name else ("checkpoint", run.checkpoint)
+                missing.append(f"{run.name}: {tell_removal(store, *gone)}")
+                continue
+            artifacts[artifact.fingerprint] = artifact
+            if run.record is None:
+                missing.append(f"{run.name}: which rows it read is no longer on record")
             else:
-                readers[name] = readers.get(name, frozenset()) | {run.record}
+                known = readers.get(artifact.fingerprint, frozenset())
+                readers[artifact.fingerprint] = known | {run.record}
         if not artifacts:
             raise MissingArtifact(
-                f"No text that version {version.version} was trained on is in {store.root} any "
-                "more: `retention.keep` in the pipeline file keeps that of a version."
+                f"No text that version {version.version} was trained on is left: "
+                f"{'; '.join(missing)}. {KEEP}"
             )
-        return cls(version, list(artifacts.values()), list(runs), readers, unknown, report)
+        return cls(version, list(artifacts.values()), list(runs), readers, missing, report)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The version's; raises MissingArtifact where its weights were removed."""
-        model = self.artifacts[0].store.load("checkpoint", self.version.model_fingerprint)
-        return Tokenizer.from_file(str(model.path / MODEL_FOLDER / "tokenizer.json"))
+        """The one that made the tokens; raises MissingArtifact where it was removed."""
+        store = self.artifacts[0].store
+        tokenizer = find_tokenizer(store, self.version)
+        if tokenizer is None:
+            gone = tell_removal(store, "checkpoint", self.version.model_fingerprint)
+            raise MissingArtifact(f"No tokenizer is left to read the text by: {gone}. {KEEP}")
+        return tokenizer
 
     @cached_property
     def shards(self) -> list[IndexedShard]:
@@ -209,6 +354,41 @@ class TrainingText:
                 self._licenses.update(find_licenses(raw, new) | self._licenses)
         for one in new:
             self._licenses.setdefault(one, UNKNOWN)
+
+
+def find_licenses(raw_corpus: Artifact, documents: Mapping[str, str]) -> dict[str, str]:
+    """The licenses of those documents that have one there.
+
+    Sources give their documents in the order of their ids where they have one, so about one group
+    of rows is read for each document.
+
+    Args:
+        documents: id to source.
+    """
+    sources = sorted(set(documents.values()))
+    chosen = pc.field("id").isin(pa.array(documents, pa.string()))
+    chosen &= pc.field("source").isin(pa.array(sources, pa.string()))
+    snapshot = open_parts([raw_corpus.url], ["id", "source", "license"])
+    found = snapshot.to_table(["id", "license"], filter=chosen).drop_null()
+    return dict(zip(*(column.to_pylist() for column in found.columns), strict=True))
+
+
+def shards_of(store: Store, run: Run) -> str | None:
+    """Fingerprint of the shards that a run took rows from; None where its manifest is gone."""
+    manifest = find_manifest(store, "checkpoint", run.checkpoint)
+    return manifest.inputs["tokenized_shards"] if manifest else None
+
+
+def find_tokenizer(store: Store, version: ModelVersion) -> Tokenizer | None:
+    """A version's tokenizer: with its weights, or else with the base model that has the same."""
+    places = [("checkpoint", version.model_fingerprint, f"/{MODEL_FOLDER}")]
+    places += [("base_model", name, "") for name in [version.lineage.get("base_model")] if name]
+    for kind, fingerprint, folder in places:
+        artifact = store.find_named(kind, fingerprint)
+        path = f"{artifact.path}{folder}/tokenizer.json" if artifact else ""
+        if path and files.exists(path):
+            return Tokenizer.from_file(path)
+    return None
 
 
 def _text_of(shard: IndexedShard, segment: int) -> int:

@@ -4,20 +4,132 @@ import errno
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple
 
-import torch.distributed as dist
+import torch
 from torch.distributed.checkpoint import CheckpointException
+from torch.distributed.tensor import DTensor
 
 from artifacts import checkpoints
-from artifacts.errors import UserError, first_line
-from artifacts.storage import files
-from recipes.checkpointing.newest import find_newest
-from recipes.checkpointing.staging import StagingBuffers, side_stream
+from artifacts.checkpoints import Checkpoint
+from artifacts.errors import DamagedArtifact, UserError, first_line
+from recipes.device import Device
 from recipes.distributed.strategy import Strategy
-from recipes.distributed.workers import Workers
-from recipes.settings.sections import CheckpointingSettings
+from recipes.distributed.workers import Workers, host_group
+from recipes.settings import CheckpointingSettings
+
+
+class CheckpointChoice(NamedTuple):
+    """What the first worker tells the others."""
+
+    found: Checkpoint | UserError | None
+    is_final: bool
+    """Otherwise it is to be looked at by all."""
+
+
+def find_newest(
+    run_url: str, content: dict[str, Any], report: Callable[[str], None], workers: Workers
+) -> Checkpoint | None:
+    """The newest valid checkpoint of a run, the same one on all workers.
+
+    Every file is read once, by one of them. None goes on before all have found their part whole.
+
+    Raises:
+        UserError, DamagedArtifact: as `artifacts.checkpoints.find_newest`, on all workers alike.
+    """
+    if not workers.is_rank_zero:
+        return _follow(workers)
+
+    def check(checkpoint: Checkpoint) -> None:
+        workers.share(CheckpointChoice(checkpoint, is_final=False))
+        _check_together(checkpoint, workers)
+
+    found: Checkpoint | UserError | None
+    try:
+        found = checkpoints.find_newest(run_url, content, report, check)
+    except UserError as error:
+        found = error
+    return _agreed(workers.share(CheckpointChoice(found, is_final=True)))
+
+
+def _follow(workers: Workers) -> Checkpoint | None:
+    """Look at what the first worker looks at, until it has chosen."""
+    while True:
+        choice = workers.share(CheckpointChoice(None, is_final=False))
+        if choice.is_final:
+            return _agreed(choice)
+        assert isinstance(choice.found, Checkpoint)
+        with suppress(DamagedArtifact):
+            _check_together(choice.found, workers)
+
+
+def _check_together(checkpoint: Checkpoint, workers: Workers) -> None:
+    """Raise the fault of the first worker that has found one, on all of them."""
+    fault: DamagedArtifact | None = None
+    try:
+        checkpoints.verify(checkpoint, workers.rank, workers.count)
+    except DamagedArtifact as error:
+        fault = error
+    for damage in filter(None, workers.gather(fault)):
+        raise damage
+
+
+def _agreed(choice: CheckpointChoice) -> Checkpoint | None:
+    if isinstance(choice.found, UserError):
+        raise choice.found
+    return choice.found
+
+
+class StagingBuffers:
+    """Host memory that every save copies into again; allocating it again would take longer."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, torch.Tensor] = {}
+
+    def copy(self, state: dict[str, Any], stream: torch.cuda.Stream | None) -> dict[str, Any]:
+        """A state dict of the same form, its tensors in buffers on the host.
+
+        Args:
+            state: tensors that nobody changes until this returns.
+            stream: where to copy on a GPU, from `side_stream`.
+        """
+        if stream is None:
+            copied: dict[str, Any] = self._copy("", state)
+            return copied
+        with torch.cuda.stream(stream):
+            copied = self._copy("", state)
+        stream.synchronize()
+        return copied
+
+    def _copy(self, path: str, value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: self._copy(f"{path}/{key}", item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return type(value)(self._copy(f"{path}/{n}", item) for n, item in enumerate(value))
+        if isinstance(value, DTensor):
+            # `from_local` would move the buffer to the mesh's device: up to the GPU again.
+            local = self._fill(path, value.to_local())
+            return DTensor(local, value._spec, requires_grad=False)
+        return self._fill(path, value) if isinstance(value, torch.Tensor) else value
+
+    def _fill(self, path: str, tensor: torch.Tensor) -> torch.Tensor:
+        buffer = self._buffers.get(path)
+        if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
+            pinned = tensor.device.type == "cuda"
+            buffer = torch.empty_like(tensor, device="cpu", pin_memory=pinned)
+            self._buffers[path] = buffer
+        return buffer.copy_(tensor.detach(), non_blocking=True)
+
+
+def side_stream() -> torch.cuda.Stream | None:
+    """A stream beside the training's, for what may start once its work so far is done."""
+    if not torch.cuda.is_available():
+        return None
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    return stream
+
 
 SECONDS_BETWEEN_ATTEMPTS = (1.0, 5.0, 20.0, 60.0)
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -49,7 +161,7 @@ class Checkpointer:
         self._stalled = 0.0
         self._tensors: dict[str, Any] | None = None
         # Saving in the background must not mix its messages with those of the training steps.
-        self._group = dist.new_group(backend="gloo") if workers.count > 1 else None
+        self._group = host_group() if workers.count > 1 else None
 
     def save(self, step: int, state: dict[str, Any], permanent: bool = False) -> None:
         """Write and commit the checkpoint of a step; older ones rotate out afterwards.
@@ -105,6 +217,8 @@ class Checkpointer:
             self._tensors = self._strategy.tensors()
         if self._buffers is None:
             self._write(step, self._tensors, state, permanent)
+            # The first worker reads all files once more for their checksums.
+            self._workers.barrier()
         else:
             copied = self._thread.submit(self._buffers.copy, self._tensors, side_stream())
             self._copied = copied
@@ -125,11 +239,12 @@ class Checkpointer:
         found = find_newest(self._run_url, self._content, self._report, self._workers)
         if found is None:
             return None
-        if not files.exists(f"{found.url}/{self._strategy.marker}"):
+        # Only what was compared with its checksum is opened: torch unpickles some of it.
+        if self._strategy.marker not in {entry.path for entry in found.manifest.files}:
             raise UserError(
-                f"{found.url} was not written by {self._strategy.name}: optimizer state does not "
-                "move between FSDP2 and DeepSpeed. Go on with `checkpoint.placement.deepspeed` as "
-                f"it was, or remove {self._run_url} and begin again."
+                f"{found.url} was not written by {self._strategy.name}, and optimizer state does "
+                "not move between strategies. Go on with that of `checkpoint.placement` as it was, "
+                f"or remove {self._run_url} and begin again."
             )
         self._strategy.read(found.url)
         return found.manifest.step, found.manifest.state
@@ -204,8 +319,11 @@ def _is_full_disk(error: BaseException | None) -> bool:
 class SavingPlan:
     """Every N steps and every M minutes, whichever comes first."""
 
-    def __init__(self, settings: CheckpointingSettings, clock: Clock = time.monotonic) -> None:
+    def __init__(
+        self, settings: CheckpointingSettings, device: Device, clock: Clock = time.monotonic
+    ) -> None:
         self._settings = settings
+        self._every_steps = settings.every_steps or device.saves_every_steps
         self._clock = clock
         self._saved_at = clock()
 
@@ -213,7 +331,8 @@ class SavingPlan:
         """Whether the state after this step should be saved."""
         minutes = self._settings.every_minutes
         late = minutes is not None and self._clock() - self._saved_at >= minutes * 60
-        return late or step % self._settings.every_steps == 0 or self.is_permanent(step)
+        counted = self._every_steps is not None and step % self._every_steps == 0
+        return late or counted or self.is_permanent(step)
 
     def is_permanent(self, step: int) -> bool:
         """Whether this step's checkpoint stays when others rotate."""

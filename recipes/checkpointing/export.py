@@ -6,18 +6,21 @@ last: a folder without it is no model.
 
 import json
 import shutil
+from collections import deque
+from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 
-from artifacts.model.format import older_config, write_older_names
+from artifacts.model import older_config, write_older_names
 from artifacts.storage import files
 from recipes.distributed.strategy import Strategy
 from recipes.distributed.workers import Workers
 from recipes.model.causal_model import TrainableModel
 from recipes.model.lora import merge_adapters, write_adapter
-from recipes.settings.sections import LoraSettings
+from recipes.settings import LoraSettings
 
 CONFIG_NAME = "config.json"
 """Written last: an export with it is whole."""
@@ -31,6 +34,7 @@ CARRIED_PATTERNS = (
     "*.model",
     "LICENSE*",
 )
+Weights = Iterable[tuple[str, torch.Tensor]]
 MAX_SHARD_BYTES = 4 * 1024**3
 INDEX_NAME = "model.safetensors.index.json"
 
@@ -47,15 +51,23 @@ def export_model(
 
     Adapters are merged, and written by themselves into the folder `<folder>-adapter`.
     """
-    model, found = strategy.model, strategy.whole_weights()
-    if workers.is_rank_zero:
-        names = model.hugging_face_names()
-        weights = {names[name]: tensor for name, tensor in found.items()}
+    model = strategy.model
+    names = model.hugging_face_names()
+    weights = ((names[name], tensor) for name, tensor in strategy.weights())
+    if not workers.is_rank_zero:
+        # Each is gathered from all workers.
+        deque(weights, maxlen=0)
+    elif lora or not model.is_exported_by_name:
+        whole = dict(weights)
         if lora:
-            write_adapter(weights, lora, base_model, folder.with_name(f"{folder.name}-adapter"))
-            weights = merge_adapters(weights, lora)
-        weights = {name: tensor.to(dtype) for name, tensor in weights.items()}
-        _write(model, model.to_hugging_face(weights), base_model, folder, dtype)
+            write_adapter(whole, lora, base_model, folder.with_name(f"{folder.name}-adapter"))
+            whole = merge_adapters(whole, lora)
+        whole = {name: tensor.to(dtype) for name, tensor in whole.items()}
+        _write(model, model.to_hugging_face(whole).items(), base_model, folder, dtype)
+    else:
+        narrow = (model.to_hugging_face({name: tensor.to(dtype)}) for name, tensor in weights)
+        pieces = chain.from_iterable(piece.items() for piece in narrow)
+        _write(model, pieces, base_model, folder, dtype)
     workers.barrier()
 
 
@@ -109,7 +121,7 @@ def _clear(folder: Path) -> None:
 
 def _write(
     model: TrainableModel,
-    weights: dict[str, torch.Tensor],
+    weights: Weights,
     base_model: Path,
     folder: Path,
     dtype: torch.dtype,
@@ -127,23 +139,33 @@ def _write(
     files.write(folder / CONFIG_NAME, json.dumps(older_config(config), indent=2).encode())
 
 
-def _write_weights(weights: dict[str, torch.Tensor], folder: Path) -> None:
-    shards: list[dict[str, torch.Tensor]] = [{}]
-    size = 0
-    for name, tensor in weights.items():
-        if shards[-1] and size + tensor.nbytes > MAX_SHARD_BYTES:
-            shards.append({})
+def _write_weights(weights: Weights, folder: Path) -> None:
+    """Write safetensors as they come, of which no more are held than one file has."""
+    files_of: list[list[str]] = []
+    shard: dict[str, torch.Tensor] = {}
+    size = total = 0
+
+    def write() -> None:
+        path = folder / f"model-{len(files_of) + 1:05d}.safetensors"
+        save_file(shard, path, metadata={"format": "pt"})
+        files_of.append(list(shard))
+        shard.clear()
+
+    for name, tensor in weights:
+        if shard and size + tensor.nbytes > MAX_SHARD_BYTES:
+            write()
             size = 0
-        shards[-1][name] = tensor.contiguous()
-        size += tensor.nbytes
-    if len(shards) == 1:
-        save_file(shards[0], folder / "model.safetensors", metadata={"format": "pt"})
+        shard[name] = tensor.contiguous()
+        size, total = size + tensor.nbytes, total + tensor.nbytes
+        del tensor
+    write()
+    if len(files_of) == 1:
+        (folder / "model-00001.safetensors").rename(folder / "model.safetensors")
         return
     places: dict[str, str] = {}
-    for number, shard in enumerate(shards, start=1):
-        file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        save_file(shard, folder / file, metadata={"format": "pt"})
-        places |= dict.fromkeys(shard, file)
-    total = sum(tensor.nbytes for tensor in weights.values())
+    for number, held in enumerate(files_of, start=1):
+        file = f"model-{number:05d}-of-{len(files_of):05d}.safetensors"
+        (folder / f"model-{number:05d}.safetensors").rename(folder / file)
+        places |= dict.fromkeys(held, file)
     index = {"metadata": {"total_size": total}, "weight_map": places}
     (folder / INDEX_NAME).write_text(json.dumps(index, indent=2))

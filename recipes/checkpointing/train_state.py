@@ -7,8 +7,8 @@ from statistics import median
 from pydantic import BaseModel
 
 from artifacts.errors import UserError
-from recipes.optimization.gradient_guard import GradientGuard
-from recipes.settings.sections import Precision
+from recipes.optimization import GradientGuard
+from recipes.settings import Precision
 from recipes.spec import METRICS_NAME, TrainingResult
 
 RECENT_STEPS = 64

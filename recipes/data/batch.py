@@ -1,9 +1,15 @@
-"""A batch of packed rows, as the model takes it."""
+"""Batches, as models take them, made of rows of the shards: packed texts, or an example each."""
 
 from dataclasses import dataclass
 from typing import Self
 
+import numpy as np
+import pyarrow.compute as pc
 import torch
+
+from artifacts.errors import DamagedArtifact, make_command
+from artifacts.shards.format import PackedRows
+from artifacts.shards.shard_set import ShardSet
 
 IGNORED = -100
 """Target of a position that has nothing to predict: the end of a segment, or padding."""
@@ -32,10 +38,18 @@ class Batch:
         """How many positions are not padding."""
         return int((self.segments != PADDING_SEGMENT).sum())
 
+    @property
+    def pair_count(self) -> int:
+        """How many pairs of positions attend: each with itself and those before it in its text."""
+        return int((self.positions + 1)[self.segments != PADDING_SEGMENT].sum())
+
     def to(self, device: torch.device) -> "Batch":
         """The same batch on another device."""
-        tensors = (self.tokens, self.targets, self.positions, self.segments)
-        return Batch(*(tensor.to(device, non_blocking=True) for tensor in tensors))
+        return Batch(*(tensor.to(device, non_blocking=True) for tensor in vars(self).values()))
+
+    def pin_memory(self) -> "Batch":
+        """The same batch in memory from which a GPU copies by itself."""
+        return Batch(*(tensor.pin_memory() for tensor in vars(self).values()))
 
 
 @dataclass(frozen=True)
@@ -59,7 +73,118 @@ class ExampleBatch:
         """How many positions are not padding."""
         return int(self.is_input.sum()) + self.target_count
 
+    @property
+    def pair_count(self) -> int:
+        """How many pairs of positions attend: all of an input."""
+        return int(self.is_input.sum(dim=1).square().sum())
+
     def to(self, device: torch.device) -> Self:
         """The same batch on another device."""
-        tensors = (self.tokens, self.is_input, self.targets)
-        return type(self)(*(tensor.to(device, non_blocking=True) for tensor in tensors))
+        return type(self)(*(tensor.to(device, non_blocking=True) for tensor in vars(self).values()))
+
+    def pin_memory(self) -> Self:
+        """The same batch in memory from which a GPU copies by itself."""
+        return type(self)(*(tensor.pin_memory() for tensor in vars(self).values()))
+
+
+def read_batch(shards: ShardSet, rows: np.ndarray, samples: np.ndarray | None = None) -> Batch:
+    """Read rows and derive targets, positions and segment numbers; the same for any samples.
+
+    Raises:
+        DamagedArtifact: a token id lies outside the shards' vocabulary.
+    """
+    stored = shards.read(rows)
+    shape = stored.tokens.shape
+    check_token_ids(shards, rows, stored.tokens)
+    starts, ends, numbers = _segment_bounds(stored)
+    tokens = stored.tokens.astype(np.int64)
+    targets = np.empty(shape, np.int64)
+    targets.reshape(-1)[:-1] = stored.tokens.reshape(-1)[1:]
+    if stored.targets is not None:
+        given = np.append(stored.targets.reshape(-1)[1:] == 0, True)
+        targets.reshape(-1)[given] = IGNORED
+    targets.reshape(-1)[ends - 1] = IGNORED
+    # What lies between one segment's end and the next one's start is padding.
+    bounds = np.append(np.column_stack((starts, ends)).ravel(), tokens.size)
+    lengths = np.diff(bounds, prepend=0)
+    labels = np.full(len(lengths), PADDING_SEGMENT, np.int32)
+    labels[1::2] = numbers
+    segments = np.repeat(labels, lengths).reshape(shape)
+    positions = np.arange(tokens.size, dtype=np.int32).reshape(shape)
+    positions -= np.repeat((bounds - lengths).astype(np.int32), lengths).reshape(shape)
+    if lengths[::2].any():
+        padding = segments == PADDING_SEGMENT
+        targets[padding], positions[padding] = IGNORED, 0
+    return Batch(*map(torch.from_numpy, (tokens, targets, positions, segments)))
+
+
+def _segment_bounds(rows: PackedRows) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """`(starts, ends, numbers within their row)` of the segments of rows laid end to end."""
+    counts = np.diff(rows.row_offsets)
+    length = rows.tokens.shape[1]
+    starts = np.repeat(np.arange(len(counts)) * length, counts) + rows.segments["start"]
+    numbers = np.arange(len(starts)) - np.repeat(rows.row_offsets[:-1], counts)
+    return starts, starts + rows.segments["length"], numbers
+
+
+def check_token_ids(shards: ShardSet, rows: np.ndarray, tokens: np.ndarray) -> None:
+    """Raise DamagedArtifact where a token id lies outside the shards' vocabulary."""
+    if tokens.size and int(tokens.max()) >= shards.stats.vocab_size:
+        shard, row = shards.locate(int(rows[np.argmax(tokens.max(axis=1))]))
+        raise DamagedArtifact(
+            f"Row {row} of the shard {shard.name} holds token {int(tokens.max())}, outside the "
+            f"vocabulary of {shards.stats.vocab_size}. Set the shards aside and make them again "
+            f"with: llm-assets doctor --repair && {make_command('tokenized_shards')}"
+        )
+
+
+def worker_share(rows: np.ndarray, rank: int, workers: int) -> np.ndarray:
+    """A worker's contiguous part of the global batch, of equal size for every worker."""
+    share = len(rows) // workers
+    return rows[rank * share : (rank + 1) * share]
+
+
+def bytes_per_token(shards: ShardSet) -> float:
+    """Bytes of cleaned text a token of this split, end tokens included."""
+    size = tokens = 0
+    for shard in shards.shards:
+        documents = shard.documents(["bytes", "tokens"])
+        size += pc.sum(documents["bytes"]).as_py()
+        tokens += pc.sum(documents["tokens"]).as_py()
+    return size / tokens
+
+
+def read_examples(
+    shards: ShardSet, rows: np.ndarray, samples: np.ndarray | None = None
+) -> ExampleBatch:
+    """Read rows of one example each; the batch is as wide as its longest input and target.
+
+    It is the same for any samples.
+
+    Raises:
+        DamagedArtifact: a token id lies outside the shards' vocabulary.
+    """
+    stored = shards.read(rows)
+    assert stored.targets is not None, "rows of examples are marked"
+    check_token_ids(shards, rows, stored.tokens)
+    tokens = stored.tokens.astype(np.int64)
+    places = np.arange(tokens.shape[1])
+    lengths = row_lengths(stored)
+    is_target = (stored.targets > 0) & (places < lengths[:, None])
+    targets = is_target.sum(axis=1)
+    # A model that is shown nothing at all answers with no number.
+    inputs = np.maximum(lengths - targets, 1)
+    is_input = places[: inputs.max()] < inputs[:, None]
+    target_places = places[: max(1, targets.max())]
+    columns = np.minimum(inputs[:, None] + target_places, tokens.shape[1] - 1)
+    wanted = np.take_along_axis(tokens, columns, axis=1)
+    wanted[target_places >= targets[:, None]] = IGNORED
+    parts = (tokens[:, : inputs.max()], is_input, wanted)
+    return ExampleBatch(*(torch.from_numpy(np.ascontiguousarray(part)) for part in parts))
+
+
+def row_lengths(rows: PackedRows) -> np.ndarray:
+    """Tokens of the example in each row, int64 of shape (rows,); 0 where it is a forgotten one."""
+    lengths = np.zeros(len(rows.tokens), np.int64)
+    lengths[np.diff(rows.row_offsets) > 0] = rows.segments["length"]
+    return lengths

@@ -1,25 +1,184 @@
-"""Reads a worker's part of every step, for torchdata's `StatefulDataLoader`.
+"""Which rows are trained on, and when, and a worker's part of every step read from the shards.
 
     loader = StatefulDataLoader(TrainingData(...), batch_size=None, collate_fn=as_it_is)
 
 The loader's own `state_dict` and `load_state_dict` resume exactly with as many reader processes as
 before. A run resumes under any number of them, and of training workers, from `samples_seen` alone,
-since the order of the data is a pure function of it and the seed (`recipes.data.order`).
+since the order of the data is a pure function of it and the seed.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 from torch.utils.data import IterableDataset, get_worker_info
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from artifacts.errors import UserError
+from artifacts.numbers import permute
+from artifacts.shards.format import Split
 from artifacts.shards.shard_set import ShardSet
-from recipes.data.batch import Batch, ExampleBatch
-from recipes.data.order import DataOrder
-from recipes.data.packed_rows import read_batch, worker_share
+from recipes.data.batch import Batch, ExampleBatch, read_batch, worker_share
+from recipes.data.records import LineageRecord, RowCounts, look_up
+from recipes.settings import OrderSettings
+from recipes.spec import TrainingSpec
+
+REPLAY_SEED = 0x5DEECE66D
+"""Parts the order of replayed rows from that of the others."""
+SEEN_SEED = 0x2545F4914F6CDD1D
+"""Parts the order of rows that are seen again from that of the others."""
+
+
+def global_rows(first_sample: int, count: int, rows: int, seed: int) -> np.ndarray:
+    """Row numbers of the samples `first_sample … first_sample + count - 1` of an endless order.
+
+    Every epoch is another permutation of all rows; a batch may span two epochs.
+    """
+    samples = np.arange(first_sample, first_sample + count)
+    epochs, positions = np.divmod(samples, rows)
+    chosen = np.empty(count, np.int64)
+    for epoch in np.unique(epochs):
+        of_epoch = epochs == epoch
+        chosen[of_epoch] = permute(positions[of_epoch], rows, key=seed * 1_000_003 + int(epoch))
+    return chosen
+
+
+def order_seed(seed: int, inputs: Mapping[str, str]) -> int:
+    """The seed of a run's order: another text or another start is another order.
+
+    So that the runs of two weeks do not take the same rows by accident.
+    """
+    if not inputs:
+        return seed
+    named = "\0".join(f"{name}={inputs[name]}" for name in sorted(inputs))
+    digest = hashlib.blake2b(f"{seed}\0{named}".encode(), digest_size=7).digest()
+    return int.from_bytes(digest, "little")
+
+
+@dataclass(frozen=True)
+class RowPlan:
+    """How a run that continues from a model takes the train rows."""
+
+    fresh: tuple[np.ndarray, ...]
+    """Rows of which the lineage has seen nothing, those of the first array first."""
+    seen: np.ndarray
+    """The other rows."""
+    seen_share: float
+    """Share of the samples that are taken from them."""
+
+    @classmethod
+    def of(cls, rows: RowCounts, settings: OrderSettings) -> "RowPlan":
+        """The plan for the train rows, by what the lineage has seen of them."""
+        is_fresh = rows.seen == 0
+        slices = rows.slices if settings.new_first else np.zeros_like(rows.slices)
+        newest_first = np.unique(slices[is_fresh])[::-1]
+        fresh = tuple(np.flatnonzero(is_fresh & (slices == number)) for number in newest_first)
+        known = np.flatnonzero(~is_fresh)
+        return cls(fresh, known, settings.seen_share if len(known) else 0)
+
+
+@dataclass(frozen=True)
+class DataOrder:
+    """The endless order of a run's samples.
+
+    Replayed ones are spread evenly among the others, and rows that are seen again among those.
+    """
+
+    seed: int
+    train_rows: int
+    replay_rows: int = 0
+    replay_share: float = 0.0
+    """Share of the samples that are replayed; exact to 1 in 10,000."""
+    plan: RowPlan | None = None
+    """Where the lineage has seen some of the rows."""
+
+    @classmethod
+    def of(cls, spec: TrainingSpec, known: RowCounts | None = None) -> "DataOrder":
+        """The order that a run's settings, its shards and what its start has seen mean.
+
+        Args:
+            known: what the start has seen of the train rows; looked up where it is not given.
+        """
+        training = spec.training
+        train, replay = (
+            sum(shard.rows for shard in spec.shards.shards if shard.split == split)
+            for split in ("train", "replay")
+        )
+        plan = None
+        if spec.seen:
+            if known is None:
+                shards = ShardSet(spec.shards_folder, spec.shards, "train")
+                known = look_up(shards, LineageRecord.read(spec.seen))
+            plan = RowPlan.of(known, training.order)
+        inputs = spec.inputs if spec.order_inputs is None else spec.order_inputs
+        seed = order_seed(training.seed, inputs)
+        return cls(seed, train, replay, training.replay_share, plan)
+
+    @property
+    def splits(self) -> tuple[Split, ...]:
+        """The splits that the row numbers go through."""
+        return ("train", "replay") if self.replay_share else ("train",)
+
+    def rows(self, first_sample: int, count: int) -> np.ndarray:
+        """Row numbers of `count` samples, int64; replayed rows are numbered after all train rows.
+
+        Of any run of samples in a row, as many are replayed as the share says, within one.
+        """
+        is_replayed, first_replayed = _spread(first_sample, count, self.replay_share)
+        replayed = int(is_replayed.sum())
+        chosen = np.empty(count, np.int64)
+        chosen[~is_replayed] = self._train(first_sample - first_replayed, count - replayed)
+        if replayed:
+            chosen[is_replayed] = self.train_rows + global_rows(
+                first_replayed, replayed, self.replay_rows, self.seed + REPLAY_SEED
+            )
+        return chosen
+
+    def replayed(self, samples: int) -> int:
+        """How many of the run's first samples are replayed."""
+        return _spread(samples, 0, self.replay_share)[1]
+
+    def _train(self, first: int, count: int) -> np.ndarray:
+        """Train rows of a stretch of the samples that are not replayed."""
+        if self.plan is None:
+            return global_rows(first, count, self.train_rows, self.seed)
+        is_seen, first_seen = _spread(first, count, self.plan.seen_share)
+        seen = int(is_seen.sum())
+        chosen = np.empty(count, np.int64)
+        chosen[~is_seen] = self._fresh(self.plan, first - first_seen + np.arange(count - seen))
+        if seen:
+            places = global_rows(first_seen, seen, len(self.plan.seen), self.seed + SEEN_SEED)
+            chosen[is_seen] = self.plan.seen[places]
+        return chosen
+
+    def _fresh(self, plan: RowPlan, samples: np.ndarray) -> np.ndarray:
+        """Rows not seen before, each once; when there are no more, all rows epoch by epoch."""
+        chosen = np.empty(len(samples), np.int64)
+        first = 0
+        for number, rows in enumerate(plan.fresh):
+            within = (samples >= first) & (samples < first + len(rows))
+            key = (self.seed + SEEN_SEED) * 1_000_003 - number
+            chosen[within] = rows[permute(samples[within] - first, len(rows), key)]
+            first += len(rows)
+        after = np.flatnonzero(samples >= first)
+        if len(after):
+            beyond = int(samples[after[0]]) - first
+            chosen[after] = global_rows(beyond, len(after), self.train_rows, self.seed)
+        return chosen
+
+
+def _spread(first: int, count: int, share: float) -> tuple[np.ndarray, int]:
+    """Which of the samples from `first` on are of the share, and how many before them are."""
+    exact = Fraction(share).limit_denominator(10_000)
+    before = np.arange(first, first + count + 1) * exact.numerator // exact.denominator
+    return np.diff(before) > 0, int(before[0])
+
 
 ReadBatch = Callable[[ShardSet, np.ndarray, np.ndarray | None], Batch | ExampleBatch]
 """Makes a batch of some rows of the shards, which are these samples of the run."""
@@ -36,6 +195,10 @@ class StepInput:
     """Row numbers, in order."""
     batches: Sequence[Batch | ExampleBatch]
     """The rows as micro-batches."""
+
+    def pin_memory(self) -> "StepInput":
+        """The same in memory from which a GPU copies by itself."""
+        return StepInput(self.rows, [batch.pin_memory() for batch in self.batches])
 
 
 @dataclass(frozen=True)
@@ -140,6 +303,28 @@ def load(data: TrainingData, processes: int = 0) -> "StatefulDataLoader[StepInpu
         processes: how many read ahead; with 0 the training process reads when it needs a step.
     """
     return StatefulDataLoader(data, batch_size=None, num_workers=processes, collate_fn=_as_it_is)
+
+
+def read_ahead(
+    steps: Iterator[StepInput], device: torch.device | None = None
+) -> Iterator[StepInput]:
+    """The same steps, each read by a thread while the one before it is trained on.
+
+    Args:
+        device: a GPU that is to copy them by itself, while it computes.
+    """
+
+    def read() -> StepInput:
+        step = next(steps)
+        return step.pin_memory() if device else step
+
+    # A thread begins with the first GPU, whichever its process has.
+    begin = partial(torch.cuda.set_device, device) if device else None
+    with ThreadPoolExecutor(1, "reader", begin) as thread:
+        coming = thread.submit(read)
+        while True:
+            step, coming = coming.result(), thread.submit(read)
+            yield step
 
 
 def _as_it_is(step: StepInput) -> StepInput:

@@ -1,14 +1,42 @@
-"""What a training run asks of the way in which its workers hold one model."""
+"""What a run asks of the way in which its workers hold one model; FSDP2; one optimizer step."""
 
+import functools
+import math
+import time
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint import (
+    FileSystemReader,
+    FileSystemWriter,
+    StorageReader,
+    StorageWriter,
+)
+from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 
 from recipes.data.batch import Batch, ExampleBatch
+from recipes.device import mixed_precision
+from recipes.distributed.workers import Workers
 from recipes.model.causal_model import TrainableModel
+from recipes.optimization import Optimizers, set_learning_rate
+from recipes.settings import Precision
 
 
 class Update(NamedTuple):
@@ -47,20 +75,24 @@ class Strategy(ABC):
         self,
         learning_rate: float,
         largest_norm: float,
-        is_finite: bool,
+        is_finite: Callable[[], bool],
         before_update: Callable[[], None],
     ) -> Update:
         """Clip the step's gradient, change the weights by it, and forget it.
 
         Args:
             largest_norm: a gradient above it is not used, and neither is one that is not finite.
-            is_finite: whether the step's loss is; otherwise its gradient is not used.
+            is_finite: whether the step's loss is; otherwise its gradient is not used. It waits for
+                the device, so it is asked once all is under way that needs no answer.
             before_update: called when weights are about to change.
         """
 
     @abstractmethod
-    def whole_weights(self) -> dict[str, torch.Tensor]:
-        """Every weight and buffer of the model in float32 on the host: on rank zero, else none."""
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every weight and buffer by name, whole, in float32 on the host, one after another.
+
+        All workers take all of them, as each is gathered from all; none has to keep one.
+        """
 
     @abstractmethod
     def tensors(self) -> dict[str, Any]:
@@ -85,3 +117,181 @@ class Strategy(ABC):
         Raises:
             UserError: it cannot be used as these workers are placed.
         """
+
+
+@dataclass(frozen=True)
+class StepOutcome:
+    """What one step did, over all workers."""
+
+    loss: float
+    """Mean over the step's targets, in nats."""
+    gradient_norm: float
+    """Before clipping."""
+    tokens: int
+    """Positions that are not padding."""
+    targets: int
+    """Positions that entered the loss."""
+    pairs: int
+    """Positions that look at one another, each with itself."""
+    compute_seconds: float
+    """Wall time of forward, backward, clipping and update."""
+    skipped: bool
+    """True where the gradient was not fit to be used and the weights were left as they were."""
+
+
+def train_step(
+    strategy: Strategy,
+    batches: Sequence[Batch | ExampleBatch],
+    learning_rate: float,
+    largest_norm: float,
+    workers: Workers,
+    before_update: Callable[[], None],
+) -> StepOutcome:
+    """Accumulate the gradient of this worker's batches and update the weights.
+
+    The loss is the mean over all targets of the global batch, whatever number of workers and
+    accumulation steps it is spread over. A gradient that is not finite, or whose norm is above
+    `largest_norm`, is dropped. `before_update` is called when weights are about to change.
+    """
+    tokens, targets, pairs = workers.sum(
+        sum(batch.token_count for batch in batches),
+        sum(batch.target_count for batch in batches),
+        sum(batch.pair_count for batch in batches),
+    )
+    began = time.perf_counter()
+    local_loss = torch.zeros((), device=workers.device)
+    for batch in batches:
+        loss = strategy.loss(batch)
+        # Gradients are averaged over workers, hence the factor.
+        strategy.backward(loss * (workers.dp_size / max(targets, 1.0)), batch is batches[-1])
+        local_loss += loss.detach()
+
+    @functools.cache
+    def loss_sum() -> float:
+        return workers.sum(float(local_loss))[0]
+
+    update = strategy.update(
+        learning_rate, largest_norm, lambda: math.isfinite(loss_sum()), before_update
+    )
+    return StepOutcome(
+        loss=loss_sum() / max(targets, 1.0),
+        gradient_norm=update.gradient_norm,
+        tokens=int(tokens),
+        targets=int(targets),
+        pairs=int(pairs),
+        compute_seconds=time.perf_counter() - began,
+        skipped=update.skipped,
+    )
+
+
+# Frozen weights are the base model's, which the run's inputs pin.
+TRAINED_ONLY = StateDictOptions(ignore_frozen_params=True)
+PARTIAL = StateDictOptions(strict=False)
+FORMS = {"fused", "foreach", "capturable"}
+"""Settings of torch's optimizers that change how a step is computed, not what it comes to."""
+
+
+class FullySharded(Strategy):
+    """A model that `recipes.distributed.sharding` has spread over the workers."""
+
+    name = "FSDP2"
+    marker = ".metadata"
+
+    def __init__(
+        self,
+        model: TrainableModel,
+        optimizers: Optimizers,
+        gradient_clip: float,
+        precision: Precision,
+        device: torch.device,
+    ) -> None:
+        self.model, self._optimizers = model, optimizers
+        self._gradient_clip, self._precision, self._device = gradient_clip, precision, device
+
+    def loss(self, batch: Batch | ExampleBatch) -> torch.Tensor:
+        with mixed_precision(self._precision, self._device):
+            loss: torch.Tensor = self.model(batch.to(self._device))
+        return loss
+
+    def backward(self, loss: torch.Tensor, is_last: bool) -> None:
+        if isinstance(self.model, FSDPModule):
+            self.model.set_requires_gradient_sync(is_last)
+        loss.backward()
+
+    def update(
+        self,
+        learning_rate: float,
+        largest_norm: float,
+        is_finite: Callable[[], bool],
+        before_update: Callable[[], None],
+    ) -> Update:
+        found = nn.utils.clip_grad_norm_(self.model.parameters(), self._gradient_clip)
+        whole = found.full_tensor() if isinstance(found, DTensor) else found
+        has_loss, norm = is_finite(), float(whole)
+        skipped = not has_loss or not math.isfinite(norm) or norm > largest_norm
+        if not skipped:
+            before_update()
+            set_learning_rate(self._optimizers, learning_rate)
+            for optimizer in self._optimizers:
+                optimizer.step()
+        self.model.zero_grad(set_to_none=True)
+        return Update(norm, skipped)
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, held in get_model_state_dict(self.model).items():
+            whole = held.full_tensor() if isinstance(held, DTensor) else held
+            yield name, whole.detach().cpu()
+
+    def tensors(self) -> dict[str, Any]:
+        self._begin_optimizers()
+        return {
+            "model": get_model_state_dict(self.model, options=TRAINED_ONLY),
+            "optimizer": get_optimizer_state_dict(self.model, self._optimizers),
+        }
+
+    def _begin_optimizers(self) -> None:
+        """Have the state of optimizers that took no step yet, as after a first step was skipped.
+
+        torch makes it by a step without gradients, which is not to be counted.
+        """
+        if fresh := [optimizer for optimizer in self._optimizers if not optimizer.state]:
+            get_optimizer_state_dict(self.model, fresh)
+        for state in (state for optimizer in fresh for state in optimizer.state.values()):
+            if "step" in state:
+                state["step"].zero_()
+
+    def write(self, url: str, tensors: dict[str, Any], group: dist.ProcessGroup | None) -> None:
+        with _alone_is_meant():
+            dcp.save(tensors, storage_writer=_writer(url), process_group=group)
+
+    def read(self, url: str) -> None:
+        tensors = self._read_into()
+        groups = tensors["optimizer"]["param_groups"]
+        forms = [{name: group[name] for name in FORMS & group.keys()} for group in groups]
+        with _alone_is_meant():
+            dcp.load(tensors, storage_reader=_reader(url))
+            # In which form steps are taken is up to this hardware, not to what wrote the state.
+            for group, form in zip(groups, forms, strict=True):
+                group |= form
+            set_model_state_dict(self.model, tensors["model"], options=PARTIAL)
+            set_optimizer_state_dict(self.model, self._optimizers, tensors["optimizer"])
+
+    def _read_into(self) -> dict[str, Any]:
+        """Tensors that a training state is read into."""
+        return self.tensors()
+
+
+def _writer(url: str) -> StorageWriter:
+    return FsspecWriter(url) if "://" in url else FileSystemWriter(url)
+
+
+def _reader(url: str) -> StorageReader:
+    return FsspecReader(url) if "://" in url else FileSystemReader(url)
+
+
+@contextmanager
+def _alone_is_meant() -> Iterator[None]:
+    """DCP remarks on every call that one process alone is saving."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r"torch\.distributed")
+        yield

@@ -2,17 +2,20 @@
 
 import os
 from dataclasses import dataclass
+from datetime import timedelta
+from pkgutil import resolve_name
 from typing import TypeVar
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from artifacts.errors import UserError
-from recipes.device import device_of, local_device, start_tpu
-from recipes.settings.sections import DeviceChoice
+from recipes.device import device_of, local_device
+from recipes.settings import StrategySettings
 
 Value = TypeVar("Value")
+HOURS_TO_WAIT = 12
+"""A worker that is gone is noticed at once, since its connections close."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,8 @@ class Workers:
     """Neighboring workers that compute the same rows, each with a part of every matrix."""
     chips: int = 1
     """Of a TPU that this worker spreads its rows over."""
+    group: dist.ProcessGroup | None = None
+    """For what is told between the steps, while one worker may work for long; None of one alone."""
 
     @property
     def is_rank_zero(self) -> bool:
@@ -80,7 +85,7 @@ class Workers:
         if self.count == 1:
             return part
         tensor = torch.from_numpy(part)
-        dist.all_reduce(tensor)
+        dist.all_reduce(tensor, group=self.group)
         return part
 
     def share(self, value: Value) -> Value:
@@ -88,7 +93,7 @@ class Workers:
         if self.count == 1:
             return value
         values = [value]
-        dist.broadcast_object_list(values, 0)
+        dist.broadcast_object_list(values, 0, group=self.group)
         return values[0]
 
     def gather(self, value: Value) -> list[Value]:
@@ -96,43 +101,45 @@ class Workers:
         if self.count == 1:
             return [value]
         values = [value] * self.count
-        dist.all_gather_object(values, value)
+        dist.all_gather_object(values, value, group=self.group)
         return values
 
     def barrier(self) -> None:
         """Wait for all workers."""
         if self.count > 1:
-            dist.barrier()
+            dist.barrier(group=self.group)
 
 
-def join_workers(wanted: DeviceChoice = "auto") -> Workers:
+def join_workers(strategy: StrategySettings | None = None) -> Workers:
     """Enter the group that the launcher describes in the environment; alone without one.
 
     Raises:
-        UserError: a TPU is wanted and cannot be used.
+        UserError: the strategy's own hardware cannot be used.
     """
     count = int(os.environ.get("WORLD_SIZE", "1"))
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    if wanted == "tpu":
-        return _join_tpu(count)
+    if strategy and strategy.joins:
+        workers: Workers = resolve_name(strategy.joins)(count)
+        return workers
     device = local_device(local_rank)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if count > 1:
         dist.init_process_group(device_of(device).group_backend)
+        group = host_group()
         # One that refuses its input and ends at once would fail those that still connect.
-        dist.barrier()
-    return Workers(int(os.environ.get("RANK", "0")), count, device, local_rank)
+        dist.barrier(group=group)
+        rank, size = dist.get_rank(), dist.get_world_size()
+        return Workers(rank, size, device, local_rank, group=group)
+    return Workers(0, 1, device, local_rank)
 
 
-def _join_tpu(count: int) -> Workers:
-    if count > 1:
-        raise UserError(
-            "`checkpoint.placement.device` is tpu, where one process drives all chips of one "
-            f"machine, but {count} were started. Train on one machine."
-        )
-    device, chips = start_tpu()
-    return Workers(0, 1, device, chips=chips)
+def host_group() -> dist.ProcessGroup:
+    """A group on the host that waits for the one worker that writes or checks files.
+
+    NCCL ends a training in which a worker has waited for 10 minutes, and gloo after 30.
+    """
+    return dist.new_group(backend="gloo", timeout=timedelta(hours=HOURS_TO_WAIT))
 
 
 def leave_workers() -> None:

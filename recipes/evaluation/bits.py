@@ -1,17 +1,82 @@
-"""How many bits a model needs for each document."""
+"""The models to measure: loading them, the bits that they need for documents, what they write."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from time import monotonic
+from typing import Any
 
 import numpy as np
 import torch
 from torch.nn import functional
 
-from recipes.device import local_device, mixed_precision
-from recipes.evaluation.documents import Document
-from recipes.evaluation.models import precision
+from artifacts.errors import UserError
+from artifacts.model import read_model
+from recipes.device import device_of, local_device, mixed_precision
+from recipes.evaluation.documents import TokenizedDocument
+from recipes.evaluation.settings import GenerationSettings
+from recipes.settings import Precision
+
+
+def precision() -> Precision:
+    """The arithmetic that this machine does fast."""
+    return device_of(local_device()).precision()
+
+
+def load_causal(folder: Path) -> Any:
+    """A causal language model, ready to be asked, with what bfloat16 keeps of its weights in
+    float32: an endpoint has no more of them, whatever its processor computes in, and small steps of
+    training are lost in it. Raises UserError."""
+    from transformers import AutoModelForCausalLM
+
+    if not (folder / "config.json").is_file():
+        raise UserError(f"{folder} is not a Hugging Face model folder: it has no config.json.")
+    model = read_model(folder, AutoModelForCausalLM, dtype=torch.float32)
+    for weight in model.parameters():
+        weight.data = weight.data.bfloat16().float()
+    return model.to(local_device())
+
+
+def as_served(model: Any) -> Any:
+    """Turn a model's weights into bfloat16 where that is fast, as the endpoint has them."""
+    return model.to(torch.bfloat16) if precision() == "bfloat16" else model
+
+
+@torch.inference_mode()
+def complete(
+    model: Any,
+    tokenizer: Any,
+    documents: Sequence[TokenizedDocument],
+    settings: GenerationSettings,
+) -> list[dict[str, str]]:
+    """Continue the documents' first tokens, each time by the most likely one.
+
+    Returns:
+        One dict a document: `document`, `prompt`, `completion`.
+    """
+    samples = []
+    for document in documents:
+        beginning = document.tokens[: settings.prompt_tokens]
+        if document.is_target is not None:
+            # Of a conversation, all that comes before the first answer.
+            beginning = document.tokens[: int(np.argmax(document.is_target))]
+        prompt = torch.from_numpy(beginning)[None].to(local_device())
+        written = model.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            max_new_tokens=settings.new_tokens,
+            do_sample=False,
+        )[0, prompt.shape[1] :]
+        samples.append(
+            {
+                "document": document.id,
+                "prompt": tokenizer.decode(prompt[0], skip_special_tokens=True),
+                "completion": tokenizer.decode(written, skip_special_tokens=True),
+            }
+        )
+    return samples
+
 
 BATCH_ROWS = 8
 REPORT_SECONDS = 5.0
@@ -28,7 +93,7 @@ class Window:
     """Predicted tokens; as many are read, from one place before."""
 
 
-def windows(documents: Sequence[Document], sequence_length: int) -> list[Window]:
+def windows(documents: Sequence[TokenizedDocument], sequence_length: int) -> list[Window]:
     """Cut documents so that every token but the first is predicted exactly once.
 
     A document that is longer than the sequence length starts again in each window,
@@ -56,7 +121,7 @@ def batches(cut: Sequence[Window], batch_tokens: int) -> Iterator[list[Window]]:
 @torch.inference_mode()
 def document_bits(
     model: torch.nn.Module,
-    documents: Sequence[Document],
+    documents: Sequence[TokenizedDocument],
     sequence_length: int,
     batch_tokens: int,
     report: Callable[[str], None],
@@ -85,7 +150,9 @@ def document_bits(
     return bits
 
 
-def text_bits(model: torch.nn.Module, texts: Sequence[Document], length: int) -> np.ndarray:
+def text_bits(
+    model: torch.nn.Module, texts: Sequence[TokenizedDocument], length: int
+) -> np.ndarray:
     """Bits of texts in rows of a length, in the precision that this machine does fast."""
     with mixed_precision(precision(), local_device()):
         return document_bits(model, texts, length, length * BATCH_ROWS, lambda line: None)
@@ -104,7 +171,7 @@ def _losses(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 def _tensors(
-    batch: Sequence[Window], documents: Sequence[Document]
+    batch: Sequence[Window], documents: Sequence[TokenizedDocument]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Inputs and next tokens, shape (windows, longest window); targets are -100 in the padding.
 

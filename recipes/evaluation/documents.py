@@ -1,21 +1,21 @@
-"""The documents that models are measured on."""
+"""The documents that models are measured on, and how much of them stands in training rows."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from artifacts.errors import UserError
-from artifacts.shards.documents import list_documents, read_tokens
+from artifacts.numbers import sorted_unique
 from artifacts.shards.format import ShardStats, Split
-from artifacts.shards.shard_set import ShardSet
-from artifacts.storage.checksums import sha256_of
+from artifacts.shards.shard_set import Shard, ShardFiles, ShardSet, list_documents, read_tokens
+from artifacts.storage.files import sha256_of
 from recipes.evaluation.settings import EvaluationSettings
 
 GENERAL_TEXT = "general_english.txt"
@@ -31,7 +31,7 @@ class Tokenizer(Protocol):
 
 
 @dataclass(frozen=True)
-class Document:
+class TokenizedDocument:
     """One document, tokenized as for training."""
 
     id: str
@@ -69,7 +69,7 @@ def held_out_documents(
     tokenizer: Tokenizer,
     settings: EvaluationSettings,
     split: Split = "held_out",
-) -> list[Document]:
+) -> list[TokenizedDocument]:
     """Documents of the held-out or another split, in the order of a hash of their cluster.
 
     Clusters come one after another until the settings' limits are reached, so a smaller limit takes
@@ -83,7 +83,9 @@ def held_out_documents(
     return _read(shards, list_documents(shards), limit, least, tokenizer, settings)
 
 
-def in_rounds(documents: Sequence[Document], settings: EvaluationSettings) -> list[list[Document]]:
+def in_rounds(
+    documents: Sequence[TokenizedDocument], settings: EvaluationSettings
+) -> list[list[TokenizedDocument]]:
     """Held-out documents as they are measured: a quarter of the tokens, up to a half, the rest.
 
     The first round has the fewest documents at least; fewer rounds where that leaves none to add.
@@ -102,7 +104,7 @@ def newest_documents(
     tokenizer: Tokenizer,
     settings: EvaluationSettings,
     split: Split = "held_out",
-) -> list[Document]:
+) -> list[TokenizedDocument]:
     """Those of the newest slice that has any; none while there is one slice only."""
     shards = ShardSet(folder, stats, split)
     listed = list_documents(shards)
@@ -120,7 +122,7 @@ def _read(
     at_least: int,
     tokenizer: Tokenizer,
     settings: EvaluationSettings,
-) -> list[Document]:
+) -> list[TokenizedDocument]:
     """The first of the listed documents, as `choose`, each cut to the settings' length."""
     has_targets = shards.stats.form != "pretraining"
     # Examples have been cut to a length already.
@@ -140,7 +142,7 @@ def _read(
     targets = read_tokens(shards, chosen, "targets") if has_targets else [None] * len(read)
     documents = [
         _shorten(
-            Document(
+            TokenizedDocument(
                 id=record["id"],
                 cluster=record["cluster"],
                 bytes=record["bytes"],
@@ -159,7 +161,7 @@ def _read(
     return [replace(d, bytes=_answer_bytes(d, tokenizer)) for d in documents]
 
 
-def _answer_bytes(document: Document, tokenizer: Tokenizer) -> int:
+def _answer_bytes(document: TokenizedDocument, tokenizer: Tokenizer) -> int:
     """The length of a conversation's answers in UTF-8."""
     text = tokenizer.decode(document.target_tokens.tolist(), skip_special_tokens=True)
     return max(1, len(text.encode()))
@@ -167,14 +169,14 @@ def _answer_bytes(document: Document, tokenizer: Tokenizer) -> int:
 
 def general_documents(
     tokenizer: Tokenizer, stats: ShardStats, limit: int | None, seed: int
-) -> list[Document]:
+) -> list[TokenizedDocument]:
     """The shipped general-English text (see general_english.md), tokenized like the shards."""
     start = [] if stats.start_token_id is None else [stats.start_token_id]
     documents = []
     for number, text in enumerate(general_texts()):
         tokens = [*start, *tokenizer.encode(text, add_special_tokens=False), stats.end_token_id]
         documents.append(
-            Document(
+            TokenizedDocument(
                 id=f"general/{number}",
                 cluster=f"general/{number}",
                 bytes=len(text.encode()),
@@ -191,8 +193,8 @@ def general_texts() -> list[str]:
 
 
 def take(
-    documents: Sequence[Document], limit: int | None, seed: int, at_least: int = 1
-) -> list[Document]:
+    documents: Sequence[TokenizedDocument], limit: int | None, seed: int, at_least: int = 1
+) -> list[TokenizedDocument]:
     """The first documents, as `choose`."""
     clusters, ids = [d.cluster for d in documents], [d.id for d in documents]
     sizes = np.array([len(document.tokens) for document in documents])
@@ -224,7 +226,7 @@ def choose(
     return ordered[: max(int(np.searchsorted(ends, limit)), int(independent[-1])) + 1]
 
 
-def digest(documents: Sequence[Document]) -> str:
+def digest(documents: Sequence[TokenizedDocument]) -> str:
     """A hash of everything about the documents that a score depends on."""
     state = hashlib.sha256()
     for document in documents:
@@ -248,7 +250,7 @@ def check_tokenizer(folder: Path, stats: ShardStats) -> None:
         )
 
 
-def check_vocabulary(documents: Sequence[Document], vocab_size: int, model: str) -> None:
+def check_vocabulary(documents: Sequence[TokenizedDocument], vocab_size: int, model: str) -> None:
     """Raise UserError where a document holds a token that the model does not know."""
     highest = max(int(document.tokens.max()) for document in documents)
     if highest >= vocab_size:
@@ -259,7 +261,9 @@ def check_vocabulary(documents: Sequence[Document], vocab_size: int, model: str)
         )
 
 
-def _shorten(document: Document, limit: int | None, tokenizer: Tokenizer) -> Document:
+def _shorten(
+    document: TokenizedDocument, limit: int | None, tokenizer: Tokenizer
+) -> TokenizedDocument:
     """A document's first tokens, its bytes being those of their text."""
     if limit is None or len(document.tokens) <= limit:
         return document
@@ -270,3 +274,62 @@ def _shorten(document: Document, limit: int | None, tokenizer: Tokenizer) -> Doc
 
 def _order(seed: int, cluster: str) -> bytes:
     return hashlib.sha256(f"{seed}\0{cluster}".encode()).digest()
+
+
+ROWS_AT_ONCE = 4_096
+EXAMPLES = 5
+MOSTLY = 0.5
+_FACTOR = np.uint64(0x9E3779B97F4A7C15)
+
+
+def find_contamination(
+    documents: Sequence[TokenizedDocument], folder: Path, stats: ShardStats, length: int
+) -> dict[str, Any]:
+    """Look every run of `length` tokens of the documents up in the training split.
+
+    Deduplication keeps near-copies of whole documents out of the training split; this finds
+    passages that different documents share.
+
+    Returns:
+        `run_tokens`, `documents`, `mean_share` of a document's runs that were trained on,
+        `mostly_trained_on` (documents with over half), and `examples` of those.
+    """
+    runs = [_runs(document.tokens, length) for document in documents]
+    wanted = sorted_unique(np.concatenate(runs)) if runs else np.empty(0, np.uint64)
+    found = np.zeros(len(wanted), bool)
+    for tokens in _training_tokens(folder, stats):
+        seen = _runs(tokens, length)
+        places = np.minimum(np.searchsorted(wanted, seen), max(len(wanted) - 1, 0))
+        if len(wanted):
+            found[places[wanted[places] == seen]] = True
+    shares = np.array(
+        [found[np.searchsorted(wanted, run)].mean() if len(run) else 0.0 for run in runs]
+    )
+    mostly = np.flatnonzero(shares > MOSTLY)
+    return {
+        "run_tokens": length,
+        "documents": len(documents),
+        "mean_share": float(shares.mean()) if len(shares) else 0.0,
+        "mostly_trained_on": len(mostly),
+        "examples": [documents[number].id for number in mostly[:EXAMPLES]],
+    }
+
+
+def _training_tokens(folder: Path, stats: ShardStats) -> Iterator[np.ndarray]:
+    """The tokens that are trained on, replayed ones included, in stretches of whole rows."""
+    for entry in stats.shards:
+        if entry.split in ("train", "replay") and entry.rows:
+            shard = Shard(ShardFiles(folder), entry, stats)
+            for first in range(0, entry.rows, ROWS_AT_ONCE):
+                yield shard.tokens[first : first + ROWS_AT_ONCE].ravel()
+
+
+def _runs(tokens: np.ndarray, length: int) -> np.ndarray:
+    """A 64-bit hash of every run of tokens, shape (tokens - length + 1,); none in a short text."""
+    count = max(len(tokens) - length + 1, 0)
+    hashes = np.zeros(count, np.uint64)
+    values = np.asarray(tokens).astype(np.uint64) + np.uint64(1)
+    for place in range(length):
+        hashes = hashes * _FACTOR + values[place : place + count]
+        hashes ^= hashes >> np.uint64(29)
+    return hashes

@@ -1,40 +1,49 @@
-"""Measures every model of a spec on the same data and writes one result."""
+"""Measures every model of a spec on the same data, and writes one result."""
 
+import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 
+from artifacts.cache import cache_key, read_cached, write_cached
 from artifacts.errors import UserError
-from artifacts.model.hugging_face import read_tokenizer
+from artifacts.libraries import source_hash
+from artifacts.model import read_tokenizer
 from artifacts.progress import Report
 from artifacts.storage import files
 from artifacts.store.identity import hash_json
-from recipes.evaluation import models
-from recipes.evaluation.contamination import find_contamination
+from recipes.device import device_of, local_device, mixed_precision
+from recipes.evaluation.bits import as_served, complete, document_bits, load_causal, precision
 from recipes.evaluation.documents import (
-    Document,
+    TokenizedDocument,
+    check_tokenizer,
+    check_vocabulary,
     digest,
+    find_contamination,
     general_documents,
     held_out_documents,
     in_rounds,
     newest_documents,
 )
-from recipes.evaluation.examples import Scorer
-from recipes.evaluation.harness.multiple_choice import (
+from recipes.evaluation.exam import judge_exam, prompts_of, read_questions, write_exam_tasks
+from recipes.evaluation.harness import (
     MULTIPLE_CHOICE_TASK,
+    TaskScores,
+    digest_tasks,
     make_questions,
+    run_tasks,
+    score_summaries,
     write_task,
 )
-from recipes.evaluation.harness.tasks import digest_tasks
-from recipes.evaluation.metric import ANSWER_BITS_PER_BYTE, BITS_PER_BYTE, GENERAL_TASK, Metric
-from recipes.evaluation.model_scores import measure, to_json
 from recipes.evaluation.results import (
     FINGERPRINT_KEY,
     HELD_OUT_TASK,
     Data,
+    Scorer,
     Scores,
     metrics,
     score_table,
@@ -42,22 +51,181 @@ from recipes.evaluation.results import (
     task_table,
 )
 from recipes.evaluation.settings import (
+    ANSWER_BITS_PER_BYTE,
+    BITS_PER_BYTE,
     CODE_VERSION,
+    GENERAL_TASK,
+    QUESTION_FOLDERS,
     SAMPLES_NAME,
     SCORES_NAME,
+    TASK_SCORES_NAME,
+    Metric,
     ModelSource,
     Question,
     Rounds,
     TaskSettings,
 )
 from recipes.evaluation.spec import EvaluationSpec
-from recipes.evaluation.statistics.bounds import is_decided
+from recipes.evaluation.statistics import is_decided
 from recipes.spec import RESULT_NAME
+
+
+def measure(
+    source: ModelSource,
+    role: str,
+    data: Data,
+    spec: EvaluationSpec,
+    report: Report,
+    scorer: Scorer | None = None,
+) -> Scores:
+    """One model's scores on all of the data.
+
+    Raises:
+        UserError: the model cannot be read, or its tokenizer is not the data's.
+    """
+    key = scores_key(data, source, scorer)
+    known = read_cached(spec.cache, key) if spec.cache else None
+    if known is not None:
+        report(f"{role}: measured before on the same data")
+        return _read_scores(bytes(known))
+    report(f"{role}: loading {source.path}")
+    check_tokenizer(Path(source.path), spec.shard_stats)
+    scores = (
+        _scored_examples(scorer, Path(source.path), role, data, spec, report)
+        if scorer
+        else _measured_bits(source, role, data, spec, report)
+    )
+    if spec.cache:
+        write_cached(spec.cache, key, to_json(asdict(scores)))
+    return scores
+
+
+def _scored_examples(
+    scorer: Scorer, folder: Path, role: str, data: Data, spec: EvaluationSpec, report: Report
+) -> Scores:
+    found = {
+        task: scorer.score(folder, documents, spec.shard_stats)
+        for task, documents in data.tasks.items()
+    }
+    decisive = {task: scorer.metric.of(task) for task in found}
+    values = {task: found[task].values[metric.name] for task, metric in decisive.items()}
+    others = [
+        TaskScores(
+            task,
+            name,
+            [document.id for document in documents],
+            [document.cluster for document in documents],
+            scores,
+            [None] * len(documents),
+        )
+        for task, documents in data.tasks.items()
+        for name, scores in found[task].values.items()
+        if name != decisive[task].name
+    ]
+    for task, of_task in values.items():
+        report(
+            f"{role}: {decisive[task].unit} {_mean(of_task, data.tasks[task], decisive[task]):.4f} "
+            f"on {len(of_task)} {task} examples"
+        )
+    figures = {f"{task}_{name}": v for task in found for name, v in found[task].figures.items()}
+    main = found[spec.split]
+    return Scores(values, main.samples, others, figures, main.details)
+
+
+def _mean(scores: np.ndarray, documents: Sequence[TokenizedDocument], metric: Metric) -> float:
+    return float(scores.sum() / sizes(documents, metric).sum())
+
+
+def _measured_bits(
+    source: ModelSource, role: str, data: Data, spec: EvaluationSpec, report: Report
+) -> Scores:
+    model = load_causal(Path(source.path))
+    bits = {}
+    with mixed_precision(precision(), local_device()):
+        for task, documents in data.tasks.items():
+            check_vocabulary(documents, model.config.vocab_size, source.path)
+            bits[task] = _score_task(model, role, task, documents, spec, report)
+    figures = {}
+    if spec.shard_stats.form == "conversations":
+        predicted = sum(document.predicted for document in data.tasks[spec.split])
+        figures[f"{spec.split}_perplexity"] = 2.0 ** float(bits[spec.split].sum() / predicted)
+    return Scores(bits, *_written(model, role, data, spec, report), figures)
+
+
+def _written(
+    model: Any, role: str, data: Data, spec: EvaluationSpec, report: Report
+) -> tuple[list[dict[str, str]], list[TaskScores]]:
+    """Completions, and answers to lm-eval's tasks, both in the precision of the endpoint."""
+    settings = spec.settings
+    if not data.prompts and not data.lm_eval_tasks and not data.summaries:
+        return [], []
+    tokenizer, model = read_tokenizer(Path(spec.base.path)), as_served(model)
+    samples, scored = [], []
+    if data.prompts:
+        report(f"{role}: writing {len(data.prompts)} completions")
+        samples = complete(model, tokenizer, data.prompts, settings.generation)
+    if data.lm_eval_tasks:
+        from recipes.evaluation.shared_context import SharedContextLM
+
+        report(f"{role}: answering {', '.join(task.name for task in data.lm_eval_tasks)}")
+        lm = SharedContextLM(model, tokenizer, settings.batch_tokens)
+        scored = run_tasks(lm, data.lm_eval_tasks, data.task_folders)
+    if data.summaries:
+        report(f"{role}: writing the summaries of {data.summaries.path}")
+        scored += score_summaries(model, tokenizer, data.summaries)
+    for one in scored:
+        report(f"{role}: {one.task} {one.metric} {one.values.mean():.4f}")
+    return samples, scored
+
+
+def _score_task(
+    model: Any,
+    role: str,
+    task: str,
+    documents: Sequence[TokenizedDocument],
+    spec: EvaluationSpec,
+    report: Report,
+) -> np.ndarray:
+    bits = document_bits(
+        model,
+        documents,
+        spec.shard_stats.sequence_length,
+        spec.settings.batch_tokens,
+        lambda line: report(f"{role}, {task}: {line}"),
+    )
+    value = bits.sum() / sum(document.bytes for document in documents)
+    report(f"{role}: {value:.4f} bits per byte on {len(documents)} {task} documents")
+    return bits
+
+
+def scores_key(data: Data, source: ModelSource, scorer: Scorer | None = None) -> str:
+    """The cache's key of a model's scores: what is measured, by what and on which device."""
+    return cache_key(
+        "scores",
+        "recipes.evaluate",
+        ["lm-eval", "numpy", "rouge-score", "tokenizers", "torch", "transformers"],
+        evaluation=data.fingerprint,
+        model=source.fingerprint,
+        precision=precision(),
+        scorer=scorer and source_hash(type(scorer).__module__),
+        device=device_of(local_device()).name,
+    )
+
+
+def _read_scores(content: bytes) -> Scores:
+    found = json.loads(content)
+    values = {task: np.array(of_task, float) for task, of_task in found["values"].items()}
+    tasks = [TaskScores(**one | {"values": np.array(one["values"])}) for one in found["tasks"]]
+    return Scores(values, found["samples"], tasks, found["figures"], found["details"])
+
+
+def to_json(content: Any) -> bytes:
+    return json.dumps(content, indent=1, default=np.ndarray.tolist).encode()
+
 
 NEWEST = "_newest"
 """Ends the name of the newest slice by itself: what was learnt of the text that arrived last."""
-TASKS_NAME = "task_scores.parquet"
-MULTIPLE_CHOICE_FOLDER = "multiple_choice"
+MULTIPLE_CHOICE_FOLDER, EXAM_FOLDER = QUESTION_FOLDERS
 
 
 def evaluate(spec: EvaluationSpec, report: Report, scorer: Scorer | None = None) -> dict[str, Any]:
@@ -71,7 +239,7 @@ def evaluate(spec: EvaluationSpec, report: Report, scorer: Scorer | None = None)
         value, low, high), `evaluation_fingerprint`, `metric` (the one that decides),
         `documents`, `tokens`, `rounds` (how far it went), `precision`, `vocab_size`, `models`,
         `faults` (role to why that model could not be measured), `contamination` (what of the
-        held-out text was trained on, see `find_contamination`).
+        held-out text was trained on, see `find_contamination`), `exam` (see `judge_exam`).
 
     Raises:
         UserError: the base cannot be read, or the data is empty. A candidate or incumbent that
@@ -88,18 +256,21 @@ def evaluate(spec: EvaluationSpec, report: Report, scorer: Scorer | None = None)
         "documents": {task: len(documents) for task, documents in data.tasks.items()},
         "tokens": {task: _count_tokens(documents) for task, documents in data.tasks.items()},
         "rounds": rounds.model_dump(),
-        "precision": models.precision(),
+        "precision": precision(),
         "vocab_size": spec.shard_stats.vocab_size,
         "models": {role: source.fingerprint for role, source in _sources(spec)},
         "faults": faults,
         "details": {role: of_role.details for role, of_role in scores.items() if of_role.details},
+        "exam": judge_exam({role: s.tasks for role, s in scores.items()}, spec.settings),
         "contamination": None if scorer else _contamination(data, spec, report),
     }
     output = Path(spec.output)
     output.mkdir(parents=True, exist_ok=True)
     pq.write_table(score_table(data, scores), output / SCORES_NAME)
     if any(of_role.tasks for of_role in scores.values()):
-        pq.write_table(task_table(scores), output / TASKS_NAME)
+        pq.write_table(task_table(scores), output / TASK_SCORES_NAME)
+    for folder in QUESTION_FOLDERS:
+        files.remove(output / folder)
     _write_json(output / SAMPLES_NAME, {role: s.samples for role, s in scores.items()})
     _write_json(output / RESULT_NAME, result)
     return result
@@ -164,7 +335,7 @@ def _measure_models(
     return scores, faults
 
 
-def _count_tokens(documents: Sequence[Document]) -> int:
+def _count_tokens(documents: Sequence[TokenizedDocument]) -> int:
     return sum(len(document.tokens) for document in documents)
 
 
@@ -179,7 +350,7 @@ def read_data(spec: EvaluationSpec, scorer: Scorer | None = None) -> Data:
     # Figures of examples are no sums over rounds, so they are measured at once.
     rounds = in_rounds(budget, settings) if spec.question and metric == BITS_PER_BYTE else [budget]
     first, *later = rounds
-    tasks: dict[str, list[Document]] = {spec.split: first}
+    tasks: dict[str, list[TokenizedDocument]] = {spec.split: first}
     if metric.has_general:
         tasks[GENERAL_TASK] = general_documents(
             tokenizer, spec.shard_stats, settings.general_tokens, settings.seed
@@ -191,6 +362,12 @@ def read_data(spec: EvaluationSpec, scorer: Scorer | None = None) -> Data:
     if settings.multiple_choice.questions:
         task_folders.append(_write_multiple_choice(spec, tokenizer))
         lm_eval_tasks.insert(0, TaskSettings(name=MULTIPLE_CHOICE_TASK))
+    prompts = first[: settings.generation.samples]
+    if spec.exam:
+        questions = read_questions(Path(spec.exam))
+        task_folders.append(folder := Path(spec.output) / EXAM_FOLDER)
+        lm_eval_tasks += [TaskSettings(name=one) for one in write_exam_tasks(questions, folder)]
+        prompts = prompts_of(questions, tokenizer, settings.generation.samples)
     identity = {
         "code_version": CODE_VERSION,
         "settings": settings.content(),
@@ -202,7 +379,7 @@ def read_data(spec: EvaluationSpec, scorer: Scorer | None = None) -> Data:
     }
     return Data(
         tasks=tasks,
-        prompts=first[: settings.generation.samples],
+        prompts=prompts,
         task_folders=task_folders,
         lm_eval_tasks=lm_eval_tasks,
         summaries=settings.summaries,
@@ -241,7 +418,8 @@ def _write_multiple_choice(spec: EvaluationSpec, tokenizer: Any) -> Path:
         Path(spec.shards), spec.shard_stats, tokenizer, everything, spec.split
     )
     folder = Path(spec.output) / MULTIPLE_CHOICE_FOLDER
-    write_task(make_questions(documents, tokenizer, spec.settings.multiple_choice), folder)
+    questions = make_questions(documents, tokenizer, spec.settings.multiple_choice)
+    write_task(MULTIPLE_CHOICE_TASK, questions, folder)
     return folder
 
 

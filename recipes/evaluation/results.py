@@ -1,20 +1,52 @@
-"""What was measured, as metrics with intervals and as tables of single scores."""
+"""What is measured of models: scores of examples, metrics with intervals, tables of scores."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 
+from artifacts.shards.format import ShardStats
 from artifacts.store.identity import hash_json
-from recipes.evaluation.documents import Document, digest
-from recipes.evaluation.harness.tasks import TaskScores
-from recipes.evaluation.metric import Metric
-from recipes.evaluation.settings import EvaluationSettings, SummarySettings, TaskSettings
-from recipes.evaluation.statistics.bootstrap import studentized_interval
+from recipes.evaluation.documents import TokenizedDocument, digest
+from recipes.evaluation.harness import TaskScores
+from recipes.evaluation.settings import EvaluationSettings, Metric, SummarySettings, TaskSettings
+from recipes.evaluation.statistics import studentized_interval
+
+
+@dataclass(frozen=True)
+class ExampleScores:
+    """One model's scores of some examples."""
+
+    values: dict[str, np.ndarray]
+    """Name to a score of each example, shape (examples,); the metric that decides among them."""
+    figures: dict[str, float] = field(default_factory=dict)
+    """Name to what is no mean over examples, such as a macro-averaged F1."""
+    samples: list[dict[str, str]] = field(default_factory=list)
+    """A few examples with what the model made of them, for people to look at."""
+    details: dict[str, Any] = field(default_factory=dict)
+    """More that the asset shows, as JSON."""
+
+
+class Scorer(Protocol):
+    """Scores models on held-out examples."""
+
+    @property
+    def metric(self) -> Metric:
+        """What the gate decides by."""
+
+    @property
+    def identity(self) -> Any:
+        """What decides the scores beside the examples, as JSON."""
+
+    def score(
+        self, folder: Path, examples: Sequence[TokenizedDocument], stats: ShardStats
+    ) -> ExampleScores:
+        """The scores of the model in a folder; raises UserError where it cannot be read."""
+
 
 FINGERPRINT_KEY = "evaluation_fingerprint"
 """In the result and in the metadata of the scores, so that they cannot be mixed up."""
@@ -26,9 +58,9 @@ ROLES = ("base", "candidate", "incumbent")
 class Data:
     """What all models are measured on."""
 
-    tasks: dict[str, list[Document]]
+    tasks: dict[str, list[TokenizedDocument]]
     """Task name to documents."""
-    prompts: list[Document]
+    prompts: list[TokenizedDocument]
     """Held-out documents to continue."""
     task_folders: list[Path]
     """Where the files of lm-eval's tasks are."""
@@ -41,7 +73,7 @@ class Data:
     """Of data, code and settings, not of the models: figures with one fingerprint compare."""
     share: float = 1.0
     """Of all held-out documents, those within the budget."""
-    later: tuple[list[Document], ...] = ()
+    later: tuple[list[TokenizedDocument], ...] = ()
     """Held-out documents that are measured only if those before them do not decide, by round."""
 
     def next_round(self) -> "Data":
@@ -112,13 +144,16 @@ def metrics(
     return found
 
 
-def sizes(documents: Sequence[Document], metric: Metric) -> np.ndarray:
+def sizes(documents: Sequence[TokenizedDocument], metric: Metric) -> np.ndarray:
     """What each document counts in the metric: its bytes, or one."""
     return np.array([document.bytes if metric.is_bits else 1 for document in documents], float)
 
 
 def _of_documents(
-    documents: Sequence[Document], values: np.ndarray, metric: Metric, settings: EvaluationSettings
+    documents: Sequence[TokenizedDocument],
+    values: np.ndarray,
+    metric: Metric,
+    settings: EvaluationSettings,
 ) -> dict[str, float | None]:
     return _figures(
         values,
@@ -175,7 +210,7 @@ def score_table(data: Data, scores: dict[str, Scores]) -> pa.Table:
 
 
 def task_table(scores: dict[str, Scores]) -> pa.Table:
-    """One row a sample of a task: task, metric, sample, cluster, score under each model."""
+    """One row a sample of a task: task, metric, sample, cluster, each model's score and choice."""
     some = next(iter(scores.values())).tasks
     columns: dict[str, Any] = {
         name: pa.array([value for s in some for value in values(s)], pa.string())
@@ -192,4 +227,6 @@ def task_table(scores: dict[str, Scores]) -> pa.Table:
         if role in scores and rows:
             column = pa.array(np.concatenate([s.values for s in scores[role].tasks]))
         columns[f"score_{role}"] = column
+        choices = [one for s in scores[role].tasks for one in s.chosen] if role in scores else None
+        columns[f"chosen_{role}"] = pa.array(choices or [None] * rows, pa.int16())
     return pa.table(columns)

@@ -1,18 +1,56 @@
-"""What `eval_metrics` measures; importing it loads neither torch nor Arrow."""
+"""What `eval_metrics` measures, and by which metric; importing it loads neither torch nor Arrow."""
 
 import hashlib
 import os
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from artifacts.settings import Settings
 from artifacts.store.identity import FINGERPRINT_LENGTH
 
-CODE_VERSION = "4"
+GENERAL_TASK = "general"
+"""The name under which general text is measured."""
+
+
+class Metric(BaseModel):
+    """A figure that is a sum of scores over a sum of sizes, of documents or examples."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    """As the evaluation reports it: `held_out_<name>`."""
+    unit: str
+    """In words, such as `bits per byte`."""
+    higher_is_better: bool = False
+    has_general: bool = False
+    """Whether forgetting is measured as well, on general text."""
+    is_bits: bool = False
+    """Whether scores are bits, so that a draw from the vocabulary says what chance would score."""
+
+    def of(self, task: str) -> "Metric":
+        """What the documents of a task are measured by.
+
+        Usually the same; but a score that counts right examples says nothing of general text,
+        which is measured in bits then.
+        """
+        return BITS_PER_BYTE if task == GENERAL_TASK and self.higher_is_better else self
+
+
+ANSWER_BITS_PER_BYTE = Metric(
+    name="bits_per_byte", unit="bits per byte of answers", has_general=True, is_bits=True
+)
+BITS_PER_BYTE = Metric(name="bits_per_byte", unit="bits per byte", has_general=True, is_bits=True)
+
+
+CODE_VERSION = "7"
 SCORES_NAME = "scores.parquet"
+TASK_SCORES_NAME = "task_scores.parquet"
 SAMPLES_NAME = "samples.json"
+QUESTION_FOLDERS = ("multiple_choice", "exam")
+"""Where questions are while models answer them. They hold text of the corpus, so nothing keeps
+them: `forget` would have to look into them."""
 
 Folder = Annotated[str, BeforeValidator(os.fspath)]
 """A local folder; `gs://` in a spec that the container's launcher turns into mounted paths."""
@@ -137,6 +175,14 @@ class EvaluationSettings(Settings):
     def lm_eval_tasks(self) -> list[TaskSettings]:
         """The tasks to run, a group as its parts."""
         return [part for task in self.tasks for part in _parts(task)]
+
+    @property
+    def libraries(self) -> set[str]:
+        """Those that decide the scores."""
+        used = {"tokenizers", "torch", "transformers"}
+        if self.lm_eval_tasks or self.multiple_choice.questions:
+            used.add("lm-eval")
+        return used | ({"rouge-score"} if self.summaries else set())
 
     def drawn_for(self, model: str) -> "EvaluationSettings":
         """The settings with a seed of a candidate's own, which draws its documents.

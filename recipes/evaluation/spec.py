@@ -2,10 +2,12 @@
 
 from typing import Literal
 
+from pydantic import Field
+
 from artifacts.settings import Settings
 from artifacts.shards.format import ShardStats
 from recipes.evaluation.settings import EvaluationSettings, Folder, ModelSource, Question
-from recipes.settings.recipe import ContinuedPretrainingSettings, RecipeSettings
+from recipes.settings import RecipeSettings, training_settings
 
 
 class EvaluationSpec(Settings):
@@ -23,16 +25,20 @@ class EvaluationSpec(Settings):
     """That artifact's `stats`."""
     shards_fingerprint: str
     """That artifact's fingerprint."""
+    exam: Folder | None = None
+    """Folder of the `exam` artifact, whose questions are asked besides."""
     output: Folder
     """Folder to write `result.json`, `scores.parquet` and `samples.json` into."""
     cache: Folder | None = None
     """Folder of what earlier runs have measured (`artifacts.cache`); None keeps nothing."""
     settings: EvaluationSettings = EvaluationSettings()
     """What to measure."""
-    recipe: RecipeSettings = ContinuedPretrainingSettings()
+    recipe: RecipeSettings = Field(default_factory=lambda: training_settings({}))
     """The recipe that the candidate was trained by, which says how it is scored."""
     split: Literal["held_out", "validation"] = "held_out"
     """Which documents the models are measured on; the tasks are called after it. Held-out text is
     for the gate alone, validation text for whoever chooses settings."""
+    libraries: dict[str, str] = Field(default_factory=dict)
+    """Versions of those that decide the result, without which the program does not run."""
     question: Question | None = None
     """Ends the measuring when it is answered; None measures all that the settings allow."""

@@ -3,27 +3,31 @@
 import argparse
 import dataclasses
 import os
-import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 
 from artifacts.errors import UserError
-from artifacts.program.temporary import use_own_temporary_folder
+from artifacts.program.lifetime import Child, Interruption, use_own_temporary_folder, wait_for_all
 from recipes.launcher import commands, ssh
-from recipes.launcher.cluster import Cluster, read_cluster
+from recipes.launcher.cluster import (
+    JOIN_VARIABLES,
+    Cluster,
+    find_interface,
+    opened_store,
+    read_cluster,
+)
 from recipes.launcher.folders import localize_spec, make_folders, output_folders
-from recipes.launcher.interface import find_interface
 from recipes.launcher.relay import relayed_messages, without_session
-from recipes.launcher.rendezvous import JOIN_VARIABLES, opened_store
 from recipes.launcher.secrets import with_secrets
+from recipes.spec import SECONDS_TO_SAVE
 
 USAGE_ERROR = 2
 IDLE_SECONDS = 30.0
+SECONDS_TO_END = 2 * SECONDS_TO_SAVE
+"""For a program that was told to end, and may give its own workers less."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -95,22 +99,26 @@ def _start(
             command = ssh.server_command(cluster, _shared_folder(), folder / "ssh", environment)
         else:
             command = _command(options, cluster, folder, program)
-        return _run_told(cluster, command, environment)
+        return _run(cluster, command, environment)
     command = _command(options, cluster, folder, program)
     with relayed_messages(environment) as relayed:
         if not uses_ssh:
-            return _run_told(cluster, command, relayed)
+            return _run(cluster, command, relayed)
         with ssh.joined_nodes(cluster, _shared_folder(), folder / "ssh", relayed) as joined:
-            return _run_told(cluster, command, joined)
+            return _run(cluster, command, joined)
 
 
-def _run_told(cluster: Cluster, command: Sequence[str], environment: Mapping[str, str]) -> int:
+def _run(cluster: Cluster, command: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Run to the end, passing SIGTERM and SIGINT on; a program killed by a signal never gives 0."""
     print(
         f"Node {cluster.rank} of {len(cluster.hosts)}, master {cluster.master_address}: "
         f"{' '.join(command)}",
         flush=True,
     )
-    return run(command, environment)
+    interruption = Interruption()
+    child = Child(command, environment=environment, heeds_parent=False)
+    (status,) = wait_for_all([child], interruption, SECONDS_TO_END)
+    return 128 - status if status < 0 else status
 
 
 def _command(
@@ -132,25 +140,6 @@ def _shared_folder() -> Path:
     if "CHECKPOINT_FOLDER" not in folders:
         raise UserError("--ssh shares a key through the job's output: set base_output_directory.")
     return Path(folders["CHECKPOINT_FOLDER"]) / "launcher"
-
-
-def run(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Run to the end, passing SIGTERM and SIGINT on; a program killed by a signal never gives 0."""
-    try:
-        child = subprocess.Popen(command, env=dict(environment))
-    except FileNotFoundError as error:
-        raise UserError(f"There is no program {command[0]!r} in this image.") from error
-
-    def forward(number: int, frame: FrameType | None) -> None:
-        child.send_signal(number)
-
-    before = {number: signal.signal(number, forward) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        status = child.wait()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    return 128 - status if status < 0 else status
 
 
 def _idle(cluster: Cluster, hours: float) -> int:

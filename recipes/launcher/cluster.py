@@ -1,11 +1,21 @@
-"""Which machine of the job this is, read from what Vertex AI puts into the environment."""
+"""Which machine of the job this is, and by which interface and store the machines meet.
 
+The store that torch opens by itself listens on every interface, and torch unpickles what it finds
+there.
+"""
+
+import ipaddress
 import json
-from collections.abc import Mapping
+import socket
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import psutil
+
 from artifacts.errors import UserError
+from artifacts.program.lifetime import importing
 
 MASTER_PORT = 29500
 WORKER_POOLS = ("workerpool0", "workerpool1")
@@ -57,7 +67,9 @@ def _parse(text: str) -> tuple[tuple[str, ...], int]:
     try:
         spec = json.loads(text)
         pools, task = spec["cluster"], spec["task"]
-        pool, index = task["type"], int(task["index"])
+        pool, index = task["type"], task["index"]
+        if type(index) is not int:
+            raise ValueError(f"`task.index` is a whole number, not {index!r}")
         addresses = {name: _read_hosts(pools.get(name, [])) for name in WORKER_POOLS}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
@@ -90,3 +102,117 @@ def _read_port(text: str) -> int:
     if not text.isdecimal() or not 0 < int(text) < 65_536:
         raise UserError(f"MASTER_PORT has to be a port from 1 to 65535, not {text!r}.")
     return int(text)
+
+
+GLOO_VARIABLE = "GLOO_SOCKET_IFNAME"
+NCCL_VARIABLE = "NCCL_SOCKET_IFNAME"
+
+
+@dataclass(frozen=True)
+class Interface:
+    """A network interface and an address of it that this machine can listen on."""
+
+    name: str
+    address: str
+
+    def variables(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """What keeps gloo and NCCL on it, unless the environment says otherwise for NCCL."""
+        return {GLOO_VARIABLE: self.name, NCCL_VARIABLE: environment.get(NCCL_VARIABLE, self.name)}
+
+
+def find_interface(cluster: Cluster, environment: Mapping[str, str]) -> Interface:
+    """The interface that GLOO_SOCKET_IFNAME names, else that by which the others know this machine.
+
+    Raises:
+        UserError: there is none.
+    """
+    known_as = [cluster.hosts[cluster.rank]]
+    if cluster.is_master:
+        known_as.insert(0, cluster.master_address)
+    found = _own(known_as) or _own([socket.gethostname()])
+    if named := environment.get(GLOO_VARIABLE):
+        found = [one for one in found if one.name == named]
+        found = found or [one for one in _interfaces() if one.name == named]
+    if not found:
+        wanted = f"named {named}" if named else f"with the address of {' or '.join(known_as)}"
+        there = ", ".join(f"{one.name} {one.address}" for one in _interfaces())
+        raise UserError(
+            f"This machine has no network interface {wanted}; it has {there}. Name the one on "
+            f"which the machines of the job reach each other in the variable {GLOO_VARIABLE}."
+        )
+    # What the others call the first machine may lead back to itself there.
+    return min(found, key=lambda one: ipaddress.ip_address(one.address).is_loopback)
+
+
+def _own(names: Iterable[str]) -> list[Interface]:
+    """The names' addresses that are this machine's own, with their interfaces."""
+    interfaces = _interfaces()
+    return [
+        Interface(one.name, address)
+        for name in names
+        for address in _resolve(name)
+        for one in interfaces
+        if one.address == address or _are_loopback(one.address, address)
+    ]
+
+
+def _interfaces() -> list[Interface]:
+    return [
+        Interface(name, one.address)
+        for name, addresses in psutil.net_if_addrs().items()
+        for one in addresses
+        # An address with a scope holds on one link alone.
+        if one.family in (socket.AF_INET, socket.AF_INET6) and "%" not in one.address
+    ]
+
+
+def _resolve(name: str) -> list[str]:
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return []
+    return [str(address[0]) for *_, address in found]
+
+
+def _are_loopback(*addresses: str) -> bool:
+    return all(ipaddress.ip_address(address).is_loopback for address in addresses)
+
+
+JOIN_VARIABLES = {"TORCHELASTIC_USE_AGENT_STORE": "True"}
+"""By these a worker joins the store at MASTER_ADDR and MASTER_PORT; without them, the first worker
+would open another."""
+BACKLOG = 1024
+"""Workers that may knock at once."""
+
+
+@contextmanager
+def opened_store(address: str, port: int = 0) -> Iterator[int]:
+    """Serve the store while the block runs; yields its port, a free one where 0 is asked for.
+
+    Raises:
+        UserError: the port is taken.
+    """
+    with importing():
+        from torch.distributed import TCPStore
+
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        listener = socket.create_server((address, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise UserError(
+            f"The workers cannot meet on {address}, port {port}: {error.strerror}. End what uses "
+            "it, or set MASTER_PORT to another port on every machine."
+        ) from error
+    bound = int(listener.getsockname()[1])
+    # torch takes the socket over and closes it.
+    store = TCPStore(
+        address,
+        bound,
+        is_master=True,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )
+    try:
+        yield bound
+    finally:
+        del store

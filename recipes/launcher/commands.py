@@ -5,8 +5,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from artifacts.errors import UserError
-from artifacts.program.imports import importing
+from artifacts.errors import UserError, install_advice
+from artifacts.program.lifetime import importing
 from recipes.launcher.cluster import Cluster
 
 SSH_PORT = 2222
@@ -97,5 +97,5 @@ def _find_deepspeed() -> str:
     beside = Path(sys.executable).with_name("deepspeed")
     found = str(beside) if beside.exists() else shutil.which("deepspeed")
     if found is None:
-        raise UserError("--launcher deepspeed needs the package deepspeed, which is not installed.")
+        raise UserError(f"--launcher deepspeed: {install_advice('deepspeed')}")
     return found

@@ -19,11 +19,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from artifacts.errors import UserError
+from artifacts.program.lifetime import Child, run_to_end
 from artifacts.storage import files
 from recipes.launcher import session
-from recipes.launcher.cluster import Cluster
+from recipes.launcher.cluster import Cluster, find_interface
 from recipes.launcher.commands import SSH_PORT
-from recipes.launcher.interface import find_interface
 
 JOIN_SECONDS = 1800.0
 """Machines of a job start minutes apart."""
@@ -31,6 +31,7 @@ LOGIN_SECONDS = 20
 POLL_SECONDS = 1.0
 HOST_KEY = re.compile(r"(?P<rank>\d+)-(?P<token>[0-9a-f]{32})\.host")
 KEY_NAME = "id_ed25519"
+STOP_SECONDS = 10.0
 
 
 def server_command(
@@ -73,13 +74,12 @@ def joined_nodes(
     shared.mkdir(parents=True, exist_ok=True)
     public = _make_key(folder / KEY_NAME)
     hosts = {0: {_make_key(folder / "host_key")}}
-    server = subprocess.Popen(_server(cluster, folder, public, environment))
+    server = Child(_server(cluster, folder, public, environment), heeds_parent=False)
     try:
         _wait_for_nodes(cluster, shared, folder, public, hosts)
         yield {**environment, "PDSH_SSH_ARGS_APPEND": f"-F {folder / 'config'}"}
     finally:
-        server.terminate()
-        server.wait()
+        server.end(STOP_SECONDS)
 
 
 def _wait_for_nodes(
@@ -107,7 +107,7 @@ def _wait_for_nodes(
 
 def _answers(cluster: Cluster, folder: Path, rank: int) -> bool:
     command = ["ssh", "-F", os.fspath(folder / "config"), cluster.hosts[rank], "true"]
-    return subprocess.run(command, capture_output=True).returncode == 0
+    return run_to_end(command).returncode == 0
 
 
 def _write_client_config(cluster: Cluster, folder: Path, hosts: Mapping[int, set[bytes]]) -> None:

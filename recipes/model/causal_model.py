@@ -1,15 +1,19 @@
 """One interface to every causal model: rows in, summed loss out, Hugging Face weights both ways."""
 
 import json
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint import HuggingFaceStorageReader
 
 from artifacts.errors import UserError
 from recipes.data.batch import Batch
+from recipes.model.decoder.attention import SUPPORTED_ROPE_TYPES
 from recipes.model.decoder.loss import summed_cross_entropy
 from recipes.model.decoder.network import (
     DECODER_MODEL_TYPES,
@@ -18,8 +22,6 @@ from recipes.model.decoder.network import (
     fuse,
     split_fused,
 )
-from recipes.model.decoder.rotary import SUPPORTED_ROPE_TYPES
-from recipes.model.flops import flops_per_token
 from recipes.model.transformers_network import (
     TransformersNetwork,
     create_transformers,
@@ -38,6 +40,8 @@ class TrainableModel(nn.Module):
         """What the exported config says otherwise than the base model's."""
         self.exported_files: dict[str, str] = {}
         """Files of the exported folder that the base model has not, or has otherwise."""
+        self.unread: Path | None = None
+        """The folder whose weights are to be read into parameters that have no memory yet."""
 
     @property
     def parameter_count(self) -> int:
@@ -45,17 +49,17 @@ class TrainableModel(nn.Module):
         # ZeRO-3 leaves parameters empty and keeps their sizes beside them.
         return sum(getattr(p, "ds_numel", p.numel()) for p in self.parameters())
 
-    def flops_per_token(self, sequence_length: int) -> float:
-        """Forward and backward FLOPs a token of a row."""
-        parameters = self.parameter_count
+    @property
+    def attention_width(self) -> int:
+        """Layers times heads times head size."""
         if isinstance(self.network, Decoder):
             shape = self.network.shape
-            layers, heads, head_dim = shape.layers, shape.heads, shape.head_dim
-        else:
-            config = self.network.inner.config.get_text_config()
-            layers, heads = config.num_hidden_layers, config.num_attention_heads
-            head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-        return flops_per_token(parameters, layers, heads, head_dim, sequence_length)
+            return shape.layers * shape.heads * shape.head_dim
+        config = self.network.inner.config.get_text_config()
+        layers, heads = config.num_hidden_layers, config.num_attention_heads
+        return int(
+            layers * heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)
+        )
 
     def enable_activation_checkpointing(self) -> None:
         """Keep only each layer's input for the backward pass."""
@@ -76,6 +80,12 @@ class TrainableModel(nn.Module):
             loss = loss + network.router_loss(batch)
         return loss
 
+    @property
+    def is_exported_by_name(self) -> bool:
+        """Whether `to_hugging_face` takes each weight by itself; else it needs all at once."""
+        network = self.network
+        return isinstance(network, TransformersNetwork) or not network.shape.fused_checkpoint
+
     def to_hugging_face(self, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Whole weights under this model's names, in the form of the family's checkpoints.
 
@@ -89,6 +99,20 @@ class TrainableModel(nn.Module):
         if network.shape.tied_embeddings:
             weights = {name: tensor for name, tensor in weights.items() if name != "lm_head.weight"}
         return fuse(weights) if network.shape.fused_checkpoint else weights
+
+    def read_weights(self, device: torch.device) -> None:
+        """Read the weights of a model that was loaded without them, each worker its part alone."""
+        if self.unread is None:
+            return
+        # Adapters and such have their memory already.
+        self._apply(lambda held: torch.empty_like(held, device=device) if held.is_meta else held)
+        names = self.hugging_face_names()
+        tensors = {names[name]: tensor for name, tensor in self.state_dict().items()}
+        reader = HuggingFaceStorageReader(str(self.unread))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module=r"torch\.distributed")
+            dcp.load(tensors, storage_reader=reader, no_dist=True)
+        self.unread = None
 
     def hugging_face_names(self) -> dict[str, str]:
         """This model's state-dict key to the key in a Hugging Face checkpoint."""
@@ -107,16 +131,29 @@ def create_model(folder: Path, seed: int) -> TrainableModel:
     return TrainableModel(create_transformers(folder))
 
 
-def load_model(folder: Path) -> TrainableModel:
+def load_model(folder: Path, reads: bool = True) -> TrainableModel:
     """Read a Hugging Face folder into float32 weights; `check_trainable` says if they can be used.
+
+    Args:
+        reads: otherwise the weights of a decoder are left to `TrainableModel.read_weights`, which
+            reads a part where the model has been divided meanwhile.
 
     Raises:
         UserError: the weights and the config do not belong together.
     """
     config = _read_config(folder)
-    if _is_decoder(config):
-        return TrainableModel(_load_decoder(folder, config))
-    return TrainableModel(load_transformers(folder))
+    if not _is_decoder(config):
+        return TrainableModel(load_transformers(folder))
+    with torch.device("meta"):
+        model = TrainableModel(Decoder(DecoderShape.from_config(config)))
+    _check_weights(model.network, folder)
+    if model.network.shape.fused_checkpoint:
+        _read_fused(model.network, folder)
+        return model
+    model.unread = folder
+    if reads:
+        model.read_weights(torch.device("cpu"))
+    return model
 
 
 def _read_config(folder: Path) -> Any:
@@ -137,28 +174,40 @@ def _is_decoder(config: Any) -> bool:
     )
 
 
-def _load_decoder(folder: Path, config: Any) -> Decoder:
-    from safetensors.torch import load_file
-
-    with torch.device("meta"):
-        decoder = Decoder(DecoderShape.from_config(config))
-    weights: dict[str, torch.Tensor] = {}
-    for path in sorted(folder.glob("*.safetensors")):
-        weights |= {name: tensor.float() for name, tensor in load_file(path).items()}
+def _check_weights(decoder: Decoder, folder: Path) -> None:
+    """Compare names and shapes of the weights in a folder with what its config.json says."""
+    stored = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
+    shapes = {name: torch.empty(weight.size, device="meta") for name, weight in stored.items()}
     if decoder.shape.tied_embeddings:
-        weights.pop("lm_head.weight", None)
-    shape = decoder.shape
-    if shape.fused_checkpoint:
-        head_dim = shape.head_dim
-        weights = split_fused(weights, shape.heads * head_dim, shape.key_value_heads * head_dim)
+        shapes.pop("lm_head.weight", None)
+    shapes = _split(shapes, decoder.shape)
     expected = decoder.state_dict()
-    shared = expected.keys() & weights.keys()
-    wrong = [name for name in shared if expected[name].shape != weights[name].shape]
-    wrong += expected.keys() ^ weights.keys()
+    shared = expected.keys() & shapes.keys()
+    wrong = [name for name in shared if expected[name].shape != shapes[name].shape]
+    wrong += expected.keys() ^ shapes.keys()
     if wrong:
         raise UserError(
             f"{folder}: the weights do not fit config.json: {len(wrong)} parameters are absent, "
             f"left over or of another shape, for example {sorted(wrong)[0]}."
         )
-    decoder.load_state_dict(weights, assign=True)
-    return decoder.requires_grad_(True)
+
+
+def _read_fused(decoder: Decoder, folder: Path) -> None:
+    """Read matrices that a checkpoint holds as one, whole on every worker."""
+    from safetensors.torch import load_file
+
+    weights: dict[str, torch.Tensor] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        weights |= {name: tensor.float() for name, tensor in load_file(path).items()}
+    if decoder.shape.tied_embeddings:
+        weights.pop("lm_head.weight", None)
+    decoder.load_state_dict(_split(weights, decoder.shape), assign=True)
+    decoder.requires_grad_(True)
+
+
+def _split(weights: dict[str, torch.Tensor], shape: DecoderShape) -> dict[str, torch.Tensor]:
+    if not shape.fused_checkpoint:
+        return weights
+    return split_fused(
+        weights, shape.heads * shape.head_dim, shape.key_value_heads * shape.head_dim
+    )

@@ -9,7 +9,7 @@ from torch import nn
 
 from artifacts.errors import UserError
 from recipes.model.causal_model import TrainableModel
-from recipes.settings.sections import LoraSettings
+from recipes.settings import LoraSettings
 
 DOWN, UP, MAGNITUDE = ".lora_a.weight", ".lora_b.weight", ".magnitude"
 

@@ -11,8 +11,10 @@ from torch import nn
 
 from artifacts.errors import UserError
 from recipes.data.batch import IGNORED, PADDING_SEGMENT, Batch
-from recipes.model.decoder.attention import allowed_positions
+from recipes.model.decoder.attention import allowed_positions, document_blocks
 
+FLEX = "flex_attention"
+"""transformers' name of the attention that skips pairs of positions of different documents."""
 Network = TypeVar("Network", bound=nn.Module)
 
 
@@ -95,6 +97,14 @@ class TransformersNetwork(nn.Module):
                 total = total + loss * counted[mine].sum()
         return total * inner.router_aux_loss_coef
 
+    def set_attention(self, kind: str) -> bool:
+        """Have another of transformers' attentions; False of a model that has not that one."""
+        try:
+            self.inner.set_attn_implementation(kind)
+        except ValueError:
+            return False
+        return bool(self.inner.config._attn_implementation == kind)
+
     def enable_activation_checkpointing(self) -> None:
         """Keep only each layer's input for the backward pass."""
         if not self.inner.supports_gradient_checkpointing:
@@ -111,11 +121,16 @@ class TransformersNetwork(nn.Module):
         positions: torch.Tensor,
         segments: torch.Tensor,
     ) -> dict[str, Any]:
-        mask = allowed_positions(segments)
-        if self.inner.config._attn_implementation != "sdpa":
+        kind, mask = self.inner.config._attn_implementation, None
+        if kind == FLEX:
+            mask = document_blocks(segments)
+        elif kind == "sdpa":
+            mask = allowed_positions(segments)
+        else:
+            allowed = allowed_positions(segments)
             # Plain attention adds the mask to its scores.
             lowest = torch.finfo(torch.float32).min
-            mask = torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, lowest)
+            mask = torch.zeros(allowed.shape, device=allowed.device).masked_fill_(~allowed, lowest)
         arguments = {
             "input_ids": tokens,
             "position_ids": positions,
@@ -134,6 +149,16 @@ class TransformersNetwork(nn.Module):
 
         self.inner.base_model.register_forward_pre_hook(ask, with_kwargs=True)
         self.inner.base_model.register_forward_hook(keep)
+
+
+class ExampleNetwork(TransformersNetwork):
+    """A model whose output need not be a matrix of the vocabulary's size."""
+
+    @property
+    def head_weight(self) -> torch.Tensor:
+        """The embeddings, shape (vocabulary, hidden size)."""
+        weight: torch.Tensor = self.inner.get_input_embeddings().weight
+        return weight
 
 
 def load_transformers(folder: Path) -> TransformersNetwork:

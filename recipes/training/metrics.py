@@ -21,6 +21,20 @@ from artifacts.storage import files
 from recipes.distributed.workers import Workers
 from recipes.spec import METRICS_NAME, TENSORBOARD_NAME, read_metrics
 
+
+def training_flops(
+    parameters: int, attention_width: int, tokens: int, pairs: int
+) -> dict[str, float]:
+    """FLOPs of some tokens: `6n`, and `masked`, with the attention that document masks leave.
+
+    Args:
+        attention_width: layers times heads times head size.
+        pairs: positions that look at one another, each with itself.
+    """
+    by_parameters = 6.0 * parameters * tokens
+    return {"6n": by_parameters, "masked": by_parameters + 12.0 * attention_width * pairs}
+
+
 SECONDS_BETWEEN_LINES = 5.0
 SECONDS_BETWEEN_PUBLICATIONS = 300.0
 LOG_FOLDER_VARIABLE = "LOG_FOLDER"
@@ -60,20 +74,21 @@ class Telemetry:
         self._events = SummaryWriter(folder, purge_step=first_step, flush_secs=10)
         self._remote = _join_weights_and_biases(weights_and_biases, run_folder)
 
-    def step(self, step: int, seconds: float, values: dict[str, Any]) -> None:
+    def step(self, step: int, seconds: float, values: dict[str, Any], is_shown: bool) -> None:
         """Record one step and print a line now and then.
 
         Args:
             step: 1-based.
             seconds: the step's wall time.
             values: figures under stable names; `loss` and `tokens_per_second` among them.
+            is_shown: whether TensorBoard and Weights & Biases get them too.
         """
         self._seconds.append(seconds)
         self._write_line({"step": step, "seconds": round(seconds, 4)} | values)
-        for name, value in values.items():
+        for name, value in values.items() if is_shown else ():
             if isinstance(value, int | float):
                 self._events.add_scalar(f"train/{name}", value, step)
-        if self._remote:
+        if self._remote and is_shown:
             self._remote.log(values, step=step)
         now = time.monotonic()
         if step == self._steps or now - self._last_line >= SECONDS_BETWEEN_LINES:

@@ -1,33 +1,139 @@
-"""The training run: prepare, resume, step, validate, save, export."""
+"""The training run: prepare, resume, step, validate, save, export, and leave its records."""
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from pkgutil import resolve_name
 
+import numpy as np
 import torch
 
+from artifacts.numbers import permute
 from artifacts.program.entry import Interrupted
 from artifacts.program.lifetime import Interruption
+from artifacts.shards.shard_set import ShardSet
 from recipes.checkpointing.checkpoint import Checkpointer, SavingPlan
-from recipes.checkpointing.export import BestExports, copy_model, export_model
+from recipes.checkpointing.export import BestExports, copy_model, export_model, is_whole
 from recipes.checkpointing.train_state import TrainState
-from recipes.data.order import DataOrder
-from recipes.data.reader import BatchSplit, StepInput, TrainingData, load
-from recipes.device import choose_precision, device_of, model_utilization
-from recipes.distributed.strategy import Strategy
+from recipes.data.batch import IGNORED, Batch, ExampleBatch, bytes_per_token
+from recipes.data.reader import BatchSplit, DataOrder, StepInput, TrainingData, load, read_ahead
+from recipes.data.records import (
+    SEEN_NAME,
+    TRAINED_NAME,
+    LineageRecord,
+    RowCounts,
+    look_up,
+    record_seen,
+    record_trained,
+)
+from recipes.device import choose_precision, device_of
+from recipes.distributed.strategy import StepOutcome, Strategy, train_step
 from recipes.distributed.workers import Workers
-from recipes.objectives.by_recipe import objective_of
-from recipes.optimization.optimizer import learning_rate_factor
-from recipes.settings.sections import chosen
-from recipes.spec import BEST_NAME, PROFILE_NAME, TrainingResult, TrainingSpec
-from recipes.training.budget import total_steps
-from recipes.training.input_checks import check_inputs, check_tokens
-from recipes.training.metrics import RowAudit, Telemetry, profiled
-from recipes.training.model_setup import build_strategy
-from recipes.training.records import look_up_known, record_text
-from recipes.training.step import StepOutcome, train_step
-from recipes.training.validation import Validation
+from recipes.objective import Objective
+from recipes.optimization import learning_rate_factor
+from recipes.settings import RecipeSettings, chosen
+from recipes.spec import (
+    BEST_NAME,
+    PROFILE_NAME,
+    TrainingResult,
+    TrainingSpec,
+    find_result,
+    total_steps,
+)
+from recipes.training.metrics import RowAudit, Telemetry, profiled, training_flops
+from recipes.training.setup import build_strategy, check_inputs, check_tokens
+
+SELECTION_KEY = 20_261_121
+PADDING_ROW = -1
+
+
+class Validation:
+    """Measures a model on a fixed sample of the validation rows."""
+
+    def __init__(
+        self, shards: ShardSet, training: RecipeSettings, objective: Objective, workers: Workers
+    ) -> None:
+        rows = training.validation.rows
+        batch_size = workers.rows_per_pass(training.placement.device_batch_size)
+        self._shards, self._workers, self._read_batch = shards, workers, objective.read_batch
+        tells_every_token = shards.stats.form == "pretraining" and not objective.scorer
+        self._units_per_target = bytes_per_token(shards) if tells_every_token else 1.0
+        self.unit = "bits per byte" if tells_every_token else "bits per target"
+        """A target is a token of an answer, a hidden token, or a class."""
+        count = min(rows, len(shards))
+        chosen = np.sort(permute(np.arange(count), len(shards), SELECTION_KEY))
+        # Every worker must run equally many forward passes, so the last ones may be padding.
+        batches = math.ceil(count / (batch_size * workers.dp_size))
+        padded = np.full(batches * batch_size * workers.dp_size, PADDING_ROW)
+        padded[:count] = chosen
+        self._batches = padded.reshape(workers.dp_size, batches, batch_size)[workers.dp_rank]
+
+    @torch.no_grad()
+    def measure(self, strategy: Strategy) -> float:
+        """Mean loss of a target in bits; of text, over the bytes that a token stands for."""
+        strategy.model.eval()
+        loss_sum, targets = 0.0, 0
+        for rows in self._batches:
+            batch = self._read(rows)
+            loss_sum += float(strategy.loss(batch))
+            targets += batch.target_count
+        strategy.model.train()
+        loss_sum, total = self._workers.sum(loss_sum, targets)
+        return loss_sum / max(total, 1.0) / math.log(2) / self._units_per_target
+
+    def _read(self, rows: np.ndarray) -> Batch | ExampleBatch:
+        real = rows[rows != PADDING_ROW]
+        batch = self._read_batch(self._shards, real if len(real) else np.zeros_like(rows), None)
+        if not len(real):
+            batch.targets.fill_(IGNORED)
+        return batch
+
+
+def look_up_known(spec: TrainingSpec, workers: Workers) -> RowCounts:
+    """What a run's start has seen of the train rows; each worker reads a part of the shards."""
+    shards = ShardSet(spec.shards_folder, spec.shards, "train")
+    found = look_up(shards, LineageRecord.read(spec.seen), workers.rank, workers.count)
+    return RowCounts(*map(workers.sum_parts, found))
+
+
+def record_text(
+    spec: TrainingSpec,
+    known: RowCounts,
+    order: DataOrder,
+    state: TrainState,
+    last_step: int,
+    is_rank_zero: bool,
+) -> tuple[float, int]:
+    """Write `seen.parquet` and `trained.parquet` into the run folder.
+
+    Args:
+        known: of `look_up_known`.
+        last_step: the step whose weights are exported.
+        is_rank_zero: whether this worker writes them.
+
+    Returns:
+        As `record_seen`.
+    """
+    folder = Path(spec.run_folder)
+    if is_rank_zero:
+        size = spec.training.budget.global_batch_size
+        steps = 1 + np.arange(last_step * size) // size
+        taught = ~np.isin(steps, state.guard.skipped_steps)
+        shards = ShardSet(spec.shards_folder, spec.shards, *order.splits)
+        rows = order.rows(0, len(steps))[taught]
+        path = str(folder / TRAINED_NAME)
+        record_trained(shards, rows, steps[taught], path, spec.hidden)
+    seen_path = str(folder / SEEN_NAME) if is_rank_zero else None
+    return record_seen(
+        ShardSet(spec.shards_folder, spec.shards, "train"),
+        known,
+        LineageRecord.read(spec.seen if is_rank_zero else None),
+        order.rows(0, state.samples_seen),
+        seen_path,
+        spec.hidden,
+    )
 
 
 class Trainer:
@@ -36,6 +142,7 @@ class Trainer:
     def __init__(
         self,
         spec: TrainingSpec,
+        objective: Objective,
         workers: Workers,
         interruption: Interruption,
         report: Callable[[str], None],
@@ -52,7 +159,7 @@ class Trainer:
         self._known = look_up_known(spec, workers)
         self._steps = total_steps(spec.training, spec.shards, int((self._known.seen == 0).sum()))
         report(f"Loading {spec.base_model_folder}")
-        self._objective = objective_of(spec.training)
+        self._objective = objective
         self._strategy = self._build()
         self._parameters = self._strategy.model.parameter_count
         saving, device = self._training.checkpointing, device_of(workers.device)
@@ -66,7 +173,7 @@ class Trainer:
             workers,
             report,
         )
-        self._saving = SavingPlan(saving)
+        self._saving = SavingPlan(saving, device)
         self._order = DataOrder.of(spec, self._known)
         self._shards = spec.open_shards(*self._order.splits)
         validation = spec.open_shards("validation")
@@ -202,13 +309,16 @@ class Trainer:
             self._state.samples_seen,
             self._objective.read_batch,
         )
-        return iter(load(data, training.placement.reader_processes))
+        steps = iter(load(data, training.placement.reader_processes))
+        reads_ahead = device_of(workers.device).reads_ahead
+        return read_ahead(steps, workers.device) if reads_ahead else steps
 
     def _tell(
         self, outcome: StepOutcome, learning_rate: float, seconds: float, waited: float
     ) -> None:
         if self._telemetry is None:
             return
+        is_shown = self._step % self._training.logging.every_steps == 0
         self._telemetry.step(
             self._step,
             seconds,
@@ -225,13 +335,22 @@ class Trainer:
                 "samples_seen": self._state.samples_seen,
                 "samples_replayed": self._order.replayed(self._state.samples_seen),
             }
-            | model_utilization(
-                self._strategy.model.flops_per_token(self._spec.shards.sequence_length),
-                outcome.tokens / seconds / (self._workers.count * self._workers.chips),
-                self._workers.device,
-            )
-            | device_of(self._workers.device).readings(),
+            | self._utilization(outcome, seconds)
+            | (device_of(self._workers.device).readings() if is_shown else {}),
+            is_shown,
         )
+
+    def _utilization(self, outcome: StepOutcome, seconds: float) -> dict[str, float]:
+        """Model FLOP/s as a share of the hardware's peak, where that is known."""
+        peak = device_of(self._workers.device).peak_flops()
+        width = self._strategy.model.attention_width
+        flops = training_flops(self._parameters, width, outcome.tokens, outcome.pairs)
+        devices = self._workers.count * self._workers.chips
+        return {
+            f"mfu_{name}": count / (seconds * devices * peak)
+            for name, count in flops.items()
+            if peak
+        }
 
     def _validate(self) -> None:
         result = self._validation.measure(self._strategy)
@@ -296,3 +415,25 @@ class Trainer:
             self._workers,
             self._training.adapters,
         )
+
+
+def train(
+    spec: TrainingSpec, workers: Workers, interruption: Interruption, report: Callable[[str], None]
+) -> TrainingResult:
+    """Bring a run to its end, from wherever it stands.
+
+    Raises:
+        UserError: the inputs do not fit together, or the run folder belongs to other settings.
+        Interrupted: a signal came; everything is saved.
+    """
+    finished = find_result(Path(spec.run_folder), report)
+    if finished and is_whole(Path(spec.export_folder)):
+        report(f"The run {spec.run_id} is complete already: {finished.steps} steps.")
+        return finished
+    objective: Objective = spec.training.objective()
+    kind: type[Trainer] = resolve_name(objective.trainer)
+    trainer = kind(spec, objective, workers, interruption, report)
+    try:
+        return trainer.finish()
+    finally:
+        trainer.close()

@@ -1,26 +1,137 @@
-"""Takes a request to an engine and its answer back, whatever happens to the engine meanwhile."""
+"""Which engine answers a client's requests, whatever happens to it meanwhile.
+
+A router draws a version for each request, by the versions' shares of the traffic; the dispatcher
+has it answer, or another one where its engine is lost, and counts for a rollout how each did.
+"""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
+from secrets import SystemRandom
 from time import monotonic
+from typing import Any
 
-from serving.api.errors import invalid, timed_out, unavailable
 from serving.api.metrics import Metrics
-from serving.api.router import Route, Router
-from serving.engine.process import EngineLost
-from serving.engine.protocol import Chunk, GenerateRequest, Refused
+from serving.engine.process import EngineProcess
+from serving.engine.protocol import Chunk, EngineLost, GenerateRequest, Refused
+from serving.errors import invalid, timed_out, unavailable
+from serving.rollout import Seen
 from serving.settings import EndpointSettings
-from serving.state import OfVersion
+from serving.state import OfVersion, RouteStatus
 
+POLL_SECONDS = 0.05
+MOST_SECONDS = 1_000
+"""Answers whose seconds are kept until somebody looks."""
 ATTEMPTS = 4
 """So often one request may lose its engine: it may be the request that kills it."""
 STALL_SECONDS = 5.0
-"""Without another word of an answer that has begun, after which a client that leaves counts as the
-engine's failure."""
+"""Without another word of an answer that has begun, after which a client that leaves may have left
+for that."""
 NOTICE_SECONDS = 0.5
 """Until the end of an engine is noticed and it no longer counts as ready."""
+Tell = Callable[[OfVersion, int, Chunk], None]
+"""Takes the pieces of answers: by which version, to which of the requests."""
+Asked = tuple["Attempt", "asyncio.Task[bool]"]
+"""An attempt that nobody waits for, and whether it succeeds."""
+
+
+class Route:
+    """One version with its share of the traffic and what was seen of it."""
+
+    def __init__(self, engine: EngineProcess, share: float) -> None:
+        self.engine = engine
+        self.share = share
+        self.in_flight = 0
+        """What clients asked; several requests of one client's body are one."""
+        self.undecided = 0
+        """Of what failed here, what another version is asked now."""
+        self._seen = Seen()
+
+    @property
+    def ready(self) -> bool:
+        """Whether the engine is there."""
+        return self.engine.ready.is_set()
+
+    @property
+    def status(self) -> RouteStatus:
+        """What is told of it."""
+        engine = self.engine
+        return RouteStatus(
+            version=engine.desired.version,
+            fingerprint=engine.desired.fingerprint,
+            share=self.share,
+            engine_pid=engine.pid,
+            ready=self.ready,
+            restarts=engine.restarts,
+            engine=engine.engine,
+            comparison=engine.comparison,
+        )
+
+    def count(self, answered: bool, seconds: float | None) -> None:
+        """Note how it did at what a client asked, and how many seconds a token took."""
+        self._seen.answered += answered
+        self._seen.failed += not answered
+        if answered and seconds is not None:
+            self._seen.seconds.append(seconds)
+            del self._seen.seconds[:-MOST_SECONDS]
+
+    def look(self) -> Seen:
+        """What was seen since the last look."""
+        seen, self._seen = self._seen, Seen()
+        seen.waiting, seen.undecided = self.in_flight, self.undecided
+        return seen
+
+
+class Router:
+    """Spreads requests over the routes by their shares.
+
+    Each is drawn by itself: a client that knew which version its next request meets could have one
+    look worse than the other.
+    """
+
+    def __init__(self) -> None:
+        self._random = SystemRandom()
+        self.routes: list[Route] = []
+        self.shadow: Route | None = None
+        """One of them, without traffic, that gets copies of all requests."""
+
+    @property
+    def healthy(self) -> bool:
+        """Whether any route with traffic can answer now."""
+        return any(route.share > 0 and route.ready for route in self.routes)
+
+    @property
+    def model_names(self) -> list[str]:
+        """The pipeline's name, which stays, and the versions that have traffic."""
+        serving = [route.engine.desired for route in self.routes if route.share > 0]
+        names = [desired.name for desired in serving] + [desired.version for desired in serving]
+        return list(dict.fromkeys(names))
+
+    async def choose(self, tried: Collection[Route] = ()) -> Route:
+        """The route of the next request, once there is one; raises EngineLost if none serves.
+
+        An engine that is not ready is passed over, so its share goes to the others.
+
+        Args:
+            tried: those that lost the request; taken again where there is no other.
+        """
+        while True:
+            serving = [route for route in self.routes if route.share > 0]
+            if not serving:
+                raise EngineLost("no version is being served")
+            able = [route for route in serving if route.ready]
+            if able := [route for route in able if route not in tried] or able:
+                return self._random.choices(able, [route.share for route in able])[0]
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def drain(self, route: Route, seconds: float) -> None:
+        """Take a route out and wait until its last answer is given, or the time is over."""
+        route.share = 0.0
+        end = monotonic() + seconds
+        while route.in_flight and monotonic() < end:
+            await asyncio.sleep(POLL_SECONDS)
+        self.routes.remove(route)
 
 
 @dataclass(frozen=True)
@@ -32,13 +143,102 @@ class Answer:
     """All its text, and what its last piece says."""
 
 
-@dataclass(frozen=True)
 class Stream:
     """An answer that arrives piece by piece; it has begun when this exists."""
 
-    by: OfVersion
-    chunks: AsyncGenerator[Chunk, None]
-    """All pieces; the last one has a finish reason, or an error."""
+    def __init__(
+        self, by: OfVersion, pieces: "asyncio.Queue[Chunk | None]", work: asyncio.Task[None]
+    ) -> None:
+        """`work` takes the pieces from the engine as they come, however the client reads; it is to
+        be canceled when that leaves."""
+        self.by, self.work = by, work
+        self.text = ""
+        """What was read of it."""
+        self._pieces = pieces
+
+    async def read(self) -> Chunk | None:
+        """The next piece, None after the last one, which has a finish reason or an error."""
+        if chunk := await self._pieces.get():
+            self.text += chunk.text
+        else:
+            await self.work
+        return chunk
+
+
+class Attempt:
+    """One version's try at what a client asks: a request, or several that one version answers."""
+
+    def __init__(self, route: Route, metrics: Metrics, tell: Tell = lambda *_: None) -> None:
+        self.route = route
+        self.begun = False
+        self._metrics, self._tell = metrics, tell
+        self._heard = monotonic()
+        """When the engine sent something last."""
+        self._seconds: list[float] = []
+        """For a token, of each complete answer."""
+
+    async def run(self, requests: Sequence[GenerateRequest], deadline: float) -> None:
+        """Have all answered; raises Refused, EngineLost, or TimeoutError at the deadline."""
+        tasks = [
+            asyncio.create_task(self._answer(number, request))
+            for number, request in enumerate(requests)
+        ]
+        self.route.in_flight += 1
+        try:
+            async with asyncio.timeout(deadline - monotonic()):
+                await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self.route.in_flight -= 1
+
+    async def succeeds(self, requests: Sequence[GenerateRequest], deadline: float) -> bool:
+        """Whether all are answered, where nobody waits for that."""
+        try:
+            await self.run(requests, deadline)
+        except (EngineLost, Refused, TimeoutError):
+            return False
+        return True
+
+    @property
+    def stalled(self) -> bool:
+        """Whether a client that leaves may have left since nothing comes any more."""
+        silence = self.route.engine.desired.settings.engine_timeout
+        return monotonic() - self._heard > (STALL_SECONDS if self.begun else silence)
+
+    def count(self, answered: bool) -> None:
+        """Note for a rollout how it went."""
+        seconds = sum(self._seconds) / len(self._seconds) if self._seconds else None
+        self.route.count(answered, seconds)
+
+    async def _answer(self, number: int, request: GenerateRequest) -> None:
+        """One answer; it goes on where it stopped when its engine is started again."""
+        started, text, tokens, written = monotonic(), "", 0, 0
+        for _ in range(ATTEMPTS):
+            left = {"written": text, "max_tokens": request.max_tokens - tokens}
+            try:
+                part = self.route.engine.generate(request.model_copy(update=left))
+                async with aclosing(part) as chunks:
+                    async for chunk in chunks:
+                        self._heard, self.begun = monotonic(), request.stream
+                        text, written = text + chunk.text, tokens + chunk.completion_tokens
+                        piece = chunk.model_copy(update={"completion_tokens": written})
+                        self._tell(self.route.engine.desired, number, piece)
+            except EngineLost:
+                if not text:
+                    raise
+                tokens = written
+                await asyncio.sleep(NOTICE_SECONDS)
+                await self.route.engine.ready.wait()
+            else:
+                self._metrics.tokens(
+                    self.route.engine.desired.version, chunk.prompt_tokens, written
+                )
+                if count := written or len(text) // 4:
+                    self._seconds.append((monotonic() - started) / count)
+                return
+        raise EngineLost("the engine was lost again and again")
 
 
 class Dispatcher:
@@ -48,156 +248,149 @@ class Dispatcher:
         self.router = router
         self.settings = settings
         self.metrics = metrics
-        self._copies: set[asyncio.Task[None]] = set()
-        """Under way; the event loop itself keeps none alive."""
+        self._background: set[asyncio.Task[Any]] = set()
+        """The event loop itself keeps no task alive."""
 
     async def answer_all(self, requests: Sequence[GenerateRequest]) -> list[Answer]:
         """Whole answers by one version, in the order of the requests; raises ServingError."""
-        deadline = monotonic() + self.settings.request_timeout
-        for _ in range(ATTEMPTS):
-            route = await self._route(deadline)
-            results = await asyncio.gather(
-                *(self._answer(one, route) for one in requests), return_exceptions=True
-            )
-            for result in results:
-                if isinstance(result, BaseException):
-                    raise result
-            answers = [result for result in results if isinstance(result, Answer)]
-            if len({answer.by.version for answer in answers}) == 1:
-                return answers
-        raise unavailable("The version changed while the batch was answered, again and again.")
+        answers: dict[int, Answer] = {}
 
-    async def _answer(self, request: GenerateRequest, preferred: Route) -> Answer:
-        stream = await self.stream(request.model_copy(update={"stream": False}), preferred)
-        text, end = "", Chunk()
-        async with aclosing(stream.chunks) as chunks:
-            async for end in chunks:
-                text += end.text
-        if end.error == "timeout":
-            raise timed_out(self.settings.request_timeout)
-        if end.error is not None:
-            raise unavailable(f"The model's engine was lost: {end.error}.")
-        return Answer(stream.by, end.model_copy(update={"text": text}))
+        def keep(by: OfVersion, number: int, whole: Chunk) -> None:
+            answers[number] = Answer(by, whole)
 
-    async def stream(self, request: GenerateRequest, preferred: Route | None = None) -> Stream:
+        whole = [request.model_copy(update={"stream": False}) for request in requests]
+        await self._serve(whole, keep)
+        return [answers[number] for number in range(len(requests))]
+
+    async def stream(self, request: GenerateRequest) -> Stream:
         """Begin an answer; raises ServingError where none can begin."""
-        deadline = monotonic() + self.settings.request_timeout
-        self._copy(request, deadline)
-        lost = ""
-        for _ in range(ATTEMPTS):
-            route = await self._route(deadline, preferred)
-            pieces = self._pieces(request, deadline, route)
-            try:
-                return Stream(route.engine.desired, _all(await anext(pieces), pieces))
-            except Refused as error:
-                raise invalid(str(error), error.field) from error
-            except TimeoutError:
-                raise timed_out(self.settings.request_timeout) from None
-            except EngineLost as error:
-                lost = str(error)
-                await asyncio.sleep(NOTICE_SECONDS)
-        raise unavailable(f"No engine could answer: {lost}.")
+        begun: asyncio.Future[OfVersion] = asyncio.get_running_loop().create_future()
+        pieces: asyncio.Queue[Chunk | None] = asyncio.Queue()
 
-    async def _route(self, deadline: float, preferred: Route | None = None) -> Route:
+        def keep(by: OfVersion, _: int, chunk: Chunk) -> None:
+            pieces.put_nowait(chunk)
+            if not begun.done():
+                begun.set_result(by)
+
+        work = self._spawn(self._serve([request], keep))
+        work.add_done_callback(lambda _: pieces.put_nowait(None))
+        try:
+            await asyncio.wait([begun, work], return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            work.cancel()
+            raise
+        if not begun.done():
+            await work
+        return Stream(begun.result(), pieces, work)
+
+    async def _serve(self, requests: Sequence[GenerateRequest], tell: Tell) -> None:
+        """Have one version answer all requests, or another one where its engine is lost.
+
+        Raises:
+            ServingError: none did, and no piece of a stream was told; else the last one has an
+                error.
+        """
+        deadline = monotonic() + self.settings.request_timeout
+        copy = self._ask(self.router.shadow, requests)
+        failed: list[Attempt] = []
+        answered: Attempt | None = None
+        try:
+            for _ in range(ATTEMPTS):
+                route = await self._route(deadline, [attempt.route for attempt in failed])
+                attempt = Attempt(route, self.metrics, tell)
+                try:
+                    await attempt.run(requests, deadline)
+                    answered = attempt
+                    return
+                except (EngineLost, TimeoutError) as error:
+                    failed.append(attempt)
+                    late = isinstance(error, TimeoutError)
+                    if attempt.begun:
+                        said = Chunk(error="timeout" if late else str(error))
+                        return tell(route.engine.desired, 0, said)
+                    if late:
+                        raise timed_out(self.settings.request_timeout) from None
+                    lost = str(error)
+                    await asyncio.sleep(NOTICE_SECONDS)
+                except asyncio.CancelledError:
+                    if attempt.stalled:
+                        failed.append(attempt)
+                    raise
+            raise unavailable(f"No engine could answer: {lost}.")
+        except Refused as error:
+            raise invalid(str(error), error.field) from error
+        finally:
+            self._compare(requests, failed, answered, copy)
+
+    async def _route(self, deadline: float, tried: Sequence[Route]) -> Route:
         try:
             async with asyncio.timeout(deadline - monotonic()):
-                return await self.router.choose(preferred)
+                return await self.router.choose(tried)
         except TimeoutError:
             raise timed_out(self.settings.request_timeout) from None
         except EngineLost as error:
             raise unavailable(f"No engine could answer: {error}.") from error
 
-    def _copy(self, request: GenerateRequest, deadline: float) -> None:
-        """Send a request to the version in the shadow too, whose answer is dropped.
+    def _ask(self, route: Route | None, requests: Sequence[GenerateRequest]) -> Asked | None:
+        """Ask a version what a client asks another one; nobody sees its answer.
 
-        One that is slow gets no more of them at once than the endpoint admits.
+        One that is slow gets no more of that at once than the endpoint admits.
         """
-        shadow = self.router.shadow
-        if shadow and shadow.healthy and shadow.in_flight < self.settings.max_waiting:
-            copy = asyncio.create_task(_drop(self._pieces(request, deadline, shadow)))
-            self._copies.add(copy)
-            copy.add_done_callback(self._copies.discard)
+        if route is None or not route.ready or route.in_flight >= self.settings.max_waiting:
+            return None
+        attempt = Attempt(route, self.metrics)
+        deadline = monotonic() + self.settings.request_timeout
+        return attempt, self._spawn(attempt.succeeds(requests, deadline))
 
-    async def _pieces(
-        self, request: GenerateRequest, deadline: float, route: Route
-    ) -> AsyncGenerator[Chunk, None]:
-        """The pieces of an answer; goes on where it stopped when its engine is started again.
+    def _compare(
+        self,
+        requests: Sequence[GenerateRequest],
+        failed: Sequence[Attempt],
+        answered: Attempt | None,
+        copy: Asked | None,
+    ) -> None:
+        """Count how versions did at what another one answers, or was asked too.
 
-        Errors before the first piece are raised; later ones are the last piece.
+        What no version answers says nothing about any, or a client could have a version taken back
+        by requests that cannot be answered. So what failed on one and was not asked of another is
+        asked of that, and counts once it answers.
         """
-        started = heard = monotonic()
-        text, tokens = "", 0
-        succeeded: bool | None = False
-        route.in_flight += 1
-        try:
-            for _ in range(ATTEMPTS):
-                left = {"written": text, "max_tokens": request.max_tokens - tokens}
-                part = request.model_copy(update=left)
-                try:
-                    async with aclosing(_timed(route, part, deadline)) as chunks:
-                        async for chunk in chunks:
-                            text, heard = text + chunk.text, monotonic()
-                            whole = tokens + chunk.completion_tokens
-                            last = chunk.model_copy(update={"completion_tokens": whole})
-                            yield last
-                    succeeded = True
-                    self.metrics.tokens(route.engine.desired.version, last.prompt_tokens, whole)
-                    return
-                except EngineLost as error:
-                    if not text:
-                        raise
-                    tokens = whole
-                    await asyncio.sleep(NOTICE_SECONDS)
-                    if not await _ready_again(route, deadline):
-                        yield Chunk(error=str(error))
-                        return
-                except TimeoutError:
-                    if not text:
-                        raise
-                    yield Chunk(error="timeout")
-                    return
-            yield Chunk(error="the engine was lost again and again")
-        except (Refused, GeneratorExit, asyncio.CancelledError):
-            # Neither a request that cannot be served nor a client that left says anything about
-            # the engine, unless the client left because nothing came any more.
-            allowed = STALL_SECONDS if text else self.settings.engine_timeout
-            succeeded = False if monotonic() - heard > allowed else None
-            raise
-        finally:
-            route.in_flight -= 1
-            route.record(succeeded, tokens or len(text) // 4, monotonic() - started)
+        failures = {attempt.route: attempt for attempt in failed}
+        if answered is None and failures and copy is None:
+            rivals = (route for route in self.router.routes if route not in failures)
+            copy = next(filter(None, (self._ask(rival, requests) for rival in rivals)), None)
+        if copy is not None:
+            for route in failures:
+                route.undecided += 1
+            self._spawn(_count(*copy, list(failures.values()), answered))
+        elif answered is not None:
+            answered.count(True)
+            for route, attempt in failures.items():
+                if route is not answered.route:
+                    attempt.count(False)
+
+    def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+        return task
 
 
-async def _timed(
-    route: Route, request: GenerateRequest, deadline: float
-) -> AsyncGenerator[Chunk, None]:
-    """An engine's pieces; raises TimeoutError where the next one comes too late."""
-    async with aclosing(route.engine.generate(request)) as chunks:
-        while True:
-            async with asyncio.timeout(deadline - monotonic()):
-                chunk = await anext(chunks, None)
-            if chunk is None:
-                return
-            yield chunk
-
-
-async def _all(first: Chunk, rest: AsyncGenerator[Chunk, None]) -> AsyncGenerator[Chunk, None]:
-    async with aclosing(rest) as following:
-        yield first
-        async for chunk in following:
-            yield chunk
-
-
-async def _drop(pieces: AsyncGenerator[Chunk, None]) -> None:
-    with suppress(EngineLost, Refused, TimeoutError):
-        async with aclosing(pieces) as inner:
-            async for _ in inner:
-                pass
-
-
-async def _ready_again(route: Route, deadline: float) -> bool:
-    try:
-        await asyncio.wait_for(route.engine.ready.wait(), max(deadline - monotonic(), 0))
-    except TimeoutError:
-        return False
-    return True
+async def _count(
+    other: Attempt,
+    asked: asyncio.Task[bool],
+    failures: Sequence[Attempt],
+    answered: Attempt | None,
+) -> None:
+    """Count what one version failed on and another one answered, once that has been asked."""
+    if answered is None and not failures:
+        asked.cancel()  # Its client has left.
+        return
+    succeeded = await asked
+    for attempt in failures:
+        attempt.route.undecided -= 1
+        if succeeded and answered is None:
+            attempt.count(False)
+    if answered is not None:
+        answered.count(True)
+        other.count(succeeded)

@@ -33,6 +33,10 @@ class Metrics:
         self._share = gauge("serving_traffic_share", "Of the requests.", ["version"])
         self._restarts = counter("serving_engine_restarts", "After deaths.", ["version"])
 
+    def leave(self) -> None:
+        """Note that a request is no longer in flight."""
+        self.in_flight -= 1
+
     def request(self, path: str, status: int, version: str, seconds: float) -> None:
         """Count one answered request."""
         self._requests.labels(path, status, version).inc()

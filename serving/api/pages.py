@@ -7,11 +7,15 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from serving.api.requests import ChatRequest, CompletionRequest, PredictRequest
-from serving.api.responses import ResponsesRequest
+from serving.api.requests import (
+    ChatRequest,
+    CompletionRequest,
+    PredictRequest,
+    ResponsesRequest,
+)
 
 BODIES: dict[str, tuple[type[BaseModel], str]] = {
     "/v1/completions": (CompletionRequest, "Continue a text."),
@@ -62,11 +66,13 @@ def _operation(text: str) -> dict[str, Any]:
     return {"summary": text, "responses": answers | {"default": {"description": "An error."}}}
 
 
-def _file(path: str, name: str) -> Route:
+def _file(path: str, name: str, media_type: str) -> Route:
     """The route of a file that lies beside this module."""
+    content = Path(__file__).with_name(name).read_bytes()
 
+    # Whole, whatever part is asked for: starlette's own refuse an odd Range in plain text.
     async def answer(_: Request) -> Response:
-        return FileResponse(Path(__file__).with_name(name), headers=SECURITY)
+        return Response(content, headers=SECURITY, media_type=media_type)
 
     return Route(path, answer)
 
@@ -75,5 +81,9 @@ async def _openapi(_: Request) -> Response:
     return JSONResponse(describe_routes())
 
 
-PAGES = [_file("/", "page.html"), _file("/page.js", "page.js"), Route("/openapi.json", _openapi)]
+PAGES = [
+    _file("/", "page.html", "text/html"),
+    _file("/page.js", "page.js", "text/javascript"),
+    Route("/openapi.json", _openapi),
+]
 """The routes for browsers; they tell nothing that `/health` does not."""

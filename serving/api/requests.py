@@ -1,17 +1,38 @@
-"""The public request shapes: OpenAI completions and chat, and Vertex predict."""
+"""What clients ask and how they are answered: OpenAI's completions, chat and responses, predict.
 
-from itertools import accumulate
+Each shape is checked here, becomes the engine's requests, and writes their answers as its clients
+read them, whole or as a stream of events.
+"""
+
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from time import time
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 
-from serving.api.errors import invalid
-from serving.engine.protocol import Chunk, GenerateRequest, Message, TokenScore
+from serving.api.dispatcher import Answer, Stream
+from serving.engine.protocol import (
+    Chunk,
+    GenerateRequest,
+    LikelyToken,
+    Message,
+    TokenScore,
+)
+from serving.errors import ServingError, invalid
 from serving.settings import EndpointSettings
+from serving.state import OfVersion
 
 MAX_INSTANCES = 32
 MAX_STOPS = 4
 MAX_CHOICES = 8
+REPEATED = {
+    *("instructions", "max_output_tokens", "metadata", "temperature", "text", "tool_choice"),
+    *("tools", "top_p", "truncation"),
+}
+"""Fields of a request of `/v1/responses` that its answer has, too."""
 
 Body = TypeVar("Body", bound=BaseModel)
 StopString = Annotated[str, Field(min_length=1, max_length=256)]
@@ -45,10 +66,7 @@ class Sampling(Strict):
     stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)] = []
 
     def generate_request(
-        self,
-        settings: EndpointSettings,
-        prompt: str | list[int] | None = None,
-        messages: list[Message] | None = None,
+        self, settings: EndpointSettings, prompt: str | list[int] | None = None, **asked: Any
     ) -> GenerateRequest:
         """The engine's request; raises ServingError 400 where a limit is passed."""
         if self.max_tokens > settings.max_new_tokens:
@@ -61,13 +79,13 @@ class Sampling(Strict):
             raise invalid("The prompt is empty.", "prompt")
         return GenerateRequest(
             prompt=prompt,
-            messages=messages,
             allow_role_tokens=settings.allow_role_tokens,
             max_tokens=self.max_tokens,
             max_prompt_tokens=settings.max_prompt_tokens,
             temperature=self.temperature,
             top_p=self.top_p,
             stop=[self.stop] if isinstance(self.stop, str) else self.stop,
+            **asked,
         )
 
 
@@ -81,7 +99,7 @@ class StreamOptions(Strict):
 
 
 class OpenAIRequest(Sampling):
-    """What completions and chats take.
+    """What completions and chats take and give.
 
     Clients send many fields at the value that changes nothing. That value is accepted, any other
     refused: a field that has no effect is never taken in silence.
@@ -109,19 +127,57 @@ class OpenAIRequest(Sampling):
             raise ValueError("n: a stream holds one answer")
         return self
 
-    def generate_requests(self, settings: EndpointSettings) -> list[GenerateRequest]:
-        """The engine's requests, `n` for each prompt; raises ServingError 400 beyond a limit."""
+    def asked(self) -> list[dict[str, Any]]:
+        """What each prompt asks of the engine."""
         raise NotImplementedError
 
     def choice(self, chunk: Chunk, index: int = 0) -> dict[str, Any]:
         """An answer, or a piece of one, as it is told."""
         raise NotImplementedError
 
-    def choices_of(self, wanted: GenerateRequest, **given: bool) -> list[GenerateRequest]:
-        """The engine's request for each of the `n` answers; a seed counts on."""
+    def generate_requests(self, settings: EndpointSettings) -> list[GenerateRequest]:
+        """The engine's requests, `n` for each prompt; raises ServingError 400 beyond a limit."""
+        # A seed counts on.
         seeds = [None if self.seed is None else self.seed + number for number in range(self.n)]
-        given["ignore_eos"] = self.ignore_eos
-        return [wanted.model_copy(update=given | {"seed": seed}) for seed in seeds]
+        return [
+            self.generate_request(settings, seed=seed, ignore_eos=self.ignore_eos, **asked)
+            for asked in self.asked()
+            for seed in seeds
+        ]
+
+    def whole(self, name: str, answers: Sequence[Answer]) -> dict[str, Any]:
+        """All answers, to a request of this name."""
+        choices = [self.choice(answer.whole, index) for index, answer in enumerate(answers)]
+        usage = _usage([answer.whole for answer in answers], self.n)
+        return self._envelope(name, answers[0].by) | {"choices": choices, "usage": usage}
+
+    async def events(self, name: str, stream: Stream) -> AsyncIterator[str]:
+        """One answer as a stream of events, a piece each."""
+        options, envelope = self.stream_options or StreamOptions(), self._envelope(name, stream.by)
+        last = Chunk()
+        while chunk := await stream.read():
+            if chunk.error is not None:
+                yield _event(ServingError(503, chunk.error, "unavailable").body)
+                return
+            last, piece = chunk, envelope | {"choices": [self.choice(chunk)]}
+            if options.continuous_usage_stats:
+                piece["usage"] = _usage([chunk])
+            yield _event(piece)
+        if options.include_usage:
+            yield _event(envelope | {"choices": [], "usage": _usage([last])})
+        yield "data: [DONE]\n\n"
+
+    def _envelope(self, name: str, by: OfVersion) -> dict[str, Any]:
+        """What the whole of an answer and each of its events have in common."""
+        is_chat = isinstance(self, ChatRequest)
+        kind = "chat.completion" if is_chat else "text_completion"
+        return {
+            "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{name}",
+            "object": f"{kind}.chunk" if is_chat and self.stream else kind,
+            "created": int(time()),
+            "model": by.model(self.model),
+            "system_fingerprint": f"{by.version}-{by.fingerprint}",
+        }
 
 
 Tokens = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
@@ -135,9 +191,8 @@ class CompletionRequest(OpenAIRequest):
     """A text or its tokens, or several of one kind."""
     max_tokens: int = Field(default=64, ge=0)
     echo: bool = False
-    logprobs: int | None = Field(default=None, ge=0, le=1)
-    """Whether to say how likely each token was, and with 1 which one was most likely, as far as the
-    engine knows."""
+    logprobs: int | None = Field(default=None, ge=0, le=5)
+    """Whether to say how likely each token was, and how many of the most likely ones to name."""
     suffix: Literal[""] = ""
 
     @property
@@ -155,11 +210,9 @@ class CompletionRequest(OpenAIRequest):
             raise ValueError("max_tokens is 0, which makes sense with echo alone")
         return self
 
-    def generate_requests(self, settings: EndpointSettings) -> list[GenerateRequest]:
-        given = {"echo": self.echo, "logprobs": self.logprobs is not None}
-        given["top"] = bool(self.logprobs)
-        asked = [self.generate_request(settings, prompt=prompt) for prompt in self.prompts]
-        return [choice for one in asked for choice in self.choices_of(one, **given)]
+    def asked(self) -> list[dict[str, Any]]:
+        scores = {"logprobs": self.logprobs is not None, "top": self.logprobs or 0}
+        return [{"prompt": prompt, "echo": self.echo, **scores} for prompt in self.prompts]
 
     def choice(self, chunk: Chunk, index: int = 0) -> dict[str, Any]:
         return {
@@ -207,21 +260,155 @@ class ChatRequest(OpenAIRequest):
     messages: list[ChatMessage] = Field(min_length=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     """The newer name of `max_tokens`."""
-    logprobs: Literal[False] = False
+    logprobs: bool = False
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    """How many of the most likely tokens of each place to name."""
     response_format: ResponseFormat | None = None
     tools: Annotated[list[Any], Field(max_length=0)] = []
     tool_choice: Literal["none", "auto"] = "none"
 
-    def generate_requests(self, settings: EndpointSettings) -> list[GenerateRequest]:
-        tokens = self.max_completion_tokens or self.max_tokens
-        sampling = self.model_copy(update={"max_tokens": tokens})
+    def asked(self) -> list[dict[str, Any]]:
         messages = [message.as_text() for message in self.messages]
-        return self.choices_of(sampling.generate_request(settings, messages=messages))
+        scores = {"logprobs": self.logprobs, "top": self.top_logprobs or 0}
+        return [{"messages": messages, **scores}]
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs")
+        self.max_tokens = self.max_completion_tokens or self.max_tokens
+        return self
 
     def choice(self, chunk: Chunk, index: int = 0) -> dict[str, Any]:
         message = {"role": "assistant", "content": chunk.text}
         said = "delta" if self.stream else "message"
-        return {"index": index, said: message, "finish_reason": chunk.finish_reason}
+        scores = [
+            _logprob(score) | {"top_logprobs": [_logprob(one) for one in score.top]}
+            for score in chunk.scores
+        ]
+        return {
+            "index": index,
+            said: message,
+            "logprobs": {"content": scores, "refusal": None} if self.logprobs else None,
+            "finish_reason": chunk.finish_reason,
+        }
+
+
+class TextOptions(Strict):
+    """The form of an answer: text."""
+
+    format: ResponseFormat = ResponseFormat()
+
+
+class ResponsesRequest(Strict):
+    """`POST /v1/responses`, OpenAI's newer route, for plain text.
+
+    Nothing is stored, so a conversation is sent whole each time. What would have no effect is
+    refused.
+    """
+
+    model: str | None = None
+    stream: bool = False
+    input: str | Annotated[list[ChatMessage], Field(min_length=1)]
+    instructions: Annotated[str, Field(min_length=1)] | None = None
+    max_output_tokens: int = Field(default=64, ge=1)
+    temperature: Temperature = 0.0
+    top_p: TopP = 1.0
+    text: TextOptions = TextOptions()
+    tools: list[Any] = Field(default=[], max_length=0)
+    tool_choice: Literal["none", "auto"] = "auto"
+    metadata: dict[str, str] = Field(default={})
+    """Given back."""
+    store: bool = False
+    """Taken and ignored: nothing is stored."""
+    user: str | None = None
+    """Taken and ignored."""
+    truncation: Literal["disabled"] = "disabled"
+
+    def generate_requests(self, settings: EndpointSettings) -> list[GenerateRequest]:
+        """The engine's one request; raises ServingError 400 beyond a limit."""
+        turns = [Message(role="system", content=self.instructions)] if self.instructions else []
+        if isinstance(self.input, str):
+            turns.append(Message(role="user", content=self.input))
+        else:
+            turns += [message.as_text() for message in self.input]
+        sampling = Sampling(
+            max_tokens=self.max_output_tokens, temperature=self.temperature, top_p=self.top_p
+        )
+        return [sampling.generate_request(settings, messages=turns)]
+
+    def whole(self, name: str, answers: Sequence[Answer]) -> dict[str, Any]:
+        """The one answer, to a request of this name."""
+        (answer,) = answers
+        return self._response(name, answer.by, answer.whole.text, answer.whole)
+
+    async def events(self, name: str, stream: Stream) -> AsyncIterator[str]:
+        """The answer as OpenAI's numbered events."""
+        number = 0
+
+        def event(kind: str, **fields: Any) -> str:
+            nonlocal number
+            content = {"type": kind, "sequence_number": number} | fields
+            number += 1
+            return f"event: {kind}\n{_event(content)}"
+
+        place = {"item_id": f"msg_{name}", "output_index": 0, "content_index": 0}
+        yield event("response.created", response=self._response(name, stream.by, "", None))
+        item = _message(name, "", False) | {"status": "in_progress", "content": []}
+        yield event("response.output_item.added", output_index=0, item=item)
+        yield event("response.content_part.added", part=_part(""), **place)
+        end = Chunk()
+        while chunk := await stream.read():
+            if chunk.error is not None:
+                yield event("error", **ServingError(503, chunk.error, "unavailable").body["error"])
+                return
+            end = chunk
+            if chunk.text:
+                delta = {"delta": chunk.text, "logprobs": []}
+                yield event("response.output_text.delta", **delta, **place)
+        yield event("response.output_text.done", text=stream.text, logprobs=[], **place)
+        yield event("response.content_part.done", part=_part(stream.text), **place)
+        whole = self._response(name, stream.by, stream.text, end)
+        yield event("response.output_item.done", output_index=0, item=whole["output"][0])
+        yield event(f"response.{whole['status']}", response=whole)
+
+    def _response(self, name: str, by: OfVersion, text: str, end: Chunk | None) -> dict[str, Any]:
+        """The response object; without an end it is in progress."""
+        cut = end is not None and end.finish_reason == "length"
+        return {
+            "id": f"resp_{name}",
+            "object": "response",
+            "created_at": int(time()),
+            "model": by.model(self.model),
+            "status": "in_progress" if end is None else "incomplete" if cut else "completed",
+            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "error": None,
+            "output": [] if end is None else [_message(name, text, cut)],
+            "parallel_tool_calls": False,
+            "usage": end
+            and {
+                "input_tokens": end.prompt_tokens,
+                "input_tokens_details": {"cached_tokens": 0},
+                "output_tokens": end.completion_tokens,
+                "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": end.prompt_tokens + end.completion_tokens,
+            },
+            **self.model_dump(include=REPEATED),
+        }
+
+
+def _message(name: str, text: str, cut: bool) -> dict[str, Any]:
+    return {
+        "id": f"msg_{name}",
+        "type": "message",
+        "role": "assistant",
+        "status": "incomplete" if cut else "completed",
+        "content": [_part(text)],
+    }
+
+
+def _part(text: str) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": []}
 
 
 class Instance(Sampling):
@@ -247,19 +434,45 @@ class PredictRequest(Strict):
         ]
 
 
+def _event(content: dict[str, Any]) -> str:
+    return f"data: {json.dumps(content)}\n\n"
+
+
+def _usage(ends: list[Chunk], choices: int = 1) -> dict[str, int]:
+    """Tokens of prompts, each with so many answers in a row, and of the answers."""
+    prompt = sum(end.prompt_tokens for end in ends[::choices])
+    completion = sum(end.completion_tokens for end in ends)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+    }
+
+
 def _logprobs(scores: list[TokenScore]) -> dict[str, Any]:
-    """Log-probabilities as OpenAI's completions have them; offsets count from the first token."""
-    ends = list(accumulate(len(score.token) for score in scores))
+    """Log-probabilities as OpenAI's completions have them; offsets count in the text sent."""
     tops = [
-        None if score.top is None else dict([score.top, (score.token, score.logprob)])
+        {one.token: one.logprob for one in [*score.top, score]} if score.top else None
         for score in scores
     ]
     return {
         "tokens": [score.token for score in scores],
         "token_logprobs": [score.logprob for score in scores],
         "top_logprobs": tops,
-        "text_offset": [0, *ends[:-1]],
+        "text_offset": [score.offset for score in scores],
     }
+
+
+def _logprob(likely: LikelyToken) -> dict[str, Any]:
+    """A token as OpenAI's chats have it."""
+    return likely.model_dump(include={"token", "logprob", "bytes"})
+
+
+UNSUPPORTED = {
+    *("annotations", "best_of", "frequency_penalty", "logit_bias", "presence_penalty"),
+    *("response_format", "suffix", "text", "tool_choice", "tools", "truncation"),
+}
+"""Fields that are taken at the one value that changes nothing."""
 
 
 def parse(kind: type[Body], content: Any) -> Body:
@@ -267,9 +480,43 @@ def parse(kind: type[Body], content: Any) -> Body:
     try:
         return kind.model_validate(content)
     except ValidationError as error:
-        faults = [
-            (".".join(str(part) for part in fault["loc"]) or "body", fault["msg"])
-            for fault in error.errors()
-        ]
-        told = "; ".join(f"{field}: {text}" for field, text in faults[:5])
-        raise invalid(f"{told}.", faults[0][0]) from error
+        messages: dict[str, str] = {}
+        # Of a union's kinds, the one that the value is of says most.
+        for fault in sorted(error.errors(), key=lambda one: one["type"].endswith("_type")):
+            field, message = _message_of(fault, content)
+            messages.setdefault(field, message)
+        told = ". ".join([*messages.values()][:5])
+        if NOT_SUPPORTED in told:
+            told += f". Supported: {', '.join(sorted(set(kind.model_fields) - UNSUPPORTED))}"
+        raise invalid(f"{told}.", next(iter(messages))) from error
+
+
+NOT_SUPPORTED = "not supported"
+
+
+def _message_of(fault: ErrorDetails, content: Any) -> tuple[str, str]:
+    """The field that a fault is about, and what is wrong with it, in the API's words."""
+    field, given = _place(fault, content), fault["input"]
+    top = field.partition(".")[0]
+    if top in UNSUPPORTED:
+        if isinstance(given, str):
+            return top, f"{field} {given[:40]!r} is {NOT_SUPPORTED}"
+        return top, f"{top} {'are' if top in ('annotations', 'tools') else 'is'} {NOT_SUPPORTED}"
+    if fault["type"] == "extra_forbidden":
+        return field, f"{field} is {NOT_SUPPORTED}"
+    if fault["type"] == "too_long":
+        limit, sent = fault["ctx"]["max_length"], fault["ctx"]["actual_length"]
+        return field, f"{field}: at most {limit} are allowed, and {sent} were sent"
+    return field, f"{field}: {fault['msg'].replace('Input should be', 'must be')}"
+
+
+def _place(fault: ErrorDetails, content: Any) -> str:
+    """Where in the body a fault is: the path without the kinds of a union, which pydantic names."""
+    path = []
+    for part in fault["loc"]:
+        with suppress(LookupError, TypeError):
+            content = content[part]
+            path.append(str(part))
+    if fault["type"] == "missing":
+        path.append(str(fault["loc"][-1]))
+    return ".".join(path) or "body"

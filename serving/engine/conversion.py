@@ -20,8 +20,8 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 from transformers.masking_utils import sdpa_mask
 
 from artifacts.errors import first_line
-from serving.engine.pipeline import MODEL_NAME, Unsupported, open_pipeline, score_tokens
-from serving.engine.served_model import read_weights
+from serving.engine.openvino_model import MODEL_NAME, Unsupported, open_pipeline, score_tokens
+from serving.engine.transformers_model import read_weights
 from serving.settings import QUANTIZED, Weights
 
 NAME = "openvino"

@@ -1,48 +1,65 @@
-"""A causal language model behind openvino-genai's continuous batching on a CPU."""
+"""A causal language model behind openvino-genai's continuous batching on a CPU, in C++."""
 
 import asyncio
 import itertools
 import os
 import secrets
 import threading
-import traceback
-from collections.abc import AsyncGenerator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from openvino_genai import GenerationStatus
-
-from artifacts.model.folder import context_tokens, end_tokens_of, read_config
-from serving.engine.pipeline import (
-    BLOCK_TOKENS,
-    PromptScorer,
-    generation_config,
-    open_pipeline,
-    token_tensor,
+import numpy as np
+import openvino as ov
+from openvino_genai import (
+    ContinuousBatchingPipeline,
+    GenerationConfig,
+    GenerationStatus,
+    SchedulerConfig,
 )
+
+from artifacts.model import context_tokens, end_tokens_of, read_config
 from serving.engine.protocol import GenerateRequest
-from serving.engine.served_model import Job, Scored, ServedModel, Step
-from serving.engine.tokenizer import ServedTokenizer
-from serving.settings import EndpointSettings
+from serving.engine.served_model import (
+    Job,
+    Scored,
+    ServedModel,
+    ServedTokenizer,
+    Step,
+    start_thread,
+)
+from serving.settings import EndpointSettings, Weights
+
+MODEL_NAME = "openvino_model.xml"
+BLOCK_TOKENS = 32
+"""Of the cache; what OpenVINO has on a CPU."""
+BATCH_TOKENS = 256
+WITHOUT_BFLOAT16 = ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX512_CORE", "AVX512_CORE_VNNI")
+"""Instructions at which ONEDNN_MAX_CPU_ISA stops OpenVINO's kernels. OpenVINO itself asks the
+processor alone, and would compute in bfloat16 that its kernels then refuse."""
 
 SEED_BITS = 32
-TURNS = 5
-"""Of the event loop between two steps; a request takes four at most to its place in the batch."""
+TURNS = 4
+"""Of the event loop between two steps; a call takes three at most to its place in the batch: to be
+read, to become a task, and to be encoded and submitted."""
 WAIT_SECONDS = 1.0
 """At most, for an event loop that has something longer to do."""
-BROKEN_EXIT_CODE = 70
 
 
 @dataclass(eq=False, kw_only=True)
 class _Job(Job):
-    """One request in the batch."""
+    """One request in the batch. Where its caller has gone the engine's thread cancels the handle:
+    one that is canceled between being asked whether it can be read and being read raises."""
 
-    handle: Any
-    left: bool = False
-    """Whether its caller has gone. The engine's thread cancels then: a handle that is canceled
-    between being asked whether it can be read and being read raises."""
+    handle: Any = None
+    echoed: int = 0
+    """Tokens of the prompt that are scored and told before the answer."""
+    is_read_again: bool = False
+    """Whether prompt and answer are read for their scores when the answer is written."""
+    written: list[int] = field(default_factory=list)
 
 
 class OpenVinoModel(ServedModel):
@@ -53,7 +70,7 @@ class OpenVinoModel(ServedModel):
 
         Args:
             folder: the Hugging Face folder that it was converted from.
-            converted: what `serving.engine.choice` made of it.
+            converted: what `serving.engine.program` made of it.
         """
         config = read_config(folder)
         self.tokenizer = ServedTokenizer.read(converted)
@@ -64,57 +81,63 @@ class OpenVinoModel(ServedModel):
             converted, settings.weights, settings.cache_tokens, settings.threads
         )
         self._scorer = PromptScorer(converted, settings.weights, settings.threads)
+        self._reader = ThreadPoolExecutor(1, "scores")
         self._numbers = itertools.count()
         self._jobs: set[_Job] = set()
         self._asked = threading.Event()
         self._loop: asyncio.AbstractEventLoop
-        threading.Thread(target=self._run, daemon=True).start()
+        start_thread(self._run)
 
-    async def write(
-        self, request: GenerateRequest, tokens: list[int]
-    ) -> AsyncGenerator[Step, None]:
+    def submit(self, request: GenerateRequest, tokens: list[int]) -> Job:
+        prompt, scores = [*tokens, *self.encode_written(request)], request.logprobs
+        echoes = request.echo and scores and not request.written
+        # Of what the scheduler writes it tells the token that it took, which is the likeliest one
+        # at a temperature of 0; of a prompt the tokens alone, where it has all its positions.
+        is_told = request.top <= (not echoes and request.temperature == 0)
+        again = scores and (not is_told or len(tokens) > self.context_tokens)
+        echoed = len(tokens) if echoes else 0
+        job = _Job(request=request, prompt=prompt, echoed=echoed, is_read_again=again)
+        if again and not request.max_tokens:
+            self._read_again(job)
+            return job
         ends = [] if request.ignore_eos else self.end_tokens
         config = generation_config(request.max_tokens, ends)
-        config.logprobs = int(request.logprobs)
-        config.echo = request.echo and request.logprobs and not request.written
-        read: list[Scored] = []
-        if config.echo and (request.top or len(tokens) > self.context_tokens):
-            config.echo, read = False, await asyncio.to_thread(self._scorer.score, tokens)
-            if not request.max_tokens:
-                yield Step([], True, read)
-                return
+        config.logprobs, config.echo = int(scores), echoed > 0 and not again
         if request.temperature > 0:
             config.do_sample = True
             config.temperature, config.top_p = request.temperature, request.top_p
             seed = secrets.randbits(SEED_BITS) if request.seed is None else request.seed
             config.rng_seed = seed % 2**SEED_BITS
-        prompt = [*tokens, *self.encode_written(request)]
-        handle = self._pipeline.add_request(next(self._numbers), token_tensor(prompt), config)
-        job = _Job(request=request, prompt=tokens if config.echo else [], handle=handle)
+        job.handle = self._pipeline.add_request(next(self._numbers), token_tensor(prompt), config)
         self._jobs.add(job)
         self._loop = asyncio.get_running_loop()
         self._asked.set()
-        try:
-            async for step in job.steps():
-                yield replace(step, scored=[*read, *step.scored])
-                read = []
-        finally:
-            job.left = not job.finished
+        return job
+
+    def _read_again(self, job: _Job) -> None:
+        """Score prompt and answer, in a thread of its own."""
+
+        def read() -> None:
+            if job.left:
+                return
+            try:
+                scored = self._scorer.score([*job.prompt, *job.written], job.request.top)
+            except Exception as error:
+                job.put(f"{type(error).__name__}: {error}")
+            else:
+                job.put(Step(job.written, True, scored[0 if job.echoed else len(job.prompt) :]))
+
+        self._reader.submit(read)
 
     def _run(self) -> None:
-        try:
-            while True:
-                self._asked.wait()
-                self._asked.clear()
-                while self._pipeline.has_non_finished_requests():
-                    self._pipeline.step()
-                    self._hand_out()
-                    self._give_way()
+        while True:
+            self._asked.wait()
+            self._asked.clear()
+            while self._pipeline.has_non_finished_requests():
+                self._pipeline.step()
                 self._hand_out()
-        except Exception:
-            # Nothing is left to answer with. The API server starts another engine.
-            traceback.print_exc()
-            os._exit(BROKEN_EXIT_CODE)
+                self._give_way()
+            self._hand_out()
 
     def _give_way(self) -> None:
         """Let the event loop take requests and send what was written.
@@ -144,21 +167,164 @@ class OpenVinoModel(ServedModel):
                 job.put("the cache of the engine holds no more")
                 self._jobs.discard(job)
             elif tokens or status != GenerationStatus.RUNNING:
-                job.put(self._step(job, tokens, logprobs, status != GenerationStatus.RUNNING))
+                self._put(job, tokens, logprobs, status != GenerationStatus.RUNNING)
                 if status != GenerationStatus.RUNNING:
                     self._jobs.discard(job)
 
-    def _step(self, job: _Job, tokens: list[int], logprobs: list[float], finished: bool) -> Step:
-        """What was read, without the echoed prompt and what nobody asked for."""
+    def _put(self, job: _Job, tokens: list[int], logprobs: list[float], finished: bool) -> None:
+        """Hand out what was read, without the echoed prompt and what nobody asked for."""
+        if job.is_read_again:
+            job.written += tokens
+            if finished:
+                self._read_again(job)
+            return
         scored = []
-        if tokens and (count := len(job.prompt)):
+        if tokens and (count := job.echoed):
             values = [None, *logprobs[1:count]]
-            scored = [Scored(t, v) for t, v in zip(job.prompt, values, strict=True)]
-            tokens, logprobs, job.prompt = tokens[count:], logprobs[count:], []
+            scored = [Scored(t, v) for t, v in zip(job.prompt[:count], values, strict=True)]
+            tokens, logprobs, job.echoed = tokens[count:], logprobs[count:], 0
         if not job.request.max_tokens:
-            return Step([], finished, scored)
-        if job.request.logprobs:
-            is_likeliest = job.request.temperature == 0
+            tokens = []
+        elif job.request.logprobs:
             for token, value in zip(tokens, logprobs, strict=True):
-                scored.append(Scored(token, value, (token, value) if is_likeliest else None))
-        return Step(tokens, finished, scored)
+                scored.append(Scored(token, value, [(token, value)] * job.request.top))
+        job.put(Step(tokens, finished, scored))
+
+
+class Unsupported(Exception):
+    """This engine does not run the model; another one may."""
+
+
+@cache
+def core() -> ov.Core:
+    """OpenVINO in this process, kept to the process's end.
+
+    The thread that loads its CPU plugin is given an alternate stack for signals, which goes with
+    the plugin, whichever thread drops that: the next signal would end the process without a word.
+    """
+    return ov.Core()
+
+
+def open_pipeline(
+    folder: Path,
+    weights: Weights,
+    cache_tokens: int,
+    threads: int | None = None,
+    batch_tokens: int = BATCH_TOKENS,
+) -> ContinuousBatchingPipeline:
+    """Load a converted model.
+
+    Args:
+        cache_tokens: tokens of all requests together whose keys and values are kept.
+        threads: of the arithmetic; None takes what this process may use.
+    """
+    scheduler = SchedulerConfig()
+    scheduler.num_kv_blocks = -(-cache_tokens // BLOCK_TOKENS)
+    scheduler.max_num_batched_tokens = batch_tokens
+    # What a cached prefix leaves out has no log-probabilities.
+    scheduler.enable_prefix_caching = False
+    properties = arithmetic(weights, threads)
+    # In a thread that ends: see `core`. The pipeline has a plugin of its own.
+    with ThreadPoolExecutor(1) as loader:
+        return loader.submit(
+            lambda: ContinuousBatchingPipeline(str(folder), scheduler, "CPU", properties)
+        ).result()
+
+
+def arithmetic(weights: Weights, threads: int | None) -> dict[str, Any]:
+    """OpenVINO's properties: float32 where the weights are, else what this processor does fast.
+
+    Keys and values are kept in 16 bits: OpenVINO's own choice of 8 would not be what was judged.
+    """
+    properties = {"INFERENCE_NUM_THREADS": threads or len(os.sched_getaffinity(0))}
+    if weights == "f32":
+        return properties | {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
+    if os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper() in WITHOUT_BFLOAT16:
+        return properties | {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f16"}
+    capabilities = core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    return properties | {"KV_CACHE_PRECISION": "bf16" if "BF16" in capabilities else "f16"}
+
+
+def token_tensor(tokens: list[int]) -> ov.Tensor:
+    """A prompt as the scheduler takes it, shape (1, tokens)."""
+    return ov.Tensor(np.array([tokens], np.int64))
+
+
+def generation_config(most: int, end_tokens: list[int]) -> GenerationConfig:
+    """Settings of one request that takes the most likely token each time."""
+    config = GenerationConfig()
+    # The scheduler writes one token at least.
+    config.max_new_tokens = max(most, 1)
+    config.ignore_eos = not end_tokens
+    # It insists on an end, also where that is ignored.
+    config.eos_token_id, *_ = ends = end_tokens or [0]
+    config.stop_token_ids = set(ends)
+    return config
+
+
+def score_tokens(pipeline: ContinuousBatchingPipeline, tokens: list[int]) -> list[float]:
+    """Log-probability of each token after those before it; of the first one no more than a place.
+
+    Args:
+        pipeline: one that nobody else uses meanwhile.
+    """
+    config = generation_config(1, [])
+    config.echo, config.logprobs = True, 1
+    handle = pipeline.add_request(0, token_tensor(tokens), config)
+    while pipeline.has_non_finished_requests():
+        pipeline.step()
+    (output,) = handle.read_all()
+    return list(output.generated_log_probs[: len(tokens)])
+
+
+class PromptScorer:
+    """A converted model that reads one prompt at a time, in plain OpenVINO.
+
+    openvino-genai's scheduler says how likely each token of a prompt is, but not which ones were
+    most likely, which OpenAI's `logprobs: 1` asks for; and it reads the last token too, for which
+    there may be no position. So such prompts are read here, with their answers. The weights are in
+    memory a second time from the first of them on.
+    """
+
+    def __init__(self, folder: Path, weights: Weights, threads: int | None) -> None:
+        """Nothing is loaded yet; the arguments are those of `open_pipeline`."""
+        self._model = folder / MODEL_NAME
+        self._properties = arithmetic(weights, threads)
+
+    @cached_property
+    def _request(self) -> ov.InferRequest:
+        compiled = core().compile_model(self._model, "CPU", self._properties)
+        return compiled.create_infer_request()
+
+    def score(self, tokens: list[int], top: int) -> list[Scored]:
+        """Each token with its log-probability after those before it, and the `top` likeliest."""
+        scored = [Scored(tokens[0], None)]
+        self._request.reset_state()
+        for start in range(0, len(tokens) - 1, BATCH_TOKENS):
+            end = min(start + BATCH_TOKENS, len(tokens) - 1)
+            logprobs = _log_softmax(self._read(tokens[start:end], start))
+            following = tokens[start + 1 : end + 1]
+            for row, token in zip(logprobs, following, strict=True):
+                best = np.argpartition(row, -top)[len(row) - top :]
+                best = best[np.argsort(-row[best], kind="stable")]
+                likely = [(int(number), float(row[number])) for number in best]
+                scored.append(Scored(token, float(row[token]), likely))
+        return scored
+
+    def _read(self, tokens: list[int], start: int) -> np.ndarray:
+        """Logits after each token, shape (tokens, vocabulary)."""
+        count = len(tokens)
+        found = self._request.infer(
+            {
+                "input_ids": np.array([tokens], np.int64),
+                "attention_mask": np.ones((1, start + count), np.int64),
+                "position_ids": np.arange(start, start + count, dtype=np.int64)[None],
+                "beam_idx": np.zeros(1, np.int32),
+            }
+        )
+        return np.asarray(found["logits"][0], np.float32)
+
+
+def _log_softmax(logits: np.ndarray) -> np.ndarray:
+    shifted = logits - logits.max(-1, keepdims=True)
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(-1, keepdims=True)))

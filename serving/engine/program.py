@@ -1,76 +1,48 @@
-"""The engine: one loaded model behind two routes, for its API server alone.
+"""The engine: chooses what runs a model here, loads it, and answers its API server's calls.
 
-Started by the API server as `python -m serving.engine.program --model FOLDER …`. It listens on a
-free loopback port, which it prints as its first line of output once the model is loaded. It never
-outlives its API server.
+Started by the API server as `python -m serving.engine.program --model FOLDER …`, with its end of
+their channel as an inherited descriptor; its first line there says what computes, once the model is
+loaded. It never outlives its API server.
 """
 
 import argparse
 import asyncio
-import json
 import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator
-from contextlib import aclosing
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-import uvicorn
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
-
-from artifacts.errors import UserError
+from artifacts.cache import cache_key, cached_folder, cached_sha256
+from artifacts.errors import UserError, install_advice, memory_limit
+from artifacts.model import bytes_per_token, context_tokens, read_config, read_tokenizer
 from artifacts.program.lifetime import end_with_parent
-from serving.engine.choice import choose_engine, load_model
-from serving.engine.protocol import SECRET_VARIABLE, GenerateRequest, Refused, carries
-from serving.engine.served_model import AnyModel
-from serving.settings import EndpointSettings
+from serving.engine.served_model import AnyModel, ServedTokenizer, answer_calls
+from serving.settings import QUANTIZED, EndpointSettings
 
 CONVERTED_VARIABLE = "MODEL_CONVERTED"
-SHORT_BYTES = 4_096
-"""Of a request that is encoded at once, sooner than a thread would have begun to."""
-
-
-def build_app(model: AnyModel) -> Starlette:
-    """The engine's two routes, for the API server that started it: whoever knows its secret."""
-    secret = os.environ[SECRET_VARIABLE]
-
-    async def health(request: Request) -> Response:
-        return Response(status_code=200 if carries(request.headers, secret) else 401)
-
-    async def generate(request: Request) -> Response:
-        if not carries(request.headers, secret):
-            return Response(status_code=401)
-        wanted = GenerateRequest.model_validate_json(body := await request.body())
-        try:
-            if len(body) <= SHORT_BYTES:
-                tokens = model.encode(wanted)
-            else:
-                tokens = await asyncio.to_thread(model.encode, wanted)
-        except Refused as refused:
-            told = {"message": str(refused), "field": refused.field}
-            return JSONResponse(told, status_code=400)
-
-        async def lines() -> AsyncIterator[str]:
-            async with aclosing(model.generate(wanted, tokens)) as chunks:
-                async for chunk in chunks:
-                    yield chunk.model_dump_json(exclude_defaults=True) + "\n"
-
-        return StreamingResponse(lines(), media_type="application/x-ndjson")
-
-    routes = [Route("/health", health), Route("/generate", generate, methods=["POST"])]
-    return Starlette(routes=routes)
+REFUSAL_NAME = "unsupported.txt"
+"""In place of a converted model: why there is none, lest every start try again."""
+LIBRARIES = (
+    *("nncf", "openvino", "openvino-genai", "safetensors"),
+    *("tokenizers", "torch", "transformers"),
+)
+CLASSIFIER, MASK_FILLER = "ForSequenceClassification", "ForMaskedLM"
+"""The ends of encoders' architectures."""
+WINDOWS = ("sliding_window", "window_size", "attention_window", "attention_chunk_size")
 
 
 def main() -> int:
-    """Load, listen, serve until the API server goes away."""
+    """Load, then answer calls until the API server goes away; exit code 1 where nothing loads."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--settings", type=EndpointSettings.model_validate_json, required=True)
     parser.add_argument("--conversions", type=Path, required=True)
+    parser.add_argument("--channel", type=int, required=True)
     arguments = parser.parse_args()
     end_with_parent(signal.SIGKILL)
     try:
@@ -83,15 +55,156 @@ def main() -> int:
     except UserError as error:
         print(error, file=sys.stderr)
         return 1
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        said = {"port": listener.getsockname()[1], "engine": choice.reason}
-        print(json.dumps(said), flush=True)
-        config = uvicorn.Config(
-            build_app(model), log_level="warning", access_log=False, lifespan="off"
-        )
-        uvicorn.Server(config).run(sockets=[listener])
+    asyncio.run(_serve(model, socket.socket(fileno=arguments.channel), choice.reason))
+    return 0
+
+
+async def _serve(model: AnyModel, end: socket.socket, reason: str) -> None:
+    with suppress(OSError):
+        await answer_calls(model, end, reason)
     # The threads of what computes would be waited for.
     os._exit(0)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An engine for one model."""
+
+    reason: str
+    """The engine's name, and why it is that one where another was thinkable."""
+    converted: Path | None = None
+    """The model in OpenVINO's form, where OpenVINO runs it."""
+
+
+def choose_engine(folder: Path, settings: EndpointSettings, conversions: Path) -> Choice:
+    """Decide by the settings and the model's architecture, and convert the model if need be.
+
+    Args:
+        folder: a Hugging Face folder that `check_model_folder` accepts.
+        conversions: where converted models are cached.
+
+    Raises:
+        UserError: the engine that is asked for does not run this model, or memory does not hold
+            what is asked of it.
+    """
+    config = read_config(folder)
+    obstacle = _obstacle(config, settings)
+    if obstacle is None:
+        _check_memory(folder, config, settings)
+        make = partial(_convert, folder, settings)
+        converted = cached_folder(conversions, conversion_key(folder, settings, conversions), make)
+        refusal = converted / REFUSAL_NAME
+        if not refusal.exists():
+            return Choice("openvino", converted)
+        obstacle = refusal.read_text()
+    if settings.engine == "openvino":
+        raise UserError(
+            f"`endpoint.engine` is openvino, which does not run the model in {folder}: {obstacle}. "
+            "Leave the setting out, and transformers serves it."
+        )
+    if settings.weights in QUANTIZED:
+        raise UserError(
+            f"`endpoint.weights` is {settings.weights}, which openvino alone has, and it "
+            f"does not run the model in {folder}: {obstacle}. Set bf16, and transformers serves it."
+        )
+    asked = settings.engine == "transformers"
+    since = "" if asked else f", since openvino does not run it: {obstacle}"
+    return Choice(f"transformers{since}")
+
+
+def load_model(folder: Path, settings: EndpointSettings, choice: Choice) -> AnyModel:
+    """Load a model into the chosen engine; raises UserError where it is no good.
+
+    Each is imported where it serves: beside OpenVINO, torch would be most of the start.
+    """
+    architecture = _architecture(read_config(folder))
+    if architecture.endswith((CLASSIFIER, MASK_FILLER)):
+        from serving.engine.transformers_model import Classifier, MaskFiller
+
+        return Classifier(folder) if architecture.endswith(CLASSIFIER) else MaskFiller(folder)
+    if choice.converted is not None:
+        from serving.engine.openvino_model import OpenVinoModel
+
+        return OpenVinoModel(folder, choice.converted, settings)
+    from serving.engine.transformers_model import TransformersModel
+
+    return TransformersModel(folder, settings)
+
+
+def conversion_key(folder: Path, settings: EndpointSettings, conversions: Path) -> str:
+    """The cache's key of a converted model: what it is made of, by what, and how."""
+    content = {
+        file.name: cached_sha256(conversions, file)
+        for file in sorted(folder.iterdir())
+        if file.suffix in (".safetensors", ".json", ".jinja")
+    }
+    return cache_key(
+        "converted model",
+        "serving.engine.conversion",
+        LIBRARIES,
+        model=content,
+        weights=settings.weights,
+    )
+
+
+def _architecture(config: dict[str, Any]) -> str:
+    return str((config.get("architectures") or [""])[0])
+
+
+def _obstacle(config: dict[str, Any], settings: EndpointSettings) -> str | None:
+    """Why the model is not even to be converted."""
+    if settings.engine == "transformers":
+        return "`endpoint.engine` is transformers"
+    if _architecture(config).endswith((CLASSIFIER, MASK_FILLER)):
+        return "it is an encoder"
+    if config.get("is_encoder_decoder"):
+        return "it is an encoder-decoder"
+    if config.get("use_sliding_window", True):
+        windows = [config[name] for name in WINDOWS if isinstance(config.get(name), int)]
+        positions = context_tokens(config) or settings.cache_tokens
+        context = min(positions, settings.max_prompt_tokens + settings.max_new_tokens)
+        if windows and min(windows) < context:
+            return (
+                f"its attention sees {min(windows)} tokens back, and `endpoint.max_prompt_tokens` "
+                f"and `endpoint.max_new_tokens` allow {context} together"
+            )
+    return None
+
+
+def _convert(folder: Path, settings: EndpointSettings, target: Path) -> None:
+    try:
+        from serving.engine.conversion import convert_model
+        from serving.engine.openvino_model import Unsupported
+    except ImportError as error:
+        absent = install_advice(error.name or "") or f"it is not installed here ({error})"
+        (target / REFUSAL_NAME).write_text(absent)
+        return
+    try:
+        convert_model(folder, target, settings.weights)
+        ServedTokenizer.of(read_tokenizer(folder)).write(target)
+    except Unsupported as error:
+        for file in target.iterdir():
+            file.unlink()
+        (target / REFUSAL_NAME).write_text(str(error))
+
+
+def _check_memory(folder: Path, config: dict[str, Any], settings: EndpointSettings) -> None:
+    """Whether keys and values of as many tokens as are asked for fit beside the weights as stored.
+
+    Where the model's `config` does not say how much one token takes, nothing is compared.
+
+    Raises:
+        UserError: they do not; the message says how many tokens do.
+    """
+    token_bytes = bytes_per_token(config, 4 if settings.weights == "f32" else 2)
+    weights = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    needed, left = token_bytes * settings.cache_tokens, max(memory_limit() - weights, 0)
+    if needed > left:
+        raise UserError(
+            f"`endpoint.cache_tokens` is {settings.cache_tokens:,}: their keys and values take "
+            f"{needed / 1e9:,.1f} GB, and beside the weights ({weights / 1e9:,.1f} GB) this "
+            f"machine has {left / 1e9:,.1f} GB. Set at most {left // token_bytes:,}."
+        )
 
 
 if __name__ == "__main__":

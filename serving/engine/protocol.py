@@ -1,12 +1,21 @@
-"""What API server and engine say to each other over loopback: JSON lines."""
+"""What API server and engine say to each other: JSON lines over a pair of sockets.
 
-import hmac
-from collections.abc import Mapping
+The API server makes the pair and the engine inherits its end, so an engine listens nowhere. Calls
+have numbers, and their answers' pieces come mixed, as they are written.
+"""
+
+import asyncio
+import itertools
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
+from time import monotonic
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-SECRET_VARIABLE = "ENGINE_SECRET"  # noqa: S105
+LONGEST_LINE = 2**40
+"""Bytes: who asks has limits, and an answer that is not taken would hold up all others."""
+READY = 0
 FinishReason = Literal["stop", "length"]
 
 
@@ -47,22 +56,34 @@ class GenerateRequest(_Line):
     """Whether to send each piece when it is written, or everything in one line at the end."""
     logprobs: bool = False
     """Whether to say how likely each token was."""
-    top: bool = False
-    """Whether to say which token was most likely in each place of an echoed prompt, too."""
+    top: int = Field(default=0, ge=0)
+    """How many of the most likely tokens of each place to name with them."""
     echo: bool = False
     """Whether to give the prompt back before the answer, with its log-probabilities if asked."""
     written: str = ""
     """The beginning of the answer, written by an engine that died before it was complete."""
 
 
-class TokenScore(_Line):
-    """A token and how likely it was."""
+class LikelyToken(_Line):
+    """A token that might stand in a place, and how likely it was there."""
 
     token: str
+    """Its text, which no other token of this place has. Of one that is no whole characters, its
+    bytes as OpenAI writes them, `bytes:\\xe6\\xbc`."""
+    bytes: list[int]
+    """Its own, in UTF-8, where a character may be spread over several tokens."""
     logprob: float | None
     """Natural logarithm; None of a prompt's first token, which nothing predicts."""
-    top: tuple[str, float] | None = None
-    """The most likely token of this place and its log-probability."""
+
+
+class TokenScore(LikelyToken):
+    """A token of a prompt or an answer; its text is what it adds to that, nothing while a character
+    is not complete."""
+
+    offset: int
+    """Where it begins in the text that is sent, in characters."""
+    top: list[LikelyToken] = []
+    """The most likely tokens of this place, from the likeliest on."""
 
 
 class Chunk(_Line):
@@ -80,17 +101,116 @@ class Chunk(_Line):
     completion_tokens: int = 0
     error: str | None = None
     """Why generation ended early; nothing follows."""
+    field: str | None = None
+    """Of a request that cannot be served, what is wrong with it."""
 
 
 class Refused(Exception):
-    """The engine cannot serve this request at all: its answer has a status of 400."""
+    """The engine cannot serve this request at all."""
 
     def __init__(self, message: str, field: str) -> None:
         super().__init__(message)
         self.field = field
 
 
-def carries(headers: Mapping[str, str], token: str) -> bool:
-    """Whether a request's headers have the bearer token."""
-    given = headers.get("authorization", "").encode()
-    return hmac.compare_digest(given, f"Bearer {token}".encode())
+class EngineLost(Exception):
+    """The engine died or broke before its answer was complete."""
+
+
+class Call(_Line):
+    """A line of the API server's."""
+
+    number: int
+    request: GenerateRequest | None = None
+    """None: nobody waits for the answer to this number any more, and the engine says so."""
+
+
+class Reply(_Line):
+    """A line of the engine's."""
+
+    number: int
+    """Of the call that it answers; READY of the first one, whose text says what computes."""
+    chunk: Chunk
+
+
+class Channel:
+    """The API server's end."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Listen to an engine that is being started."""
+        self._reader, self._writer = reader, writer
+        self._numbers = itertools.count(READY + 1)
+        self._replies: dict[int, asyncio.Queue[Chunk | None]] = {READY: asyncio.Queue()}
+        self.heard = monotonic()
+        """When the engine said something last."""
+        self.ended = asyncio.create_task(self._listen())
+        """Done when the engine has closed its end, as the kernel does for one that dies."""
+
+    async def _listen(self) -> None:
+        try:
+            while line := await self._reader.readline():
+                self.heard, reply = monotonic(), Reply.model_validate_json(line)
+                if replies := self._replies.get(reply.number):
+                    replies.put_nowait(reply.chunk)
+        except OSError:
+            pass  # It died with calls unread.
+        finally:
+            for replies in self._replies.values():
+                replies.put_nowait(None)
+
+    async def ready(self) -> str:
+        """What computes, once the model is loaded; raises EngineLost."""
+        chunk = await self._replies[READY].get()
+        if chunk is None:
+            raise EngineLost("the engine is gone")
+        return chunk.text
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
+        """Yield the answer as it is written.
+
+        Raises:
+            Refused: the request can never be served by this model.
+            EngineLost: the engine ended before the answer did.
+        """
+        with self._call(request) as replies:
+            is_last = False
+            while not is_last:
+                chunk = await replies.get()
+                if chunk is None:
+                    raise EngineLost("the engine is gone")
+                if chunk.error is not None and chunk.field is not None:
+                    raise Refused(chunk.error, chunk.field)
+                if chunk.error is not None:
+                    raise EngineLost(chunk.error)
+                is_last = chunk.finish_reason is not None
+                yield chunk
+
+    async def check(self) -> None:
+        """Return when the engine has answered a call that asks for nothing, or is gone."""
+        with self._call(None) as replies:
+            await replies.get()
+
+    @contextmanager
+    def _call(self, request: GenerateRequest | None) -> Iterator["asyncio.Queue[Chunk | None]"]:
+        """Replies to a request; where whoever waits for them leaves, the engine is told so."""
+        if self.ended.done():
+            raise EngineLost("the engine is gone")
+        number, replies = next(self._numbers), asyncio.Queue[Chunk | None]()
+        self._replies[number] = replies
+        try:
+            self._say(Call(number=number, request=request))
+            yield replies
+        except BaseException:
+            self._say(Call(number=number))
+            raise
+        finally:
+            del self._replies[number]
+
+    def _say(self, call: Call) -> None:
+        if not self.ended.done():
+            self._writer.write(call.model_dump_json(exclude_defaults=True).encode() + b"\n")
+
+    def close(self) -> None:
+        """Stop listening; the engine ends where it did not."""
+        self.ended.cancel()
+        self._writer.close()

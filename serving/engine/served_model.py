@@ -1,34 +1,138 @@
-"""What an engine's program asks of a loaded model, whatever computes it."""
+"""What an engine's program asks of a loaded model, whatever computes it: calls in, text out.
+
+A request is encoded (`ServedTokenizer`, `ChatEncoder`), a model makes a job of it, and the tokens
+that the job puts out become the pieces of its answer (`AnswerText`). The tokenizer is without
+transformers, whose import takes seconds and hundreds of megabytes: what that makes of a folder's
+many files is written once, beside the converted model.
+"""
 
 import asyncio
+import json
+import os
+import re
+import secrets
+import socket
+import threading
+import traceback
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from codecs import getincrementaldecoder
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Container, Iterator, Sequence
+from concurrent.futures import Executor
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self, TypeVar
 
 from jinja2 import TemplateError
+from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from artifacts.errors import UserError
-from artifacts.model.hugging_face import read_model
-from serving.engine.protocol import Chunk, GenerateRequest, Refused, TokenScore
-from serving.engine.tokenizer import ChatEncoder, ServedTokenizer
+from artifacts.model import byte_letters
+from serving.engine.protocol import (
+    LONGEST_LINE,
+    READY,
+    Call,
+    Chunk,
+    GenerateRequest,
+    LikelyToken,
+    Message,
+    Refused,
+    Reply,
+    TokenScore,
+)
+
+BROKEN_EXIT_CODE = 70
+SHORT_BYTES = 4_096
+"""Of a call whose request is encoded at once, sooner than a thread would have begun to."""
+TOKENIZER_NAME = "tokenizer.json"
+CHAT_NAME = "chat.json"
+BYTES = {letter: byte for byte, letter in enumerate(byte_letters())}
+
+Result = TypeVar("Result")
 
 
-class GenerationFailed(Exception):
-    """The model could not generate an answer to its end."""
+class AnyModel(Protocol):
+    """What an engine's program serves: a language model, or an encoder."""
+
+    def encode(self, request: GenerateRequest) -> list[int]:
+        """The prompt's tokens; raises Refused where it cannot be served."""
+
+    def generate(self, request: GenerateRequest, tokens: list[int]) -> AsyncGenerator[Chunk, None]:
+        """Yield the answer to what was encoded; stops the work when the caller goes away."""
+
+
+async def answer_calls(model: AnyModel, end: socket.socket, reason: str) -> None:
+    """Say why this engine computes, then answer the API server's calls until that is gone."""
+    reader, writer = await asyncio.open_connection(sock=end, limit=LONGEST_LINE)
+    tasks: dict[int, asyncio.Task[None]] = {}
+
+    def say(number: int, chunk: Chunk) -> None:
+        reply = Reply(number=number, chunk=chunk)
+        writer.write(reply.model_dump_json(exclude_defaults=True).encode() + b"\n")
+
+    async def answer(number: int, request: GenerateRequest, is_short: bool) -> None:
+        encode = partial(model.encode, request)
+        try:
+            tokens = encode() if is_short else await in_thread(encode)
+            async for chunk in model.generate(request, tokens):
+                say(number, chunk)
+        except Refused as refused:
+            say(number, Chunk(error=str(refused), field=refused.field))
+        except Exception as error:
+            traceback.print_exc()
+            say(number, Chunk(error=f"a fault of the engine, {type(error).__name__}"))
+        finally:
+            del tasks[number]
+
+    say(READY, Chunk(text=reason))
+    while line := await reader.readline():
+        call = Call.model_validate_json(line)
+        if call.request is not None:
+            work = answer(call.number, call.request, len(line) <= SHORT_BYTES)
+            tasks[call.number] = asyncio.create_task(work)
+            continue
+        if given_up := tasks.get(call.number):
+            given_up.cancel()
+        say(call.number, Chunk())
+
+
+async def in_thread(work: Callable[[], Result], executor: Executor | None = None) -> Result:
+    """What work in a thread returns or raises, whatever that is."""
+
+    def run() -> Result:
+        try:
+            return work()
+        except StopIteration as error:
+            # Before Python 3.12 no future holds one: it would be awaited for ever.
+            raise RuntimeError(f"{work} raised StopIteration") from error
+
+    return await asyncio.get_running_loop().run_in_executor(executor, run)
+
+
+def start_thread(work: Callable[[], None]) -> None:
+    """Begin what never returns. Should it end, whatever waits for it would wait for ever: so the
+    process ends with it, and the API server starts another engine."""
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException:
+            traceback.print_exc()
+        os._exit(BROKEN_EXIT_CODE)
+
+    threading.Thread(target=run, daemon=True).start()
 
 
 @dataclass(frozen=True)
 class Scored:
-    """How likely a token was, in natural logarithms, and which one was most likely."""
+    """How likely a token was, in natural logarithms, and which ones were most likely."""
 
     token: int
     logprob: float | None
-    top: tuple[int, float] | None = None
+    top: Sequence[tuple[int, float]] = ()
+    """As many as were asked for, from the likeliest on."""
 
 
 @dataclass(frozen=True)
@@ -48,71 +152,44 @@ class Job:
 
     request: GenerateRequest
     prompt: list[int]
-    finished: bool = False
-    """Whether the last step was taken out."""
+    left: bool = False
+    """Whether nobody takes any more steps."""
+    outputs: asyncio.Queue[Step | str] = field(default_factory=asyncio.Queue)
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
-    _outputs: asyncio.Queue[Step | str] = field(default_factory=asyncio.Queue)
 
     def put(self, output: Step | str) -> None:
         """Hand over a step, or why there will be none; from any thread."""
-        self._loop.call_soon_threadsafe(self._outputs.put_nowait, output)
-
-    async def steps(self) -> AsyncGenerator[Step, None]:
-        """Every step to the last; raises GenerationFailed with the reason where none comes."""
-        while not self.finished:
-            output = await self._outputs.get()
-            if isinstance(output, str):
-                raise GenerationFailed(output)
-            self.finished = output.finished
-            yield output
-
-
-class AnyModel(Protocol):
-    """What an engine's program serves: a language model, or an encoder."""
-
-    def encode(self, request: GenerateRequest) -> list[int]:
-        """The prompt's tokens; raises Refused where it cannot be served."""
-
-    def generate(self, request: GenerateRequest, tokens: list[int]) -> AsyncGenerator[Chunk, None]:
-        """Yield the answer to what was encoded; stops the work when the caller goes away."""
+        self._loop.call_soon_threadsafe(self.outputs.put_nowait, output)
 
 
 class ServedModel(ABC):
     """A loaded model that answers many requests at once."""
 
-    tokenizer: ServedTokenizer
+    tokenizer: "ServedTokenizer"
     context_tokens: int
     """Most tokens of a prompt and its answer together."""
     end_tokens: list[int]
 
     @cached_property
-    def _chat(self) -> ChatEncoder:
+    def _chat(self) -> "ChatEncoder":
         return ChatEncoder(self.tokenizer)
 
     @abstractmethod
-    def write(self, request: GenerateRequest, tokens: list[int]) -> AsyncGenerator[Step, None]:
-        """Yield new tokens as they are written.
-
-        Closing the generator stops the work.
-
-        Raises:
-            GenerationFailed: no more tokens will come.
-        """
+    def submit(self, request: GenerateRequest, tokens: list[int]) -> Job:
+        """Begin to write an answer; the work stops where nobody takes its steps."""
 
     async def generate(
         self, request: GenerateRequest, tokens: list[int]
     ) -> AsyncGenerator[Chunk, None]:
-        answer = AnswerText(self, request, tokens)
+        answer, job, chunk = AnswerText(self, request, tokens), self.submit(request, tokens), None
         try:
-            async with aclosing(self.write(request, tokens)) as steps:
-                async for step in steps:
-                    chunk = answer.add(step)
-                    if chunk is not None:
-                        yield chunk
-                        if chunk.finish_reason is not None:
-                            return
-        except GenerationFailed as error:
-            yield Chunk(error=str(error))
+            while chunk is None or (chunk.finish_reason is None and chunk.error is None):
+                output = await job.outputs.get()
+                chunk = Chunk(error=output) if isinstance(output, str) else answer.add(output)
+                if chunk is not None:
+                    yield chunk
+        finally:
+            job.left = True
 
     def encode(self, request: GenerateRequest) -> list[int]:
         if isinstance(request.prompt, list):
@@ -145,6 +222,127 @@ class ServedModel(ABC):
         return self.tokenizer.encode(request.written, add_special_tokens=False)
 
 
+@dataclass(frozen=True)
+class ServedTokenizer:
+    """Text to tokens and back, as a fast tokenizer of transformers does it."""
+
+    backend: Tokenizer
+    chat: dict[str, str] = field(default_factory=dict)
+    """The `chat_template` and the special tokens that it names; empty where there is none."""
+
+    @classmethod
+    def of(cls, tokenizer: Any) -> Self:
+        """From a fast tokenizer of transformers."""
+        backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+        # By itself, a tokenizer's file may cut and fill what it encodes.
+        backend.no_truncation()
+        backend.no_padding()
+        if not tokenizer.chat_template:
+            return cls(backend)
+        template = tokenizer.get_chat_template()
+        return cls(backend, tokenizer.special_tokens_map | {"chat_template": template})
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """What `write` wrote."""
+        backend = Tokenizer.from_file(str(folder / TOKENIZER_NAME))
+        return cls(backend, json.loads((folder / CHAT_NAME).read_text()))
+
+    def write(self, folder: Path) -> None:
+        """Add two files to a folder."""
+        self.backend.save(str(folder / TOKENIZER_NAME))
+        (folder / CHAT_NAME).write_text(json.dumps(self.chat))
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """A text's tokens, between those that the model begins and ends a text with."""
+        # As a batch of one: by itself, the encoding of a text lets no other thread run meanwhile.
+        (found,) = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return list(found.ids)
+
+    def token_bytes(self, token: int) -> bytes:
+        """What a token stands for in UTF-8, which may be a part of a character; empty where the
+        model has more tokens than the tokenizer."""
+        name = self.backend.id_to_token(token) or ""
+        if token in self._added:
+            return name.encode()
+        if self._is_byte_level:
+            return bytes(BYTES[character] for character in name)
+        if byte := re.fullmatch(r"<0x([0-9A-F]{2})>", name):
+            return bytes.fromhex(byte[1])
+        # Tokenizers of words mark the beginning of one, or what is none.
+        return name.replace("\u2581", " ").removeprefix("##").encode()
+
+    @cached_property
+    def _added(self) -> Container[int]:
+        return self.backend.get_added_tokens_decoder()
+
+    @cached_property
+    def _is_byte_level(self) -> bool:
+        return '"ByteLevel"' in json.dumps(json.loads(self.backend.to_str())["decoder"])
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of tokens, control tokens included."""
+        return str(self.backend.decode(tokens, skip_special_tokens=False))
+
+
+class ChatEncoder:
+    """Renders turns with a model's own template.
+
+    A control token that stands in a turn, such as the one that begins an assistant's turn, would
+    let whoever wrote it forge a conversation. It is encoded as the characters that it is written
+    with, as any other text, unless that was allowed.
+    """
+
+    def __init__(self, tokenizer: ServedTokenizer) -> None:
+        self._backend, self._template = tokenizer.backend, tokenizer.chat
+        self._plain: Tokenizer = Tokenizer.from_str(self._backend.to_str())
+        self._plain.encode_special_tokens = True
+        self._control = {
+            number
+            for number, token in self._backend.get_added_tokens_decoder().items()
+            if token.special
+        }
+
+    def encode(self, turns: Sequence[Message], allow_role_tokens: bool) -> list[int]:
+        """The prompt's tokens; raises TemplateError where there is no template, or it refuses."""
+        if not self._template:
+            raise TemplateError("the model has no chat template; use completions")
+        # The part of transformers that needs no torch, read at the first chat.
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        # What must stay text stands between two of these; no client knows it, so no turn holds it.
+        mark = secrets.token_hex(16)
+        contents = [turn.content for turn in turns]
+        if not allow_role_tokens:
+            contents = list(self._marked(contents, mark))
+        chat = [turn.model_dump() | {"content": c} for turn, c in zip(turns, contents, strict=True)]
+        try:
+            (text,), _ = render_jinja_template([chat], add_generation_prompt=True, **self._template)
+        except Exception as error:
+            # A template is a program: on a turn that it was not written for, anything may go wrong.
+            raise TemplateError(str(error)) from error
+        parts = text.split(mark)
+        if len(parts) - 1 != sum(content.count(mark) for content in contents):
+            raise TemplateError("its template does not keep control tokens of a turn")
+        # What stands between two marks is every second part. All at once, since there may be many.
+        outside = self._backend.encode_batch_fast(parts[::2], add_special_tokens=False)
+        inside = self._plain.encode_batch_fast(parts[1::2], add_special_tokens=False)
+        encoded = [*outside, *inside]
+        encoded[::2], encoded[1::2] = outside, inside
+        return [token for part in encoded for token in part.ids]
+
+    def _marked(self, contents: list[str], mark: str) -> Iterator[str]:
+        """Each content with a mark before and after each control token."""
+        encoded = self._backend.encode_batch(contents, add_special_tokens=False)
+        for content, found in zip(contents, encoded, strict=True):
+            pieces, last = [], 0
+            for token, (start, end) in zip(found.ids, found.offsets, strict=True):
+                if token in self._control:
+                    pieces += [content[last:start], mark, content[start:end], mark]
+                    last = end
+            yield "".join([*pieces, content[last:]])
+
+
 class AnswerText:
     """Turns the tokens of one answer into the pieces of text to show."""
 
@@ -156,6 +354,8 @@ class AnswerText:
         if request.echo and not request.written:
             given = request.prompt
             self._echo = given if isinstance(given, str) else model.tokenizer.decode(prompt)
+        count = len(prompt) if self._echo else 0
+        self._token_texts = TokenTexts(model.tokenizer, self._echo, count, len(request.written))
         self._prompt_tokens = len(prompt)
         self._shown = ""
         self._scores: list[TokenScore] = []
@@ -164,12 +364,19 @@ class AnswerText:
 
     def add(self, step: Step) -> Chunk | None:
         """The next piece, if there is one to show; the last one has a finish reason."""
+        # The last ones of a step are those that it has written.
+        scored = deque(step.scored)
+        while len(scored) > len(step.tokens):
+            self._scores.append(self._token_texts.score(scored.popleft()))
         for token in step.tokens:
+            if self._stops.hit:
+                break
             text = self._decoder.step(self._model.tokenizer.backend, token)
             self._shown += self._stops.add(text or "")
             self._last = token
-        self._tokens += len(step.tokens)
-        self._scores += [self._score(one) for one in step.scored]
+            self._tokens += 1
+            if scored:
+                self._scores.append(self._token_texts.score(scored.popleft()))
         is_last = step.finished or self._stops.hit
         if not is_last and not (self._request.stream and self._shown):
             return None
@@ -186,10 +393,56 @@ class AnswerText:
             chunk.finish_reason = "stop" if ended or self._stops.hit else "length"
         return chunk
 
-    def _score(self, scored: Scored) -> TokenScore:
-        decode = self._model.tokenizer.decode
-        top = scored.top and (decode([scored.top[0]]), scored.top[1])
-        return TokenScore(token=decode([scored.token]), logprob=scored.logprob, top=top)
+
+class TokenTexts:
+    """What each token adds to a text, so that together they are the text."""
+
+    def __init__(
+        self, tokenizer: ServedTokenizer, prompt: str, prompt_tokens: int, offset: int
+    ) -> None:
+        """Begin.
+
+        Args:
+            prompt: its text, where its tokens come first.
+            prompt_tokens: how many those are.
+            offset: where the first token begins.
+        """
+        self._tokenizer, self._offset = tokenizer, offset
+        self._prompt, self._prompt_tokens = prompt, prompt_tokens
+        self._characters = getincrementaldecoder("utf-8")("replace")
+
+    def score(self, scored: Scored) -> TokenScore:
+        """The next token as it is told."""
+        own = self._tokenizer.token_bytes(scored.token)
+        text = self._characters.decode(own)
+        if self._prompt_tokens:
+            # Some tokenizers begin a text with a space, or with a token that it does not have.
+            self._prompt_tokens -= 1
+            fits = [one for one in (text, text.removeprefix(" ")) if self._prompt.startswith(one)]
+            text = fits[0] if fits else ""
+            if not self._prompt_tokens:
+                text = self._prompt
+                self._characters.reset()
+            self._prompt = self._prompt[len(text) :]
+        likely, names = [], {text}
+        for token, logprob in scored.top:
+            name = text if token == scored.token else self._name(token, names)
+            names.add(name)
+            bytes_ = list(self._tokenizer.token_bytes(token))
+            likely.append(LikelyToken(token=name, bytes=bytes_, logprob=logprob))
+        offset, self._offset = self._offset, self._offset + len(text)
+        return TokenScore(
+            token=text, bytes=list(own), logprob=scored.logprob, offset=offset, top=likely
+        )
+
+    def _name(self, token: int, taken: set[str]) -> str:
+        """A token's text, else its bytes, else its number: the first one that no other has."""
+        own = self._tokenizer.token_bytes(token)
+        escaped = "bytes:" + "".join(f"\\x{byte:02x}" for byte in own)
+        with suppress(UnicodeDecodeError):
+            if (text := own.decode()) not in taken:
+                return text
+        return escaped if escaped not in taken else f"token_id:{token}"
 
 
 class StopStrings:
@@ -221,15 +474,3 @@ class StopStrings:
         """Length of the longest end of the held text that begins a stop string."""
         starts = (stop[:size] for stop in self._stops for size in range(1, len(stop)))
         return max((len(start) for start in starts if self._held.endswith(start)), default=0)
-
-
-def read_weights(folder: Path, model_class: Any, **options: Any) -> Any:
-    """A model for inference; raises UserError where it cannot be read, or is no good."""
-    model = read_model(folder, model_class, **options)
-    damaged = [name for name, weight in model.named_parameters() if not weight.isfinite().all()]
-    if damaged:
-        raise UserError(
-            f"The model in {folder} has weights that are not finite numbers ({damaged[0]}, "
-            f"{len(damaged)} in all): its training went wrong. Serve an earlier checkpoint."
-        )
-    return model

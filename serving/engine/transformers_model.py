@@ -1,9 +1,14 @@
-"""Any language model that transformers knows, by its own `generate`: slow, and the reference."""
+"""What transformers computes: any language model that it knows, and encoders.
+
+Language models run by its own `generate`, which is slow, and the reference. An encoder, such as a
+fine-tuned RoBERTa, tells which class a text is, or what stands behind a mask.
+"""
 
 import queue
-import threading
 from collections.abc import AsyncGenerator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +17,37 @@ import transformers
 from torch.nn.utils.rnn import pad_sequence
 from transformers.generation.streamers import BaseStreamer
 
-from artifacts.model.folder import context_tokens, end_tokens_of, read_config
-from artifacts.model.hugging_face import read_tokenizer
-from serving.engine.protocol import GenerateRequest
-from serving.engine.served_model import Job, Scored, ServedModel, Step, read_weights
-from serving.engine.tokenizer import ServedTokenizer
+from artifacts.errors import UserError
+from artifacts.model import context_tokens, end_tokens_of, read_config, read_model, read_tokenizer
+from serving.engine.protocol import Chunk, GenerateRequest, Refused
+from serving.engine.served_model import (
+    Job,
+    Scored,
+    ServedModel,
+    ServedTokenizer,
+    Step,
+    in_thread,
+    start_thread,
+)
 from serving.settings import EndpointSettings
 
 BATCH_REQUESTS = 8
 DEFAULT_CONTEXT_TOKENS = 1024
+DEFAULT_POSITIONS = 512
+MOST_LIKELY = 5
+"""Tokens of a mask filler's answer."""
+
+
+def read_weights(folder: Path, model_class: Any, **options: Any) -> Any:
+    """A model for inference; raises UserError where it cannot be read, or is no good."""
+    model = read_model(folder, model_class, **options)
+    damaged = [name for name, weight in model.named_parameters() if not weight.isfinite().all()]
+    if damaged:
+        raise UserError(
+            f"The model in {folder} has weights that are not finite numbers ({damaged[0]}, "
+            f"{len(damaged)} in all): its training went wrong. Serve an earlier checkpoint."
+        )
+    return model
 
 
 @dataclass(eq=False, kw_only=True)
@@ -30,8 +57,12 @@ class _Job(Job):
     written: list[int]
     prompt_scored: list[Scored] = field(default_factory=list)
     count: int = 0
-    done: bool = False
-    """Whether nothing more is to be generated: it has ended, or its client has gone."""
+    ended: bool = False
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing more is to be generated."""
+        return self.ended or self.left
 
 
 class TransformersModel(ServedModel):
@@ -60,18 +91,12 @@ class TransformersModel(ServedModel):
         self._waiting: queue.Queue[_Job] = queue.Queue()
         if settings.threads:
             torch.set_num_threads(settings.threads)
-        threading.Thread(target=self._answer, daemon=True).start()
+        start_thread(self._answer)
 
-    async def write(
-        self, request: GenerateRequest, tokens: list[int]
-    ) -> AsyncGenerator[Step, None]:
+    def submit(self, request: GenerateRequest, tokens: list[int]) -> Job:
         job = _Job(request=request, prompt=tokens, written=self.encode_written(request))
         self._waiting.put(job)
-        try:
-            async for step in job.steps():
-                yield step
-        finally:
-            job.done = True
+        return job
 
     def _answer(self) -> None:
         held: list[_Job] = []
@@ -103,7 +128,7 @@ class TransformersModel(ServedModel):
         """Write all answers of a batch to their ends."""
         for job in jobs:
             if job.request.echo and job.request.logprobs and not job.written:
-                job.prompt_scored = self._score(job.prompt)
+                job.prompt_scored = self._score(job.prompt, job.request.top)
         most = max(job.request.max_tokens for job in jobs)
         if not most:
             for job in jobs:
@@ -143,12 +168,12 @@ class TransformersModel(ServedModel):
         mask = pad_sequence(ones, True, 0, padding_side=side)
         return {"input_ids": padded, "attention_mask": mask, **extra}
 
-    def _score(self, prompt: list[int]) -> list[Scored]:
+    def _score(self, prompt: list[int], top: int) -> list[Scored]:
         if self._is_encoder_decoder or len(prompt) == 1:
             return [Scored(token, None) for token in prompt]
         logits = self._model(torch.tensor([prompt[:-1]]), use_cache=False).logits[0]
         logprobs = logits.float().log_softmax(-1)
-        return [Scored(prompt[0], None), *_scored(logprobs, prompt[1:])]
+        return [Scored(prompt[0], None), *_scored(logprobs, prompt[1:], top)]
 
 
 class _Batch(transformers.LogitsProcessor, BaseStreamer):
@@ -180,18 +205,106 @@ class _Batch(transformers.LogitsProcessor, BaseStreamer):
                 continue
             scored = job.prompt_scored if not job.count else []
             if job.request.logprobs:
-                scored = scored + _scored(self._logprobs[row : row + 1], [token])
+                scored = scored + _scored(self._logprobs[row : row + 1], [token], job.request.top)
             job.count += 1
             ended = token in self._end_tokens and not job.request.ignore_eos
-            job.done = ended or job.count >= job.request.max_tokens
-            job.put(Step([token], job.done, scored))
+            job.ended = ended or job.count >= job.request.max_tokens
+            job.put(Step([token], job.ended, scored))
 
     def end(self) -> None:
         """Nothing is held back."""
 
 
-def _scored(logprobs: torch.Tensor, tokens: Sequence[int]) -> list[Scored]:
+def _scored(logprobs: torch.Tensor, tokens: Sequence[int], top: int) -> list[Scored]:
     """Scores of tokens, from log-probabilities of shape (tokens, vocabulary)."""
-    tops, chosen = logprobs.max(-1), logprobs.gather(-1, torch.tensor(tokens)[:, None])
-    rows = zip(tokens, chosen[:, 0].tolist(), *(part.tolist() for part in tops), strict=True)
-    return [Scored(token, own, (top, likeliest)) for token, own, likeliest, top in rows]
+    likely, chosen = logprobs.topk(top), logprobs.gather(-1, torch.tensor(tokens)[:, None])
+    rows = zip(tokens, chosen[:, 0].tolist(), *(part.tolist() for part in likely), strict=True)
+    return [
+        Scored(token, own, list(zip(numbers, values, strict=True)))
+        for token, own, values, numbers in rows
+    ]
+
+
+class Classifier:
+    """Answers a text with its most likely class, and how likely each is."""
+
+    kind = "AutoModelForSequenceClassification"
+    what = "This model tells classes of texts; use predict."
+
+    def __init__(self, folder: Path) -> None:
+        """Load the model.
+
+        Raises:
+            UserError: the folder holds no model of this kind, or one that cannot be read.
+        """
+        self._tokenizer = read_tokenizer(folder)
+        self._model = read_weights(folder, getattr(transformers, self.kind), dtype=torch.bfloat16)
+        config = self._model.config
+        # RoBERTa counts its positions from the one after the padding token's.
+        offset = (config.pad_token_id or 0) + 1 if "roberta" in config.model_type else 0
+        positions = getattr(config, "max_position_embeddings", DEFAULT_POSITIONS)
+        self._limit = positions - offset
+        self._thread = ThreadPoolExecutor(1, "classifier")
+
+    def encode(self, request: GenerateRequest) -> list[int]:
+        """The text's tokens; raises Refused where it cannot be answered."""
+        if not isinstance(request.prompt, str):
+            raise Refused(self.what, "messages")
+        tokens = list(self._tokenizer.encode(request.prompt))
+        limit = min(self._limit, request.max_prompt_tokens)
+        if len(tokens) > limit:
+            raise Refused(f"The text has {len(tokens)} tokens; at most {limit} fit.", "prompt")
+        return tokens
+
+    async def generate(
+        self, request: GenerateRequest, tokens: list[int]
+    ) -> AsyncGenerator[Chunk, None]:
+        """One piece: the label, with the probability of every one."""
+        scores = await in_thread(partial(self._scores, tokens), self._thread)
+        yield Chunk(
+            text=max(scores, key=scores.__getitem__),
+            class_scores=scores,
+            finish_reason="stop",
+            prompt_tokens=len(tokens),
+            completion_tokens=1,
+        )
+
+    @torch.inference_mode()
+    def _scores(self, tokens: list[int]) -> dict[str, float]:
+        logits = self._model(torch.tensor([tokens])).logits[0].float()
+        labels = self._model.config.id2label
+        return {labels[n]: round(share, 6) for n, share in enumerate(logits.softmax(0).tolist())}
+
+
+class MaskFiller(Classifier):
+    """Answers a text with one mask token by the most likely tokens in its place.
+
+    A text without one, such as a rollout's probe, is told what comes after it.
+    """
+
+    kind = "AutoModelForMaskedLM"
+    what = "This model tells what stands behind a mask; use predict."
+
+    def encode(self, request: GenerateRequest) -> list[int]:
+        """The text's tokens, with a mask at its end where there is none; raises Refused."""
+        mask = self._tokenizer.mask_token
+        if isinstance(request.prompt, str) and mask and mask not in request.prompt:
+            request = request.model_copy(update={"prompt": f"{request.prompt} {mask}"})
+        tokens = super().encode(request)
+        masks = tokens.count(self._tokenizer.mask_token_id)
+        if masks != 1:
+            text = f"The text has {masks} of the mask token {mask}, where one is expected."
+            raise Refused(text, "prompt")
+        return tokens
+
+    @torch.inference_mode()
+    def _scores(self, tokens: list[int]) -> dict[str, float]:
+        logits = self._model(torch.tensor([tokens])).logits[0].float()
+        place = tokens.index(self._tokenizer.mask_token_id)
+        best = logits[place].softmax(dim=0).topk(MOST_LIKELY)
+        scores: dict[str, float] = {}
+        for token, share in zip(best.indices.tolist(), best.values.tolist(), strict=True):
+            # Tokens that are parts of a character read alike.
+            text = self._tokenizer.decode([token])
+            scores[text] = round(scores.get(text, 0.0) + share, 6)
+        return scores

@@ -14,38 +14,40 @@ environment: then vLLM's own parser is asked whether it takes the command, and n
 
 import asyncio
 import importlib.metadata
+import json
 import os
 import platform
-import signal
 import socket
-import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import uvicorn
+import httpx
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
 
 from artifacts.errors import UserError
-from artifacts.model.folder import check_model_folder
-from artifacts.model.format import write_older_names
-from artifacts.program.entry import run_program
-from artifacts.program.lifetime import signal_parents_death
-from artifacts.program.smoke import CHECK_VARIABLE, SmokeSpec
+from artifacts.model import check_model_folder, write_older_names
+from artifacts.program.entry import CHECK_VARIABLE, SmokeSpec, run_program
+from artifacts.program.lifetime import Child, how_it_ended, run_to_end
 from artifacts.progress import Report
 from artifacts.storage import files
-from serving.api.errors import ServingError
-from serving.engine.process import engine_client
+from serving.api.app import read_json
+from serving.api.requests import PredictRequest, parse
+from serving.connections import HttpServer
 from serving.engine.protocol import GenerateRequest
+from serving.errors import ServingError, answer_error, invalid, unavailable
 from serving.logs import log
+from serving.settings import EndpointSettings
 from serving.state import OfVersion
 from serving.vertex.context import longest_context
-from serving.vertex.routes import Backend, build_app, complete, is_healthy
 
 HEALTH_SECONDS = 0.5
 STOP_SECONDS = 10.0
@@ -61,6 +63,12 @@ command.validate(parser.parse_args())
 """What vLLM's command line does before it serves."""
 EXAMPLES = {"{model}": "/model", "{port}": "8000", "{name}": "model", "{context}": "1024"}
 """What stands for values that are known once there is a model."""
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
+LIMITS = EndpointSettings(max_new_tokens=1_000_000, max_prompt_tokens=1_000_000)
+"""None of its own: the engine refuses what its model does not take."""
+LARGEST_BODY = 10 * 1024 * 1024
+"""Bytes; what Vertex AI takes at most."""
 PROBE = GenerateRequest(prompt="The", max_tokens=8, max_prompt_tokens=8)
 
 
@@ -81,35 +89,74 @@ class ContainerEnvironment(BaseModel):
     memory_bytes: int | None = Field(default=None, alias="ENGINE_MEMORY_BYTES")
 
 
-def serve(environment: ContainerEnvironment, command: Sequence[str]) -> int:
+@dataclass
+class Backend:
+    """The engine behind the routes."""
+
+    engine: httpx.AsyncClient
+    serves: OfVersion
+    ready: bool = False
+    """Whether the model has continued its probe."""
+
+
+async def serve(environment: ContainerEnvironment, command: Sequence[str]) -> int:
     """Serve until a signal, or until the engine ends; returns the exit code.
 
     Raises:
         UserError: the model cannot be fetched, is not whole, does not fit, or generates nothing.
     """
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = int(listener.getsockname()[1])
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = int(free.getsockname()[1])
     serves = OfVersion(version=environment.version, fingerprint=environment.fingerprint)
     backend = Backend(engine_client(port), serves)
-    with _listening(environment, backend), tempfile.TemporaryDirectory(prefix="model-") as scratch:
-        model = fetch(environment.storage_uri, Path(scratch))
-        check_model_folder(model)
-        filled = fill(command, environment, model, port)
-        log("engine_starts", command=filled)
-        with subprocess.Popen(
-            filled, stdin=subprocess.DEVNULL, preexec_fn=signal_parents_death
-        ) as engine:
-            try:
-                asyncio.run(_wait_until_it_generates(port, engine))
-                backend.ready = True
-                log("ready", version=environment.version, port=environment.port)
-                # When the engine has ended so does the container, and Vertex AI starts another.
-                while engine.poll() is None:
-                    time.sleep(HEALTH_SECONDS)
-                log("engine_ended", status=engine.returncode)
-                return int(engine.returncode)
-            finally:
-                _end(engine)
+    app = build_app(backend, environment.health_route, environment.predict_route)
+    server = HttpServer(app, LIMITS, log_level="warning")
+    with (
+        socket.create_server((environment.host, environment.port)) as listener,
+        tempfile.TemporaryDirectory(prefix="model-") as scratch,
+    ):
+        listening = asyncio.create_task(server.serve([listener]))
+        log("listening", port=environment.port)
+        running = asyncio.create_task(
+            _run_engine(environment, command, port, backend, Path(scratch))
+        )
+        await asyncio.wait([listening, running], return_when=asyncio.FIRST_COMPLETED)
+        is_told_to_end = not running.done()
+        server.should_exit = True
+        running.cancel()
+        await asyncio.wait([listening, running])
+    if is_told_to_end:
+        # A model that is being fetched would be waited for.
+        os._exit(0)
+    return running.result()
+
+
+async def _run_engine(
+    environment: ContainerEnvironment,
+    command: Sequence[str],
+    port: int,
+    backend: Backend,
+    scratch: Path,
+) -> int:
+    """Fetch the model and have an engine serve it to its end; returns the exit code.
+
+    When the engine has ended so does the container, and Vertex AI starts another.
+    """
+    model = await asyncio.to_thread(fetch, environment.storage_uri, scratch)
+    check_model_folder(model)
+    filled = fill(command, environment, model, port)
+    log("engine_starts", command=filled)
+    engine = Child(filled, heeds_parent=False)
+    try:
+        await _wait_until_it_generates(backend.engine, engine)
+        backend.ready = True
+        log("ready", version=environment.version, port=environment.port)
+        while (status := engine.poll()) is None:
+            await asyncio.sleep(HEALTH_SECONDS)
+        log("engine_ended", status=status)
+        return status
+    finally:
+        engine.end(STOP_SECONDS)
 
 
 def fill(
@@ -123,23 +170,6 @@ def fill(
     for name, value in values.items():
         filled = [part.replace(f"{{{name}}}", value) for part in filled]
     return filled
-
-
-@contextmanager
-def _listening(environment: ContainerEnvironment, backend: Backend) -> Iterator[None]:
-    """Answer on the container's port while the block runs, beside the thread that runs it."""
-    app = build_app(backend, environment.health_route, environment.predict_route)
-    config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False)
-    server = uvicorn.Server(config)
-    with socket.create_server((environment.host, environment.port)) as listener:
-        thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
-        thread.start()
-        log("listening", port=environment.port)
-        try:
-            yield
-        finally:
-            server.should_exit = True
-            thread.join()
 
 
 def fetch(uri: str, folder: Path) -> Path:
@@ -158,28 +188,129 @@ def fetch(uri: str, folder: Path) -> Path:
     return folder
 
 
-async def _wait_until_it_generates(port: int, engine: subprocess.Popen[bytes]) -> None:
-    async with engine_client(port) as client:
-        while not await is_healthy(client):
-            if engine.poll() is not None:
-                raise UserError(
-                    f"The engine ended with exit code {engine.returncode} while it loaded."
-                )
-            await asyncio.sleep(HEALTH_SECONDS)
-        try:
-            text = await complete(client, PROBE)
-        except ServingError as error:
-            raise UserError(f"The model does not continue the probe: {error}") from error
+async def _wait_until_it_generates(client: httpx.AsyncClient, engine: Child) -> None:
+    while not await is_healthy(client):
+        if (code := engine.poll()) is not None:
+            raise UserError(f"The engine {how_it_ended(code)} while it loaded.")
+        await asyncio.sleep(HEALTH_SECONDS)
+    try:
+        text = await complete(client, PROBE)
+    except ServingError as error:
+        raise UserError(f"The model does not continue the probe: {error}") from error
     if not text:
         raise UserError("The model generated nothing after the probe.")
 
 
-def _end(engine: subprocess.Popen[bytes]) -> None:
-    engine.terminate()
+def build_app(backend: Backend, health_route: str, predict_route: str) -> Starlette:
+    """The routes; nothing else of the engine can be reached.
+
+    Vertex AI passes on requests to the predict route alone. So that one takes its own shape
+    (`instances`), and OpenAI's bodies as `rawPredict` and `streamRawPredict` send them.
+    """
+
+    async def health(_: Request) -> Response:
+        healthy = backend.ready and await is_healthy(backend.engine)
+        return Response(status_code=200 if healthy else 503)
+
+    async def predict(request: Request) -> Response:
+        body = await _read(request, backend)
+        if "messages" in body:
+            return await _pass_on(backend, CHAT, body)
+        if "prompt" in body:
+            return await _pass_on(backend, COMPLETIONS, body)
+        return await _predict(backend, body)
+
+    async def openai(request: Request) -> Response:
+        return await _pass_on(backend, request.url.path, await _read(request, backend))
+
+    asked = {predict_route: predict, COMPLETIONS: openai, CHAT: openai}
+    posts = [Route(path, handler, methods=["POST"]) for path, handler in asked.items()]
+    return Starlette(
+        routes=[Route(health_route, health), *posts],
+        exception_handlers={ServingError: answer_error},
+    )
+
+
+def engine_client(port: int) -> httpx.AsyncClient:
+    """A client of an engine, which waits for its answers as long as they take."""
+    return httpx.AsyncClient(
+        base_url=f"http://127.0.0.1:{port}",
+        timeout=httpx.Timeout(None, connect=5.0),
+        # Any number, kept for less than uvicorn keeps them: none is closed as it is used again.
+        limits=httpx.Limits(keepalive_expiry=2.0),
+        trust_env=False,
+    )
+
+
+async def is_healthy(engine: httpx.AsyncClient) -> bool:
+    """Whether an engine answers its health check."""
     try:
-        engine.wait(STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-        engine.kill()
+        return (await engine.get("/health", timeout=5.0)).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+async def complete(engine: httpx.AsyncClient, wanted: GenerateRequest) -> str:
+    """One continuation; raises ServingError."""
+    fields = {"prompt", "max_tokens", "temperature", "top_p", "stop"}
+    try:
+        answer = await engine.post(COMPLETIONS, json=wanted.model_dump(include=fields))
+    except httpx.HTTPError as error:
+        raise unavailable(f"The model's engine did not answer ({type(error).__name__}).") from error
+    if answer.status_code != 200:
+        raise _refusal(answer.status_code, answer.content)
+    return str(answer.json()["choices"][0]["text"])
+
+
+async def _predict(backend: Backend, body: dict[str, Any]) -> Response:
+    wanted = parse(PredictRequest, body).generate_requests(LIMITS)
+    texts = await asyncio.gather(*(complete(backend.engine, one) for one in wanted))
+    return JSONResponse({"predictions": texts}, headers=backend.serves.headers)
+
+
+async def _pass_on(backend: Backend, route: str, body: dict[str, Any]) -> Response:
+    """Send a request to the engine and its answer back, piece by piece."""
+    request = backend.engine.build_request("POST", route, json=body)
+    try:
+        answer = await backend.engine.send(request, stream=True)
+    except httpx.HTTPError as error:
+        raise unavailable(f"The model's engine did not answer ({type(error).__name__}).") from error
+
+    async def pieces() -> AsyncIterator[bytes]:
+        try:
+            async for piece in answer.aiter_bytes():
+                yield piece
+        finally:
+            await answer.aclose()
+
+    kind = answer.headers.get("content-type", "application/json")
+    return StreamingResponse(pieces(), answer.status_code, backend.serves.headers, kind)
+
+
+async def _read(request: Request, backend: Backend) -> dict[str, Any]:
+    if not backend.ready:
+        raise unavailable("The model is still being loaded.")
+    body = await read_json(request, LARGEST_BODY, LIMITS.body_timeout, _number)
+    if not isinstance(body, dict):
+        raise invalid("The body is not a JSON object.", None)
+    return body
+
+
+def _number(text: str) -> float:
+    """Vertex AI writes every number with a point, since a protobuf value knows no whole numbers."""
+    value = float(text)
+    return int(value) if value.is_integer() else value
+
+
+def _refusal(status: int, content: bytes) -> ServingError:
+    """An engine's error in this server's shape; its faults are not the client's."""
+    try:
+        message = str(json.loads(content)["error"]["message"])
+    except (ValueError, LookupError, TypeError):
+        message = ""
+    if 400 <= status < 500:
+        return ServingError(status, message or f"The engine answered {status}.", "refused")
+    return unavailable(f"The model's engine answered {status}. {message}".strip())
 
 
 def check_arguments(command: Sequence[str], spec: str) -> int:
@@ -187,25 +318,19 @@ def check_arguments(command: Sequence[str], spec: str) -> int:
 
     def run(spec: SmokeSpec, report: Report) -> dict[str, Any]:
         report(f"parses: {' '.join(command)}")
-        return {"python": platform.python_version()} | parse(command)
+        return {"python": platform.python_version()} | parse_command(command)
 
     return run_program(SmokeSpec, run, ["--spec", spec])
 
 
-def parse(command: Sequence[str]) -> dict[str, Any]:
+def parse_command(command: Sequence[str]) -> dict[str, Any]:
     """What starts, vLLM's version, and why its parser refuses; empty where it takes all."""
     engine, *arguments = (EXAMPLES.get(part, part) for part in command)
     if engine != ENGINE:
         return {"engine": engine}
-    done = subprocess.run(
-        [sys.executable, "-c", PARSE, *arguments],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    lines = done.stderr.strip().splitlines()
-    refusal = "" if done.returncode == 0 else (lines or [f"exit code {done.returncode}"])[-1]
+    ended = run_to_end([sys.executable, "-c", PARSE, *arguments])
+    lines = ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"]
+    refusal = lines[-1] if ended.returncode else ""
     return {"engine": engine, ENGINE: importlib.metadata.version(ENGINE), "refusal": refusal}
 
 
@@ -221,9 +346,7 @@ def main(arguments: Sequence[str], environment: dict[str, Any]) -> int:
         except ValidationError as error:
             names = ", ".join(str(fault["loc"][0]) for fault in error.errors())
             raise UserError(f"Vertex AI sets {names}; here it is missing or wrong.") from error
-        # By default this signal would end the process with the engine still running.
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-        return serve(wanted, arguments[1:])
+        return asyncio.run(serve(wanted, arguments[1:]))
     except UserError as error:
         print(error, file=sys.stderr)
         return 1

@@ -3,7 +3,7 @@
 import json
 
 from artifacts.errors import UserError
-from artifacts.model.folder import bytes_per_token, context_tokens
+from artifacts.model import bytes_per_token, context_tokens
 from artifacts.storage import files
 
 STEP = 256

@@ -10,7 +10,6 @@ import hashlib
 import json
 import resource
 import struct
-import subprocess
 import sys
 import tempfile
 from functools import lru_cache
@@ -21,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from artifacts.errors import UserError
+from artifacts.program.lifetime import run_to_end
 from artifacts.storage import files
 from spark_jobs.settings import ClassifierSettings
 
@@ -140,8 +140,7 @@ def _labels(content: bytes) -> list[str]:
     with tempfile.NamedTemporaryFile() as file:
         file.write(content)
         file.flush()
-        command = [sys.executable, "-m", __name__, file.name]
-        opened = subprocess.run(command, capture_output=True, text=True, check=False)
+        opened = run_to_end([sys.executable, "-m", __name__, file.name])
     labels: list[str] = json.loads(opened.stdout) if opened.returncode == 0 else []
     return labels
 

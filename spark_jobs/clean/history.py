@@ -3,12 +3,28 @@
 Every clean corpus holds the record: its own documents with split and slice, and under `past/` each
 text that was once in a split and is none of its documents now. So a copy of what was trained on is
 known as such when it comes back, and can never be held out; nor can held-out text be trained on.
+
+Which split each duplicate cluster belongs to, for ever.
+
+What was in a split stays in it, by the record that every clean corpus hands to the next one
+(`spark_jobs.clean.history`), whatever the settings say later: they decide over new text alone. A
+cluster with text of an earlier corpus follows that text:
+
+- With held-out or validation text, those documents stay as they are, also beside equal texts, and
+  every other one of the cluster goes. Where they have left the sources, their nearest successor
+  takes their place, unless the cluster was also trained on.
+- With text that was trained on, it is trained on. A source that the settings hold out cannot judge
+  with such text: it goes.
+
+A cluster of new texts follows, in this order: a source that the settings assign to a split; the
+document that had one of its ids before, since it is an edit of it; the cluster's hash.
 """
 
+import hashlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -16,10 +32,11 @@ import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
 from artifacts.progress import Report
+from artifacts.shards.format import Split
 from artifacts.storage import files
-from spark_jobs.runtime.parquet import READERS, Part, find_parts, write_table
-from spark_jobs.runtime.part_rows import PartRows, Place
+from spark_jobs.runtime.parquet import READERS, Part, PartRows, Place, find_parts, write_table
 from spark_jobs.runtime.tasks import map_tasks
+from spark_jobs.settings import SplitSettings
 
 PAST_FOLDER = "past"
 _SMALL = ["id", "text_hash", "split", "slice"]
@@ -93,3 +110,163 @@ def _write_group(
     table = pa.concat_tables([table.replace_schema_metadata() for table in tables])
     write_table(f"{folder}/part-{number:05d}.parquet", table)
     return {}
+
+
+NAMES: tuple[Split | None, ...] = (None, "train", "replay", "validation", "held_out")
+"""Splits by how strict they are; a place in this list is a split's code."""
+NONE, TRAIN, REPLAY, VALIDATION, HELD_OUT = range(5)
+ON_RECORD = 10
+"""Added to the rank (`representative_rank`) of held-out and validation documents on record; to that
+of others on record, 1."""
+
+_DIGITS = 15
+"""Hexadecimal digits compared; 60 bits are exact in Python and in Spark's long alike."""
+
+assert set(get_args(Split)) == {*NAMES[1:]}
+
+
+def by_hash(clusters: pa.Array, settings: SplitSettings, groups: np.ndarray) -> np.ndarray:
+    """Codes of the splits that cluster ids fall into: shape (clusters,).
+
+    An id, read as a number in [0, 1), is held out below the first share, validation below both.
+
+    Args:
+        groups: shape (clusters,), groups of near-copies in each. Of a template's many the smallest
+            hash is small, and the likelier held out the more they are: it is hashed again.
+    """
+    again = (groups > 1) | (settings.seed != 0)
+    if again.any():
+        salt = settings.seed.to_bytes(8, "little", signed=True)
+        clusters = pa.array(
+            hashlib.blake2b(name.encode(), digest_size=16, salt=salt).hexdigest() if one else name
+            for name, one in zip(clusters.to_pylist(), again.tolist(), strict=True)
+        )
+    held_out = pc.less(clusters, _threshold(settings.held_out))
+    either = pc.less(clusters, _threshold(settings.held_out + settings.validation))
+    codes = pc.if_else(held_out, HELD_OUT, pc.if_else(either, VALIDATION, TRAIN))
+    return codes.to_numpy(zero_copy_only=False)
+
+
+def _threshold(share: float) -> str:
+    """The first cluster prefix past a share of all of them; prefixes compare as text."""
+    number = round(share * 16**_DIGITS)
+    return f"{number:0{_DIGITS}x}" if number < 16**_DIGITS else "g"
+
+
+def codes_of(splits: pa.ChunkedArray | pa.Array) -> np.ndarray:
+    """Split names as codes; null is `NONE`."""
+    found = pc.index_in(splits, pa.array(NAMES[1:])).fill_null(-1)
+    return np.asarray(found).astype(np.int64) + 1
+
+
+def by_source(sources: pa.ChunkedArray, settings: SplitSettings) -> np.ndarray:
+    """Codes of the splits that the settings assign to sources; `NONE` for the others."""
+    places = pc.index_in(sources, pa.array(list(settings.sources), pa.string())).fill_null(-1)
+    codes = [*map(NAMES.index, settings.sources.values()), NONE]
+    return np.array(codes)[np.asarray(places)]
+
+
+def representative_rank(past: np.ndarray, forced: np.ndarray) -> np.ndarray:
+    """Which documents of equal text stand for it: those of the highest rank. Shape (documents,).
+
+    Those whose source is set apart for judging come first, those that have left last. More is added
+    for documents on record, so that they stay as they are when longer copies of them come.
+    """
+    return np.where(past, -1, np.where(forced >= VALIDATION, forced, 0))
+
+
+@dataclass(frozen=True)
+class TextFacts:
+    """What is known of each different text by itself; all arrays have the shape (texts,)."""
+
+    present: np.ndarray
+    """Whether the text is still in the sources."""
+    forced: np.ndarray
+    """Code of the split that the settings assign to the text's source."""
+    by_text: np.ndarray
+    """Code of the split that this very text was in, by the record of earlier corpora."""
+    by_id: np.ndarray
+    """Code of the split that a document of this id was in, where its text is new."""
+    slices: np.ndarray
+    """In which corpus of the lineage this text came first; of new text, the one being made."""
+
+    def for_cluster(self) -> "ClusterFacts":
+        """What each text says of its cluster."""
+
+        def where(condition: np.ndarray, codes: np.ndarray) -> np.ndarray:
+            return np.where(condition, codes, NONE)
+
+        recorded = self.by_text
+        judges = recorded >= VALIDATION
+        return ClusterFacts(
+            trained=where((recorded == TRAIN) | (recorded == REPLAY), recorded),
+            guard=where(judges, recorded),
+            present_guard=where(judges & self.present, recorded),
+            force=where(self.present & (self.forced >= VALIDATION), self.forced),
+            by_id=self.by_id,
+        )
+
+
+@dataclass(frozen=True)
+class ClusterFacts:
+    """Codes of splits, `NONE` where there is none; of a cluster, the largest of its texts' counts.
+
+    All arrays have the shape (texts,).
+    """
+
+    trained: np.ndarray
+    """Of earlier text to train on."""
+    guard: np.ndarray
+    """Of earlier held-out or validation text."""
+    present_guard: np.ndarray
+    """The same, of text that is still in the sources."""
+    force: np.ndarray
+    """Of a source that the settings set apart for judging."""
+    by_id: np.ndarray
+    """Of the documents that had one of its ids before."""
+
+
+@dataclass(frozen=True)
+class Fates:
+    """What becomes of each text; all arrays have the shape (texts,)."""
+
+    split: np.ndarray
+    """Code of its cluster's split."""
+    guarded: np.ndarray
+    """Whether its cluster holds earlier held-out or validation text."""
+    spoilt: np.ndarray
+    """Whether its cluster would judge, but was trained on."""
+    eligible: np.ndarray
+    """Whether it may stay: the best such document of a cluster does."""
+    stays: np.ndarray
+    """Whether it stays even beside others of its cluster."""
+
+
+def decide(texts: TextFacts, clusters: ClusterFacts, new: np.ndarray) -> Fates:
+    """The split of every text's cluster, and who may be in it.
+
+    Args:
+        clusters: of each text's cluster, the largest codes.
+        new: shape (texts,), codes of the splits that the clusters' hashes mean.
+    """
+    trained = clusters.trained > NONE
+    guard, force = clusters.guard, clusters.force
+    guarded = guard > NONE
+    fresh = np.where(force, force, np.where(clusters.by_id, clusters.by_id, new))
+    split = np.where(guarded, guard, np.where(trained, TRAIN, fresh))
+    spoilt = trained & ~guarded & (force > NONE)
+    stays = texts.present & guarded & (texts.by_text == guard)
+    has_guard = clusters.present_guard == guard
+    as_forced = (force == NONE) | (texts.forced == force)
+    eligible = np.where(guarded, np.where(has_guard, stays, ~trained), as_forced)
+    return Fates(split, guarded, spoilt, texts.present & eligible & ~spoilt, stays)
+
+
+def final_splits(fates: Fates, texts: TextFacts) -> np.ndarray:
+    """Codes for the documents that stay: training text goes where its own source says."""
+    forced = texts.forced
+    trained = (fates.split == TRAIN) | (fates.split == REPLAY)
+    lenient = np.where(forced == REPLAY, REPLAY, TRAIN)
+    chosen_by_hash = (fates.split >= VALIDATION) & ~fates.guarded & (texts.by_id == NONE)
+    is_lenient_source = (forced == TRAIN) | (forced == REPLAY)
+    return np.where(trained | (chosen_by_hash & is_lenient_source), lenient, fates.split)

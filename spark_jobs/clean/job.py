@@ -6,41 +6,61 @@ rest (candidates by shared bands, verified by true similarity, connected compone
 survivor and its split chosen for each cluster. Where the settings ask for it, spans that stand in
 several of them are taken out (`repeated`). Last, tasks write the documents that stay (`write`).
 
-Run as a program: `python -m spark_jobs.clean.job --spec spec.json`.
+Run as a program: `python -m spark_jobs.clean.job --spec spec.json`. After an upgrade of a library
+that decides how documents are cleaned, `compare_documents` says whether they are cleaned as before.
 """
 
 import sys
+import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pydantic import BaseModel, ConfigDict
 from pyspark.sql import SparkSession
 
 from artifacts.errors import UserError
 from artifacts.program.entry import run_program
 from artifacts.progress import Report
-from spark_jobs.clean.classify import check_models
-from spark_jobs.clean.decide.choice import choose_decider
-from spark_jobs.clean.decide.decider import DECIDED_SCHEMA, Outcome, Run
-from spark_jobs.clean.decide.documents import DocumentPart, Forgotten
-from spark_jobs.clean.decide.duplicates import write_duplicates
+from artifacts.shards.format import SPLITS
+from spark_jobs.clean.classify import check_models, label_fields
+from spark_jobs.clean.decide.by_spark import SparkDecider
+from spark_jobs.clean.decide.decider import (
+    DECIDED_SCHEMA,
+    DocumentPart,
+    Outcome,
+    Run,
+    find_duplicates,
+    write_duplicates,
+)
+from spark_jobs.clean.decide.in_memory import InMemoryDecider
+from spark_jobs.clean.forgotten import (
+    MOST_SIMILAR,
+    SIMILAR_NAME,
+    Forgotten,
+    find_similar,
+    read_signatures,
+    read_similar,
+    refuse_widespread,
+    tell_similar,
+)
 from spark_jobs.clean.history import PAST_FOLDER, read_history, write_past
-from spark_jobs.clean.prepare import prepare_parts, prepared_schema
-from spark_jobs.clean.repeated.stage import trim_repeats
-from spark_jobs.clean.statistics import corpus_stats, dropped_examples
+from spark_jobs.clean.prepare import EXAMPLE_COLUMN, prepare_parts, prepare_rows, prepared_schema
+from spark_jobs.clean.repeated import REPEATED, trim_repeats
 from spark_jobs.clean.write import CLEAN_SCHEMA, write_part, writing_key
-from spark_jobs.decontaminate.evaluation_texts import save_evaluation_ngrams
-from spark_jobs.runtime.part_rows import PartRows
-from spark_jobs.runtime.raw_parts import find_raw_parts
+from spark_jobs.decontaminate.overlap import save_evaluation_ngrams
+from spark_jobs.runtime.parquet import SAMPLED, PartRows, find_rows, spread, write_table
+from spark_jobs.runtime.pinned import RAW_COLUMNS, find_raw_parts
 from spark_jobs.runtime.scratch import scratch_folder
-from spark_jobs.runtime.session import session
+from spark_jobs.runtime.session import measured, session
 from spark_jobs.runtime.tasks import map_tasks
-from spark_jobs.runtime.usage import measured
 from spark_jobs.settings import DOCUMENTS_IN_MEMORY, CleanCorpusSettings
 
-CODE_VERSION = "11"
+CODE_VERSION = "14"
+EXAMPLE_CHARACTERS = 160
 
 
 class CleanSpec(BaseModel):
@@ -57,36 +77,44 @@ class CleanSpec(BaseModel):
     """Folder of the clean corpus that the lineage was last trained on, whose splits hold on."""
     forgotten: Forgotten = Forgotten()
     """What is to be in no corpus any more."""
+    libraries: dict[str, str] = {}
+    """Versions of those that decide the result, without which the program does not run."""
     evaluation_texts: list[str] = []
     """Text files (`.txt`: one document; `.jsonl`: one a line, under `text`) of evaluation sets."""
     cache: str | None = None
     """Folder of what earlier runs made (`artifacts.cache`); it decides speed, never results."""
     documents_in_memory: int = DOCUMENTS_IN_MEMORY
-    """Most documents that are decided over in the driver's memory (`decide.choice`); both ways give
-    the same."""
+    """Most documents that are decided over in the driver's memory; both ways give the same."""
 
 
 def run(spark: SparkSession, spec: CleanSpec, report: Report = print) -> dict[str, Any]:
     """Write the clean corpus, `part-NNNNN.parquet` of `CLEAN_SCHEMA`; return the stats.
 
     Beside the parts, `duplicates-NNNNN.parquet` list every copy that was dropped and why
-    (`spark_jobs.clean.decide.duplicates.DUPLICATE_SCHEMA`), and under `repeated_spans/` every span
-    that stands in an earlier document (`spark_jobs.clean.repeated.trim.SPAN_SCHEMA`).
+    (`spark_jobs.clean.decide.decider.DUPLICATE_SCHEMA`), `similar_to_forgotten.parquet` what was
+    left out since it holds forgotten text (`spark_jobs.clean.forgotten.SIMILAR_SCHEMA`), and under
+    `repeated_spans/` every span that stands in an earlier document
+    (`spark_jobs.clean.repeated.SPAN_SCHEMA`).
 
     Returns:
         `documents`, `bytes`, `documents_read`, `bytes_read`, `dropped` (reason to documents),
         `dropped_bytes`, `dropped_examples` (reason to a few `id` and `text` beginnings), `repaired`
-        (documents whose encoding was), `cluster_sizes` (documents in a cluster to the clusters that
+        (documents whose encoding was, or that lost characters, also before, where U+FFFD shows it),
+        `cluster_sizes` (documents in a cluster to the clusters that
         were found, whichever of them stay), `splits` (name to documents), `slice` (number of this
         corpus in its lineage), `slices` (that to split to documents), `past` (texts of earlier
         corpora that are none of its documents), `sources` (name to documents kept),
         `length_histogram` (a power of two to the documents of so many characters or up to twice
         that), `candidate_pairs`, `verified_pairs`, `parts`, `parts_prepared` (the others were
         cached); with classifiers, `labels` (of each, label to documents kept); where they are
-        looked for, `repeated_spans` (`documents` with any, `spans`, their `words` and `bytes`).
+        looked for, `repeated_spans` (`documents` with any, `spans`, their `words` and `bytes`);
+        where there are such, `similar_to_forgotten` (the first documents that were left out since
+        they hold forgotten text: `id`, `forgotten`, `similarity`).
 
     Raises:
-        UserError: there is no raw corpus, an id comes twice, or no document is left.
+        UserError: there is no raw corpus, an id comes twice, no document is left, or very many hold
+            a forgotten text.
+        DamagedArtifact: a file of signatures of forgotten texts is absent or was changed.
     """
     with scratch_folder(f"{spec.output}.scratch") as scratch:
         return _run(spark, spec, scratch, report)
@@ -94,24 +122,56 @@ def run(spark: SparkSession, spec: CleanSpec, report: Report = print) -> dict[st
 
 def _run(spark: SparkSession, spec: CleanSpec, scratch: str, report: Report) -> dict[str, Any]:
     settings = spec.settings
+    # First of all, since nothing is to be made while a file of them is damaged.
+    signatures = read_signatures(spec.forgotten.signatures)
     raw = find_raw_parts(spec.raw_corpus)
     history = read_history(spec.earlier)
     ngrams = save_evaluation_ngrams(spec.evaluation_texts, scratch, settings.decontamination)
+    decided = [field for field in CLEAN_SCHEMA if field.name in DECIDED_SCHEMA.names]
+    columns = pa.schema([*prepared_schema(settings), *decided])
     prepare = partial(
         prepare_parts,
         spark,
         settings=settings,
         ngrams=ngrams,
-        models=check_models(settings.classifiers, _columns(settings)),
+        models=check_models(settings.classifiers, columns),
         cache=spec.cache,
         report=report,
     )
     prepared = prepare(raw, f"{scratch}/prepared")
     parts = list(map(DocumentPart, prepared))
-    run = Run(spark, settings, history, spec.forgotten, scratch, report, spec.cache)
-    decider = choose_decider(run, parts, raw, spec.documents_in_memory)
-    _refuse_repeated_ids(decider.repeated_ids())
-    _refuse_unknown_sources(decider.sources(), settings)
+    look = partial(
+        find_similar,
+        spark,
+        texts=spec.forgotten.searched,
+        signatures=signatures,
+        scratch=scratch,
+        cache=spec.cache,
+        report=report,
+    )
+    similar, forgotten = _leave_out_similar(
+        spec.forgotten, look(prepared), look(history.parts if history else [])
+    )
+    run = Run(spark, settings, history, forgotten, scratch, report, spec.cache)
+    documents = sum(part.rows for part in [*raw, *(history.parts if history else [])])
+    # Both give the same to the byte, so the bound is no part of what the clean corpus is.
+    decider = (
+        InMemoryDecider(run, parts)
+        if documents <= spec.documents_in_memory
+        else SparkDecider(run, parts, documents)
+    )
+    if repeated := decider.repeated_ids():
+        named = ", ".join(f"{identifier!r} ({count} times)" for identifier, count in repeated)
+        raise UserError(
+            f"The raw corpus holds the same id more than once: {named}. Every document needs an id "
+            "of its own: choose another `id_column`, or leave it out."
+        )
+    sources = decider.sources()
+    for name in sorted(settings.split.sources.keys() - sources):
+        raise UserError(
+            f"`clean_corpus.split.sources` names the source {name!r}, of which the raw corpus has "
+            f"no text; its sources are {', '.join(sorted(sources))}."
+        )
     past: list[DocumentPart] = []
     if history:
         texts = write_past(spark, history, decider.texts_left(), f"{scratch}/past", report)
@@ -123,10 +183,21 @@ def _run(spark: SparkSession, spec: CleanSpec, scratch: str, report: Report) -> 
         f"{outcome.verified:,} of them compared, {outcome.near_copies:,} near-copies"
     )
     stats = corpus_stats(outcome, settings) | {"past": outcome.left.count}
-    outcome, changed, stats = _trim(run, outcome, stats, parts, spec.output)
+    changed = PartRows({})
+    if settings.repeated_spans.action != "ignore":
+        trimmed = trim_repeats(run, outcome, parts, spec.output)
+        outcome, changed, stats = trimmed.outcome, trimmed.texts, trimmed.stats(stats)
     labels = _write(run, outcome, changed, parts, spec.output)
     if history:
         write_past(spark, history, outcome.left, f"{spec.output}/{PAST_FOLDER}", report)
+    if similar.num_rows:
+        write_table(f"{spec.output}/{SIMILAR_NAME}", similar)
+        report(
+            f"{similar.num_rows:,} documents are left out, since they hold text that was "
+            f"forgotten: {tell_similar(similar)}"
+        )
+        shown = similar.select(["id", "forgotten", "similarity"]).slice(0, MOST_SIMILAR)
+        stats["similar_to_forgotten"] = shown.to_pylist()
     report(
         f"{stats['documents']:,} of {stats['documents_read']:,} documents kept, "
         f"{stats['bytes'] / 1e6:,.1f} MB"
@@ -140,20 +211,75 @@ def _run(spark: SparkSession, spec: CleanSpec, scratch: str, report: Report) -> 
     }
 
 
-def _columns(settings: CleanCorpusSettings) -> pa.Schema:
-    """All columns of the text, prepared and clean."""
-    decided = [field for field in CLEAN_SCHEMA if field.name in DECIDED_SCHEMA.names]
-    return pa.schema([*prepared_schema(settings), *decided])
+def _leave_out_similar(
+    forgotten: Forgotten, similar: pa.Table, past: pa.Table
+) -> tuple[pa.Table, Forgotten]:
+    """The documents left out for their text alone, and all that is left out.
+
+    Args:
+        similar: of the corpus, `past`: of the record; rows of `forgotten.SIMILAR_SCHEMA`.
+    """
+    listed = pc.or_(
+        pc.is_in(similar["id"], pa.array(forgotten.ids, pa.string())),
+        pc.is_in(similar["text_hash"], pa.array(forgotten.texts, pa.string())),
+    )
+    similar = similar.filter(pc.invert(listed)).sort_by("id")
+    refuse_widespread(similar, forgotten.searched)
+    texts = {*similar["text_hash"].to_pylist(), *past["text_hash"].to_pylist()}
+    return similar, forgotten.model_copy(update={"similar": tuple(sorted(texts))})
 
 
-def _trim(
-    run: Run, outcome: Outcome, stats: dict[str, Any], parts: list[DocumentPart], output: str
-) -> tuple[Outcome, PartRows, dict[str, Any]]:
-    """What stays, the texts that change, and the stats, once repeated spans are dealt with."""
-    if run.settings.repeated_spans.action == "ignore":
-        return outcome, PartRows({}), stats
-    trimmed = trim_repeats(run, outcome, parts, output)
-    return trimmed.outcome, trimmed.texts, trimmed.stats(stats)
+def corpus_stats(outcome: Outcome, settings: CleanCorpusSettings) -> dict[str, Any]:
+    """The stats of the manifest, as `run` describes them."""
+    rows = outcome.fates.to_pylist()
+    reasons = sorted({row["reason"] for row in rows if row["reason"]})
+
+    def total(field: str, reason: str | None) -> int:
+        return sum(row[field] for row in rows if row["reason"] == reason)
+
+    kept = total("documents", None)
+    dropped = {reason: total("documents", reason) for reason in reasons}
+    if not kept:
+        raise UserError(_nothing_left(dropped, settings))
+    return {
+        "documents": kept,
+        "bytes": total("bytes", None),
+        "documents_read": sum(row["documents"] for row in rows),
+        "bytes_read": sum(row["bytes"] for row in rows),
+        "dropped": dropped,
+        "dropped_bytes": {reason: total("bytes", reason) for reason in reasons},
+        "repaired": sum(row["repaired"] for row in rows),
+        "cluster_sizes": {str(s): count for s, count in sorted(outcome.cluster_sizes.items())},
+        "sources": {
+            row["source"]: row["documents"]
+            for row in sorted(rows, key=lambda row: str(row["source"]))
+            if row["reason"] is None
+        },
+        **_splits(outcome.slices.to_pylist()),
+        "length_histogram": {str(2**e): count for e, count in sorted(outcome.lengths.items())},
+        "candidate_pairs": outcome.candidates,
+        "verified_pairs": outcome.verified,
+    }
+
+
+def _splits(groups: list[dict[str, Any]]) -> dict[str, Any]:
+    """`splits` and `slices` of the documents that stay."""
+    splits = {split: 0 for split in SPLITS}
+    slices: dict[str, dict[str, int]] = {}
+    for one in sorted(groups, key=lambda one: (one["slice"], one["split"])):
+        splits[one["split"]] = splits.get(one["split"], 0) + one["documents"]
+        slices.setdefault(str(one["slice"]), {})[one["split"]] = one["documents"]
+    return {"splits": splits, "slices": slices}
+
+
+def _nothing_left(dropped: dict[str, int], settings: CleanCorpusSettings) -> str:
+    counts = ", ".join(f"{reason}: {count:,}" for reason, count in dropped.items())
+    return (
+        "No document is left after cleaning"
+        + (f" ({counts})" if counts else ", since the raw corpus is empty")
+        + f". Give `raw_corpus` more text, or lower `clean_corpus.minimum_characters` (now "
+        f"{settings.minimum_characters})."
+    )
 
 
 def _write(
@@ -183,21 +309,57 @@ def _write(
     return {name: dict(sorted(found.items())) for name, found in labels.items()}
 
 
-def _refuse_repeated_ids(repeated: list[tuple[str, int]]) -> None:
-    if repeated:
-        named = ", ".join(f"{identifier!r} ({count} times)" for identifier, count in repeated)
-        raise UserError(
-            f"The raw corpus holds the same id more than once: {named}. Every document needs an id "
-            "of its own: choose another `id_column`, or leave it out."
-        )
+def dropped_examples(
+    outcome: Outcome, parts: list[DocumentPart]
+) -> dict[str, list[dict[str, str]]]:
+    """The examples of each reason, with the beginning of each."""
+    return {
+        reason: [
+            # The part with one of the few examples is read on the driver: tens of megabytes.
+            {"id": one.id, "text": _beginning(parts[one.part], one.row)}
+            for one in examples
+        ]
+        for reason, examples in outcome.examples.items()
+    }
 
 
-def _refuse_unknown_sources(sources: set[str], settings: CleanCorpusSettings) -> None:
-    for name in sorted(settings.split.sources.keys() - sources):
-        raise UserError(
-            f"`clean_corpus.split.sources` names the source {name!r}, of which the raw corpus has "
-            f"no text; its sources are {', '.join(sorted(sources))}."
-        )
+def _beginning(part: DocumentPart, row: int) -> str:
+    texts = part.prepared.read(["text"])["text"]
+    text: str = texts[row].as_py()
+    return text[:EXAMPLE_CHARACTERS]
+
+
+def compare_documents(spec: CleanSpec, clean_corpus: str) -> Iterator[tuple[str, object, object]]:
+    """A few raw documents: id, what became of each in a clean corpus, and what becomes of it now.
+
+    Texts that are not ASCII come first, since repair and normalization change no others. Of copies
+    is told only that they were not dropped for what they say. Passed over is what other text
+    decided: what is forgotten or holds such text, what was trimmed of repeated spans, and what may
+    be one of a template's many texts, which are not on record.
+    """
+    settings = spec.settings
+    raw = spread(find_raw_parts(spec.raw_corpus), [*RAW_COLUMNS, EXAMPLE_COLUMN])
+    raw = raw.take(pc.sort_indices(pc.string_is_ascii(raw["text"]).cast("int8"))).slice(0, SAMPLED)
+    with tempfile.TemporaryDirectory() as folder:
+        ngrams = save_evaluation_ngrams(spec.evaluation_texts, folder, settings.decontamination)
+        prepared = prepare_rows(raw, settings, ngrams)
+    columns = ["text", *(name for name, _ in label_fields(settings.classifiers))]
+    ids = raw["id"].combine_chunks()
+    found = find_rows(clean_corpus, pc.field("id").isin(ids), ["id", *columns], SAMPLED)
+    kept = {row["id"]: [row[name] for name in columns] for row in found}
+    copies = set(find_duplicates(clean_corpus, "id", ids)["id"].to_pylist())
+    cut = pc.field("id").isin(ids) & (pc.field("fate") != "counted")
+    trimmed = find_rows(f"{clean_corpus}/{REPEATED}", cut, ["id"], 100 * SAMPLED)
+    passed_over = {*spec.forgotten.ids, *(row["id"] for row in trimmed)}
+    passed_over.update(read_similar(clean_corpus)["id"].to_pylist())
+    for row in prepared.to_pylist():
+        values = [row[name] for name in columns]
+        if row["id"] in passed_over or row["text_hash"] in spec.forgotten.texts:
+            continue
+        if row["id"] in kept:
+            yield row["id"], kept[row["id"]], None if row["fault"] else values
+        elif row["fault"] or row["shape"] is None or row["id"] in copies:
+            yield row["id"], row["id"] in copies, not row["fault"]
 
 
 if __name__ == "__main__":

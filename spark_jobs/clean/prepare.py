@@ -2,10 +2,15 @@
 
 What it makes of a part depends on the part's rows and the settings alone, so it is cached and found
 again when the corpus has grown elsewhere: reading it takes a tenth of making it.
+
+Quality filters and the masking of personal data are datatrove's. Signatures follow Broder, "On the
+resemblance and containment of documents" (1997); bands of rows follow the locality-sensitive
+hashing of Leskovec, Rajaraman and Ullman, "Mining of Massive Datasets", chapter 3.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -21,17 +26,129 @@ from artifacts.examples import (
     read_example,
     write_example,
 )
+from artifacts.libraries import UNICODE
 from artifacts.progress import Report
 from spark_jobs.clean.classify import classify, label_fields
-from spark_jobs.clean.quality import personal_data_mask, quality_filter
-from spark_jobs.clean.signatures import Bands, band_keys, derive_bands, signatures
 from spark_jobs.decontaminate.overlap import load_ngrams, ngrams_of, overlaps
 from spark_jobs.runtime.parquet import Part, read_table, to_parquet
-from spark_jobs.runtime.raw_parts import RAW_COLUMNS
+from spark_jobs.runtime.pinned import RAW_COLUMNS
 from spark_jobs.runtime.tasks import map_tasks
-from spark_jobs.settings import CleanCorpusSettings
-from spark_jobs.text.normalize import fold, normalize, repair_encoding, text_hash
-from spark_jobs.text.shingles import shingle, sum_words
+from spark_jobs.settings import CleanCorpusSettings, QualityFilter
+from spark_jobs.text import (
+    Shingles,
+    fold,
+    mix,
+    normalize,
+    repair_encoding,
+    shapes,
+    shingle,
+    sum_words,
+    text_hash,
+)
+
+Check = Callable[[str], str | None]
+"""A text to the reason to drop it, or None."""
+
+_MASKED_EMAIL = "email@example.com"
+_MASKED_ADDRESS = "192.0.2.1"
+"""An address set aside for documentation (RFC 5737)."""
+
+
+@lru_cache
+def quality_filter(name: QualityFilter) -> Check:
+    """A filter by its name in the settings; its reasons begin with that name.
+
+    A document stays as it is or goes; where datatrove's filter would leave out lines, they stay.
+    """
+    from datatrove.data import Document
+    from datatrove.pipeline import filters
+
+    types: dict[QualityFilter, Any] = {
+        "gopher_quality": filters.GopherQualityFilter,
+        "gopher_repetition": filters.GopherRepetitionFilter,
+        "c4": filters.C4QualityFilter,
+        "fineweb": filters.FineWebQualityFilter,
+    }
+    check = types[name]()
+
+    def reason(text: str) -> str | None:
+        result = check.filter(Document(text=text, id=""))
+        kept, why = result if isinstance(result, tuple) else (result, None)
+        return None if kept else ":".join(filter(None, (name, why)))
+
+    return reason
+
+
+@lru_cache
+def personal_data_mask() -> Callable[[str], str]:
+    """Replaces e-mail addresses and public IP addresses; the same text gives the same result."""
+    from datatrove.pipeline.formatters.pii import PIIFormatter
+
+    formatter = PIIFormatter(email_replacement=_MASKED_EMAIL, ip_replacement=_MASKED_ADDRESS)
+    return formatter.format
+
+
+BUCKET_WINDOW = 500
+"""In a larger bucket, a document is compared with the bucket's first and its next so many."""
+_WANTED_RECALL = 0.995
+"""Share of the pairs exactly at the threshold that become candidates."""
+
+
+@dataclass(frozen=True)
+class Bands:
+    """How signatures are cut for finding candidates."""
+
+    bands: int
+    rows: int
+
+    @property
+    def permutations(self) -> int:
+        return self.bands * self.rows
+
+    def candidate_probability(self, similarity: float) -> float:
+        """How likely a pair of this Jaccard similarity shares at least one band."""
+        return 1 - (1 - similarity**self.rows) ** self.bands
+
+
+def derive_bands(threshold: float, permutations: int) -> Bands:
+    """The most selective bands that still find nearly every pair at the threshold."""
+    for rows in range(permutations, 0, -1):
+        bands = Bands(permutations // rows, rows)
+        if bands.candidate_probability(threshold) >= _WANTED_RECALL:
+            return bands
+    return Bands(permutations, 1)
+
+
+def signatures(shingles: Shingles, permutations: int) -> np.ndarray:
+    """MinHash signatures: uint32 of shape (texts, permutations)."""
+    texts = len(shingles.offsets) - 1
+    result = np.empty((permutations, texts), np.uint32)
+    if texts:
+        low = (shingles.hashes >> np.uint64(32)).astype(np.uint32)
+        work = np.empty_like(low)
+        for number, (factor, addend) in enumerate(_permutations(permutations)):
+            np.multiply(low, factor, out=work)
+            np.bitwise_xor(work, addend, out=work)
+            np.minimum.reduceat(work, shingles.offsets[:-1], out=result[number])
+    return result.T
+
+
+def band_keys(signature: np.ndarray, bands: Bands) -> np.ndarray:
+    """One uint64 a band: equal keys of the same band mean equal rows. Shape (texts, bands)."""
+    cut = signature[:, : bands.permutations].reshape(len(signature), bands.bands, bands.rows)
+    key = np.zeros(cut.shape[:2], np.uint64)
+    for row in range(bands.rows):
+        key = mix(key ^ cut[:, :, row].astype(np.uint64))
+    return key
+
+
+@lru_cache(maxsize=4)
+def _permutations(count: int) -> list[tuple[np.uint32, np.uint32]]:
+    generator = np.random.Generator(np.random.PCG64(20_040_601))
+    factors = generator.integers(1, 2**31, count, np.uint32) * np.uint32(2) + np.uint32(1)
+    addends = generator.integers(0, 2**32, count, np.uint32)
+    return list(zip(factors, addends, strict=True))
+
 
 EXAMPLE_COLUMN = "example"
 """Where a corpus has it, what `text` is the plain text of (`artifacts.examples`)."""
@@ -41,7 +158,8 @@ def prepared_schema(settings: CleanCorpusSettings) -> pa.Schema:
     """Columns of a prepared part.
 
     `text_hash` is equal for exact copies, `fault` says why a document is dropped, whatever the
-    others are. Classifiers add columns of theirs (`classify.label_fields`). Without near-duplicate
+    others are; `shape` is equal for texts of one template (`text.shapes`), null for those of none.
+    Classifiers add columns of theirs (`classify.label_fields`). Without near-duplicate
     search, `bands` and `signature` are left out.
     """
     bands = bands_of(settings)
@@ -54,6 +172,7 @@ def prepared_schema(settings: CleanCorpusSettings) -> pa.Schema:
         ("bytes", pa.int64()),
         ("fault", pa.string()),
         ("repaired", pa.bool_()),
+        ("shape", pa.int64()),
         (EXAMPLE_COLUMN, pa.string()),
         ("label", pa.string()),
         *label_fields(settings.classifiers),
@@ -115,13 +234,29 @@ def prepare_parts(
     return [PreparedPart(**record) for record in records]
 
 
+def libraries_of(settings: CleanCorpusSettings) -> set[str]:
+    """Those that decide the clean corpus: of text by itself all is decided here, and of texts
+    together by whole numbers alone."""
+    used = {"pyarrow", UNICODE}
+    if settings.repair_encodings:
+        used.add("ftfy")
+    if settings.quality_filters:
+        used |= {"datatrove", "spacy"}
+    if settings.mask_personal_data:
+        used.add("datatrove")
+    if settings.classifiers:
+        used.add("fasttext-numpy2-wheel")
+    return used
+
+
 def preparation_key(
     settings: CleanCorpusSettings, ngrams: str | None, models: dict[str, str]
 ) -> str:
     """The cache's key of prepared rows, but for the part's content."""
     return cache_key(
+        "prepared rows",
         __name__,
-        ["datatrove", "fasttext-numpy2-wheel", "ftfy", "numpy", "pyarrow", "spacy"],
+        [*libraries_of(settings), "numpy"],
         settings=settings.preparation(),
         models=models,
         evaluation=ngrams.rpartition("/")[2] if ngrams else None,
@@ -152,13 +287,14 @@ def prepare_part(
         for column in ("text_hash", "bands", "signature"):
             if column in compression:
                 compression[column] = "none"
-        return to_parquet(_prepare(raw.read(columns), settings, ngrams), compression)
+        return to_parquet(prepare_rows(raw.read(columns), settings, ngrams), compression)
 
     placed = place_cached(cache, f"{key}-{raw.digest(columns)}", make, url)
     return {"url": url, "origin": placed.sha256, "is_new": bool(made), "begin": placed.begin}
 
 
-def _prepare(raw: pa.Table, settings: CleanCorpusSettings, ngrams: str | None) -> pa.Table:
+def prepare_rows(raw: pa.Table, settings: CleanCorpusSettings, ngrams: str | None) -> pa.Table:
+    """Rows of a raw corpus as `prepared_schema` has them."""
     texts, repaired = _normalized([text or "" for text in raw["text"].to_pylist()], settings)
     examples = _normalized_examples(raw, settings)
     texts = [plain_text(e) if e else text for e, text in zip(examples, texts, strict=True)]
@@ -181,6 +317,10 @@ def _prepare(raw: pa.Table, settings: CleanCorpusSettings, ngrams: str | None) -
         overlap = overlaps(ngrams_of(words, limits.ngram_size), load_ngrams(ngrams))
         for number in np.flatnonzero(overlap > limits.maximum_overlap):
             faults[number] = "overlaps_evaluation"
+    found_shapes, shares = shapes(folded, words)
+    # An example's figures are what it is about, and nothing differs where nothing is masked.
+    is_no_template = (shares < settings.templates.same_share) | (shares == 1)
+    is_no_template |= np.array(examples, bool)
     columns = {
         "id": raw["id"],
         "text": texts,
@@ -190,6 +330,7 @@ def _prepare(raw: pa.Table, settings: CleanCorpusSettings, ngrams: str | None) -
         "bytes": [len(text.encode()) for text in texts],
         "fault": faults,
         "repaired": repaired,
+        "shape": pa.array(found_shapes, mask=is_no_template),
         EXAMPLE_COLUMN: [write_example(example) if example else None for example in examples],
         "label": [example.get("label") if example else None for example in examples],
         **labels,
@@ -206,10 +347,14 @@ def _prepare(raw: pa.Table, settings: CleanCorpusSettings, ngrams: str | None) -
 
 
 def _normalized(raw: list[str], settings: CleanCorpusSettings) -> tuple[list[str], list[bool]]:
-    """The texts repaired, normalized and masked, and which were in need of repair."""
+    """The texts repaired, normalized and masked, and which were in need of repair, or lost some."""
     texts = list(map(repair_encoding, raw)) if settings.repair_encodings else raw
-    repaired = [text is not original for text, original in zip(texts, raw, strict=True)]
-    texts = [normalize(text, settings.unicode_form) for text in texts]
+    found = [normalize(text, settings.unicode_form) for text in texts]
+    repaired = [
+        text is not original or has_lost
+        for text, original, (_, has_lost) in zip(texts, raw, found, strict=True)
+    ]
+    texts = [text for text, _ in found]
     if settings.mask_personal_data:
         texts = list(map(personal_data_mask(), texts))
     return texts, repaired

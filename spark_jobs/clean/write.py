@@ -13,8 +13,7 @@ from artifacts.storage import files
 from spark_jobs.clean.classify import label_fields
 from spark_jobs.clean.decide.decider import DECIDED_SCHEMA
 from spark_jobs.clean.prepare import PreparedPart
-from spark_jobs.runtime.parquet import ORIGIN_KEY, read_table, to_parquet
-from spark_jobs.runtime.part_rows import Place
+from spark_jobs.runtime.parquet import ORIGIN_KEY, Place, read_table, to_parquet
 from spark_jobs.settings import ClassifierSettings
 
 CLEAN_SCHEMA = pa.schema(
@@ -32,8 +31,8 @@ CLEAN_SCHEMA = pa.schema(
     ]
 )
 """A clean document: `cluster` names its duplicate cluster, `text_hash` its own text (see
-`clean.normalize.text_hash`), `bytes` is the length of `text` in UTF-8, `split` is for ever
-(`clean.splits`), `slice` says in which corpus of the lineage this text came first, from 1;
+`text.text_hash`), `bytes` is the length of `text` in UTF-8, `split` is for ever
+(`clean.history`), `slice` says in which corpus of the lineage this text came first, from 1;
 `example` is what the text is the plain text of (`artifacts.examples`), `label` its class."""
 NEEDED_COLUMNS = [field.name for field in CLEAN_SCHEMA if not field.nullable]
 
@@ -74,7 +73,8 @@ def write_part(
 
 def writing_key(classifiers: list[ClassifierSettings]) -> str:
     """The cache's key of clean text, but for what its part was made of and what stays of it."""
-    return cache_key(__name__, ["numpy", "pyarrow"], columns=clean_schema(classifiers).names)
+    columns = clean_schema(classifiers).names
+    return cache_key("clean text", __name__, ["numpy", "pyarrow"], columns=columns)
 
 
 def clean_schema(classifiers: list[ClassifierSettings]) -> pa.Schema:

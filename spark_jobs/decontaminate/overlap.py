@@ -2,22 +2,29 @@
 
 The measure is the n-gram overlap of "Language Models are Few-Shot Learners" (Brown and others,
 2020), appendix C, taken both ways: a document may be made of reference text for the most part, or
-may hold nearly all of a shorter one. The hashes are those of `spark_jobs.text.shingles`.
+may hold nearly all of a shorter one. The hashes are those of `spark_jobs.text`. What overlaps too
+much is left out, and listed.
 """
 
+import fnmatch
 import hashlib
 import io
+import json
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from artifacts.numbers.arrays import run_starts, spans
+from artifacts.errors import UserError
+from artifacts.numbers import run_starts, spans
 from artifacts.storage import files
-from spark_jobs.text.normalize import fold
-from spark_jobs.text.shingles import Shingles, WordSums, mix, shingle, sum_words
+from spark_jobs.runtime.parquet import read_table, write_table
+from spark_jobs.settings import DecontaminationSettings
+from spark_jobs.text import Shingles, WordSums, fold, mix, shingle, sum_words
 
 COMMON_TEXTS = 100
 """An n-gram that more reference texts than this hold is a set phrase: it tells of none of them."""
@@ -93,13 +100,30 @@ class NGrams:
         np.add.at(keys, self.texts, mix(self.hashes))
         return keys
 
+    @property
+    def is_set_phrase(self) -> np.ndarray:
+        """Shape (n-grams,): whether more texts than `COMMON_TEXTS` have the n-gram."""
+        times = np.diff(self._starts)
+        return np.repeat(times > COMMON_TEXTS, times)
+
     def overlap(self, shingles: Shingles) -> np.ndarray:
         """The larger of both shares, for each document."""
         held = self.lookup.find(shingles.hashes)
-        return np.maximum(_share(shingles, held), self._coverage(shingles, held))
+        document, text, common = self._common(shingles, held)
+        covered = np.zeros(len(shingles.offsets) - 1)
+        np.maximum.at(covered, document, common / self.sizes[text])
+        return np.maximum(_share(shingles, held), covered)
 
-    def _coverage(self, shingles: Shingles, held: np.ndarray) -> np.ndarray:
-        """Of the reference text that a document holds most of, the share of n-grams it holds."""
+    def common(self, shingles: Shingles) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Pairs of a document and a text of which it holds n-grams, and how many different ones.
+
+        Set phrases count for none: arrays of shape (pairs,), in the order of the documents.
+        """
+        return self._common(shingles, self.lookup.find(shingles.hashes))
+
+    def _common(
+        self, shingles: Shingles, held: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         hashes, documents = _each_once(shingles.hashes[held], _owners(shingles)[held])
         place = self.lookup.place(hashes)
         first = self._starts[place]
@@ -108,10 +132,7 @@ class NGrams:
         texts = self.texts[spans(first, counts)]
         codes = np.repeat(documents, counts) * len(self.sizes) + texts
         codes, common = np.unique(codes, return_counts=True)
-        covered = np.zeros(len(shingles.offsets) - 1)
-        shares = common / self.sizes[codes % len(self.sizes)]
-        np.maximum.at(covered, codes // len(self.sizes), shares)
-        return covered
+        return codes // len(self.sizes), codes % len(self.sizes), common
 
 
 def ngrams_of(texts: WordSums, size: int) -> Shingles:
@@ -219,3 +240,72 @@ def unpack_ngrams(packed: pa.ChunkedArray) -> Shingles:
     content = np.frombuffer(column.buffers()[2] or b"", np.uint8)[offsets[0] : offsets[-1]]
     hashes = content.view(np.uint64)
     return Shingles(hashes, (offsets - offsets[0]) // hashes.itemsize)
+
+
+def save_evaluation_ngrams(
+    urls: list[str], folder: str, settings: DecontaminationSettings
+) -> str | None:
+    """Write the n-grams of evaluation texts where tasks find them (`overlap.save_ngrams`).
+
+    Returns:
+        Where they are, or None where there are no evaluation texts.
+
+    Raises:
+        UserError: a file is absent or not of the form that its ending says.
+    """
+    if not urls:
+        return None
+    texts = [text for url in urls for text in read_texts(url)]
+    return save_ngrams(folder, text_ngrams(texts, settings.ngram_size))
+
+
+def read_texts(url: str) -> list[str]:
+    """The texts of a `.txt` file (one) or a `.jsonl` file (one a line, under `text`)."""
+    try:
+        content = files.read(url).decode()
+        if not url.endswith(".jsonl"):
+            return [content]
+        return [json.loads(line)["text"] for line in content.splitlines() if line.strip()]
+    except FileNotFoundError as error:
+        raise UserError(f"The evaluation text {url} does not exist.") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"The evaluation text {url} is not JSON lines with a `text` each, in UTF-8 ({error})."
+        ) from error
+
+
+DOCUMENTS_PER_LIST = 20_000_000
+"""Of the corpus; of the default one, 1.3 % are left out."""
+
+LISTED_SCHEMA = pa.schema(
+    [
+        ("id", pa.string()),
+        ("source", pa.string()),
+        ("cluster", pa.string()),
+        ("bytes", pa.int64()),
+        ("split", pa.string()),
+        ("overlap", pa.float64()),
+    ]
+)
+"""A document that is left out, and the share of it that is reference text."""
+
+
+def write_list(number: int, removed: pa.Table, folder: str) -> dict[str, int]:
+    """Write documents as `overlaps_held_out-NNNNN.parquet` beside the shards, by id.
+
+    Returns:
+        The split that they were of, to how many.
+    """
+    listed = removed.sort_by("id")
+    write_table(f"{folder}/overlaps_held_out-{number:05d}.parquet", listed)
+    return dict(Counter(listed["split"].to_pylist()))
+
+
+def find_overlap(folder: str, identifier: str) -> float | None:
+    """The share of a document that is reference text, where it was left out for that."""
+    for name in fnmatch.filter(files.list_names(folder), "overlaps_held_out*.parquet"):
+        removed = read_table(f"{folder}/{name}", ["id", "overlap"])
+        row = pc.index(removed["id"], pa.scalar(identifier)).as_py()
+        if row >= 0:
+            return float(removed["overlap"][row].as_py())
+    return None

@@ -13,16 +13,15 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from artifacts.errors import UserError
-from artifacts.storage import files, versions
+from artifacts.storage import files, transfer
 from artifacts.store.identity import hash_json
-from spark_jobs.read.chunks import Batch, Chunks, group, listed_key, no_chunks
 from spark_jobs.read.document import Document
 from spark_jobs.read.files.find import find_files
 from spark_jobs.read.files.pinned import pin_files
-from spark_jobs.read.files.source_file import RemoteFile, SourceChanged
-from spark_jobs.read.opened import OpenedSource
+from spark_jobs.read.files.streams import RemoteFile, SourceChanged
+from spark_jobs.read.opened import Batch, Chunks, OpenedSource, group, listed_key, no_chunks
 from spark_jobs.read.settings import BigQuery, Files
-from spark_jobs.runtime.pinned.file import ListedFile, PinnedFile
+from spark_jobs.runtime.pinned import ListedFile, PinnedFile
 
 BATCH_DOCUMENTS = 1_000
 JOB_SECONDS = 3_600.0
@@ -125,7 +124,7 @@ def read_exported(source: BigQuery, listed: ListedFile) -> Iterator[Batch]:
                     Document(id=str(row["id"]), text=row["text"] or "", source=source.name)
                     for row in batch.to_pylist()
                 ]
-        if versions.checksum_of(listed.url) != listed.checksum:
+        if transfer.checksum_of(listed.url) != listed.checksum:
             raise SourceChanged(f"{listed.url} changed while it was read")
     except FileNotFoundError as error:
         raise SourceChanged(f"{listed.url} was removed while it was read") from error

@@ -15,12 +15,12 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from artifacts.errors import UserError
+from artifacts.libraries import PYTHON
 from artifacts.progress import CountedProgress
 from artifacts.store.identity import hash_json
-from spark_jobs.read.chunks import Batch, Chunks, group
 from spark_jobs.read.document import Document
-from spark_jobs.read.files.source_file import SourceChanged
-from spark_jobs.read.opened import OpenedSource
+from spark_jobs.read.files.streams import SourceChanged
+from spark_jobs.read.opened import Batch, Chunks, OpenedSource, group
 from spark_jobs.read.settings import PackageDocs
 
 FILES_PER_TASK = 48
@@ -112,7 +112,7 @@ def open_packages(source: PackageDocs, report: Callable[[str], None]) -> OpenedS
                 raise SourceChanged(f"the package {package.name} changed while it was read")
 
     named = {f"{source.name}/{name}": one for name, one in hashes.items()}
-    return OpenedSource(named, lambda: Chunks(keys, read))
+    return OpenedSource(named, lambda: Chunks(keys, read), libraries=frozenset({PYTHON}))
 
 
 def _state(package: Package) -> list[tuple[str, int, int]]:

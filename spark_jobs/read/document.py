@@ -1,10 +1,66 @@
-"""One document of the raw corpus, and how it lies in Parquet."""
+"""One document of the raw corpus, how it lies in Parquet, and what cannot be one.
 
+Documents that cannot be used are set aside and counted, and fatal only when they are many.
+"""
+
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
-from artifacts.examples import plain_text, read_example
+from artifacts.errors import UserError
+from artifacts.examples import Example, find_fault, plain_text, read_example, write_example
+from spark_jobs.read.settings import (
+    ConversationColumns,
+    ExampleColumns,
+    LabeledColumns,
+    PairColumns,
+    PreferenceColumns,
+)
+
+EXAMPLES = 5
+"""First ones that are named, of each source and reason."""
+UNREAD = "unread: "
+"""Begins the reason of what is not read though it was found only in reading, in an archive."""
+DECODED = "decoded: "
+"""Begins the reason of what is counted since it is not UTF-8, and learnt nevertheless."""
+EMPTY = "empty"
+"""The reason of documents without text, and of files without documents."""
+SET_ASIDE = ("bad_file", "no_text_layer", EMPTY)
+"""Reasons that never count towards `maximum_faulty_share`: whole files, and where nothing is."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Why a document cannot be used; `message` names its file and row."""
+
+    reason: str
+    message: str
+
+
+def judge_faults(
+    source: str, maximum_share: float, sound: int, counts: Mapping[str, int], examples: list[str]
+) -> None:
+    """Raise UserError where more than the allowed share of a source's documents was faulty.
+
+    Args:
+        sound: documents without fault.
+        counts: reason to faulty documents; whole files set aside are passed over.
+        examples: messages of the first ones.
+    """
+    faulty = sum(
+        count
+        for reason, count in counts.items()
+        if reason not in SET_ASIDE and not reason.startswith((UNREAD, DECODED))
+    )
+    if faulty > maximum_share * (faulty + sound):
+        listed = "\n  ".join(examples)
+        raise UserError(
+            f"Source {source!r}: {faulty:,} of {faulty + sound:,} documents cannot be used, "
+            f"more than the share allowed ({maximum_share:g}). The first:\n  {listed}\n"
+            "Repair them, or raise `maximum_faulty_share` of the source."
+        )
 
 
 @dataclass(slots=True)
@@ -21,6 +77,8 @@ class Document:
     """Of the file it comes from, relative to the source's folder."""
     language: str | None = None
     """The programming language of code."""
+    place: str | None = None
+    """Where its source has it, for people; no column of the corpus."""
     example: str | None = None
     """Of a task's example, `artifacts.examples.write_example`; `text` is then its plain text."""
 
@@ -40,10 +98,12 @@ SCHEMA = pa.schema(
 )
 
 
-def of_example(identifier: str, example: str, source: str, path: str | None = None) -> Document:
+def of_example(
+    identifier: str, example: str, source: str, place: str, path: str | None = None
+) -> Document:
     """The document of an example."""
     text = plain_text(read_example(example))
-    return Document(identifier, text, source, path=path, example=example)
+    return Document(identifier, text, source, path=path, place=place, example=example)
 
 
 def to_table(documents: list[Document]) -> pa.Table:
@@ -52,3 +112,108 @@ def to_table(documents: list[Document]) -> pa.Table:
         {name: [getattr(document, name) for document in documents] for name in SCHEMA.names},
         schema=SCHEMA,
     )
+
+
+Look = Callable[[str], Any]
+"""A row's value under a key; None where it has none."""
+
+ALPACA = (
+    "Below is an instruction that describes a task. Write a response that appropriately completes "
+    "the request.\n\n### Instruction:\n{instruction}\n\n### Response:"
+)
+ALPACA_WITH_INPUT = (
+    "Below is an instruction that describes a task, paired with an input that provides further "
+    "context. Write a response that appropriately completes the request.\n\n### Instruction:\n"
+    "{instruction}\n\n### Input:\n{input}\n\n### Response:"
+)
+"""The prompts of Stanford Alpaca (Taori and others, 2023)."""
+
+
+def take_example(look: Look, columns: ExampleColumns, place: str) -> str | Fault:
+    """The example of a row as `artifacts.examples.write_example` writes it, or its fault.
+
+    Args:
+        place: the row, for people.
+    """
+    if isinstance(columns, ConversationColumns):
+        found = _conversation(look, columns)
+    elif isinstance(columns, PairColumns):
+        found = _texts(look, {"input": columns.document_column, "target": columns.summary_column})
+    elif isinstance(columns, PreferenceColumns):
+        found = _preference(look, columns)
+    else:
+        found = _labeled(look, columns)
+    if isinstance(found, str):
+        return Fault("no_example", f"{place}: {found}.")
+    if fault := find_fault(found):
+        return Fault(fault[0], f"{place}: {fault[1]}.")
+    return write_example(found)
+
+
+def _texts(look: Look, keys: dict[str, str]) -> Example | str:
+    found = {name: look(key) for name, key in keys.items()}
+    for name, key in keys.items():
+        if not isinstance(found[name], str):
+            return f"no text under the key {key!r}"
+    return found
+
+
+def _labeled(look: Look, columns: LabeledColumns) -> Example | str:
+    label = look(columns.label_column)
+    if isinstance(label, bool) or not isinstance(label, str | int):
+        return f"no class, a word or a whole number, under the key {columns.label_column!r}"
+    found = _texts(look, {"text": columns.text_column})
+    return found if isinstance(found, str) else found | {"label": str(label)}
+
+
+def _conversation(look: Look, columns: ConversationColumns) -> Example | str:
+    if columns.layout == "messages":
+        return _messages(look(columns.messages_column), columns.messages_column)
+    if columns.layout == "prompt_answer":
+        found = _texts(look, {"user": columns.prompt_column, "assistant": columns.answer_column})
+    else:
+        found = _texts(look, {"instruction": "instruction", "assistant": "output"})
+        if not isinstance(found, str):
+            given = look("input")
+            template = ALPACA_WITH_INPUT if given else ALPACA
+            prompt = template.format(instruction=found["instruction"], input=given)
+            found = {"user": prompt, "assistant": found["assistant"]}
+    if isinstance(found, str):
+        return found
+    roles = ("user", "assistant")
+    return {"messages": [{"role": role, "content": found[role]} for role in roles]}
+
+
+def _preference(look: Look, columns: PreferenceColumns) -> Example | str:
+    keys = {"chosen": columns.chosen_column, "rejected": columns.rejected_column}
+    if columns.layout == "answers":
+        found = _texts(look, {"prompt": columns.prompt_column} | keys)
+        if isinstance(found, str):
+            return found
+        return found | {"prompt": [{"role": "user", "content": found["prompt"]}]}
+    turns = {}
+    for name, key in keys.items():
+        found = _messages(look(key), key)
+        if isinstance(found, str):
+            return found
+        *turns[name], last = found["messages"]
+        if last["role"] != "assistant":
+            return f"the conversation under the key {key!r} does not end with the assistant's turn"
+        keys[name] = last["content"]
+    if turns["chosen"] != turns["rejected"]:
+        return "the two conversations differ before their last turn"
+    return {"prompt": turns["chosen"]} | keys
+
+
+def _messages(given: Any, key: str) -> Example | str:
+    if not isinstance(given, list) or not given:
+        return f"no list of messages under the key {key!r}"
+    messages = []
+    for number, message in enumerate(given, start=1):
+        role, content = (
+            (message.get("role"), message.get("content")) if isinstance(message, dict) else (0, 0)
+        )
+        if not isinstance(role, str) or not isinstance(content, str):
+            return f"message {number} under {key!r} is not an object with texts `role`, `content`"
+        messages.append({"role": role, "content": content})
+    return {"messages": messages}

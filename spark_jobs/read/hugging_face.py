@@ -6,12 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from artifacts.errors import UserError
-from spark_jobs.read.chunks import Batch, single_chunk
-from spark_jobs.read.document import Document, of_example
-from spark_jobs.read.examples import take_example
-from spark_jobs.read.faults import Fault
-from spark_jobs.read.files.source_file import SourceChanged
-from spark_jobs.read.opened import OpenedSource
+from spark_jobs.read.document import Document, Fault, of_example, take_example
+from spark_jobs.read.files.streams import SourceChanged
+from spark_jobs.read.opened import Batch, OpenedSource, single_chunk
 from spark_jobs.read.settings import HuggingFaceDataset
 
 BATCH_DOCUMENTS = 1_000
@@ -58,7 +55,9 @@ def open_dataset(source: HuggingFaceDataset, report: Callable[[str], None]) -> O
             yield from _read(source.model_copy(update={"revision": fingerprint}), report)
 
     chunks = single_chunk(fingerprint, read)
-    return OpenedSource({source.name: fingerprint}, lambda: chunks)
+    return OpenedSource(
+        {source.name: fingerprint}, lambda: chunks, libraries=frozenset({"datasets"})
+    )
 
 
 def _read(source: HuggingFaceDataset, report: Callable[[str], None]) -> Iterator[Batch]:
@@ -85,11 +84,13 @@ def _document(row: dict[str, Any], number: int, source: HuggingFaceDataset) -> D
     identifier = str(row[source.id_column] if source.id_column else f"{source.name}:{number}")
     if source.examples:
         found = take_example(row.get, source.examples, place)
-        return found if isinstance(found, Fault) else of_example(identifier, found, source.name)
+        if isinstance(found, Fault):
+            return found
+        return of_example(identifier, found, source.name, place)
     text = row.get(source.text_column)
     if not isinstance(text, str):
         return Fault("no_text", f"{place}: no text under {source.text_column!r}")
-    return Document(id=identifier, text=text, source=source.name)
+    return Document(id=identifier, text=text, source=source.name, place=place)
 
 
 def _load(source: HuggingFaceDataset) -> Any:

@@ -1,7 +1,7 @@
 """Copies text from buckets into a raw corpus by tasks, each a chunk at a time.
 
 Chunks, not tasks, decide where rows are cut, and a chunk's files are named by what decides them: so
-the corpus has the bytes that one process writes (`spark_jobs.read.snapshot.snapshot`), and a task
+the corpus has the bytes that one process writes (`spark_jobs.read.snapshot`), and a task
 that is run twice writes the same files. Text goes from the bucket into the cache, and from there
 into the corpus; the driver holds a small record of each chunk.
 
@@ -22,19 +22,23 @@ from artifacts.errors import UserError, make_command
 from artifacts.program.entry import run_program
 from artifacts.progress import Report
 from artifacts.storage import files
-from spark_jobs.read.files.source_file import SourceChanged
+from spark_jobs.read.chunk_files import ChunkRecord
+from spark_jobs.read.files.streams import SourceChanged
 from spark_jobs.read.opened import Unread
+from spark_jobs.read.repeated_ids import number_repeated_ids
 from spark_jobs.read.settings import Source
-from spark_jobs.read.snapshot.chunk_files import ChunkRecord
-from spark_jobs.read.snapshot.repeated_ids import number_repeated_ids
-from spark_jobs.read.snapshot.snapshot import copy_source, listed_chunk
-from spark_jobs.read.snapshot.statistics import Records, file_names, judge_source, snapshot_stats
-from spark_jobs.runtime.pinned.file import ListedFile
+from spark_jobs.read.snapshot import (
+    Records,
+    copy_source,
+    file_names,
+    judge_source,
+    listed_chunk,
+    snapshot_stats,
+)
+from spark_jobs.runtime.pinned import ListedFile
 from spark_jobs.runtime.scratch import scratch_folder
-from spark_jobs.runtime.session import session
-from spark_jobs.runtime.tasks import map_tasks
-from spark_jobs.runtime.usage import measured
-from spark_jobs.runtime.work import Work
+from spark_jobs.runtime.session import measured, session
+from spark_jobs.runtime.tasks import Work, map_tasks
 
 CHANGED = "changed"
 """Key under which it is said, in place of all else, that a file changed since it was listed."""
@@ -64,6 +68,8 @@ class ReadSpec(BaseModel):
     """Folder that the raw corpus is written into."""
     cache: str
     """Folder through which the chunks' files go (`artifacts.cache`)."""
+    libraries: dict[str, str] = {}
+    """Versions of those that decide the result, without which the program does not run."""
     pinned_files: int = 0
     """How many are listed in the corpus beside what is copied."""
 

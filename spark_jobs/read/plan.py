@@ -6,8 +6,8 @@ from pathlib import Path
 from spark_jobs.read.job import ReadSpec, SourceToCopy
 from spark_jobs.read.opened import OpenedSource
 from spark_jobs.read.settings import RawCorpusSettings
-from spark_jobs.read.snapshot.snapshot import copy_source, list_pinned, pinned_record
-from spark_jobs.runtime.pinned.file import PinnedFile
+from spark_jobs.read.snapshot import copy_source, list_pinned, pinned_record
+from spark_jobs.runtime.pinned import PinnedFile
 from spark_jobs.runtime.scratch import scratch_folder
 
 

@@ -1,14 +1,229 @@
-"""What the raw corpus is made of."""
+"""What the raw corpus is made of: sources, their formats, their columns."""
 
 import re
-from typing import Annotated, Any, Literal, Self
+from dataclasses import dataclass
+from string import Formatter
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, field_validator, model_validator
 
 from artifacts.examples import Form
 from artifacts.settings import Settings
-from spark_jobs.read.example_settings import ExampleColumns
-from spark_jobs.read.formats import FORMATS, FormatName
+
+FormatName = Literal[
+    "text",
+    "html",
+    "pdf",
+    "docx",
+    "notebook",
+    "mail",
+    "subtitles",
+    "xml",
+    "rtf",
+    "odt",
+    "pptx",
+    "xlsx",
+    "epub",
+    "json",
+    "csv",
+    "parquet",
+    "archive",
+    "code",
+]
+FORMATS: tuple[FormatName, ...] = get_args(FormatName)
+
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz"}
+
+_ENDINGS: dict[FormatName, str] = {
+    "text": "txt text md markdown mdx rst adoc asciidoc org tex log",
+    "html": "html htm xhtml",
+    "pdf": "pdf",
+    "docx": "docx",
+    "notebook": "ipynb",
+    "mail": "eml mbox",
+    "subtitles": "srt vtt",
+    "xml": "xml",
+    "rtf": "rtf",
+    "odt": "odt",
+    "pptx": "pptx",
+    "xlsx": "xlsx",
+    "epub": "epub",
+    "json": "jsonl ndjson json",
+    "csv": "csv tsv",
+    "parquet": "parquet",
+    "archive": "zip tar tgz",
+}
+LANGUAGES = {
+    "bash": "sh bash",
+    "c": "c h",
+    "c++": "cc cpp cxx hh hpp hxx",
+    "c#": "cs",
+    "clojure": "clj",
+    "css": "css scss",
+    "cuda": "cu cuh",
+    "dart": "dart",
+    "elixir": "ex exs",
+    "erlang": "erl",
+    "fortran": "f90 f95",
+    "go": "go",
+    "graphql": "graphql",
+    "haskell": "hs",
+    "java": "java",
+    "javascript": "js jsx mjs",
+    "julia": "jl",
+    "kotlin": "kt kts",
+    "lua": "lua",
+    "ocaml": "ml mli",
+    "perl": "pl pm",
+    "php": "php",
+    "powershell": "ps1",
+    "protobuf": "proto",
+    "python": "py pyi",
+    "r": "r",
+    "ruby": "rb",
+    "rust": "rs",
+    "scala": "scala",
+    "sql": "sql",
+    "swift": "swift",
+    "terraform": "tf",
+    "toml": "toml",
+    "typescript": "ts tsx",
+    "yaml": "yaml yml",
+}
+_BY_ENDING: dict[str, tuple[FormatName, str | None]] = {
+    f".{ending}": (name, None) for name, endings in _ENDINGS.items() for ending in endings.split()
+} | {f".{ending}": ("code", name) for name, found in LANGUAGES.items() for ending in found.split()}
+_CODE_NAMES = ("dockerfile", "makefile")
+_TEXT_NAMES = (
+    *("authors", "changelog", "changes", "contributing", "copying", "install", "license"),
+    *("news", "notice", "readme", "todo"),
+)
+"""Files without an ending."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """How a file is read."""
+
+    name: FormatName
+    ending: str
+    """In lower case, such as `.md`; the compression's is taken off."""
+    language: str | None = None
+    """The programming language of code."""
+    compression: str | None = None
+
+
+def format_of(path: str) -> Format | None:
+    """The format that a file's name says, or None where it says none that can be read."""
+    name = path.rpartition("/")[2].lower()
+    compression = None
+    for ending, kind in COMPRESSIONS.items():
+        if name.endswith(ending):
+            name, compression = name.removesuffix(ending), kind
+    if name in _CODE_NAMES:
+        return Format("code", name, name, compression)
+    if name in _TEXT_NAMES:
+        return Format("text", name, compression=compression)
+    dot, ending = name.rpartition(".")[1:]
+    found = _BY_ENDING.get(dot + ending)
+    if found is None:
+        return None
+    if name.endswith(".tgz"):
+        compression = "gzip"
+    return Format(found[0], dot + ending, found[1], compression)
+
+
+def kind_of(path: str) -> str:
+    """What a file that is not read is counted under: its ending, in lower case."""
+    name = path.rpartition("/")[2].lower()
+    stem, dot, ending = name.rpartition(".")
+    return dot + ending if dot and stem and len(ending) <= 12 else "no ending"
+
+
+class PairColumns(Settings):
+    """A text and what is to be written for it, such as a summary."""
+
+    form: Literal["pairs"]
+    """Which form the examples have."""
+    document_column: str = "document"
+    """The column or JSON key of the input."""
+    summary_column: str = "summary"
+    """The column or JSON key of what is to be written."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Columns that every row must have."""
+        return (self.document_column, self.summary_column)
+
+
+class ConversationColumns(Settings):
+    """Conversations, or instructions with their answers."""
+
+    form: Literal["conversations"]
+    """Which form the examples have."""
+    layout: Literal["messages", "alpaca", "prompt_answer"] = "messages"
+    """`messages`: a list of `{role, content}`; `alpaca`: `instruction`, `input` and `output`, under
+    Alpaca's own prompt; `prompt_answer`: two columns."""
+    messages_column: str = "messages"
+    """The column or JSON key of the list, for `messages`."""
+    prompt_column: str = "prompt"
+    """The column of the user's turn, for `prompt_answer`."""
+    answer_column: str = "answer"
+    """The column of the assistant's turn, for `prompt_answer`."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Columns that every row must have."""
+        return {
+            "messages": (self.messages_column,),
+            "alpaca": ("instruction", "output"),
+            "prompt_answer": (self.prompt_column, self.answer_column),
+        }[self.layout]
+
+
+class LabeledColumns(Settings):
+    """Texts with the class that each belongs to."""
+
+    form: Literal["labeled"]
+    """Which form the examples have."""
+    text_column: str = "text"
+    """The column or JSON key of the text."""
+    label_column: str = "label"
+    """The column or JSON key of the class, a word or a number."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Columns that every row must have."""
+        return (self.text_column, self.label_column)
+
+
+class PreferenceColumns(Settings):
+    """Prompts, each with the better and the worse of two answers."""
+
+    form: Literal["preferences"]
+    """Which form the examples have."""
+    layout: Literal["answers", "conversations"] = "answers"
+    """`answers`: a prompt and two answers, each a text; `conversations`: two lists of
+    `{role, content}` that differ in their last answer."""
+    prompt_column: str = "prompt"
+    """The column of the user's turn, for `answers`."""
+    chosen_column: str = "chosen"
+    """The column of the better answer, or of the conversation that ends with it."""
+    rejected_column: str = "rejected"
+    """The column of the worse answer, or of the conversation that ends with it."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Columns that every row must have."""
+        both = (self.chosen_column, self.rejected_column)
+        return (self.prompt_column, *both) if self.layout == "answers" else both
+
+
+ExampleColumns = Annotated[
+    PairColumns | ConversationColumns | LabeledColumns | PreferenceColumns,
+    Field(discriminator="form"),
+]
+
 
 TABLE = r"^[A-Za-z0-9_-]+\.[A-Za-z0-9_]+\.[A-Za-z0-9_]+$"
 COLUMN = r"^[A-Za-z_][A-Za-z0-9_]{0,299}$"
@@ -29,6 +244,23 @@ class PackageDocs(Settings):
     """Shortest docstring taken, in characters; below 200 most are one-line signatures."""
 
 
+class Facts(Settings):
+    """A table of facts, told as text: what a database holds, each fact in several forms."""
+
+    type: Literal["facts"]
+    """Which kind of source this is."""
+    name: str = "facts"
+    """The source's name; every document carries it."""
+    path: str
+    """A CSV file with the columns `subject`, `relation` and `value`; a subject has one value of a
+    relation."""
+    forms: str
+    """A YAML file: relation to `told`, sentences with `{subject}` and `{value}`, and `asked`, the
+    questions of `exam`."""
+    facts_per_document: int = Field(default=4, ge=1)
+    """Sentences in a document, each tells another fact of its subject."""
+
+
 class Files(Settings):
     """Files of text, of many formats, each also compressed (`.gz`, `.zst`, `.bz2`, `.xz`)."""
 
@@ -41,6 +273,11 @@ class Files(Settings):
     `name.{1..128}-of-128.jsonl.gz`."""
     text_column: str = "text"
     """The column or JSON key that holds the text; unused for plain text files."""
+    text_template: str | tuple[str, ...] | None = None
+    """How the text is made of several columns or JSON keys, in place of `text_column`, such as
+    `"Question: {question}\\nAnswer: {answer}"`. A line whose columns are all empty is left out. Of
+    several templates a row takes the first of which it has all columns, else the first of which it
+    has any."""
     examples: ExampleColumns | None = None
     """The columns of examples to learn a task from, in place of a text column."""
     id_column: str | None = None
@@ -54,12 +291,15 @@ class Files(Settings):
     maximum_faulty_share: float = Field(default=0.01, ge=0, le=1)
     """Share of documents that may be unreadable; they are set aside and counted, more is fatal."""
     formats: tuple[FormatName, ...] = tuple(name for name in FORMATS if name != "code")
-    """What is read: `text` (also Markdown, reStructuredText), `html`, `pdf`, `docx`, `notebook`,
-    `json` (one object a line, or a list of them), `csv` (also `.tsv`), `parquet`, `archive` (zip
-    and tar) and, if named here, `code`. Files of any other format are counted and named."""
+    """What is read: `text` (also Markdown, reStructuredText, logs, README and LICENSE), `html`,
+    `pdf`, `docx`, `notebook`, `mail` (`.eml`, `.mbox`), `subtitles`, `xml`, `rtf`, `odt`, `pptx`,
+    `xlsx`, `epub`, `json` (one object a line, or a list of them), `csv` (also `.tsv`), `parquet`,
+    `archive` (zip and tar) and, if named here, `code`. Files of any other format are counted and
+    named. Text that is not UTF-8 is decoded where its encoding can be told, and counted."""
     on_bad_file: Literal["stop", "quarantine"] = "stop"
     """What happens when a file as a whole cannot be read, being damaged, encrypted or not
-    permitted: the run stops, or the file is left out, named and counted."""
+    permitted: the run stops, or the file is left out, named and counted. With `quarantine` nothing
+    that cannot be read ends a run, rows neither, as long as some text remains."""
     hidden: bool = False
     """Whether files and folders whose names begin with a dot are read."""
     follow_links: bool = False
@@ -73,7 +313,19 @@ class Files(Settings):
     def _pins_text_alone(self) -> Self:
         if self.pin and self.examples:
             raise ValueError(f"{self.name} has `pin` and `examples`; examples are always copied")
+        if self.pin and self.text_template:
+            raise ValueError(f"{self.name} has `pin` and `text_template`; such text is copied")
+        if self.examples and self.text_template:
+            raise ValueError(f"{self.name} has `examples` and `text_template`; give one of them")
         return self
+
+    @field_validator("text_template")
+    @classmethod
+    def _names_columns(cls, given: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
+        templates = (given,) if isinstance(given, str) else given
+        if templates is not None and (not templates or not all(map(template_columns, templates))):
+            raise ValueError("a template names its columns in braces: {question}")
+        return given
 
     @model_validator(mode="after")
     def _refuse_pickles(self) -> Self:
@@ -87,8 +339,14 @@ class Files(Settings):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Columns that every row must have."""
+        """Columns that are read; every row must have them, or those of a template."""
         return _columns(self)
+
+    @property
+    def templates(self) -> tuple[str, ...]:
+        """Those of the text; none where one column is the text."""
+        given = self.text_template or ()
+        return (given,) if isinstance(given, str) else given
 
 
 class HuggingFaceDataset(Settings):
@@ -179,14 +437,32 @@ class BigQuery(Settings):
         return round(self.maximum_gigabytes_billed * GIB)
 
 
+def template_columns(template: str) -> tuple[str, ...]:
+    """The columns that a template names, each once; raises ValueError where it is none."""
+    parts = [part for line in template.splitlines() for part in Formatter().parse(line)]
+    if any(column == "" or form or conversion for _, column, form, conversion in parts):
+        raise ValueError("between braces stands a column's name alone: {question}")
+    return tuple(dict.fromkeys(column for _, column, *_ in parts if column))
+
+
 def _columns(source: Files | HuggingFaceDataset) -> tuple[str, ...]:
-    named = source.examples.columns if source.examples else (source.text_column,)
+    templates = source.templates if isinstance(source, Files) else ()
+    if source.examples:
+        named = source.examples.columns
+    elif templates:
+        named = tuple(
+            dict.fromkeys(column for one in templates for column in template_columns(one))
+        )
+    else:
+        named = (source.text_column,)
     return (*named, source.id_column) if source.id_column else named
 
 
-Source = Annotated[PackageDocs | Files | HuggingFaceDataset | BigQuery, Field(discriminator="type")]
+Source = Annotated[
+    PackageDocs | Facts | Files | HuggingFaceDataset | BigQuery, Field(discriminator="type")
+]
 
-PLACES = {"path", "dataset", "export", "project", "location", "maximum_gigabytes_billed"}
+PLACES = {"path", "forms", "dataset", "export", "project", "location", "maximum_gigabytes_billed"}
 """Settings of sources that say where text is read or at what price, not what is read."""
 
 
@@ -222,6 +498,8 @@ def content_of(source: Source) -> dict[str, Any]:
     """The settings of a source that decide what is read of it."""
     found = source.model_dump(mode="json", exclude=PLACES)
     if not found.get("pin"):
-        # What was made before there were pins, and copies, is what it was.
+        # What was made before there were pins and templates, without them, is what it was.
         found.pop("pin", None)
+    if found.get("text_template") is None:
+        found.pop("text_template", None)
     return found

@@ -1,18 +1,32 @@
-"""The parts of a corpus folder: Parquet files, read and written by tasks in any store."""
+"""The parts of a corpus folder: Parquet files, read and written by tasks in any store.
+
+Rows for the parts of a corpus, such as those chosen of each, lie in Arrow files of a batch a part.
+Whoever finds them writes them, and the task that reads a part gets its rows there, so that they
+need not be held by one process. Rows that later runs need again are cached.
+"""
 
 import fnmatch
 import hashlib
 import itertools
+import uuid
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from artifacts.cache import read_cached, write_cached
 from artifacts.errors import UserError, make_command
 from artifacts.storage import files
+
+if TYPE_CHECKING:
+    from pyarrow.dataset import Dataset, Expression
+
 
 READERS = 16
 """Threads of the driver that read footers; a bucket answers several requests at a time."""
@@ -107,6 +121,22 @@ def _parts_of(file: str, columns: list[str], asset: str) -> list[Part]:
     ]
 
 
+def open_parts(folders: Sequence[str], columns: Sequence[str]) -> "Dataset":
+    """The part files of corpus folders as one table of text columns, to be read on conditions.
+
+    Groups of rows that by their statistics do not meet a condition are not read. A column that a
+    file lacks is null; a folder need not be there.
+    """
+    from pyarrow.dataset import ParquetFileFormat, ParquetFragmentScanOptions, dataset
+
+    names = [f"{one}/{n}" for one in folders for n in sorted(files.list_names(one))]
+    parts = [files.resolve(name)[1] for name in fnmatch.filter(names, f"*/{PART_NAMES}")]
+    schema = pa.schema([(column, pa.string()) for column in columns])
+    checked = ParquetFragmentScanOptions(page_checksum_verification=True)
+    parquet = ParquetFileFormat(default_fragment_scan_options=checked)
+    return dataset(parts, schema, parquet, files.resolve(folders[0])[0])
+
+
 def read_table(url: str, columns: list[str] | None = None, begin: int = 0) -> pa.Table:
     """A whole Parquet file, its checksums compared.
 
@@ -146,3 +176,151 @@ def parquet_options(
         "use_dictionary": [name for name in schema.names if name in ("source", "reason")],
         "write_page_checksum": True,
     }
+
+
+class Place(NamedTuple):
+    """Where the rows for one part are."""
+
+    url: str
+    batch: int
+    rows: int
+
+    def read(self) -> pa.RecordBatch:
+        """The rows, of the schema that they were written with."""
+        with files.open_file(self.url) as file:
+            return pa.ipc.open_file(file).get_batch(self.batch)
+
+
+@dataclass(frozen=True)
+class PartRows:
+    """Rows for parts, by the part's number; for a part without any there is no place."""
+
+    places: dict[int, Place]
+
+    @property
+    def count(self) -> int:
+        """Rows in all."""
+        return sum(place.rows for place in self.places.values())
+
+    def groups(self, size: int) -> list[list[tuple[int, Place, int, int]]]:
+        """The rows in the order of the parts, cut into groups of `size`.
+
+        Returns:
+            For each group its parts: `(number, place, first, last)`, where `first` and `last` are
+            bounds among the part's chosen rows.
+        """
+        groups: list[list[tuple[int, Place, int, int]]] = []
+        before = 0
+        for number, place in sorted(self.places.items()):
+            first = 0
+            while first < place.rows:
+                if before % size == 0:
+                    groups.append([])
+                last = min(place.rows, first + size - before % size)
+                groups[-1].append((number, place, first, last))
+                before += last - first
+                first = last
+        return groups
+
+
+def write_part_rows(
+    folder: str, schema: pa.Schema, batches: Iterable[tuple[int, pa.RecordBatch]]
+) -> PartRows:
+    """Write rows into one file of a folder.
+
+    Args:
+        batches: a part's number and its rows, each part once.
+    """
+    # A second attempt at the same work writes another file.
+    url = f"{folder}/rows-{uuid.uuid4().hex}.arrow"
+    places = {}
+    with files.open_file(url, "wb") as file, pa.ipc.new_file(file, schema) as writer:
+        for batch, (number, rows) in enumerate(batches):
+            writer.write_batch(rows)
+            places[number] = Place(url, batch, rows.num_rows)
+    return PartRows(places)
+
+
+def split_rows(
+    numbers: np.ndarray, offsets: Sequence[int] | np.ndarray, columns: pa.Table
+) -> Iterable[tuple[int, pa.RecordBatch]]:
+    """Rows given by numbers over all parts as those of each part, for `write_part_rows`.
+
+    Args:
+        numbers: in rising order.
+        offsets: shape (parts + 1,), the number of each part's first row.
+        columns: what goes with each, in the order of `numbers`.
+    """
+    bounds = np.searchsorted(numbers, offsets)
+    for part, (first, last) in enumerate(itertools.pairwise(bounds.tolist())):
+        if first < last:
+            rows = pa.array(numbers[first:last] - offsets[part])
+            table = columns.slice(first, last - first).combine_chunks()
+            arrays = [column.combine_chunks() for column in table.columns]
+            yield part, pa.record_batch([rows, *arrays], ["row", *table.column_names])
+
+
+SAMPLED = 200
+"""Documents that are compared after an upgrade of a library."""
+_PARTS = 4
+
+
+def find_rows(url: str, which: "Expression", columns: list[str], most: int) -> list[dict[str, Any]]:
+    """Rows of a folder of parts, if there is one; parts are passed over whose least and largest ids
+    rule them out."""
+    from pyarrow.dataset import dataset
+
+    names = fnmatch.filter(files.list_names(url), PART_NAMES)
+    if not names:
+        return []
+    filesystem, folder = files.resolve(url)
+    corpus = dataset([f"{folder}/{name}" for name in names], filesystem=filesystem)
+    found: list[dict[str, Any]] = corpus.head(most, columns=columns, filter=which).to_pylist()
+    return found
+
+
+def spread(parts: list[Part], columns: list[str]) -> pa.Table:
+    """The first rows of a few parts, from a corpus's beginning to its end."""
+    count = min(_PARTS, len(parts))
+    chosen = (parts[number * len(parts) // count] for number in range(count))
+    return pa.concat_tables(part.read(columns).slice(0, 10 * SAMPLED) for part in chosen)
+
+
+def cached_rows(
+    folder: str | None, key: str, ids: pa.ChunkedArray, make: Callable[[np.ndarray], pa.Table]
+) -> pa.Table:
+    """A row for each document, of which those that the cache holds are not made again.
+
+    Args:
+        folder: None keeps nothing.
+        key: of `artifacts.cache.cache_key`; together with a document's id it decides its row.
+        ids: one a document, unique among all that are ever asked for under this key unless their
+            rows are the same: ids of one corpus, or hashes of texts.
+        make: places in `ids` to the rows of these documents, in that order.
+
+    Returns:
+        What `make` gives, in the order of `ids`. The cache keeps the rows of other documents, too.
+    """
+    if folder is None:
+        return make(np.arange(len(ids)))
+    entry = read_cached(folder, key)
+    known = pa.ipc.open_stream(entry).read_all() if entry else None
+    if known is not None and known["id"].equals(ids):
+        return known.drop_columns("id")
+    is_known = np.zeros(len(ids), bool)
+    if known is not None:
+        is_known = np.asarray(pc.is_in(ids, known["id"]))
+    if known is None or not is_known.all():
+        missing = np.flatnonzero(~is_known)
+        made = make(missing).append_column("id", ids.take(pa.array(missing)))
+        known = made if known is None else pa.concat_tables([known, made])
+        write_cached(folder, key, to_stream(known))
+    return known.take(pc.index_in(ids, known["id"])).drop_columns("id")
+
+
+def to_stream(table: pa.Table) -> bytes:
+    """A table as an Arrow stream, whose columns are read where they lie."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table)
+    return sink.getvalue().to_pybytes()

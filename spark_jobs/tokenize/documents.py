@@ -14,16 +14,12 @@ from artifacts.cache import cache_key
 from artifacts.errors import UserError
 from artifacts.examples import read_example
 from artifacts.shards.format import in_split
-from spark_jobs.decontaminate.part_ngrams import entry_key
-from spark_jobs.decontaminate.part_overlaps import PartOverlaps
-from spark_jobs.decontaminate.removed import LISTED_SCHEMA
-from spark_jobs.runtime.cache import cached_rows
-from spark_jobs.runtime.parquet import Part
+from spark_jobs.decontaminate.overlap import LISTED_SCHEMA
+from spark_jobs.decontaminate.references import PartOverlaps, entry_key
+from spark_jobs.runtime.parquet import Part, cached_rows
 from spark_jobs.runtime.session import ARROW_BATCH_ROWS
-from spark_jobs.tokenize.mixing import mark_not_sampled
-from spark_jobs.tokenize.receiving import FIRST_LIST, UNUSED, UNUSED_SCHEMA
-from spark_jobs.tokenize.shards import SENT_SCHEMA, Plan
-from spark_jobs.tokenize.shuffle import Sent
+from spark_jobs.tokenize.shards import FIRST_LIST, SENT_SCHEMA, UNUSED, UNUSED_SCHEMA, Plan, Sent
+from spark_jobs.tokenize.survey import mark_not_sampled
 from spark_jobs.tokenize.tokenizer import DocumentTokenizer, Engine, TokenizerFiles
 
 TOKENIZED_SCHEMA = pa.schema(
@@ -70,6 +66,7 @@ def tokens_key(
     """The cache's key of tokens, but for the part; backends never share an entry."""
     libraries = {"gigatoken": ["gigatoken", "awkward"], "hugging_face": ["tokenizers"]}
     return cache_key(
+        "tokens",
         __name__,
         [*libraries[backend], "numpy", "pyarrow"],
         tokenizer=files.sha256,

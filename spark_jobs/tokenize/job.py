@@ -3,54 +3,55 @@
 Which shard a document goes to, and where in it, follows from its content alone, so the same corpus
 gives the same bytes under any number of partitions.
 
-Run as a program: `python -m spark_jobs.tokenize.job --spec spec.json`.
+Run as a program: `python -m spark_jobs.tokenize.job --spec spec.json`. After an upgrade of a
+tokenizer, `compare_tokens` says whether documents become the tokens that they were.
 """
 
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pydantic import BaseModel, ConfigDict
 from pyspark.sql import SparkSession
 
-from artifacts.examples import Form
+from artifacts.errors import UserError, make_command
+from artifacts.examples import Form, read_example
 from artifacts.program.entry import run_program
+from artifacts.shards.format import ALL_SPLITS, SPLITS, ShardEntry, ShardStats, token_dtype
+from artifacts.shards.shard_set import ShardSet, tokens_of
+from artifacts.storage import files
 from spark_jobs.clean.write import NEEDED_COLUMNS
-from spark_jobs.decontaminate.evaluation_texts import save_evaluation_ngrams
-from spark_jobs.decontaminate.part_overlaps import PartOverlaps
-from spark_jobs.decontaminate.references import Comparison, References, find_references
-from spark_jobs.decontaminate.removed import DOCUMENTS_PER_LIST
-from spark_jobs.runtime.parquet import Part, find_parts
+from spark_jobs.decontaminate.overlap import DOCUMENTS_PER_LIST, save_evaluation_ngrams
+from spark_jobs.decontaminate.references import (
+    Comparison,
+    PartOverlaps,
+    References,
+    find_references,
+)
+from spark_jobs.runtime.parquet import SAMPLED, Part, find_parts, spread
 from spark_jobs.runtime.scratch import scratch_folder
-from spark_jobs.runtime.session import session
-from spark_jobs.runtime.usage import measured
+from spark_jobs.runtime.session import measured, session
 from spark_jobs.settings import HELD_OUT_IN_MEMORY, TokenizedShardsSettings
 from spark_jobs.tokenize.documents import CUT, Cached, tokenize_part
-from spark_jobs.tokenize.examples import check_template, find_labels
-from spark_jobs.tokenize.mixing import plan_mixing
-from spark_jobs.tokenize.parity import choose_engine
-from spark_jobs.tokenize.receiving import count_receivers, receive
-from spark_jobs.tokenize.shards import Plan
-from spark_jobs.tokenize.shuffle import shuffle
-from spark_jobs.tokenize.statistics import (
-    refuse_missing_splits,
-    refuse_too_little,
-    statistics,
-    write_card,
-)
-from spark_jobs.tokenize.survey import Survey, count_shards, survey_parts
+from spark_jobs.tokenize.examples import ExampleTokenizer, check_template, find_labels
+from spark_jobs.tokenize.shards import Plan, count_receivers, receive, shuffle
+from spark_jobs.tokenize.survey import Survey, count_shards, plan_mixing, survey_parts
 from spark_jobs.tokenize.tokenizer import (
+    DocumentTokenizer,
     Engine,
     TokenizerFiles,
+    choose_engine,
     load_tokenizer,
     measure_bytes_per_token,
 )
 
 CODE_VERSION = "7"
+CARD_NAME = "README.md"
 
 PACKING_OF: dict[Form, str] = {
     "conversations": "best_fit",
@@ -59,28 +60,6 @@ PACKING_OF: dict[Form, str] = {
     "preferences": "one_per_row",
 }
 """How examples are packed, so that none reaches from one row into another."""
-
-
-@dataclass(frozen=True)
-class Made:
-    """What became of all documents."""
-
-    shards: list[dict[str, Any]]
-    """What is known of each, in the order of their names."""
-    removed: Counter[str]
-    """Split to documents that overlap too much with reference text."""
-    unused: Counter[str]
-    """Reason to examples that are left out, or `CUT`."""
-
-    @classmethod
-    def of(cls, records: list[dict[str, Any]]) -> "Made":
-        """From the records of `receive`."""
-        shards = [record["shard"] for record in records if "shard" in record]
-        made = cls(sorted(shards, key=lambda shard: shard["name"]), Counter(), Counter())
-        for record in records:
-            made.removed.update(record.get("removed", {}))
-            made.unused.update(record.get("unused", {}))
-        return made
 
 
 class TokenizeSpec(BaseModel):
@@ -97,6 +76,8 @@ class TokenizeSpec(BaseModel):
     settings: TokenizedShardsSettings
     form: Form = "pretraining"
     """What the corpus consists of, text to replay aside."""
+    libraries: dict[str, str] = {}
+    """Versions of those that decide the result, without which the program does not run."""
     evaluation_texts: list[str] = []
     """Text files as in `clean.job.CleanSpec`, which no replayed text may overlap with."""
     cache: str | None = None
@@ -132,17 +113,32 @@ def _run(
     files = load_tokenizer(spec.base_model)
     parts = find_parts(spec.clean_corpus, NEEDED_COLUMNS, "clean_corpus")
     plan, engine, warnings, found = _plan(spark, spec, parts, files, scratch, report)
-    made = _tokenize(spark, spec, parts, files, plan, engine, report)
-    stats = statistics(made.shards, plan, files, engine, warnings)
+    tokenize = partial(
+        tokenize_part,
+        files=files,
+        engine=engine,
+        plan=plan,
+        cache=Cached.of(spec.cache, files, engine, plan),
+    )
+    write = partial(receive, plan=plan)
+    records = shuffle(spark, parts, tokenize, write, count_receivers(plan), report)
+    shards = [record["shard"] for record in records if "shard" in record]
+    removed, unused = Counter[str](), Counter[str]()
+    for record in records:
+        removed.update(record.get("removed", {}))
+        unused.update(record.get("unused", {}))
+    stats = statistics(
+        sorted(shards, key=lambda shard: shard["name"]), plan, files, engine, warnings
+    )
     refuse_too_little(stats, plan.sequence_length)
     report(
         f"{sum(stats['tokens'].values()):,} tokens in {sum(stats['rows'].values()):,} rows "
         f"({stats['rows']['train']:,} to train on)"
     )
     stats |= found | {
-        "removed_as_overlapping_held_out": dict(made.removed),
-        "cut_examples": made.unused.pop(CUT, 0),
-        "left_out": dict(made.unused),
+        "removed_as_overlapping_held_out": dict(removed),
+        "cut_examples": unused.pop(CUT, 0),
+        "left_out": dict(unused),
     }
     write_card(spec.output, stats, spec.settings.content() | {"packing": plan.packing})
     return stats
@@ -165,7 +161,12 @@ def _plan(
     start, end = files.start_and_end(settings.start_token, settings.end_token)
     survey = survey_parts(spark, parts, settings, report)
     refuse_missing_splits(survey)
-    labels, counts = _check_examples(spec, parts, files)
+    labels: tuple[str, ...] = ()
+    counts: list[int] = []
+    if spec.form in ("conversations", "preferences"):
+        check_template(files, settings.examples)
+    if spec.form == "labeled":
+        labels, counts = find_labels(parts, settings.examples.labels)
     # The comparison with Hugging Face takes one core, while Spark's workers read held-out texts.
     with ThreadPoolExecutor(1) as background:
         choice = background.submit(choose_engine, files, settings.engine, survey.sample, spec.cache)
@@ -197,19 +198,21 @@ def _plan(
     return plan, engine, warnings, found
 
 
-def _check_examples(
-    spec: TokenizeSpec, parts: list[Part], files: TokenizerFiles
-) -> tuple[tuple[str, ...], list[int]]:
-    """The classes of labeled texts and the training examples of each; none of other forms.
-
-    Raises:
-        UserError: conversations cannot be rendered, or a class cannot be learnt.
-    """
-    if spec.form in ("conversations", "preferences"):
-        check_template(files, spec.settings.examples)
-    if spec.form == "labeled":
-        return find_labels(parts, spec.settings.examples.labels)
-    return (), []
+def refuse_missing_splits(survey: Survey) -> None:
+    """Raise UserError where a split has no document."""
+    documents = sum(survey.documents.values())
+    if not documents:
+        raise UserError(
+            "The clean corpus holds no documents, so there is nothing to tokenize. "
+            f"Materialize it again: {make_command('clean_corpus')}"
+        )
+    for split in SPLITS:
+        if not survey.documents[split]:
+            share = "" if split == "train" else f", or raise `clean_corpus.split.{split}`"
+            raise UserError(
+                f"None of the {documents:,} clean documents falls into the {split} split: "
+                f"give the corpus more documents{share}."
+            )
 
 
 def _find_references(
@@ -237,25 +240,165 @@ def _find_references(
     return find_references(comparison, survey.bytes.total(), survey.bytes["held_out"], most)
 
 
-def _tokenize(
-    spark: SparkSession,
-    spec: TokenizeSpec,
-    parts: list[Part],
-    files: TokenizerFiles,
+def statistics(
+    written: list[dict[str, Any]],
     plan: Plan,
+    files: TokenizerFiles,
     engine: Engine,
-    report: Callable[[str], None],
-) -> Made:
-    """Tokenize all parts and write the shards."""
-    tokenize = partial(
-        tokenize_part,
-        files=files,
-        engine=engine,
-        plan=plan,
-        cache=Cached.of(spec.cache, files, engine, plan),
+    warnings: list[str],
+) -> dict[str, Any]:
+    """What the manifest says of the shards, from what is known of each."""
+
+    def by_split(field: str) -> dict[str, int]:
+        return {
+            split: sum(row[field] for row in written if row["split"] == split) for split in splits
+        }
+
+    splits = ALL_SPLITS if "replay" in plan.shards else SPLITS
+    tokens, rows = by_split("tokens"), by_split("rows")
+    places = sum(rows.values()) * plan.sequence_length
+    sources: dict[str, int] = {}
+    for row in written:
+        for source, count in row["tokens_by_source"].items():
+            sources[source] = sources.get(source, 0) + count
+    reader = ShardStats(
+        sequence_length=plan.sequence_length,
+        dtype=token_dtype(files.vocab_size),
+        vocab_size=files.vocab_size,
+        tokenizer_sha256=files.sha256,
+        start_token_id=plan.start_token_id,
+        end_token_id=plan.end_token_id,
+        form=plan.form,
+        labels=list(plan.labels),
+        target_tokens=plan.examples.target_tokens if plan.form == "pairs" else 0,
+        chat_template=plan.examples.chat_template,
+        shards=[
+            ShardEntry(**{key: row[key] for key in ShardEntry.model_fields}) for row in written
+        ],
     )
-    write = partial(receive, plan=plan)
-    return Made.of(shuffle(spark, parts, tokenize, write, count_receivers(plan), report))
+    return reader.model_dump() | {
+        "tokens": tokens,
+        "rows": rows,
+        "documents": by_split("documents"),
+        "padding_fraction": round(1 - sum(tokens.values()) / places, 6) if places else 0.0,
+        "cut_documents": sum(row["cut_documents"] for row in written),
+        "tokens_by_source": dict(sorted(sources.items())),
+        "absent_bytes": sum(row["absent"] for row in written),
+        "tokenizer_engine": engine,
+        "warnings": warnings,
+    }
+
+
+def refuse_too_little(stats: dict[str, Any], row_tokens: int) -> None:
+    """Raise UserError where nothing is left to train on or to replay."""
+    if stats["documents"].get("replay") == 0:
+        raise UserError(
+            "Every document to replay (`clean_corpus.split.sources`) overlaps with text that "
+            "judges, so nothing is left to replay. Name another source of general text, or cut its "
+            "documents smaller."
+        )
+    if stats["tokens"]["train"] < row_tokens:
+        raise UserError(
+            f"All training text together is {stats['tokens']['train']:,} tokens, shorter than one "
+            f"row of {row_tokens}. Give the corpus more text, or lower "
+            "`tokenized_shards.sequence_length`."
+        )
+
+
+def write_card(output: str, stats: dict[str, Any], settings: dict[str, Any]) -> None:
+    """Write the card; it follows from the shards' content alone.
+
+    Args:
+        output: the shards' folder.
+        stats: the manifest's stats.
+        settings: the settings that decided the content.
+    """
+    files.write(f"{output}/{CARD_NAME}", _card(stats, settings).encode())
+
+
+def _card(stats: dict[str, Any], settings: dict[str, Any]) -> str:
+    splits = [
+        f"| {split} | {stats['documents'][split]:,} | {stats['tokens'][split]:,} "
+        f"| {stats['rows'][split]:,} |"
+        for split in stats["documents"]
+    ]
+    sources = [f"| {name} | {count:,} |" for name, count in stats["tokens_by_source"].items()]
+    weights = stats["mixing"]["weights"] or "each source once"
+    removed = sum(stats["removed_as_overlapping_held_out"].values())
+    return "\n".join(
+        [
+            "# Packed token rows",
+            "",
+            f"Rows of {stats['sequence_length']} tokens ({stats['dtype']}, little-endian), packed "
+            f"by `{settings['packing']}`, {stats['padding_fraction']:.2%} padding. "
+            f"{stats['cut_documents']:,} documents lie in more than one segment; none is cut off.",
+            "",
+            "| split | documents | tokens | rows |",
+            "|---|---|---|---|",
+            *splits,
+            "",
+            "`train` is for training, `validation` for choosing, `held_out` for the gate alone. "
+            "Near-copies never lie in two splits.",
+            "",
+            "| source | tokens |",
+            "|---|---|",
+            *sources,
+            "",
+            f"- Mixing: {weights}; {settings['fraction']:.0%} of the training documents.",
+            f"- Left out because they repeat held-out text: {removed:,} documents, listed in "
+            "`overlaps_held_out-NNNNN.parquet`.",
+            f"- Tokenizer SHA-256 {stats['tokenizer_sha256']}, vocabulary {stats['vocab_size']:,}, "
+            f"start token {stats['start_token_id']}, end token {stats['end_token_id']}. "
+            f"{stats['absent_bytes']:,} bytes of the text have no token and are not in the rows.",
+            "- Special-token strings in the text are plain text.",
+            "",
+            "`manifest.json` names the clean corpus and the base model that this was made from.",
+            "",
+        ]
+    )
+
+
+def libraries_of(settings: TokenizedShardsSettings, form: Form) -> set[str]:
+    """Those that decide the shards, whichever of the two engines is asked for."""
+    used = {"gigatoken", "pyarrow", "tokenizers"}
+    if form in ("conversations", "preferences") and settings.examples.template == "chat":
+        used |= {"Jinja2", "transformers"}
+    return used
+
+
+def compare_tokens(
+    spec: TokenizeSpec, shards: str, stats: dict[str, Any]
+) -> Iterator[tuple[str, object, object]]:
+    """A few documents of each split: id, tokens in the shards, and tokens now.
+
+    Args:
+        shards: folder of the shards that were made by the same specification.
+        stats: theirs.
+    """
+    reader, files = ShardStats.model_validate(stats), load_tokenizer(spec.base_model)
+    tokenizer = DocumentTokenizer(files, stats["tokenizer_engine"])
+    examples = ExampleTokenizer(
+        files,
+        reader.form,
+        spec.settings.examples,
+        reader.sequence_length,
+        reader.end_token_id,
+        tuple(reader.labels),
+    )
+    parts = find_parts(spec.clean_corpus, ["id", "text"], "clean_corpus")
+    documents = spread(parts, ["id", "text", "example"])
+    for split in SPLITS:
+        shard = ShardSet(shards, reader, split).shard(0)
+        known = shard.documents(["id"])["id"].combine_chunks()
+        both = documents.filter(pc.is_in(documents["id"], known)).slice(0, SAMPLED)
+        numbers = pc.index_in(both["id"], known).to_numpy()
+        for row, tokens in zip(both.to_pylist(), tokens_of(shard, numbers), strict=True):
+            if row.get("example") is None:
+                # Start and end are put around a text by number.
+                tokens, (now, _) = tokens[1:-1], tokenizer.encode(pa.array([row["text"]]))
+            else:
+                now = examples.encode(read_example(row["example"]), row["id"]).tokens
+            yield row["id"], tokens.tolist(), now.tolist()
 
 
 if __name__ == "__main__":

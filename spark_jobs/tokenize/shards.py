@@ -1,20 +1,31 @@
-"""The last tasks of the tokenizing job: pack each shard's documents into rows and write it."""
+"""From tokenized documents to shards: shuffled, packed into rows, written.
+
+Tokens go through Spark's own shuffle, which spills them, and sends them again from lost executors.
+All rows of a part for one receiver are one record, an Arrow stream: Java, where each record costs
+more than its bytes, moves few of them. The last tasks pack each shard's documents into rows of one
+length, losing no token, and write it.
+"""
 
 import itertools
 import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql import SparkSession
 
 from artifacts.examples import Form
-from artifacts.numbers.arrays import run_starts
+from artifacts.numbers import run_starts, sorted_unique
+from artifacts.progress import Report
 from artifacts.shards.format import (
     DOCUMENT_SCHEMA,
+    SEGMENT,
     PackedRows,
     Split,
     join_rows,
@@ -22,12 +33,125 @@ from artifacts.shards.format import (
     write_shard,
 )
 from artifacts.storage import files
+from spark_jobs.decontaminate.overlap import write_list
 from spark_jobs.decontaminate.references import References
+from spark_jobs.runtime.parquet import Part
+from spark_jobs.runtime.tasks import progress, spread, user_errors
 from spark_jobs.settings import DecontaminationSettings, ExampleSettings
 from spark_jobs.tokenize.examples import ExampleTokenizer
-from spark_jobs.tokenize.mixing import Mixing
-from spark_jobs.tokenize.packing import PACKINGS, DocumentTokens, count_cut_documents
+from spark_jobs.tokenize.survey import Mixing
 from spark_jobs.tokenize.tokenizer import TokenizerFiles
+
+
+@dataclass(frozen=True)
+class DocumentTokens:
+    """Documents one after another, start and end tokens included."""
+
+    tokens: np.ndarray
+    """All token ids."""
+    starts: np.ndarray
+    """Where each document begins; documents are not empty."""
+
+
+def concatenate(documents: DocumentTokens, sequence_length: int, padding_id: int) -> PackedRows:
+    """Fill rows with one document after another; what does not fit goes on in the next row.
+
+    Only the last row is padded.
+    """
+    total = len(documents.tokens)
+    rows = -(-total // sequence_length)
+    tokens = np.empty(rows * sequence_length, documents.tokens.dtype)
+    tokens[:total], tokens[total:] = documents.tokens, padding_id
+    cuts = sorted_unique(np.concatenate([documents.starts, np.arange(0, total, sequence_length)]))
+    number = np.searchsorted(documents.starts, cuts, side="right") - 1
+    segments = np.empty(len(cuts), SEGMENT)
+    segments["start"] = cuts % sequence_length
+    segments["length"] = np.diff(cuts, append=total)
+    segments["document"] = number
+    segments["offset"] = cuts - documents.starts[number]
+    row_offsets = np.searchsorted(cuts, np.arange(rows + 1) * sequence_length)
+    return PackedRows(tokens.reshape(rows, sequence_length), segments, row_offsets)
+
+
+def best_fit(documents: DocumentTokens, sequence_length: int, padding_id: int) -> PackedRows:
+    """Keep every document that fits into a row whole; longer ones are cut into whole rows first.
+
+    Each piece, longest first, goes into the fullest row that has room for it: the best-fit
+    decreasing of Ding and others, "Fewer Truncations Improve Language Modeling" (2024). What rows
+    have left is padding.
+    """
+    ends = np.append(documents.starts[1:], len(documents.tokens))
+    number, offset, length = _pieces(ends - documents.starts, sequence_length)
+    row_of, rows = _best_fit_rows(length, sequence_length)
+    order = np.lexsort((offset, number, row_of))
+    number, offset, length, row_of = (part[order] for part in (number, offset, length, row_of))
+    row_offsets = np.searchsorted(row_of, np.arange(rows + 1))
+    before = np.cumsum(length) - length
+    segments = np.empty(len(number), SEGMENT)
+    segments["start"] = before - before[row_offsets[row_of]]
+    segments["length"], segments["document"], segments["offset"] = length, number, offset
+    tokens = np.full(rows * sequence_length, padding_id, documents.tokens.dtype)
+    within = np.arange(length.sum()) - np.repeat(before, length)
+    places = np.repeat(row_of * sequence_length + segments["start"], length) + within
+    tokens[places] = documents.tokens[np.repeat(documents.starts[number] + offset, length) + within]
+    return PackedRows(tokens.reshape(rows, sequence_length), segments, row_offsets)
+
+
+def _pieces(sizes: np.ndarray, row: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Documents cut into row-sized pieces and a rest: `(document, offset, length)` of each."""
+    counts = -(-sizes // row)
+    number = np.repeat(np.arange(len(sizes)), counts)
+    place = np.arange(len(number)) - np.repeat(np.cumsum(counts) - counts, counts)
+    offset = place * row
+    return number, offset, np.minimum(row, sizes[number] - offset)
+
+
+def _best_fit_rows(lengths: np.ndarray, row: int) -> tuple[np.ndarray, int]:
+    """Which row each piece goes to, and how many rows there are."""
+    row_of = np.empty(len(lengths), np.int64)
+    open_rows: list[list[int]] = [[] for _ in range(row + 1)]
+    # Bit n is set while some open row has exactly n places left, so that the tightest fit is found
+    # by looking at bits and not at rows.
+    available = 0
+    rows = 0
+    for piece in np.argsort(-lengths, kind="stable").tolist():
+        length = int(lengths[piece])
+        fitting = available >> length
+        if fitting:
+            room = length + (fitting & -fitting).bit_length() - 1
+            chosen = open_rows[room].pop()
+            if not open_rows[room]:
+                available &= ~(1 << room)
+        else:
+            chosen, room = rows, row
+            rows += 1
+        row_of[piece] = chosen
+        left = room - length
+        if left:
+            open_rows[left].append(chosen)
+            available |= 1 << left
+    return row_of, rows
+
+
+def one_per_row(documents: DocumentTokens, sequence_length: int, padding_id: int) -> PackedRows:
+    """A row for each document, none of which is longer than that."""
+    ends = np.append(documents.starts[1:], len(documents.tokens))
+    lengths = ends - documents.starts
+    count = len(lengths)
+    tokens = np.full((count, sequence_length), padding_id, documents.tokens.dtype)
+    tokens[np.arange(sequence_length) < lengths[:, None]] = documents.tokens
+    segments = np.zeros(count, SEGMENT)
+    segments["length"], segments["document"] = lengths, np.arange(count)
+    return PackedRows(tokens, segments, np.arange(count + 1))
+
+
+PACKINGS = {"concatenate": concatenate, "best_fit": best_fit, "one_per_row": one_per_row}
+
+
+def count_cut_documents(rows: PackedRows) -> int:
+    """How many documents lie in more than one segment."""
+    return len(sorted_unique(rows.segments["document"][rows.segments["offset"] > 0]))
+
 
 MARK_BIT = 31
 """Above all token ids."""
@@ -209,3 +333,105 @@ def _store(url: str, name: str, rows: PackedRows, documents: pa.Table) -> None:
         write_shard(Path(scratch), name, rows, documents)
         for file in sorted(Path(scratch).iterdir()):
             files.upload(file, f"{url}/{file.name}")
+
+
+class Sent(NamedTuple):
+    """Rows of one schema, and the number that each is sent to."""
+
+    to: np.ndarray
+    rows: pa.Table
+
+
+def shuffle(
+    spark: SparkSession,
+    parts: Sequence[Part],
+    send: Callable[[tuple[int, Part]], list[Sent]],
+    receive: Callable[[tuple[int, pa.Table]], dict[str, Any]],
+    receivers: int,
+    report: Report,
+) -> list[dict[str, Any]]:
+    """Bring all rows to where they are sent.
+
+    The driver hears of one record a receiver, and of nothing between senders and receivers.
+
+    Args:
+        send: what a part, given with its number, has for whom; rows that are sent to one number
+            have one schema.
+        receive: makes of all rows that were sent to a number, in any order, a record of what became
+            of them.
+        receivers: how many numbers there are, of which no two have the same remainder by it.
+
+    Returns:
+        The records of the numbers that got any rows, in no order.
+
+    Raises:
+        UserError: what a task raised as such, with its message.
+    """
+    context = spark.sparkContext
+    label = "tokenizing and writing shards"
+    with spread(context, parts) as numbered, user_errors(), progress(context, label, report):
+        sent = numbered.flatMap(partial(_streams, send=send))
+        arrived = sent.partitionBy(receivers, int)
+        return arrived.mapPartitions(partial(_receive, receive=receive)).collect()
+
+
+def _streams(
+    part: tuple[int, Part], send: Callable[[tuple[int, Part]], list[Sent]]
+) -> Iterator[tuple[int, bytes]]:
+    """All that a part sends: each receiver's number, and its rows as an Arrow stream."""
+    for to, rows in send(part):
+        order = np.argsort(to, kind="stable")
+        ordered = rows.combine_chunks().take(order)
+        found = np.unique(to[order], return_index=True, return_counts=True)
+        for number, first, count in zip(*(column.tolist() for column in found), strict=True):
+            yield number, _to_stream(ordered.slice(first, count))
+
+
+def _to_stream(rows: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema) as stream:
+        stream.write_table(rows)
+    return sink.getvalue().to_pybytes()
+
+
+def _receive(
+    arrived: Iterable[tuple[int, bytes]],
+    receive: Callable[[tuple[int, pa.Table]], dict[str, Any]],
+) -> Iterator[dict[str, Any]]:
+    """Receive what came for one number."""
+    streams = list(arrived)
+    if streams:
+        tables = [pa.ipc.open_stream(content).read_all() for _, content in streams]
+        yield receive((streams[0][0], pa.concat_tables(tables)))
+
+
+UNUSED = -1
+"""In place of a shard's number: the counts of what is not used."""
+FIRST_LIST = -2
+"""The first list of documents that overlap too much with reference text; then -3 and on."""
+
+UNUSED_SCHEMA = pa.schema([("left_out", pa.string()), ("documents", pa.int64())])
+"""Why documents are not used, and how many."""
+
+
+def count_receivers(plan: Plan) -> int:
+    """How many numbers rows are sent to."""
+    return len(plan.shard_names) + plan.lists + 1
+
+
+def receive(arrived: tuple[int, pa.Table], plan: Plan) -> dict[str, Any]:
+    """Do with the rows that were sent to a number what they were sent for.
+
+    Returns:
+        `shard`, what is known of it; or `removed`, the split of listed documents to how many; or
+        `unused`, the reason to how many.
+    """
+    number, rows = arrived
+    if number == UNUSED:
+        counts: Counter[str] = Counter()
+        for row in rows.to_pylist():
+            counts[row["left_out"]] += row["documents"]
+        return {"unused": dict(counts)}
+    if number <= FIRST_LIST:
+        return {"removed": write_list(FIRST_LIST - number, rows, plan.output)}
+    return {"shard": write_shard_of(number, rows, plan)}

@@ -10,6 +10,8 @@ special token. Start and end of a document follow the model family:
   BOS (GPT-2, SmolLM2, Qwen2) begin a document with the separator.
 
 Both can be set by hand (`tokenized_shards.start_token`, `.end_token`).
+
+Which tokenizer is used: gigatoken where it agrees with Hugging Face on some of the texts.
 """
 
 import hashlib
@@ -23,7 +25,9 @@ import numpy as np
 import pyarrow as pa
 from pydantic_core import to_json
 
+from artifacts.cache import cache_key, cached
 from artifacts.errors import UserError
+from artifacts.model import byte_letters
 from artifacts.storage import files
 
 Engine = Literal["gigatoken", "hugging_face"]
@@ -181,19 +185,6 @@ def measure_bytes_per_token(files: TokenizerFiles, engine: Engine, sample: list[
     return sum(len(text.encode()) for text in sample) / max(1, len(ids))
 
 
-def byte_letters() -> list[str]:
-    """The letter that byte-level BPE writes for each of the 256 byte values."""
-    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    letters, next_letter = [], 256
-    for byte in range(256):
-        if byte in printable:
-            letters.append(chr(byte))
-        else:
-            letters.append(chr(next_letter))
-            next_letter += 1
-    return letters
-
-
 def _is_byte_level(definition: dict[str, Any]) -> bool:
     pre_tokenizer = definition.get("pre_tokenizer") or {}
     steps = pre_tokenizer.get("pretokenizers", [pre_tokenizer])
@@ -236,3 +227,61 @@ def _chat_template(url: str, config: dict[str, Any]) -> str | None:
 
 def _token_text(token: Any) -> str | None:
     return token["content"] if isinstance(token, dict) else token
+
+
+def choose_engine(
+    files: TokenizerFiles, wanted: str, sample: list[str], cache: str | None
+) -> tuple[Engine, list[str]]:
+    """The engine to use and the warnings to keep.
+
+    Args:
+        cache: folder of what earlier runs found. A sample of a grown corpus is often the same, and
+            loading both tokenizers takes longer than all else of a small growth.
+
+    Raises:
+        UserError: gigatoken is wanted by name, and cannot be used.
+    """
+    if wanted == "hugging_face":
+        return "hugging_face", []
+    try:
+        differing = _count_differences(files, sample, cache)
+        fault = f"differs from Hugging Face on {differing} of {len(sample)} documents"
+    except UserError:
+        raise
+    except Exception as error:  # gigatoken raises its own types for what it cannot load
+        differing, fault = 1, f"cannot load this tokenizer ({error})"
+    if not differing:
+        return "gigatoken", []
+    if wanted == "gigatoken":
+        raise UserError(
+            f"gigatoken {fault}. Set `tokenized_shards.engine: auto` to use Hugging Face instead."
+        )
+    return "hugging_face", [f"gigatoken {fault}; the Hugging Face tokenizer was used instead"]
+
+
+def _count_differences(files: TokenizerFiles, sample: list[str], cache: str | None) -> int:
+    """How many of the texts gigatoken and Hugging Face tokenize differently.
+
+    Raises:
+        Exception: gigatoken cannot load this tokenizer.
+    """
+    key = cache_key(
+        "differences of tokenizers",
+        __name__,
+        ["awkward", "gigatoken", "numpy", "pyarrow", "tokenizers"],
+        tokenizer=files.sha256,
+        sample=hashlib.sha256(json.dumps(sample).encode()).hexdigest(),
+    )
+    return int(cached(cache, key, lambda: str(_compare(files, sample)).encode()))
+
+
+def _compare(files: TokenizerFiles, sample: list[str]) -> int:
+    column = pa.array(sample, pa.string())
+    fast, fast_offsets = DocumentTokenizer(files, "gigatoken").encode(column)
+    slow, slow_offsets = DocumentTokenizer(files, "hugging_face").encode(column)
+    differing = 0
+    for number in range(len(sample)):
+        a = fast[fast_offsets[number] : fast_offsets[number + 1]]
+        b = slow[slow_offsets[number] : slow_offsets[number + 1]]
+        differing += not np.array_equal(a, b)
+    return differing

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from artifacts.storage.machine import CACHE_VARIABLE
+from artifacts.storage.files import CACHE_VARIABLE
 from artifacts.store.store import Store
 from tests.stand_ins.google import BUCKET, LocalGoogle
 

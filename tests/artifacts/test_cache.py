@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from artifacts import cache
+from artifacts import cache, libraries
 from artifacts.cache import (
     cache_key,
     cached,
@@ -107,26 +107,25 @@ def test_runs_that_make_read_and_remove_at_once_all_get_their_content(tmp_path: 
 
 def test_every_ingredient_changes_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     def key() -> str:
-        return cache_key("artifacts.store.identity", ["numpy"], text="a")
+        return cache_key("words", "artifacts.store.identity", ["numpy"], text="a")
 
     keys = {
         key(),
-        cache_key("artifacts.numbers.arrays", ["numpy"], text="a"),
-        cache_key("artifacts.store.identity", ["pyarrow"], text="a"),
-        cache_key("artifacts.store.identity", ["numpy"], text="b"),
-        cache_key("artifacts.store.identity", ["numpy"], words="a"),
+        cache_key("lines", "artifacts.store.identity", ["numpy"], text="a"),
+        cache_key("words", "artifacts.numbers", ["numpy"], text="a"),
+        cache_key("words", "artifacts.store.identity", ["pyarrow"], text="a"),
+        cache_key("words", "artifacts.store.identity", ["numpy"], text="b"),
+        cache_key("words", "artifacts.store.identity", ["numpy"], words="a"),
     }
-    for name, change in (
-        ("_version", lambda package: "0"),
-        ("source_hash", lambda module: "other code"),
+    for place, name, change in (
+        (libraries, "version", lambda package: "0"),
+        (libraries.platform, "python_version", lambda: "3.99"),
+        (cache, "source_hash", lambda module: "other code"),
     ):
         with monkeypatch.context() as patch:
-            patch.setattr(cache, name, change)
+            patch.setattr(place, name, change)
             keys.add(key())
-    with monkeypatch.context() as patch:
-        patch.setattr(cache.platform, "python_version", lambda: "3.99")
-        keys.add(key())
-    assert len(keys) == 8
+    assert len(keys) == 9
     assert key() in keys
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from artifacts import leases
 from artifacts.errors import LeaseLost
-from artifacts.leases import object_lease
 from artifacts.store.identity import Identity
 from artifacts.store.store import Draft, Store
 from tests.waiting import WAIT_SECONDS, wait_until
@@ -25,7 +25,7 @@ COMMITTED, LOST, OTHER = 0, 3, 4
 
 def make_and_fall_asleep(root: str) -> None:
     """Build an artifact; stop, as a suspended machine does, before it is committed."""
-    object_lease.LIFETIME_SECONDS = LIFETIME
+    leases.LIFETIME_SECONDS = LIFETIME
 
     def build(draft: Draft) -> None:
         (draft.path / "text").write_text("of the sleeper")
@@ -71,7 +71,7 @@ def write_text(draft: Draft) -> None:
 
 @pytest.fixture(autouse=True)
 def short_leases(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(object_lease, "LIFETIME_SECONDS", LIFETIME)
+    monkeypatch.setattr(leases, "LIFETIME_SECONDS", LIFETIME)
 
 
 @pytest.mark.fault(

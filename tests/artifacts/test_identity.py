@@ -33,6 +33,19 @@ def test_every_part_matters(value: dict, part: str) -> None:
     assert one.fingerprint != one.model_copy(update={"settings": value | {"new": 1}}).fingerprint
 
 
+@given(settings)
+def test_libraries_matter_and_what_was_made_before_they_did_keeps_its_name(value: dict) -> None:
+    before = {"kind": "a", "code_version": "1", "settings": value, "inputs": {"x": "1"}}
+    one = Identity.model_validate(before)
+    assert one.fingerprint == one.asked == hash_json(before)
+    names = {one.fingerprint}
+    for update in ({"libraries": {"ftfy": "1"}}, {"libraries": {"ftfy": "2"}}, {"remade": "c"}):
+        other = one.model_copy(update=update)
+        assert other.asked == one.asked
+        names.add(other.fingerprint)
+    assert len(names) == 4
+
+
 def test_not_a_number_is_refused() -> None:
     with pytest.raises(ValueError):
         hash_json({"loss": float("nan")})
@@ -41,7 +54,11 @@ def test_not_a_number_is_refused() -> None:
 def test_differences_name_the_setting_and_both_values() -> None:
     old = Identity(kind="a", code_version="1", settings={"schedule": {"warmup": 3}}, inputs={})
     new = Identity(kind="a", code_version="2", settings={"schedule": {"warmup": 5}}, inputs={})
+    new = new.model_copy(update={"libraries": {"ftfy": "6.3.1"}})
+    newer = new.model_copy(update={"libraries": {"ftfy": "6.3.2"}})
+    assert differences(new, newer) == ["library ftfy: 6.3.1 -> 6.3.2"]
     assert differences(old, new) == [
         "code version: 1 -> 2",
         "settings.schedule.warmup: 3 -> 5",
+        "library ftfy: not recorded -> 6.3.1",
     ]

@@ -21,7 +21,7 @@ POINTS = {
     "artifacts.store.draft:list_files": "before sums are taken",
     "artifacts.storage.files:flush_folder": "before files reach the disk",
     "artifacts.store.draft:_commit_local": "before the manifest",
-    "artifacts.leases.lease:LocalLease.check": "where the lease is asked",
+    "artifacts.leases:LocalLease.check": "where the lease is asked",
     "artifacts.store.pipelines:Pipeline.advance": "before the record",
 }
 

@@ -8,7 +8,7 @@ import fsspec
 import pytest
 
 from artifacts.errors import UserError
-from artifacts.leases.object_lease import object_lease
+from artifacts.leases import object_lease
 from tests.waiting import wait_until
 
 LIFETIME = 1.2

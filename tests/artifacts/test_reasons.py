@@ -5,10 +5,8 @@ import sqlite3
 
 import pytest
 
-from artifacts.errors import UserError
-from artifacts.reasons import reason_of
-from artifacts.shown import has_control_characters, shown, shown_in_line
-from artifacts.yaml_files import read_yaml
+from artifacts.errors import UserError, has_control_characters, reason_of, shown, shown_in_line
+from artifacts.settings import read_yaml
 
 
 @pytest.mark.parametrize(
@@ -16,6 +14,7 @@ from artifacts.yaml_files import read_yaml
     [
         (OSError(errno.ENOSPC, "No space left on device", "/store/part"), "GB free of"),
         (OSError(errno.EROFS, "Read-only file system", "/store/part"), "mounted read-only"),
+        (NotADirectoryError(errno.ENOTDIR, "Not a directory", "/etc/hosts/a/b"), "/etc/hosts is a"),
         (PermissionError(errno.EACCES, "Permission denied", "/store"), "lacks the right to it"),
         (OSError(errno.EFBIG, "File too large", "/store/part"), "ulimit -f"),
         (MemoryError(), "out of memory; the limit here is"),
@@ -24,7 +23,7 @@ from artifacts.yaml_files import read_yaml
             RuntimeError("org.apache.spark.memory.SparkOutOfMemoryError: No space left on device"),
             "set `SPARK_LOCAL_DIRS` to a folder on another disk",
         ),
-        (RuntimeError("Python worker exited unexpectedly (crashed)"), "Lower `spark.partitions`"),
+        (RuntimeError("Python worker exited unexpectedly (crashed)"), "worker of Spark was ended"),
         (sqlite3.OperationalError("database is locked"), "locked by another process"),
         (sqlite3.OperationalError("database or disk is full"), "full or failing"),
         (sqlite3.DatabaseError("file is not a database"), "history is damaged"),
@@ -68,3 +67,28 @@ def test_aliases_cannot_blow_a_settings_file_up(tmp_path) -> None:  # type: igno
     with pytest.raises(yaml.YAMLError, match="81 aliases"):
         read_yaml(tmp_path / "bomb.yaml")
     assert read_yaml(tmp_path / "fine.yaml") == {"a": 1, "b": 1}
+
+
+CUDA_OUT_OF_MEMORY = (
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB of "
+    "which 1.18 GiB is free. Process 4711 has 77.92 GiB memory in use. Of the allocated memory "
+    "70.12 GiB is allocated by PyTorch, and 6.90 GiB is reserved by PyTorch but unallocated."
+)
+"""As CUDA's allocator of torch says it."""
+HELPS = ("device_batch_size", "activation_checkpointing", "workers", "sequence_length")
+
+
+@pytest.mark.fault(
+    "checkpoint",
+    "out of memory on a GPU",
+    sees="its memory, what was free and asked for, the settings that help in order",
+    then="goes on from its newest checkpoint",
+)
+def test_memory_of_a_gpu_that_runs_out_is_told_with_what_helps_the_cheapest_first() -> None:
+    import torch
+
+    told = reason_of(torch.OutOfMemoryError(CUDA_OUT_OF_MEMORY))
+    assert told is not None
+    assert "2.00 GiB more were asked for where 1.18 GiB of 79.11 GiB were free" in told
+    places = [told.index(setting) for setting in HELPS]
+    assert places == sorted(places) and "spark" not in told

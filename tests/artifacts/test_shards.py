@@ -10,12 +10,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from artifacts.errors import DamagedArtifact, UserError
-from artifacts.shards.documents import (
-    find_shared_clusters,
-    list_documents,
-    read_documents,
-    read_tokens,
-)
 from artifacts.shards.format import (
     DOCUMENT_SCHEMA,
     SEGMENT,
@@ -25,8 +19,14 @@ from artifacts.shards.format import (
     token_dtype,
     write_shard,
 )
-from artifacts.shards.shard_set import ShardSet
-from artifacts.storage.machine import CACHE_VARIABLE
+from artifacts.shards.shard_set import (
+    ShardSet,
+    find_shared_clusters,
+    list_documents,
+    read_documents,
+    read_tokens,
+)
+from artifacts.storage.files import CACHE_VARIABLE
 from tests.tiny import tiny_shards
 
 

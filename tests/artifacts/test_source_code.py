@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from artifacts.source_code import normalized
+from artifacts.libraries import normalized
 from artifacts.store import store
 
 SOURCE = Path(store.__file__).read_text()

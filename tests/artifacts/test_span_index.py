@@ -17,10 +17,8 @@ from artifacts.shards.format import (
     ShardStats,
     write_shard,
 )
-from artifacts.shards.shard_files import ShardFiles
-from artifacts.shards.shard_set import Shard
+from artifacts.shards.shard_set import Shard, ShardFiles, text_numbers
 from artifacts.shards.span_index import SHORTEST, SpanIndex, build_index
-from artifacts.shards.texts import text_numbers
 
 VOCAB = 5
 ROW = 40

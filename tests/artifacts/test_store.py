@@ -4,12 +4,14 @@ import errno
 import json
 import multiprocessing
 import os
+import stat
 import time
 from pathlib import Path
 
 import pytest
 
 from artifacts.errors import DamagedArtifact, MissingArtifact, UserError
+from artifacts.storage.files import make_private
 from artifacts.store.identity import Identity
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Draft, Store
@@ -221,16 +223,27 @@ def test_files_and_folders_are_on_the_disk_before_the_manifest_is(
     assert artifact.path.parent.name == "corpus"
 
 
-def test_a_store_is_its_owners_alone(tmp_path: Path) -> None:
-    before = os.umask(0o022)
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(None, 0o700), (0o755, 0o700), (0o2775, 0o2770), (0o750, 0o700), (0o500, 0o500)],
+)
+def test_a_store_is_its_owners_alone_or_of_those_it_is_shared_with(
+    tmp_path: Path, before: int | None, after: int
+) -> None:
+    store = tmp_path / "above" / "store"
+    umask = os.umask(0o022)
     try:
-        Store(str(tmp_path / "new")).make(identity(), write_hello)
-        (tmp_path / "shared").mkdir(mode=0o755)
-        Store(str(tmp_path / "shared")).make(identity(), write_hello)
+        if before is not None:
+            store.mkdir(parents=True)
+            store.chmod(before)
+        make_private(store)
+        if after != 0o500:
+            Store(str(store)).make(identity(), write_hello)
     finally:
-        os.umask(before)
-    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
-    assert (tmp_path / "shared").stat().st_mode & 0o777 == 0o755, "as its owner set it"
+        os.umask(umask)
+    assert stat.S_IMODE(store.stat().st_mode) == after
+    if before is None:
+        assert stat.S_IMODE(store.parent.stat().st_mode) == 0o700
 
 
 @pytest.mark.fault(

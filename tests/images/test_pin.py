@@ -91,7 +91,7 @@ def test_image_is_built_once_on_a_pinned_base_and_named_by_its_digest(
     """With a `gcloud` that knows the image once it was submitted."""
     for folder in ("images", "artifacts", "spark_jobs"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
-    shutil.copy(ROOT / "constraints.txt", tmp_path)
+    shutil.copy(ROOT / "requirements.lock", tmp_path)
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
     (tmp_path / ".gitignore").write_text("bin\nbuilt\n")
     dockerfile = tmp_path / "images" / "spark" / "Dockerfile"

@@ -1,8 +1,6 @@
 """What Terraform makes is what `check` asks for: neither more nor less."""
 
 import re
-import shutil
-import subprocess
 
 import pytest
 
@@ -72,12 +70,3 @@ def test_every_reference_is_to_something_declared() -> None:
         declared |= {f"{kind}.{name}" for kind, named in block.items() for name in named}
     used = set(re.findall(r"\b(?:var|local)\.\w+|\bgoogle_\w+\.\w+", text)) - {"google_cloud.yaml"}
     assert used <= declared
-
-
-def test_files_are_formatted() -> None:
-    program = shutil.which("terraform") or shutil.which("tofu")
-    if program is None:
-        pytest.skip("neither terraform nor tofu is installed here")
-    command = [program, f"-chdir={terraform.FOLDER}", "fmt", "-check", "-diff"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stdout + done.stderr

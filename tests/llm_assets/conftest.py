@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from artifacts.leases.lease import local_lease
+from artifacts.leases import local_lease
+from spark_jobs.runtime.session import end_local_session
 from tests.conftest import Project, make_project
 from tests.listening import run_watched
 from tests.llm_assets.in_process import ask
@@ -52,6 +53,20 @@ def already_made(request: pytest.FixtureRequest, for_all_workers: Path) -> Proje
     return copy
 
 
+@pytest.fixture(scope="module")
+def served(
+    tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path, already_made: Project
+) -> Iterator[Project]:
+    """A project whose version 1 was promoted and serves."""
+    project = make_project(tmp_path_factory.mktemp("served") / "project", tiny_model_folder)
+    project.adopt(already_made, *EVALUATION)
+    project.configure(endpoint={"journal": {"keep": "text"}})
+    ended = project.run("llm-assets", "run")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    yield project
+    project.stop()
+
+
 @pytest.fixture(scope="session")
 def judged(
     tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path, already_made: Project
@@ -65,6 +80,15 @@ def judged(
     assert ask(project, "*model_version") == ""
     shutil.copytree(project.folder / "store", project.folder / "as it was")
     return project
+
+
+@pytest.fixture
+def project_here(project: Project, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]:
+    """A fresh project whose commands and stages run in this process (`ProjectHere`)."""
+    monkeypatch.setenv("LLM_ASSETS_CONFIG", str(project.config))
+    monkeypatch.chdir(project.folder)
+    yield project
+    end_local_session()
 
 
 @pytest.fixture

@@ -11,7 +11,9 @@ from pathlib import Path
 from signal import SIGINT, SIGTERM
 from typing import Any
 
+from click.testing import CliRunner
 from dagster import (
+    AssetCheckSeverity,
     AssetExecutionContext,
     AssetSelection,
     DagsterInstance,
@@ -19,15 +21,17 @@ from dagster import (
     Definitions,
 )
 
+from llm_assets.cli.main import commands
 from llm_assets.config import load_settings
 from llm_assets.definitions import build_definitions
 from llm_assets.platform import build_resources
+from llm_assets.registry.local import LocalRegistry
+from llm_assets.registry.state import RegistryState
 from llm_assets.runners.spark import LocalSparkRunner
 from llm_assets.runners.training import TrainingRunner
 from recipes.evaluation.spec import EvaluationSpec
-from recipes.settings.sections import DeviceChoice, Precision
+from recipes.settings import PlacementSettings, Precision
 from recipes.spec import TrainingResult, TrainingSpec
-from spark_jobs.tokenize import job as tokenize
 from tests.conftest import Project
 
 
@@ -38,7 +42,7 @@ def ask(
     tags: Mapping[str, str] | None = None,
     **resources: Any,
 ) -> str:
-    """Materialize in this process: what the step that failed says, or nothing."""
+    """Materialize in this process: what the step or check that failed says, or nothing."""
     defs = build_definitions(load_settings(project.config), str(project.config))
     defs = Definitions(
         assets=defs.assets,
@@ -56,9 +60,12 @@ def ask(
             raise_on_error=False,
         )
     for event in result.filter_events(lambda event: event.is_step_failure):
-        fault = event.step_failure_data.user_failure_data
-        assert fault, event.step_failure_data.error
-        return str(fault.description)
+        if fault := event.step_failure_data.user_failure_data:
+            return str(fault.description)
+        refused = [one for one in result.get_asset_check_evaluations() if not one.passed]
+        blocking = [one for one in refused if one.severity == AssetCheckSeverity.ERROR]
+        assert blocking, event.step_failure_data.error
+        return str(blocking[0].description)
     assert result.success
     return ""
 
@@ -88,19 +95,17 @@ class LastingSpark(LocalSparkRunner):
         found = build_resources(load_settings(project.config), str(project.config))["spark"]
         return cls(pyspark=found.pyspark)
 
-    def tokenize(
-        self, context: AssetExecutionContext, spec: tokenize.TokenizeSpec
-    ) -> dict[str, Any]:
-        return tokenize.run(self._session(context), spec, context.log.info)
+    def end(self) -> None:
+        """It goes on."""
 
 
 class TrainingHere(TrainingRunner):
     """Training and evaluation without a child process."""
 
-    def check_device(self, device: DeviceChoice) -> None:
-        assert device == "auto", "these run on the processor"
+    def check_hardware(self, placement: PlacementSettings) -> None:
+        assert placement.strategy is None, "these run on the processor"
 
-    def precision(self, device: DeviceChoice) -> Precision:
+    def precision(self) -> Precision:
         return "float32"
 
     def train(self, context: AssetExecutionContext, spec: TrainingSpec) -> TrainingResult:
@@ -120,3 +125,27 @@ class TrainingHere(TrainingRunner):
         evaluate(spec, context.log.info)
         result: dict[str, Any] = json.loads((Path(spec.output) / "result.json").read_text())
         return result
+
+
+class ProjectHere:
+    """A project whose graph and commands run in this process."""
+
+    def __init__(self, project: Project) -> None:
+        self.project = project
+        self.runners = {"spark": LastingSpark.of(project), "training": TrainingHere()}
+
+    @property
+    def state(self) -> RegistryState:
+        return LocalRegistry(self.project.folder / "store", "manual").state()
+
+    @property
+    def wanted(self) -> int:
+        found = self.state.find("wanted")
+        assert found
+        return found.version
+
+    def say(self, *arguments: str) -> str:
+        """A command, as a person types it."""
+        ended = CliRunner().invoke(commands, arguments)
+        assert ended.exit_code == 0, ended.output
+        return ended.output

@@ -27,7 +27,7 @@ def test_the_shipped_pipeline_files_are_valid() -> None:
     files = sorted(
         path for path in Path("config").glob("*.yaml") if path.name != "google_cloud.yaml"
     )
-    assert Path("config/smollm2_package_docs.yaml") in files
+    assert Path("config/invented_products.yaml") in files
     for path in files:
         assert load_settings(path).name == path.stem
 
@@ -48,6 +48,15 @@ def test_everything_but_sources_and_base_model_has_a_default(tmp_path: Path) -> 
         ("checkpoint: {schedule: {warmup: 1}}", "schedule.warmup.*did you mean `warmup_steps`"),
         ("checkpoint: {budget: {steps: many}}", "checkpoint.budget.steps: .*got 'many'"),
         ("platform: moon", "platform: .*'local' or 'google_cloud'"),
+        (
+            "model_version: {gate: {metric: exam}}",
+            "`model_version.gate.metric` is `exam`, but there is no section `exam`; add one",
+        ),
+        (
+            "model_version: {gate: {metric: exam}}\nexam: {facts: f.csv, forms: f.yaml}\n"
+            "endpoint: {weights: int8}",
+            "weights as they were trained, but `endpoint.weights` serves them in int8",
+        ),
         ("endpoint: {engine: vllm}", "endpoint.engine: .*serves on Vertex AI alone.*openvino"),
     ],
 )
@@ -87,7 +96,7 @@ def test_a_file_that_is_no_settings_mapping_is_named(tmp_path: Path, text: str) 
 
 
 def test_an_absent_file_names_those_that_exist(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"config/smollm2_package_docs\.yaml"):
+    with pytest.raises(UserError, match=r"config/invented_products\.yaml"):
         load_settings(tmp_path / "absent.yaml")
 
 

@@ -4,14 +4,13 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from artifacts.model.hugging_face import read_tokenizer
-from artifacts.shards.documents import read_documents
+from artifacts.model import read_tokenizer
 from artifacts.shards.format import ShardStats
-from artifacts.shards.shard_set import ShardSet
+from artifacts.shards.shard_set import ShardSet, read_documents
 from artifacts.store.identity import Identity
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Artifact, Store
-from llm_assets.assets.held_out import EARLIER_INPUT, find_earlier
+from llm_assets.assets.corpus import EARLIER_INPUT, find_earlier
 from recipes.spec import MODEL_FOLDER
 from tests.conftest import Project
 from tests.damage import delete
@@ -79,11 +78,12 @@ def test_other_shares_decide_over_old_text_only_before_it_was_trained_on(
 def test_where_the_earlier_corpus_is_gone_the_newest_that_is_there_hands_on_its_splits(
     tmp_path: Path,
 ) -> None:
-    record = Pipeline(Store(str(tmp_path)), "manual")
+    store = Store(str(tmp_path))
+    record = Pipeline(store, "manual")
 
     def make(kind: str, **inputs: str) -> Artifact:
         identity = Identity(kind=kind, code_version="1", inputs=inputs)
-        artifact, _ = record.store.make(identity, lambda draft: None)
+        artifact, _ = store.make(identity, lambda draft: None)
         record.advance(artifact)
         return artifact
 
@@ -98,13 +98,19 @@ def test_where_the_earlier_corpus_is_gone_the_newest_that_is_there_hands_on_its_
     train_on(first)
     second = make("clean_corpus", raw_corpus="week 2", earlier=first.fingerprint)
     train_on(second)
-    assert find_earlier(record, week("week 3")) == second.fingerprint
+    assert find_earlier(record, week("week 3"), store.find) == second.fingerprint
 
     delete(second)
-    assert find_earlier(record, week("week 2")) == first.fingerprint, "made again as it was"
-    assert find_earlier(record, week("week 3")) == first.fingerprint, "the newest that is there"
+    assert find_earlier(record, week("week 2"), store.find) == first.fingerprint, (
+        "made again as it was"
+    )
+    assert find_earlier(record, week("week 3"), store.find) == first.fingerprint, (
+        "the newest that is there"
+    )
     delete(first)
-    assert find_earlier(record, week("week 3")) is None, "nothing knows the splits any more"
+    assert find_earlier(record, week("week 3"), store.find) is None, (
+        "nothing knows the splits any more"
+    )
 
 
 def test_tokens_of_all_held_out_documents_are_those_that_an_engine_makes_of_their_text(

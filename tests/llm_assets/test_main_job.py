@@ -1,6 +1,7 @@
 """The whole loop as a user runs it: real Spark, real training, a real endpoint, tiny text."""
 
 import json
+import re
 import shlex
 import socket
 import subprocess
@@ -10,6 +11,7 @@ from llm_assets.cli.pipeline.summary import corpus_lines, evaluation_lines
 from recipes.spec import read_metrics
 from tests.conftest import Project
 from tests.listening import outside_loopback
+from tests.llm_assets.test_private_folders import open_to_others
 
 ASSETS = [
     "raw_corpus",
@@ -34,6 +36,7 @@ def test_one_screen_says_what_came_out(made: Project) -> None:
     for label in ("documents read 240", "tokens", "training loss", "held-out text", "general text"):
         assert label in text
     assert "promoted." in text and "serves version 1" in text
+    assert re.search(r"raw_corpus \d+ s, .*checkpoint \d+ s.* Done in", text)
     assert "base model says" in text and "new model says" in text
 
 
@@ -80,6 +83,11 @@ def test_no_stage_listens_beyond_this_machine(made: Project) -> None:
     assert listened and outside_loopback(listened) == set()
 
 
+def test_no_command_of_a_whole_run_leaves_a_file_to_others(made: Project) -> None:
+    written = {path.relative_to(made.folder).parts[0] for path in open_to_others(made.folder)}
+    assert not {".llm_assets", "store"} & written
+
+
 def test_a_second_run_finds_everything_made(made: Project) -> None:
     before = made.record.history()
     again = made.run("llm-assets", "run")
@@ -87,7 +95,7 @@ def test_a_second_run_finds_everything_made(made: Project) -> None:
     assert again.returncode == 0, again.stdout + again.stderr
     for asset in ASSETS:
         (line,) = [line for line in again.stdout.splitlines() if line.startswith(f"✓ {asset} ")]
-        assert "as is" in line
+        assert "unchanged" in line
     assert made.record.history() == before
 
 

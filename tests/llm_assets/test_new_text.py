@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from artifacts.store.store import Artifact
-from recipes.data.seen import SEEN_NAME, Seen
+from recipes.data.records import SEEN_NAME, LineageRecord
 from tests.conftest import Project, make_project
 
 STEPS, TOKENS_PER_STEP = 24, 4 * 64
@@ -55,7 +55,9 @@ def test_a_new_subject_arrives_and_the_model_that_learnt_it_becomes_champion(
     assert "serves version 2" in " ".join(output.split())
     # It learnt the new text, and what else the first run had left unread.
     assert_little_was_seen_before(second)
-    assert second.stats["coverage"] > 0 and len(Seen.read(str(second.path / SEEN_NAME)).texts)
+    assert second.stats["coverage"] > 0 and len(
+        LineageRecord.read(str(second.path / SEEN_NAME)).texts
+    )
 
 
 @pytest.mark.soak

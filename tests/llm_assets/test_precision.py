@@ -1,7 +1,11 @@
 """`precision: auto` is resolved before the checkpoint gets its name."""
 
+import os
+import subprocess
+import sys
+
 from llm_assets.runners.training import LocalTrainingRunner
-from recipes.settings.recipe import ContinuedPretrainingSettings
+from recipes.causal.settings import ContinuedPretrainingSettings
 
 
 def test_what_auto_means_here_is_part_of_the_identity() -> None:
@@ -13,6 +17,16 @@ def test_what_auto_means_here_is_part_of_the_identity() -> None:
     assert resolved.content() != resolved.model_copy(update={"precision": other}).content()
 
 
+def test_a_processor_that_may_use_avx2_alone_trains_in_float32() -> None:
+    """bfloat16 without units for it is emulated: a step took forty times as long."""
+    ask = "import torch; from recipes.device import device_of, local_device as l; "
+    ask += "print(device_of(l()).precision())"
+    capped = os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX2", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run([sys.executable, "-c", ask], env=capped, capture_output=True, text=True)
+    assert done.stdout.strip() == "float32", done.stderr
+
+
 def test_what_is_asked_for_is_kept() -> None:
     asked = ContinuedPretrainingSettings(precision="float32")
-    assert LocalTrainingRunner().resolve(asked) == asked
+    resolved = LocalTrainingRunner().resolve(asked)
+    assert resolved.precision == "float32" and resolved.content() == asked.content()

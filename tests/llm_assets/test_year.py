@@ -11,24 +11,19 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from click.testing import CliRunner
 
-from llm_assets.cli.main import commands
-from llm_assets.registry.local import LocalRegistry
-from llm_assets.registry.records import GATE
-from llm_assets.registry.state import RegistryState
-from spark_jobs.runtime.session import end_local_session
-from tests.conftest import Project, make_project
+from llm_assets.registry.state import GATE
+from tests.conftest import Project
 from tests.damage import delete
-from tests.llm_assets.in_process import LastingSpark, TrainingHere, ask
+from tests.llm_assets.in_process import ProjectHere, ask
 
-WEEKS = 52
 NEW_DOCUMENTS = 12
 SYLLABLES = [a + b for a in "bdfgklmnprstvz" for b in ("a", "e", "i", "o", "u", "ar", "en", "is")]
 CHECKPOINT: dict[str, Any] = {
@@ -46,12 +41,44 @@ KILLED_IN = (
     "raw_corpus",
     "tokenized_shards",
 )
-BAD: dict[int, dict[str, Any]] = {
-    9: {"optimizer": {"learning_rate": 1.0}},
-    24: {"recipe": "pretraining", "initialize": None, "budget": {"steps": 2}},
-    41: {"optimizer": {"learning_rate": 0.3}},
-}
-REJECTED_AFTER, DELETED_AFTER, ROLLED_BACK_AFTER = 16, 21, 32
+
+
+@dataclass(frozen=True)
+class Calendar:
+    """What happens in which week; every fourth week ends with what came out of it serving."""
+
+    weeks: int
+    bad: Mapping[int, dict[str, Any]]
+    """Week to settings of a training that goes wrong."""
+    killed: Mapping[int, str]
+    """Week to the stage in the midst of which its first run is killed."""
+    rejected_after: int
+    """From here on, the first version that wins is rejected by a person."""
+    deleted_after: int
+    """The clean corpus is deleted, and built again."""
+    rolled_back_after: int
+
+
+YEAR = Calendar(
+    weeks=52,
+    bad={
+        9: {"optimizer": {"learning_rate": 1.0}},
+        24: {"recipe": "pretraining", "initialize": None, "budget": {"steps": 2}},
+        41: {"optimizer": {"learning_rate": 0.3}},
+    },
+    killed={week: KILLED_IN[week // 4 % len(KILLED_IN)] for week in range(2, 52, 4)},
+    rejected_after=16,
+    deleted_after=21,
+    rolled_back_after=32,
+)
+THREE_WEEKS = Calendar(
+    weeks=3,
+    bad={2: {"optimizer": {"learning_rate": 1.0}}},
+    killed={1: "checkpoint"},
+    rejected_after=1,
+    deleted_after=2,
+    rolled_back_after=2,
+)
 
 
 def write_documents(folder: Path, subject: int, week: int, count: int) -> None:
@@ -74,25 +101,26 @@ def vocabulary(subject: int) -> list[str]:
     return ["".join(of_subject.choices(SYLLABLES, k=3)) for _ in range(40)]
 
 
-class Year:
+class Year(ProjectHere):
     """A pipeline, week by week."""
 
     def __init__(self, project: Project) -> None:
-        self.project = project
-        self.runners = {"spark": LastingSpark.of(project), "training": TrainingHere()}
+        super().__init__(project)
+        self.first_champion = project.folder.with_name("first")
         self.sizes: list[int] = []
         self.seconds: list[float] = []
         self.killed: list[str] = []
+        self.bad: list[int] = []
+        self.rejected: list[int] = []
+        self.rolled_back: list[int] = []
 
-    @property
-    def state(self) -> RegistryState:
-        return LocalRegistry(self.project.folder / "store", "manual").state()
-
-    @property
-    def wanted(self) -> int:
-        found = self.state.find("wanted")
-        assert found
-        return found.version
+    def promoted_by_gate(self) -> list[int]:
+        """Versions that the gate made the wanted one, in the order of time."""
+        return [
+            move.version
+            for move in self.state.history
+            if move.alias == "wanted" and move.by == GATE and move.version
+        ]
 
     def set_checkpoint(self, **changes: Any) -> None:
         settings = yaml.safe_load(self.project.config.read_text())
@@ -114,12 +142,6 @@ class Year:
         began = time.monotonic()
         assert ask(self.project, select, **self.runners) == ""
         self.seconds.append(time.monotonic() - began)
-
-    def say(self, *arguments: str) -> str:
-        """A command, as a person types it."""
-        ended = CliRunner().invoke(commands, arguments)
-        assert ended.exit_code == 0, ended.output
-        return ended.output
 
     def clean(self) -> None:
         self.say("clean", "--yes")
@@ -171,79 +193,82 @@ def bits_per_byte(model: Path, texts: list[str]) -> float:
 
 
 @pytest.fixture
-def year(
-    tmp_path: Path, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Year]:
-    project = make_project(tmp_path / "project", tiny_model_folder)
-    project.configure(
+def year(project_here: Project) -> Year:
+    project_here.configure(
         retention={"days": 0, "versions": 3, "cache_gb": 0.003}, spark={"partitions": 2}
     )
-    monkeypatch.setenv("LLM_ASSETS_CONFIG", str(project.config))
-    monkeypatch.chdir(project.folder)
-    yield Year(project)
-    end_local_session()
-    project.run("llm-assets", "stop")
+    return Year(project_here)
 
 
-@pytest.mark.soak
-def test_a_year_ends_with_a_better_champion_a_sound_registry_and_a_bounded_store(
-    year: Year, tmp_path: Path
-) -> None:
-    project, bad, refused = year.project, [], []
-    for week in range(WEEKS):
+def live_through(year: Year, calendar: Calendar) -> None:
+    """Week by week; what has to hold in each of them is asserted here."""
+    project = year.project
+    for week in range(calendar.weeks):
         before = year.wanted if week else 0
         year.grow(week)
-        year.set_checkpoint(**BAD.get(week, {}))
-        if week % 4 == 2:
-            year.crash(KILLED_IN[len(year.killed) % len(KILLED_IN)])
+        year.set_checkpoint(**calendar.bad.get(week, {}))
+        if week in calendar.killed:
+            year.crash(calendar.killed[week])
         # What a month came to is served at its end.
         year.retrain("*endpoint" if week == 0 or week % 4 == 3 else "*model_version")
-        newest = max(found.version for found in year.state.versions)
+        newest = max(version.version for version in year.state.versions)
         if week == 0:
             assert year.wanted == 1
-            shutil.copytree(served(year), tmp_path / "first")
-        if week in BAD:
-            bad.append(newest)
+            shutil.copytree(served(year), year.first_champion)
+        if week in calendar.bad:
+            year.bad.append(newest)
             assert year.wanted == before, "a bad candidate changes nothing"
-        if week >= REJECTED_AFTER and not refused and year.wanted == newest:
-            refused.append(newest)
+        if week >= calendar.rejected_after and not year.rejected and year.wanted == newest:
+            year.rejected.append(newest)
             year.say("reject", str(newest), "--name", "Ada", "--reason", "it swears")
             assert year.wanted == before
-        if week == DELETED_AFTER:
+        if week == calendar.deleted_after:
             corpus = project.record.current("clean_corpus", "test")
             delete(corpus)
             year.retrain()
             again = project.record.current("clean_corpus", "test")
             assert again.manifest.files == corpus.manifest.files and again.path.exists()
-        if week == ROLLED_BACK_AFTER:
-            previous = year.state.find("previous")
+        if week == calendar.rolled_back_after and (previous := year.state.find("previous")):
             year.say("rollback", "--name", "Bo", "--reason", "users complain")
-            assert previous and year.wanted == previous.version
+            assert year.wanted == previous.version
+            year.rolled_back.append(previous.version)
         year.clean()
         print(
             f"week {week}: version {newest}, {year.wanted} wanted, {year.seconds[-1]:.1f} s, "
             f"store {year.sizes[-1]:,} bytes",
             flush=True,
         )
+    assert set(year.killed) == set(calendar.killed.values())
+    promoted = year.promoted_by_gate()
+    assert not set(promoted) & set(year.bad)
+    assert year.state.champion not in year.rejected
+    for number in year.rejected:
+        assert promoted.count(number) == 1, "what a person rejected, the gate never brings back"
+    assert "everything is in order" in year.say("doctor")
 
-    state = year.state
-    by_gate = [
-        m.version for m in state.history if m.alias == "wanted" and m.by == GATE and m.version
-    ]
-    assert not set(by_gate) & set(bad)
-    assert state.champion == year.wanted and state.champion not in refused
-    assert refused and len(set(by_gate)) > 4, "new text goes on winning, and a person overruled it"
-    for number in refused:
-        assert by_gate.count(number) == 1, "what a person rejected, the gate never brings back"
-    subjects = range(len(set(w // 4 for w in range(WEEKS))))
+
+def test_three_weeks_with_a_kill_a_bad_model_and_people_end_in_order(year: Year) -> None:
+    live_through(year, THREE_WEEKS)
+    trained = [version.version for version in year.state.versions if not version.is_base]
+    assert trained == [1, 2, 3]
+    assert year.rejected == [2] and year.bad == [3]
+
+
+@pytest.mark.soak
+def test_a_year_ends_with_a_better_champion_a_sound_registry_and_a_bounded_store(
+    year: Year,
+) -> None:
+    live_through(year, YEAR)
+    assert year.state.champion == year.wanted
+    assert year.rejected and year.rolled_back, "people overruled the gate"
+    assert len(set(year.promoted_by_gate())) > 4, "new text goes on winning"
+    subjects = range(len({week // 4 for week in range(YEAR.weeks)}))
     texts = [document(subject, f"unseen {n}") for subject in subjects for n in range(8)]
-    first, last = (bits_per_byte(path, texts) for path in (tmp_path / "first", served(year)))
+    first, last = (bits_per_byte(path, texts) for path in (year.first_champion, served(year)))
     print(f"bits per byte of unseen text: first champion {first:.3f}, last {last:.3f}")
     assert last < first - 0.2
-    assert "everything is in order" in year.say("doctor")
     # Text grows to three times what it was; what nothing keeps would be eight times the store.
     assert max(year.sizes[-10:]) < 2 * max(year.sizes[8:16]), year.sizes
-    assert set(KILLED_IN) <= set(year.killed)
 
 
 def served(year: Year) -> Path:

@@ -13,11 +13,11 @@ from artifacts.store.identity import Identity
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Draft, Store
 from llm_assets.registry.local import LocalRegistry
-from llm_assets.registry.records import ModelVersion
 from llm_assets.registry.start import START_INPUT
-from llm_assets.runners.checkpoint import train_into
-from llm_assets.tracing.lessons import lessons_of, runs_behind
-from recipes.data.seen import SEEN_NAME
+from llm_assets.registry.state import ModelVersion
+from llm_assets.runners.training import train_into
+from llm_assets.tracing.training_text import lessons_of, runs_behind
+from recipes.data.records import SEEN_NAME
 from recipes.spec import MODEL_FOLDER, SPEC_NAME, TrainingSpec
 from tests.llm_assets.registry.conftest import base_entry, entry, verdict
 from tests.recipes.conftest import settings_of, train_here
@@ -35,7 +35,9 @@ class TrainedStore:
         self.registry = LocalRegistry(Path(self.store.root), "manual")
         self._model, self._texts = model, texts
         raw = self._make("raw_corpus", {}, lambda draft: _write_raw(draft, texts))
-        self._clean = self._make("clean_corpus", {"raw_corpus": raw}, lambda draft: None)
+        self._clean = self._make(
+            "clean_corpus", {"raw_corpus": raw}, lambda draft: write_clean(draft, texts)
+        )
         self.cut(2)
         self.registry.register_base(base_entry())
 
@@ -89,7 +91,11 @@ class TrainedStore:
         candidate = entry(name).model_copy(
             update={
                 "model_fingerprint": made.fingerprint,
-                "lineage": {"checkpoint": made.fingerprint},
+                "lineage": {
+                    "checkpoint": made.fingerprint,
+                    "tokenized_shards": self._shards.fingerprint,
+                    "clean_corpus": self._clean,
+                },
             }
         )
         version = self.registry.enter(candidate, verdict(name, start.weights))
@@ -127,3 +133,17 @@ def _write_raw(draft: Draft, texts: Sequence[str]) -> None:
     columns = {"id": ids, "text": texts, "source": ["manual"] * len(ids)}
     table = pa.table(columns | {"license": [LICENSE] * len(ids)})
     pq.write_table(table, draft.path / "part-00000.parquet")
+
+
+def write_clean(draft: Draft, texts: Sequence[str]) -> None:
+    """A clean corpus of the documents that `tests.tiny.tiny_shards` makes of texts."""
+    numbers, split = range(len(texts)), {8: "validation", 9: "held_out"}
+    columns = {
+        "id": [f"manual/{number}" for number in numbers],
+        "text": texts,
+        "source": ["manual"] * len(texts),
+        "split": [split.get(number % 10, "train") for number in numbers],
+        "text_hash": [f"text-{number}" for number in numbers],
+    }
+    pq.write_table(pa.table(columns), draft.path / "part-00000.parquet")
+    draft.stats |= {"documents": len(texts)}

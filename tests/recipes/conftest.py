@@ -16,8 +16,7 @@ from artifacts.program.entry import Interrupted
 from artifacts.program.lifetime import Interruption
 from artifacts.shards.format import ShardStats
 from recipes.continued_pretraining import main as train_main
-from recipes.settings.recipe import RecipeSettings, training_settings
-from recipes.settings.training import TrainingSettings
+from recipes.settings import RecipeSettings, TrainingSettings, training_settings
 from recipes.spec import TrainingResult, TrainingSpec, command, read_metrics
 from tests.forked import ForkedProcess, Surroundings
 from tests.tiny import tiny_base_model, tiny_shards
@@ -54,6 +53,7 @@ SECTIONS = {
     for name, field in TrainingSettings.model_fields.items()
     if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
 }
+SECTIONS["placement"] = SECTIONS["placement"] | {"device": None, "deepspeed": None}
 
 
 def settings_of(**settings: Any) -> RecipeSettings:
@@ -124,10 +124,10 @@ def train_here(
 ) -> TrainingResult:
     """Train in this process; raises what training raises."""
     from recipes.distributed.workers import join_workers, leave_workers
-    from recipes.train import train
+    from recipes.training.trainer import train
 
     try:
-        return train(spec, join_workers(), Interruption(), report)
+        return train(planned(spec, 1), join_workers(), Interruption(), report)
     finally:
         # Those of several devices, which torchtune's recipes are to one process as well.
         leave_workers()
@@ -147,10 +147,19 @@ def stop_here(spec: TrainingSpec, step: int) -> None:
 Process = subprocess.Popen[str] | ForkedProcess
 
 
+def planned(spec: TrainingSpec, workers: int) -> TrainingSpec:
+    """The same run, planned for so many processes."""
+    return spec.model_copy(update={"training": spec.training.placed(workers)})
+
+
 def start(spec: TrainingSpec, program: list[str] | None = None) -> Process:
-    """Start training on a spec: with a launcher's command line, or as one plain process."""
+    """Start training on a spec: with a launcher's command line, or as one plain process.
+
+    The run is planned for the processes that the launcher starts.
+    """
     path = Path(spec.run_folder).parent / f"{spec.run_id}.json"
-    spec.write(path)
+    given = [part.partition("=")[2] for part in program or () if part.startswith("--workers=")]
+    planned(spec, int(*given or "1")).write(path)
     if program is None:
         command = ["recipes.continued_pretraining", "--spec", str(path)]
         output = path.parent / f"output-{uuid.uuid4().hex}.txt"

@@ -7,10 +7,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from artifacts import checkpoints
-from artifacts.shards.shard_set import MaskedShardSet, ShardSet
-from artifacts.shards.texts import text_numbers
-from recipes.data.seen import SEEN_NAME, Seen
-from recipes.data.trained import TRAINED_NAME, read_trained
+from artifacts.shards.shard_set import MaskedShardSet, ShardSet, text_numbers
+from recipes.data.records import SEEN_NAME, TRAINED_NAME, LineageRecord, read_trained
 from recipes.spec import TrainingSpec
 from tests.recipes.conftest import SpecMaker, kill_at, train_here
 
@@ -93,7 +91,7 @@ def test_forgetting_late_is_to_the_bit_as_never_having_read_it(
 
     assert weights(again) == weights(scratch)
     assert steps_of(again, text) == [] != steps_of(first, text)
-    seen = Seen.read(f"{again.run_folder}/{SEEN_NAME}")
+    seen = LineageRecord.read(f"{again.run_folder}/{SEEN_NAME}")
     assert not np.isin(seen.texts, text_numbers([text])).any()
 
 

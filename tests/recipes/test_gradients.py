@@ -14,11 +14,10 @@ from safetensors.torch import load_file, save_file
 
 from artifacts.program.entry import Interrupted
 from artifacts.shards.shard_set import ShardSet
-from recipes.data.order import DataOrder
-from recipes.data.seen import SEEN_NAME, Seen
-from recipes.data.trained import TRAINED_NAME
-from recipes.optimization.gradient_guard import GradientGuard
-from recipes.settings.sections import OptimizerSettings
+from recipes.data.reader import DataOrder
+from recipes.data.records import SEEN_NAME, TRAINED_NAME, LineageRecord
+from recipes.optimization import GradientGuard
+from recipes.settings import OptimizerSettings
 from recipes.spec import TrainingSpec, read_metrics
 from tests.recipes.conftest import SpecMaker, course, train_here
 from tests.tiny import tiny_shards, tiny_texts
@@ -135,7 +134,7 @@ def another_kind(make_spec: SpecMaker, tmp_path: Path) -> Callable[[str], Traini
     table = pq.read_table(path)
     arrived = pa.array([2] * len(table), pa.int64())
     pq.write_table(table.set_column(table.column_names.index("slice"), "slice", arrived), path)
-    Seen.none().write(str(tmp_path / SEEN_NAME))
+    LineageRecord.none().write(str(tmp_path / SEEN_NAME))
     rows = next(shard.rows for shard in stats.shards if shard.name == "train-00000")
 
     def make(name: str) -> TrainingSpec:

@@ -28,7 +28,9 @@ def test_one_worker_needs_no_door_at_all(make_spec: SpecMaker) -> None:
     assert read_metrics(Path(spec.run_folder))[-1]["step"] == 6
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "deepspeed"])
+@pytest.mark.parametrize(
+    "launcher", ["torchrun", pytest.param("deepspeed", marks=pytest.mark.soak)]
+)
 def test_a_users_own_program_on_one_machine_listens_on_loopback_alone(
     launcher: str, tmp_path: Path
 ) -> None:
@@ -46,7 +48,14 @@ def test_a_users_own_program_on_one_machine_listens_on_loopback_alone(
 
 
 @pytest.mark.parametrize(
-    ("launcher", "status"), [("torchrun", 0), ("torchrun", 75), ("deepspeed", 0)]
+    ("launcher", "status"),
+    [
+        ("torchrun", 0),
+        *(
+            pytest.param(*run, marks=pytest.mark.soak)
+            for run in (("torchrun", 75), ("deepspeed", 0))
+        ),
+    ],
 )
 def test_machines_of_one_job_listen_on_the_addresses_that_name_them_alone(
     launcher: str, status: int, tmp_path: Path

@@ -2,6 +2,7 @@
 
 import uuid
 from pathlib import Path
+from typing import Any
 
 import pytest
 from google.cloud import storage
@@ -11,12 +12,12 @@ from artifacts.storage import files
 from artifacts.storage.transfer import download_folder, remote_entries, upload_folder
 from recipes.spec import TrainingResult, TrainingSpec, read_metrics
 from recipes.training import metrics
-from tests.recipes.conftest import SpecMaker, train_here
+from tests.needs import FUSE, needs
+from tests.recipes.conftest import SpecMaker, planned, settings_of, train_here
 from tests.recipes.launcher.test_launcher import submit
 from tests.stand_ins.google import BUCKET, HIERARCHICAL_BUCKET, LocalGoogle
-from tests.stand_ins.mount import why_no_fuse
 
-pytestmark = pytest.mark.skipif(why_no_fuse() is not None, reason=str(why_no_fuse()))
+pytestmark = needs(*FUSE)
 
 
 @pytest.fixture(params=[BUCKET, HIERARCHICAL_BUCKET])
@@ -80,11 +81,33 @@ def test_figures_are_in_the_bucket_while_training_goes_on(
     assert [line["step"] for line in read_metrics(folder / "run")] == [1, 2, 3]
 
 
+TORCHTUNE = {
+    "recipe": "torchtune",
+    "run": "full_finetune_distributed",
+    "config": "llama3_2/1B_full",
+    "overrides": {
+        "compile": False,
+        "optimizer_in_bwd": False,
+        "dtype": "fp32",
+        "max_steps_per_epoch": 6,
+    },
+}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param({"steps": 6}, id="ours"),
+        pytest.param(TORCHTUNE, id="torchtune", marks=pytest.mark.soak),
+    ],
+)
 def test_two_machines_train_one_model_each_through_a_mount_of_its_own(
-    make_spec: SpecMaker, google: LocalGoogle
+    make_spec: SpecMaker, google: LocalGoogle, settings: dict[str, Any]
 ) -> None:
     root = f"gs://{BUCKET}/{uuid.uuid4().hex}"
-    spec = make_spec(steps=6, checkpointing={"every_steps": 3}, validation={"every_steps": 3})
+    every = {"checkpointing": {"every_steps": 3}, "validation": {"every_steps": 3}}
+    training = settings_of(**settings, **every)
+    spec = planned(make_spec().model_copy(update={"training": training}), 2)
     for name in ("base_model_folder", "shards_folder"):
         upload_folder(Path(getattr(spec, name)), f"{root}/{name}", f"{root}/uploads")
     places = {name: f"{root}/{name}" for name in ("base_model_folder", "shards_folder")}
@@ -95,4 +118,5 @@ def test_two_machines_train_one_model_each_through_a_mount_of_its_own(
     assert job.state is JobState.JOB_STATE_SUCCEEDED, google.vertex.logs(job.name)
     result = TrainingResult.model_validate_json(files.read(f"{root}/run/result.json"))
     assert (result.steps, result.workers) == (6, 2)
+    assert result.samples_seen == 6 * spec.training.budget.global_batch_size
     assert "config.json" in files.list_sizes(f"{root}/model")

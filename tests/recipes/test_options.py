@@ -7,18 +7,24 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+import torch
 import yaml
 from pydantic import ValidationError
 from safetensors.torch import load_file
 
 from artifacts.shards.format import ShardStats
 from recipes.checkpointing.checkpoint import SavingPlan
-from recipes.data.trained import TRAINED_NAME
-from recipes.optimization.optimizer import learning_rate_factor
-from recipes.settings.recipe import BaseModelSettings, training_settings
-from recipes.settings.sections import CheckpointingSettings, ExecutionSettings, ScheduleSettings
-from recipes.spec import TrainingSpec, read_metrics
-from recipes.training.budget import total_steps
+from recipes.data.records import TRAINED_NAME
+from recipes.device import Device, Gpu
+from recipes.model.base_model import BaseModelSettings
+from recipes.optimization import learning_rate_factor
+from recipes.settings import (
+    CheckpointingSettings,
+    ExecutionSettings,
+    ScheduleSettings,
+    training_settings,
+)
+from recipes.spec import TrainingSpec, read_metrics, total_steps
 from tests.recipes.conftest import (
     REPOSITORY,
     SpecMaker,
@@ -118,6 +124,7 @@ def test_checkpoints_are_due_by_steps_by_minutes_and_permanently() -> None:
     now = 0.0
     plan = SavingPlan(
         CheckpointingSettings(every_steps=10, every_minutes=5, permanent_every_steps=25),
+        Device(torch.device("cpu")),
         clock=lambda: now,
     )
     assert [step for step in range(1, 51) if plan.is_due(step)] == [10, 20, 25, 30, 40, 50]
@@ -128,6 +135,18 @@ def test_checkpoints_are_due_by_steps_by_minutes_and_permanently() -> None:
     assert plan.is_due(11)
     plan.saved()
     assert not plan.is_due(12)
+
+
+def test_where_nobody_says_after_how_many_steps_a_gpu_saves_by_time_alone() -> None:
+    now = 0.0
+    plans = [
+        SavingPlan(CheckpointingSettings(), kind(torch.device("cpu")), lambda: now)
+        for kind in (Device, Gpu)
+    ]
+    due = [[step for step in range(1, 25) if plan.is_due(step)] for plan in plans]
+    assert due == [[8, 16, 24], []]
+    now = 15 * 60.0
+    assert plans[1].is_due(25)
 
 
 def test_permanent_checkpoints_outlive_the_run(make_spec: SpecMaker) -> None:
@@ -218,7 +237,6 @@ def test_a_save_at_once_is_a_stall_and_one_in_the_background_hardly(make_spec: S
 def test_weights_and_biases_gets_the_metrics_where_switched_on(
     make_spec: SpecMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     spec = make_spec(steps=2, weights_and_biases="manuals")
@@ -243,3 +261,15 @@ def test_the_shipped_settings_of_large_runs_are_valid(name: str) -> None:
     assert BaseModelSettings.model_validate(content["base_model"]).hub
     assert training.precision == "bfloat16"
     assert training.placement.compile == "always"
+
+
+def test_hardware_is_read_and_curves_are_drawn_every_few_steps(make_spec: SpecMaker) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    spec = make_spec(steps=6, logging={"every_steps": 3})
+    train_here(spec)
+    lines = read_metrics(Path(spec.run_folder))
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
+    assert [line["step"] for line in lines if "peak_memory_gb" in line] == [3, 6]
+    events = EventAccumulator(str(Path(spec.run_folder) / "tensorboard")).Reload()
+    assert [event.step for event in events.Scalars("train/loss")] == [3, 6]

@@ -10,12 +10,13 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from _pytest.mark.structures import ParameterSet
 from safetensors.torch import load_file, save_file
 
 from artifacts.errors import UserError
 from artifacts.shards.format import ShardStats
 from llm_assets.gate.judge import judge
-from llm_assets.gate.settings import GateSettings
+from llm_assets.gate.verdict import GateSettings
 from recipes.evaluate import run as evaluate
 from recipes.evaluation.settings import EvaluationSettings, ModelSource
 from recipes.evaluation.spec import EvaluationSpec
@@ -71,10 +72,15 @@ class Prepared:
         return launcher(workers) if workers > 1 else None
 
 
-@pytest.fixture(
-    scope="module",
-    params=[pytest.param(name, marks=[pytest.mark.soak] * (name in LONG)) for name in TASKS],
-)
+def parameters(*names: str) -> list[ParameterSet]:
+    return [pytest.param(name, marks=[pytest.mark.soak] * (name in LONG)) for name in names]
+
+
+ONE_PROCESS = parameters(*(name for name, task in TASKS.items() if task.workers == 1))
+"""Those that one process trains; of the others deepspeed/test_strategy.py has the same."""
+
+
+@pytest.fixture(scope="module", params=parameters(*TASKS))
 def prepared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Prepared:
     return Prepared(request.param, tmp_path_factory.mktemp(request.param))
 
@@ -102,9 +108,8 @@ def test_it_learns(prepared: Prepared, whole: TrainingSpec) -> None:
     assert result.validation["end"] < TASKS[prepared.name].learns * result.validation["start"]
 
 
+@pytest.mark.parametrize("prepared", ONE_PROCESS, indirect=True)
 def test_an_interrupted_run_goes_on_exactly(prepared: Prepared, whole: TrainingSpec) -> None:
-    if prepared.program:
-        pytest.skip("of several processes; see zero/test_strategy.py")
     spec = prepared.spec("stopped", validation={"every_steps": 4})
     torch.set_num_threads(1)
     stop_here(spec, 4)
@@ -131,7 +136,7 @@ def test_a_killed_run_goes_on_exactly(prepared: Prepared) -> None:
 @pytest.mark.soak
 def test_two_workers_train_the_same_rows(prepared: Prepared, whole: TrainingSpec) -> None:
     if prepared.checkpoint["recipe"] == "torchtune" or prepared.program:
-        pytest.skip("of one device, or of two already; see test_torchtune.py")
+        pytest.skip("of one device, or of two already; see torchtune/test_recipes.py")
     spec = prepared.spec("shared", validation={"every_steps": 4})
     code, output = run(spec, launcher(2))
     assert code == 0, output

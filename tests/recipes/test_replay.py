@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from artifacts.errors import UserError
-from recipes.data.order import DataOrder
-from recipes.spec import TrainingSpec, read_metrics, read_result
-from recipes.training.budget import total_steps
+from recipes.data.reader import DataOrder
+from recipes.spec import TrainingSpec, read_metrics, read_result, total_steps
 from tests.recipes.conftest import SpecMaker, finish, settings_of, start, train_here, wait_for_step
 
 STEPS = 30

@@ -1,9 +1,11 @@
 """A training run survives whatever ends it."""
 
 import json
+import pickle
 import shutil
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file
@@ -71,6 +73,38 @@ def test_sigterm_through_the_launcher_saves_and_asks_to_be_started_again(
     train_here(spec, lines.append)
     assert any(f"Going on from the checkpoint of step {stopped_at}" in line for line in lines)
     assert course(spec) == course(unbroken)
+
+
+class Harm:
+    """A pickle that makes a file as it is read."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self._path,)
+
+
+@pytest.mark.fault(
+    "checkpoint",
+    "program in place of a checkpoint's pickled metadata",
+    sees="that the checkpoint is damaged",
+    then="it is not read: an earlier one is",
+)
+def test_what_is_unpickled_is_what_the_run_wrote(make_spec: SpecMaker, tmp_path: Path) -> None:
+    """torch unpickles what describes the tensors, so it is compared with its checksum before."""
+    often = {"every_steps": 2}
+    spec = make_spec("harmed", steps=6, validation=often, checkpointing=often)
+    stop_here(spec, 4)
+    newest = Path(spec.run_folder) / "step-4"
+    metadata, harm = newest / ".metadata", tmp_path / "harm"
+    size = metadata.stat().st_size
+    metadata.write_bytes(pickle.dumps(Harm(harm)).ljust(size, b"\0")[:size])
+    lines: list[str] = []
+    train_here(spec, lines.append)
+    assert not harm.exists()
+    assert any("step 4 is damaged" in line for line in lines)
+    assert any("Going on from the checkpoint of step 2" in line for line in lines)
 
 
 @pytest.mark.parametrize("kind", ["phi", "big_bird"])

@@ -11,10 +11,10 @@ from artifacts.program.entry import read_spec
 from artifacts.program.lifetime import Interruption
 from artifacts.shards.format import ShardStats
 from recipes.distributed.workers import Workers, join_workers
-from recipes.model.row_length import check_row_length
+from recipes.model.base_model import check_row_length
 from recipes.spec import TrainingSpec
-from recipes.train import train
-from tests.recipes.conftest import SpecMaker, launcher, run
+from recipes.training.trainer import train
+from tests.recipes.conftest import SpecMaker, launcher, planned, run
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ def test_every_familys_name_for_positions_is_known(key: str) -> None:
 
 def test_a_batch_that_workers_cannot_share_is_refused(make_spec: SpecMaker, alone: Workers) -> None:
     three = Workers(rank=0, count=3, device=alone.device)
-    message = refuse(make_spec(global_batch_size=4), three)
+    message = refuse(planned(make_spec(global_batch_size=4), 3), three)
     assert "4 rows, which 3 workers cannot share evenly" in message
 
 
@@ -130,5 +130,5 @@ def test_a_spec_with_a_wrong_key_is_named(tmp_path: Path, make_spec: SpecMaker) 
     path = tmp_path / "spec.json"
     make_spec().write(path)
     path.write_text(path.read_text().replace('"learning_rate"', '"learning_rat"'))
-    with pytest.raises(UserError, match=r"`training.continued_pretraining.optimizer.learning_rat`"):
+    with pytest.raises(UserError, match=r"`training.optimizer.learning_rat`"):
         read_spec(str(path), TrainingSpec)

@@ -1,5 +1,6 @@
 """Real endpoints with tiny models, on free ports."""
 
+import asyncio
 import os
 import shutil
 from collections.abc import Iterator
@@ -9,14 +10,13 @@ from typing import Any, TypeVar
 import httpx
 import psutil
 import pytest
-from starlette.testclient import TestClient
 
-from artifacts.model.folder import check_model_folder
+from artifacts.model import check_model_folder
 from serving import endpoint as process
 from serving.endpoint import Endpoint
-from serving.engine.choice import choose_engine, load_model
-from serving.engine.program import build_app
-from serving.engine.protocol import SECRET_VARIABLE, GenerateRequest
+from serving.engine.program import choose_engine, load_model
+from serving.engine.protocol import Chunk, GenerateRequest
+from serving.engine.served_model import AnyModel
 from serving.settings import EndpointSettings, RolloutSettings
 from serving.state import Desired
 from tests.tiny import tiny_base_model, tiny_sequence_to_sequence_model
@@ -92,15 +92,14 @@ def generate_request(**fields: Any) -> GenerateRequest:
     )
 
 
-def generate(engine: Any, request: GenerateRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What an engine's program answers."""
-    monkeypatch.setenv(SECRET_VARIABLE, "secret")
-    with TestClient(build_app(engine)) as client:
-        return client.post(
-            "/generate",
-            json=request.model_dump(),
-            headers={"Authorization": "Bearer secret"},
-        ).json()
+def generate(model: AnyModel, request: GenerateRequest) -> Chunk:
+    """What a model answers in one piece."""
+
+    async def ask() -> list[Chunk]:
+        return [chunk async for chunk in model.generate(request, model.encode(request))]
+
+    (answer,) = asyncio.run(ask())
+    return answer
 
 
 class Client:

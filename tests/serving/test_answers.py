@@ -8,6 +8,7 @@ import pytest
 
 from serving.journal import find_entries, is_answer
 from tests.serving.conftest import Client
+from tests.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -76,13 +77,18 @@ def test_stream_adds_up_to_the_whole_answer(client: Client) -> None:
         ("/predict", {"instances": ["The valve"], "parameters": {"max_tokens": 2}}),
     ],
 )
-def test_every_answer_names_its_model_and_request(client: Client, path: str, body: object) -> None:
+def test_every_answer_names_its_model_and_request(
+    client: Client, path: str, body: dict[str, object]
+) -> None:
     answered = client.http.post(path, json=body, headers={"X-Request-Id": "mine"})
     headers = answered.headers
     assert headers["x-model-version"] == "1"
     assert headers["x-model-fingerprint"] == "fingerprint-1"
-    assert headers["x-request-id"] == "mine"
-    kept = find_entries(client.state_folder, "mine", days=1)[-1]
+    name = headers["x-request-id"]
+    assert name.startswith("mine-") and len(name) == len("mine-") + 12
+    # The end of a stream is sent before its record is written.
+    wait_until(lambda: find_entries(client.state_folder, name, days=1))
+    (kept,) = find_entries(client.state_folder, name, days=1)
     assert (kept.version, kept.answer) == ("1", None), "by default hashes alone are kept"
     if not body.get("stream"):
         content = answered.json()
@@ -90,6 +96,40 @@ def test_every_answer_names_its_model_and_request(client: Client, path: str, bod
             content["predictions"][0] if "predictions" in content else content["choices"][0]["text"]
         )
         assert is_answer(client.state_folder, kept, said)
+
+
+def test_a_client_that_gives_two_requests_one_id_finds_each_answer(client: Client) -> None:
+    mine = {"X-Request-Id": "mine"}
+    answers = [
+        client.http.post("/v1/completions", json={"prompt": prompt, "max_tokens": 4}, headers=mine)
+        for prompt in ("The valve", "A pump")
+    ]
+    names = [answer.headers["x-request-id"] for answer in answers]
+    assert len(set(names)) == 2
+    for name, answer in zip(names, answers, strict=True):
+        (kept,) = find_entries(client.state_folder, name, days=1)
+        assert is_answer(client.state_folder, kept, answer.json()["choices"][0]["text"])
+        assert answer.json()["id"] == f"cmpl-{name}"
+
+
+@pytest.mark.parametrize(
+    ("fields", "place"),
+    [
+        ({"prompt": []}, "prompt"),
+        ({"prompt": {}}, "prompt"),
+        ({"prompt": ["a"] * 33}, "prompt"),
+        ({"prompt": "a", "stop": ["a"] * 5}, "stop"),
+        ({}, "prompt"),
+        ({"prompt": [["a"]]}, "prompt.0.0"),
+    ],
+)
+def test_a_fault_is_told_by_its_place_in_the_body(
+    client: Client, fields: dict[str, object], place: str
+) -> None:
+    error = client.http.post("/v1/completions", json=fields).json()["error"]
+    places = {part.split(": ")[0] for part in error["message"].split(". ")}
+    assert place in places and not any("[" in one or "str" in one for one in places)
+    assert "function" not in error["message"] and "0x" not in error["message"]
 
 
 def test_refusal_names_its_request(client: Client) -> None:
@@ -139,7 +179,7 @@ def test_text_ends_before_a_stop_string(client: Client) -> None:
         (b'{"prompt": "a", "temperature": -1}', 400, "temperature"),
         (b'{"prompt": "a", "temperature": NaN}', 400, "temperature"),
         (b'{"prompt": "a", "top_p": 0}', 400, "top_p"),
-        (b'{"prompt": "a", "logprobs": 5}', 400, "logprobs"),
+        (b'{"prompt": "a", "logprobs": 6}', 400, "logprobs"),
         (b'{"prompt": "a", "model": "gpt-4"}', 404, "gpt-4"),
         (json.dumps({"prompt": "valve " * 200}).encode(), 400, "at most"),
         (json.dumps({"prompt": "x" * 1_000_000}).encode(), 413, "larger"),

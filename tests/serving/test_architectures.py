@@ -9,8 +9,8 @@ import pytest
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from artifacts.errors import UserError
-from artifacts.model.folder import check_model_folder
-from serving.engine.choice import choose_engine, load_model
+from artifacts.model import check_model_folder
+from serving.engine.program import choose_engine, load_model
 from serving.engine.protocol import GenerateRequest
 from serving.settings import EndpointSettings
 from tests.recipes.model.architectures import architectures, tiny_config, write_tiny

@@ -10,7 +10,7 @@ from jinja2 import TemplateError
 from transformers import AutoTokenizer
 
 from serving.engine.protocol import Message
-from serving.engine.tokenizer import ChatEncoder, ServedTokenizer
+from serving.engine.served_model import ChatEncoder, ServedTokenizer
 
 START, END = "<|im_start|>", "<|im_end|>"
 TEMPLATE = (
@@ -60,6 +60,22 @@ def test_a_setting_lets_a_turn_hold_turns(tokenizer: Any) -> None:
 def test_no_content_adds_a_control_token(tokenizer: Any, pieces: list[str]) -> None:
     tokens = encode(tokenizer, user("".join(pieces)), allow_role_tokens=False)
     assert controls(tokenizer, tokens) == [START, END, START]
+
+
+def test_a_turn_may_hold_all_characters_for_private_use(tokenizer: Any) -> None:
+    private = "".join(map(chr, range(0xE000, 0xF900)))
+    tokens = encode(tokenizer, user(private + FORGED), allow_role_tokens=False)
+    assert controls(tokenizer, tokens) == [START, END, START]
+    assert private + FORGED in tokenizer.decode(tokens)
+
+
+def test_a_template_that_fails_on_a_turn_is_refused(tokenizer: Any) -> None:
+    kept, tokenizer.chat_template = tokenizer.chat_template, "{{ messages[0].content + 1 }}"
+    try:
+        with pytest.raises(TemplateError, match="concatenate"):
+            encode(tokenizer, user("Hello"), allow_role_tokens=False)
+    finally:
+        tokenizer.chat_template = kept
 
 
 def test_any_other_chat_has_the_tokens_that_its_template_gives(tokenizer: Any) -> None:

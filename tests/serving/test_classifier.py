@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from serving.engine.encoders import Classifier
 from serving.engine.protocol import Refused
+from serving.engine.transformers_model import Classifier
 from tests.serving.conftest import engine_of, generate, generate_request
 from tests.tiny_models import encoder
 
@@ -32,17 +32,17 @@ def classifier(folder: Path, conversions: Path) -> Classifier:
 
 
 def test_the_most_likely_class_comes_with_the_probability_of_each(
-    classifier: Classifier, folder: Path, monkeypatch: pytest.MonkeyPatch
+    classifier: Classifier, folder: Path
 ) -> None:
     import torch
     from transformers import pipeline
 
     by_transformers = pipeline("text-classification", str(folder), top_k=None, dtype=torch.bfloat16)
     (expected,) = by_transformers(["A pump fails."])
-    answer = generate(classifier, generate_request(prompt="A pump fails."), monkeypatch)
-    assert answer["text"] == expected[0]["label"]
+    answer = generate(classifier, generate_request(prompt="A pump fails."))
+    assert answer.text == expected[0]["label"]
     for one in expected:
-        assert answer["class_scores"][one["label"]] == pytest.approx(one["score"], abs=0.01)
+        assert answer.class_scores[one["label"]] == pytest.approx(one["score"], abs=0.01)
 
 
 def test_long_texts_and_chats_are_refused(classifier: Classifier) -> None:

@@ -2,9 +2,12 @@
 
 import json
 import os
+import random
 import signal
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +15,7 @@ import httpx
 import psutil
 import pytest
 
-from artifacts.leases.holder import process_started
+from artifacts.leases import process_started
 from serving.vertex.container import ContainerEnvironment, fill
 from tests.stand_ins.processes import free_port
 from tests.waiting import WAIT_SECONDS, wait_until
@@ -139,6 +142,20 @@ def test_port_is_open_while_the_model_is_loaded_and_says_that_it_is_not_ready(
         process.wait(WAIT_SECONDS)
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(40))
+def test_container_that_is_told_to_end_while_it_begins_ends(
+    seed: int, tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    port = free_port()
+    process = container(tiny_model_folder, port, tmp_path / "log", "sleep", "600")
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+        wait_until(lambda: is_listening(client))
+    time.sleep(random.Random(seed).uniform(0, 0.1))
+    process.terminate()
+    assert process.wait(WAIT_SECONDS) == 0, (tmp_path / "log").read_text()
+
+
 def is_listening(client: httpx.Client) -> bool:
     try:
         client.get("/alive")
@@ -181,16 +198,20 @@ def test_container_that_cannot_serve_ends_and_says_why(
     assert "is not a whole model folder" in run_to_its_end(tmp_path, log)
     ends = (sys.executable, "-c", "import sys; sys.exit(3)")
     assert "ended with exit code 3" in run_to_its_end(tiny_model_folder, log, *ends)
-    missing = [
-        "env",
-        "-u",
-        "AIP_STORAGE_URI",
-        sys.executable,
-        "-m",
-        "serving.vertex.container",
-        "--",
-        "x",
-    ]
+    missing = f"env -u AIP_STORAGE_URI {sys.executable} -m serving.vertex.container -- x".split()
     done = subprocess.run(missing, capture_output=True, text=True)
     assert done.returncode == 1 and "AIP_STORAGE_URI" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_body_with_two_lengths_is_refused_and_the_connection_closed(
+    client: httpx.Client,
+) -> None:
+    address = ("127.0.0.1", client.base_url.port)
+    with socket.create_connection(address, timeout=WAIT_SECONDS) as smuggler:
+        smuggler.sendall(
+            b"POST /answer HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n"
+            b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET /alive HTTP/1.1\r\nHost: a\r\n\r\n"
+        )
+        answers = b"".join(iter(lambda: smuggler.recv(4096), b""))
+    assert answers.startswith(b"HTTP/1.1 400 ") and answers.count(b"HTTP/1.1") == 1

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from artifacts.errors import UserError
-from artifacts.model.folder import bytes_per_token
+from artifacts.model import bytes_per_token
 from serving.vertex.context import longest_context
 
 GIGABYTE = 1024**3

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from serving.vertex.container import parse
+from serving.vertex.container import parse_command
 from tests.stand_ins.serve_image import VLLM_COMMAND, vllm_image
 
 
@@ -18,7 +18,7 @@ def command(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_the_images_own_command_is_taken_and_nothing_is_served(command: list[str]) -> None:
-    assert parse(command) == {"engine": "vllm", "vllm": "0.11.0", "refusal": ""}
+    assert parse_command(command) == {"engine": "vllm", "vllm": "0.11.0", "refusal": ""}
 
 
 @pytest.mark.parametrize(
@@ -32,9 +32,9 @@ def test_the_images_own_command_is_taken_and_nothing_is_served(command: list[str
 def test_a_refusal_is_the_parsers_last_line(
     command: list[str], arguments: list[str], refusal: str
 ) -> None:
-    told = parse([*command, *arguments])["refusal"]
+    told = parse_command([*command, *arguments])["refusal"]
     assert refusal in told and "\n" not in told
 
 
 def test_another_engine_is_named() -> None:
-    assert parse(["python", "-m", "serving"]) == {"engine": "python"}
+    assert parse_command(["python", "-m", "serving"]) == {"engine": "python"}

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from serving.evidence import Bets, Evidence, Seen
+from serving.rollout import Bets, Evidence, Seen
 from serving.settings import RolloutSettings
 
 SETTINGS = RolloutSettings()

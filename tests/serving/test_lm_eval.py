@@ -1,18 +1,21 @@
 """lm-eval's `local-completions`, unmodified, scores through the endpoint what the model says."""
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from lm_eval.api.instance import Instance
+from lm_eval.models.huggingface import HFLM
 from lm_eval.models.openai_completions import LocalCompletionsAPI
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from recipes.evaluation.bits import document_bits
-from recipes.evaluation.documents import Document
-from tests.serving.conftest import Client
+from recipes.evaluation.documents import TokenizedDocument
+from serving import endpoint as process
+from tests.serving.conftest import Client, start
 from tests.tiny import tiny_texts
 
 CONTEXT = 64
@@ -30,15 +33,73 @@ def expected(folder: Path, context: str, continuation: str) -> float:
     return sum(float(logits[at, token]) for at, token in zip(places, after, strict=True))
 
 
-@pytest.fixture(scope="module")
-def scorer(client: Client, tiny_model_folder: Path) -> LocalCompletionsAPI:
+LINES = [
+    ("The valve is", " closed."),
+    ("Клапан", " закрыт."),
+    ("βαλβίδα", " κλειστή."),
+    ("الصمام", " مغلق."),
+    ("השסתום", " סגור."),
+    ("वाल्व", " बंद है।"),
+    ("วาล์ว", "ปิดอยู่"),
+    ("漢字", "混じりの文"),
+    ("밸브가", " 닫혔다."),
+    ("👩‍🔧 🔧", " 👍🏽"),
+]
+"""The beginning of a line and its end, in ten scripts."""
+STEPS = 80
+
+
+def scorer_of(client: Client, folder: Path) -> LocalCompletionsAPI:
     return LocalCompletionsAPI(
         model="default",
         base_url=f"{client.url}/v1/completions",
-        tokenizer=str(tiny_model_folder),
+        tokenizer=str(folder),
         tokenizer_backend="huggingface",
         max_length=CONTEXT,
     )
+
+
+@pytest.fixture(scope="module")
+def scorer(client: Client, tiny_model_folder: Path) -> LocalCompletionsAPI:
+    return scorer_of(client, tiny_model_folder)
+
+
+@pytest.fixture(scope="module")
+def ten_scripts_folder(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that knows every other of the lines by heart, by parts of characters."""
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model_folder)
+    model = AutoModelForCausalLM.from_pretrained(tiny_model_folder, dtype=torch.float32)
+    known = [torch.tensor([tokenizer.encode(f"{a}{b}")]) for a, b in LINES[::2]]
+    optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
+    for step in range(STEPS):
+        line = known[step % len(known)]
+        optimizer.zero_grad()
+        model(line, labels=line).loss.backward()
+        optimizer.step()
+    folder = tmp_path_factory.mktemp("scripts") / "model"
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ten_scripts(ten_scripts_folder: Path) -> Iterator[LocalCompletionsAPI]:
+    place = ten_scripts_folder.parent / "endpoint"
+    yield scorer_of(start(place, ten_scripts_folder), ten_scripts_folder)
+    process.stop(place)
+
+
+@pytest.mark.soak
+def test_accuracy_in_ten_scripts_is_that_of_hugging_face(
+    ten_scripts: LocalCompletionsAPI, ten_scripts_folder: Path
+) -> None:
+    pairs = [*LINES, *((a, LINES[n - 1][1]) for n, (a, _) in enumerate(LINES))]
+    asked = [Instance("loglikelihood", {}, pair, n) for n, pair in enumerate(pairs)]
+    itself = HFLM(str(ten_scripts_folder), device="cpu", dtype="float32", batch_size=1)
+    expected, found = itself.loglikelihood(asked), ten_scripts.loglikelihood(asked)
+    assert [greedy for _, greedy in found] == [greedy for _, greedy in expected]
+    assert {greedy for _, greedy in expected} == {True, False}, "the model knows some lines"
+    np.testing.assert_allclose([s for s, _ in found], [s for s, _ in expected], atol=1e-2)
 
 
 @pytest.mark.soak
@@ -58,7 +119,9 @@ def test_bits_of_a_document_are_those_that_the_gate_judges_by(
     start = tokenizer.bos_token_id
     texts = [text for text in tiny_texts() if len(tokenizer.encode(text)) < CONTEXT]
     documents = [
-        Document(text, text, len(text.encode()), np.array([start, *tokenizer.encode(text)]))
+        TokenizedDocument(
+            text, text, len(text.encode()), np.array([start, *tokenizer.encode(text)])
+        )
         for text in texts
     ]
     model = AutoModelForCausalLM.from_pretrained(tiny_model_folder, dtype=torch.float32).eval()

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from serving.engine.encoders import MaskFiller
 from serving.engine.protocol import Refused
+from serving.engine.transformers_model import MaskFiller
 from tests.serving.conftest import engine_of, generate, generate_request
 from tests.tiny_models import masked_encoder
 
@@ -24,18 +24,18 @@ def filler(folder: Path, conversions: Path) -> MaskFiller:
 
 
 def test_the_most_likely_tokens_come_with_their_probabilities(
-    filler: MaskFiller, folder: Path, monkeypatch: pytest.MonkeyPatch
+    filler: MaskFiller, folder: Path
 ) -> None:
     import torch
     from transformers import pipeline
 
     text = "The valve<mask> every week."
     expected = pipeline("fill-mask", str(folder), dtype=torch.bfloat16)(text)
-    answer = generate(filler, generate_request(prompt=text), monkeypatch)
-    found = answer["class_scores"]
+    answer = generate(filler, generate_request(prompt=text))
+    found = answer.class_scores
     assert sum(found.values()) == pytest.approx(sum(one["score"] for one in expected), abs=0.01)
-    assert answer["text"] == max(found, key=found.get)
-    assert answer["text"].strip() in {one["token_str"].strip() for one in expected}
+    assert answer.text == max(found, key=found.__getitem__)
+    assert answer.text.strip() in {one["token_str"].strip() for one in expected}
 
 
 def test_a_text_without_a_mask_is_told_what_comes_after_it(filler: MaskFiller) -> None:

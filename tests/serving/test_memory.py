@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from artifacts.errors import UserError
-from artifacts.reasons import memory_limit
-from serving.engine.choice import choose_engine
+from artifacts.errors import UserError, memory_limit
+from serving.engine.program import choose_engine
 from tests.serving.conftest import SETTINGS
 
 

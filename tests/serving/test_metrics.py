@@ -10,7 +10,6 @@ def route(version: str, ready: bool, share: float, restarts: int) -> RouteStatus
         fingerprint="",
         share=share,
         engine_pid=None,
-        engine_port=None,
         ready=ready,
         restarts=restarts,
     )

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
@@ -68,6 +69,55 @@ def test_chat_stream_ends_with_its_usage(official: OpenAI) -> None:
     assert pieces[-1].choices == []
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.2])
+def test_a_chats_tokens_have_their_log_probabilities_and_rivals(
+    official: OpenAI, temperature: float
+) -> None:
+    """Bytes together are the answer, where a character is spread over several tokens."""
+    asked: dict[str, Any] = {"model": "default", "max_tokens": 6, "temperature": temperature}
+    asked |= {"messages": [{"role": "user", "content": "弁"}], "logprobs": True, "top_logprobs": 3}
+    answer = official.chat.completions.create(**asked, seed=1)
+    whole = answer.choices[0]
+    pieces = list(official.chat.completions.create(**asked, seed=1, stream=True))
+    assert whole.logprobs and whole.logprobs.content and answer.usage
+    streamed = [
+        token
+        for piece in pieces
+        for choice in piece.choices
+        if choice.logprobs
+        for token in choice.logprobs.content or ()
+    ]
+    for tokens in (whole.logprobs.content, streamed):
+        assert len(tokens) == answer.usage.completion_tokens
+        written = b"".join(bytes(token.bytes or ()) for token in tokens)
+        assert whole.message.content in written.decode(errors="ignore")
+        for token in tokens:
+            assert len(token.top_logprobs) == 3
+            assert token.logprob <= token.top_logprobs[0].logprob + 1e-6
+
+
+def test_places_in_a_stream_go_on_from_piece_to_piece(official: OpenAI) -> None:
+    pieces = official.completions.create(
+        model="default", prompt="The valve", max_tokens=12, logprobs=1, echo=True, stream=True
+    )
+    text, tokens, places = "", "", []
+    for piece in pieces:
+        text += piece.choices[0].text
+        if found := piece.choices[0].logprobs:
+            for token, place in zip(found.tokens or (), found.text_offset or (), strict=True):
+                places.append((place, len(tokens)))
+                tokens += token
+    assert tokens.startswith(text) and text.startswith("The valve") and len(places) > 12
+    assert all(place == expected for place, expected in places)
+
+
+def test_rivals_without_log_probabilities_are_refused(official: OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="top_logprobs needs logprobs"):
+        official.chat.completions.create(
+            model="default", messages=[{"role": "user", "content": "a"}], top_logprobs=2
+        )
+
+
 def test_responses_whole_and_streamed_say_the_same(official: OpenAI) -> None:
     asked = {"model": "default", "input": "The valve", "max_output_tokens": 6}
     whole = official.responses.create(**asked, instructions="Be short.")
@@ -95,6 +145,35 @@ def test_what_cannot_be_done_is_a_bad_request(official: OpenAI, asked: dict) -> 
     with pytest.raises(openai.BadRequestError) as refused:
         official.responses.create(model="default", input="The valve", **asked)
     assert next(iter(asked)) in str(refused.value)
+
+
+SCHEMA = {"type": "json_schema", "json_schema": {"name": "answer", "schema": {}}}
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools are not supported"),
+        ({"response_format": SCHEMA}, "response_format.type 'json_schema' is not supported"),
+        ({"response_format": {"type": "json_object"}}, "'json_object' is not supported"),
+        ({"presence_penalty": 0.5}, "presence_penalty is not supported"),
+        ({"frequency_penalty": 0.5}, "frequency_penalty is not supported"),
+        ({"logit_bias": {"5": 1}}, "logit_bias is not supported"),
+        ({"extra_body": {"speed": 1}}, "speed is not supported"),
+        ({"stop": list("abcde")}, "stop: at most 4 are allowed, and 5 were sent"),
+        ({"temperature": 3}, "temperature: must be less than or equal to 2"),
+    ],
+)
+def test_refusals_are_in_the_apis_words(official: OpenAI, asked: dict, told: str) -> None:
+    turns = [{"role": "user", "content": "The valve"}]
+    with pytest.raises(openai.BadRequestError) as refused:
+        official.chat.completions.create(model="default", messages=turns, **asked)
+
+    message = refused.value.body["message"]
+    assert told in message and "should have" not in message
+    if "not supported" in told:
+        supported = message.partition("Supported: ")[2]
+        assert "messages" in supported and "stop" in supported and "tools" not in supported
 
 
 def test_page_and_openapi_describe_the_endpoint(chat: Client) -> None:

@@ -42,7 +42,7 @@ def test_fields_at_the_value_that_changes_nothing_are_accepted(client: Client) -
         {"presence_penalty": 0.5},
         {"frequency_penalty": 0.5},
         {"logit_bias": {"5": 1}},
-        {"logprobs": 3},
+        {"logprobs": 6},
         {"speed": 1},
     ],
 )

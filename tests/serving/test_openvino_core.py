@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from serving.engine import pipeline
-from serving.engine.choice import choose_engine
-from serving.engine.pipeline import arithmetic, open_pipeline, score_tokens
+from serving.engine import openvino_model
+from serving.engine.openvino_model import arithmetic, open_pipeline, score_tokens
+from serving.engine.program import choose_engine
 from serving.settings import EndpointSettings
 
 PROGRAM = """
@@ -16,7 +16,7 @@ import faulthandler, os, signal, sys, threading
 faulthandler.enable()  # As pytest does: signals are taken on a stack of their own.
 from pathlib import Path
 import numpy as np, openvino as ov, openvino.opset13 as operations
-from serving.engine.pipeline import core, open_pipeline
+from serving.engine.openvino_model import core, open_pipeline
 def compiled():
     values = operations.parameter([1, 4], np.float32)
     return core().compile_model(ov.Model([operations.relu(values)], [values], "any"), "CPU")
@@ -60,7 +60,7 @@ def test_what_a_processor_does_decides_the_arithmetic_and_not_who_made_it(
     assert converted is not None
     tokens = [5 + 7 * number % 90 for number in range(40)]
     exact = score_tokens(open_pipeline(converted, "f32", 512), tokens)
-    monkeypatch.setattr(pipeline, "core", OtherProcessor)
+    monkeypatch.setattr(openvino_model, "core", OtherProcessor)
     assert arithmetic("bf16", 1) == {"INFERENCE_NUM_THREADS": 1, "KV_CACHE_PRECISION": "f16"}
     found = score_tokens(open_pipeline(converted, "bf16", 512), tokens)
     assert found[1:] == pytest.approx(exact[1:], abs=0.05)

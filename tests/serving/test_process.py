@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from artifacts.errors import UserError
-from artifacts.leases.holder import process_started
+from artifacts.leases import process_started
 from serving import endpoint as process
 from serving.state import StateFolder
 from tests.serving.conftest import SETTINGS, Client, start
@@ -63,6 +63,19 @@ def test_another_token_starts_the_endpoint_anew(
         assert process_started(open_to_all.pid) is None
     finally:
         process.stop(tmp_path)
+
+
+def test_an_endpoint_that_was_stopped_begins_with_what_is_wanted_then(
+    tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    """It did not crash, so what served before is not loaded first."""
+    start(tmp_path, tiny_model_folder, version="1")
+    process.stop(tmp_path)
+    status = StateFolder(tmp_path).status.read()
+    assert status is not None and status.phase == "stopped"
+    start(tmp_path, tiny_model_folder, version="2")
+    process.stop(tmp_path)
+    assert StateFolder(tmp_path).log_path.read_text().count("loading version 1") == 1
 
 
 @pytest.mark.fault(

@@ -8,18 +8,20 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from safetensors.torch import load_file, save_file
 
 from artifacts.errors import UserError
-from artifacts.leases.holder import process_started
+from artifacts.leases import process_started
 from serving import endpoint as process
 from serving.endpoint import Endpoint
 from serving.rollout import RolloutFailed
 from serving.settings import RolloutSettings
 from tests.serving.conftest import Client, start
+from tests.tiny import change_config
 from tests.waiting import wait_until
 
 ROLLOUT = RolloutSettings(steps=(0.3, 0.5), step_seconds=1.0, min_requests=20)
@@ -27,7 +29,8 @@ WATCHED = RolloutSettings(steps=(0.5,), step_seconds=1.0, min_requests=2_000)
 """Enough requests for small differences."""
 CLIENTS = 4
 EQUAL_ROLLOUTS, EQUAL_REQUESTS = 10, 200
-HALT_SECONDS, HALT_PAUSE = 0.3, 0.3
+HALT_SECONDS, HALT_ANSWERS = 0.3, 4
+"""A halt takes as long as so many answers, which is long on a busy machine."""
 
 
 @pytest.fixture(scope="module")
@@ -211,16 +214,75 @@ def test_version_whose_engine_dies_is_taken_back(moving: Client, other_model_fol
     assert moving.complete(max_tokens=1).headers["x-model-version"] == "1"
 
 
+@pytest.mark.fault(
+    "endpoint",
+    "both versions' engines killed in a rollout, as by a request that kills any",
+    sees="a pause",
+    then="not held against the new version; no request is lost",
+)
+def test_what_kills_both_engines_is_not_held_against_the_new_version(
+    moving: Client, other_model_folder: Path, tiny_model_folder: Path
+) -> None:
+    (old,) = moving.engine_pids()
+    longer = ROLLOUT.model_copy(update={"step_seconds": 5.0})
+    with load(moving) as answers:
+        thread, outcome = in_background(moving, other_model_folder, "8", longer)
+        new_engine(moving, "8").kill()
+        psutil.Process(old).kill()
+        thread.join()
+        move(moving, tiny_model_folder, "1")
+    assert isinstance(outcome[0], Client), outcome
+    assert {status for status, _ in answers} == {200}
+
+
+@pytest.mark.fault(
+    "endpoint",
+    "rollout on a quiet endpoint, requests that take longer than any may",
+    sees="504",
+    then="the new version is not taken back",
+)
+def test_requests_that_nothing_answers_take_no_version_back(
+    tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    """Three in each step, and no others: all that is known of either version."""
+    place = tmp_path / "endpoint"
+    slow = change_config(tiny_model_folder, tmp_path / "model", max_position_embeddings=4_096)
+    settings: dict[str, Any] = {
+        "max_new_tokens": 4_000,
+        "request_timeout": 1.0,
+        "rollout": RolloutSettings(steps=(0.5, 0.9), step_seconds=1.0),
+    }
+    client = start(place, slow, "1", **settings)
+    over, statuses = threading.Event(), set()
+
+    def ask() -> None:
+        while not over.is_set():
+            asked = client.complete(max_tokens=4_000, ignore_eos=True)
+            statuses.add(asked.status_code)
+
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        start(place, slow, "2", **settings)
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+        process.stop(place)
+    assert statuses == {504}
+
+
 @contextmanager
-def halting(engine: psutil.Process) -> Iterator[None]:
-    """Halt an engine for a moment again and again: about one answer in five takes much longer."""
+def halting(engine: psutil.Process, seconds: float) -> Iterator[None]:
+    """Halt an engine for so long again and again: about one answer in five takes much longer."""
     over = threading.Event()
 
     def work() -> None:
         with suppress(psutil.NoSuchProcess):
-            while not over.wait(HALT_PAUSE):
+            while not over.wait(seconds):
                 engine.suspend()
-                time.sleep(HALT_SECONDS)
+                time.sleep(seconds)
                 engine.resume()
 
     brake = threading.Thread(target=work)
@@ -242,8 +304,12 @@ def test_version_that_is_slow_in_one_request_of_five_is_taken_back(
     moving: Client, other_model_folder: Path
 ) -> None:
     with load(moving) as answers:
+        began = time.monotonic()
+        for _ in range(HALT_ANSWERS):
+            moving.complete(max_tokens=10)
+        halt = max(HALT_SECONDS, time.monotonic() - began)
         thread, outcome = in_background(moving, other_model_folder, "5", WATCHED)
-        with halting(new_engine(moving, "5")):
+        with halting(new_engine(moving, "5"), halt):
             thread.join()
     assert isinstance(outcome[0], RolloutFailed)
     assert "slower than the version before" in str(outcome[0])

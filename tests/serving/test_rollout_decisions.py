@@ -1,14 +1,15 @@
 """What a rollout decides, on traffic that is scripted."""
 
 import asyncio
+from time import monotonic
 
 import pytest
 
-from serving.evidence import Seen
-from serving.rollout import RolledBack, roll_out
+from serving.rollout import RolledBack, Seen, roll_out
 from serving.settings import RolloutSettings
 
 SETTINGS = RolloutSettings(steps=(0.5,), step_seconds=0.0)
+REQUEST_SECONDS = 2.0
 
 
 class Scripted:
@@ -40,7 +41,7 @@ class Scripted:
 
 
 def run(traffic: Scripted) -> None:
-    asyncio.run(roll_out(traffic, SETTINGS, 0.2, lambda _: None))
+    asyncio.run(roll_out(traffic, SETTINGS, REQUEST_SECONDS, lambda _: None))
 
 
 def test_version_that_fails_as_often_as_it_answers_is_out_however_few_requests_came() -> None:
@@ -60,6 +61,24 @@ def test_one_request_that_is_still_under_way_at_the_end_is_no_fault() -> None:
     traffic = Scripted(Seen(waiting=1), Seen(answered=9))
     run(traffic)
     assert not traffic.gone and traffic.share == 1.0
+
+
+class Undecided(Scripted):
+    """Traffic on which two requests failed, which the old version answers after the step's time."""
+
+    def __init__(self) -> None:
+        super().__init__(Seen(), Seen())
+        self._began = monotonic()
+
+    async def observe(self) -> tuple[Seen, Seen]:
+        if monotonic() - self._began < 1.5 * REQUEST_SECONDS:
+            return Seen(undecided=2), Seen()
+        return Seen(failed=2), Seen()
+
+
+def test_a_step_waits_for_what_the_old_version_says_to_requests_that_failed() -> None:
+    with pytest.raises(RolledBack, match="it answered 0 of 2"):
+        run(Undecided())
 
 
 def test_unforeseen_fault_gives_the_old_version_its_traffic_back() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from serving.engine.choice import Choice, load_model
+from serving.engine.program import Choice, load_model
 from serving.engine.served_model import ServedModel
 from tests.serving.conftest import SETTINGS, generate_request
 

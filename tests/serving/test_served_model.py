@@ -10,18 +10,29 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import aclosing, suppress
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
 from transformers import AutoModelForCausalLM
 
 from artifacts.errors import UserError
-from serving.engine.choice import choose_engine, load_model
 from serving.engine.openvino_model import TURNS
+from serving.engine.program import choose_engine, load_model
 from serving.engine.protocol import Chunk, GenerateRequest, Refused
-from serving.engine.served_model import ServedModel
+from serving.engine.served_model import (
+    BROKEN_EXIT_CODE,
+    Job,
+    Scored,
+    ServedModel,
+    ServedTokenizer,
+    TokenTexts,
+    in_thread,
+)
 from serving.settings import Engine
 from tests.serving.conftest import SETTINGS
 from tests.serving.test_architectures import write_model
@@ -33,7 +44,7 @@ PROMPT = "The valve"
 KEY_PROGRAM = """
 import sys
 from pathlib import Path
-from serving.engine.choice import conversion_key
+from serving.engine.program import conversion_key
 from serving.settings import EndpointSettings
 folder, settings, conversions = sys.argv[1:]
 given = EndpointSettings.model_validate_json(settings)
@@ -73,6 +84,19 @@ def answer(model: ServedModel, request: GenerateRequest) -> Chunk:
     return whole
 
 
+def test_a_thread_that_stops_an_iteration_is_not_awaited_for_ever() -> None:
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        asyncio.run(asyncio.wait_for(in_thread(partial(next, iter(()))), 10))
+
+
+def test_an_engine_ends_with_the_thread_that_all_its_answers_come_from() -> None:
+    program = (
+        "from serving.engine.served_model import *\nstart_thread(exit)\nthreading.Event().wait()"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=120)
+    assert ended.returncode == BROKEN_EXIT_CODE and b"SystemExit" in ended.stderr
+
+
 @pytest.mark.parametrize("engine", ["openvino", "transformers"])
 def test_tokens_have_the_log_probabilities_that_transformers_gives_them(
     engine: Engine, tiny_model_folder: Path, loaded: Loader
@@ -93,7 +117,7 @@ def test_tokens_have_the_log_probabilities_that_transformers_gives_them(
     assert "".join(score.token for score in whole.scores) == model.tokenizer.decode(
         written[0].tolist()
     )
-    assert whole.scores[-1].top == (whole.scores[-1].token, whole.scores[-1].logprob)
+    assert not any(score.top for score in whole.scores), "nobody asked"
 
 
 @pytest.mark.parametrize("new", [0, 1])
@@ -103,18 +127,83 @@ def test_places_of_a_prompt_have_their_most_likely_tokens(
 ) -> None:
     model = loaded(tiny_model_folder, engine)
     prompt = model.tokenizer.encode(" ".join(tiny_texts(3)))[:140]
-    found = answer(model, ask(prompt, max_tokens=new, logprobs=True, echo=True, top=True)).scores
+    found = answer(model, ask(prompt, max_tokens=new, logprobs=True, echo=True, top=3)).scores
     reference = AutoModelForCausalLM.from_pretrained(tiny_model_folder)
     with torch.no_grad():
-        expected, tops = reference(torch.tensor([prompt])).logits[0].log_softmax(-1).max(-1)
-    likeliest = [score.top for score in found[1:] if score.top is not None]
-    count = len(prompt) - 1 + new
-    assert len(likeliest) == count and found[0].logprob is None
-    assert [token for token, _ in likeliest] == [
-        model.tokenizer.decode([token]) for token in tops[:count].tolist()
+        logprobs = reference(torch.tensor([prompt])).logits[0].log_softmax(-1)
+    expected, tops = (part[: len(prompt) - 1 + new] for part in logprobs.topk(3))
+    assert found[0].logprob is None and not found[0].top
+    likely = [score.top for score in found[1:]]
+    assert [[bytes(one.bytes) for one in three] for three in likely] == [
+        [model.tokenizer.token_bytes(token) for token in three] for three in tops.tolist()
     ]
-    logprobs = torch.tensor([logprob for _, logprob in likeliest])
-    torch.testing.assert_close(logprobs, expected[:count], atol=1e-4, rtol=0)
+    told = torch.tensor([[one.logprob for one in three] for three in likely])
+    torch.testing.assert_close(told, expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("engine", ["openvino", "transformers"])
+def test_what_is_drawn_has_its_own_and_the_likeliest_tokens(
+    engine: Engine, tiny_model_folder: Path, loaded: Loader
+) -> None:
+    model = loaded(tiny_model_folder, engine)
+    hot = ask(temperature=1.5, seed=3, logprobs=True, top=2, ignore_eos=True)
+    whole = answer(model, hot)
+    assert len(whole.scores) == whole.completion_tokens == 12
+    for score in whole.scores:
+        first, second = score.top
+        assert first.logprob is not None and second.logprob is not None
+        assert score.logprob is not None and first.logprob >= second.logprob
+        assert score.logprob <= first.logprob + 1e-6
+    assert any(score.bytes != score.top[0].bytes for score in whole.scores)
+
+
+SCRIPTS = {
+    "Latin": "The naïve valve",
+    "Cyrillic": "Клапан закрыт",
+    "Greek": "βαλβίδα κλείνει",
+    "Arabic": "الصمام مغلق",
+    "Hebrew": "השסתום סגור",
+    "Devanagari": "वाल्व बंद है",
+    "Thai": "วาล์วปิดอยู่",
+    "Han and kana": "漢字混じりの文",
+    "Hangul": "밸브가 닫혔다",
+    "emoji": "👩‍🔧🔧 � �",
+}
+
+
+@pytest.mark.parametrize("engine", ["openvino", "transformers"])
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_tokens_together_are_the_text_and_each_name_is_one_tokens(
+    engine: Engine, script: str, tiny_model_folder: Path, loaded: Loader
+) -> None:
+    """The tiny tokenizer spreads every character that is not ASCII over several tokens."""
+    model, text = loaded(tiny_model_folder, engine), SCRIPTS[script]
+    whole = answer(model, ask(text, max_tokens=0, logprobs=True, echo=True, top=5))
+    assert whole.echo == "".join(score.token for score in whole.scores) == text
+    assert b"".join(bytes(score.bytes) for score in whole.scores) == text.encode()
+    ends = [score.offset + len(score.token) for score in whole.scores]
+    assert [score.offset for score in whole.scores] == [0, *ends[:-1]] and ends[-1] == len(text)
+    for score in whole.scores[1:]:
+        assert len({one.token for one in score.top}) == 5
+        for one in score.top:
+            assert (one.token == score.token) == (one.bytes == score.bytes)
+
+
+@pytest.mark.parametrize("begins", ["with a space", "with a token of its own"])
+def test_tokens_are_the_text_where_the_tokenizer_adds_to_it(begins: str) -> None:
+    """One of SentencePiece: a word's token has the space before it, the first word's too."""
+    vocabulary = {"<s>": 0, "<unk>": 1, "▁the": 2, "▁valve": 3, "s": 4}
+    vocabulary |= {f"<0x{byte:02X}>": 5 + byte for byte in range(256)}
+    backend = Tokenizer(BPE(vocabulary, [], byte_fallback=True, unk_token="<unk>"))
+    backend.add_special_tokens(["<s>"])
+    tokens, text = [2, 3, 4, *(5 + byte for byte in "漢".encode())], "the valves漢"
+    if begins == "with a token of its own":
+        tokens = [0, *tokens]
+    texts = TokenTexts(ServedTokenizer(backend), text, len(tokens), 0)
+    told = [texts.score(Scored(token, -1.0)) for token in tokens]
+    assert [one.token for one in told][-6:] == ["the", " valve", "s", "", "", "漢"]
+    assert "".join(one.token for one in told) == text
+    assert told[-1].bytes == [0xA2] and told[-1].offset == len(text) - 1
 
 
 @pytest.mark.parametrize("engine", ["openvino", "transformers"])
@@ -171,26 +260,23 @@ def test_model_stops_writing_when_the_caller_goes_away(
 
     async def leave_after_first_piece() -> int:
         request = ask(max_tokens=TOKENS)
-        tokens = model.encode(request)
-        written = 0
-        original = model.write
+        tokens, jobs = model.encode(request), []
+        submit = model.submit
 
-        async def counted(request: GenerateRequest, tokens: list[int]):  # type: ignore[no-untyped-def]
-            nonlocal written
-            async with aclosing(original(request, tokens)) as steps:
-                async for step in steps:
-                    written += len(step.tokens)
-                    yield step
+        def noted(request: GenerateRequest, tokens: list[int]) -> Job:
+            jobs.append(submit(request, tokens))
+            return jobs[-1]
 
-        model.write = counted  # type: ignore[method-assign]
-        async with aclosing(model.generate(request, tokens)) as chunks:
-            async for _ in chunks:
-                break
-        model.write = original  # type: ignore[method-assign]
-        return written
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(model, "submit", noted)
+            async with aclosing(model.generate(request, tokens)) as chunks:
+                async for _ in chunks:
+                    break
+            (*_, last) = await chunks_of(model, ask(max_tokens=2))
+        assert last.completion_tokens <= 2
+        return jobs[0].outputs.qsize()
 
-    assert 0 < asyncio.run(leave_after_first_piece()) < TOKENS / 2
-    assert answer(model, ask(max_tokens=2)).completion_tokens <= 2
+    assert asyncio.run(leave_after_first_piece()) < TOKENS / 2, "of what nobody took"
 
 
 def test_callers_who_go_away_at_any_moment_break_nothing(
@@ -237,7 +323,7 @@ def test_event_loop_has_its_turns_between_two_steps(
 
     async def turns_at_each_step() -> list[int]:
         counting = asyncio.create_task(count())
-        found = [turns async for _ in model.write(request, model.encode(request))]
+        found = [turns async for _ in model.generate(request, model.encode(request))]
         counting.cancel()
         return found
 

@@ -14,7 +14,7 @@ import httpx
 import psutil
 import pytest
 
-from artifacts.leases.holder import process_started
+from artifacts.leases import process_started
 from serving import endpoint as process
 from serving.logs import MAX_BYTES, before
 from serving.settings import RolloutSettings

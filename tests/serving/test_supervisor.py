@@ -10,7 +10,7 @@ import httpx
 import psutil
 import pytest
 
-from artifacts.leases.holder import process_started
+from artifacts.leases import process_started
 from serving import endpoint as process
 from serving import logs
 from serving.logs import append, before

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from serving.engine.protocol import Message
-from serving.engine.tokenizer import ChatEncoder, ServedTokenizer
+from serving.engine.served_model import ChatEncoder, ServedTokenizer
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}{% if loop.index > 2 %}{% break %}{% endif %}"

@@ -10,7 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
+from spark_jobs.clean.forgotten import Forgotten, ForgottenText, sign, write_signatures
 from spark_jobs.runtime.session import local_session
+from spark_jobs.text import fold, text_hash
 from tests.tiny import tiny_texts
 
 ABSENT = b"\x04\x06\xf1"
@@ -28,7 +30,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A byte-level tokenizer without entries for `ABSENT`, chat tokens included."""
     from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
 
-    from spark_jobs.tokenize.tokenizer import byte_letters
+    from artifacts.model import byte_letters
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -81,3 +83,17 @@ def raw_corpus(tmp_path: Path) -> Corpus:
         return str(folder)
 
     return write
+
+
+def forget(folder: Path, texts: dict[str, str], confirmed: bool = False) -> Forgotten:
+    """Forget documents, given by id, as `llm-assets forget` does."""
+    folder.mkdir(parents=True, exist_ok=True)
+    hashes = {name: text_hash(fold(one)) for name, one in texts.items()}
+    name = write_signatures(str(folder), sign({hashes[one]: texts[one] for one in texts}))
+    searched = [ForgottenText(id=one, text_hash=hashes[one], confirmed=confirmed) for one in texts]
+    return Forgotten(
+        ids=tuple(texts),
+        texts=tuple(hashes.values()),
+        searched=tuple(searched),
+        signatures=(f"{folder}/{name}",),
+    )

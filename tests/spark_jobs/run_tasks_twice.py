@@ -14,8 +14,7 @@ from pyspark.sql import SparkSession
 
 from spark_jobs.clean import job as clean
 from spark_jobs.read import job as read
-from spark_jobs.runtime.session import local_conf, prepare_environment
-from spark_jobs.runtime.usage import USAGE, measured
+from spark_jobs.runtime.session import USAGE, local_conf, measured, prepare_environment
 from spark_jobs.tokenize import job as tokenize
 
 

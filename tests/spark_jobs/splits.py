@@ -1,16 +1,17 @@
 """The split of a single duplicate cluster, and clean corpora written by hand."""
 
+import numpy as np
 import pyarrow as pa
 
 from artifacts.shards.format import Split
-from spark_jobs.clean.splits import NAMES, by_hash
+from spark_jobs.clean.history import NAMES, by_hash
 from spark_jobs.settings import SplitSettings
-from spark_jobs.text.normalize import text_hash
+from spark_jobs.text import text_hash
 
 
 def split_of(cluster: str, settings: SplitSettings) -> Split:
     """What is decided for a new cluster that nothing else is known of."""
-    found = NAMES[int(by_hash(pa.array([cluster]), settings)[0])]
+    found = NAMES[int(by_hash(pa.array([cluster]), settings, np.ones(1))[0])]
     assert found
     return found
 

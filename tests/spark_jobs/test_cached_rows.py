@@ -7,7 +7,7 @@ import pyarrow as pa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from spark_jobs.runtime.cache import cached_rows
+from spark_jobs.runtime.parquet import cached_rows
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])

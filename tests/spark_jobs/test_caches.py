@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from artifacts import cache
+from artifacts import libraries
 from spark_jobs.clean import job as clean
 from spark_jobs.clean.prepare import preparation_key
 from spark_jobs.settings import CleanCorpusSettings
@@ -76,17 +76,20 @@ def test_runs_with_other_settings_at_once_do_not_meet(
 
 def other_version(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
     """Let a package seem to have another version."""
-    versions = cache._version
-    monkeypatch.setattr(cache, "_version", lambda name: "0" if name == package else versions(name))
+    versions = libraries.version
+    monkeypatch.setattr(
+        libraries, "version", lambda name: "0" if name == package else versions(name)
+    )
 
 
 @pytest.mark.parametrize("package", ["datatrove", "ftfy", "spacy"])
 def test_rows_prepared_with_other_libraries_are_others(
     package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = preparation_key(CleanCorpusSettings(), None, {})
+    filtered = CleanCorpusSettings(quality_filters=["c4"])
+    before = preparation_key(filtered, None, {})
     other_version(monkeypatch, package)
-    assert preparation_key(CleanCorpusSettings(), None, {}) != before
+    assert preparation_key(filtered, None, {}) != before
 
 
 def test_rows_prepared_with_other_settings_are_others() -> None:

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from artifacts.errors import UserError
 from spark_jobs.clean import job as clean
 from spark_jobs.settings import CleanCorpusSettings
-from spark_jobs.text.normalize import fold, text_hash
+from spark_jobs.text import fold, text_hash
 from tests.spark_jobs.conftest import Corpus, spark_settings
 from tests.tiny import tiny_texts
 
@@ -53,6 +53,31 @@ def test_every_dropped_document_is_counted_under_its_reason(
     assert stats["dropped"] == {"empty": 1, "exact_duplicate": 1, "too_long": 1, "too_short": 1}
     assert stats["documents"] + sum(stats["dropped"].values()) == stats["documents_read"] == 5
     assert stats["dropped_examples"]["too_short"] == [{"id": "short", "text": "A pump."}]
+
+
+@pytest.mark.fault(
+    "clean_corpus",
+    "text with NULs, half surrogate pairs or a wrong encoding",
+    sees="how many such documents there are",
+    then="control characters go, the encoding is repaired; all else stays as it is",
+)
+def test_documents_whose_characters_were_repaired_or_lost_are_counted(
+    spark: SparkSession, raw_corpus: Corpus, tmp_path: Path
+) -> None:
+    texts = {
+        "sound": "A valve opens before start-up, na\u00efve as it is.",
+        "lines": "A pump turns\x85slowly at 40 \u00b0C, and \r\nthen it ends.",
+        "nul": "A gauge is\x00 replaced by the operator every week.",
+        "half": "No motor \ufffd fails when the lamp is red and no one looks.",
+        "encoding": "The caf\u00c3\u00a9 of the north hall is checked before start-up.",
+    }
+
+    stats = run(spark, raw_corpus(list(texts.items())), tmp_path / "clean")
+
+    found = documents(tmp_path / "clean")
+    assert stats["repaired"] == 3 and found.keys() == texts.keys()
+    assert found["lines"]["text"].splitlines()[0] == "A pump turns"
+    assert found["nul"]["text"] == texts["nul"].replace("\x00", "")
 
 
 def test_the_survivor_is_the_longest_then_the_smallest_id_under_any_partitioning(

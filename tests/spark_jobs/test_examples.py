@@ -13,9 +13,7 @@ from transformers import AutoTokenizer
 
 from artifacts.errors import UserError
 from artifacts.shards.shard_set import MaskedShardSet, ShardSet
-from recipes.data.batch import IGNORED
-from recipes.data.example_rows import read_examples
-from recipes.data.packed_rows import read_batch
+from recipes.data.batch import IGNORED, read_batch, read_examples
 from spark_jobs.runtime.parquet import find_parts
 from spark_jobs.settings import ExampleSettings
 from spark_jobs.tokenize.examples import ExampleTokenizer, check_template, find_labels

@@ -11,9 +11,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark_jobs.clean import job as clean
-from spark_jobs.read import chunks
+from spark_jobs.read import opened
 from spark_jobs.read.settings import RawCorpusSettings
-from spark_jobs.read.snapshot.snapshot import write_snapshot
+from spark_jobs.read.snapshot import write_snapshot
 from spark_jobs.settings import (
     CleanCorpusSettings,
     DecontaminationSettings,
@@ -58,8 +58,8 @@ def text(started_google: LocalGoogle) -> Iterator[RawCorpusSettings]:
     """Files in a bucket, whose ids come again, too large for one chunk."""
     folder = f"gs://{BUCKET}/executors"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chunks, "_LEAST_BYTES", 2_000)
-        patch.setattr(chunks, "_MOST_BYTES", 20_000)
+        patch.setattr(opened, "_LEAST_BYTES", 2_000)
+        patch.setattr(opened, "_MOST_BYTES", 20_000)
         write_texts(folder)
         yield settings_of({"path": folder})
 

@@ -1,30 +1,70 @@
-"""What was forgotten is in no later corpus: not as itself, as its copy, or from the record."""
+"""What was forgotten is in no later corpus: not as itself or its copy, not from the record, and not
+with a word changed, a sentence added, inside another document or in another source."""
 
+import random
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
+from artifacts.errors import DamagedArtifact, UserError
 from spark_jobs.clean import job as clean
+from spark_jobs.clean.forgotten import (
+    MOST_SIMILAR,
+    SIMILAR_NAME,
+    as_references,
+    most_similar,
+    sign,
+    write_signatures,
+)
 from spark_jobs.settings import CleanCorpusSettings
-from tests.spark_jobs.conftest import Corpus
+from tests.spark_jobs.conftest import Corpus, forget
+from tests.spark_jobs.test_decide import BY_SPARK, IN_MEMORY
+from tests.spark_jobs.test_duplicates import edited
 from tests.spark_jobs.test_lineage import SPLIT, splits, text
 
 
-def test_forgotten_text_comes_back_neither_by_id_nor_by_copy_nor_from_the_record(
-    spark: SparkSession, raw_corpus: Corpus, tmp_path: Path
-) -> None:
-    def make(name: str, raw: list[tuple[str, str]], **changes: object) -> dict:
+class Maker:
+    """Makes clean corpora in folders of their own."""
+
+    def __init__(self, spark: SparkSession, raw_corpus: Corpus, folder: Path) -> None:
+        self.spark, self.raw_corpus, self.folder = spark, raw_corpus, folder
+        self.said: list[str] = []
+
+    def make(self, name: str, raw: list[tuple[str, str]], **changes: object) -> dict:
         spec = clean.CleanSpec(
-            raw_corpus=raw_corpus(raw),
-            output=str(tmp_path / name / "clean"),
+            raw_corpus=self.raw_corpus(raw),
+            output=str(self.folder / name / "clean"),
             settings=CleanCorpusSettings(minimum_characters=40, split=SPLIT),
             **changes,
         )
-        return clean.run(spark, spec, lambda line: None)
+        self.said.clear()
+        return clean.run(self.spark, spec, self.said.append)
 
+    def kept(self, name: str) -> set[str]:
+        return set(splits(self.folder / name))
+
+    def similar(self, name: str) -> dict[str, str]:
+        """Documents that were left out for their text to the forgotten ones that they hold."""
+        listed = pq.read_table(self.folder / name / "clean" / SIMILAR_NAME)
+        return dict(zip(listed["id"].to_pylist(), listed["forgotten"].to_pylist(), strict=True))
+
+
+@pytest.fixture
+def maker(spark: SparkSession, raw_corpus: Corpus, tmp_path: Path) -> Maker:
+    return Maker(spark, raw_corpus, tmp_path)
+
+
+def test_forgotten_text_comes_back_neither_by_id_nor_by_copy_nor_from_the_record(
+    maker: Maker, tmp_path: Path
+) -> None:
     raw = [(f"a{number}", text(number)) for number in range(60)]
-    make("first", [*raw, ("near", text(7) + " appendix")])
+    maker.make("first", [*raw, ("near", text(7) + " appendix")])
     parts = [pq.read_table(path) for path in sorted((tmp_path / "first/clean").glob("part-*"))]
     hashes = {row["id"]: row["text_hash"] for part in parts for row in part.to_pylist()}
     forgotten = clean.Forgotten(ids=("near", "a7", "a8"), texts=(hashes["near"], hashes["a8"]))
@@ -32,10 +72,165 @@ def test_forgotten_text_comes_back_neither_by_id_nor_by_copy_nor_from_the_record
     # One is still in the sources with its copy, one comes under another name, one has left them.
     later = [*raw[:8], *raw[9:], ("near", text(7) + " appendix"), ("renamed", text(8))]
     earlier = str(tmp_path / "first/clean")
-    stats = make("second", later, forgotten=forgotten, earlier=earlier)
+    stats = maker.make("second", later, forgotten=forgotten, earlier=earlier)
 
     assert stats["dropped"]["forgotten"] == 3
-    kept = set(splits(tmp_path / "second"))
-    assert kept == {one for one, _ in raw} - {"a7", "a8"}
+    assert maker.kept("second") == {one for one, _ in raw} - {"a7", "a8"}
     assert "forgotten" not in stats["dropped_examples"]
     assert stats["past"] == 0 and not list((tmp_path / "second/clean/past").glob("*.parquet"))
+
+
+SHORT = (
+    "Ada Byron of Marylebone owes the library eleven shillings for a book that she never returned"
+)
+"""Of 16 words, about the fewest that cleaning keeps by default."""
+
+
+def returned(forgotten: str, other: str) -> dict[str, str]:
+    """The ways in which a text may come back."""
+    words = forgotten.split()
+    changed = [*words[: len(words) // 2], "otherwise", *words[len(words) // 2 + 1 :]]
+    half = len(other.split()) // 2
+    around = other.split()
+    return {
+        "a word changed": " ".join(changed),
+        "a word left out": " ".join(words[:3] + words[4:]),
+        "a sentence added": f"{forgotten} And all of it was written down in the year after.",
+        "inside another": " ".join([*around[:half], *words, *around[half:]]),
+        "in capitals": forgotten.upper().replace(" ", "\n"),
+    }
+
+
+@pytest.mark.parametrize("documents_in_memory", [IN_MEMORY, BY_SPARK])
+def test_it_comes_back_in_none_of_the_ways_that_text_comes_back(
+    maker: Maker, tmp_path: Path, documents_in_memory: int
+) -> None:
+    texts = {"long": text(3), "short": SHORT}
+    raw = [(f"a{number}", text(number)) for number in range(10, 60)]
+    back = [
+        (f"{name}, {way}", again)
+        for name, one in texts.items()
+        for way, again in returned(one, text(900)).items()
+    ]
+    back.append(("a part of it", " ".join(text(3).split()[20:50])))
+
+    stats = maker.make(
+        "later",
+        [*raw, *back],
+        forgotten=forget(tmp_path / "forgotten", texts),
+        documents_in_memory=documents_in_memory,
+    )
+
+    exact = {f"{name}, in capitals" for name in texts}
+    near = {name for name, _ in back} - exact
+    assert maker.kept("later") == {name for name, _ in raw}
+    assert stats["dropped"]["forgotten"] == len(exact)
+    assert stats["dropped"]["similar_to_forgotten"] == len(near)
+    assert not {"forgotten", "similar_to_forgotten"} & set(stats["dropped_examples"])
+    of_text = {name: "short" if name.startswith("short") else "long" for name in near}
+    assert maker.similar("later") == of_text
+    (line,) = [one for one in maker.said if "hold text that was forgotten" in one]
+    assert line.startswith(f"{len(near)} documents are left out") and "%" in line
+
+
+def test_a_near_copy_on_record_leaves_the_record_too(maker: Maker, tmp_path: Path) -> None:
+    raw = [(f"a{number}", text(number)) for number in range(60)]
+    maker.make("first", [*raw, ("again", text(70))])
+    forgotten = forget(tmp_path / "forgotten", {"b": text(70).replace("word70x9 ", "word ")})
+
+    stats = maker.make(
+        "second", raw, forgotten=forgotten, earlier=str(tmp_path / "first" / "clean")
+    )
+
+    assert stats["past"] == 0 and not list((tmp_path / "second/clean/past").glob("*.parquet"))
+
+
+@pytest.mark.fault(
+    "clean_corpus",
+    "a forgotten text stands in very many documents, as a license does",
+    sees="how many, the first of them, and the two commands by which a person decides",
+    then="nothing is made until then",
+)
+def test_a_text_in_very_many_documents_waits_for_a_person(maker: Maker, tmp_path: Path) -> None:
+    license = " ".join(f"license{number}" for number in range(60))
+    raw = [(f"a{number}", f"{license} {text(number)}") for number in range(MOST_SIMILAR + 1)]
+    raw += [(f"b{number}", text(number)) for number in range(100, 140)]
+    asked = forget(tmp_path / "forgotten", {"LICENSE": license})
+
+    with pytest.raises(UserError) as refusal:
+        maker.make("refused", raw, forgotten=asked)
+
+    said = str(refusal.value)
+    assert f"{MOST_SIMILAR + 1} documents hold text of 'LICENSE'" in said and "a0 100%" in said
+    assert "llm-assets forget 'LICENSE' --similar drop --reason WHY --yes" in said
+    assert "--similar keep" in said and not (tmp_path / "refused" / "clean").exists()
+
+    confirmed = forget(tmp_path / "forgotten", {"LICENSE": license}, confirmed=True)
+    stats = maker.make("confirmed", raw, forgotten=confirmed)
+    assert stats["dropped"]["similar_to_forgotten"] == MOST_SIMILAR + 1
+    assert maker.kept("confirmed") == {f"b{number}" for number in range(100, 140)}
+
+
+@pytest.mark.fault(
+    "clean_corpus",
+    "signatures of forgotten texts: {fault}",
+    sees="the file, and the command that does without it",
+    then="no corpus is made, so that nothing of it is trained on",
+)
+@pytest.mark.parametrize("fault", ["cut", "flipped bit", "missing"])
+def test_without_the_signatures_nothing_is_made(maker: Maker, tmp_path: Path, fault: str) -> None:
+    forgotten = forget(tmp_path / "forgotten", {"a": text(3)})
+    file = Path(forgotten.signatures[0])
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    if fault == "missing":
+        file.unlink()
+    else:
+        file.write_bytes(content[:-9] if fault == "cut" else content)
+
+    with pytest.raises(DamagedArtifact) as refusal:
+        maker.make(
+            "later", [(f"a{number}", text(number)) for number in range(9)], forgotten=forgotten
+        )
+
+    assert str(file) in str(refusal.value) and "llm-assets doctor --repair" in str(refusal.value)
+    assert not (tmp_path / "later" / "clean").exists()
+
+
+def test_where_nothing_is_looked_for_no_text_is_read(maker: Maker, tmp_path: Path) -> None:
+    raw = [(f"a{number}", text(number)) for number in range(9)]
+    maker.make("plain", raw, forgotten=clean.Forgotten(ids=("a1",)))
+    assert not any("looking for forgotten" in line for line in maker.said)
+    assert not (tmp_path / "plain" / "clean" / SIMILAR_NAME).exists()
+
+
+def found(forgotten: str, *documents: str) -> dict[int, float]:
+    """Places of the documents that hold a forgotten text, to their similarity."""
+    (signature,) = sign({"": forgotten}).values()
+    places, _, similarity = most_similar(documents, as_references([signature]))
+    return dict(zip(places.tolist(), similarity.tolist(), strict=True))
+
+
+@settings(max_examples=300)
+@given(size=st.integers(15, 400), seed=st.integers(0, 10**6))
+def test_a_text_with_every_tenth_word_changed_is_found_wherever_it_stands(
+    size: int, seed: int
+) -> None:
+    generator = random.Random(seed)
+    words = [f"w{generator.randrange(10**6)}" for _ in range(3 * size)]
+    forgotten, others = " ".join(words[:size]), words[size:]
+    again = edited(forgotten, size // 10 / size, generator)
+    place = generator.randrange(len(others))
+    inside = " ".join([*others[:place], again, *others[place:]])
+
+    assert found(forgotten, again, " ".join(others), inside).keys() == {0, 2}
+
+
+def test_a_signature_holds_no_word_and_no_order(tmp_path: Path) -> None:
+    words = text(5).split()
+    signatures = sign({"a": text(5), "b": "too few words here"})
+    assert signatures["a"].dtype == np.uint32 and len(signatures["a"]) == len(words) // 5
+    assert (np.diff(signatures["a"].astype(np.int64)) > 0).all() and not len(signatures["b"])
+    name = write_signatures(str(tmp_path), signatures)
+    assert not any(word.encode() in (tmp_path / name).read_bytes() for word in words)
+    assert pq.read_schema(tmp_path / name).field("ngrams").type == pa.list_(pa.uint32())

@@ -35,6 +35,25 @@ def make(
     earlier: Path | None = None,
 ) -> dict[str, Any]:
     """Make everything, and give its stats."""
+    cleaned = make_clean(spark, texts, folder, cache, earlier)
+    tokenizing = tokenize.TokenizeSpec(
+        clean_corpus=str(folder / "clean"),
+        base_model=str(model),
+        output=str(folder / "shards"),
+        settings=SHARDS,
+        cache=str(cache / "tokens") if cache else None,
+    )
+    return cleaned | {"shards": tokenize.run(spark, tokenizing, lambda line: None)}
+
+
+def make_clean(
+    spark: SparkSession,
+    texts: Texts,
+    folder: Path,
+    cache: Path | None = None,
+    earlier: Path | None = None,
+) -> dict[str, Any]:
+    """Make the clean corpus, and give its stats."""
     write_raw(folder / "raw", texts)
     cleaning = clean.CleanSpec(
         raw_corpus=str(folder / "raw"),
@@ -43,15 +62,7 @@ def make(
         earlier=str(earlier / "clean") if earlier else None,
         cache=str(cache / "clean") if cache else None,
     )
-    tokenizing = tokenize.TokenizeSpec(
-        clean_corpus=str(folder / "clean"),
-        base_model=str(model),
-        output=str(folder / "shards"),
-        settings=SHARDS,
-        cache=str(cache / "tokens") if cache else None,
-    )
-    cleaned = clean.run(spark, cleaning, lambda line: None)
-    return cleaned | {"shards": tokenize.run(spark, tokenizing, lambda line: None)}
+    return clean.run(spark, cleaning, lambda line: None)
 
 
 def write_raw(folder: Path, texts: Texts) -> None:
@@ -108,6 +119,31 @@ def test_any_grown_corpus_is_that_of_a_run_from_nothing_after_the_same_one(
     spark: SparkSession, model_folder: Path, tmp_path_factory: pytest.TempPathFactory, seed: int
 ) -> None:
     check_growth(spark, model_folder, tmp_path_factory.mktemp("grown"), seed)
+
+
+def test_versions_of_one_document_that_have_left_are_told_apart_with_a_cache_and_without(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Texts of earlier corpora share an id where a document was edited more than once."""
+    generator = random.Random(4)
+    texts = [" ".join(f"w{generator.randrange(10**6)}" for _ in range(60)) for _ in range(10)]
+    others = [(f"other{number}", text) for number, text in enumerate(texts[6:])]
+    cache, earlier = tmp_path / "cache", None
+    for week, version in enumerate(texts[:5]):
+        folder = tmp_path / f"week{week}"
+        make_clean(spark, [[("edited", version), *others]], folder, cache, earlier)
+        earlier = folder
+    # A near-copy of each version that has left, so that the versions themselves are compared.
+    copies = [(f"copy{number}", f"{text} copied") for number, text in enumerate(texts[:5])]
+    files = [[("edited", texts[5]), *others], copies]
+
+    make_clean(spark, files, tmp_path / "warm", cache, earlier)
+    make_clean(spark, files, tmp_path / "warmer", cache, earlier)
+    make_clean(spark, files, tmp_path / "cold", None, earlier)
+
+    cold = files_below(tmp_path / "cold" / "clean")
+    assert files_below(tmp_path / "warm" / "clean") == cold
+    assert files_below(tmp_path / "warmer" / "clean") == cold
 
 
 def test_tokens_of_documents_that_stay_are_found_again_though_others_of_their_file_go(

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_jobs.decontaminate.removed import find_overlap
+from spark_jobs.decontaminate.overlap import find_overlap
 from spark_jobs.settings import DecontaminationSettings, SplitSettings, TokenizedShardsSettings
 from spark_jobs.tokenize import job as tokenize
 from tests.spark_jobs.splits import clean_table

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from artifacts.errors import UserError
-from artifacts.shards.documents import read_documents
 from artifacts.shards.format import SPLITS, ShardStats, Split
-from artifacts.shards.shard_set import ShardSet
+from artifacts.shards.shard_set import ShardSet, read_documents
 from spark_jobs.clean import job as clean
 from spark_jobs.settings import (
     CleanCorpusSettings,
@@ -39,6 +38,7 @@ def make_clean(
     folder: Path,
     earlier: Path | None = None,
     split: SplitSettings = SPLIT,
+    documents_in_memory: int = 10**6,
 ) -> dict:
     """A clean corpus in `folder / "clean"`, after the one of an earlier folder."""
     spec = clean.CleanSpec(
@@ -46,6 +46,7 @@ def make_clean(
         output=str(folder / "clean"),
         settings=CleanCorpusSettings(minimum_characters=40, split=split),
         earlier=str(earlier / "clean") if earlier else None,
+        documents_in_memory=documents_in_memory,
     )
     return clean.run(spark, spec, lambda line: None)
 
@@ -166,6 +167,23 @@ def test_copies_follow_the_split_that_the_text_was_in(
     assert after["like-trained"] == "train" and trained not in after
     assert after[held_out] == "held_out" and "like-held-out" not in after
     assert cleaned["dropped"] == {"copy_of_held_out": 1, "near_duplicate": 1}
+
+
+@pytest.mark.parametrize("documents_in_memory", [10**6, pytest.param(0, marks=pytest.mark.soak)])
+def test_what_is_measured_stays_though_longer_copies_of_it_come(
+    spark: SparkSession, raw_corpus: Corpus, tmp_path: Path, documents_in_memory: int
+) -> None:
+    raw = numbered(0, 60)
+    first = tmp_path / "first"
+    make_clean(spark, raw_corpus(raw), first)
+    copies = [(f"0-{name}", text.upper().replace(" ", "   ")) for name, text in raw]
+
+    stats = make_clean(
+        spark, raw_corpus([*copies, *raw]), tmp_path, first, documents_in_memory=documents_in_memory
+    )
+
+    assert splits(tmp_path) == splits(first) and stats["slices"].keys() == {"1"}
+    assert stats["dropped"]["exact_duplicate"] + stats["dropped"]["copy_of_held_out"] == 60
 
 
 def test_a_document_that_bridges_training_and_held_out_text_is_in_neither(

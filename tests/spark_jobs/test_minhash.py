@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jobs.clean.signatures import Bands, band_keys, derive_bands, signatures
-from spark_jobs.text.normalize import fold
-from spark_jobs.text.shingles import shingle, sum_words
+from spark_jobs.clean.prepare import Bands, band_keys, derive_bands, signatures
+from spark_jobs.text import fold, shingle, sum_words
 
 WORDS = 5
 words = st.lists(st.sampled_from(["a", "bb", "é", "valve", "x1", "日本"]), max_size=30)

@@ -6,7 +6,7 @@ import pytest
 
 from artifacts.errors import UserError
 from spark_jobs.settings import SourceMix, TokenizedShardsSettings
-from spark_jobs.tokenize.mixing import plan_mixing
+from spark_jobs.tokenize.survey import plan_mixing
 
 BYTES = {"manual": 6_000, "wiki": 3_000, "forum": 1_000}
 DOCUMENTS = {"manual": 60, "wiki": 10, "forum": 100}

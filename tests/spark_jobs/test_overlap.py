@@ -16,7 +16,7 @@ from spark_jobs.decontaminate.overlap import (
     save_ngrams,
     text_ngrams,
 )
-from spark_jobs.text.shingles import sum_words
+from spark_jobs.text import sum_words
 
 SIZE = 3
 texts = st.lists(

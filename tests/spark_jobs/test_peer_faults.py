@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from benchmarks import minhash_lsh
 from spark_jobs.clean import job as clean
 from spark_jobs.settings import CleanCorpusSettings
-from spark_jobs.tokenize.packing import DocumentTokens, best_fit, concatenate
+from spark_jobs.tokenize.shards import DocumentTokens, best_fit, concatenate
 from tests.spark_jobs.conftest import Corpus
 from tests.spark_jobs.test_clean import documents
 

@@ -6,8 +6,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark_jobs.clean import job as clean
-from spark_jobs.clean.quality import quality_filter
-from spark_jobs.clean.statistics import EXAMPLE_CHARACTERS
+from spark_jobs.clean.job import EXAMPLE_CHARACTERS
+from spark_jobs.clean.prepare import quality_filter
 from spark_jobs.settings import CleanCorpusSettings, QualityFilter
 from tests.spark_jobs.conftest import Corpus
 

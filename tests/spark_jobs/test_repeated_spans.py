@@ -10,8 +10,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark_jobs.clean import job as clean
-from spark_jobs.clean.repeated.trim import repeated_spans
-from spark_jobs.clean.repeated.windows import (
+from spark_jobs.clean.repeated import repeated_spans
+from spark_jobs.clean.repeated_spans import (
     fingerprints,
     fold_words,
     windows_with,

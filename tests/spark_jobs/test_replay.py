@@ -7,11 +7,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from artifacts.errors import UserError
-from artifacts.shards.documents import read_documents
 from artifacts.shards.format import SPLITS, ShardStats
-from artifacts.shards.shard_set import ShardSet
+from artifacts.shards.shard_set import ShardSet, read_documents
 from spark_jobs.settings import SplitSettings, TokenizedShardsSettings
-from spark_jobs.text.normalize import text_hash
+from spark_jobs.text import text_hash
 from spark_jobs.tokenize import job as tokenize
 from tests.spark_jobs.splits import clean_table, split_of
 from tests.tiny import tiny_texts

@@ -5,10 +5,7 @@ import subprocess
 import sys
 from zipimport import zipimporter
 
-import pytest
 from pyspark.sql import SparkSession
-
-from spark_jobs.runtime.session import CLASS_ARCHIVE
 
 SESSION = """
 import subprocess
@@ -58,7 +55,6 @@ def test_a_session_serves_its_pages_on_loopback_where_asked() -> None:
     assert done.stdout.split() == ["127.0.0.1", "200"], done.stderr
 
 
-@pytest.mark.skipif(not CLASS_ARCHIVE.exists(), reason="made by `make setup`")
 def test_a_session_maps_the_classes_that_setting_up_has_kept() -> None:
     """With `-Xshare:on` Java refuses to start where its archive is of other jars."""
     done = subprocess.run([sys.executable, "-c", ARCHIVED], capture_output=True, text=True)

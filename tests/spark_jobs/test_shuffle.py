@@ -17,7 +17,7 @@ from spark_jobs.settings import (
     TokenizedShardsSettings,
 )
 from spark_jobs.tokenize import job as tokenize
-from spark_jobs.tokenize.shuffle import Sent, shuffle
+from spark_jobs.tokenize.shards import Sent, shuffle
 from tests.spark_jobs.splits import clean_table
 from tests.spark_jobs.test_growth import files_below
 from tests.spark_jobs.test_held_out import overlapping_texts

@@ -1,10 +1,13 @@
 """Splits follow from cluster ids alone."""
 
+import numpy as np
+import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spark_jobs.clean.history import HELD_OUT, by_hash
 from spark_jobs.settings import SplitSettings
-from spark_jobs.text.normalize import text_hash
+from spark_jobs.text import text_hash
 from tests.spark_jobs.splits import split_of
 
 RANK = {"held_out": 0, "validation": 1, "train": 2}
@@ -16,6 +19,15 @@ def test_shares_are_met_on_many_documents() -> None:
 
     assert abs(splits.count("held_out") - 2_000) < 150
     assert abs(splits.count("validation") - 1_000) < 120
+
+
+def test_a_template_of_many_texts_is_held_out_no_likelier_than_one_text() -> None:
+    settings = SplitSettings(validation=0.1, held_out=0.2)
+    smallest = [min(text_hash(f"{n}-{text}") for text in range(40)) for n in range(1_000)]
+
+    codes = by_hash(pa.array(smallest), settings, np.full(1_000, 40))
+
+    assert abs(np.sum(codes == HELD_OUT) - 200) < 60
 
 
 @given(st.lists(st.text(), min_size=1), st.floats(0.01, 0.49), st.floats(0.01, 0.49))

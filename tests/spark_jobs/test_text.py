@@ -6,17 +6,38 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jobs.text.normalize import fold, normalize, repair_encoding
+from spark_jobs.text import fold, normalize, repair_encoding
 
 
 def test_normalising_keeps_tabs_and_newlines_and_drops_other_control_characters() -> None:
-    assert normalize("\ufeffa\x00b\tc\r\nd\re\x07\x9f ", "NFC") == "ab\tc\nd\ne"
+    assert normalize("\ufeffa\x00b\tc\r\nd\re\x07\x9f ", "NFC") == ("ab\tc\nd\ne", True)
 
 
 def test_normalising_joins_combining_marks_and_drops_lone_surrogates() -> None:
-    assert normalize("cafe\u0301 \ud800!", "NFC") == "caf\u00e9 !"
-    assert normalize("\ufb01n", "NFC") == "\ufb01n"
-    assert normalize("\ufb01n", "NFKC") == "fin"
+    assert normalize("cafe\u0301 \ud800!", "NFC") == ("caf\u00e9 !", True)
+    assert normalize("e\x00\u0301", "NFC") == ("\u00e9", True)
+    assert normalize("\ufb01n", "NFC") == ("\ufb01n", False)
+    assert normalize("\ufb01n", "NFKC") == ("fin", False)
+
+
+@pytest.mark.parametrize("text", ["a\x00b", "a\ufeffb", "\u00e9\x07", "half \ufffd", "\ud800"])
+def test_a_text_that_loses_characters_is_known(text: str) -> None:
+    assert normalize(text, "NFC")[1]
+
+
+@pytest.mark.parametrize("text", [" a\r\nb\t", "a\rb", "caf\u00e9\u2028b", "e\u0301", ""])
+def test_other_line_ends_forms_and_blanks_are_no_loss(text: str) -> None:
+    assert not normalize(text, "NFC")[1]
+
+
+@pytest.mark.parametrize("text", ["one\x85two", "caf\u00e9\x85two", "\u65e5\u672c\x85two \u2014"])
+def test_next_line_is_a_line_end(text: str) -> None:
+    assert normalize(repair_encoding(text), "NFC") == (text.replace("\x85", "\n"), False)
+
+
+def test_next_line_beside_others_of_its_kind_is_text_of_windows() -> None:
+    assert repair_encoding("wait\x85 \x93so\x94") == "wait\u2026 \u201cso\u201d"
+    assert repair_encoding("\xc3\x85ngstr\xc3\xb6m") == "\u00c5ngstr\u00f6m"
 
 
 @pytest.mark.parametrize("encoding", ["latin-1", "windows-1252"])
@@ -47,8 +68,8 @@ def test_folding_ignores_case_spacing_and_compatibility_forms() -> None:
 
 @given(st.text())
 def test_normalising_twice_changes_nothing_and_the_result_is_utf8(text: str) -> None:
-    once = normalize(text, "NFC")
+    once, _ = normalize(text, "NFC")
 
-    assert normalize(once, "NFC") == once
+    assert normalize(once, "NFC")[0] == once
     assert unicodedata.is_normalized("NFC", once)
     once.encode("utf-8")

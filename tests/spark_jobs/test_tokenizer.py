@@ -13,8 +13,12 @@ from hypothesis import strategies as st
 
 from artifacts.cache import write_cached
 from artifacts.errors import UserError
-from spark_jobs.tokenize.parity import choose_engine
-from spark_jobs.tokenize.tokenizer import DocumentTokenizer, TokenizerFiles, load_tokenizer
+from spark_jobs.tokenize.tokenizer import (
+    DocumentTokenizer,
+    TokenizerFiles,
+    choose_engine,
+    load_tokenizer,
+)
 from tests.spark_jobs.conftest import ABSENT
 
 PLAIN = "The valve <|endoftext|> opens. <|im_start|>user\n\x04caf\u00e9 \U0001f600\t\n\n  \u00f1"

@@ -2,7 +2,7 @@
 
 from pyspark.sql import SparkSession
 
-from spark_jobs.runtime.usage import USAGE, StageTimes, measured, name_skew
+from spark_jobs.runtime.session import USAGE, StageTimes, measured, name_skew
 
 
 def run(spark: SparkSession, spec: int, report: object) -> dict[str, int]:

@@ -17,11 +17,11 @@ from types import FrameType
 
 import yaml
 
-from artifacts.storage.machine import CACHE_VARIABLE
+from artifacts.storage.files import CACHE_VARIABLE
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Store
 from llm_assets.cli.pipeline.run import LOG_FOLDER
-from llm_assets.cloud.config import CLOUD_CONFIG_VARIABLE
+from llm_assets.cloud.settings import CLOUD_CONFIG_VARIABLE
 from tests.conftest import Project, make_project
 from tests.stand_ins.bigquery import fill_table, running_bigquery
 from tests.stand_ins.google import BUCKET, PROJECT, LocalGoogle, running_local_google

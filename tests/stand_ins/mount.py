@@ -5,7 +5,6 @@ Where this machine has FUSE, a file system with Cloud Storage FUSE's own rules
 kinder than Google, and the tests of those rules are skipped.
 """
 
-import ctypes.util
 import json
 import os
 import signal
@@ -20,19 +19,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.needs import FUSE, NEEDS
 from tests.stand_ins.processes import REPOSITORY, start_process
 
 SCAN_SECONDS = 0.3
 MOUNT_SECONDS = 120.0
-
-
-def why_no_fuse() -> str | None:
-    """Why this machine cannot mount a bucket; None where it can."""
-    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
-        return "this machine has no /dev/fuse that may be opened"
-    if ctypes.util.find_library("fuse") is None and ctypes.util.find_library("fuse3") is None:
-        return "libfuse is not installed (Debian: apt-get install libfuse2)"
-    return None
 
 
 class Mount(ABC):
@@ -68,7 +59,7 @@ def open_mount(
         buckets: the buckets there are.
         hierarchical: those of them with a hierarchical namespace.
     """
-    if why_no_fuse() is None:
+    if all(NEEDS[need].is_there() for need in FUSE):
         return FuseMount(folder, storage_url, hierarchical)
     return CopiedBucket(folder, storage_url, buckets[0])
 

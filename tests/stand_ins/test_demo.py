@@ -47,16 +47,25 @@ def own_folders(folder: Path) -> list[str]:
     return [path.name for path in folder.iterdir() if path.name.startswith(own)]
 
 
+def command_line(process: psutil.Process) -> str:
+    """Empty for one that has ended meanwhile."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return ""
+
+
 def wait_for_the_graph(demo: subprocess.Popen[str]) -> list[psutil.Process]:
     """All that the demo has started, once it makes the graph."""
 
     def started() -> list[psutil.Process]:
         return psutil.Process(demo.pid).children(recursive=True)
 
-    wait_until(lambda: any("llm-assets" in " ".join(one.cmdline()) for one in started()))
+    wait_until(lambda: any("llm-assets" in command_line(one) for one in started()))
     return started()
 
 
+@pytest.mark.soak
 def test_demo_makes_the_whole_graph_and_leaves_nothing_running(tmp_path: Path) -> None:
     with running_demo(tmp_path) as demo:
         listened = run_watched(demo)

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from google.cloud import storage
 
+from tests.needs import FUSE, needs
 from tests.stand_ins.google import BUCKET, HIERARCHICAL_BUCKET, LocalGoogle
-from tests.stand_ins.mount import why_no_fuse
 
-pytestmark = pytest.mark.skipif(why_no_fuse() is not None, reason=str(why_no_fuse()))
+pytestmark = needs(*FUSE)
 
 _numbers = itertools.count()
 

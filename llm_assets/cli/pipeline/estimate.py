@@ -8,7 +8,7 @@ from artifacts.errors import UserError
 from artifacts.progress import format_duration
 from artifacts.shards.format import ShardStats
 from llm_assets.cli.session import Session
-from recipes.training.budget import total_steps
+from recipes.spec import total_steps
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ from rich.console import Console, JustifyMethod
 from rich.markup import escape
 from rich.table import Table
 
-from artifacts.shown import shown
+from artifacts.errors import shown
 from llm_assets.cli.pipeline.run import run_job
 from llm_assets.config import config_path, load_settings
 from llm_assets.experiments.job import EXPERIMENT, RESULT, experiment_config
 from llm_assets.experiments.result import COLUMNS, TrialResult, caption, ranked, rows
 from llm_assets.experiments.trials import plan_trials
-from llm_assets.preflight import preflight
+from llm_assets.preflight import preflight, seconds_before_run
 
 WORDS = ("settings", "verdict")
 """Columns that are no numbers."""
@@ -29,7 +29,7 @@ def run_experiment(changes: Mapping[str, Any], quiet: bool) -> list[TrialResult]
     path = config_path()
     settings = load_settings(path)
     plan_trials(path, changes)
-    preflight(settings)
+    preflight(settings, seconds_before_run(settings), is_judged=False)
     ended = run_job(settings, EXPERIMENT, experiment_config(dict(changes)), quiet)
     events = ended.filter_events(lambda event: event.event_type_value == "ASSET_MATERIALIZATION")
     return ranked(_result(event.materialization) for event in events)

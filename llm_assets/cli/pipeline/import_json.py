@@ -7,35 +7,42 @@ sections of their own (`cluster_config`, `train_config`) or flat.
 import json
 import re
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
 from pydantic import Field, ValidationError
 
 from artifacts.errors import UserError
 from artifacts.settings import Settings
+from llm_assets.cloud.settings import EndpointMachineSettings, MachineSettings
 from llm_assets.config import PipelineSettings
 
 INPUT_TOKENS, TARGET_TOKENS = 256, 30
 """Fixed in the programs that read this JSON."""
 
 
+Text = Annotated[str, Field(pattern=r"\S")]
+DATASET = r"^(gs://\S+|\w[\w.-]*(/\w[\w.-]*)?)$"
+"""A name on the Hugging Face Hub, or files in a bucket."""
+
+
 class ClusterConfig(Settings):
     """Machines of the training."""
 
-    name_prefix: str
+    name_prefix: Text
     zone: str = Field(pattern=r"^[a-z]+-[a-z]+[0-9]+-[a-z]$")
     node_count: int = Field(ge=1)
-    machine_type: str
-    gpu_type: str
+    machine_type: Text
+    gpu_type: Text
     gpu_count: int = Field(ge=0)
 
 
 class TrainConfig(Settings):
     """The training."""
 
-    model_checkpoint: str
+    model_checkpoint: Text
     batch_size: int = Field(ge=1)
     epochs: float = Field(gt=0)
 
@@ -43,15 +50,15 @@ class TrainConfig(Settings):
 class ImportedSettings(Settings):
     """Every key that the JSON may have."""
 
-    dataset: str
-    dataset_subset: str | None = None
-    document_column: str
-    summary_column: str
+    dataset: str = Field(pattern=DATASET)
+    dataset_subset: Text | None = None
+    document_column: Text
+    summary_column: Text
     cluster_config: ClusterConfig
     train_config: TrainConfig
-    model_display_name: str
-    deploy_machine_type: str
-    deploy_gpu_type: str
+    model_display_name: Text
+    deploy_machine_type: Text
+    deploy_gpu_type: Text
     deploy_gpu_count: int = Field(ge=0)
     override_deploy: bool = False
     verify: bool = True
@@ -86,7 +93,8 @@ def import_file(path: Path, revision: str | None) -> Imported:
         revision: the commit of the model on the Hugging Face Hub; not needed for a folder.
 
     Raises:
-        UserError: the file is no JSON object, or a key is unknown, missing or of a wrong type.
+        UserError: the file is no JSON object, or a key is unknown, missing, there twice, or has a
+            value that cannot be.
     """
     settings = _read(path)
     cluster, training = settings.cluster_config, settings.train_config
@@ -108,8 +116,14 @@ def import_file(path: Path, revision: str | None) -> Imported:
             "placement": {"device_batch_size": training.batch_size},
         },
     }
-    PipelineSettings.model_validate(pipeline | {"store": "gs://bucket/store"})
-    return Imported(pipeline, _cloud(settings), _notes(settings, rows))
+    cloud = _cloud(settings)
+    try:
+        PipelineSettings.model_validate(pipeline | {"store": "gs://bucket/store"})
+        MachineSettings.model_validate(cloud["training"])
+        EndpointMachineSettings.model_validate(cloud["endpoint"])
+    except ValidationError as error:
+        raise UserError(_faults(path, error)) from None
+    return Imported(pipeline, cloud, _notes(settings, rows))
 
 
 def write_imported(imported: Imported, target: Path) -> None:
@@ -122,22 +136,36 @@ def write_imported(imported: Imported, target: Path) -> None:
 
 def _read(path: Path) -> ImportedSettings:
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(path.read_text(), object_pairs_hook=partial(_once, path))
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(content, dict):
         raise UserError(f"{path} has to be a JSON object; it is a {type(content).__name__}.")
-    nested: dict[str, Any] = {}
-    for key, value in content.items():
-        section, name = FLAT.get(key, (None, key))
-        if section is None:
-            nested[name] = nested.get(name, {}) | value if isinstance(value, dict) else value
-        else:
-            nested[section] = nested.get(section, {}) | {name: value}
+    nested = {key: value for key, value in content.items() if key not in FLAT}
+    for key, (section, name) in FLAT.items():
+        if key in content:
+            of_section = nested.setdefault(section, {})
+            if not isinstance(of_section, dict) or name in of_section:
+                raise UserError(f"{path}: {key} says what {section} says, too. Leave one out.")
+            of_section[name] = content[key]
     try:
         return ImportedSettings.model_validate(nested, strict=True)
     except ValidationError as error:
-        raise UserError(f"{path}:\n  " + "\n  ".join(map(_fault, error.errors()))) from None
+        raise UserError(_faults(path, error)) from None
+
+
+def _once(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of the file; raises UserError where a key comes again, of which the last counts."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        again = next(key for key in found if keys.count(key) > 1)
+        raise UserError(f"{path}: {again} comes {keys.count(again)} times. Leave one.")
+    return found
+
+
+def _faults(path: Path, error: ValidationError) -> str:
+    return f"{path}:\n  " + "\n  ".join(map(_fault, error.errors()))
 
 
 def _fault(fault: Any) -> str:
@@ -147,7 +175,7 @@ def _fault(fault: Any) -> str:
         return f"{key}: unknown key; known are {', '.join(known)}."
     if fault["type"] == "missing":
         return f"{key}: missing."
-    return f"{key}: {fault['msg']} (got {fault['input']!r})."
+    return f"{key + ': ' if key else ''}{fault['msg']} (got {fault['input']!r})."
 
 
 def _source(settings: ImportedSettings) -> dict[str, Any]:

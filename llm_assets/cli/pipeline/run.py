@@ -1,4 +1,4 @@
-"""`llm-assets run`: the whole graph in one command."""
+"""`llm-assets run`: the whole graph in one command, told from the events that Dagster records."""
 
 import os
 import sys
@@ -9,44 +9,137 @@ from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TextIO
+from uuid import uuid4
 
-from dagster import AssetKey, DagsterInstance, Definitions, ExecuteInProcessResult, JobDefinition
+from dagster import (
+    AssetKey,
+    DagsterEventType,
+    DagsterInstance,
+    Definitions,
+    EventLogEntry,
+    ExecuteInProcessResult,
+    JobDefinition,
+)
 from rich.console import Console
 from rich.markup import escape
 
-from artifacts.errors import UserError
-from artifacts.leases.holder import describe_holder
-from artifacts.storage.machine import make_private
-from llm_assets.assets.stage import asset_key
+from artifacts.errors import UserError, shown, shown_in_line
+from artifacts.leases import describe_holder
+from artifacts.storage.files import make_private
+from llm_assets.assets.stage import asset_key, failure_reason, was_interrupted
 from llm_assets.automation.launched import ASSET_JOB, PIPELINE_TAG, PROCESS_TAG
-from llm_assets.cli.pipeline.progress import Progress
 from llm_assets.cli.pipeline.summary import print_summary
 from llm_assets.cli.session import use_this_folders_history
 from llm_assets.config import PipelineSettings, config_path, load_settings
 from llm_assets.pipeline import REBUILD_TAG
-from llm_assets.preflight import preflight
+from llm_assets.preflight import preflight, seconds_before_run
+
+QUIET_INTERVAL_SECONDS = 10
+
+
+class Progress:
+    """Prints a line for each finished asset, and under it what the current one is doing.
+
+    On a terminal the current line is alive; elsewhere a line is printed every ten seconds.
+    """
+
+    def __init__(self, console: Console, assets: list[str]) -> None:
+        self._console = console
+        self._assets = assets
+        self._started: dict[str, float] = {}
+        self._results: dict[str, tuple[str, bool]] = {}
+        self._last_printed = 0.0
+        self.seconds: dict[str, float] = {}
+        """What each asset took that was made."""
+        self._status = console.status("starting", spinner="dots")
+        self.interrupted = False
+
+    def __enter__(self) -> "Progress":
+        if self._console.is_terminal:
+            self._status.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._status.stop()
+
+    def handle(self, entry: EventLogEntry) -> None:
+        """Dagster's event listener."""
+        step = entry.step_key or ""
+        asset = step if step in self._assets else None
+        event = entry.dagster_event
+        if event is None:
+            if asset and entry.user_message:
+                self._show(asset, entry.user_message)
+        elif event.event_type == DagsterEventType.STEP_START and asset:
+            self._started[asset] = time.monotonic()
+            self._show(asset, "started")
+        elif event.event_type == DagsterEventType.ASSET_MATERIALIZATION and asset:
+            self._keep_result(asset, event.materialization.metadata)
+        elif event.event_type == DagsterEventType.STEP_SUCCESS and asset:
+            self._finish(asset)
+        elif event.event_type == DagsterEventType.STEP_FAILURE:
+            self._fail(step, event)
+        elif event.event_type == DagsterEventType.ASSET_CHECK_EVALUATION:
+            self._check(event.asset_check_evaluation_data)
+
+    def _keep_result(self, asset: str, metadata: Any) -> None:
+        summary = metadata.get("summary")
+        made = metadata.get("made_now")
+        self._results[asset] = (
+            str(summary.value) if summary else "",
+            bool(made.value) if made else True,
+        )
+
+    def _finish(self, asset: str) -> None:
+        summary, made = self._results.get(asset, ("", True))
+        seconds = time.monotonic() - self._started.get(asset, time.monotonic())
+        duration = f"{seconds:7.1f} s" if made else "unchanged"
+        if made:
+            self.seconds[asset] = seconds
+        self._print(f"[green]✓[/] {asset:<17} {duration}   {escape(summary)}")
+
+    def _fail(self, step: str, event: Any) -> None:
+        data = event.step_failure_data
+        if was_interrupted(data):
+            self.interrupted = True
+            return
+        self._print(f"[red]✗[/] {step:<17} {escape(shown(failure_reason(data)))}")
+
+    def _check(self, evaluation: Any) -> None:
+        if not evaluation.passed:
+            mark = "[yellow]![/]" if evaluation.severity.value == "WARN" else "[red]✗[/]"
+            name = evaluation.check_name.replace("_", " ")
+            said = evaluation.description or f"check failed: {name}"
+            self._print(f"{mark} {'':<17} {escape(shown(said))}")
+
+    def _show(self, asset: str, message: str) -> None:
+        position = f"{self._assets.index(asset) + 1}/{len(self._assets)}"
+        line = f"{asset} ({position}) · {shown_in_line(message.splitlines()[0])}"
+        if self._console.is_terminal:
+            self._status.update(escape(line[: self._console.width - 4]))
+        elif time.monotonic() - self._last_printed > QUIET_INTERVAL_SECONDS:
+            self._print(f"  {escape(line)}")
+
+    def _print(self, line: str) -> None:
+        self._last_printed = time.monotonic()
+        self._console.print(line, soft_wrap=True, highlight=False)
+
 
 LOG_FOLDER = Path(".llm_assets/logs")
-REBUILT = (
-    *("raw_corpus", "clean_corpus", "tokenized_shards"),
-    *("base_model", "checkpoint", "eval_metrics", "model_version"),
-)
-"""All assets that are kept in the store; the endpoint is made each time."""
 INTERRUPTED = "Interrupted. Nothing is lost: the same command goes on from here."
 
 
-def run_pipeline(verbose: bool, rebuild: Sequence[str] = ()) -> int:
+def run_pipeline(verbose: bool, rebuild: Sequence[str] = (), is_judged: bool = True) -> int:
     """Make every asset and print the summary; returns the exit code.
 
     Args:
         verbose: sends Dagster's own log to the terminal instead of a file.
         rebuild: assets that are made again although nothing changed.
+        is_judged: whether there has to be enough text for the gate to judge on.
 
     Raises:
-        UserError: one of these is none that can be.
+        UserError: one of these is none that can be, or the run could not succeed.
     """
-    if unknown := set(rebuild) - set(REBUILT):
-        raise UserError(f"{', '.join(unknown)}: nothing to make again; name {', '.join(REBUILT)}.")
     path = config_path()
     settings = load_settings(path)
     use_this_folders_history()
@@ -57,11 +150,17 @@ def run_pipeline(verbose: bool, rebuild: Sequence[str] = ()) -> int:
         console.print(f"[bold]{settings.name}[/]  {settings.description}", highlight=False)
         if not verbose:
             console.print(f"log: {log_path}\n", style="dim", highlight=False)
-        for note in preflight(settings):
-            console.print(f"[yellow]![/] {escape(note)}", soft_wrap=True, highlight=False)
         from llm_assets.definitions import defs
 
-        progress = Progress(console, _assets_in_order(defs))
+        assets = _assets_in_order(defs)
+        # The endpoint is made each time; all others are kept in the store.
+        kept = [name for name in assets if name != "endpoint"]
+        if unknown := set(rebuild) - set(kept):
+            raise UserError(f"{', '.join(unknown)}: nothing to make again; name {', '.join(kept)}.")
+        seconds = seconds_before_run(settings)
+        for note in preflight(settings, seconds, is_judged=is_judged).notes:
+            console.print(f"[yellow]![/] {escape(note)}", soft_wrap=True, highlight=False)
+        progress = Progress(console, assets)
         with progress:
             job = defs.resolve_job_def(ASSET_JOB)
             # Named one by one, since the UI shows what is named as the run's target.
@@ -76,7 +175,7 @@ def run_pipeline(verbose: bool, rebuild: Sequence[str] = ()) -> int:
             return 1
         endpoint = result.asset_materializations_for_node("endpoint")[0].metadata
         told = {name: entry.value for name, entry in endpoint.items()}
-        print_summary(console, settings, told, time.monotonic() - started)
+        print_summary(console, settings, told, progress.seconds, time.monotonic() - started)
     return 0
 
 
@@ -145,9 +244,8 @@ def _execute(
     tags: Mapping[str, str] = MappingProxyType({}),
 ) -> ExecuteInProcessResult | None:
     from dagster import DagsterExecutionInterruptedError
-    from dagster._core.utils import make_new_run_id
 
-    run_id = make_new_run_id()
+    run_id = str(uuid4())
     with DagsterInstance.get() as instance:
         instance.add_event_listener(run_id, progress.handle)
         try:

@@ -1,6 +1,7 @@
 """The one screen at the end of a run."""
 
 import json
+import re
 from collections.abc import Mapping
 from shlex import quote
 from typing import Any
@@ -9,22 +10,31 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from artifacts.errors import shown
 from artifacts.progress import format_duration
 from artifacts.shards.format import SPLITS
-from artifacts.shown import shown
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Artifact, Store
-from llm_assets.assets.evaluation_metadata import UNMEASURED, number, read_samples
+from llm_assets.assets.evaluation import UNMEASURED, exam_shares, read_samples
 from llm_assets.assets.figures import sparkline
+from llm_assets.assets.stage import number
 from llm_assets.config import PipelineSettings
-from recipes.evaluation.metric import Metric
-from recipes.evaluation.settings import Rounds
+from recipes.evaluation.exam import read_questions
+from recipes.evaluation.settings import Metric, Rounds
 from recipes.spec import read_metrics
-from spark_jobs.read.opened import Unread
+
+SHOWN = (
+    *("raw_corpus", "clean_corpus", "tokenized_shards"),
+    *("checkpoint", "eval_metrics", "model_version"),
+)
 
 
 def print_summary(
-    console: Console, settings: PipelineSettings, endpoint: Mapping[str, Any], seconds: float
+    console: Console,
+    settings: PipelineSettings,
+    endpoint: Mapping[str, Any],
+    stages: Mapping[str, float],
+    seconds: float,
 ) -> None:
     """Print what the run made.
 
@@ -32,20 +42,11 @@ def print_summary(
         console: where to.
         settings: the pipeline's, whose store's current artifacts are told.
         endpoint: the metadata of the endpoint's materialization.
+        stages: asset to the seconds that it took, of those that were made.
         seconds: what the run took.
     """
     record = Pipeline(Store(settings.store), settings.name)
-    current = {
-        name: record.current(name, needed_by="endpoint")
-        for name in (
-            "raw_corpus",
-            "clean_corpus",
-            "tokenized_shards",
-            "checkpoint",
-            "eval_metrics",
-            "model_version",
-        )
-    }
+    current = {name: record.current(name, needed_by="endpoint") for name in SHOWN}
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_column(style="bold")
     table.add_column(overflow="fold")
@@ -53,6 +54,7 @@ def print_summary(
         *corpus_lines(current["raw_corpus"], current["clean_corpus"], current["tokenized_shards"]),
         *_training_lines(current["checkpoint"], current["tokenized_shards"]),
         *evaluation_lines(current["eval_metrics"]),
+        *_exam_lines(current["eval_metrics"]),
         *_verdict_lines(current["model_version"]),
         ("endpoint", f"{endpoint['url']} serves version {endpoint['version']}"),
     ]:
@@ -60,9 +62,11 @@ def print_summary(
     console.print()
     console.print(table, highlight=False)
     _print_request(console, endpoint, current["eval_metrics"])
-    _print_samples(console, current["eval_metrics"])
+    _print_samples(console, current["eval_metrics"], record.find_current("exam"))
+    times = ", ".join(f"{stage} {took:.0f} s" for stage, took in stages.items())
+    console.print(f"\n{times or 'Everything was made before.'}", style="dim", highlight=False)
     console.print(
-        f"\nDone in {format_duration(seconds)}.\nSee it all as a graph: "
+        f"Done in {format_duration(seconds)}.\nSee it all as a graph: "
         "[bold]llm-assets up[/]. End the endpoint: [bold]llm-assets stop[/].",
         highlight=False,
     )
@@ -114,14 +118,15 @@ def _repeated(clean: Artifact) -> list[tuple[str, str]]:
 
 def _passed_over(raw: Artifact) -> list[tuple[str, str]]:
     """What was found and is not in the corpus; nothing where there is none."""
-    lines = []
-    if unread := raw.stats["unread"]:
-        lines.append(("not read", escape(str(Unread(unread, raw.stats["unread_examples"])))))
-    if dropped := raw.stats["dropped"]:
-        counts = (f"{count:,} {reason.replace('_', ' ')}" for reason, count in dropped.items())
-        reasons = ", ".join(counts)
-        first = f"; {raw.stats['faults'][0]}" if raw.stats["faults"] else ""
-        lines.append(("set aside", escape(shown(reasons + first))))
+    stats = raw.stats
+    kinds = (("not read", stats["unread"]), ("decoded", stats.get("decoded", {})))
+    lines = [
+        (label, escape(shown(f"{count:,} {kind.replace('_', ' ')}")))
+        for label, counts in (*kinds, ("set aside", stats["dropped"]))
+        for kind, count in counts.items()
+    ]
+    if lines:
+        lines.append(("", "names and reasons: llm-assets check --all"))
     if repeated := raw.stats["repeated_ids"]:
         lines.append(("repeated ids", f"{repeated:,}, each given a number"))
     return lines
@@ -158,6 +163,22 @@ def evaluation_lines(evaluation: Artifact) -> list[tuple[str, str]]:
     return lines
 
 
+def _exam_lines(evaluation: Artifact) -> list[tuple[str, str]]:
+    """The rivals' shares of right answers, and what training buys; nothing without an exam."""
+    judged = evaluation.stats.get("exam")
+    if not judged:
+        return []
+    shares = [
+        f"{condition} {base:.0%} -> {candidate:.0%}"
+        for condition, base, candidate in exam_shares(evaluation.stats)
+        if base is not None and candidate is not None
+    ]
+    return [
+        ("exam", f"{judged['facts']} facts, right of base and new model: {', '.join(shares)}"),
+        ("training buys", judged["sentence"]),
+    ]
+
+
 def _on_documents(evaluation: Artifact) -> str:
     """How many held-out documents were measured: the first of them may have been enough."""
     rounds = Rounds.model_validate(evaluation.stats["rounds"])
@@ -184,9 +205,12 @@ def _print_request(console: Console, endpoint: Mapping[str, Any], evaluation: Ar
     console.print(escape(line), soft_wrap=True, highlight=False)
 
 
-def _print_samples(console: Console, evaluation: Artifact) -> None:
+def _print_samples(console: Console, evaluation: Artifact, exam: Artifact | None) -> None:
     samples = read_samples(evaluation)
     if not samples.get("base") or not samples.get("candidate"):
+        return
+    if exam and evaluation.stats.get("exam"):
+        _print_answers(console, samples, exam)
         return
     base, candidate = samples["base"][0], samples["candidate"][0]
     prompt = escape(shown(_short(base["prompt"], 90)))
@@ -194,6 +218,28 @@ def _print_samples(console: Console, evaluation: Artifact) -> None:
     table.add_column("base model says", ratio=1, overflow="fold", style="dim")
     table.add_column("new model says", ratio=1, overflow="fold")
     table.add_row(*(escape(shown(one["completion"].strip())) for one in (base, candidate)))
+    console.print()
+    console.print(table, highlight=False)
+
+
+def _print_answers(
+    console: Console, samples: Mapping[str, list[dict[str, str]]], exam: Artifact
+) -> None:
+    """What both models answer in their own words, as far as the first sentence."""
+    right = {one["id"]: one["value"] for one in read_questions(exam.path)}
+    title = "asked in words that stand nowhere in the text"
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    table.add_column("question", ratio=3, overflow="fold")
+    table.add_column("base model", ratio=2, overflow="fold", style="dim")
+    table.add_column("new model", ratio=2, overflow="fold")
+    table.add_column("true", ratio=1, overflow="fold")
+    for base, candidate in zip(samples["base"], samples["candidate"], strict=True):
+        answers = (
+            re.split(r"(?<=[.!?])(?=\s|[A-Z])|\n", one["completion"].strip())[0]
+            for one in (base, candidate)
+        )
+        cells = (base["prompt"], *answers, right.get(base["document"], ""))
+        table.add_row(*(escape(shown(cell)) for cell in cells))
     console.print()
     console.print(table, highlight=False)
 

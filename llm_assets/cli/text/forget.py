@@ -1,66 +1,85 @@
-"""`llm-assets forget`: documents out of the store, every later corpus, and what serves."""
+"""`llm-assets forget` and `llm-assets verify`: documents out of the store, every later corpus and
+what serves, and the certificate of it held against the store."""
 
-import hashlib
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
-from artifacts.errors import UserError
+from artifacts.errors import UserError, shown_in_line
 from artifacts.progress import Report
-from artifacts.shown import shown_in_line
-from artifacts.store import layout
+from artifacts.store.rewrite import REWRITTEN
+from artifacts.store.store import Artifact
 from llm_assets.automation.jobs import training_config
 from llm_assets.cli.pipeline.run import materialize_assets
 from llm_assets.cli.session import Session
-from llm_assets.cli.versions.verify import told
-from llm_assets.forgetting.certificate import state_it
-from llm_assets.forgetting.erase import erase
-from llm_assets.forgetting.listed import (
+from llm_assets.forgetting.certificate import (
+    REPLACES,
+    Forgetting,
+    issue,
+    read_signed,
+    read_statement,
+    readings,
+    search_again,
+    search_corpora,
+)
+from llm_assets.forgetting.erase import (
+    Decision,
     ForgottenDocument,
-    ForgottenList,
+    Similar,
     WithdrawnVersion,
     add_to_list,
+    change_documents,
+    erase,
+    forgotten_folder,
     read_list,
 )
-from llm_assets.forgetting.probe import measure_memory
-from llm_assets.forgetting.replay import MASKED_INPUT, first_step
-from llm_assets.forgetting.signing import open_signer, sign
-from llm_assets.registry.state import RegistryState
-from llm_assets.tracing.explain import exposures
-from llm_assets.tracing.lessons import all_runs, runs_behind
-from spark_jobs.explain import explain_document
-from spark_jobs.runtime.parquet import find_parts
+from llm_assets.forgetting.loss import ModelLoss, measure_loss
+from llm_assets.forgetting.replay import MASKED_INPUT
+from llm_assets.forgetting.verification import examine, is_here, train_again
+from llm_assets.registry.start import retire
+from llm_assets.tracing.passages import exposures
+from llm_assets.tracing.training_text import all_runs
+from spark_jobs.clean.decide.decider import find_duplicates
+from spark_jobs.clean.forgotten import (
+    FEWEST_NGRAMS,
+    MOST_SIMILAR,
+    NGRAM_SIZE,
+    ForgottenText,
+    Signatures,
+    sign,
+    tell_similar,
+    write_signatures,
+)
+from spark_jobs.clean.history import PAST_FOLDER
+from spark_jobs.runtime.parquet import open_parts
+from spark_jobs.runtime.pinned import find_raw_parts
 
 JUDGED = ("eval_metrics", "model_version", "endpoint")
 
 
-@dataclass(frozen=True)
-class Meant:
-    """A document that is to be forgotten, with the copies that would come in its place."""
+@dataclass
+class Plan:
+    """What is to be forgotten."""
 
-    id: str
-    source: str
-    split: str
-    text_hash: str
-    copies: dict[str, str]
-    """Id to why it was dropped as a copy."""
-
-    def entries(self, name: str, reason: str) -> list[ForgottenDocument]:
-        """The document and its copies, as the list has them."""
-        first = ForgottenDocument(
-            id=self.id, source=self.source, text_hash=self.text_hash, by=name, reason=reason
-        )
-        copy = {"text_hash": None, "survivor": self.id}
-        return [first, *(first.model_copy(update=copy | {"id": one}) for one in self.copies)]
+    entries: list[ForgottenDocument]
+    """Each document, its copies after it, and then those that hold its text."""
+    splits: dict[str | None, str] = field(default_factory=dict)
+    """Of texts, by their hash; those forgotten before are not among them."""
+    signatures: Signatures = field(default_factory=dict)
+    """Of the texts that are new on the list."""
+    undecided: list[str] = field(default_factory=list)
+    """Why a person has to say what becomes of documents that hold a text."""
 
 
 def find_documents(
     session: Session, identifiers: Sequence[str], path: Path | None, source: str | None
 ) -> list[str]:
-    """The ids that are meant; raises UserError where there are none."""
+    """The ids that are named; raises UserError where there are none."""
     found = list(identifiers)
     if path:
         try:
@@ -68,11 +87,10 @@ def find_documents(
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"{path} cannot be read: {error}. Give one id on each line.") from error
     if source:
-        clean = session.pipeline.record.current("clean_corpus", needed_by="forget")
-        for part in find_parts(clean.url, ["id", "source"], "clean_corpus"):
-            table = part.read(["id", "source"])
-            found += table.filter(pc.equal(table["source"], source))["id"].to_pylist()
-        listed = read_list(session.pipeline.store, session.settings.name).documents
+        clean = session.record.current("clean_corpus", needed_by="forget")
+        documents = open_parts([clean.url], ["id", "source"])
+        found += documents.to_table(filter=pc.field("source") == source)["id"].to_pylist()
+        listed = read_list(session.record.store, session.settings.name).active
         found += [one.id for one in listed if one.source == source and one.text_hash]
         if not found:
             raise UserError(f"The clean corpus has no document of the source {source!r}.")
@@ -82,141 +100,330 @@ def find_documents(
 
 
 def forget(
-    session: Session, identifiers: list[str], name: str, reason: str, yes: bool, report: Report
+    session: Session,
+    identifiers: Sequence[str],
+    decision: Decision,
+    similar: Similar | None,
+    yes: bool,
+    report: Report,
 ) -> None:
     """List what would go, and with `yes` forget it. Killed and called again, it goes on.
 
+    Args:
+        similar: what becomes of documents that hold the texts, where these are short or in many.
+
     Raises:
-        UserError: a document is unknown, or something is being made that may hold one.
+        UserError: a document is unknown, something is being made that may hold one, or a person has
+            to decide.
     """
-    store, pipeline = session.pipeline.store, session.settings.name
+    record, pipeline = session.record, session.settings.name
     _refuse_while_making(session)
-    meant = _find(session, identifiers, read_list(store, pipeline))
-    _list(session, meant, report)
+    plan = _plan(session, identifiers, decision, similar, report)
+    _list(session, plan, report)
+    if plan.undecided:
+        text = (
+            f"{'; '.join(plan.undecided)}. Say what becomes of other documents with such text: "
+            "--similar drop leaves all of them out, --similar keep none but exact copies."
+        )
+        if yes:
+            raise UserError(text)
+        report(text)
     if not yes:
         report("Nothing was done. To forget all of these: the same command with --yes")
         return
-    add_to_list(store, pipeline, [entry for one in meant for entry in one.entries(name, reason)])
+    file = None
+    if plan.signatures:
+        # Before the list, which names the file.
+        file = write_signatures(forgotten_folder(record.store, pipeline), plan.signatures)
+    entries = [
+        one.model_copy(update={"signature": file})
+        if one.survivor is None and one.text_hash in plan.signatures
+        else one
+        for one in plan.entries
+    ]
+    add_to_list(record.store, pipeline, entries)
+    ids = {one.id for one in entries}
+    if similar:
+        change_documents(record.store, pipeline, lambda one: one.id in ids, similar=similar)
     report("They are in no corpus that is made from now on. Take them out of your sources as well.")
-    texts = [one.text_hash for one in meant]
-    replaced = _retrain(session, texts, name, reason, report)
-    memory = _probe(session, texts, report) if replaced else None
-    if session.settings.forgetting.erase:
+    texts = [one.text_hash for one in entries if one.text_hash]
+    loss = _retrain(session, texts, decision, report)
+    erased = session.settings.forgetting.erase
+    if erased:
         _refuse_while_making(session)
-        record, state = session.pipeline.record, session.registry.state()
-        erase(record, state, read_list(store, pipeline), report)
+        listed = read_list(record.store, pipeline)
+        erase(record, session.registry.state(), listed, report)
     else:
         report(
             "What was made before still holds their text until retention removes it, since "
             "`forgetting.erase` is off."
         )
-    _certify(session, {one.id for one in meant}, memory, report)
-
-
-def _find(session: Session, identifiers: Sequence[str], listed: ForgottenList) -> list[Meant]:
-    """Documents by their ids, each once; those forgotten before as the list has them."""
-    known = {one.id: one for one in listed.documents}
-    clean = session.pipeline.record.current("clean_corpus", needed_by="forget")
-    found: dict[str, Meant] = {}
-    for identifier in identifiers:
-        entry = known.get(identifier)
-        entry = known[entry.survivor] if entry and entry.survivor else entry
-        if entry and entry.text_hash:
-            copies = {one.id: "a copy" for one in listed.documents if one.survivor == entry.id}
-            found[entry.id] = Meant(entry.id, entry.source, "", entry.text_hash, copies)
-            continue
-        story = explain_document(clean.url, None, None, identifier)
-        copies = {copy.id: copy.reason for copy in story.merged}
-        found[story.survivor] = Meant(
-            story.survivor, story.source, story.split, story.text_hash, copies
+    state = session.registry.state()
+    entries = [one for one in read_list(record.store, pipeline).active if one.id in ids]
+    search, found = search_again(record, state, entries, erased, report)
+    if found.num_rows:
+        report(
+            f"{found.num_rows:,} documents of earlier corpora still hold their text, which the "
+            f"certificate says: {tell_similar(found)}. To forget these, too, name them."
         )
-    return list(found.values())
+    key = Path(session.settings.forgetting.signing_key)
+    place = f"{record.store.root}/{issue(record, state, entries, erased, search, loss, key)}"
+    report(f"Signed: {place}. Check it with: llm-assets verify {place}")
 
 
-def _list(session: Session, meant: Sequence[Meant], report: Report) -> None:
-    fields = ("id", "source", "split", "text_hash")
-    kept = [{field: getattr(one, field) for field in fields} for one in meant]
-    runs = all_runs(session.pipeline.store, session.registry.state())
-    for one, exposure in zip(meant, exposures(runs, kept), strict=True):
-        report(str(exposure))
-        for copy, why in one.copies.items():
-            report(f"  with it its copy {shown_in_line(copy)} ({why})")
-        if one.split == "held_out":
-            report("  It is held out: models are compared without it from now on.")
-
-
-def _probe(session: Session, texts: Sequence[str], report: Report) -> dict[str, Any] | None:
-    """What the model before and the one after remember, where that can be asked."""
-    made = session.pipeline.record.current("checkpoint", needed_by="forget")
-    if session.settings.form != "pretraining":
-        report("The probe of memory is left out: it is made for models of plain text.")
-        return None
-    memory = measure_memory(session.pipeline.store, made, texts)
-    for line in told(memory) if memory else ():
-        report(line)
-    return memory
-
-
-def _certify(
-    session: Session, documents: Collection[str], memory: dict[str, Any] | None, report: Report
+def undo(
+    session: Session, identifiers: Sequence[str], decision: Decision, yes: bool, report: Report
 ) -> None:
-    """Sign what was done, and keep it in the store."""
-    store, settings = session.pipeline.store, session.settings
-    listed = read_list(store, settings.name).documents
-    meant = [one for one in listed if {one.id, one.survivor} & set(documents)]
-    state, erased = session.registry.state(), settings.forgetting.erase
-    statement = state_it(session.pipeline.record, state, meant, erased, memory)
-    content = sign(statement, open_signer(Path(settings.forgetting.signing_key)))
-    digest = hashlib.sha256(content).hexdigest()[:12]
-    place = f"{layout.certificates(settings.name)}/{digest}.json"
-    store.write_bytes(place, content)
-    report(f"Signed: {store.root}/{place}. Check it with: llm-assets verify {store.root}/{place}")
+    """List forgotten documents that are wanted again, and with `yes` let them come back.
+
+    Raises:
+        UserError: one is not forgotten, or something is being made.
+    """
+    record, pipeline = session.record, session.settings.name
+    _refuse_while_making(session)
+    active = read_list(record.store, pipeline).active
+    for identifier in identifiers:
+        if not any(one.id == identifier for one in active):
+            raise UserError(
+                f"{identifier!r} is not forgotten: `llm-assets document {identifier}` says what "
+                "became of it."
+            )
+    for one in active:
+        if one.belongs_to(identifiers):
+            report(str(one))
+    if not yes:
+        report("Nothing was done. To let all of these come back: the same command with --yes")
+        return
+    change_documents(
+        record.store, pipeline, lambda one: one.belongs_to(identifiers), undone=decision
+    )
+    raw = record.find_current("raw_corpus")
+    if raw and REWRITTEN in raw.manifest.provenance:
+        retire(record.store, raw.manifest, "`llm-assets forget --undo`")
+        record.store.set_aside(f"raw_corpus/{raw.fingerprint}")
+        report(f"raw_corpus {raw.fingerprint}, which lost text, is made again by the next run.")
+    report(
+        "They come back with the next corpus, if a source holds them. Versions that were withdrawn "
+        "stay so, and certificates as they were signed; `llm-assets verify` says what was undone."
+    )
 
 
-def _retrain(session: Session, texts: list[str], name: str, reason: str, report: Report) -> bool:
+def verify(
+    opened: Callable[[], Session], path: Path, key: Path | None, retrain: bool, report: Report
+) -> bool:
+    """Check a certificate's signature, then all that is stated: whether nothing is wrong.
+
+    Raises:
+        UserError: the certificate cannot be read, was changed, is signed with another key, or is
+            about another store's pipeline.
+    """
+    statement, signed_by = read_signed(path, key)
+    stated = read_statement(statement, path)
+    trusted = "" if key else ", which the certificate itself names: --key has the issuer's"
+    report(f"ok       signed with the key {signed_by}{trusted}")
+    for line in _stated(stated):
+        report(f"         {line}")
+    session = opened()
+    record = session.record
+    if not is_here(record, stated):
+        raise UserError(
+            f"It is about the pipeline {stated.pipeline!r}, and the store {record.store.root} of "
+            f"{session.settings.name!r} has no list of what that has forgotten. Name its pipeline "
+            "file with --config."
+        )
+    findings = list(examine(record, session.registry.state(), stated, lambda line: None))
+    if retrain:
+        findings += [train_again(record.store, one, report) for one in stated.replaced]
+    for holds, text in findings:
+        report(f"{'ok      ' if holds else 'UNKNOWN ' if holds is None else 'PROBLEM '} {text}")
+    return all(holds is not False for holds, _ in findings)
+
+
+def _stated(stated: Forgetting) -> Iterator[str]:
+    yield from map(str, stated.documents)
+    for reading in stated.read_by:
+        steps = sum(len(of_run) for of_run in reading.steps.values())
+        yield f"version {reading.version} was trained on it in {steps:,} steps"
+    if stated.search:
+        yield f"looked for: {stated.search.method}"
+    for role, loss in (stated.loss or {}).items():
+        yield f"loss {role}: {loss}"
+
+
+def _plan(
+    session: Session,
+    identifiers: Sequence[str],
+    decision: Decision,
+    similar: Similar | None,
+    report: Report,
+) -> Plan:
+    """Documents by their ids, those forgotten before as the list has them, and what goes with them.
+
+    Raises:
+        UserError: the corpus and the list know no such document.
+    """
+    active = read_list(session.record.store, session.settings.name).active
+    known = {one.id: one.survivor or one.id for one in active}
+    owners = {known[one] for one in identifiers if one in known}
+    plan = Plan([one for one in active if one.belongs_to(owners)])
+    new = [one for one in identifiers if one not in known]
+    if not new:
+        return plan
+    clean = session.record.current("clean_corpus", needed_by="forget")
+    raw = session.record.store.find_named("raw_corpus", clean.manifest.inputs["raw_corpus"])
+    documents, copies = _look_up(clean, raw, new)
+    rows = [row for texts in documents.values() for row in texts]
+    plan.splits = {row["text_hash"]: row["split"] for row in rows}
+    signatures = sign({row["text_hash"]: row["text"] for row in rows})
+    enough = 0 if similar == "drop" else FEWEST_NGRAMS
+    plan.signatures = {text: one for text, one in signatures.items() if len(one) >= enough}
+    searched = [
+        ForgottenText(id=row["id"], text_hash=row["text_hash"])
+        for row in rows
+        if row["text_hash"] in plan.signatures
+    ]
+    found = search_corpora(session.record.store, [clean], searched, plan.signatures, report)
+    holders: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for row in found.to_pylist():
+        if row["text_hash"] not in plan.splits:
+            holders[row.pop("forgotten")].append(row)
+
+    def enter(rows: Sequence[dict[str, Any]], **same: Any) -> None:
+        same |= decision.model_dump() | {"similar": similar}
+        fields = ForgottenDocument.model_fields
+        plan.entries += [
+            ForgottenDocument.model_validate({k: row[k] for k in row if k in fields} | same)
+            for row in rows
+        ]
+
+    for identifier, texts in documents.items():
+        enter(texts)
+        no_text = {"source": texts[0]["source"] if texts else "", "text_hash": None}
+        if not texts:
+            enter([{"id": identifier}], **no_text)
+        for row in copies[identifier]:
+            enter([{"id": row["id"]}], **no_text, survivor=identifier)
+        if similar != "keep":
+            enter(holders[identifier], survivor=identifier)
+        if similar is None and texts:
+            longest = max(len(signatures[row["text_hash"]]) for row in texts)
+            plan.undecided += _why_undecided(identifier, longest, len(holders[identifier]))
+    return plan
+
+
+def _look_up(
+    clean: Artifact, raw: Artifact | None, identifiers: Sequence[str]
+) -> tuple[dict[str, list[dict[str, Any]]], dict[str, list[dict[str, Any]]]]:
+    """Documents with their text and earlier ones, as a corpus and its record have them.
+
+    Args:
+        raw: that the corpus was made of, where it is still there.
+
+    Returns:
+        Id to `id`, `source`, `split`, `text_hash` and `text` of each text, the id being that of the
+        survivor for a copy; none of a document that cleaning dropped for itself. And id to rows of
+        `decider.DUPLICATE_SCHEMA`, its copies.
+    """
+    dropped = find_duplicates(clean.url, "id", pa.array(identifiers, pa.string())).to_pylist()
+    kept = pa.array(sorted({*identifiers, *(row["survivor"] for row in dropped)}), pa.string())
+    copies: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for row in find_duplicates(clean.url, "survivor", kept).to_pylist():
+        copies[row["survivor"]].append(row)
+    survivors = {row["id"]: survivor for survivor, rows in copies.items() for row in rows}
+    found: dict[str, list[dict[str, Any]]] = {survivors.get(one, one): [] for one in identifiers}
+    columns = ["id", "source", "split", "text_hash", "text"]
+    record = open_parts([clean.url, f"{clean.url}/{PAST_FOLDER}"], columns)
+    for row in record.to_table(filter=pc.field("id").isin(list(found))).to_pylist():
+        found[row["id"]].append(row)
+    missing = {one for one, texts in found.items() if not texts}
+    for part in find_raw_parts(raw.url) if raw and missing else []:
+        missing -= set(part.read(["id"])["id"].to_pylist())
+    for identifier in identifiers:
+        if survivors.get(identifier, identifier) in missing:
+            raise UserError(
+                f"The clean corpus in {clean.url} knows no document {identifier!r}, neither kept "
+                "nor dropped, nor from before."
+            )
+    return found, copies
+
+
+def _why_undecided(document: str, ngrams: int, holders: int) -> list[str]:
+    if holders > MOST_SIMILAR:
+        return [f"{holders:,} other documents hold text of {document}, which may be boilerplate"]
+    if ngrams < FEWEST_NGRAMS:
+        words = FEWEST_NGRAMS * NGRAM_SIZE
+        return [f"{document} has fewer than {words} words, too few to tell it from other text"]
+    return []
+
+
+def _list(session: Session, plan: Plan, report: Report) -> None:
+    runs = all_runs(session.record.store, session.registry.state())
+    kept = [
+        one.model_dump() | {"split": plan.splits.get(one.text_hash, "")}
+        for one in plan.entries
+        if one.text_hash
+    ]
+    exposed = iter(exposures(runs, kept))
+    for one in plan.entries:
+        if one.text_hash is None and one.survivor is None:
+            report(f"{shown_in_line(one.id)}: dropped, its text was in no corpus")
+        elif one.text_hash is None:
+            report(f"  with it its copy {shown_in_line(one.id)}")
+        elif one.survivor:
+            report(f"  with it, since it holds its text ({one.similarity:.0%}): {next(exposed)}")
+        else:
+            report(str(next(exposed)))
+            if plan.splits.get(one.text_hash) == "held_out":
+                report("  It is held out: models are compared without it from now on.")
+
+
+def _retrain(
+    session: Session, texts: Sequence[str], decision: Decision, report: Report
+) -> dict[str, ModelLoss] | None:
     """Make what serves once more without the texts, and withdraw every version that read them.
 
     Returns:
-        Whether a model takes the place of one that read them.
+        The loss of the texts before and after, where a model of plain text was replaced.
     """
     state = session.registry.state()
-    affected = _affected(session, state, texts)
+    affected = [one.version for one in readings(session.record.store, state, texts)]
     if not affected:
         report("No version was trained on them: nothing is trained again.")
-        return False
+        return None
     wanted = state.find("wanted")
     replayed = wanted is not None and wanted.version in affected
     if wanted and replayed:
         report(f"Version {wanted.version} is made once more without them.")
         config = training_config({"without_forgotten": wanted.version})
         materialize_assets(session.settings, ["checkpoint"], config)
-    _withdraw(session, affected, name, reason, report)
+    _withdraw(session, affected, decision, report)
     if replayed or _is_unfinished(session):
         report("The gate judges the version without them, and the endpoint follows.")
         materialize_assets(session.settings, JUDGED)
         report("Done: `llm-assets versions` shows what serves.")
-    current = session.pipeline.record.find_current("checkpoint")
-    return bool(current and set(texts) <= set(current.stats.get("masked", [])))
-
-
-def _affected(session: Session, state: RegistryState, texts: Sequence[str]) -> list[int]:
-    """Versions that were trained on one of the texts."""
-    store = session.pipeline.store
-    chains = {v.version: runs_behind(store, state, v) for v in state.versions if not v.is_base}
-    return [number for number, runs in chains.items() if first_step(runs, texts)]
+    current = session.record.find_current("checkpoint")
+    if not current or not set(texts) <= set(current.stats.get("masked", [])):
+        return None
+    if session.settings.form != "pretraining":
+        report("The loss of the texts is not measured: that is done for models of plain text.")
+        return None
+    loss = measure_loss(session.record.store, current.stats[REPLACES], current, texts)
+    for role, of_model in (loss or {}).items():
+        report(f"loss {role}: {of_model}")
+    return loss
 
 
 def _withdraw(
-    session: Session, affected: Sequence[int], name: str, reason: str, report: Report
+    session: Session, affected: Sequence[int], decision: Decision, report: Report
 ) -> None:
     state = session.registry.state()
     versions = [state.get(number) for number in affected]
     new = [one for one in versions if not state.is_rejected(one.weights)]
     for one in new:
-        why = f"withdrawn, it was trained on forgotten text: {reason}"
-        session.registry.reject(one.version, name, why)
+        why = f"withdrawn, it was trained on forgotten text: {decision.reason}"
+        session.registry.reject(one.version, decision.by, why)
     gone = [WithdrawnVersion(version=v.version, checkpoint=v.model_fingerprint) for v in versions]
-    add_to_list(session.pipeline.store, session.settings.name, withdrawn=gone)
+    add_to_list(session.record.store, session.settings.name, withdrawn=gone)
     if not new:
         report("Every version that was trained on them is withdrawn already.")
         return
@@ -232,7 +439,7 @@ def _is_unfinished(session: Session) -> bool:
     state = session.registry.state()
     if state.champion is not None and state.find("champion") != state.find("wanted"):
         return True
-    current = session.pipeline.record.find_current("checkpoint")
+    current = session.record.find_current("checkpoint")
     registered = {one.model_fingerprint for one in state.versions}
     return bool(
         current
@@ -242,7 +449,7 @@ def _is_unfinished(session: Session) -> bool:
 
 
 def _refuse_while_making(session: Session) -> None:
-    for identity in session.pipeline.store.in_the_making():
+    for identity in session.record.store.in_the_making():
         raise UserError(
             f"{identity.kind} {identity.fingerprint} is being made, and may hold what is to be "
             "forgotten. Wait for its end or cancel its run, then do this again."

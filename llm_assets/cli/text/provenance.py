@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from typing import Literal
 
 import click
 
@@ -14,7 +15,7 @@ from llm_assets.cli.options import json_option, name_option, reason_option, vers
 @click.option("--text", help="Say instead what it was trained on of the documents that hold this.")
 @json_option
 def explain(version: int, text: str | None, as_json: bool) -> None:
-    """Say which text, which code and which checkpoint stand behind a version.
+    """Show a version's text, code and checkpoint.
 
     \b
     Examples:
@@ -22,7 +23,7 @@ def explain(version: int, text: str | None, as_json: bool) -> None:
       llm-assets explain 1 --text "Return the eigenvalues"
     """
     from llm_assets.cli.session import open_session
-    from llm_assets.cli.versions.explain import tell_version
+    from llm_assets.cli.text.explain import tell_version
 
     tell_version(open_session(), version, text, as_json, click.echo)
 
@@ -31,14 +32,16 @@ def explain(version: int, text: str | None, as_json: bool) -> None:
 @click.argument("identifier")
 @json_option
 def document(identifier: str, as_json: bool) -> None:
-    """Say what a document was merged with and why, and which versions were trained on it.
+    """Show what became of a document.
+
+    What it was merged with and why, and which versions were trained on it.
 
     \b
     Example:
       llm-assets document manuals/pumps/p-101.md
     """
     from llm_assets.cli.session import open_session
-    from llm_assets.cli.versions.explain import tell_document
+    from llm_assets.cli.text.explain import tell_document
 
     tell_document(open_session(), identifier, as_json, click.echo)
 
@@ -49,7 +52,9 @@ def document(identifier: str, as_json: bool) -> None:
     "--copies", type=click.IntRange(0, 1_000), default=50, help="Most near-copies; 50 by default."
 )
 def dropped(path: Path, copies: int) -> None:
-    """Write an HTML page of what cleaning dropped, copies beside what they are copies of.
+    """Write a page of what cleaning dropped, and why.
+
+    Copies are shown beside what they are copies of.
 
     It holds text of the corpus.
 
@@ -58,7 +63,7 @@ def dropped(path: Path, copies: int) -> None:
       llm-assets dropped dropped.html
     """
     from llm_assets.cli.session import open_session
-    from llm_assets.cli.text.dropped import write_page
+    from llm_assets.cli.text.trace import write_page
 
     write_page(open_session(), path, copies, click.echo)
 
@@ -69,31 +74,46 @@ def dropped(path: Path, copies: int) -> None:
 @click.option("--source", help="All documents of a source.")
 @name_option
 @reason_option
-@click.option("--yes", is_flag=True, help="Forget what is listed.")
+@click.option(
+    "--similar",
+    type=click.Choice(["drop", "keep"]),
+    help="What becomes of documents that hold the text of a short or a common one.",
+)
+@click.option("--undo", "is_undone", is_flag=True, help="Let forgotten documents come back.")
+@click.option("--yes", is_flag=True, help="Do it with what is listed.")
 def forget(
     identifiers: tuple[str, ...],
     path: Path | None,
     source: str | None,
     name: str,
     reason: str,
+    similar: Literal["drop", "keep"] | None,
+    is_undone: bool,
     yes: bool,
 ) -> None:
-    """List documents with their copies and what was trained on them; forget them with --yes.
+    """Forget documents, and what was trained on them.
 
-    They are in no later corpus, what serves is trained once more without them from where it first
+    Lists the documents, what holds their text and what was trained on it; --yes forgets them.
+    They are in no later corpus, nor is what holds their text: with words changed, something added,
+    or inside another document. What serves is trained once more without them from where it first
     met one, and every version that was trained on them is withdrawn.
 
     \b
     Examples:
       llm-assets forget manuals/pumps/p-101.md --reason "its author asked"
       llm-assets forget --source tickets --reason "the contract ended" --yes
+      llm-assets forget LICENSE --similar keep --reason "asked to" --yes   exact copies alone
+      llm-assets forget manuals/pumps/p-101.md --undo --reason "the author agreed" --yes
     """
     from llm_assets.cli.session import open_session
     from llm_assets.cli.text import forget as forgetting
 
-    session = open_session()
+    session, decision = open_session(), forgetting.Decision(by=name, reason=reason)
     documents = forgetting.find_documents(session, identifiers, path, source)
-    forgetting.forget(session, documents, name, reason, yes, click.echo)
+    if is_undone:
+        forgetting.undo(session, documents, decision, yes, click.echo)
+    else:
+        forgetting.forget(session, documents, decision, similar, yes, click.echo)
 
 
 @click.command()
@@ -101,8 +121,6 @@ def forget(
 @click.option("--text", help="The answer.")
 @click.option("--file", "path", type=click.Path(path_type=Path), help="A file with the answer.")
 @click.option("--version", type=int, help="Which version answered; the serving one by default.")
-@click.option("--influence", is_flag=True, help="Rank the nearest by influence; takes minutes.")
-@click.option("--prompt", help="What the answer was given to, for --influence.")
 @click.option("--page", is_flag=True, help="Ask in the browser instead.")
 @click.option("--port", type=click.IntRange(0, 65_535), default=8011, help="Of the page.")
 @json_option
@@ -111,13 +129,13 @@ def trace(
     text: str | None,
     path: Path | None,
     version: int | None,
-    influence: bool,
-    prompt: str | None,
     page: bool,
     port: int,
     as_json: bool,
 ) -> None:
-    """Show the text that a version was trained on and that stands in an answer, or is near it.
+    """Find the training text behind an answer.
+
+    Text that the version was trained on and that stands in the answer, or is near it.
 
     \b
     Examples:
@@ -126,8 +144,7 @@ def trace(
       llm-assets trace --page                 the same in the browser
     """
     from llm_assets.cli.session import open_session
-    from llm_assets.cli.text.trace import find_answers, read_answer, trace_answers
-    from llm_assets.cli.text.trace_page import serve_page
+    from llm_assets.cli.text.trace import find_answers, read_answer, serve_page, trace_answers
 
     if page:
         serve_page(open_session(), port, click.echo)
@@ -136,48 +153,29 @@ def trace(
         raise UserError("Name what to trace: --request ID, --text TEXT, --file PATH or --page.")
     answer = read_answer(path) if path else text
     session = open_session()
-    asked = find_answers(session, request, answer, version, prompt)
-    trace_answers(session, asked, influence, as_json, click.echo)
+    asked = find_answers(session, request, answer, version)
+    trace_answers(session, asked, as_json, click.echo)
 
 
 @click.command()
-@click.argument("path", type=click.Path(path_type=Path), metavar="CERTIFICATE|FOLDER")
+@click.argument("path", type=click.Path(path_type=Path), metavar="CERTIFICATE")
 @click.option("--key", type=click.Path(path_type=Path), help="The issuer's public key, in PEM.")
 @click.option("--retrain", is_flag=True, help="Train the runs once more and compare the weights.")
 def verify(path: Path, key: Path | None, retrain: bool) -> None:
-    """Check a certificate of `forget`, or the signature of a folder that `export` wrote.
+    """Check a certificate that `forget` wrote.
 
-    Of a certificate, what it states is held against the store as well.
+    Its signature, and what it states against the store.
 
     \b
     Examples:
       llm-assets verify forgotten-0f3a.json --key issuer.pub
       llm-assets verify forgotten-0f3a.json --retrain   on another machine, with the store
-      llm-assets verify manuals-3-safetensors --key release.pub
     """
     from llm_assets.cli.session import open_session
-    from llm_assets.cli.versions.verify import verify_certificate, verify_export
+    from llm_assets.cli.text import forget as forgetting
 
-    if path.is_dir():
-        verify_export(path, key, click.echo)
-    elif not verify_certificate(open_session, path, key, retrain, click.echo):
+    if not forgetting.verify(open_session, path, key, retrain, click.echo):
         sys.exit(1)
 
 
-@click.command()
-@version_argument
-@click.argument("folder", type=click.Path(path_type=Path))
-def lineage(version: int, folder: Path) -> None:
-    """Write a version's lineage for other tools: CycloneDX, OpenLineage and Croissant.
-
-    \b
-    Example:
-      llm-assets lineage 2 exported/  bom.cdx.json, openlineage.jsonl and croissant.json in there
-    """
-    from llm_assets.cli.session import open_session
-    from llm_assets.cli.versions.lineage import write_lineage
-
-    write_lineage(open_session(), version, folder, click.echo)
-
-
-PROVENANCE = (explain, document, dropped, forget, trace, verify, lineage)
+PROVENANCE = (explain, document, dropped, forget, trace, verify)

@@ -1,16 +1,29 @@
-"""`llm-assets trace`: from an answer to the text that the version which gave it was trained on."""
+"""`llm-assets trace` and `dropped`: from an answer to its text, and what cleaning left out.
+
+The page in the browser is on loopback alone, with everything escaped.
+"""
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
+from urllib.parse import parse_qs
 
-from artifacts.errors import UserError
+from jinja2 import Environment, PackageLoader
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse
+from starlette.routing import Route
+
+from artifacts.errors import UserError, shown_in_line
 from artifacts.progress import Report
-from artifacts.shown import shown_in_line
+from artifacts.storage import files
 from llm_assets.cli.session import Session
 from llm_assets.endpoint.folder import endpoint_folder
-from llm_assets.tracing.influence import CANDIDATES
+from llm_assets.forgetting.erase import read_list
+from llm_assets.tracing.explain import find_dropped
 from llm_assets.tracing.trace import (
     MOST_CHARACTERS,
     Asked,
@@ -20,6 +33,8 @@ from llm_assets.tracing.trace import (
     answers_to_request,
 )
 from llm_assets.tracing.training_text import Source
+from serving.connections import HttpServer
+from serving.settings import LOOPBACK, EndpointSettings, listen
 
 STRETCHES_SHOWN = 10
 
@@ -29,20 +44,13 @@ def find_answers(
     request: str | None,
     text: str | None,
     version: int | None,
-    prompt: str | None = None,
 ) -> list[Asked]:
-    """The answers that are meant; raises UserError where nothing is or it is not on record.
-
-    Args:
-        prompt: what they were given to, in place of what was kept of it.
-    """
+    """The answers that are named; raises UserError where none is or it is not on record."""
     state = session.registry.state()
     if request is None:
-        asked = [answer_of_text(state, text or "", version)]
-    else:
-        folder = endpoint_folder(session.settings)
-        asked = answers_to_request(state, folder, session.settings.endpoint.journal, request, text)
-    return asked if prompt is None else [replace(one, prompt=prompt) for one in asked]
+        return [answer_of_text(state, text or "", version)]
+    folder = endpoint_folder(session.settings)
+    return answers_to_request(state, folder, session.settings.endpoint.journal, request, text)
 
 
 def read_answer(path: Path) -> str:
@@ -55,15 +63,13 @@ def read_answer(path: Path) -> str:
         raise UserError(f"{path} cannot be read as text: {error}. Give a UTF-8 file.") from error
 
 
-def trace_answers(
-    session: Session, asked: list[Asked], influence: bool, as_json: bool, report: Report
-) -> None:
+def trace_answers(session: Session, asked: list[Asked], as_json: bool, report: Report) -> None:
     """Trace answers and tell what was found."""
     state = session.registry.state()
     quiet: Report = (lambda line: None) if as_json else report
     tracer = Tracer(session.record.store, quiet)
     for one in asked:
-        found = tracer.trace(state, one.version, one.answer, one.prompt if influence else None)
+        found = tracer.trace(state, one.version, one.answer)
         if as_json:
             report(json.dumps(asdict(found) | {"verdict": found.verdict, "share": found.share}))
             continue
@@ -73,18 +79,27 @@ def trace_answers(
 
 def told(found: Trace) -> Iterator[str]:
     """What was found, in lines for a terminal."""
+    trained = f"text that version {found.version} was trained on"
     if found.verbatim:
-        yield (
-            f"VERBATIM: {found.share:.0%} of the answer stands word for word in text that version "
-            f"{found.version} was trained on."
-        )
+        yield f"VERBATIM: {found.share:.0%} of the answer stands word for word in {trained}."
+    elif found.is_whole:
+        yield f"VERBATIM: the whole answer stands in {trained}."
     elif found.near:
         yield (
-            f"NEAR: no {found.shortest} tokens of the answer stand word for word in text that "
-            f"version {found.version} was trained on; these documents share its words."
+            f"NEAR: neither {found.shortest} tokens of the answer nor all of it stand word for "
+            f"word in {trained}; these documents share its words."
         )
     else:
         yield f"NOTHING FOUND: version {found.version} was trained on no text like this answer."
+    if not found.verbatim and 0 < found.tokens < found.shortest:
+        yield (
+            f"It has {found.tokens} tokens; stretches are looked for from {found.shortest} on, so "
+            "it was looked for as a whole."
+        )
+    if found.documents:
+        yield ""
+        yield f"Documents that hold the whole of it: {len(found.documents):,}"
+        yield from (f"  {document}" for document in found.documents[:STRETCHES_SHOWN])
     for stretch in found.verbatim[:STRETCHES_SHOWN]:
         text = shown_in_line(found.answer[stretch.start : stretch.end])
         places = f"{stretch.places:,} places" if stretch.places > 1 else "one place"
@@ -98,15 +113,7 @@ def told(found: Trace) -> Iterator[str]:
         for near in found.near:
             yield f"  score {near.score:.1f}"
             yield from _source(near.source)
-    if found.influential is not None:
-        yield ""
-        yield f"Of the {CANDIDATES} nearest, those of the most influence, by gradients (no proof):"
-        for near in found.influential:
-            yield f"  cosine {near.score:.3f}"
-            yield from _source(near.source)
-    if found.unknown:
-        names = ", ".join(run.name for run in found.unknown)
-        yield f"Not looked at, since its text or its record is gone: {names}."
+    yield from (f"Not looked at: {gone}." for gone in found.missing)
 
 
 def _source(source: Source) -> Iterator[str]:
@@ -115,3 +122,106 @@ def _source(source: Source) -> Iterator[str]:
     yield f"    license {shown_in_line(source.license)}; {'; '.join(map(str, source.lessons))}"
     around = f"…{source.before}[{source.text}]{source.after}…"
     yield f"    {shown_in_line(' '.join(around.split()))}"
+
+
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; form-action 'self'; base-uri 'none'"
+_PAGES = Environment(loader=PackageLoader("llm_assets.cli.text"), autoescape=True)
+
+
+def serve_page(session: Session, port: int, report: Report) -> None:
+    """Serve the page until interrupted; raises UserError where the port is taken."""
+    with listen("127.0.0.1", port) as listener:
+        address = listener.getsockname()[1]
+        report(f"Trace answers at http://127.0.0.1:{address} (end it with Ctrl-C).")
+        page = HttpServer(build_page(session), EndpointSettings(), log_level="warning")
+        page.run(sockets=[listener])
+
+
+def build_page(session: Session) -> Starlette:
+    """The page: a form, and what was found for it."""
+    tracer = Tracer(session.record.store, lambda line: None)
+
+    async def form(_: Request) -> HTMLResponse:
+        return _render(session)
+
+    async def found(request: Request) -> HTMLResponse:
+        origin = request.headers.get("origin")
+        if origin is not None and origin != f"http://{request.headers['host']}":
+            return _render(session, fault="Only this page itself may ask.", status=403)
+        body = await _body(request)
+        if body is None:
+            return _render(session, fault="The text is too long.", status=413)
+        asked, text = body.get("request", ""), body.get("text", "")
+        return _answer(session, tracer, asked.strip() or None, text if text.strip() else None)
+
+    # A page elsewhere whose name leads here (DNS rebinding) is known by its Host.
+    guard = Middleware(TrustedHostMiddleware, allowed_hosts=list(LOOPBACK))
+    routes = [Route("/", form), Route("/", found, methods=["POST"])]
+    return Starlette(routes=routes, middleware=[guard])
+
+
+async def _body(request: Request) -> dict[str, str] | None:
+    """The fields of the form; None where they are too long."""
+    content = bytearray()
+    async for piece in request.stream():
+        content += piece
+        if len(content) > 12 * MOST_CHARACTERS:
+            return None
+    fields = parse_qs(content.decode("ascii", "replace"))
+    return {name: values[0].replace("\r\n", "\n") for name, values in fields.items()}
+
+
+def _answer(
+    session: Session, tracer: Tracer, request: str | None, text: str | None
+) -> HTMLResponse:
+    try:
+        state = session.registry.state()
+        found = [
+            tracer.trace(state, one.version, one.answer)
+            for one in find_answers(session, request, text, None)
+        ]
+    except UserError as error:
+        return _render(session, request or "", text or "", fault=str(error), status=400)
+    return _render(session, request or "", text or "", found)
+
+
+def _render(
+    session: Session,
+    request: str = "",
+    text: str = "",
+    found: list[Trace] | None = None,
+    fault: str | None = None,
+    status: int = 200,
+) -> HTMLResponse:
+    page = _PAGES.get_template("trace.html").render(
+        pipeline=session.settings.name, request=request, text=text, found=found or [], fault=fault
+    )
+    headers = {
+        "Content-Security-Policy": _POLICY,
+        "Cache-Control": "no-store",
+        "X-Content-Type-Options": "nosniff",
+        # Without one, browsers would give the form's own origin as `null`.
+        "Referrer-Policy": "same-origin",
+    }
+    return HTMLResponse(page, status, headers)
+
+
+_DROPPED_PAGES = Environment(loader=PackageLoader("llm_assets.cli.text"), autoescape=True)
+
+
+def write_page(session: Session, path: Path, most: int, report: Report) -> None:
+    """Write the page of the current clean corpus; raises MissingArtifact where there is none."""
+    record = session.record
+    clean = record.current("clean_corpus", needed_by="clean_corpus")
+    raw = record.store.find_named("raw_corpus", clean.manifest.inputs["raw_corpus"])
+    forgotten = {one.id for one in read_list(record.store, session.settings.name).documents}
+    dropped = find_dropped(clean, raw, forgotten, most)
+    threshold = clean.manifest.settings["near_duplicates"]["threshold"]
+    page = _DROPPED_PAGES.get_template("dropped.html").render(
+        pipeline=session.settings.name, dropped=dropped, stats=clean.stats, threshold=threshold
+    )
+    files.write(path, page.encode())
+    report(
+        f"Wrote {path}: {len(dropped.copies):,} copies beside what they copy, of "
+        f"{sum(dropped.counts.values()):,} documents dropped."
+    )

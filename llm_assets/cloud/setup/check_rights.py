@@ -3,10 +3,9 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from llm_assets.cloud.rest import CALL_SECONDS, open_session, post_json, rest_url
 from llm_assets.cloud.settings import GoogleCloudSettings
-from llm_assets.cloud.setup.finding import Finding
-from llm_assets.cloud.setup.rights import REPOSITORY, Grant, Holder, Resource, grants_for
+from llm_assets.cloud.setup.rights import REPOSITORY, Finding, Grant, Holder, Resource, grants_for
+from llm_assets.cloud.vertex import REST_SECONDS, open_session, post_json, rest_url
 
 KEYS: dict[Resource, str] = {
     "bucket": "bucket",
@@ -73,14 +72,14 @@ def _granted(
         reply = ProjectsClient(client_options=options).test_iam_permissions(
             resource=f"projects/{settings.project}",
             permissions=list(permissions),
-            timeout=CALL_SECONDS,
+            timeout=REST_SECONDS,
         )
         return set(reply.permissions)
     if resource == "bucket":
         from google.cloud.storage import Client
 
         bucket = Client(project=settings.project).bucket(settings.bucket)
-        return set(bucket.test_iam_permissions(list(permissions), timeout=CALL_SECONDS))
+        return set(bucket.test_iam_permissions(list(permissions), timeout=REST_SECONDS))
     host, name = _full_name(settings, resource).removeprefix("//").split("/", 1)
     url = f"{rest_url(settings, host)}/v1/{name}:testIamPermissions"
     answer = post_json(session, url, {"permissions": list(permissions)})
@@ -140,7 +139,7 @@ def _vertex_ai_agent(settings: GoogleCloudSettings) -> str:
 
     options = {"api_endpoint": settings.api_endpoint} if settings.api_endpoint else None
     project = ProjectsClient(client_options=options).get_project(
-        name=f"projects/{settings.project}", timeout=CALL_SECONDS
+        name=f"projects/{settings.project}", timeout=REST_SECONDS
     )
     number = project.name.rsplit("/", 1)[1]
     return f"service-{number}@gcp-sa-aiplatform.iam.gserviceaccount.com"

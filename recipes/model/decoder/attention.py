@@ -1,4 +1,4 @@
-"""Attention that never crosses from one document into another."""
+"""Rotary positions, and attention that never crosses from one document into another."""
 
 import functools
 from dataclasses import dataclass
@@ -7,6 +7,52 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+
+Rotation = tuple[torch.Tensor, torch.Tensor]
+"""Cosine and sine, each of shape (rows, sequence_length, 1, head_dim / 2), float32."""
+
+
+def rotary_frequencies(
+    rope: dict[str, Any], head_dim: int, device: torch.device
+) -> tuple[torch.Tensor, float]:
+    """`(frequencies of shape (head_dim / 2,), attention scale)` as transformers computes them."""
+    kind = rope.get("rope_type", "default")
+    steps = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim
+    frequencies = 1.0 / (rope["rope_theta"] ** steps)
+    if kind == "default":
+        return frequencies, 1.0
+    if kind == "linear":
+        return frequencies / rope["factor"], 1.0
+    if kind == "llama3":
+        return _stretch_long_waves(frequencies, rope), 1.0
+    raise ValueError(f"rope_type {kind} is not supported by this decoder")
+
+
+SUPPORTED_ROPE_TYPES = ("default", "linear", "llama3")
+
+
+def _stretch_long_waves(frequencies: torch.Tensor, rope: dict[str, Any]) -> torch.Tensor:
+    """Llama 3.1's scaling: short waves stay, long ones stretch by `factor`, a ramp between."""
+    context = rope["original_max_position_embeddings"]
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    turns = context * frequencies / (2 * torch.pi)
+    ramp = ((turns - low) / (high - low)).clamp(0, 1)
+    return frequencies * (ramp + (1 - ramp) / rope["factor"])
+
+
+def rotation_at(positions: torch.Tensor, frequencies: torch.Tensor, scale: float) -> Rotation:
+    """The rotation at given positions, of shape (rows, sequence_length); made once a batch."""
+    angles = positions[..., None, None].float() * frequencies
+    return angles.cos() * scale, angles.sin() * scale
+
+
+def rotate(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+    """Turn queries or keys of shape (rows, sequence_length, heads, head_dim)."""
+    cosine, sine = rotation
+    first, second = x.float().chunk(2, dim=-1)
+    turned = torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
+    return turned.to(x.dtype)
+
 
 BLOCK = 64
 """Queries a block in `_attend_in_blocks`; small enough to save most of the causal half."""
@@ -38,12 +84,19 @@ def allowed_positions(segments: torch.Tensor) -> torch.Tensor:
 def segment_mask(segments: torch.Tensor, dtype: torch.dtype) -> SegmentMask:
     """The mask of a batch, made once for all layers that compute in `dtype`."""
     if segments.device.type == "cuda":
-        return SegmentMask(None, blocks=block_mask(segments))
+        return SegmentMask(None, blocks=document_blocks(segments))
     allowed = allowed_positions(segments)
     if segments.device.type != "cpu" or dtype != torch.bfloat16:
         return SegmentMask(allowed)
     zero = torch.zeros((), dtype=dtype)
     return SegmentMask(allowed, torch.where(allowed, zero, float("-inf")))
+
+
+def document_blocks(segments: torch.Tensor) -> BlockMask:
+    """`block_mask`, on a GPU by one kernel of its own."""
+    build = _compiled_block_mask() if segments.is_cuda else block_mask
+    blocks: BlockMask = build(segments)
+    return blocks
 
 
 def block_mask(segments: torch.Tensor) -> BlockMask:
@@ -56,6 +109,12 @@ def block_mask(segments: torch.Tensor) -> BlockMask:
 
     rows, length = segments.shape
     return create_block_mask(may_look, rows, None, length, length, device=segments.device)
+
+
+@functools.cache
+def _compiled_block_mask() -> Any:
+    """One kernel in the place of a hundred, and of masks as large as all pairs of positions."""
+    return torch.compile(block_mask, dynamic=False)
 
 
 @functools.cache

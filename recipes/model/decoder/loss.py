@@ -12,7 +12,7 @@ from recipes.data.batch import IGNORED
 TOKENS_IN_FLIGHT = {"cpu": 1024, "cuda": 8192}
 """Tokens whose logits exist at once, in the type of the matrix product; elsewhere all, since XLA
 divides the work itself."""
-TOKENS_IN_FLOAT32 = {"cpu": 64, "cuda": 8192}
+TOKENS_IN_FLOAT32 = {"cpu": 64}
 """Tokens whose logits exist at once in float32; few enough for a processor's cache."""
 
 
@@ -65,9 +65,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
             if hidden_gradient is not None:
                 hidden_gradient[part] = logits @ weight
             if differentiate and ctx.needs_input_grad[1]:
-                product = (logits.T @ inputs).to(head_weight.dtype)
-                weight_gradient = product if weight_gradient is None else weight_gradient + product
+                # In float32 also where the matrix arrives from other workers in bfloat16.
+                product = (logits.T @ inputs).float()
+                weight_gradient = (
+                    product if weight_gradient is None else weight_gradient.add_(product)
+                )
         ctx.save_for_backward(hidden_gradient, weight_gradient)
+        ctx.weight_dtype = head_weight.dtype
         return loss
 
     @staticmethod
@@ -75,14 +79,24 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, scale: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         hidden_gradient, weight_gradient = ctx.saved_tensors
         if weight_gradient is not None:
-            weight_gradient = weight_gradient * scale
+            weight_gradient = (weight_gradient * scale).to(ctx.weight_dtype)
         return hidden_gradient * scale, weight_gradient, None, None, None
 
 
 @functools.cache
 def _compiled_to_gradient() -> Any:
-    """On a GPU one fused kernel instead of a dozen passes over the logits."""
-    return torch.compile(_to_gradient, dynamic=False)
+    """On a GPU two fused kernels instead of a dozen passes over the logits."""
+    return torch.compile(to_gradient_by_mask, dynamic=False)
+
+
+def to_gradient_by_mask(logits: torch.Tensor, targets: torch.Tensor, replace: bool) -> torch.Tensor:
+    """As `_to_gradient`; without its scatter, for which all logits would be written in float32."""
+    is_target = torch.arange(logits.shape[1], device=logits.device) == targets[:, None]
+    log_probabilities = torch.log_softmax(logits.float(), dim=1)
+    if replace:
+        counted = (targets != IGNORED)[:, None]
+        logits.copy_((log_probabilities.exp() - is_target.float()) * counted)
+    return -torch.where(is_target, log_probabilities, 0.0).sum()
 
 
 def _to_gradient(logits: torch.Tensor, targets: torch.Tensor, replace: bool) -> torch.Tensor:

@@ -15,8 +15,15 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Partial
 from torch.utils.checkpoint import checkpoint
 
-from recipes.model.decoder.attention import SegmentMask, attend, segment_mask
-from recipes.model.decoder.rotary import Rotation, rotary_frequencies, rotate, rotation_at
+from recipes.model.decoder.attention import (
+    Rotation,
+    SegmentMask,
+    attend,
+    rotary_frequencies,
+    rotate,
+    rotation_at,
+    segment_mask,
+)
 
 DECODER_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "phi3")
 QUERY_KEY_VALUE = ("q_proj", "k_proj", "v_proj")

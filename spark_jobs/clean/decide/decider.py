@@ -1,21 +1,161 @@
 """Deciding which documents stay, as the job asks for it.
 
 There are two deciders, and they give the same to the byte: one holds a row of every document in the
-driver's memory (`in_memory`), the other leaves all of it to Spark's joins (`by_spark`).
+driver's memory (`in_memory`), the other leaves all of it to Spark's joins (`by_spark`). Here is
+what both work with: the small columns of prepared documents, how alike two texts are, and the list
+of the copies that were dropped, each with the document that it was found a copy of.
 """
 
+import fnmatch
+import itertools
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
+from artifacts.numbers import sorted_unique
 from artifacts.progress import Report
-from spark_jobs.clean.decide.documents import DocumentPart, Forgotten
-from spark_jobs.clean.history import History
-from spark_jobs.runtime.part_rows import PartRows
+from artifacts.storage import files
+from spark_jobs.clean.forgotten import FORGOTTEN, SIMILAR, Forgotten
+from spark_jobs.clean.history import History, codes_of
+from spark_jobs.clean.prepare import PreparedPart
+from spark_jobs.runtime.parquet import Part, PartRows, Place, read_table, write_table
+from spark_jobs.runtime.tasks import map_tasks
 from spark_jobs.settings import CleanCorpusSettings
+from spark_jobs.text import fold, shingle, sum_words
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_matrix
+
+
+DOCUMENT_SCHEMA = pa.schema(
+    [
+        ("id", pa.string()),
+        ("source", pa.string()),
+        ("text_hash", pa.string()),
+        ("characters", pa.int64()),
+        ("bytes", pa.int64()),
+        ("fault", pa.string()),
+        ("repaired", pa.bool_()),
+        ("shape", pa.int64()),
+        ("past", pa.bool_()),
+        ("recorded_split", pa.int8()),
+        ("recorded_slice", pa.int32()),
+    ]
+)
+"""A document as it was prepared (`prepare.prepared_schema`). `past` says whether it has left the
+sources; of such a one, the code of the split and the slice that the record has of it, else 0."""
+
+
+@dataclass(frozen=True)
+class DocumentPart:
+    """A prepared part over which is decided."""
+
+    prepared: PreparedPart
+    record: Part | None = None
+    """Of texts that have left the sources: the record's rows that were prepared."""
+
+    def read(self, forgotten: Forgotten) -> pa.Table:
+        """The part's documents, as rows of `DOCUMENT_SCHEMA`."""
+        names = [name for name in DOCUMENT_SCHEMA.names if "record" not in name and name != "past"]
+        documents = self.prepared.read(names)
+        count = documents.num_rows
+        split, slices = np.zeros((2, count), np.int64)
+        if self.record:
+            recorded = self.record.read(["split", "slice"])
+            split, slices = codes_of(recorded["split"]), recorded["slice"].to_numpy()
+        columns = {name: documents[name] for name in names} | {
+            "fault": _faults(documents, forgotten, self.record is not None),
+            "past": pa.array(np.full(count, self.record is not None)),
+            "recorded_split": pa.array(split, pa.int8()),
+            "recorded_slice": pa.array(slices.astype(np.int32)),
+        }
+        return pa.table(columns, DOCUMENT_SCHEMA)
+
+    def read_rows(self, column: str, rows: pa.Array) -> pa.Array:
+        """A column of some of the part's rows."""
+        return self.prepared.read([column])[column].take(rows).combine_chunks()
+
+
+def _faults(documents: pa.Table, forgotten: Forgotten, is_past: bool) -> pa.ChunkedArray:
+    # A text that was once in a split stays on record, whatever the settings now say of it.
+    nothing = pa.chunked_array([pa.nulls(documents.num_rows, pa.string())])
+    is_forgotten = pc.or_(
+        pc.is_in(documents["id"], pa.array(forgotten.ids, pa.string())),
+        pc.is_in(documents["text_hash"], pa.array(forgotten.texts, pa.string())),
+    )
+    is_similar = pc.is_in(documents["text_hash"], pa.array(forgotten.similar, pa.string()))
+    other = pc.if_else(is_similar, SIMILAR, nothing if is_past else documents["fault"])
+    return pc.if_else(is_forgotten, FORGOTTEN, other)
+
+
+PAIRS_AT_ONCE = 20_000
+SIGNATURE_DEVIATIONS = 5
+"""A pair is not looked at further if its signatures estimate the similarity this many standard
+deviations below the threshold: fewer than one true pair in a million is lost by it."""
+
+
+def plausible(left: np.ndarray, right: np.ndarray, threshold: float) -> np.ndarray:
+    """Shape (m,): whether two signatures each leave it open that the threshold is reached.
+
+    Args:
+        left, right: shape (m, permutations), the lowest byte of each hash (`clean.prepare`).
+    """
+    width = left.shape[1]
+    deviation = np.sqrt(threshold * (1 - threshold) / width)
+    least = (threshold - SIGNATURE_DEVIATIONS * deviation) * width
+    is_open: np.ndarray = (left == right).sum(axis=1) >= least
+    return is_open
+
+
+def shingle_sets(texts: list[str], words: int) -> list[np.ndarray]:
+    """Each text's shingles of so many words: sorted hashes, each once."""
+    shingles = shingle(sum_words(list(map(fold, texts))), words)
+    return [sorted_unique(shingles.hashes[a:b]) for a, b in itertools.pairwise(shingles.offsets)]
+
+
+def jaccard(shingles: list[np.ndarray], pairs: np.ndarray) -> np.ndarray:
+    """Jaccard similarities of shingle sets: shape (m,).
+
+    Args:
+        shingles: of `shingle_sets`.
+        pairs: shape (m, 2), places in `shingles`.
+    """
+    sets = _as_matrix(shingles)
+    sizes = np.diff(sets.indptr)
+    similarity = [np.empty(0)]
+    for chunk in chunks(pairs):
+        left, right = chunk[:, 0], chunk[:, 1]
+        common = np.diff(sets[left].multiply(sets[right]).tocsr().indptr)
+        similarity.append(common / (sizes[left] + sizes[right] - common))
+    return np.concatenate(similarity)
+
+
+def _as_matrix(sets: list[np.ndarray]) -> "csr_matrix":
+    """Shingle sets as rows of a sparse 0/1 matrix whose columns are the hashes."""
+    from scipy.sparse import csr_matrix
+
+    sets = [(one >> np.uint64(1)).astype(np.int64) for one in sets]
+    indices = np.concatenate(sets)
+    offsets = np.concatenate([[0], np.cumsum([len(one) for one in sets])])
+    matrix = csr_matrix(
+        (np.ones(len(indices), np.int32), indices, offsets), shape=(len(sets), 2**63 - 1)
+    )
+    matrix.has_canonical_format = True
+    return matrix
+
+
+def chunks(pairs: np.ndarray) -> Iterator[np.ndarray]:
+    """Pairs, some of them at a time."""
+    for first in range(0, len(pairs), PAIRS_AT_ONCE):
+        yield pairs[first : first + PAIRS_AT_ONCE]
+
 
 DECIDED_SCHEMA = pa.schema(
     [
@@ -30,8 +170,9 @@ CHOSEN_SCHEMA = pa.schema([("row", pa.int64())])
 """A row of the record that was chosen."""
 
 GUARDED, SPOILT, PAST = "copy_of_held_out", "trained_on_before", "left_the_sources"
+TEMPLATE = "template"
 """Reasons why documents do not stay, beside those of `duplicates` and the faults of `prepare`;
-the last is that of texts which are only on record."""
+`PAST` is that of texts which are only on record."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +207,7 @@ class Outcome:
     left: PartRows
     """Rows of the record that are none of the documents that stay, by its part's number."""
     duplicates: PartRows
-    """Rows of `duplicates.DUPLICATE_SCHEMA`, numbered in the order of their ids."""
+    """Rows of `DUPLICATE_SCHEMA`, numbered in the order of their ids."""
     fates: pa.Table
     """`reason` (null: stays) and `source` to `documents`, `bytes` and `repaired`, those that have
     left the sources not counted."""
@@ -112,3 +253,51 @@ class Decider(ABC):
         Args:
             past: parts of `texts_left`, in that order; their numbers follow those of the corpus.
         """
+
+
+EXACT, NEAR = "exact_duplicate", "near_duplicate"
+
+DUPLICATE_SCHEMA = pa.schema(
+    [
+        ("id", pa.string()),
+        ("survivor", pa.string()),
+        ("cluster", pa.string()),
+        ("reason", pa.string()),
+        ("neighbor", pa.string()),
+        ("similarity", pa.float64()),
+    ]
+)
+"""A dropped copy: the document kept in its place, and the most similar document that was compared
+with it (Jaccard similarity of the shingle sets; 1 for an exact copy)."""
+
+ROWS_IN_FILE = 500_000
+"""Which the task that writes it holds."""
+
+
+def write_duplicates(spark: SparkSession, copies: PartRows, folder: str, report: Report) -> None:
+    """Write the list as `duplicates-NNNNN.parquet`, a task for each file.
+
+    Args:
+        copies: rows of `DUPLICATE_SCHEMA`; their numbers give the order, which is that of the ids.
+    """
+    groups = list(enumerate(copies.groups(ROWS_IN_FILE)))
+    map_tasks(spark, "listing copies", groups, partial(_write_file, folder=folder), report)
+
+
+def _write_file(
+    group: tuple[int, list[tuple[int, Place, int, int]]], folder: str
+) -> dict[str, Any]:
+    number, pieces = group
+    batches = [place.read().slice(first, last - first) for _, place, first, last in pieces]
+    copies = pa.Table.from_batches(batches, DUPLICATE_SCHEMA).combine_chunks()
+    write_table(f"{folder}/duplicates-{number:05d}.parquet", copies)
+    return {}
+
+
+def find_duplicates(clean_corpus: str, column: str, values: pa.Array) -> pa.Table:
+    """The dropped copies that have one of some values in a column; rows of `DUPLICATE_SCHEMA`."""
+    found = [DUPLICATE_SCHEMA.empty_table()]
+    for name in fnmatch.filter(files.list_names(clean_corpus), "duplicates*.parquet"):
+        copies = read_table(f"{clean_corpus}/{name}", DUPLICATE_SCHEMA.names)
+        found.append(copies.filter(pc.is_in(copies[column], values)).cast(DUPLICATE_SCHEMA))
+    return pa.concat_tables(found)

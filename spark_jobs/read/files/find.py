@@ -1,22 +1,124 @@
-"""Finds the files of a source, and what lies beside them."""
+"""Finds the files of a source, and what lies beside them.
+
+Of a local folder, every file is either given or counted as unread, by kind.
+"""
 
 import os
 import re
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 
 from fsspec import AbstractFileSystem
 from fsspec.utils import glob_translate
 
-from artifacts.errors import UserError
-from artifacts.shown import shown_in_line
-from artifacts.storage import files, versions
-from spark_jobs.read.files.source_file import LocalFile, RemoteFile, StoredFile
-from spark_jobs.read.files.walk import Walk
-from spark_jobs.read.formats import FORMATS, format_of, kind_of
-from spark_jobs.read.opened import Unread
-from spark_jobs.read.settings import Files
-from spark_jobs.runtime.pinned.file import ListedFile
+from artifacts.errors import UserError, shown_in_line
+from artifacts.storage import files, transfer
+from spark_jobs.read.files.streams import LocalFile, RemoteFile, StoredFile
+from spark_jobs.read.opened import EXAMPLES, Unread
+from spark_jobs.read.settings import FORMATS, Files, format_of, kind_of
+from spark_jobs.runtime.pinned import ListedFile
+
+_SPECIAL = {
+    stat.S_IFIFO: "FIFO",
+    stat.S_IFSOCK: "socket",
+    stat.S_IFCHR: "device",
+    stat.S_IFBLK: "device",
+}
+
+
+@dataclass(frozen=True)
+class Walk:
+    """One walk through a folder."""
+
+    source: Files
+    unread: Unread
+    root: str
+    """The folder, without links."""
+    apart: frozenset[str] = frozenset()
+    """Folders, without links, that are no source text: the store."""
+    depth: int | None = None
+    """Levels of subfolders that are entered; all without it."""
+
+    def files(self) -> Iterator[tuple[str, int]]:
+        """Each regular file's path and size, in no order."""
+        folders = [(self.root, 0)]
+        while folders:
+            folder, level = folders.pop()
+            for entry in self._entries(folder):
+                if self._is_passed_over(entry):
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    if self.depth is None or level < self.depth:
+                        folders.append((entry.path, level + 1))
+                elif (size := self._size(entry)) is not None:
+                    yield entry.path, size
+
+    def _entries(self, folder: str) -> list[os.DirEntry[str]]:
+        try:
+            with os.scandir(folder) as entries:
+                return list(entries)
+        except PermissionError as error:
+            self.not_permitted("folder", folder, error)
+            return []
+
+    def not_permitted(self, kind: str, path: str, error: PermissionError) -> None:
+        """Count what may not be read, or raise UserError where the settings say so."""
+        if self.source.on_bad_file == "quarantine":
+            self.unread.add(f"unreadable {kind}", self._name(path))
+            return
+        raise UserError(
+            f"Source {self.source.name!r}: the {kind} {shown_in_line(path)} may not be read "
+            f"({error.strerror}). Give this user (uid {os.geteuid()}) the right to, or set "
+            "`on_bad_file: quarantine` to leave it out."
+        ) from error
+
+    def _is_passed_over(self, entry: os.DirEntry[str]) -> bool:
+        if entry.name.startswith(".") and not self.source.hidden:
+            self._add("hidden", entry)
+        elif entry.is_dir(follow_symlinks=False) and entry.path in self.apart:
+            self._add("store of llm-assets", entry)
+        elif entry.is_symlink():
+            return self._is_link_passed_over(entry)
+        else:
+            return False
+        return True
+
+    def _is_link_passed_over(self, entry: os.DirEntry[str]) -> bool:
+        target = os.path.realpath(entry.path)
+        if not os.path.exists(target):
+            self._add("broken link", entry)
+        elif os.path.isdir(target):
+            self._add("link to a folder", entry)
+        elif not self.source.follow_links and not _is_within(target, self.root):
+            self._add("link out of the folder", entry)
+        else:
+            return False
+        return True
+
+    def _size(self, entry: os.DirEntry[str]) -> int | None:
+        """The bytes of a regular file; what is none, and has no end to read to, is counted."""
+        try:
+            found = entry.stat()
+        except FileNotFoundError:
+            return None
+        kind = _SPECIAL.get(stat.S_IFMT(found.st_mode))
+        if kind:
+            self._add(kind, entry)
+            return None
+        return found.st_size
+
+    def _add(self, kind: str, entry: os.DirEntry[str]) -> None:
+        self.unread.add(kind, self._name(entry.path) + ("/" if os.path.isdir(entry.path) else ""))
+
+    def _name(self, path: str) -> str:
+        return os.path.relpath(path, self.root)
+
+
+def _is_within(path: str, folder: str) -> bool:
+    return os.path.commonpath([path, folder]) == folder
+
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
@@ -32,26 +134,34 @@ class Found:
     unread: Unread = field(default_factory=Unread)
 
 
-def find_files(source: Files, apart: str | None = None) -> Found:
+def find_files(source: Files, apart: str | None = None, names: int = EXAMPLES) -> Found:
     """The source's files, and what is not read.
 
     Args:
         apart: a folder that is no source text wherever it lies: the store.
+        names: how many are kept of each kind that is not read.
 
     Raises:
         UserError: nothing is there, nothing of a format that is read, or, unless the settings say
             otherwise, something that may not be read.
     """
-    found = Found()
+    found = Found(unread=Unread(most=names))
+    places: set[tuple[str, str]] = set()
+    real_folder = cache(os.path.realpath)
     for url in expand_braces(source.path):
         matched = _match(source, url, found.unread, apart)
         if not matched:
             raise UserError(_nothing_found(source, url, found.unread))
         for file in sorted(matched, key=lambda one: one.name):
-            if file.format.name in source.formats:
-                found.files.append(file)
-            else:
+            folder, name = os.path.split(file.path)
+            place = (real_folder(folder) if isinstance(file, LocalFile) else folder, name)
+            if file.format.name not in source.formats:
                 found.unread.add(f"{file.format.name} files", file.name)
+            elif place in places:
+                found.unread.add("other spelling of a file that is read", file.name)
+            else:
+                found.files.append(file)
+                places.add(place)
     if not found.files:
         raise UserError(
             f"Source {source.name!r}: nothing at {shown_in_line(source.path)} is read: "
@@ -151,8 +261,8 @@ def _match_remote(
                 url=filesystem.unstrip_protocol(found),
                 name=name,
                 bytes=about.get("size") or 0,
-                generation=versions.stated_generation(filesystem, found, about),
-                checksum=versions.stated_checksum(filesystem, found, about),
+                generation=transfer.stated_generation(filesystem, found, about),
+                checksum=transfer.stated_checksum(filesystem, found, about),
             )
             yield RemoteFile(listed.url, name, listed.bytes, form, listed)
         else:

@@ -10,12 +10,10 @@ import pyarrow.parquet as pq
 
 from artifacts.errors import UserError
 from artifacts.progress import CountedProgress
-from artifacts.storage import files, versions
-from spark_jobs.read.files.source_file import LocalFile, RemoteFile, SourceChanged, StoredFile
-from spark_jobs.read.files.streams import MAGIC
+from artifacts.storage import files, transfer
+from spark_jobs.read.files.streams import MAGIC, LocalFile, RemoteFile, SourceChanged, StoredFile
 from spark_jobs.read.settings import Files
-from spark_jobs.runtime.pinned.file import PinnedFile, Stretch
-from spark_jobs.runtime.pinned.lines import read_line
+from spark_jobs.runtime.pinned import PinnedFile, Stretch, read_line
 
 READERS = 32
 """Threads; a bucket answers many requests at a time, and a footer is a few kilobytes."""
@@ -83,7 +81,7 @@ def _pin(source: Files, file: StoredFile, checksum: str) -> tuple[PinnedFile, in
         else:
             row_groups, text_bytes = _read_row_groups(source, file, url)
             pinned = pinned.model_copy(update={"row_groups": row_groups})
-        if versions.generation_of(url) != pinned.generation:
+        if transfer.generation_of(url) != pinned.generation:
             raise _changed(file)
     except FileNotFoundError as error:
         raise SourceChanged(f"{file.shown} was removed while it was pinned") from error
@@ -98,8 +96,8 @@ def _generation(file: StoredFile, checksum: str) -> str:
     """That of the content with the checksum."""
     if isinstance(file, RemoteFile):
         return file.listed.generation
-    generation = versions.generation_of(_url(file))
-    if versions.checksum_of(_url(file)) != checksum:
+    generation = transfer.generation_of(_url(file))
+    if transfer.checksum_of(_url(file)) != checksum:
         raise _changed(file)
     return generation
 

@@ -1,39 +1,127 @@
-"""A source of files: what it holds now, and the reading of just that."""
+"""A source of files: what it holds now, and the reading of just that.
 
-from collections.abc import Callable, Iterator
+Digests of files are cached while the files' state stays the same.
+"""
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
 
 from artifacts.progress import CountedProgress
+from artifacts.storage import files
 from artifacts.store.identity import hash_json
-from spark_jobs.read.chunks import Batch, Chunks, group, no_chunks
-from spark_jobs.read.document import Document, of_example
-from spark_jobs.read.faults import UNREAD, Fault
-from spark_jobs.read.files import extracted, rows
-from spark_jobs.read.files.archives import Passed, members
-from spark_jobs.read.files.content import Content
-from spark_jobs.read.files.digests import Digests
+from spark_jobs.read.document import EMPTY, UNREAD, Document, Fault, of_example
+from spark_jobs.read.files import office, rows
 from spark_jobs.read.files.find import find_files
 from spark_jobs.read.files.pinned import pin_files
 from spark_jobs.read.files.rows import Row
-from spark_jobs.read.files.source_file import RemoteFile, SourceChanged, SourceFile, StoredFile
-from spark_jobs.read.files.streams import BadFile, Tick
-from spark_jobs.read.formats import FormatName, format_of
-from spark_jobs.read.opened import OpenedSource
-from spark_jobs.read.settings import Files
-from spark_jobs.runtime.pinned.file import ListedFile
+from spark_jobs.read.files.streams import (
+    BadFile,
+    Content,
+    Passed,
+    RemoteFile,
+    SourceChanged,
+    SourceFile,
+    StoredFile,
+    Tick,
+    members,
+)
+from spark_jobs.read.opened import Batch, Chunks, OpenedSource, Texts, group, hash64, no_chunks
+from spark_jobs.read.settings import Files, FormatName, format_of
+from spark_jobs.runtime.pinned import ListedFile
+
+SETTLED_NANOSECONDS = 2_000_000_000
+"""A file that was written so shortly before it was hashed may change again within one step of its
+file system's clock, so its digest is not kept."""
+
+
+class Digests:
+    """What is known of the files of each source, for whoever looks again and again.
+
+    Kept in a file, since the process that looks may be another one each time.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        """What a file has; nothing where it is absent or damaged."""
+        self._path = path
+        self._known: dict[str, tuple[Any, str]] = {}
+        self._changed = False
+        if path is not None:
+            with contextlib.suppress(OSError, ValueError, TypeError):
+                self._known = {k: (_hashable(s), d) for k, (s, d) in json.loads(path.read_bytes())}
+
+    def find(self, source: str, file: StoredFile, state: object) -> str | None:
+        """A file's digest, if its state is what it was before."""
+        known = self._known.get(f"{source}\0{file.path}")
+        return known[1] if known is not None and known[0] == state else None
+
+    def read(self, source: str, file: StoredFile, state: object, tick: Tick) -> str:
+        """A file's digest, for which the file is read."""
+        began = time.time_ns()
+        digest = file.digest(tick)
+        if not isinstance(state, tuple) or began - max(state[2:]) > SETTLED_NANOSECONDS:
+            self._known[f"{source}\0{file.path}"] = (state, digest)
+            self._changed = True
+        return digest
+
+    def keep(self, source: str, found: Iterable[StoredFile]) -> None:
+        """Forget the files of a source that are no longer there, and write what is known."""
+        there = {f"{source}\0{file.path}" for file in found}
+        of_source = f"{source}\0"
+        gone = [key for key in self._known if key.startswith(of_source) and key not in there]
+        for key in gone:
+            del self._known[key]
+        if self._path is not None and (gone or self._changed):
+            content = json.dumps(list(self._known.items())).encode()
+            files.write(self._path, content)
+            self._changed = False
+
+
+def _hashable(state: Any) -> Any:
+    return tuple(state) if isinstance(state, list) else state
+
 
 READERS: dict[FormatName, Callable[[Content], Iterator[Row]]] = {
-    "text": extracted.read_text,
-    "code": extracted.read_text,
-    "html": extracted.read_html,
-    "pdf": extracted.read_pdf,
-    "docx": extracted.read_docx,
-    "notebook": extracted.read_notebook,
+    "text": rows.read_text,
+    "code": rows.read_text,
+    "html": rows.read_html,
+    "pdf": rows.read_pdf,
+    "docx": rows.read_docx,
+    "notebook": rows.read_notebook,
+    "mail": office.read_mail,
+    "subtitles": office.read_subtitles,
+    "xml": office.read_xml,
+    "rtf": office.read_rtf,
+    "odt": office.read_odt,
+    "pptx": office.read_pptx,
+    "xlsx": office.read_xlsx,
+    "epub": office.read_epub,
     "json": rows.read_json,
     "csv": rows.read_csv,
     "parquet": rows.read_parquet,
 }
+EXTRACTORS: dict[FormatName, frozenset[str]] = {
+    "html": frozenset({"charset-normalizer", "justext", "lxml", "trafilatura"}),
+    "pdf": frozenset({"pypdf"}),
+    "docx": frozenset({"lxml", "python-docx"}),
+    "mail": frozenset({"lxml"}),
+    "xml": frozenset({"lxml"}),
+    "rtf": frozenset({"striprtf"}),
+    "odt": frozenset({"lxml"}),
+    "pptx": frozenset({"lxml"}),
+    "xlsx": frozenset({"openpyxl"}),
+    "epub": frozenset({"lxml"}),
+}
+"""Libraries that take the text out of a file, which is one document."""
+SAMPLED_FILES = 20
+"""Of a source, and files of an archive, whose text is compared after an upgrade of a library."""
 HASH_THREADS = 4
 """A bucket answers several requests at a time, and hashing lets other threads work."""
 
@@ -80,9 +168,37 @@ def open_files(
     sizes = {one: file.size for file, one in zip(found.files, hashes, strict=True)}
     if source.pin:
         pin = partial(pin_files, source, found.files, hashes, report)
-        return OpenedSource({source.name: whole}, no_chunks, found.unread, sizes, pin)
+        return OpenedSource({source.name: whole}, no_chunks, found.unread, sizes, pin=pin)
     chunks = Chunks(keys, read, listed)
-    return OpenedSource({source.name: whole}, lambda: chunks, found.unread, sizes)
+
+    def extracted(libraries: Collection[str]) -> Texts:
+        by_them = (f for f in found.files if not _extractors(f, source).isdisjoint(libraries))
+        texts: Texts = {}
+        for file in sorted(by_them, key=lambda file: hash64(file.name))[:SAMPLED_FILES]:
+            if file.format.name != "archive":
+                texts[file.name] = None
+            with suppress(BadFile):
+                for one in islice(documents_of(file, source, lambda number: None), SAMPLED_FILES):
+                    # What is a file's whole text is known by the file's name.
+                    if isinstance(one, Document) and one.id == one.path:
+                        texts[one.id] = one.text
+        return texts
+
+    return OpenedSource(
+        {source.name: whole},
+        lambda: chunks,
+        found.unread,
+        sizes,
+        libraries=frozenset().union(*(_extractors(file, source) for file in found.files)),
+        extracted=extracted,
+    )
+
+
+def _extractors(file: SourceFile, source: Files) -> frozenset[str]:
+    """The libraries that decide a file's text."""
+    if file.format.name == "archive":
+        return frozenset().union(*(EXTRACTORS.get(name, ()) for name in source.formats))
+    return EXTRACTORS.get(file.format.name, frozenset())
 
 
 def read_listed(source: Files, listed: ListedFile) -> Iterator[Batch]:
@@ -96,7 +212,7 @@ def read_listed(source: Files, listed: ListedFile) -> Iterator[Batch]:
 
 def _read(file: StoredFile, state: object, source: Files, tick: Tick) -> Iterator[Batch]:
     """A file's documents; raises SourceChanged where it is no longer in that state."""
-    yield from _batches(_documents(file, source, tick))
+    yield from _batches(documents_of(file, source, tick))
     _refuse_change(file, state)
 
 
@@ -145,7 +261,15 @@ def _refuse_change(file: StoredFile, before: object) -> None:
         raise SourceChanged(f"{file.shown} changed while it was read")
 
 
-def _documents(file: SourceFile, source: Files, tick: Tick) -> Iterator[Document | Fault]:
+def documents_of(file: SourceFile, source: Files, tick: Tick) -> Iterator[Document | Fault]:
+    """All that is in a file; one in which nothing is, such as an upload that was cut, is named."""
+    documents = _of_file(file, source, tick)
+    first = next(documents, None)
+    yield first or Fault(EMPTY, f"{file.shown} holds no document.")
+    yield from documents
+
+
+def _of_file(file: SourceFile, source: Files, tick: Tick) -> Iterator[Document | Fault]:
     content = Content(file, source, tick)
     if file.format.name != "archive":
         for row in _rows(content):
@@ -157,18 +281,19 @@ def _documents(file: SourceFile, source: Files, tick: Tick) -> Iterator[Document
                 reason = f"{UNREAD}{member.kind}"
                 yield Fault(reason, f"{reason}: {member.name}")
             else:
-                yield from _documents(member, source, tick)
+                yield from documents_of(member, source, tick)
     except BadFile as error:
         if source.on_bad_file == "stop":
             raise
         yield Fault("bad_file", str(error))
 
 
-def _document(row: tuple[str, str], file: SourceFile, source: Files) -> Document:
-    identifier, text = row
+def _document(row: tuple[str, str, str], file: SourceFile, source: Files) -> Document:
+    identifier, text, place = row
     if source.examples:
-        return of_example(identifier, text, source.name, file.name)
-    return Document(identifier, text, source.name, path=file.name, language=file.format.language)
+        return of_example(identifier, text, source.name, place, file.name)
+    language = file.format.language
+    return Document(identifier, text, source.name, path=file.name, language=language, place=place)
 
 
 def _rows(content: Content) -> Iterator[Row]:

@@ -1,30 +1,44 @@
-"""The documents of files that hold one per row: JSON, CSV and Parquet."""
+"""What a file's documents are: rows, or the text of a page, a PDF, a Word file, a notebook."""
 
+import codecs
 import csv
 import io
 import json
+import logging
 import math
 import sys
-from collections.abc import Iterable, Iterator
+import zipfile
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from string import Formatter
 from typing import IO, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from artifacts.json_rows import value_at
-from spark_jobs.read.examples import take_example
-from spark_jobs.read.faults import Fault
-from spark_jobs.read.files.content import Content, not_utf8, too_large
-from spark_jobs.read.files.streams import BadFile, Overlong, lines_of
+from artifacts.errors import UserError, first_line, install_advice
+from artifacts.settings import value_at
+from spark_jobs.read.document import Fault, Look, take_example
+from spark_jobs.read.files.streams import (
+    BLOCK_BYTES,
+    BadFile,
+    Content,
+    Overlong,
+    decode,
+    decoded,
+    lines_of,
+    not_utf8,
+    too_large,
+)
+from spark_jobs.read.settings import template_columns
 
 WHOLE_JSON_BYTES = 256 * 1024 * 1024
 """Largest JSON file that is one value; it is read into memory as a whole."""
 BATCH_BYTES = 8 * 1024 * 1024
 BATCH_ROWS = 1_000
 
-Row = tuple[str, str] | Fault
-"""A document's id and text (of an example, `take_example`), or its fault."""
+Row = tuple[str, str, str] | Fault
+"""A document's id, its text (of an example, `take_example`) and its place, or its fault."""
 
 
 def read_json(content: Content) -> Iterator[Row]:
@@ -84,31 +98,53 @@ def read_csv(content: Content) -> Iterator[Row]:
     """The rows of a table with a line of column names."""
     csv.field_size_limit(min(content.maximum_bytes, sys.maxsize))
     delimiter = "\t" if content.file.format.ending == ".tsv" else ","
+    encoding = _other_encoding(content)
+    if encoding:
+        yield decoded(content, encoding)
     with content.open() as stream:
-        text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")
+        text = io.TextIOWrapper(stream, encoding=encoding or "utf-8-sig", newline="")
         try:
             rows = csv.DictReader(text, delimiter=delimiter, restkey="(more columns)")
             _need_columns(content, list(rows.fieldnames or []))
             for number, record in enumerate(rows, start=1):
                 yield pick(record, content, f"row {number}", number)
-        except UnicodeDecodeError as error:
-            raise BadFile(not_utf8(content, "the file", error).message) from error
         except csv.Error as error:
             raise BadFile(f"{content.file.shown} is not a readable table ({error}).") from error
+
+
+def _other_encoding(content: Content) -> str | None:
+    """The encoding of a table that is not UTF-8, by the first place that shows it.
+
+    Raises:
+        BadFile: there is no telling.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    with content.open() as stream:
+        while block := stream.read(BLOCK_BYTES):
+            try:
+                decoder.decode(block)
+            except UnicodeDecodeError as error:
+                try:
+                    return decode(error.object)[1]
+                except UnicodeDecodeError:
+                    raise BadFile(not_utf8(content, "the file", error).message) from error
+    return None
 
 
 def read_parquet(content: Content) -> Iterator[Row]:
     """The rows of a Parquet file; checksums of its pages are compared where it has them."""
     source = content.source
-    columns = [*source.columns, *(["input"] if source.examples else [])]
     number = 0
     with content.open() as stream:
-        _need_columns(content, pq.ParquetFile(stream).schema_arrow.names)
+        names = pq.ParquetFile(stream).schema_arrow.names
+        _need_columns(content, names)
+        columns = [one for one in source.columns if _has(names, one) or not source.templates]
+        columns += ["input"] if source.examples else []
         # A text that comes often is held once; what is read of a column at a time is bounded.
         parquet = pq.ParquetFile(
             stream,
             page_checksum_verification=True,
-            read_dictionary=[] if source.examples else [source.text_column],
+            read_dictionary=[] if source.examples or source.templates else [source.text_column],
             buffer_size=BATCH_BYTES,
         )
         for batch in parquet.iter_batches(_batch_rows(parquet, columns), columns=columns):
@@ -148,9 +184,12 @@ def _row(record: dict[str, Any] | UnicodeDecodeError, content: Content, number: 
 
 
 def _need_columns(content: Content, names: Iterable[str]) -> None:
-    found = list(names)
-    for column in content.source.columns:
-        if column not in found and column.split(".")[0] not in found:
+    found, source = list(names), content.source
+    wanted = [template_columns(one) for one in source.templates] or [source.columns]
+    if any(all(_has(found, column) for column in one) for one in wanted):
+        wanted = [(source.id_column,)] if source.id_column else []
+    for column in wanted[0] if wanted else ():
+        if not _has(found, column):
             raise BadFile(
                 f"{content.file.shown} has no column {column!r}; its columns are "
                 f"{', '.join(found) or 'none'}. Name the columns in the source's settings, or take "
@@ -158,13 +197,19 @@ def _need_columns(content: Content, names: Iterable[str]) -> None:
             )
 
 
+def _has(names: list[str], column: str) -> bool:
+    return column in names or column.split(".")[0] in names
+
+
 def pick(record: Any, content: Content, where: str, number: int) -> Row:
     """A record's id and text, or what is wrong with it."""
     source, shown = content.source, content.file.shown
     if source.examples:
-        text = take_example(partial(value_at, record), source.examples, f"{shown}, {where}")
+        text: Any = take_example(partial(value_at, record), source.examples, f"{shown}, {where}")
         if isinstance(text, Fault):
             return text
+    elif source.templates:
+        text = fill_template(source.templates, partial(value_at, record))
     else:
         text = value_at(record, source.text_column)
     if not isinstance(text, str):
@@ -172,17 +217,53 @@ def pick(record: Any, content: Content, where: str, number: int) -> Row:
     if len(text) > content.maximum_bytes:
         return too_large(content, where, len(text))
     if source.id_column is None:
-        return f"{content.file.name}:{number}", text
+        return f"{content.file.name}:{number}", text, f"{shown}, {where}"
     found = value_at(record, source.id_column)
     if found is None:
         return Fault("no_id", f"{shown}, {where}: no id under the key {source.id_column!r}.")
     if isinstance(found, bool) or not isinstance(found, str | int | float) or found == "":
         return Fault("bad_id", f"{shown}, {where}: the id is {_kind(found)}, not text or a number.")
-    return str(found), text
+    return str(found), text, f"{shown}, {where}"
+
+
+def fill_template(templates: tuple[str, ...], look: Callable[..., Any]) -> str | None:
+    """A row's text by a template; None where it has nothing under the columns of any.
+
+    Lists are joined; a line is left out where it has columns and nothing is under them.
+    """
+    ordered = sorted(
+        templates, key=lambda one: any(look(c, _MISSING) is _MISSING for c in template_columns(one))
+    )
+    return next(filter(None, (_fill(template, look) for template in ordered)), None)
+
+
+_MISSING = object()
+
+
+def _fill(template: str, look: Look) -> str | None:
+    lines, is_empty = [], True
+    for line in template.splitlines():
+        values = {column: _as_text(look(column)) for column in template_columns(line)}
+        if values and not any(values.values()):
+            continue
+        is_empty = is_empty and not values
+        parts = Formatter().parse(line)
+        lines.append("".join(before + values.get(column or "", "") for before, column, *_ in parts))
+    return None if is_empty else "\n".join(lines)
+
+
+def _as_text(value: Any) -> str:
+    """A value within a text; what is no text, number or list of them is none."""
+    if isinstance(value, list):
+        return "\n".join(filter(None, map(_as_text, value)))
+    is_text = isinstance(value, str | int | float) and not isinstance(value, bool)
+    return str(value).strip() if is_text else ""
 
 
 def _no_text(record: Any, found: Any, content: Content, where: str) -> str:
     key, shown = content.source.text_column, content.file.shown
+    if content.source.templates:
+        return f"{shown}, {where}: nothing under {', '.join(content.source.columns)}."
     if not isinstance(record, dict):
         return f"{shown}, {where}: {_kind(record)}, where an object with the key {key!r} belongs."
     if found is not None or key in record:
@@ -215,3 +296,156 @@ def whole(stream: IO[bytes], maximum: int) -> bytes | Overlong:
     while block := stream.read(1024 * 1024):
         length += len(block)
     return Overlong(length)
+
+
+FILE_BYTES = 512 * 1024 * 1024
+"""Largest PDF or Word file, pictures included; it is read into memory as a whole."""
+
+
+def read_text(content: Content) -> Iterator[Row]:
+    """A text file as one document."""
+    encodings: list[str] = []
+
+    def text_of(found: bytes) -> str:
+        text, encoding = decode(found)
+        encodings.extend([encoding] if encoding else [])
+        return text
+
+    for row in one_document(content, content.maximum_bytes, text_of):
+        yield from (decoded(content, encoding) for encoding in encodings)
+        yield row
+
+
+def read_html(content: Content) -> Iterator[Row]:
+    """A page's main text, as trafilatura finds it; where it finds none, all its text."""
+    yield from one_document(content, content.maximum_bytes, _html_text)
+
+
+def read_notebook(content: Content) -> Iterator[Row]:
+    """A Jupyter notebook: its text, and its code between fences; outputs are left out."""
+    yield from one_document(content, FILE_BYTES, _notebook_text)
+
+
+def read_pdf(content: Content) -> Iterator[Row]:
+    """A PDF's text layer, page by page."""
+    for row in one_document(content, FILE_BYTES, _pdf_text):
+        if isinstance(row, Fault) or row[1].strip():
+            yield row
+        else:
+            yield Fault(
+                "no_text_layer",
+                f"{content.file.shown} has no text, pictures at most. Where it is a scan, have "
+                "it recognized, for example with: ocrmypdf in.pdf out.pdf",
+            )
+
+
+def read_docx(content: Content) -> Iterator[Row]:
+    """A Word file's paragraphs and tables, in their order."""
+    yield from one_document(
+        content, FILE_BYTES, lambda found: _docx_text(found, content.maximum_unpacked)
+    )
+
+
+def one_document(content: Content, maximum: int, extract: Callable[[bytes], str]) -> Iterator[Row]:
+    """A file whose whole text is one document, or what is wrong with it.
+
+    Args:
+        maximum: bytes of a file that is read into memory as a whole.
+
+    Raises:
+        BadFile: the extractor stumbles over it.
+        UserError: the extractor's library is not installed.
+    """
+    with content.open() as stream:
+        found = whole(stream, maximum)
+    if isinstance(found, Overlong):
+        yield too_large(content, "the file", found.length)
+        return
+    try:
+        text = extract(found) if found.strip() else ""
+    except UnicodeDecodeError as error:
+        yield not_utf8(content, "the file", error)
+    except MemoryError:
+        raise
+    except ModuleNotFoundError as error:
+        # No fault of the file, which would be set aside and missed.
+        raise UserError(install_advice(error.name or "") or str(error)) from error
+    except Exception as error:
+        # Extractors meet any file at all, and raise whatever they stumble over.
+        reason = first_line(error)
+        raise BadFile(
+            f"{content.file.shown} cannot be read as {content.file.format.name} ({reason}). "
+            "Fetch the file again, or take it out of the source."
+        ) from error
+    else:
+        if len(text) > content.maximum_bytes:
+            yield too_large(content, "the text", len(text))
+        else:
+            yield content.file.name, text, content.file.shown
+
+
+def _html_text(found: bytes) -> str:
+    import trafilatura
+
+    logging.getLogger("trafilatura").setLevel(logging.CRITICAL)
+    text = trafilatura.extract(
+        found, output_format="markdown", include_comments=False, include_tables=True
+    )
+    return text or trafilatura.html2txt(found) or ""
+
+
+def _pdf_text(found: bytes) -> str:
+    import pypdf
+
+    logging.getLogger("pypdf").setLevel(logging.CRITICAL)
+    reader = pypdf.PdfReader(io.BytesIO(found))
+    if reader.is_encrypted and not reader.decrypt(""):
+        raise ValueError("it is encrypted; save it without its password")
+    return "\n\n".join(page.extract_text().strip() for page in reader.pages)
+
+
+def check_unpacked(found: bytes, maximum_unpacked: int) -> None:
+    """Refuse a zipped document that unpacks to more than is allowed; raises ValueError."""
+    with zipfile.ZipFile(io.BytesIO(found)) as archive:
+        size = sum(member.file_size for member in archive.infolist())
+    if size > maximum_unpacked:
+        raise ValueError(f"it unpacks to {size / 1e6:,.0f} MB, see `maximum_expansion`")
+
+
+def _docx_text(found: bytes, maximum_unpacked: int) -> str:
+    import docx
+
+    check_unpacked(found, maximum_unpacked)
+    blocks = []
+    for block in docx.Document(io.BytesIO(found)).iter_inner_content():
+        if isinstance(block, docx.table.Table):
+            rows = (" | ".join(cell.text.strip() for cell in row.cells) for row in block.rows)
+            blocks.append("\n".join(rows))
+        else:
+            blocks.append(_paragraph(block))
+    return "\n\n".join(block for block in blocks if block.strip())
+
+
+def _paragraph(block: Any) -> str:
+    """A paragraph's text; a heading is marked as Markdown marks it."""
+    style = block.style.name if block.style is not None else ""
+    level = style.removeprefix("Heading ") if style else ""
+    return f"{'#' * int(level)} {block.text}" if level.isdigit() else str(block.text)
+
+
+def _notebook_text(found: bytes) -> str:
+    notebook = json.loads(found)
+    cells = notebook.get("cells")
+    if cells is None:
+        # Before version 4, cells lay in worksheets.
+        cells = [cell for sheet in notebook["worksheets"] for cell in sheet["cells"]]
+    language = notebook.get("metadata", {}).get("language_info", {}).get("name", "python")
+    return "\n\n".join(filter(None, (_cell(cell, language) for cell in cells)))
+
+
+def _cell(cell: dict[str, Any], language: str) -> str:
+    lines = cell.get("source", cell.get("input", ""))
+    text = "".join(lines).strip()
+    if cell.get("cell_type") == "code" and text:
+        return f"```{language}\n{text}\n```"
+    return text

@@ -1,24 +1,41 @@
-"""Reads files, compressed or not, with every size bounded and every byte counted."""
+"""A file's content: opened, unpacked, within its source's limits, out of archives, and watched.
+
+Every size is bounded and every byte counted. Files within zip and tar archives are read in place:
+nothing is unpacked onto the disk.
+"""
 
 import bz2
 import gzip
+import hashlib
 import io
 import lzma
+import os
+import re
+import stat
 import tarfile
 import zipfile
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache, partial
 from typing import IO, Any
 
 import pyarrow as pa
 
-from artifacts.errors import UserError
+from artifacts.errors import UserError, shown_in_line
+from artifacts.storage import files, transfer
+from spark_jobs.read.document import DECODED, Fault
+from spark_jobs.read.settings import Files, Format, format_of, kind_of
+from spark_jobs.runtime.pinned import ListedFile
 
 Tick = Callable[[int], None]
 """Told of every so many bytes that were read."""
 
 BLOCK_BYTES = 1024 * 1024
+READ_BYTES = 64 * 1024
+"""Read at once, so that what is told of follows the reading also where little unpacks to much."""
 MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bz2", b"\xfd7zXZ\x00": "xz"}
 DAMAGES = (
     EOFError,
@@ -47,21 +64,27 @@ class Overlong:
 
 def counted(handle: Any, tick: Tick) -> IO[bytes]:
     """The open file, each of whose reads is told to `tick`."""
-    return io.BufferedReader(_Watched(handle, tick), BLOCK_BYTES)
+    return io.BufferedReader(_Watched(handle, tick), READ_BYTES)
 
 
-def unpacked(handle: IO[bytes], compression: str | None, limit: int, name: str) -> IO[bytes]:
+def unpacked(
+    handle: IO[bytes], compression: str | None, limit: int, name: str, tick: Tick
+) -> IO[bytes]:
     """A file over the unpacked content of an open one.
 
     Args:
         compression: what the name says; where it says none, the first bytes may still.
         limit: bytes after which the content is taken for a compression bomb.
+        tick: told of 0 bytes whenever some were unpacked.
 
     Raises:
         BadFile: on reading, beyond the limit.
+        EOFError: the file is empty, which nothing that was compressed is.
     """
     start = handle.read(6)
     handle.seek(0)
+    if compression and not start:
+        raise EOFError("it has 0 bytes")
     compression = compression or next((k for m, k in MAGIC.items() if start.startswith(m)), None)
     if compression is None:
         return handle
@@ -77,6 +100,7 @@ def unpacked(handle: IO[bytes], compression: str | None, limit: int, name: str) 
     def count(number: int) -> None:
         nonlocal unpacked_bytes
         unpacked_bytes += number
+        tick(0)
         if unpacked_bytes > limit:
             raise BadFile(
                 f"{name} unpacks to more than {limit / 1e6:,.0f} MB. If it is meant to, raise "
@@ -142,3 +166,308 @@ class _Arrow:
 
     def close(self) -> None:
         self._stream.close()
+
+
+class SourceChanged(UserError):
+    """The source changed between its fingerprint and its reading, which begins again then."""
+
+
+@dataclass(frozen=True)
+class SourceFile(ABC):
+    """A file that can be read, of a known format."""
+
+    path: str
+    name: str
+    """Relative to the source's folder; it enters document ids, so no machine's paths do."""
+    size: int
+    """Bytes, as stored."""
+    format: Format
+
+    @property
+    def shown(self) -> str:
+        """Its path for people."""
+        return shown_in_line(self.path)
+
+    @abstractmethod
+    def open(self, tick: Tick) -> IO[bytes]:
+        """The stored bytes, seekable; how many are read is told to `tick`."""
+
+
+@dataclass(frozen=True)
+class StoredFile(SourceFile):
+    """A file that lies by itself, not within an archive."""
+
+    @abstractmethod
+    def state(self) -> object:
+        """Another value whenever the content is another one; cheap to ask."""
+
+    @abstractmethod
+    def state_when_found(self) -> object:
+        """Its state when the source was listed, without asking again where the list has it."""
+
+    @abstractmethod
+    def digest(self, tick: Tick) -> str:
+        """A hash of the content; in the cloud, the object's own checksum."""
+
+
+@dataclass(frozen=True)
+class LocalFile(StoredFile):
+    """A file on this machine."""
+
+    def open(self, tick: Tick) -> IO[bytes]:
+        return counted(open(self.path, "rb", buffering=0), tick)
+
+    def state(self) -> object:
+        found = os.stat(self.path)
+        return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+    def state_when_found(self) -> object:
+        return self.state()
+
+    def digest(self, tick: Tick) -> str:
+        digest = hashlib.sha256()
+        with open(self.path, "rb", buffering=0) as file:
+            while block := file.read(BLOCK_BYTES):
+                digest.update(block)
+                tick(len(block))
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class RemoteFile(StoredFile):
+    """An object in the cloud, or a file of any other file system that fsspec knows; its path is a
+    URL."""
+
+    listed: ListedFile
+
+    def open(self, tick: Tick) -> IO[bytes]:
+        filesystem, path = files.resolve(self.path)
+        return counted(filesystem.open(path, "rb"), tick)
+
+    def state(self) -> object:
+        return transfer.checksum_of(self.path)
+
+    def state_when_found(self) -> object:
+        return self.listed.checksum
+
+    def digest(self, tick: Tick) -> str:
+        tick(self.size)
+        return self.listed.checksum
+
+
+WINDOWS_1252 = "windows-1252"
+"""Western European text as older programs write it; Latin-1 is a part of it."""
+MOST_ACCENTED = 0.3
+"""Share of letters beyond ASCII from which on text is none of Western Europe's languages."""
+_WITHIN_A_WORD = re.compile(r"(?<=[A-Za-z])[^\W\d_]*[^\w\s\x00-\x7f\u2019\u00ad](?=[a-z])|[¹²³]")
+"""A symbol where other encodings have a letter, such as `g³os` for the Polish `głos`."""
+BOMB_BYTES = 64 * 1024 * 1024
+"""Unpacked size below which no file is taken for a compression bomb."""
+UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+
+
+@dataclass(frozen=True)
+class Content:
+    """One file that is being read."""
+
+    file: SourceFile
+    source: Files
+    tick: Tick
+
+    @property
+    def maximum_bytes(self) -> int:
+        """Largest document."""
+        return int(self.source.maximum_document_megabytes * 1e6)
+
+    @property
+    def maximum_unpacked(self) -> int:
+        """Bytes that the file may unpack to."""
+        return int(max(BOMB_BYTES, self.source.maximum_expansion * self.file.size))
+
+    @contextmanager
+    def open(self) -> Iterator[IO[bytes]]:
+        """The unpacked bytes; raises BadFile where they are damaged, cut off or far too many."""
+        form = self.file.format
+        compression = form.compression
+        try:
+            with self.file.open(self.tick) as handle:
+                limit, name = self.maximum_unpacked, self.file.shown
+                yield unpacked(handle, compression, limit, name, self.tick)
+        except FileNotFoundError as error:
+            raise SourceChanged(f"{self.file.shown} was removed while it was read") from error
+        except DAMAGES as error:
+            raise BadFile(
+                f"{self.file.shown} is damaged: its {compression or form.name} cannot be read "
+                f"({error}). Fetch the file again, or take it out of the source."
+            ) from error
+
+
+def decode(found: bytes) -> tuple[str, str | None]:
+    """Text, and the encoding that it was found to be in; None where that is UTF-8.
+
+    UTF-16 is known by its mark. Other bytes are taken for Windows-1252 only where they read as
+    Western European text; of the rest there is no telling, so that nothing wrong is learnt.
+
+    Raises:
+        UnicodeDecodeError: it is in no encoding that can be told.
+    """
+    try:
+        return found.decode("utf-8-sig"), None
+    except UnicodeDecodeError:
+        if found.startswith(UTF_16):
+            return found.decode("utf-16"), "UTF-16"
+        text = found.decode(WINDOWS_1252, "replace")
+        if _is_western(text):
+            return text, WINDOWS_1252
+        raise
+
+
+def _is_western(text: str) -> bool:
+    if "\ufffd" in text or any(ord(c) < 32 and c not in "\t\n\r\f" for c in text):
+        return False
+    letters = [c for c in text if c.isalpha()]
+    accented = sum(not c.isascii() for c in letters)
+    return accented <= MOST_ACCENTED * len(letters) and not _WITHIN_A_WORD.search(text)
+
+
+def decoded(content: Content, encoding: str) -> Fault:
+    """The record of text that is learnt though it is not UTF-8."""
+    return Fault(f"{DECODED}{encoding}", f"{DECODED}{encoding}: {content.file.name}")
+
+
+def not_utf8(content: Content, where: str, error: UnicodeDecodeError) -> Fault:
+    """The fault of text in another encoding."""
+    encoding = "UTF-16" if error.object.startswith(UTF_16) else "LATIN1"
+    guess = " It looks like UTF-16." if encoding == "UTF-16" else ""
+    return Fault(
+        "not_utf8",
+        f"{content.file.shown}: {where} is not UTF-8 (byte 0x{error.object[error.start]:02x} at "
+        f"position {error.start}).{guess} Convert it, for example with: "
+        f"iconv -f {encoding} -t UTF-8",
+    )
+
+
+def too_large(content: Content, where: str, size: int) -> Fault:
+    """The fault of a document that is longer than the settings allow."""
+    return Fault(
+        "too_large",
+        f"{content.file.shown}: {where} has {size / 1e6:,.1f} MB, more than "
+        f"{content.source.maximum_document_megabytes:g} MB. Divide it, or raise "
+        "`maximum_document_megabytes` of the source.",
+    )
+
+
+MOST_MEMBERS = 1_000_000
+TAR_MEMBER_BYTES = 256 * 1024 * 1024
+"""Largest file in a tar archive that is read; it is held in memory."""
+
+
+@dataclass(frozen=True)
+class Member(SourceFile):
+    """A file within an archive."""
+
+    opener: Callable[[], Any] = field(repr=False)
+
+    def open(self, tick: Tick) -> IO[bytes]:
+        # The archive itself is counted.
+        return counted(self.opener(), lambda number: None)
+
+
+@dataclass(frozen=True)
+class Passed:
+    """A member that is not read, and why."""
+
+    kind: str
+    name: str
+
+
+def members(content: Content) -> Iterator[Member | Passed]:
+    """The files of an archive in its own order, each readable until the next is asked for.
+
+    Raises:
+        BadFile: the archive is damaged, encrypted, or unpacks to far too much.
+    """
+    entries = _zip if content.file.format.ending == ".zip" else _tar
+    unpacked = 0
+    for number, member in enumerate(entries(content)):
+        unpacked += member.size if isinstance(member, Member) else 0
+        if unpacked > content.maximum_unpacked or number >= MOST_MEMBERS:
+            raise BadFile(
+                f"{content.file.shown} unpacks to more than {content.maximum_unpacked / 1e6:,.0f} "
+                f"MB or {MOST_MEMBERS:,} files. If it is meant to, raise `maximum_expansion` of "
+                "the source, or unpack it yourself."
+            )
+        yield member
+
+
+def _zip(content: Content) -> Iterator[Member | Passed]:
+    with content.file.open(content.tick) as handle:
+        try:
+            archive = zipfile.ZipFile(handle)
+        except (zipfile.BadZipFile, NotImplementedError, OSError) as error:
+            raise _unreadable(content, "zip", error) from error
+        for entry in archive.infolist():
+            if entry.is_dir():
+                continue
+            if entry.flag_bits & 1:
+                raise BadFile(f"{content.file.shown} is encrypted. Unpack it, or take it out.")
+            if stat.S_ISLNK(entry.external_attr >> 16):
+                yield Passed("link in an archive", _name(content, entry.filename))
+            else:
+                opener = partial(archive.open, entry)
+                yield _member(content, entry.filename, entry.file_size, opener)
+
+
+def _tar(content: Content) -> Iterator[Member | Passed]:
+    with content.open() as stream:
+        try:
+            # A stream that goes one way only: what is compressed is unpacked once.
+            archive = tarfile.open(fileobj=stream, mode="r|")  # noqa: SIM115 - closed with the stream
+            for entry in archive:
+                if entry.isfile() and entry.size > TAR_MEMBER_BYTES:
+                    yield Passed("too large file in an archive", _name(content, entry.name))
+                elif entry.isfile():
+                    read = cache(partial(_tar_member, archive, entry))
+                    yield _member(content, entry.name, entry.size, partial(_in_memory, read))
+                elif not entry.isdir():
+                    kind = "link" if entry.issym() or entry.islnk() else "special file"
+                    yield Passed(f"{kind} in an archive", _name(content, entry.name))
+        except tarfile.TarError as error:
+            raise _unreadable(content, "tar", error) from error
+
+
+def _unreadable(content: Content, kind: str, error: Exception) -> BadFile:
+    return BadFile(
+        f"{content.file.shown} is not a readable {kind} archive ({error}). Fetch it again, or take "
+        "it out of the source."
+    )
+
+
+def _tar_member(archive: tarfile.TarFile, entry: tarfile.TarInfo) -> bytes:
+    """Its content, for readers that go back and forth, as the archive's stream does not."""
+    file = archive.extractfile(entry)
+    assert file is not None, "a regular file has content"
+    return file.read()
+
+
+def _in_memory(read: Callable[[], bytes]) -> IO[bytes]:
+    return io.BytesIO(read())
+
+
+def _member(content: Content, path: str, size: int, opener: Callable[[], Any]) -> Member | Passed:
+    name = _name(content, path)
+    form = format_of(path)
+    hidden = any(part.startswith(".") and part != "." for part in path.split("/"))
+    if hidden and not content.source.hidden:
+        return Passed("hidden", name)
+    if form is None:
+        return Passed(kind_of(path), name)
+    if form.name == "archive":
+        return Passed("archive in an archive", name)
+    if form.name not in content.source.formats:
+        return Passed(f"{form.name} files", name)
+    return Member(f"{content.file.path}/{path}", name, size, form, opener)
+
+
+def _name(content: Content, path: str) -> str:
+    return f"{content.file.name}/{shown_in_line(path.removeprefix('./').lstrip('/'))}"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from artifacts.errors import UserError
-from artifacts.model.folder import check_model_folder
+from artifacts.model import check_model_folder
 
 
 def _cut(folder: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoConfig, AutoTokenizer
 
-from artifacts.model.format import older_config, older_tokenizer, write_older_names
+from artifacts.model import older_config, older_tokenizer, write_older_names
 
 LLAMA3 = {
     "rope_type": "llama3",

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from artifacts.numbers.arrays import lower_bounds, sorted_unique, spans
+from artifacts.numbers import lower_bounds, sorted_unique, spans
 
 
 @given(st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 8)))

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from artifacts.numbers.permutation import permute
+from artifacts.numbers import permute
 
 
 @given(size=st.integers(1, 3000), key=st.integers(0, 2**63))

@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from artifacts.program.imports import importing
+from artifacts.program.lifetime import importing
 
 
 def test_garbage_is_looked_for_again_after_the_imports() -> None:

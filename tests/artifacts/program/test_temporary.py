@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from artifacts.program.temporary import HOLDER_NAME
+from artifacts.program.lifetime import HOLDER_NAME
 from tests.artifacts.program.test_entry import REPOSITORY
 
 PROGRAM = """
 import multiprocessing.util, subprocess, sys, tempfile
-from artifacts.program.temporary import use_own_temporary_folder
+from artifacts.program.lifetime import use_own_temporary_folder
 use_own_temporary_folder()
 use_own_temporary_folder()
 tempfile.mkdtemp(prefix="spark-")

@@ -22,11 +22,10 @@ from artifacts.store.identity import Identity
 from llm_assets.automation.launched import PIPELINE_TAG, PROCESS_TAG
 from llm_assets.config import load_settings
 from llm_assets.definitions import build_definitions
-from llm_assets.gate.settings import CODE_VERSION, GateSettings
-from llm_assets.gate.verdict import Outcome, Reason, Verdict
+from llm_assets.gate.verdict import CODE_VERSION, GateSettings, Outcome, Reason, Verdict
 from llm_assets.registry.local import LocalRegistry
-from llm_assets.registry.records import ModelEntry, ModelVersion
-from spark_jobs.read.snapshot.snapshot import source_fingerprints
+from llm_assets.registry.state import ModelEntry, ModelVersion
+from spark_jobs.read.snapshot import source_fingerprints
 from tests.conftest import Project, make_project
 
 

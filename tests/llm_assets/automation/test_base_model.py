@@ -13,8 +13,7 @@ from huggingface_hub import constants
 
 from artifacts.store.identity import Identity
 from llm_assets.automation.base_model import newest_revision
-from recipes.model.base_model import identify
-from recipes.settings.recipe import BaseModelSettings
+from recipes.model.base_model import BaseModelSettings, identify
 from tests.llm_assets.automation.conftest import Automated
 
 SENSOR = "base_model_changed"

@@ -113,8 +113,6 @@ def watched(
             "longer_attempts": 0,
         },
     )
-    settings = project.folder / "dagster.yaml"
-    settings.write_text(settings.read_text().replace("interval_seconds: 60", "interval_seconds: 5"))
     one = Watched(project)
     one.start_daemon()
     yield one

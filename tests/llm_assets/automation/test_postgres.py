@@ -11,8 +11,7 @@ from llm_assets.automation.launched import QUESTION_TAG, UNFINISHED
 from llm_assets.config import load_settings
 from llm_assets.endpoint.folder import endpoint_folder
 from llm_assets.registry.local import LocalRegistry
-from llm_assets.services.leftovers import find_leftovers
-from llm_assets.services.project import STATE_FOLDER
+from llm_assets.services import STATE_FOLDER, find_leftovers
 from serving import endpoint as process
 from tests.conftest import ROOT, Project
 from tests.postgres import PASSWORD, Postgres, running_postgres

@@ -6,7 +6,7 @@ import shutil
 import pytest
 from dagster import DagsterRunStatus, Failure, RunRequest
 
-from artifacts.leases.holder import describe_holder
+from artifacts.leases import describe_holder
 from llm_assets.gate.verdict import Outcome
 from tests.llm_assets.automation.conftest import Automated
 

@@ -15,3 +15,10 @@ def test_help_has_an_example_that_the_command_understands(name: str) -> None:
     known = {option for one in commands.commands[name].params for option in one.opts}
     given = {word for word in arguments.split() if word.startswith("--")}
     assert f" {name}" in command and given <= known
+
+
+def test_the_list_of_commands_says_in_whole_what_each_is_for() -> None:
+    told = CliRunner().invoke(commands, ["--help"], catch_exceptions=False).output
+    _, _, listed = told.partition("Commands:")
+    assert len(listed.strip().splitlines()) == len(commands.commands)
+    assert "..." not in listed

@@ -135,6 +135,13 @@ def test_files_in_a_bucket_and_switches_are_explained(tmp_path: Path) -> None:
         ({"datset": "x"}, "datset: unknown key"),
         ({"deploy_gpu_count": "4"}, r"deploy_gpu_count: .* \(got '4'\)"),
         ({"train_config": {"model_checkpoint": "t5-small", "epochs": 1}}, "batch_size: missing"),
+        ({"document_column": ""}, "document_column: "),
+        ({"summary_column": " "}, "summary_column: "),
+        ({"dataset": "../../etc"}, r"dataset: .* \(got '../../etc'\)"),
+        ({"dataset": "/etc"}, "dataset: "),
+        ({"deploy_gpu_count": 3}, "1, 2, 4, 8 or 16 accelerators, and not 3"),
+        ({"zone": "us-central1-a"}, "zone says what cluster_config says, too"),
+        ({"cluster_config": 7, "zone": "us-central1-a"}, "zone says what cluster_config says"),
     ],
 )
 def test_wrong_keys_and_types_are_refused_by_name(
@@ -142,6 +149,23 @@ def test_wrong_keys_and_types_are_refused_by_name(
 ) -> None:
     with pytest.raises(UserError, match=message):
         import_file(write(tmp_path, nested() | change), REVISION)
+
+
+@pytest.mark.parametrize("count", [0, 2, 3])
+def test_a_machine_has_the_accelerators_that_its_name_says(tmp_path: Path, count: int) -> None:
+    content = nested()
+    content["cluster_config"]["gpu_count"] = count
+
+    with pytest.raises(UserError, match=f"a2-highgpu-1g has 1 of its own, not {count}"):
+        import_file(write(tmp_path, content), REVISION)
+
+
+def test_a_key_that_comes_again_is_refused_whatever_it_says(tmp_path: Path) -> None:
+    path = tmp_path / "task.json"
+    path.write_text(json.dumps(nested()).replace('"epochs": 1', '"epochs": 1, "epochs": 9'))
+
+    with pytest.raises(UserError, match=r"task.json: epochs comes 2 times"):
+        import_file(path, REVISION)
 
 
 def test_a_model_on_the_hub_has_to_be_pinned(tmp_path: Path) -> None:

@@ -1,17 +1,20 @@
 """A pipeline file for a folder of text, as `llm-assets init` writes it."""
 
 import json
+import zipfile
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
 from artifacts.errors import UserError
 from llm_assets.cli.main import commands
-from llm_assets.cli.pipeline.init import LEAST_STEPS, MOST_STEPS, write_pipeline
+from llm_assets.cli.pipeline.init import LEAST_STEPS, TRAINING_SECONDS, write_pipeline
 from llm_assets.config import PipelineSettings, load_settings
+from llm_assets.forecast import PARAMETERS, tokens_per_second
 from llm_assets.preflight import preflight
-from spark_jobs.read.snapshot.snapshot import write_snapshot
+from spark_jobs.read.snapshot import write_snapshot
 from tests.spark_jobs.read.files.test_formats import write_pdf
 from tests.tiny import tiny_texts
 
@@ -35,20 +38,23 @@ def test_300_markdown_files_hold_out_enough_to_be_judged_on(manuals: Path) -> No
 
     assert settings.name == "our_manuals"
     assert settings.clean_corpus.split.held_out * 300 >= 2 * 30
-    assert not any("nothing could be promoted" in note for note in preflight(settings))
+    (told,) = [note for note in preflight(settings).notes if "held out" in note]
+    assert "on which a gain of 0.0" in told
 
 
 def test_a_first_training_of_much_text_ends_after_minutes_and_says_so(tmp_path: Path) -> None:
-    steps = {}
+    steps: dict[str, int] = {}
     for name, size in (("little", 50_000), ("much", 20_000_000)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "text.md").write_bytes(b"The valve opens. " * (size // 17))
         started = write_pipeline(tmp_path / name, name, tmp_path / f"{name}.yaml")
-        steps[name] = load_settings(started.path).checkpoint.budget.steps
-        assert f"{steps[name]} steps of training, about" in started.notes[-1]
+        steps[name] = load_settings(started.path).checkpoint.budget.steps or 0
+        assert f"{steps[name]} steps of training" in started.notes[-2]
+        assert "GB on disk" in started.notes[-1]
 
     assert steps["little"] == LEAST_STEPS
-    assert steps["much"] == MOST_STEPS
+    seconds = steps["much"] * 1024 / tokens_per_second(PARAMETERS)
+    assert seconds == pytest.approx(TRAINING_SECONDS, rel=0.02)
 
 
 def test_too_few_held_out_documents_are_told_before_any_work(manuals: Path) -> None:
@@ -58,10 +64,97 @@ def test_too_few_held_out_documents_are_told_before_any_work(manuals: Path) -> N
         update={"clean_corpus": settings.clean_corpus.model_copy(update={"split": split})}
     )
 
-    notes = preflight(few)
-
-    assert any("About 15 of 300 documents" in note and "held_out: 0.15" in note for note in notes)
+    with pytest.raises(UserError, match=r"About 14 of 288 documents(?s:.*)held_out: 0.21`"):
+        preflight(few)
+    notes = preflight(few, is_judged=False).notes
     assert any("steps read about" in note for note in notes)
+
+
+def test_little_text_is_told_what_to_add_and_another_way(tmp_path: Path) -> None:
+    folder = tmp_path / "five"
+    folder.mkdir()
+    for number, text in enumerate(tiny_texts(5)):
+        (folder / f"{number}.md").write_text(text * 3)
+
+    started = write_pipeline(folder, None, tmp_path / "five.yaml")
+
+    assert started.obstacle and "it takes 78 different documents" in started.obstacle
+    assert "run --unjudged" in started.obstacle
+    for number, text in enumerate(tiny_texts(78, seed=1)):
+        (folder / f"more {number}.md").write_text(text * 3)
+    assert write_pipeline(folder, None, tmp_path / "more.yaml").obstacle is None
+
+
+def test_an_archive_and_a_table_count_by_what_is_in_them(manuals: Path) -> None:
+    with zipfile.ZipFile(manuals / "old.zip", "w") as archive:
+        for number, text in enumerate(tiny_texts(60, seed=2)):
+            archive.writestr(f"{number}.md", text)
+    rows = "".join(f'"Why {n}?","{text}"\n' for n, text in enumerate(tiny_texts(60, seed=3)))
+    (manuals / "faq.csv").write_text(f"question,answer\n{rows}")
+    (manuals / "copy.md").write_text((manuals / "000.md").read_text())
+
+    started = write_pipeline(manuals, None, manuals.parent / "made.yaml")
+
+    settings = load_settings(started.path)
+    assert 0.14 <= settings.clean_corpus.split.held_out <= 0.16
+    (counted,) = [note for note in started.notes if " documents, " in note]
+    assert 400 <= int(counted.split()[0]) <= 420
+    assert "left out: 1 exact copies" in started.notes
+    stats = write_snapshot(settings.raw_corpus, manuals.parent / "raw", lambda line: None)
+    assert stats["documents"] == 421 and not stats["dropped"]
+
+
+TABLES = {
+    "tickets.json": json.dumps([{"key": 1, "fields": {"summary": "It leaks", "description": "x"}}]),
+    "articles.jsonl": json.dumps({"title": "Pumps", "body": "A pump turns very slowly."}),
+    "faq.csv": "id,question,answer\n1,Why?,It leaks.\n",
+    "plain.jsonl": json.dumps({"text": "The valve opens.", "title": "Valve"}),
+    "other.jsonl": json.dumps({"Symptom": "It makes a noise.", "Remedy": "Turn it off at once."}),
+    "package.json": json.dumps({"version": 1}),
+}
+
+
+def test_each_table_is_read_by_its_own_columns(tmp_path: Path) -> None:
+    folder = tmp_path / "tables"
+    folder.mkdir()
+    for name, content in TABLES.items():
+        (folder / name).write_text(content)
+
+    started = write_pipeline(folder, None, tmp_path / "made.yaml")
+    settings = load_settings(started.path).model_copy(deep=True)
+    write_snapshot(settings.raw_corpus, tmp_path / "raw", lambda line: None)
+
+    texts = {row["text"] for row in pq.read_table(tmp_path / "raw").to_pylist()}
+    assert texts == {
+        "It leaks\nx",
+        "Pumps\nA pump turns very slowly.",
+        "Question: Why?\nAnswer: It leaks.",
+        "The valve opens.",
+        "Symptom: It makes a noise.\nRemedy: Turn it off at once.",
+    }
+    assert "set aside: 1 no text" in started.notes
+    assert "- |-\n" in started.path.read_text()
+
+
+def test_what_a_run_would_end_with_is_told_before(manuals: Path) -> None:
+    settings = settings_for(manuals)
+    for number in range(5):
+        (manuals / f"{number}.txt").write_bytes("Клапан открывается.".encode("koi8_r"))
+    text = preflight(settings).text
+    assert "set aside: 5 not utf8" in text.lines()
+    assert "name them all: llm-assets check --all" in text.lines()
+    (source,) = settings.raw_corpus.sources
+    stop = source.model_copy(update={"on_bad_file": "stop"})
+    raw = settings.raw_corpus.model_copy(update={"sources": [stop]})
+    with pytest.raises(UserError, match=r"5 of 305 documents cannot be used(?s:.*)iconv"):
+        preflight(settings.model_copy(update={"raw_corpus": raw}))
+
+
+def test_rows_beyond_the_models_positions_are_refused_before_any_work(manuals: Path) -> None:
+    settings = settings_for(manuals)
+    rows = settings.tokenized_shards.model_copy(update={"sequence_length": 1_000_000})
+    with pytest.raises(UserError, match=r"Rows of 1000000 tokens are longer than the 8192"):
+        preflight(settings.model_copy(update={"tokenized_shards": rows}))
 
 
 def test_formats_and_columns_follow_what_is_there(tmp_path: Path) -> None:
@@ -77,10 +170,10 @@ def test_formats_and_columns_follow_what_is_there(tmp_path: Path) -> None:
     started = write_pipeline(folder, "mixed", folder.parent / "made.yaml")
     (source,) = load_settings(started.path).raw_corpus.sources
 
-    assert source.formats == ("html",)  # type: ignore[union-attr]
+    assert source.formats == ("html", "json") and source.text_column == "body"  # type: ignore[union-attr]
     assert "1 files of code left out (`formats`)" in started.notes
-    assert any("2 json files left out" in note for note in started.notes)
-    assert any(".png (logo.png)" in note for note in started.notes)
+    assert "set aside: 1 no text" in started.notes
+    assert "not read: 1 .png" in started.notes
 
 
 def test_every_file_of_a_folder_as_people_have_it_is_accounted_for(manuals: Path) -> None:
@@ -94,7 +187,7 @@ def test_every_file_of_a_folder_as_people_have_it_is_accounted_for(manuals: Path
     (manuals / "empty.md").write_text("")
     (manuals / "logo.png").write_bytes(b"x")
     settings = settings_for(manuals)
-    assert any("steps read about" in note for note in preflight(settings))
+    assert any("steps read about" in note for note in preflight(settings).notes)
 
     stats = write_snapshot(settings.raw_corpus, manuals.parent / "raw", lambda line: None)
 

@@ -6,10 +6,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from dagster import AssetCheckResult
 
-from llm_assets.checks import every_file_was_read
-from llm_assets.pipeline import PipelineResource
+from llm_assets.assets.corpus import every_file_was_read
 from tests.conftest import Project
 from tests.faults import small_disk
 
@@ -41,9 +39,9 @@ def _without_trace(text: str) -> str:
 def test_text_in_another_encoding_is_named_without_a_trace(
     project: Project, command: tuple[str, ...]
 ) -> None:
-    (project.folder / "text" / "latin.txt").write_bytes(b"caf\xe9")
     for number in range(10):
-        (project.folder / "text" / f"bad-{number}.txt").write_bytes(b"caf\xe9")
+        foreign = "ポンプは毎週開きます。".encode("shift_jis")
+        (project.folder / "text" / f"foreign-{number}.txt").write_bytes(foreign)
 
     ended = project.run(*command)
 
@@ -137,8 +135,8 @@ def test_what_is_not_read_is_on_the_screen_and_in_the_log(project: Project) -> N
 
     assert ended.returncode == 0, ended.stderr
     assert "Not read: 1 .png (scan.png)" in ended.stdout + ended.stderr
-    checked = every_file_was_read(PipelineResource(config_path=str(project.config)))
-    assert isinstance(checked, AssetCheckResult) and not checked.passed
+    checked = every_file_was_read(project.record.current("raw_corpus", needed_by="test"))
+    assert not checked.passed
     assert "1 files or documents were left out: 1 .png" in str(checked.description)
 
 
@@ -158,7 +156,7 @@ def test_the_preflight_refuses_a_run_before_any_work(project: Project, tmp_path:
 
     ended = project.run("llm-assets", "run")
 
-    assert ended.returncode == 1 and "holds no config.json" in ended.stderr
+    assert ended.returncode == 1 and "it has no config.json" in ended.stderr
     assert not (project.folder / "store" / "raw_corpus").exists()
 
 

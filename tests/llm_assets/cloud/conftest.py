@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from artifacts.store.identity import Identity
-from artifacts.store.manifest import MANIFEST_NAME, Manifest, dump_manifest
+from artifacts.store.manifest import MANIFEST_NAME, Manifest, dump_with_checksum
 from artifacts.store.store import Store
 from llm_assets.cloud.settings import GoogleCloudSettings
 from llm_assets.cloud.vertex import Vertex
@@ -25,7 +25,9 @@ from tests.stand_ins.processes import LocalImage
 from tests.stand_ins.project import cloud_settings
 
 LIGHT = (sys.executable, "-m", "tests.stand_ins.light_server")
-BROKEN_IMAGE, SLOW_IMAGE, FAILING_IMAGE = (f"{SERVE_IMAGE}-{n}" for n in ("broken", "slow", "bad"))
+BROKEN_IMAGE, SLOW_IMAGE, FAILING_IMAGE, FLAKY_IMAGE = (
+    f"{SERVE_IMAGE}-{name}" for name in ("broken", "slow", "bad", "flaky")
+)
 
 
 class Cloud:
@@ -75,7 +77,7 @@ class Cloud:
             identity = Identity(kind="models", code_version="1")
             manifest = Manifest(**identity.model_dump(), fingerprint=model, files=[], stats={})
             place = f"models/{model}/{MANIFEST_NAME}"
-            Store(f"gs://{BUCKET}").write_bytes(place, dump_manifest(manifest))
+            Store(f"gs://{BUCKET}").write_bytes(place, dump_with_checksum(manifest))
 
     def serve(self, version: int) -> Served:
         platform = VertexServingPlatform(cloud_config_path=str(self.path))
@@ -123,6 +125,7 @@ def cloud(google: LocalGoogle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         (BROKEN_IMAGE, {"BROKEN": "1"}),
         (SLOW_IMAGE, {"ANSWER_SECONDS": "0.4"}),
         (FAILING_IMAGE, {"FAIL_SHARE": "1"}),
+        (FLAKY_IMAGE, {"FAIL_SHARE": "0.5"}),
     ):
         light = LocalImage(entrypoint=LIGHT, environment=behavior)
         monkeypatch.setitem(google.images, image, light)

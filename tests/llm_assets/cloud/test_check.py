@@ -9,11 +9,15 @@ import yaml
 from click.testing import CliRunner
 
 from llm_assets.cli.main import commands
-from llm_assets.cloud.config import CLOUD_CONFIG_VARIABLE, load_cloud_settings
-from llm_assets.cloud.estimate import estimate
-from llm_assets.cloud.settings import BatchSettings, GoogleCloudSettings, SecretSettings
-from llm_assets.cloud.setup.check import Finding, check
-from llm_assets.cloud.setup.check_quotas import smallest_batch
+from llm_assets.cloud.settings import (
+    CLOUD_CONFIG_VARIABLE,
+    BatchSettings,
+    GoogleCloudSettings,
+    SecretSettings,
+    load_cloud_settings,
+)
+from llm_assets.cloud.setup.check import Finding, check, smallest_batch
+from llm_assets.cloud.spending import estimate
 from llm_assets.config import CONFIG_VARIABLE
 from tests.stand_ins.google import CUDA_IMAGE, SERVE_IMAGE, SPARK_IMAGE, LocalGoogle
 from tests.stand_ins.project import cloud_settings

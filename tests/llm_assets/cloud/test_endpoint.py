@@ -9,14 +9,13 @@ from click.testing import CliRunner
 from dagster import materialize
 from google.cloud.aiplatform_v1 import PredictionServiceClient
 
-from artifacts.storage.machine import CACHE_VARIABLE
+from artifacts.storage.files import CACHE_VARIABLE
 from artifacts.store.identity import Identity
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Store
 from llm_assets.assets.serving import endpoint
 from llm_assets.cli.main import commands
-from llm_assets.cloud.config import CLOUD_CONFIG_VARIABLE
-from llm_assets.cloud.settings import GoogleCloudSettings
+from llm_assets.cloud.settings import CLOUD_CONFIG_VARIABLE, GoogleCloudSettings
 from llm_assets.cloud.vertex import Vertex
 from llm_assets.config import CONFIG_VARIABLE
 from llm_assets.endpoint.vertex import VertexTraffic
@@ -107,7 +106,7 @@ def test_asset_serves_the_champion_on_the_cloud(
     monkeypatch.setenv(CLOUD_CONFIG_VARIABLE, str(cloud.path))
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
     resources = build_resources(cloud.pipeline, str(config))
-    result = materialize([endpoint], resources=resources)
+    result = materialize([endpoint.asset(cloud.pipeline)], resources=resources)
     (made,) = result.asset_materializations_for_node("endpoint")
     url = str(made.metadata["url"].value)
     assert made.metadata["version"].value == 1 and made.metadata["made_now"].value
@@ -161,7 +160,9 @@ def test_stopping_a_half_done_rollout_removes_both_versions(cloud: Cloud) -> Non
     vertex = Vertex(GoogleCloudSettings.model_validate(cloud.content))
     name = cloud.registry.resource_name(version.version)
     endpoint = VertexEndpoint(vertex, "manual")
-    traffic = VertexTraffic(endpoint, vertex.settings, name, version, "The", print)
+    traffic = VertexTraffic(
+        endpoint, vertex.settings, name, version, cloud.pipeline.endpoint.rollout, print
+    )
     assert asyncio.run(traffic.start())
     assert cloud.shares() == {"version-1": 100, "version-2": 0}
     assert cloud.stop()

@@ -9,7 +9,13 @@ import pytest
 from artifacts.errors import UserError
 from artifacts.store.store import Store
 from serving.rollout import RolloutFailed
-from tests.llm_assets.cloud.conftest import BROKEN_IMAGE, FAILING_IMAGE, SLOW_IMAGE, Cloud
+from tests.llm_assets.cloud.conftest import (
+    BROKEN_IMAGE,
+    FAILING_IMAGE,
+    FLAKY_IMAGE,
+    SLOW_IMAGE,
+    Cloud,
+)
 from tests.stand_ins.google import BUCKET, SERVE_IMAGE
 from tests.waiting import wait_until
 
@@ -23,7 +29,7 @@ from tests.waiting import wait_until
 @pytest.mark.parametrize(
     ("image", "reason"),
     [
-        (FAILING_IMAGE, "requests failed on it"),
+        (FAILING_IMAGE, "requests failed, and of"),
         (SLOW_IMAGE, "slower than the version before"),
         (BROKEN_IMAGE, "the model's files are damaged"),
         (f"{SERVE_IMAGE}-missing", "images/build.sh"),
@@ -41,6 +47,22 @@ def test_version_that_disappoints_is_taken_back(cloud: Cloud, image: str, reason
         cloud.serve(version)
     assert cloud.shares() == {"version-1": 100}
     assert len(cloud.google.endpoints.processes()) == 1
+
+
+@pytest.mark.fault(
+    "Google Cloud",
+    "rollout while half of all requests fail, whichever version they meet",
+    sees="each failure",
+    then="the new version is not taken back",
+)
+def test_failures_of_both_versions_are_not_held_against_the_new_one(cloud: Cloud) -> None:
+    cloud.serve(cloud.register("a", FLAKY_IMAGE))
+    more = cloud.pipeline.endpoint.rollout.model_copy(update={"min_requests": 40})
+    endpoint = cloud.pipeline.endpoint.model_copy(update={"rollout": more})
+    cloud.pipeline = cloud.pipeline.model_copy(update={"endpoint": endpoint})
+    assert cloud.serve(cloud.register("b", FLAKY_IMAGE)).changed
+    assert sum("a request failed" in line for line in cloud.reports) > 20
+    assert cloud.shares() == {"version-2": 100}
 
 
 @pytest.mark.fault(
@@ -103,7 +125,7 @@ PROGRAM = """
 import sys, yaml
 from pathlib import Path
 from artifacts.store.store import Store
-from llm_assets.cloud.config import load_cloud_settings
+from llm_assets.cloud.settings import load_cloud_settings
 from llm_assets.registry.vertex import VertexModelRegistry
 from llm_assets.endpoint.vertex import VertexServingPlatform
 from llm_assets.cloud.vertex import Vertex

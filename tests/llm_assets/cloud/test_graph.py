@@ -14,11 +14,11 @@ import pytest
 import yaml
 
 from artifacts.storage import files
-from artifacts.storage.machine import CACHE_VARIABLE
+from artifacts.storage.files import CACHE_VARIABLE
 from artifacts.store.store import Store
-from llm_assets.cloud.config import CLOUD_CONFIG_VARIABLE
+from llm_assets.cloud.settings import CLOUD_CONFIG_VARIABLE
 from spark_jobs.read.settings import RawCorpusSettings
-from spark_jobs.read.snapshot.snapshot import write_snapshot
+from spark_jobs.read.snapshot import write_snapshot
 from tests.conftest import Project, make_project
 from tests.stand_ins.bigquery import fill_table, running_bigquery
 from tests.stand_ins.google import BUCKET, PROJECT, LocalGoogle

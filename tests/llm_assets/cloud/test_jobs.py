@@ -2,21 +2,29 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
+from dagster import build_asset_context
 from google.api_core.exceptions import PermissionDenied
 from google.cloud import aiplatform_v1
 from pydantic import ValidationError
 
 from artifacts.errors import UserError
-from llm_assets.cloud.accelerators import TPU_MACHINES
-from llm_assets.cloud.estimate import START_HOURS, UTILIZATION, estimate_training
 from llm_assets.cloud.jobs import custom_job, spark_batch
-from llm_assets.cloud.settings import BatchSettings, GoogleCloudSettings, MachineSettings
-from llm_assets.cloud.setup.check_quotas import needs
+from llm_assets.cloud.settings import (
+    TPU_MACHINES,
+    BatchSettings,
+    GoogleCloudSettings,
+    MachineSettings,
+)
+from llm_assets.cloud.setup.check import needs
+from llm_assets.cloud.spending import START_HOURS, UTILIZATION, estimate_training
 from llm_assets.pipes.failures import Place, failure_of
 from llm_assets.runners.google_cloud import VertexTrainingRunner
+from recipes.settings import training_settings
+from recipes.spec import TrainingSpec
 from tests.recipes.conftest import settings_of
 from tests.stand_ins.google import LocalGoogle
 from tests.stand_ins.job_rules import ATTACHED, check_job
@@ -188,3 +196,69 @@ def test_training_on_another_device_than_the_machine_has_is_refused(
     training = settings_of(device=device)
     with pytest.raises(UserError, match=told):
         VertexTrainingRunner(cloud_config_path=str(path)).resolve(training)
+
+
+TORCHTUNE = {
+    "recipe": "torchtune",
+    "run": "full_finetune_distributed",
+    "config": "llama3_2/1B_full",
+    "overrides": {"optimizer_in_bwd": False},
+}
+
+
+@pytest.fixture
+def sixteen(google: LocalGoogle, tmp_path: Path) -> VertexTrainingRunner:
+    """Trains on two machines of eight accelerators each."""
+    given = cloud_settings(google)
+    given["training"] = {
+        "machine_type": "a3-highgpu-8g",
+        "accelerator_type": "NVIDIA_H100_80GB",
+        "accelerator_count": 8,
+        "replicas": 2,
+    }
+    path = tmp_path / "google_cloud.yaml"
+    path.write_text(yaml.safe_dump(given))
+    return VertexTrainingRunner(cloud_config_path=str(path))
+
+
+def test_a_run_is_planned_for_every_accelerator_of_every_machine(
+    sixteen: VertexTrainingRunner,
+) -> None:
+    assert sixteen.place(settings_of()).placement.world_size == 16
+    asked = training_settings(TORCHTUNE)
+    rows = asked.budget.global_batch_size
+    assert sixteen.place(asked).budget.global_batch_size == 16 * rows
+
+
+@pytest.mark.fault(
+    "Google Cloud",
+    "training settings for another number of processes than a job starts",
+    sees="both numbers, and what to change",
+    then="no job is started",
+)
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"placement": {"workers": 8}}, r"is 8, but a job starts 16 processes: one for each of 8"),
+        (
+            TORCHTUNE | {"run": "full_finetune_single_device", "overrides": {"compile": False}},
+            r"16 processes train .* Set `run: full_finetune_distributed`",
+        ),
+    ],
+    ids=["workers", "one device"],
+)
+def test_another_number_of_processes_than_a_job_starts_is_refused(
+    sixteen: VertexTrainingRunner, given: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(UserError, match=told):
+        sixteen.place(training_settings(given))
+
+
+def test_a_run_that_is_made_once_more_is_refused_on_machines_that_would_take_other_rows(
+    sixteen: VertexTrainingRunner,
+) -> None:
+    spec = TrainingSpec.model_construct(
+        run_folder="run", training=training_settings(TORCHTUNE).placed(8)
+    )
+    with pytest.raises(UserError, match=r"planned for 8 .* but a job starts 16, with which a step"):
+        sixteen.train(build_asset_context(), spec)

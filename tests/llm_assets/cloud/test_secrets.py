@@ -5,9 +5,8 @@ import os
 import pytest
 
 from artifacts.errors import UserError
-from llm_assets.cloud.config import load_cloud_settings
-from llm_assets.cloud.secrets import hub_access
-from llm_assets.cloud.settings import GoogleCloudSettings
+from llm_assets.cloud.jobs import hub_access
+from llm_assets.cloud.settings import GoogleCloudSettings, load_cloud_settings
 from tests.stand_ins.google import PROJECT, LocalGoogle
 
 

@@ -4,9 +4,8 @@ from typing import Any
 
 from google.cloud.aiplatform_v1 import ModelContainerSpec
 
-from llm_assets.cloud.config import load_cloud_settings
-from llm_assets.cloud.serving_image import container_spec, engine_memory
-from llm_assets.cloud.settings import GoogleCloudSettings
+from llm_assets.cloud.jobs import container_spec, engine_memory
+from llm_assets.cloud.settings import GoogleCloudSettings, load_cloud_settings
 
 
 def settings(**endpoint: Any) -> GoogleCloudSettings:

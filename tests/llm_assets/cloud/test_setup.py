@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from artifacts.errors import UserError
 from llm_assets.cli.main import commands
-from llm_assets.cloud.config import CLOUD_CONFIG_VARIABLE, load_cloud_settings
+from llm_assets.cloud.settings import CLOUD_CONFIG_VARIABLE, load_cloud_settings
 from llm_assets.cloud.setup.terraform import read_outputs, write_settings
 
 MADE = {

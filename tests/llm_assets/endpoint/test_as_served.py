@@ -12,8 +12,7 @@ from artifacts.errors import UserError
 from llm_assets.config import load_settings
 from llm_assets.endpoint.as_served import check_engine, measure_as_served
 from llm_assets.gate.judge import judge
-from llm_assets.gate.settings import GateSettings
-from llm_assets.gate.verdict import Outcome, Verdict
+from llm_assets.gate.verdict import GateSettings, Outcome, Verdict
 from recipes.evaluation.measure import evaluate
 from recipes.evaluation.settings import EvaluationSettings, GenerationSettings, ModelSource
 from recipes.evaluation.spec import EvaluationSpec

@@ -8,13 +8,17 @@ import pytest
 
 from artifacts.errors import DamagedArtifact
 from artifacts.store.identity import Identity
+from artifacts.store.manifest import dump_with_checksum
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Artifact, Draft, Store
 from llm_assets.config import PipelineSettings
 from llm_assets.endpoint.base import LocalServingPlatform
 from llm_assets.endpoint.follow import serve_wanted
+from llm_assets.maintenance.examine import check_registry
+from llm_assets.registry.base import STATE_NAME
+from llm_assets.registry.card import weights_fingerprint
 from llm_assets.registry.local import LocalRegistry
-from llm_assets.registry.records import ModelEntry
+from llm_assets.registry.state import ModelEntry
 from tests.damage import cut, flip_bit, largest_file
 from tests.llm_assets.registry.conftest import verdict
 
@@ -40,12 +44,14 @@ class Served:
         self.base, self.champion = (self.make(kind, model) for kind in ("base_model", "checkpoint"))
         self.registry.register_base(self.entry(self.base))
         self.registry.confirm(0)
-        self.registry.enter(self.entry(self.champion), verdict("checkpoint", "base_model", True))
+        base, better = self.entry(self.base), self.entry(self.champion)
+        self.registry.enter(better, verdict(better.weights, base.weights, True))
         self.registry.confirm(1)
 
     def make(self, kind: str, model: Path) -> Artifact:
         def build(draft: Draft) -> None:
             shutil.copytree(model, draft.path, dirs_exist_ok=True)
+            (draft.path / "README.md").write_text(kind)
 
         artifact, _ = self.store.make(Identity(kind=kind, code_version="1"), build)
         self.record.advance(artifact)
@@ -53,7 +59,7 @@ class Served:
 
     def entry(self, model: Artifact) -> ModelEntry:
         return ModelEntry(
-            weights=model.manifest.kind,
+            weights=weights_fingerprint(model),
             model_fingerprint=model.fingerprint,
             model_url=model.url,
             license="Apache-2.0",
@@ -99,6 +105,24 @@ def test_a_champion_that_is_damaged_gives_way_loudly_where_nothing_serves(served
 
 @pytest.mark.fault(
     "endpoint",
+    "registry edited: a version points to another model",
+    sees="the folder, and that it holds another model than was measured",
+    then="it is not served; the version before serves, and `llm-assets doctor` names the version",
+)
+def test_a_version_does_not_serve_with_the_weights_of_another(served: Served) -> None:
+    state = served.registry.state()
+    state.versions[1] = state.get(1).model_copy(update={"model_url": state.get(0).model_url})
+    place = Path(served.registry.folder, STATE_NAME)
+    place.write_bytes(dump_with_checksum(state))
+    told = [one.fault for one in check_registry(served.store, served.registry, "manual")]
+    assert "version 1 has the weights of another model than its own" in told
+
+    assert served.serve() == 0
+    assert any("holds another model than the registry has measured" in one for one in served.lines)
+
+
+@pytest.mark.fault(
+    "endpoint",
     "champion cannot be loaded at a cold start",
     sees="the reason, and which version serves in its place",
     then="the version before serves and is the champion",
@@ -108,7 +132,7 @@ def test_a_champion_that_cannot_be_loaded_gives_way_loudly(
 ) -> None:
     cut(served.champion.path / "config.json")
     # The bytes are those that were registered, and the model cannot be loaded all the same.
-    monkeypatch.setattr("llm_assets.endpoint.follow.verify_model", lambda record, url: None)
+    monkeypatch.setattr("llm_assets.endpoint.follow.verify_model", lambda *found, **wanted: None)
 
     assert served.serve() == 0
     assert any("WARNING: version 1 cannot be served" in line for line in served.lines)

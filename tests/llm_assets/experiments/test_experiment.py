@@ -10,8 +10,7 @@ from rich.console import Console
 
 from llm_assets.cli.pipeline.experiment import print_results
 from llm_assets.experiments.result import TrialResult, finding
-from llm_assets.gate.settings import GateSettings
-from llm_assets.gate.verdict import Comparison
+from llm_assets.gate.verdict import Comparison, GateSettings
 from llm_assets.registry.local import LocalRegistry
 from tests.conftest import Project
 from tests.llm_assets.in_process import TrainingHere, run_job

@@ -1,5 +1,6 @@
 """A forgotten text in what was made before: gone, and everything else as it was."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,22 +10,23 @@ import pyarrow.parquet as pq
 import pytest
 
 from artifacts.cache import read_cached, write_cached
-from artifacts.shards.documents import list_documents
 from artifacts.shards.format import ShardStats
-from artifacts.shards.shard_set import MaskedShardSet, ShardSet
+from artifacts.shards.shard_set import MaskedShardSet, ShardSet, list_documents
 from artifacts.store.identity import Identity
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.rewrite import BEFORE_NAME
 from artifacts.store.store import Artifact, Draft, Store
 from llm_assets.forgetting import erase as erasing
-from llm_assets.forgetting.erase import erase, find_holders
-from llm_assets.forgetting.listed import ForgottenDocument, ForgottenList
+from llm_assets.forgetting.erase import ForgottenDocument, ForgottenList, erase, find_holders
+from llm_assets.registry.card import page_path
 from llm_assets.registry.state import RegistryState
-from spark_jobs.clean.decide.duplicates import DUPLICATE_SCHEMA
+from recipes.evaluation.exam import read_questions
+from spark_jobs.clean.decide.decider import DUPLICATE_SCHEMA
 from spark_jobs.clean.history import PAST_FOLDER
 from spark_jobs.read.settings import RawCorpusSettings
-from spark_jobs.read.snapshot.snapshot import write_snapshot
+from spark_jobs.read.snapshot import write_snapshot
 from spark_jobs.runtime.parquet import write_table
+from tests.llm_assets.registry.conftest import entry
 from tests.tiny import tiny_shards, tiny_texts
 
 COPY, PAST = "copy of 3", "3 before it was renamed"
@@ -56,6 +58,8 @@ class Corpora:
                 tiny_shards(draft.path, model, self.texts).model_dump()
             ),
         )
+        exam = self._make("exam", {"clean_corpus": clean.fingerprint}, self._write_exam)
+        self._make("eval_metrics", {"exam": exam.fingerprint}, self._write_evaluation)
         write_cached(self.store.cache, "entry", b"some text")
 
     def _make(self, kind: str, inputs: dict[str, str], build: Callable[[Draft], None]) -> Artifact:
@@ -80,6 +84,27 @@ class Corpora:
         write_table(f"{draft.url}/duplicates-00000.parquet", duplicates)
         example = {"id": COPY, "text": self.texts[3][:20]}
         draft.stats["dropped_examples"] = {"exact_duplicate": [example]}
+
+    def _write_exam(self, draft: Draft) -> None:
+        """Questions whose passage or what retrieval finds for them is of these documents."""
+        pairs = [("text-1", "text-2"), ("text-3", "text-2"), ("text-1", COPY), (None, "text-2")]
+        questions = [
+            {
+                "id": str(number),
+                "passage": passage and {"document": passage, "text": passage},
+                "retrieved": {"document": found, "text": found},
+            }
+            for number, (passage, found) in enumerate(pairs)
+        ]
+        lines = (json.dumps(one) + "\n" for one in questions)
+        (draft.path / "questions.jsonl").write_text("".join(lines))
+
+    def _write_evaluation(self, draft: Draft) -> None:
+        """As earlier versions of the program left it, with questions made of held-out text."""
+        samples = [{"document": one, "completion": "It is"} for one in ("text-2", "text-3")]
+        (draft.path / "samples.json").write_text(json.dumps({"base": samples}))
+        (draft.path / "multiple_choice").mkdir()
+        (draft.path / "multiple_choice" / "set.jsonl").write_text(self.texts[3])
 
     listed = ForgottenList(
         documents=[
@@ -123,12 +148,12 @@ def test_the_text_is_in_no_snapshot_corpus_or_shard_and_in_no_cache(corpora: Cor
     masked = MaskedShardSet(folder, stats, ["text-3"], "train").read(every)
     order = ShardSet(folder, stats, "train").read(every).segments.tolist()
 
-    assert corpora.holders() == {"raw_corpus", "clean_corpus", "tokenized_shards"}
+    assert corpora.holders() == {"raw_corpus", "clean_corpus", "tokenized_shards", "exam"}
 
     said = corpora.erase()
 
     assert not corpora.holders()
-    assert sum("written again" in line for line in said) == 3, said
+    assert sum("written again" in line for line in said) == 5, said
     for path in Path(corpora.store.root).rglob("*.parquet"):
         table = pq.read_table(path)
         assert "text" not in table.column_names or corpora.texts[3] not in table["text"].to_pylist()
@@ -142,7 +167,13 @@ def test_the_text_is_in_no_snapshot_corpus_or_shard_and_in_no_cache(corpora: Cor
     assert stats.erased == ["text-3"]
     assert "text-3" not in list_documents(erased)["text_hash"].to_pylist()
     assert read_cached(corpora.store.cache, "entry") is None
-    for kind in ("raw_corpus", "clean_corpus", "tokenized_shards"):
+    questions = read_questions(corpora.current("exam").path)
+    assert [question["id"] for question in questions] == ["0", "3"]
+    evaluation = corpora.current("eval_metrics").path
+    samples = json.loads((evaluation / "samples.json").read_text())
+    assert [one["document"] for one in samples["base"]] == ["text-2"]
+    assert not (evaluation / "multiple_choice" / "set.jsonl").read_text()
+    for kind in ("raw_corpus", "clean_corpus", "tokenized_shards", "exam", "eval_metrics"):
         artifact = corpora.current(kind)
         artifact.verify()
         assert artifact.manifest.provenance["rewritten"][0]["reason"] == "texts were forgotten"
@@ -153,6 +184,15 @@ def test_erasing_again_writes_nothing(corpora: Corpora) -> None:
     before = [corpora.current(kind).manifest for kind in ("raw_corpus", "tokenized_shards")]
     assert not any("written again" in line for line in corpora.erase())
     assert before == [corpora.current(kind).manifest for kind in ("raw_corpus", "tokenized_shards")]
+
+
+def test_pages_about_versions_go_since_they_show_what_was_asked(corpora: Corpora) -> None:
+    state = RegistryState()
+    page = Path(corpora.store.root, page_path("manual", state.register(entry("a")).version))
+    page.parent.mkdir(parents=True)
+    page.write_text("It is made in Riga.")
+    erase(corpora.record, state, corpora.listed, lambda line: None)
+    assert not page.exists()
 
 
 def test_killed_halfway_nobody_reads_half_of_it_and_the_next_call_goes_on(

@@ -8,12 +8,12 @@ import pytest
 from artifacts.errors import UserError
 from artifacts.store.store import Artifact, Store
 from llm_assets.forgetting.certificate import replacements
-from llm_assets.forgetting.listed import ForgottenDocument, add_to_list, read_list
+from llm_assets.forgetting.erase import ForgottenDocument, add_to_list, read_list
 from llm_assets.forgetting.replay import replay, train_once_more
-from llm_assets.registry.records import ModelVersion
-from llm_assets.registry.retired import retire
-from llm_assets.runners.checkpoint import Train
-from llm_assets.tracing.lessons import Run, lessons_of, runs_behind
+from llm_assets.registry.start import retire
+from llm_assets.registry.state import ModelVersion
+from llm_assets.runners.training import Train
+from llm_assets.tracing.training_text import Run, lessons_of, runs_behind
 from recipes.spec import MODEL_FOLDER, SPEC_NAME, TrainingResult, TrainingSpec, read_metrics
 from tests.llm_assets.trained_store import TrainedStore
 from tests.recipes.conftest import kill_at, train_here
@@ -165,7 +165,7 @@ def test_once_more_after_the_versions_before_were_removed(lab: Lab) -> None:
     made = lab.once_more(lab.third, train_here, [])
     for version in (lab.first, lab.second, lab.third):
         gone = lab.store.load("checkpoint", version.model_fingerprint)
-        retire(lab.store, gone.manifest)
+        retire(lab.store, gone.manifest, "a test")
         shutil.rmtree(gone.path)
     runs, text = lab.runs_behind(made.fingerprint), lab.second_alone
     met = [lesson.run.checkpoint for lesson in lessons_of(runs, [text])[text]]

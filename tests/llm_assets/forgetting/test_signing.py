@@ -9,7 +9,7 @@ from securesystemslib.dsse import Envelope
 from securesystemslib.signer import CryptoSigner
 
 from artifacts.errors import UserError
-from llm_assets.forgetting.signing import open_signer, read_signed, sign
+from llm_assets.forgetting.certificate import open_signer, read_signed, sign
 
 STATEMENT = {"predicateType": "urn:test", "predicate": {"documents": ["a", "b"], "erased": True}}
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llm_assets.gate.judge import judge
-from llm_assets.gate.settings import GateSettings
-from llm_assets.gate.verdict import Outcome, Verdict
-from recipes.evaluation.metric import BITS_PER_BYTE, Metric
+from llm_assets.gate.judge import judge, with_answers
+from llm_assets.gate.verdict import GateSettings, Outcome, Verdict
+from recipes.evaluation.settings import BITS_PER_BYTE, Metric
+from recipes.evaluation.statistics import spend
 
 GATE = GateSettings(smallest_effect=0.005, general_tolerance=0.02)
 BASE, CANDIDATE, INCUMBENT = "base", "candidate", "incumbent"
@@ -38,6 +38,7 @@ class Evaluation:
         self.fingerprints = ["evaluation", "evaluation"]
         self.faults: dict[str, str] = {}
         self.served_weights: str | None = None
+        self.answers: pa.Table | None = None
         self.metric = BITS_PER_BYTE.model_dump()
         self.rounds = {"measured": 1, "planned": 1, "share": 0.05}
         self.metrics: dict[str, Any] = {
@@ -57,6 +58,21 @@ class Evaluation:
             for role, bits in self.bits.items()
         }
 
+    def ask(self, facts: int, seed: int = 0, **shares: float) -> None:
+        """Add an exam, each fact asked in two forms; the base answers as the incumbent does."""
+        random = np.random.default_rng(seed)
+        shares["base"] = shares["incumbent"]
+        rows = [f"{fact}, form {form}" for fact in range(facts) for form in (1, 2)]
+        right = {role: (random.random(facts) < share) for role, share in shares.items()}
+        answers: dict[str, Any] = {
+            "task": ["exam_closed_book"] * len(rows),
+            "metric": ["acc"] * len(rows),
+            "sample": rows,
+            "cluster": [f"fact {row.partition(',')[0]}" for row in rows],
+        }
+        answers |= {f"score_{r}": np.repeat(of.astype(float), 2) for r, of in right.items()}
+        self.answers = pa.table(answers)
+
     def judge(
         self,
         gate: GateSettings = GATE,
@@ -69,11 +85,13 @@ class Evaluation:
             "cluster": self.cluster,
             "document": self.cluster,
         }
-        columns |= {"size": self.bytes, "tokens": self.bytes // 4 + 1}
+        columns |= {"size": self.bytes.astype(float), "tokens": self.bytes // 4 + 1}
         columns |= {f"score_{r}": b for r, b in self.bits.items()}
         table = pa.table(columns).replace_schema_metadata(
             {"evaluation_fingerprint": self.fingerprints[0]}
         )
+        if self.answers:
+            table = with_answers(table, self.answers)
         evaluation = {
             "metrics": self.metrics,
             "models": self.models,
@@ -149,6 +167,57 @@ def test_a_metric_that_is_better_when_higher_decides_by_its_own_sign(
     assert domain.low is not None and domain.high is not None
     assert domain.low < domain.difference < domain.high
     assert "ROUGE-L differ by" in verdict.summary
+
+
+BY_EXAM = GATE.model_copy(update={"metric": "exam"})
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize(("right", "promoted"), [(0.75, True), (0.25, False)])
+def test_the_exam_decides_where_the_settings_say_so(
+    right: float, promoted: bool, seed: int
+) -> None:
+    """Held-out text, which says the opposite, is shown alone."""
+    evaluation = Evaluation(gain=0.0 if promoted else 0.05)
+    evaluation.ask(100, seed, incumbent=0.25, candidate=right)
+    verdict = evaluation.judge(BY_EXAM)
+    assert verdict.promoted is promoted
+    exam, general, held_out = verdict.comparisons
+    assert (exam.task, general.task) == ("exam_closed_book", "general")
+    assert (held_out.task, exam.clusters, exam.documents) == ("held_out", 100, 200)
+    assert "On the exam, closed book, the candidate's right answers differ by" in verdict.summary
+    assert "100 facts" in verdict.summary
+    assert evaluation.judge().promoted is not promoted
+
+
+def test_an_exam_bounds_what_it_does_not_ask() -> None:
+    evaluation = Evaluation(gain=0.0, lost=0.1)
+    evaluation.ask(48, incumbent=0.25, candidate=0.9)
+    assert outcomes(evaluation.judge(BY_EXAM)) == {Outcome.GENERAL_REGRESSION}
+    same = Evaluation()
+    same.ask(48, incumbent=0.0, candidate=0.0)
+    assert "score the same on the exam" in same.judge(BY_EXAM).summary
+    assert outcomes(same.judge(BY_EXAM)) == {Outcome.TIE}
+
+
+def test_an_exam_spends_the_lifetimes_error_and_is_read_as_a_whole() -> None:
+    evaluation = Evaluation()
+    evaluation.ask(100, incumbent=0.25, candidate=0.75)
+    evaluation.rounds = {"measured": 1, "planned": 3, "share": 0.05}
+    first, later = evaluation.judge(BY_EXAM), evaluation.judge(BY_EXAM, look=30, readable=29)
+    assert first.comparisons[0].level == spend(GATE.lifetime_error, 1)
+    assert later.comparisons[0].level == spend(GATE.lifetime_error, 30)
+    assert later.comparisons[0].allowed == pytest.approx(math.sqrt(29))
+    assert first.promoted and not later.promoted
+
+
+def test_an_exam_about_few_facts_or_without_answers_decides_nothing() -> None:
+    evaluation = Evaluation()
+    evaluation.ask(24, incumbent=0.0, candidate=1.0)
+    verdict = evaluation.judge(BY_EXAM)
+    assert outcomes(verdict) == {Outcome.TOO_FEW_DOCUMENTS}
+    assert "asks about 24 facts, which decides nothing; 30 are needed" in verdict.summary
+    assert Outcome.MISSING in outcomes(Evaluation().judge(BY_EXAM))
 
 
 def test_quantized_weights_decide_and_what_they_lose_is_told() -> None:

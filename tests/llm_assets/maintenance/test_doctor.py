@@ -98,12 +98,22 @@ def _flip_bit_in_a_cache(weeks: Weeks) -> None:
     flip_bit(path)
 
 
+def _leave_half_a_note(weeks: Weeks) -> None:
+    weeks.write("making/raw_corpus-0123456789abcdef0123.json", 20)
+
+
+def _cut_editions(weeks: Weeks) -> None:
+    cut(next(Path(weeks.store.root, "editions", "raw_corpus").glob("*.json")))
+
+
 FAULTS: dict[str, Callable[[Weeks], None]] = {
     "pipelines/manual.json: cannot be read": _cut_record,
     "it names what is no longer there: model_extra/": _lose_what_was_current_before,
     "state has another checksum": _damage_checkpoint_of_a_run,
     "metrics.jsonl: cannot be read": _cut_metrics_of_a_run,
     "cache/manual/table.parquet: cannot be read": _flip_bit_in_a_cache,
+    "making/raw_corpus-0123456789abcdef0123.json: cannot be read": _leave_half_a_note,
+    "editions/raw_corpus/": _cut_editions,
 }
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from artifacts.errors import DamagedArtifact
-from llm_assets.registry.integrity import verify_model
+from llm_assets.registry.card import verify_model
 from llm_assets.registry.local import LocalRegistry
 from tests.conftest import Project
 from tests.damage import DAMAGES, delete, flip_bit, largest_file, prescribed
@@ -185,6 +185,7 @@ def test_everything_can_be_deleted_at_once(whole: Project) -> None:
     assert {asset: current(whole, asset).fingerprint for asset in before} == before
 
 
+@pytest.mark.soak
 def test_a_user_types_what_the_message_prescribes(whole: Project) -> None:
     before = current(whole, "raw_corpus")
     delete(current(whole, "clean_corpus"))

@@ -8,9 +8,9 @@ from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Artifact, Draft, Store
 from llm_assets.maintenance.clean import clean
 from llm_assets.operation_settings import ForgettingSettings, RetentionSettings
-from llm_assets.registry.lineage import lineage, weights_fingerprint
+from llm_assets.registry.card import lineage, weights_fingerprint
 from llm_assets.registry.local import LocalRegistry
-from llm_assets.registry.records import ModelEntry
+from llm_assets.registry.state import ModelEntry
 from tests.llm_assets.registry.conftest import verdict
 
 KINDS = ("raw_corpus", "clean_corpus", "tokenized_shards", "checkpoint", "eval_metrics")

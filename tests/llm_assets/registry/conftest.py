@@ -7,11 +7,10 @@ import pytest
 from artifacts.store.store import Store
 from llm_assets.cloud.settings import GoogleCloudSettings
 from llm_assets.cloud.vertex import Vertex
-from llm_assets.gate.settings import CODE_VERSION, GateSettings
-from llm_assets.gate.verdict import Outcome, Reason, Verdict
+from llm_assets.gate.verdict import CODE_VERSION, GateSettings, Outcome, Reason, Verdict
 from llm_assets.registry.base import Registry
 from llm_assets.registry.local import LocalRegistry
-from llm_assets.registry.records import ModelEntry, ModelVersion
+from llm_assets.registry.state import ModelEntry, ModelVersion
 from llm_assets.registry.vertex import VertexModelRegistry
 from tests.stand_ins.google import BUCKET, LocalGoogle
 from tests.stand_ins.project import cloud_settings

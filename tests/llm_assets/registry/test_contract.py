@@ -1,13 +1,22 @@
 """What every registry promises, in a folder and in Vertex AI."""
 
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from artifacts.errors import UserError
-from llm_assets.gate.settings import GateSettings
+from artifacts.storage import files
+from llm_assets.gate.verdict import GateSettings
 from llm_assets.registry.base import BACKUP_NAME, STATE_NAME, Registry
-from llm_assets.registry.records import Alias, IncumbentChanged, RegistryDamaged, UnknownVersion
+from llm_assets.registry.state import (
+    Alias,
+    IncumbentChanged,
+    ModelVersion,
+    RegistryDamaged,
+    UnknownVersion,
+)
 from tests.llm_assets.registry.conftest import base_entry, entry, judge, verdict
 
 
@@ -173,12 +182,24 @@ def test_a_rollback_leaves_what_serves_not_what_waits(registry: Registry) -> Non
     assert registry.roll_back("Ada", "version 2 fails").version == 1
 
 
+def test_what_is_wanted_and_cannot_serve_gives_way_to_the_base_that_serves(
+    registry: Registry,
+) -> None:
+    judge(registry, "a", promoted=False)
+    serve(registry)
+    registry.approve(1, "Ada", "reads well")
+    registry.roll_back("Ada", "its weights are gone")
+    assert number(registry, "wanted") == number(registry, "champion") == 0
+    with pytest.raises(UserError, match="no version to go back to"):
+        registry.roll_back("Ada", "once more")
+
+
 def test_people_give_name_and_reason_and_leave_the_base_alone(registry: Registry) -> None:
     judge(registry, "a", promoted=False)
     for decide in (registry.approve, registry.reject):
         with pytest.raises(UserError, match="name and a reason"):
             decide(1, "", "why")
-        with pytest.raises(UnknownVersion, match="base model"):
+        with pytest.raises(UnknownVersion, match=r"base model.*`llm-assets versions`"):
             decide(0, "Ada", "old")
     with pytest.raises(UserError, match="name and a reason"):
         registry.roll_back("Ada", " ")
@@ -194,22 +215,20 @@ def test_people_give_name_and_reason_and_leave_the_base_alone(registry: Registry
 def test_of_two_changes_at_one_time_the_second_sees_the_first(
     open_registry: Callable[[], Registry], registry: Registry
 ) -> None:
-    """Between a registry's reading and its writing, somebody else changes the file."""
-    stale, other = open_registry(), open_registry()
-    load, called = stale._load, []
+    together = threading.Barrier(2)
 
-    def load_and_be_overtaken() -> object:
-        found = load()
-        if not called:
-            called.append(True)
-            judge(other, "b")
-        return found
+    def enter(model: str) -> ModelVersion:
+        own = open_registry()
+        together.wait()
+        return own.enter(entry(model), verdict(model, "base"))
 
-    stale._load = load_and_be_overtaken  # type: ignore[method-assign,assignment]
-    with pytest.raises(IncumbentChanged):
-        stale.enter(entry("a"), verdict("a", "base"))
+    with ThreadPoolExecutor(2) as people:
+        entered = [people.submit(enter, model) for model in ("a", "b")]
+    refused = [future.exception() for future in entered if future.exception()]
+    assert [type(error) for error in refused] == [IncumbentChanged]
     assert number(registry, "wanted") == 1
-    assert [found.weights for found in registry.versions()] == ["base", "b"]
+    base, first = registry.versions()
+    assert base.weights == "base" and first.weights in ("a", "b")
 
 
 @pytest.mark.fault(
@@ -235,14 +254,65 @@ def test_a_lost_or_damaged_state_is_named_and_its_way_out_works(
         registry.restore()
 
 
+@pytest.mark.fault(
+    "model_version",
+    "registry brought back from an old backup",
+    sees="that it is an older one, by how many changes, and `llm-assets restore-registry`",
+    then="nothing is promoted or served by it; taken all the same, no number is given twice",
+)
+@pytest.mark.parametrize("brought_back", [[STATE_NAME], [STATE_NAME, BACKUP_NAME]])
+def test_an_older_state_is_known_and_taken_only_on_demand(
+    open_registry: Callable[[], Registry], registry: Registry, brought_back: list[str]
+) -> None:
+    judge(registry, "a")
+    old = files.find(f"{registry.folder}/{STATE_NAME}")
+    assert old is not None
+    judge(registry, "b")
+    registry.reject(2, "Ada", "it reads badly")
+    for name in brought_back:
+        files.write(f"{registry.folder}/{name}", old)
+
+    older = f"{STATE_NAME} is an older one: it is as after 2 changes, and there were 4.*restore"
+    for use in (registry.state, lambda: judge(registry, "b"), lambda: registry.confirm(1)):
+        with pytest.raises(RegistryDamaged, match=older):
+            use()
+    restored = open_registry().restore()
+    # Of the two that are there, the newer one; what came after it is not known any more.
+    known = ["base", "a"] if BACKUP_NAME in brought_back else ["base", "a", "b"]
+    assert [found.weights for found in restored.versions] == known
+    assert judge(registry, "c").version == 3
+    assert number(registry, "wanted") == 3
+
+
+@pytest.mark.fault(
+    "model_version",
+    "registry edited by hand",
+    sees="that it was changed after it was written",
+    then="nothing is promoted or served by it; `llm-assets restore-registry` goes back",
+)
+def test_an_edited_state_is_refused(registry: Registry) -> None:
+    judge(registry, "a")
+    content = files.find(f"{registry.folder}/{STATE_NAME}")
+    assert content is not None
+    files.write(f"{registry.folder}/{STATE_NAME}", content.replace(b"models/a", b"models/base"))
+    with pytest.raises(RegistryDamaged, match=r"changed after it was written.*restore-registry"):
+        registry.find("wanted")
+
+
+def test_a_state_that_was_written_before_checksums_were_is_read(registry: Registry) -> None:
+    state = registry.state()
+    files.write(f"{registry.folder}/{STATE_NAME}", state.model_dump_json().encode())
+    assert registry.state() == state
+
+
 def break_state(registry: Registry, damage: str) -> None:
-    content = registry._read(STATE_NAME)
+    content = files.find(f"{registry.folder}/{STATE_NAME}")
     assert content is not None
     if damage == "lost":
         remove(registry, STATE_NAME)
         return
-    broken = content[0][:-40] if damage == "cut" else b'{"versions": 3}'
-    registry._write(STATE_NAME, broken, None)
+    broken = content[:-40] if damage == "cut" else b'{"versions": 3}'
+    files.write(f"{registry.folder}/{STATE_NAME}", broken)
 
 
 def remove(registry: Registry, name: str) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from artifacts.store.identity import Identity
 from artifacts.store.manifest import COST
 from artifacts.store.store import Artifact, Draft, Store
-from llm_assets.registry.lineage import dollars_of, lineage
+from llm_assets.registry.card import dollars_of, lineage
 
 
 def test_a_model_costs_what_all_behind_it_cost_each_once(tmp_path: Path) -> None:

@@ -18,11 +18,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from artifacts.errors import UserError
-from llm_assets.gate.settings import GateSettings
+from llm_assets.gate.verdict import GateSettings
 from llm_assets.maintenance.examine import find_contradictions
 from llm_assets.registry.local import LocalRegistry
-from llm_assets.registry.records import GATE, IncumbentChanged, RegistryUnreachable
-from llm_assets.registry.state import RegistryState
+from llm_assets.registry.state import GATE, IncumbentChanged, RegistryState, RegistryUnreachable
 from tests.llm_assets.registry.conftest import base_entry, entry, verdict
 
 MODELS = [f"model-{number}" for number in range(6)]

@@ -8,8 +8,8 @@ import pytest
 from artifacts.store.store import Store
 from llm_assets.cloud.settings import GoogleCloudSettings
 from llm_assets.cloud.vertex import Vertex
-from llm_assets.pipes.retries import RetryPolicy
-from llm_assets.registry.records import RegistryUnreachable
+from llm_assets.pipes.failures import RetryPolicy
+from llm_assets.registry.state import RegistryUnreachable
 from llm_assets.registry.vertex import VertexModelRegistry
 from tests.llm_assets.registry.conftest import base_entry, entry, judge, verdict
 from tests.stand_ins.google import BUCKET, SERVE_IMAGE, LocalGoogle

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from artifacts.shards.format import ShardStats
-from llm_assets.runners.completeness import missing_of_training
-from recipes.settings.recipe import training_settings
+from llm_assets.runners.google_cloud import missing_of_training
+from recipes.settings import training_settings
 from recipes.spec import TrainingSpec
 
 RECORDS = ("result.json", "seen.parquet", "trained.parquet")

@@ -2,13 +2,14 @@
 
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from dagster import AssetExecutionContext, asset, materialize
 
-from artifacts.reasons import reason_of
+from artifacts.errors import reason_of
 from llm_assets.assets.stage import escape_markdown, table, user_faults
 from llm_assets.runners.child_process import run_child
 from spark_jobs.runtime.session import local_conf, prepare_environment
@@ -30,19 +31,51 @@ def failure_of(command: list[str], log: Path) -> str:
     return str(data.user_failure_data.description)
 
 
+@pytest.fixture
+def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the kernel counts the processes that it ended for want of memory; 3 before the test."""
+    counters = tmp_path / "memory.events"
+    counters.write_text("low 0\noom 9\noom_kill 3\n")
+    monkeypatch.setattr("artifacts.errors._KILL_COUNTERS", (str(counters),))
+    monkeypatch.setattr("artifacts.errors._KILLS_BEFORE", 3)
+    return counters
+
+
+KILLED = [sys.executable, "-c", f"import os; os.kill(os.getpid(), {int(signal.SIGKILL)})"]
+
+
 @pytest.mark.fault(
     "checkpoint",
     "out of memory: worker killed by the kernel",
-    sees="peak, limit, the settings that lower it",
+    sees="that memory ran out, the limit, the settings that lower it",
     then="goes on from its newest checkpoint",
 )
-def test_a_child_that_was_killed_names_memory_and_what_lowers_it(tmp_path: Path) -> None:
-    program = f"import os; os.kill(os.getpid(), {int(signal.SIGKILL)})"
+def test_a_child_that_the_kernel_killed_names_memory_and_what_lowers_it(
+    tmp_path: Path, kernel: Path
+) -> None:
+    kernel.write_text("oom 9\noom_kill 4\n")
 
-    said = failure_of([sys.executable, "-c", program], tmp_path / "program.log")
+    said = failure_of(KILLED, tmp_path / "program.log")
 
-    assert "memory ran out" in said and "GiB allowed here" in said
+    assert "memory ran out" in said and "the limit here is" in said
     assert "checkpoint.placement.device_batch_size" in said
+
+
+@pytest.mark.fault(
+    "checkpoint",
+    "training killed by hand, or by whatever else is not the kernel",
+    sees="that memory did not run out",
+    then="goes on from its newest checkpoint",
+)
+def test_a_child_that_was_killed_otherwise_does_not_blame_memory(
+    tmp_path: Path, kernel: Path
+) -> None:
+    said = failure_of(KILLED, tmp_path / "program.log")
+
+    assert "was killed (SIGKILL), but not for want of memory" in said
+    assert "goes on from its newest checkpoint" in said and "device_batch_size" not in said
+    kernel.unlink()
+    assert "perhaps since memory ran out" in failure_of(KILLED, tmp_path / "program.log")
 
 
 @pytest.mark.fault(
@@ -58,6 +91,38 @@ def test_a_childs_last_words_are_shown_and_never_sent(tmp_path: Path) -> None:
 
     assert "ended with exit code 3" in said
     assert r"\x1b[2Jgone" in said and "\x1b" not in said
+
+
+LOST = """
+import sys
+from pydantic import BaseModel
+from artifacts.program.entry import run_program
+
+class Spec(BaseModel):
+    pass
+
+def train(spec, report):
+    print("worker 1: the valve is stuck", file=sys.stderr)
+    raise RuntimeError("[gloo/transport/tcp/pair.cc:537] Read error: Connection reset by peer")
+
+sys.exit(run_program(Spec, train))
+"""
+
+
+@pytest.mark.fault(
+    "checkpoint",
+    "one worker fails, the others lose their connection to it",
+    sees="first that a worker ended and what to do, then the end of the log",
+    then="goes on from its newest checkpoint",
+)
+def test_the_worker_that_ended_is_named_before_the_log_and_without_a_trace(tmp_path: Path) -> None:
+    (tmp_path / "spec.json").write_text("{}")
+    command = [sys.executable, "-c", LOST, "--spec", str(tmp_path / "spec.json")]
+
+    said = failure_of(command, tmp_path / "program.log")
+
+    assert said.startswith("A worker of this training ended")
+    assert "worker 1: the valve is stuck" in said and "Traceback" not in said
 
 
 def test_untrusted_ids_do_nothing_in_a_page() -> None:
@@ -93,7 +158,7 @@ def spark():  # type: ignore[no-untyped-def]
 @pytest.mark.fault(
     "clean_corpus",
     "Python worker of Spark killed",
-    sees="that memory ran out, the limit, `spark.partitions`",
+    sees="that one was ended, and whether memory ran out",
     then="what is finished is not done twice",
 )
 def test_a_python_worker_of_spark_that_was_ended_is_named(spark) -> None:  # type: ignore[no-untyped-def]
@@ -105,9 +170,53 @@ def test_a_python_worker_of_spark_that_was_ended_is_named(spark) -> None:  # typ
 
 
 @pytest.mark.fault(
+    "clean_corpus",
+    "{ended} of Spark killed while it starts",
+    sees="that it ended before it was ready, and whether memory ran out",
+    then="what is finished is not done twice",
+)
+@pytest.mark.parametrize("ended", ["Java", "Python"])
+def test_a_process_of_spark_that_was_ended_while_it_starts_is_named(
+    tmp_path: Path, ended: str
+) -> None:
+    (tmp_path / "killed.py").write_text("import os; os.kill(os.getpid(), 9)")
+    (tmp_path / "java").mkdir()
+    (tmp_path / "java" / "bin").mkdir()
+    (tmp_path / "java" / "bin" / "java").write_text("#!/bin/sh\nkill -9 $$\n")
+    (tmp_path / "java" / "bin" / "java").chmod(0o700)
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{os.getcwd()}"}
+    if ended == "Java":
+        environment["JAVA_HOME"] = str(tmp_path / "java")
+
+    told = subprocess.run(
+        [sys.executable, "-c", STARTED],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+    assert f"Spark's {ended}" in told.stdout and "ended before it was ready" in told.stdout
+
+
+STARTED = """
+from artifacts.errors import reason_of
+from pyspark.sql import SparkSession
+from spark_jobs.runtime.session import local_conf, prepare_environment
+prepare_environment()
+settings = local_conf("512m", 2) | {"spark.python.daemon.module": "killed"}
+try:
+    spark = SparkSession.builder.config(map=settings).getOrCreate()
+    spark.sparkContext.parallelize([1], 1).map(str).collect()
+except Exception as error:
+    print(reason_of(error))
+"""
+
+
+@pytest.mark.fault(
     "tokenized_shards",
     "Java killed",
-    sees="that Java was ended from outside, the limit, the settings",
+    sees="that Java was ended, and whether memory ran out",
     then="what is finished is not done twice",
 )
 def test_java_that_was_ended_is_named(spark) -> None:  # type: ignore[no-untyped-def]

@@ -8,7 +8,7 @@ import pytest
 
 from artifacts.store.identity import Identity
 from artifacts.store.store import Artifact, Draft, Store
-from llm_assets.tracing.dropped import compare, find_dropped
+from llm_assets.tracing.explain import compare, find_dropped
 from spark_jobs.clean import job as clean
 from spark_jobs.runtime.session import local_session
 from spark_jobs.settings import CleanCorpusSettings
@@ -17,9 +17,12 @@ from tests.tiny import tiny_texts
 TEXTS = tiny_texts(40)
 LONG = " ".join(TEXTS[:3])
 NEAR = LONG.replace("valve", "lid", 1)
-DOCUMENTS = {"a": LONG, "b": NEAR, "c": LONG, "short": "No."} | {
-    f"d{number}": text for number, text in enumerate(TEXTS[10:])
-}
+REPORTS = {f"r{n}": f"Pump {n} was seen on day {n} and is well, says {n}." for n in range(6)}
+DOCUMENTS = (
+    REPORTS
+    | {"a": LONG, "b": NEAR, "c": LONG, "short": "No."}
+    | {f"d{number}": text for number, text in enumerate(TEXTS[10:])}
+)
 
 
 @pytest.fixture
@@ -49,7 +52,7 @@ def test_near_copies_come_first_with_their_differences_marked(
 
     near, exact = found.copies
     assert (near.reason, exact.reason) == ("near_duplicate", "exact_duplicate")
-    assert 0.8 <= near.similarity < 1 and exact.similarity == 1
+    assert 0.8 <= near.similarity < 1 == exact.similarity
     assert near.text and near.neighbor_text
     assert {"".join(text for text, _ in side) for side in (near.text, near.neighbor_text)} == {
         DOCUMENTS[near.id],
@@ -60,8 +63,12 @@ def test_near_copies_come_first_with_their_differences_marked(
         for side in (near.text, near.neighbor_text)
     ]
     assert sorted(differing) == [["lid"], ["valve"]]
+    (report,) = found.examples["template"]
+    assert REPORTS[report["id"]] == report["text"]
     assert found.examples["too_short"] == [{"id": "short", "text": "No."}]
-    assert found.counts == {"exact_duplicate": 1, "near_duplicate": 1, "too_short": 1}
+    assert found.counts == dict.fromkeys(
+        ("exact_duplicate", "near_duplicate", "template", "too_short"), 1
+    )
 
 
 def test_what_is_forgotten_and_what_is_gone_is_not_shown(
@@ -70,7 +77,7 @@ def test_what_is_forgotten_and_what_is_gone_is_not_shown(
     cleaned, raw = corpora
     ids = {one.id for one in find_dropped(cleaned, raw, hidden=(), most=5).copies}
 
-    shown = find_dropped(cleaned, raw, hidden=["short", *ids], most=5)
+    shown = find_dropped(cleaned, raw, hidden=["short", *REPORTS, *ids], most=5)
     assert not shown.copies and not any(shown.examples.values())
     assert all(one.text is None for one in find_dropped(cleaned, None, (), 5).copies)
 

@@ -3,8 +3,6 @@
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from artifacts.shards.format import ShardStats
@@ -14,13 +12,23 @@ from artifacts.store.layout import RETIRED_FOLDER
 from artifacts.store.store import Draft, Store
 from llm_assets.maintenance.retention import Removal, remove
 from llm_assets.registry.local import LocalRegistry
-from llm_assets.tracing.explain import explain, find_text
-from recipes.data.trained import TRAINED_NAME, record_trained
+from llm_assets.tracing.explain import explain
+from llm_assets.tracing.passages import Exposure, find_passages
+from recipes.data.records import TRAINED_NAME, record_trained
 from tests.llm_assets.registry.conftest import base_entry, entry, verdict
+from tests.llm_assets.trained_store import write_clean
 from tests.tiny import tiny_shards, tiny_texts
 
-SHARDS = Identity(kind="tokenized_shards", code_version="1", settings={"seed": 3})
-CHECKPOINT = Identity(kind="checkpoint", code_version="1")
+CORPUS = Identity(kind="clean_corpus", code_version="7")
+SHARDS = Identity(
+    kind="tokenized_shards",
+    code_version="1",
+    settings={"seed": 3},
+    inputs={"clean_corpus": CORPUS.fingerprint},
+)
+CHECKPOINT = Identity(
+    kind="checkpoint", code_version="1", inputs={"tokenized_shards": SHARDS.fingerprint}
+)
 
 
 @pytest.fixture
@@ -29,25 +37,11 @@ def store(tmp_path: Path, tiny_model_folder: Path) -> Store:
     store = Store(str(tmp_path / "store"))
     texts = tiny_texts()
 
-    def corpus(draft: Draft) -> None:
-        numbers = range(len(texts))
-        split = {8: "validation", 9: "held_out"}
-        columns = {
-            "id": [f"manual/{number}" for number in numbers],
-            "text": texts,
-            "source": ["manual"] * len(texts),
-            "split": [split.get(number % 10, "train") for number in numbers],
-            "text_hash": [f"text-{number}" for number in numbers],
-        }
-        table = pa.table(columns)
-        pq.write_table(table, draft.path / "part-0.parquet")
-        draft.stats |= {"documents": len(texts)}
-
     def shards(draft: Draft) -> None:
         stats = tiny_shards(draft.path, tiny_model_folder, texts)
         draft.stats |= stats.model_dump()
 
-    store.make(Identity(kind="clean_corpus", code_version="7"), corpus)
+    store.make(CORPUS, lambda draft: write_clean(draft, texts))
     made, _ = store.make(SHARDS, shards)
 
     def checkpoint(draft: Draft) -> None:
@@ -61,7 +55,7 @@ def store(tmp_path: Path, tiny_model_folder: Path) -> Store:
 
 def test_explanation_goes_down_to_the_text_and_its_rows(store: Store, tmp_path: Path) -> None:
     lineage = {
-        "clean_corpus": Identity(kind="clean_corpus", code_version="7").fingerprint,
+        "clean_corpus": CORPUS.fingerprint,
         "tokenized_shards": SHARDS.fingerprint,
         "checkpoint": CHECKPOINT.fingerprint,
         "raw_corpus": "gone",
@@ -79,21 +73,27 @@ def test_explanation_goes_down_to_the_text_and_its_rows(store: Store, tmp_path: 
     assert "raw_corpus gone (no longer in" in text
 
     state = registry.state()
-    (held_out,) = find_text(store, state, version, "Section  9.")
+
+    def find(text: str) -> list[Exposure]:
+        return find_passages(store, state, version, text).documents
+
+    (held_out,) = find("Section  9.")
     assert str(held_out) == "manual/9 (manual): held out text, never trained on"
-    found = find_text(store, state, version, "Section")
+    found = find("Section")
     assert found[0].lessons and found[0].split == "train" and len(found) == 120
     (lesson,) = found[0].lessons
     assert lesson.run.version == 1 and set(lesson.steps) <= {1, 2, 3}
     assert "trained on by version 1 at step" in str(found[0])
     assert str(found[-1]).endswith("never trained on") and not found[-1].lessons
-    assert find_text(store, state, version, "nobody wrote this") == []
+    assert find("nobody wrote this") == []
 
     name = ("checkpoint", CHECKPOINT.fingerprint)
-    remove(store, [Removal("/".join(name), "", 0, name, explains=True)])
-    after = find_text(store, state, version, "Section")
-    assert [one.lessons[0].steps for one in after if one.lessons] == [
+    remove(store, [Removal("/".join(name), "nothing needs it", 0, name, explains=True)])
+    assert [one.lessons[0].steps for one in find("Section") if one.lessons] == [
         one.lessons[0].steps for one in found if one.lessons
     ], "the record outlives the weights"
+    told = explain(store, state, version)
+    assert f"checkpoint {name[1]} was removed on " in told
+    assert " by `llm-assets clean` (nothing needs it)" in told
     Path(store.root, RETIRED_FOLDER, *name, TRAINED_NAME).unlink()
-    assert "no record of version 1" in str(find_text(store, state, version, "Section")[0])
+    assert "no record of version 1" in str(find("Section")[0])

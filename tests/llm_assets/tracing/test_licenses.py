@@ -8,7 +8,7 @@ import pytest
 
 from artifacts.store.identity import Identity
 from artifacts.store.store import Artifact, Draft, Store
-from llm_assets.tracing.licenses import find_licenses
+from llm_assets.tracing.training_text import find_licenses
 
 ROWS, GROUP = 400, 20
 

@@ -8,26 +8,26 @@ import sys
 from pathlib import Path
 
 from artifacts.errors import UserError
-from artifacts.storage import checksums
-from recipes.checkpointing.newest import find_newest
+from artifacts.storage import files
+from recipes.checkpointing.checkpoint import find_newest
 from recipes.distributed.workers import Workers, join_workers, leave_workers
 
 
 def find(run: Path, workers: Workers) -> dict[str, object]:
-    read, names, lines = checksums._read, [], []
+    read, names, lines = files._read, [], []
 
     def note(url: str) -> str:
         names.append(url.removeprefix(f"{run}/"))
         return read(url)
 
-    checksums._read = note
+    files._read = note
     try:
         found = find_newest(str(run), {"settings": {}, "inputs": {}}, lines.append, workers)
         got = str(found and found.manifest.step)
     except UserError as error:
         got = str(error)
     finally:
-        checksums._read = read
+        files._read = read
     return {"read": names, "got": got, "lines": lines}
 
 

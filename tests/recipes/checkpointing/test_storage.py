@@ -15,11 +15,11 @@ from artifacts.program.entry import Interrupted
 from artifacts.program.lifetime import Interruption
 from artifacts.storage import files
 from recipes.checkpointing.checkpoint import Checkpointer
-from recipes.distributed.fully_sharded import FullySharded
+from recipes.distributed.strategy import FullySharded
 from recipes.distributed.workers import join_workers
 from recipes.model.causal_model import TrainableModel
 from recipes.spec import read_metrics
-from recipes.train import train
+from recipes.training.trainer import train
 from tests.recipes.conftest import SpecMaker, course, train_here
 from tests.stand_ins.google import BUCKET, LocalGoogle
 

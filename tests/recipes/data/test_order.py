@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipes.data.order import DataOrder, global_rows
-from recipes.data.packed_rows import worker_share
+from recipes.data.batch import worker_share
+from recipes.data.reader import DataOrder, global_rows
 
 
 @given(

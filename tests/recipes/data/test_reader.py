@@ -1,5 +1,6 @@
 """The reader in `StatefulDataLoader`: one order under any processes, workers and stops."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -7,8 +8,8 @@ import pytest
 from artifacts.errors import UserError
 from artifacts.shards.format import ShardStats
 from artifacts.shards.shard_set import ShardSet
-from recipes.data.order import DataOrder
-from recipes.data.reader import BatchSplit, StepInput, TrainingData, load
+from recipes.data.reader import BatchSplit, DataOrder, StepInput, TrainingData, load, read_ahead
+from tests.waiting import wait_until
 
 BATCH = 4
 SEED = 7
@@ -75,3 +76,19 @@ def test_a_state_names_where_reading_stands_and_whose_it_is(train: ShardSet) -> 
         iter(data(train, seed=8)).load_state_dict(state)
     with pytest.raises(UserError, match=r"manifest 'others', this run has 'manual'"):
         iter(data(train)).load_state_dict(state | {"manifest": "others"})
+
+
+def test_while_a_step_is_trained_on_the_next_one_is_read(train: ShardSet) -> None:
+    read: list[StepInput] = []
+
+    def noted() -> Iterator[StepInput]:
+        for step in load(data(train)):
+            read.append(step)
+            yield step
+
+    ahead = read_ahead(noted())
+    first = next(ahead)
+    wait_until(lambda: len(read) == 2)
+    given = [first, *(next(ahead) for _ in range(9))]
+    assert given == read[:10]
+    assert rows_of(given) == DataOrder(SEED, len(train)).rows(0, 10 * BATCH).tolist()

@@ -13,12 +13,10 @@ from hypothesis import strategies as st
 
 from artifacts.shards.format import ShardEntry, ShardStats
 from artifacts.shards.shard_set import ShardSet
-from recipes.data.order import DataOrder, Plan
-from recipes.data.seen import SEEN_NAME, Seen, add_rows, look_up
-from recipes.settings.recipe import training_settings
-from recipes.settings.sections import OrderSettings
-from recipes.spec import TrainingSpec
-from recipes.training.budget import total_steps
+from recipes.data.reader import DataOrder, RowPlan
+from recipes.data.records import SEEN_NAME, LineageRecord, add_rows, look_up
+from recipes.settings import OrderSettings, training_settings
+from recipes.spec import TrainingSpec, total_steps
 from tests.recipes.conftest import SpecMaker, train_here
 from tests.tiny import tiny_shards, tiny_texts
 
@@ -32,7 +30,7 @@ def test_every_token_is_counted_as_often_as_it_was_seen(
     batches: list[list[tuple[int, int, int]]], asked: list[tuple[int, int, int]]
 ) -> None:
     counts: Counter[tuple[int, int]] = Counter()
-    seen = Seen.none()
+    seen = LineageRecord.none()
     for batch in batches:
         seen = seen.plus(*columns(batch))
         counts.update((text, start + n) for text, start, length in batch for n in range(length))
@@ -104,7 +102,7 @@ def test_weekly_runs_take_new_text_first_and_share_no_more_tokens_than_the_setti
     for spec, result, before in zip(specs[1:], results[1:], results, strict=False):
         chosen = DataOrder.of(spec).rows(0, steps * 4)
         shards = ShardSet(spec.shards_folder, spec.shards, "train")
-        rows = look_up(shards, Seen.read(str(spec.seen)))
+        rows = look_up(shards, LineageRecord.read(str(spec.seen)))
         most = shares * len(chosen) * spec.shards.sequence_length
         assert 0 < rows.seen[chosen].sum() == result.tokens_seen_before <= most
         newest = np.flatnonzero(rows.slices == rows.slices.max())
@@ -128,8 +126,8 @@ def test_all_rows_come_once_all_new_text_is_known(make_spec: SpecMaker) -> None:
     spec = make_spec("all", steps=2)
     shards = ShardSet(spec.shards_folder, spec.shards, "train")
     half = np.arange(0, len(shards), 2)
-    seen = add_rows(Seen.none(), shards, half)
-    plan = Plan.of(look_up(shards, seen), OrderSettings(seen_share=0.5))
+    seen = add_rows(LineageRecord.none(), shards, half)
+    plan = RowPlan.of(look_up(shards, seen), OrderSettings(seen_share=0.5))
     order = DataOrder(seed=3, train_rows=len(shards), plan=plan)
 
     fresh = sum(map(len, plan.fresh))
@@ -144,7 +142,7 @@ def test_all_rows_come_once_all_new_text_is_known(make_spec: SpecMaker) -> None:
 def test_every_run_records_what_it_saw(unbroken: TrainingSpec) -> None:
     stats: ShardStats = unbroken.shards
     shards = ShardSet(unbroken.shards_folder, stats, "train")
-    seen = Seen.read(f"{unbroken.run_folder}/{SEEN_NAME}")
+    seen = LineageRecord.read(f"{unbroken.run_folder}/{SEEN_NAME}")
     rows = DataOrder.of(unbroken).rows(0, 30 * 4)
     assert int((seen.times * (seen.ends - seen.starts)).sum()) == int(
         look_up(shards, seen).tokens[rows].sum()
@@ -154,7 +152,7 @@ def test_every_run_records_what_it_saw(unbroken: TrainingSpec) -> None:
 def test_workers_look_up_a_part_each_and_together_all(make_spec: SpecMaker) -> None:
     spec = make_spec("parts", steps=2)
     shards = ShardSet(spec.shards_folder, spec.shards, "train")
-    seen = add_rows(Seen.none(), shards, np.arange(0, len(shards), 3))
+    seen = add_rows(LineageRecord.none(), shards, np.arange(0, len(shards), 3))
     whole = look_up(shards, seen)
     parts = [look_up(shards, seen, rank, 2) for rank in range(2)]
     assert all((part.tokens == 0).any() for part in parts)

@@ -10,12 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from artifacts.shards.format import ShardStats
-from artifacts.shards.shard_set import ShardSet
-from artifacts.shards.texts import text_numbers
-from recipes.data.order import DataOrder, Plan
-from recipes.data.seen import Seen, add_rows, look_up
-from recipes.data.trained import TRAINED_NAME, read_trained, record_trained
-from recipes.settings.sections import OrderSettings
+from artifacts.shards.shard_set import ShardSet, text_numbers
+from recipes.data.reader import DataOrder, RowPlan
+from recipes.data.records import (
+    TRAINED_NAME,
+    LineageRecord,
+    add_rows,
+    look_up,
+    read_trained,
+    record_trained,
+)
+from recipes.settings import OrderSettings
 from recipes.spec import TrainingSpec
 
 Lesson = tuple[int, int, int, int]
@@ -86,10 +91,12 @@ def test_of_any_lineage_the_record_says_what_the_audit_says(
     share: float,
     few: int,
 ) -> None:
-    shards, seen = rows_of_the_manual, Seen.none()
+    shards, seen = rows_of_the_manual, LineageRecord.none()
     texts, folder = all_texts(shards), tmp_path_factory.mktemp("lineage")
     for number, (steps, batch, seed) in enumerate(runs):
-        plan = Plan.of(look_up(shards, seen), OrderSettings(seen_share=share)) if number else None
+        plan = (
+            RowPlan.of(look_up(shards, seen), OrderSettings(seen_share=share)) if number else None
+        )
         rows = DataOrder(seed, len(shards), plan=plan).rows(0, steps * batch)
         audit = {step + 1: part.tolist() for step, part in enumerate(np.split(rows, steps))}
         url = str(folder / f"{number}.parquet")

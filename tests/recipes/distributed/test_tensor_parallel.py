@@ -14,10 +14,10 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoConfig, Qwen3Config
 
 from artifacts.errors import UserError
-from recipes.distributed.tensor_parallel import split_matrices
+from recipes.distributed.sharding import split_matrices
 from recipes.model.causal_model import TrainableModel
 from recipes.model.decoder.network import Decoder, DecoderShape
-from recipes.settings.sections import PlacementSettings
+from recipes.settings import PlacementSettings
 from recipes.spec import TrainingSpec, read_metrics
 from tests.recipes.conftest import SpecMaker, course, kill_at, launcher, run, settings_of
 
@@ -35,6 +35,7 @@ SPLIT = {
 }
 
 
+@pytest.mark.soak
 def test_split_matrices_take_the_same_course(make_spec: SpecMaker, unbroken: TrainingSpec) -> None:
     spec = make_spec("split", **SPLIT)
     code, output = run(spec, launcher(2))

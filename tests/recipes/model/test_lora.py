@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from artifacts.errors import UserError
 from recipes.model.causal_model import TrainableModel, TransformersNetwork
 from recipes.model.lora import add_adapters
-from recipes.settings.sections import LoraSettings
+from recipes.settings import LoraSettings
 from recipes.spec import TrainingSpec, read_metrics, read_result
 from tests.recipes.conftest import SpecMaker, launcher, run, train_here
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention.flex_attention import flex_attention
 from transformers import (
     AutoModelForCausalLM,
@@ -23,13 +24,13 @@ from artifacts.errors import UserError
 from artifacts.shards.format import ShardStats
 from artifacts.shards.shard_set import ShardSet
 from recipes.checkpointing.export import export_model
-from recipes.data.batch import IGNORED, Batch
-from recipes.data.packed_rows import read_batch
-from recipes.distributed.fully_sharded import FullySharded
+from recipes.data.batch import IGNORED, Batch, read_batch
+from recipes.distributed.strategy import FullySharded
 from recipes.distributed.workers import join_workers
 from recipes.model.causal_model import TrainableModel, TransformersNetwork, load_model
+from recipes.model.decoder import loss
 from recipes.model.decoder.attention import SegmentMask, allowed_positions, attend, block_mask
-from recipes.model.decoder.loss import summed_cross_entropy
+from recipes.model.decoder.loss import summed_cross_entropy, to_gradient_by_mask
 from recipes.model.decoder.network import Decoder
 
 SIZES: dict[str, Any] = {
@@ -194,3 +195,35 @@ def test_flex_attention_has_the_same_mask() -> None:
         enable_gqa=True,
     ).transpose(1, 2)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_the_gradient_of_the_output_matrix_is_added_up_in_float32(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Over many chunks, also where the matrix arrives from other workers in bfloat16."""
+    torch.manual_seed(0)
+    hidden, targets = torch.randn(1, 4096, 32), torch.randint(0, 64, (1, 4096))
+    gradients = []
+    for chunk in (4096, 8):
+        monkeypatch.setitem(loss.TOKENS_IN_FLIGHT, "cpu", chunk)
+        matrix = torch.randn(64, 32, generator=torch.Generator().manual_seed(1)).bfloat16()
+        matrix.requires_grad_()
+        summed_cross_entropy(hidden, matrix, targets).backward()
+        gradients.append(matrix.grad.float())
+    whole, in_chunks = gradients
+    assert (whole - in_chunks).norm() < 2e-3 * whole.norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_gpu_computes_the_same_loss_and_gradient_without_a_scatter(dtype: torch.dtype) -> None:
+    """For which Inductor would write all logits in float32, 4 GB of a vocabulary of 128,256."""
+    torch.manual_seed(0)
+    logits, targets = torch.randn(300, 500).to(dtype), torch.randint(0, 500, (300,))
+    targets[::5] = IGNORED
+    expected = logits.clone().float().requires_grad_()
+    loss = F.cross_entropy(expected, targets, ignore_index=IGNORED, reduction="sum")
+    loss.backward()
+    traced = make_fx(lambda x: to_gradient_by_mask(x, targets, True))(logits.clone())
+    torch.testing.assert_close(to_gradient_by_mask(logits, targets, True), loss)
+    torch.testing.assert_close(logits, expected.grad.to(dtype))
+    assert not [node for node in traced.graph.nodes if "scatter" in str(node.target)]

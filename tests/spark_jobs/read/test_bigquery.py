@@ -18,9 +18,8 @@ from spark_jobs.read.bigquery import (
 )
 from spark_jobs.read.document import Document
 from spark_jobs.read.settings import BigQuery
-from spark_jobs.read.snapshot.snapshot import listed_chunk
-from spark_jobs.runtime.pinned.parts import parts_of
-from spark_jobs.runtime.raw_parts import RAW_COLUMNS
+from spark_jobs.read.snapshot import listed_chunk
+from spark_jobs.runtime.pinned import RAW_COLUMNS, parts_of
 from tests.stand_ins.bigquery import Slowness, add_rows, fill_table, running_bigquery
 from tests.stand_ins.google import BUCKET, PROJECT, LocalGoogle
 

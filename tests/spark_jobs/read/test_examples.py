@@ -14,10 +14,9 @@ from datasets import Dataset
 from artifacts.errors import UserError
 from artifacts.examples import read_example
 from artifacts.storage import files
-from spark_jobs.read.document import Document
-from spark_jobs.read.faults import Fault
+from spark_jobs.read.document import Document, Fault
 from spark_jobs.read.settings import RawCorpusSettings
-from spark_jobs.read.snapshot.snapshot import open_sources, source_fingerprints
+from spark_jobs.read.snapshot import open_sources, source_fingerprints
 from tests.stand_ins.google import BUCKET, LocalGoogle
 
 

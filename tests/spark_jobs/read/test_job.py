@@ -16,15 +16,14 @@ from pyspark.sql import SparkSession
 
 from artifacts.errors import UserError
 from artifacts.storage import files
-from spark_jobs.read import chunks, job
+from spark_jobs.read import chunk_files, job, opened, repeated_ids
+from spark_jobs.read.chunk_files import open_parquet
 from spark_jobs.read.document import Document, to_table
 from spark_jobs.read.plan import bytes_in_buckets, plan_tasks
 from spark_jobs.read.settings import RawCorpusSettings
-from spark_jobs.read.snapshot import identifiers, repeated_ids
-from spark_jobs.read.snapshot.chunk_files import open_parquet
-from spark_jobs.read.snapshot.snapshot import open_sources, write_snapshot
+from spark_jobs.read.snapshot import open_sources, write_snapshot
 from spark_jobs.runtime.session import end_local_session, local_session
-from spark_jobs.runtime.work import Work
+from spark_jobs.runtime.tasks import Work
 from tests.spark_jobs.test_growth import files_below
 from tests.stand_ins.google import BUCKET, LocalGoogle
 from tests.tiny import tiny_texts
@@ -42,8 +41,8 @@ def spark(started_google: LocalGoogle) -> SparkSession:
 @pytest.fixture
 def bucket(google: LocalGoogle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A folder of a bucket, whose files are divided into chunks of a few kilobytes."""
-    monkeypatch.setattr(chunks, "_LEAST_BYTES", 2_000)
-    monkeypatch.setattr(chunks, "_MOST_BYTES", 20_000)
+    monkeypatch.setattr(opened, "_LEAST_BYTES", 2_000)
+    monkeypatch.setattr(opened, "_MOST_BYTES", 20_000)
     return f"gs://{BUCKET}/{tmp_path.name}"
 
 
@@ -212,7 +211,7 @@ def test_ids_are_numbered_alike_in_memory_and_by_spark(spark: SparkSession, tmp_
 
     for turn, drawn in enumerate((names[:8], names)):
         parts = [generator.choices(drawn, k=generator.randint(1, 90)) for _ in range(5)]
-        expected = identifiers.number_repeated_ids(write(tmp_path / f"memory-{turn}"))
+        expected = chunk_files.number_repeated_ids(write(tmp_path / f"memory-{turn}"))
         by_spark = list(map(str, write(tmp_path / f"spark-{turn}")))
         work = Work(spark, 400, str(tmp_path / f"scratch-{turn}"), print)
 

@@ -14,10 +14,10 @@ from artifacts.errors import UserError
 from artifacts.storage import files
 from spark_jobs.clean import job as clean
 from spark_jobs.read.files import pinned
-from spark_jobs.read.files.source_file import SourceChanged
+from spark_jobs.read.files.streams import SourceChanged
 from spark_jobs.read.settings import RawCorpusSettings
-from spark_jobs.read.snapshot.snapshot import open_sources, write_snapshot
-from spark_jobs.runtime.raw_parts import RAW_COLUMNS, find_raw_parts
+from spark_jobs.read.snapshot import open_sources, write_snapshot
+from spark_jobs.runtime.pinned import RAW_COLUMNS, find_raw_parts
 from spark_jobs.runtime.session import local_session
 from spark_jobs.settings import CleanCorpusSettings
 from tests.stand_ins.google import BUCKET, LocalGoogle

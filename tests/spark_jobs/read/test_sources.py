@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from artifacts.errors import UserError
 from spark_jobs.read.files.find import expand_braces
 from spark_jobs.read.settings import RawCorpusSettings
-from spark_jobs.read.snapshot.snapshot import source_fingerprints
+from spark_jobs.read.snapshot import source_fingerprints
 from tests.spark_jobs.read.test_snapshot import files_source, snapshot
 
 
@@ -84,7 +84,7 @@ def test_faulty_documents_are_set_aside_counted_and_named(tmp_path: Path) -> Non
 def test_a_compression_bomb_is_refused_before_memory_is_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("spark_jobs.read.files.content.BOMB_BYTES", 1_000_000)
+    monkeypatch.setattr("spark_jobs.read.files.streams.BOMB_BYTES", 1_000_000)
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b"0" * 20_000_000))
 
     with pytest.raises(UserError, match=r"a.jsonl.gz unpacks to more than.*maximum_expansion"):

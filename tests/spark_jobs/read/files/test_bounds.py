@@ -11,15 +11,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from artifacts.errors import UserError
-from spark_jobs.read.files.source_file import SourceChanged
-from spark_jobs.read.snapshot.snapshot import open_sources, write_snapshot
+from spark_jobs.read.files.streams import SourceChanged
+from spark_jobs.read.snapshot import open_sources, write_snapshot
 from tests.spark_jobs.read.test_snapshot import files_source, snapshot
 
 READ = """
 import resource, sys
 from pathlib import Path
 from tests.spark_jobs.read.test_snapshot import files_source
-from spark_jobs.read.snapshot.snapshot import write_snapshot
+from spark_jobs.read.snapshot import write_snapshot
 import pyarrow.parquet
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 stats = write_snapshot(files_source(sys.argv[1]), Path(sys.argv[2]), lambda line: None)
@@ -120,6 +120,19 @@ def test_reading_millions_of_blank_lines_says_how_far_it_is(
     assert any("reading" in line for line in lines)
 
 
+def test_little_that_unpacks_to_much_says_that_it_is_read_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("artifacts.progress.REPORT_SECONDS", 0)
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(gzip.compress(b"\n" * 3_000_000 + b'{"text": "end"}'))
+    lines: list[str] = []
+
+    write_snapshot(files_source(path, maximum_expansion=10_000), tmp_path / "raw", lines.append)
+
+    assert sum("reading" in line for line in lines) > 20
+
+
 @pytest.mark.fault(
     "raw_corpus",
     "ids with control characters or half a surrogate pair",
@@ -138,6 +151,7 @@ def test_ids_that_nothing_could_bear_are_set_aside_and_named(tmp_path: Path) -> 
     named = "\n".join(stats["faults"])
     assert r"\ud800" in named and r"red\x1b[31m" in named and "\x1b" not in named
     assert "line 104: the id is an empty string" in named
+    assert "a.jsonl, line 103: the id 'red" in named
     assert "line 105: the id is an object" in named
 
 
@@ -157,13 +171,6 @@ def test_text_of_another_type_is_called_what_it_is(
 
     with pytest.raises(UserError, match=said):
         snapshot(files_source(tmp_path / "a.jsonl"), tmp_path / "raw")
-
-
-def test_utf_16_is_recognized(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("The valve opens.", encoding="utf-16")
-
-    with pytest.raises(UserError, match=r"a.txt.*looks like UTF-16.*iconv -f UTF-16"):
-        snapshot(files_source(tmp_path / "a.txt"), tmp_path / "raw")
 
 
 def test_gzip_without_its_ending_is_read(tmp_path: Path) -> None:

@@ -3,8 +3,7 @@
 import time
 from pathlib import Path
 
-from spark_jobs.read.files.digests import SETTLED_NANOSECONDS, Digests
-from spark_jobs.read.files.reading import open_files
+from spark_jobs.read.files.reading import SETTLED_NANOSECONDS, Digests, open_files
 from spark_jobs.read.settings import Files
 
 

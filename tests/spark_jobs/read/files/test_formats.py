@@ -2,6 +2,7 @@
 
 import io
 import json
+import sys
 import tarfile
 import zipfile
 from pathlib import Path
@@ -62,6 +63,18 @@ def test_a_page_gives_its_main_text(folder: Path) -> None:
 
     assert "The pump opens every week" in text and "The inner ring" in text
     assert "alert" not in text
+
+
+@pytest.mark.parametrize(
+    ("module", "name"), [("trafilatura", "a.html"), ("pypdf", "a.pdf"), ("docx", "a.docx")]
+)
+def test_an_absent_extra_is_no_fault_of_the_file(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, module: str, name: str
+) -> None:
+    (folder / name).write_text(PAGE)
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(UserError, match=rf"{module} is not installed.*llm-assets\[read\]"):
+        texts_of(folder, on_bad_file="quarantine")
 
 
 def test_pdf_and_word_give_their_text(folder: Path) -> None:

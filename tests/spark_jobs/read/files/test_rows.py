@@ -92,3 +92,72 @@ def test_nul_bytes_reach_the_snapshot_as_they_are(tmp_path: Path) -> None:
     rows, _ = snapshot(files_source(tmp_path / "a.txt"), tmp_path / "raw")
 
     assert rows[0]["text"] == "before\x00after"
+
+
+ANSWERED = "Question: {question}\nAnswer: {answer}\nTags: {about.tags}"
+
+
+def test_a_template_makes_one_text_of_the_columns_that_hold_any(tmp_path: Path) -> None:
+    folder = tmp_path / "text"
+    folder.mkdir()
+    asked = [
+        {"question": "Why?", "answer": "It leaks.", "about": {"tags": ["pump", "seal"]}},
+        {"question": "How many?", "answer": 7, "about": None},
+        {"question": "Alone"},
+    ]
+    (folder / "a.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in asked))
+    (folder / "b.csv").write_text('question,answer,about\n"What, now?","Two\nlines",x\n')
+    pq.write_table(
+        pa.table({"question": ["Where?"], "answer": [1.5], "about": [{"tags": ["a"]}]}),
+        folder / "c.parquet",
+    )
+
+    rows, stats = snapshot(files_source(folder, text_template=ANSWERED), tmp_path / "raw")
+
+    assert [row["text"] for row in rows] == [
+        "Question: Why?\nAnswer: It leaks.\nTags: pump\nseal",
+        "Question: How many?\nAnswer: 7",
+        "Question: Alone",
+        "Question: What, now?\nAnswer: Two\nlines",
+        "Question: Where?\nAnswer: 1.5\nTags: a",
+    ]
+    assert not stats["dropped"]
+
+
+def test_of_several_templates_each_row_takes_the_one_that_it_has(tmp_path: Path) -> None:
+    folder = tmp_path / "text"
+    folder.mkdir()
+    (folder / "a.jsonl").write_text(
+        '{"body": "It turns."}\n{"title": "Pump", "body": "It leaks."}\n'
+    )
+    (folder / "b.csv").write_text("q,a\nWhy?,Rust.\n")
+    pq.write_table(pa.table({"body": ["It stops."], "stars": [3]}), folder / "c.parquet")
+    templates = ["{title}\n{body}", "{q} {a}", "{body}"]
+
+    rows, _ = snapshot(files_source(folder, text_template=templates), tmp_path / "raw")
+
+    texts = [row["text"] for row in rows]
+    assert texts == ["It turns.", "Pump\nIt leaks.", "Why? Rust.", "It stops."]
+    (folder / "d.csv").write_text("color\nred\n")
+    with pytest.raises(UserError, match=r"d.csv has no column 'title'; its columns are color"):
+        snapshot(files_source(folder, text_template=templates), tmp_path / "again")
+
+
+def test_a_row_with_nothing_under_a_templates_columns_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"title": "x"}\n')
+    with pytest.raises(UserError, match=r"a.jsonl, line 1: nothing under question, answer"):
+        template = "{question}: {answer}"
+        snapshot(files_source(tmp_path / "a.jsonl", text_template=template), tmp_path / "raw")
+
+
+@pytest.mark.parametrize("template", ["no column", "{}", "{a!r}", "{a:>3}", "{a", "{a\n}"])
+def test_a_template_that_is_none_is_refused(tmp_path: Path, template: str) -> None:
+    with pytest.raises(ValueError, match=r"text_template"):
+        files_source(tmp_path, text_template=template)
+
+
+def test_settings_without_a_template_decide_what_they_did(tmp_path: Path) -> None:
+    (without,) = files_source(tmp_path).content()["sources"]
+    (with_one,) = files_source(tmp_path, text_template="{a}").content()["sources"]
+    assert "text_template" not in without
+    assert with_one["text_template"] == "{a}"

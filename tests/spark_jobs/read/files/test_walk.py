@@ -8,7 +8,7 @@ import pytest
 
 from artifacts.errors import UserError
 from spark_jobs.read.files.find import find_files
-from spark_jobs.read.snapshot.snapshot import source_fingerprints
+from spark_jobs.read.snapshot import source_fingerprints
 from tests.llm_assets.privilege import run_without_privilege
 from tests.spark_jobs.read.test_snapshot import files_source, snapshot
 
@@ -39,6 +39,16 @@ def test_what_has_no_end_is_passed_over_and_named(folder: Path) -> None:
         source_fingerprints(files_source(folder / "pipe.txt"))
 
 
+def test_a_file_is_read_once_however_often_its_path_is_spelled(folder: Path) -> None:
+    (folder.parent / "link").symlink_to(folder)
+    spelled = f"{folder.parent}/{{text/a.md,text/../text//a.md,link/a.md,link}}"
+
+    rows, stats = snapshot(files_source(Path(spelled)), folder.parent / "raw")
+
+    assert [row["id"] for row in rows] == ["a.md"] and stats["repeated_ids"] == 0
+    assert stats["unread"] == {"other spelling of a file that is read": 3}
+
+
 def test_links_are_read_within_the_folder_and_named_where_they_lead_elsewhere(folder: Path) -> None:
     outside = folder.parent / "outside"
     outside.mkdir()
@@ -65,7 +75,7 @@ def test_hidden_files_other_formats_and_the_store_are_counted_by_kind(folder: Pa
     (folder / ".notes.md").write_text("hidden")
     (folder / "store" / "raw_corpus").mkdir(parents=True)
     (folder / "store" / "raw_corpus" / "part.jsonl").write_text('{"text": "made"}')
-    for name in ("a.png", "B.PNG", "LICENSE", "tool.py"):
+    for name in ("a.png", "B.PNG", "core", "tool.py"):
         (folder / name).write_bytes(b"x")
     (source,) = files_source(folder).sources
 
@@ -122,7 +132,7 @@ READ = """
 import sys
 from tests.llm_assets.privilege import run_without_privilege
 from tests.spark_jobs.read.test_snapshot import files_source
-from spark_jobs.read.snapshot.snapshot import open_sources
+from spark_jobs.read.snapshot import open_sources
 from artifacts.errors import UserError
 try:
     opened = open_sources(files_source(sys.argv[1], on_bad_file=sys.argv[2]))

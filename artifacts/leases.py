@@ -1,0 +1,310 @@
+"""Keeps two makers of the same artifact apart, on one machine or on several.
+
+Who holds a lease is written into it: enough to name the process, and to see from its own machine
+that it died.
+
+For makers on different machines a lease is an object in Cloud Storage. It is made, renewed and
+removed with generation preconditions, so at any time one holder at most succeeds. A waiting maker
+takes over once the object has not changed for longer than its lifetime, which it measures on its
+own clock: no two machines' clocks are compared. Where it can see that the holder's process has
+ended, on the same machine, it need not wait so long.
+
+What the holder commits passes through the lease object: it becomes the object's content, and
+storage copies exactly that generation to where it belongs. A holder that slept past its lease has
+no generation that storage would take.
+"""
+
+import fcntl
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Protocol
+
+from artifacts.errors import LeaseLost
+from artifacts.storage import files
+
+if TYPE_CHECKING:
+    from google.cloud.storage import Blob
+
+
+PROCESSES = Path("/proc")
+BOOT = PROCESSES / "sys/kernel/random/boot_id"
+
+
+def describe_holder() -> str:
+    """This process as a lease's content."""
+    return json.dumps(
+        {
+            "host": socket.gethostname(),
+            "process": os.getpid(),
+            "started": process_started(os.getpid()),
+            "processes_of": _process_table(),
+        }
+    )
+
+
+def is_gone(description: str) -> bool:
+    """Whether the holder described has ended for certain.
+
+    True only if it ran where this process runs (same start of the machine, same process table) and
+    no process of its number and starting time is there any more. False where nobody can tell.
+    """
+    try:
+        holder = json.loads(description)
+        process, started = int(holder["process"]), holder["started"]
+        table = holder["processes_of"]
+    except (ValueError, KeyError, TypeError):
+        return False
+    if table is None or table != _process_table():
+        return False
+    return started is not None and process_started(process) != started
+
+
+def process_started(process: int) -> str | None:
+    """When a process started, in the kernel's ticks; None where it does not run or can't be seen.
+
+    Ticks, since the time of day is set again now and then. A process that ended and that its parent
+    has not noticed counts as not running.
+    """
+    try:
+        fields = (PROCESSES / str(process) / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    state, started = fields[0], fields[19]
+    return None if state in "ZX" else started
+
+
+def _process_table() -> str | None:
+    """Names the running kernel and this process's view of its processes; None without /proc.
+
+    Containers of one machine have one kernel and different views.
+    """
+    try:
+        view = os.readlink(PROCESSES / "self/ns/pid")
+        return f"{BOOT.read_text().strip()} {view}"
+    except OSError:
+        return None
+
+
+POLL_SECONDS = 0.5
+
+
+class Lease(Protocol):
+    """What a maker holds while it makes something."""
+
+    def check(self) -> None:
+        """Raise LeaseLost where another may have taken over."""
+
+
+class LocalLease:
+    """A lock on a file; it is lost only where somebody removes the file."""
+
+    def __init__(self, path: Path, file: IO[str]) -> None:
+        self._path, self._file = path, file
+
+    def check(self) -> None:
+        """Raise LeaseLost where the lock file is no longer the one that this process locked."""
+        if not _is_same(self._path, self._file):
+            raise LeaseLost(f"The lock {self._path} was removed or replaced.")
+
+
+@contextmanager
+def local_lease(path: Path, on_wait: Callable[[str], None] | None = None) -> Iterator[LocalLease]:
+    """Hold an exclusive lease on a local path, waiting for whoever holds it.
+
+    The operating system's file lock is the lease: it ends with its holder, a killed one included,
+    so nobody waits for the dead.
+
+    Args:
+        path: the lock file; made if absent, left in place afterwards.
+        on_wait: called once with the holder's description if the lease is taken.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _lock(path, on_wait) as file:
+        file.seek(0)
+        file.truncate()
+        file.write(describe_holder())
+        file.flush()
+        yield LocalLease(path, file)
+
+
+def _lock(path: Path, on_wait: Callable[[str], None] | None) -> IO[str]:
+    """The lock file, locked; who had to wait for one that was removed meanwhile begins again."""
+    waited = False
+    while True:
+        file = path.open("a+")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_same(path, file):
+                return file
+        except BlockingIOError:
+            if on_wait and not waited:
+                file.seek(0)
+                on_wait(file.read().strip() or "another process")
+            waited = True
+            time.sleep(POLL_SECONDS)
+        file.close()
+
+
+def _is_same(path: Path, file: IO[str]) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
+
+
+def is_held(path: Path) -> bool:
+    """Whether somebody holds the lease on a local path just now."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
+LIFETIME_SECONDS = 60.0
+OBJECT_POLL_SECONDS = 1.0
+
+
+@contextmanager
+def object_lease(
+    url: str,
+    on_wait: Callable[[str], None] | None = None,
+    lifetime_seconds: float | None = None,
+    poll_seconds: float = OBJECT_POLL_SECONDS,
+) -> Iterator["ObjectLease"]:
+    """Hold the lease at `gs://bucket/name` while the block runs, renewing it all the time.
+
+    Args:
+        url: the lease object.
+        on_wait: called once with the holder's description if the lease is taken.
+        lifetime_seconds: how long a holder that died keeps others waiting; a minute by default.
+        poll_seconds: time between a waiting maker's looks.
+
+    Raises:
+        LeaseLost: the lease was lost during the block, because this machine was asleep or cut off
+            from storage for longer than the lifetime.
+    """
+    lifetime = LIFETIME_SECONDS if lifetime_seconds is None else lifetime_seconds
+    blob = files.blob_of(url)
+    generation = _acquire(blob, lifetime, poll_seconds, on_wait)
+    lease = ObjectLease(url, blob, generation, lifetime)
+    lease.start()
+    try:
+        yield lease
+    finally:
+        lease.stop()
+    if lease.lost:
+        raise LeaseLost(f"The lease {url} was lost: another maker may have taken over.")
+
+
+def object_is_held(url: str) -> bool:
+    """Whether there is a lease object, unless its holder has ended for certain."""
+    content, generation = files.read_generation(files.blob_of(url))
+    return generation != files.ABSENT and not is_gone((content or b"").decode())
+
+
+def _acquire(
+    blob: "Blob",
+    lifetime: float,
+    poll_seconds: float,
+    on_wait: Callable[[str], None] | None,
+) -> int:
+    seen, since = files.ABSENT, time.monotonic()
+    told = False
+    while True:
+        content, current = files.read_generation(blob)
+        holder = (content or b"").decode(errors="replace")
+        if current != seen:
+            seen, since = current, time.monotonic()
+        is_free = current == files.ABSENT or time.monotonic() - since > lifetime
+        if is_free or is_gone(holder):
+            taken = files.write_generation(blob, describe_holder().encode(), current)
+            if taken is not None:
+                return taken
+            continue
+        if on_wait and not told:
+            on_wait(holder)
+        told = True
+        time.sleep(poll_seconds)
+
+
+class ObjectLease:
+    """A lease that is held, and renewed until stopped."""
+
+    def __init__(self, url: str, blob: "Blob", generation: int, lifetime: float) -> None:
+        self.lost = False
+        self._url = url
+        self._blob = blob
+        self._generation = generation
+        self._lifetime = lifetime
+        self._renewed = time.monotonic()
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._keep_renewing, daemon=True)
+
+    def start(self) -> None:
+        """Begin to renew."""
+        self._thread.start()
+
+    def check(self) -> None:
+        """Raise LeaseLost where the lease is lost, or was not renewed for its lifetime."""
+        if self.lost or time.monotonic() - self._renewed > self._lifetime:
+            self.lost = True
+            raise LeaseLost(f"The lease {self._url} was lost: another maker may have taken over.")
+
+    def commit(self, url: str, content: bytes) -> None:
+        """Write an object that is not there yet, if this lease still holds, in one step.
+
+        Raises:
+            LeaseLost: another has taken over, or has written the object.
+        """
+        target = files.blob_of(url)
+        with self._lock:
+            self._renew(content)
+            self.check()
+            if files.copy_new(self._blob, self._generation, target):
+                return
+        # An answer that was lost on its way is asked for again, and then finds the own copy.
+        if files.read_generation(target)[0] != content:
+            raise LeaseLost(f"{url} was written by another maker.")
+
+    def stop(self) -> None:
+        """Stop renewing and give the lease back."""
+        from google.api_core.exceptions import NotFound, PreconditionFailed
+
+        self._stopped.set()
+        self._thread.join()
+        if not self.lost:
+            try:
+                self._blob.delete(if_generation_match=self._generation)
+            except (NotFound, PreconditionFailed):
+                self.lost = True
+
+    def _keep_renewing(self) -> None:
+        while not self._stopped.wait(self._lifetime / 4):
+            try:
+                with self._lock:
+                    self._renew(describe_holder().encode())
+            except Exception:
+                # Unreachable for now: the lease holds until its lifetime is over.
+                if time.monotonic() - self._renewed < self._lifetime:
+                    continue
+                self.lost = True
+            if self.lost:
+                return
+
+    def _renew(self, content: bytes) -> None:
+        generation = files.write_generation(self._blob, content, self._generation)
+        if generation is None:
+            self.lost = True
+        else:
+            self._generation, self._renewed = generation, time.monotonic()

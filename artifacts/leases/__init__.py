@@ -1,1 +1,0 @@
-"""Keeping two makers of one thing apart."""

@@ -1,0 +1,228 @@
+"""Hugging Face folders: what they say of a model before it is loaded, and how they are read.
+
+Only safetensors are read, and no code of a folder is run. transformers 5 writes a tokenizer's class
+and a model's rotary embedding under new names. Version 4 refuses the one and takes the default for
+the other without a word: another model. Version 5 reads both forms (its migration guide, and
+`standardize_rope_params` of its configurations), so what is written here has both.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from artifacts.errors import UserError, first_line
+
+TOKENIZER_CLASSES = {"TokenizersBackend": "PreTrainedTokenizerFast"}
+"""Class as transformers 5 names it, to its name in both versions."""
+
+
+def write_older_names(folder: Path) -> None:
+    """Add to a folder's `config.json` and `tokenizer_config.json` what transformers 4 looks for."""
+    _change(folder / "config.json", older_config)
+    _change(folder / "tokenizer_config.json", older_tokenizer)
+
+
+def older_config(config: dict[str, Any]) -> dict[str, Any]:
+    """A model's config with its rotary embedding and precision under their older names as well.
+
+    Embeddings that differ between kinds of layers stay as they are.
+    """
+    names: dict[str, Any] = {}
+    if "dtype" in config:
+        names["torch_dtype"] = config["dtype"]
+    rope = config.get("rope_parameters") or {}
+    if "rope_theta" in rope:
+        names["rope_theta"] = rope["rope_theta"]
+        if rope.get("rope_type", "default") != "default":
+            names["rope_scaling"] = {k: v for k, v in rope.items() if k != "rope_theta"}
+        if "partial_rotary_factor" in rope:
+            names["partial_rotary_factor"] = rope["partial_rotary_factor"]
+    return config | names
+
+
+def older_tokenizer(config: dict[str, Any]) -> dict[str, Any]:
+    """A tokenizer's config whose class and special tokens both versions know."""
+    changed = dict(config)
+    known = str(config.get("tokenizer_class"))
+    if known in TOKENIZER_CLASSES:
+        changed["tokenizer_class"] = TOKENIZER_CLASSES[known]
+    extra = config.get("extra_special_tokens")
+    if isinstance(extra, list):
+        changed["additional_special_tokens"] = extra
+        del changed["extra_special_tokens"]
+    return changed
+
+
+def _change(path: Path, change: Any) -> None:
+    if path.exists():
+        before = json.loads(path.read_text())
+        after = change(before)
+        if after != before:
+            path.write_text(json.dumps(after, indent=2))
+
+
+def byte_letters() -> list[str]:
+    """The letter that byte-level BPE writes for each of the 256 byte values."""
+    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    letters, next_letter = [], 256
+    for byte in range(256):
+        if byte in printable:
+            letters.append(chr(byte))
+        else:
+            letters.append(chr(next_letter))
+            next_letter += 1
+    return letters
+
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+ADAPTER = "adapter_config.json"
+SERVED = re.compile(
+    "CausalLM|LMHeadModel|ConditionalGeneration|MTModel|SequenceClassification|MaskedLM"
+)
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+
+
+def check_model_folder(folder: Path) -> None:
+    """Refuse a folder that holds no whole language model in safetensors.
+
+    Raises:
+        UserError: a file is absent or cut short, the weights are pickled, the model wants code of
+            its own to be run, or it generates no text. The message names the file.
+    """
+    if (folder / ADAPTER).is_file() and not (folder / "config.json").is_file():
+        raise UserError(
+            f"{folder} holds an adapter alone ({ADAPTER}), which no engine here serves beside its "
+            "base model. Serve the folder `model` beside it, into which it is merged, or merge it "
+            "with PEFT's merge_and_unload."
+        )
+    config = _read_json(folder / "config.json")
+    if "auto_map" in config:
+        raise UserError(
+            f"{folder / 'config.json'} asks for Python code of its own (`auto_map`), which is "
+            "never run. Use a model that transformers itself knows."
+        )
+    for name in config.get("architectures") or []:
+        if not SERVED.search(name):
+            raise UserError(
+                f"{folder} holds a {name}, which does not generate text: language models, "
+                "encoder-decoders with a language head, and encoders with a head for classes or "
+                "for masked tokens are served."
+            )
+    if not (folder / "tokenizer.json").is_file():
+        raise UserError(f"{folder} has no tokenizer.json: it is not a whole model folder.")
+    for path in _weight_files(folder):
+        _check_safetensors(path)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The model's config as JSON, with what its generation config says over it."""
+    config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    generation = folder / "generation_config.json"
+    return config | (json.loads(generation.read_text()) if generation.is_file() else {})
+
+
+def end_tokens_of(config: dict[str, Any]) -> list[int]:
+    """The tokens that end an answer; none where the model names none."""
+    ends = config.get("eos_token_id")
+    return list(ends) if isinstance(ends, Sequence) else [] if ends is None else [ends]
+
+
+def context_tokens(config: dict[str, Any]) -> int | None:
+    """Most tokens that a model's positions allow; None where its config names no limit."""
+    names = ("max_position_embeddings", "n_positions", "n_ctx")
+    return next((int(config[name]) for name in names if config.get(name)), None)
+
+
+def bytes_per_token(config: dict[str, Any], value_bytes: int = 2) -> int:
+    """Keys and values of one token in all layers; 0 where the config does not tell.
+
+    Args:
+        value_bytes: of one key or value.
+    """
+    layers = config.get("num_hidden_layers") or config.get("n_layer") or 0
+    heads = config.get("num_attention_heads") or config.get("n_head") or 1
+    width = config.get("hidden_size") or config.get("n_embd") or 0
+    size = config.get("head_dim") or width // heads
+    kept = config.get("num_key_value_heads") or heads
+    return int(2 * layers * kept * size * value_bytes)
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    if (folder / INDEX).is_file():
+        names = _read_json(folder / INDEX).get("weight_map", {}).values()
+        return [folder / name for name in sorted(set(names))]
+    if not (folder / WEIGHTS).is_file():
+        pickled = [path.name for pattern in PICKLES for path in folder.glob(pattern)]
+        if pickled:
+            raise UserError(
+                f"{folder} holds pickled weights ({', '.join(sorted(pickled))}), which can run "
+                f"code when they are read, and no {WEIGHTS}. Convert them to safetensors first."
+            )
+        raise UserError(f"{folder} has no {WEIGHTS}: it is not a whole model folder.")
+    return [folder / WEIGHTS]
+
+
+def _check_safetensors(path: Path) -> None:
+    """Compare a file's size with what its header says it holds."""
+    if not path.is_file():
+        raise UserError(f"{path} is absent, though {INDEX} lists it.")
+    damaged = UserError(f"{path} is damaged: it is not as long as its header says.")
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        header_bytes = int.from_bytes(file.read(8), "little")
+        if not 0 < header_bytes <= size - 8:
+            raise damaged
+        try:
+            header = json.loads(file.read(header_bytes))
+        except ValueError:
+            raise damaged from None
+    ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+    if 8 + header_bytes + max(ends, default=0) != size:
+        raise damaged
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise UserError(
+            f"{path.parent} has no {path.name}: it is not a whole model folder."
+        ) from None
+    except ValueError as error:
+        raise UserError(f"{path} is damaged: it is not JSON ({error}).") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path} is damaged: it is not a JSON object.")
+    return content
+
+
+def read_tokenizer(folder: Path) -> Any:
+    """The tokenizer of a Hugging Face folder; raises UserError naming the folder."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:
+        raise UserError(f"The tokenizer in {folder} cannot be read: {first_line(error)}") from error
+
+
+def read_model(folder: Path, model_class: Any, **options: Any) -> Any:
+    """A model for inference.
+
+    Args:
+        model_class: one of transformers' classes, such as `AutoModelForCausalLM`.
+        options: of its `from_pretrained`.
+
+    Raises:
+        UserError: the folder holds no model that can be read.
+    """
+    try:
+        model = model_class.from_pretrained(
+            folder, use_safetensors=True, trust_remote_code=False, **options
+        )
+    except Exception as error:
+        # Damaged files surface as errors of safetensors, json, torch or transformers alike.
+        raise UserError(f"The model in {folder} cannot be read: {first_line(error)}") from error
+    return model.eval()

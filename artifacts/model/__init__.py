@@ -1,1 +1,0 @@
-"""What lies in a Hugging Face folder, before any training."""

@@ -1,1 +1,0 @@
-"""What numpy has not: arrays and random orders."""

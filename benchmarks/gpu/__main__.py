@@ -1,0 +1,134 @@
+"""Parts of at most nine minutes, each of which says at once what it found.
+
+    make gpu-kit                                on a machine with a network, once
+    make gpu [PARTS="probe trainer"]            on the machine with the GPU, without one
+    python -m benchmarks.gpu --keep             puts the results into benchmarks/results/gpu
+
+Needs torch, numpy, pyarrow and tensorboard of that machine, and what lies in the kit. The parts, in
+the order of how much each says in a minute:
+
+    probe       ceilings of matrix products and copies; kernels against float64
+    resume      a tiny training that is ended and goes on, against one that is not
+    trainer     the training program itself: reading, logging and saving, 135M and 1B
+    peer        the step alone, beside the Hugging Face Trainer's
+    changes     the trainer again with one setting changed at a time
+
+Without a GPU the same parts run on the processor with a tiny model: a rehearsal.
+"""
+
+import argparse
+import json
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.gpu import probe, trainer
+from benchmarks.harness import ROOT, machine_name
+from recipes.device import device_of, local_device
+
+SECONDS = 540
+"""Most that one part may take; a lent machine may end a command after ten minutes."""
+PACKAGES = ("torch", "numpy", "triton", "transformers", "accelerate")
+KEPT = ROOT / "benchmarks" / "results" / "gpu"
+IS_GPU = torch.cuda.is_available()
+SIZES = ("135m", "1b") if IS_GPU else ("tiny",)
+
+
+def main() -> None:
+    """Run the parts that are asked for, each in a process of its own, and keep their results."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
+    parser.add_argument("--results", type=Path, default=Path("gpu-results"))
+    parser.add_argument("--keep", action="store_true", help="keep these results, measure nothing")
+    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if unknown := set(arguments.parts) - set(PARTS):
+        parser.error(f"there is no part {', '.join(unknown)}; there are {', '.join(PARTS)}")
+    if arguments.keep:
+        keep(arguments.results)
+        return
+    arguments.results.mkdir(parents=True, exist_ok=True)
+    if arguments.here:
+        (part,) = arguments.parts
+        found = {"machine": machine(), "found": PARTS[part]()}
+        (arguments.results / f"{part}.json").write_text(json.dumps(found, indent=2) + "\n")
+        return
+    print(json.dumps(machine(), indent=2), flush=True)
+    parts = arguments.parts or list(PARTS)
+    failed = [part for part in parts if not _run(part, arguments.results)]
+    sys.exit(f"failed: {', '.join(failed)}" if failed else 0)
+
+
+def _run(part: str, results: Path) -> bool:
+    """Whether a part came to its end; one that fails takes no time from the next."""
+    print(f"\n== {part}", flush=True)
+    began = time.monotonic()
+    command = (sys.executable, "-m", "benchmarks.gpu", part, "--here", "--results", str(results))
+    try:
+        code = subprocess.run(command, timeout=SECONDS, check=False).returncode
+    except subprocess.TimeoutExpired:
+        code = None
+    took = f"{time.monotonic() - began:.0f} s"
+    print(f"== {part}: {took}" if code == 0 else f"== {part} FAILED after {took}", flush=True)
+    return code == 0
+
+
+def keep(results: Path) -> None:
+    """Put results of a GPU beside those of the other benchmarks; a rehearsal's are refused."""
+    found = sorted(results.glob("*.json"))
+    if not found:
+        sys.exit(f"{results} holds no results. Measure first: make gpu")
+    KEPT.mkdir(exist_ok=True)
+    for result in found:
+        if "cuda" not in json.loads(result.read_text())["machine"]:
+            sys.exit(f"{result} was measured without a GPU, as a rehearsal.")
+        shutil.copy(result, KEPT)
+        print(f"kept: {KEPT.name}/{result.name}")
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were measured on and with."""
+    versions = {}
+    for name in PACKAGES:
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    device = device_of(local_device())
+    told = {
+        "device": device.name if IS_GPU else machine_name(),
+        "python": platform.python_version(),
+    }
+    if IS_GPU:
+        told |= {
+            "cuda": str(torch.version.cuda),
+            "memory_gb": f"{(device.memory() or 0) / 1e9:.0f}",
+        }
+    return told | versions
+
+
+def measure_peer() -> dict[str, Any]:
+    """The step of ours and of the Hugging Face Trainer, alternately (`benchmarks.train_gpu`)."""
+    from benchmarks.train_gpu import measure_rounds
+
+    return {name: measure_rounds(name) for name in SIZES}
+
+
+PARTS = {
+    "probe": probe.measure,
+    "resume": trainer.resume,
+    "trainer": lambda: trainer.measure(SIZES),
+    "peer": measure_peer,
+    "changes": lambda: trainer.change_one_at_a_time(SIZES[-1]),
+}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,194 @@
+"""The training program itself, on random weights and random rows: what a user's run would give."""
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from artifacts.program.entry import INTERRUPTED
+from artifacts.shards.format import ShardStats
+from benchmarks.sizes import SIZES, Size
+from benchmarks.training_runs import REPOSITORY, make_spec, random_shards
+from recipes.settings import training_settings
+from recipes.spec import command, read_metrics
+
+STEPS, WARM_UP_STEPS = 40, 10
+SHORT_DOCUMENT = 512
+SAME = 1e-3
+"""Relative difference of a loss after a resume; kernels of a new process may be timed otherwise."""
+CHANGES: dict[str, dict[str, Any]] = {
+    "recomputation": {"placement": {"activation_checkpointing": True}},
+    "not compiled": {"placement": {"compile": "never"}},
+    "half the rows in a pass": {},
+    "saved while it stands still": {"checkpointing": {"in_background": "never"}},
+}
+
+
+class Bench:
+    """A model's folder and its shards, made once for several runs."""
+
+    def __init__(self, folder: Path, size: Size, document_tokens: int | None = None) -> None:
+        self._folder, self._size = folder, size
+        model = folder / "model"
+        model.mkdir(parents=True)
+        (model / "config.json").write_text(json.dumps(_config(size)))
+        # Rows are random numbers, which no tokenizer made.
+        (model / "tokenizer.json").write_text("{}")
+        sha256 = hashlib.sha256(b"{}").hexdigest()
+        self._shards: ShardStats = random_shards(
+            folder / "shards", size.vocabulary, sha256, 16 * size.rows, size.length, document_tokens
+        )
+
+    def start(self, name: str, steps: int, save_at: int, **changes: Any) -> subprocess.Popen[str]:
+        """Begin a run, or go on with one that was ended."""
+        size = self._size
+        placement = {"device_batch_size": size.rows, "compile": "auto"}
+        settings = training_settings(
+            {
+                "recipe": "pretraining",
+                "precision": "bfloat16" if torch.cuda.is_available() else "float32",
+                "budget": {"steps": steps, "global_batch_size": size.rows},
+                "schedule": {"warmup_steps": 0, "decay_fraction": 0},
+                "validation": {"every_steps": steps, "rows": 1},
+                "placement": placement | changes.get("placement", {}),
+                "checkpointing": {"every_steps": save_at} | changes.get("checkpointing", {}),
+            }
+        )
+        spec = make_spec(name, self._folder, self._shards, self._folder / "model", settings)
+        path = self._folder / f"{name}.json"
+        spec.write(path)
+        # Each recompilation is a line of the log.
+        environment = os.environ | {
+            "TORCH_LOGS": "recompiles",
+            "PYTHONPATH": os.pathsep.join(sys.path),
+        }
+        with self.log(name).open("a") as log:
+            return subprocess.Popen(
+                command(path, 1), cwd=REPOSITORY, env=environment, stdout=log, stderr=log, text=True
+            )
+
+    def log(self, name: str) -> Path:
+        """What a run printed."""
+        return self._folder / f"{name}.log"
+
+    def history(self, name: str) -> list[dict[str, Any]]:
+        """A line for each step."""
+        return read_metrics(self._folder / "runs" / name)
+
+    def run(self, name: str, steps: int, save_at: int, **changes: Any) -> list[dict[str, Any]]:
+        """The history of a run to its end; raises RuntimeError with the end of its log."""
+        code = self.start(name, steps, save_at, **changes).wait()
+        if code:
+            raise RuntimeError(f"{name} ended with {code}:\n{self.log(name).read_text()[-3000:]}")
+        return self.history(name)
+
+
+def measure(names: tuple[str, ...]) -> dict[str, Any]:
+    """Tokens a second, utilization and what a checkpoint costs, over whole and short documents."""
+    found = {}
+    for name in names:
+        for documents, tokens in (("whole", None), ("short", SHORT_DOCUMENT)):
+            size = SIZES[name]
+            with tempfile.TemporaryDirectory() as folder:
+                bench = Bench(Path(folder), size, tokens and min(tokens, size.length // 2))
+                history = bench.run(name, STEPS, save_at=STEPS // 2)
+                told = describe(history) | {
+                    "recompilations": bench.log(name).read_text().count("Recompiling function")
+                }
+            found[f"{name}, {documents} documents"] = told
+            print(f"{name}, {documents} documents: {told}", flush=True)
+    return found
+
+
+def describe(history: list[dict[str, Any]]) -> dict[str, Any]:
+    """The medians of a run's steps after the warm-up, and the cost of the save in their midst."""
+    steady = history[WARM_UP_STEPS:]
+    usual = median(line["seconds"] for line in steady)
+    saved = sum(line["seconds"] - usual for line in history[STEPS // 2 : STEPS // 2 + 10])
+    figures = ("tokens_per_second", "mfu_6n", "mfu_masked", "data_wait_share", "peak_memory_gb")
+    return {
+        name: median(line[name] for line in steady) for name in figures if name in steady[0]
+    } | {
+        "first_step_seconds": history[0]["seconds"],
+        "checkpoint_stall_seconds": sum(line["checkpoint_stall_seconds"] for line in history),
+        "checkpoint_cost_seconds": saved,
+        "checkpoint_cost_share_of_ten_minutes": saved / 600,
+        "last_loss": history[-1]["loss"],
+    }
+
+
+def resume() -> dict[str, Any]:
+    """A run that is asked to end in its midst and goes on takes the course of an unbroken one."""
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(Path(folder), SIZES["tiny"])
+        unbroken = bench.run("unbroken", STEPS, save_at=STEPS)
+        ended = bench.start("ended", STEPS, save_at=STEPS)
+        while ended.poll() is None and len(_written(bench, "ended")) < 5:
+            time.sleep(0.01)
+        ended.send_signal(signal.SIGTERM)
+        code = ended.wait()
+        assert code == INTERRUPTED, f"ended with {code}:\n{bench.log('ended').read_text()[-2000:]}"
+        at = len(bench.history("ended"))
+        assert 0 < at < STEPS, "it was to end in its midst"
+        again = bench.run("ended", STEPS, save_at=STEPS)
+    pairs = zip(unbroken, again, strict=True)
+    apart = max(abs(one["loss"] - other["loss"]) / one["loss"] for one, other in pairs)
+    found = {"ended_after_step": at, "largest_relative_difference_of_a_loss": apart}
+    print(found, flush=True)
+    assert apart <= SAME, f"losses are {apart:.1e} apart"
+    return found
+
+
+def change_one_at_a_time(name: str) -> dict[str, Any]:
+    """Tokens a second with one setting changed, beside those with none."""
+    size = SIZES[name]
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(Path(folder), size)
+        for label, change in {"as it is": {}, **CHANGES}.items():
+            if label == "half the rows in a pass":
+                change = {"placement": {"device_batch_size": size.rows // 2}}
+            try:
+                told = describe(bench.run(label.replace(" ", "_"), STEPS, STEPS // 2, **change))
+            except RuntimeError as error:
+                # One that does not fit says so and leaves the others their time.
+                print(f"{label}: {str(error)[-600:]}", flush=True)
+                continue
+            found[label] = told
+            print(f"{label}: {told}", flush=True)
+    return found
+
+
+def _written(bench: Bench, name: str) -> list[dict[str, Any]]:
+    return bench.history(name) if bench.log(name).exists() else []
+
+
+def _config(size: Size) -> dict[str, Any]:
+    shape = size.shape
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": shape.vocab_size,
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.intermediate_size,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.key_value_heads,
+        "head_dim": shape.head_dim,
+        "hidden_act": "silu",
+        "max_position_embeddings": size.length,
+        "rms_norm_eps": shape.norm_eps,
+        "rope_theta": shape.rope["rope_theta"],
+        "tie_word_embeddings": shape.tied_embeddings,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+    }

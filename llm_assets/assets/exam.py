@@ -1,0 +1,107 @@
+"""What the text says, as questions."""
+
+from collections import defaultdict
+from typing import Any
+
+import pyarrow.parquet as pq
+from dagster import AssetExecutionContext
+
+from artifacts.store.identity import Identity
+from artifacts.store.store import Artifact, Draft
+from llm_assets.assets.stage import BuildPlan, stage, table
+from llm_assets.exam.questions import CODE_VERSION, LIBRARIES, write_exam
+from llm_assets.exam.settings import ExamSettings
+from recipes.evaluation.exam import CLOSED_BOOK, EXAM_TASKS, METRIC, read_questions
+from recipes.evaluation.settings import TASK_SCORES_NAME
+
+SHOWN = 20
+"""Questions that the UI shows of a kind."""
+
+
+def exam_view(artifact: Artifact) -> dict[str, Any]:
+    rows = (
+        (
+            row["question"],
+            row["choices"][row["answer"]],
+            (row["passage"] or {}).get("document", "-"),
+        )
+        for row in read_questions(artifact.path)[:SHOWN]
+    )
+    stats = artifact.stats
+    return {
+        "summary": f"{stats['questions']} questions about {stats['facts']} facts",
+        "examples": table(["question", "answer", "document"], rows),
+        **stats,
+    }
+
+
+def answers_view(evaluation: Artifact, most: int | None = SHOWN) -> dict[str, Any]:
+    """How base and candidate answered, by relation, and the questions that either alone got right.
+
+    Nothing where no exam was taken by both, or where it is no longer in the store.
+
+    Args:
+        most: questions of a kind; None shows all.
+    """
+    exam = evaluation.store.find_named("exam", evaluation.manifest.inputs.get("exam", ""))
+    if exam is None or not evaluation.stats.get("exam"):
+        return {}
+    questions = {question["id"]: question for question in read_questions(exam.path)}
+    scores = pq.read_table(evaluation.path / TASK_SCORES_NAME).to_pylist()
+    right: dict[str, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
+    won: list[tuple[str, ...]] = []
+    lost: list[tuple[str, ...]] = []
+    for row in scores:
+        question = questions.get(row["sample"])
+        if row["task"] not in EXAM_TASKS or row["metric"] != METRIC or question is None:
+            continue
+        base, candidate = row["score_base"], row["score_candidate"]
+        right[question["relation"]][row["task"]].append((base, candidate))
+        if row["task"] == CLOSED_BOOK and base != candidate:
+            said = (_choice(question, row[f"chosen_{role}"]) for role in ("base", "candidate"))
+            (won if candidate > base else lost).append(
+                (" ".join(question["question"].split()), *said, question["value"])
+            )
+    asked = [task for task in EXAM_TASKS if any(task in of for of in right.values())]
+    columns = ["relation", *(task.removeprefix("exam_").replace("_", " ") for task in asked)]
+    shares = [(name, *map(_share, map(of.__getitem__, asked))) for name, of in right.items()]
+    heads = ["question", "the base model says", "the candidate says", "true"]
+    return {
+        "closed_book": f"{len(won)} questions won, {len(lost)} lost",
+        "exam_by_relation": table(columns, shares),
+        "questions_won": table(heads, won[:most]),
+        "questions_lost": table(heads, lost[:most]),
+    }
+
+
+def _choice(question: dict[str, Any], place: int) -> str:
+    return str(question["choices"][place]).strip()
+
+
+def _share(answers: list[tuple[float, float]]) -> str:
+    """The base's and the candidate's share of right answers."""
+    base, candidate = (sum(of) / len(answers) for of in zip(*answers, strict=True))
+    return f"{base:.0%} -> {candidate:.0%}"
+
+
+@stage(code_version=CODE_VERSION, group="evaluation", kinds={"python"}, view=exam_view)
+def exam(
+    context: AssetExecutionContext,
+    identity: Identity,
+    settings: ExamSettings,
+    clean_corpus: Artifact,
+) -> BuildPlan:
+    """Questions about facts that the text tells, in words that it does not use.
+
+    `eval_metrics` asks base, candidate and incumbent: closed book, with the passage that retrieval
+    finds, and with the right one. Placebo facts, which stand nowhere, show what chance gives.
+    """
+
+    def build(draft: Draft) -> None:
+        draft.stats |= write_exam(settings, clean_corpus.url, draft.path)
+
+    def warn(artifact: Artifact) -> None:
+        for fact in artifact.stats["untold"]:
+            context.log.warning(f"No document tells {fact}; it is not asked for")
+
+    return BuildPlan(identity.extend(libraries=LIBRARIES), build, finish=warn)

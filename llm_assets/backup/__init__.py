@@ -1,1 +1,0 @@
-"""A copy of all that cannot be made again, and its way back."""

@@ -1,0 +1,154 @@
+"""Commands that look after the store, and those that keep webserver, daemon and metrics running."""
+
+import json
+import sys
+from pathlib import Path
+
+import click
+
+from artifacts.errors import shown
+from llm_assets.cli.options import json_option
+from llm_assets.services import HOST, METRICS_PORT, PORT, STATE_FOLDER, bring_up, stop
+
+
+@click.command()
+@click.option("--yes", is_flag=True, help="Remove what is listed.")
+@json_option
+def clean(yes: bool, as_json: bool) -> None:
+    """Free disk: what `retention` no longer keeps.
+
+    It is listed; --yes removes it.
+
+    \b
+    Examples:
+      llm-assets clean          what would go, and why
+      llm-assets clean --yes
+    """
+    from llm_assets.cli.session import open_session
+    from llm_assets.maintenance.clean import clean as clean_store
+
+    session = open_session()
+    settings = session.settings
+    cleaning = clean_store(
+        session.pipeline.record,
+        session.registry,
+        settings.retention,
+        settings.forgetting,
+        yes,
+        (lambda line: None) if as_json else click.echo,
+    )
+    if as_json:
+        click.echo(json.dumps(cleaning.as_json() | {"removed": yes}, indent=2))
+    elif cleaning.removals and not yes:
+        click.echo("Nothing was removed. Remove it with: llm-assets clean --yes")
+
+
+@click.command()
+@click.argument("artifacts", nargs=-1)
+@click.option("--repair", is_flag=True, help="Mend what can be mended, after the listing.")
+@json_option
+def doctor(artifacts: tuple[str, ...], repair: bool, as_json: bool) -> None:
+    """Check the store byte by byte.
+
+    The whole of it, or the ARTIFACTS named as kind/fingerprint.
+
+    \b
+    Examples:
+      llm-assets doctor
+      llm-assets doctor --repair
+      llm-assets doctor checkpoint/0123456789abcdef0123
+    """
+    from llm_assets.cli.doctor import examine
+    from llm_assets.cli.session import open_session
+
+    examination = examine(open_session(), artifacts)
+    if not as_json:
+        for line in examination.lines(repair):
+            click.echo(shown(line))
+    faults = examination.faults
+    left = examination.repair() if repair else faults
+    if as_json:
+        click.echo(json.dumps(examination.as_json(left), indent=2))
+    elif repair:
+        click.echo(f"{len(faults) - len(left)} of {len(faults)} faults mended.")
+    if left:
+        sys.exit(1)
+
+
+@click.command()
+def restore_registry() -> None:
+    """Restore a lost or damaged registry.
+
+    From the newest of its earlier states that can be read.
+
+    \b
+    Example:
+      llm-assets restore-registry
+    """
+    from llm_assets.cli.session import open_session
+
+    state = open_session().registry.restore()
+    at = max((move.at for move in state.history), default=None)
+    since = f" of {at:%Y-%m-%d %H:%M} UTC" if at else ""
+    click.echo(f"The registry's state{since} is back, {len(state.versions)} versions.")
+    click.echo("`llm-assets versions` lists them; materialize the graph to enter the newest again.")
+
+
+MAINTENANCE = (clean, doctor, restore_registry)
+
+
+port_option = click.option("--port", default=PORT, show_default=True, help=f"Of the UI, on {HOST}.")
+
+
+@click.command()
+@port_option
+@click.option("--metrics-port", default=METRICS_PORT, show_default=True, help="Of the metrics.")
+def up(port: int, metrics_port: int) -> None:
+    """Start the UI, the daemon and the metrics.
+
+    Whichever of them dies is started again.
+
+    \b
+    Example:
+      llm-assets --config config/manuals.yaml up --port 3100
+    """
+    from llm_assets.config import config_path, load_settings
+
+    load_settings(config_path())
+    bring_up(Path.cwd(), config_path(), port, metrics_port, click.echo)
+    click.echo(f"UI: http://{HOST}:{port}   metrics: http://{HOST}:{metrics_port}/metrics")
+    click.echo(shown(f"logs: {Path.cwd() / STATE_FOLDER}   end them with: llm-assets down"))
+
+
+@click.command()
+def down() -> None:
+    """Stop the UI, the daemon, the metrics and their runs.
+
+    The endpoint keeps serving. A run that is stopped so counts as failed: after `up` it is launched
+    again and continues where it was.
+
+    \b
+    Example:
+      llm-assets down
+    """
+    click.echo("Ended." if stop(Path.cwd() / STATE_FOLDER) else "Nothing was running.")
+
+
+@click.command()
+@click.option("--port", default=METRICS_PORT, show_default=True, help=f"On {HOST}.")
+def metrics(port: int) -> None:
+    """Serve metrics for Prometheus; part of `up`.
+
+    \b
+    Example:
+      llm-assets metrics --port 8012
+    """
+    from llm_assets.cli.session import open_session, use_this_folders_history
+    from llm_assets.metrics import serve_metrics
+
+    use_this_folders_history()
+    session = open_session()
+    serve_metrics(session.settings, session.record, session.registry, port, click.echo)
+
+
+SERVICES = (up, down, metrics)

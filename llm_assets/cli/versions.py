@@ -1,0 +1,160 @@
+"""Commands about versions: which there are, which serves, what a person says of them."""
+
+from pathlib import Path
+from typing import Any
+
+from artifacts.errors import materialize_command
+from llm_assets.cli.session import Session
+from llm_assets.endpoint.folder import endpoint_folder
+from llm_assets.history import read_activity
+from llm_assets.registry.card import describe_cost, describe_coverage, tell_story
+from llm_assets.registry.state import RegistryState
+from llm_assets.services import STATE_FOLDER, read_states
+from serving.state import StateFolder
+
+ASSETS = ("raw_corpus", "clean_corpus", "tokenized_shards", "base_model", "checkpoint")
+
+
+def status_of(session: Session) -> dict[str, Any]:
+    """The pipeline's state, as JSON values.
+
+    Keys: `pipeline`, `champion` and `wanted` (version numbers, None before there are any),
+    `served` (None where nothing answers), `last_verdict`, `running`, `waiting` (why sensors
+    launch nothing), `services` (name to state; None where they are down) and `artifacts` (asset to
+    fingerprint and date).
+    """
+    state = session.registry.state()
+    champion, wanted = state.find("champion"), state.find("wanted")
+    history = session.record.history().assets
+    activity = read_activity(Path.cwd())
+    return {
+        "pipeline": session.settings.name,
+        "champion": champion.version if champion else None,
+        "wanted": wanted.version if wanted else None,
+        "served": _served(session),
+        "last_verdict": _last_verdict(state),
+        "running": [str(run) for run in activity.runs],
+        "waiting": [str(tick) for tick in activity.ticks],
+        "services": _services(),
+        "artifacts": {
+            asset: {
+                "fingerprint": history[asset].current.fingerprint,
+                "since": history[asset].current.since.isoformat(timespec="seconds"),
+            }
+            for asset in ASSETS
+            if asset in history
+        },
+    }
+
+
+def screen(status: dict[str, Any]) -> list[str]:
+    """The same in words, a line each."""
+    served, verdict = status["served"], status["last_verdict"]
+    lines = [
+        f"pipeline      {status['pipeline']}",
+        f"champion      {_version(status['champion'])}",
+        f"wanted        {_version(status['wanted'])}",
+        f"served        {_describe(served)}",
+        f"last verdict  {_say(verdict)}",
+        f"running       {', '.join(status['running']) or 'nothing'}",
+        f"services      {_list(status['services'])}",
+        *(f"waiting       {why}" for why in status["waiting"]),
+    ]
+    if served and status["wanted"] is not None and str(status["wanted"]) not in served["versions"]:
+        lines.append(
+            "The wanted version is not what serves. To have it served: "
+            + materialize_command("endpoint")
+        )
+    made = status["artifacts"]
+    lines += [f"{asset:<17} {one['since']}  {one['fingerprint']}" for asset, one in made.items()]
+    return lines
+
+
+def _served(session: Session) -> dict[str, Any] | None:
+    if session.settings.platform != "local":
+        return None
+    found = StateFolder(endpoint_folder(session.settings)).status.read()
+    if found is None or not found.alive:
+        return None
+    shares = {route.version: route.share for route in found.routes if route.share > 0}
+    return {"url": found.url, "phase": found.phase, "versions": shares}
+
+
+def _last_verdict(state: RegistryState) -> dict[str, Any] | None:
+    if not state.verdicts:
+        return None
+    verdict = state.verdicts[-1]
+    version = state.find_model(verdict.weights)
+    return {
+        "version": version.version if version else None,
+        "promoted": verdict.promoted,
+        "summary": verdict.summary,
+        "at": verdict.at.isoformat(timespec="seconds"),
+    }
+
+
+def _services() -> dict[str, str] | None:
+    states = read_states(Path.cwd() / STATE_FOLDER)
+    return None if states is None else {one.name: one.state for one in states}
+
+
+def _list(services: dict[str, str] | None) -> str:
+    if services is None:
+        return "down; `llm-assets up` keeps UI and daemon running"
+    return ", ".join(f"{name} {state}" for name, state in services.items())
+
+
+def _say(verdict: dict[str, Any] | None) -> str:
+    if verdict is None:
+        return "none"
+    outcome = "promoted" if verdict["promoted"] else "rejected"
+    return f"version {verdict['version']} {outcome}. {verdict['summary']}"
+
+
+def _version(number: int | None) -> str:
+    return "none" if number is None else f"version {number}"
+
+
+def _describe(served: dict[str, Any] | None) -> str:
+    if served is None:
+        return "not running"
+    shares = ", ".join(
+        f"version {name} ({share:.0%})" for name, share in served["versions"].items()
+    )
+    return f"{shares or 'no version yet'} at {served['url']}, {served['phase'].replace('_', ' ')}"
+
+
+def list_versions(session: Session) -> list[str]:
+    """Two lines a version, and one that says what is wanted and what serves."""
+    state = session.registry.state()
+    wanted, champion = state.find("wanted"), state.find("champion")
+    if wanted is None:
+        return ["Nothing is registered yet."]
+    lines = []
+    for version in state.versions:
+        aliases = state.aliases_of(version.version)
+        label = f"{version.version} ({', '.join(aliases)})" if aliases else str(version.version)
+        story = tell_story(state, version)
+        lines.append(f"{label}: {story[-1] if story else 'the base model'}")
+        cost = "" if version.dollars is None else f"; {describe_cost(version)}"
+        lines.append(f"    trained on {describe_coverage(version)}{cost}")
+    move = [move for move in state.history if move.alias == "wanted"][-1]
+    lines.append(f"wanted: version {wanted.version}, by {move.by} ({move.reason})")
+    serves = f"version {champion.version}" if champion else "nothing yet"
+    pending = "" if champion == wanted else "; materialize `endpoint` to move the traffic"
+    lines.append(f"serves: {serves}{pending}")
+    return lines
+
+
+def versions_as_json(session: Session) -> list[dict[str, Any]]:
+    """The versions with their aliases, and the verdicts and decisions on their models."""
+    state = session.registry.state()
+    return [
+        version.model_dump(mode="json")
+        | {
+            "aliases": state.aliases_of(version.version),
+            "verdicts": [v.model_dump(mode="json") for v in state.verdicts_of(version.weights)],
+            "decisions": [d.model_dump(mode="json") for d in state.decisions_of(version.weights)],
+        }
+        for version in state.versions
+    ]

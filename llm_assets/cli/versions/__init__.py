@@ -1,1 +1,0 @@
-"""Commands about versions: what serves, what was decided, what stands behind each."""

@@ -1,0 +1,1 @@
+"""The exam: does a model know what the text says?"""

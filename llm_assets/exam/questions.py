@@ -1,0 +1,165 @@
+"""Makes an exam: facts that the text tells, asked for in words that it does not use.
+
+A right answer can come from training, from a passage that retrieval finds, or from nowhere: so
+each question carries the passage that says it and the one that BM25 finds, and placebo facts that
+stand in no text are asked for like the others. What is asked about is told in text that may be
+trained on, unlike what bits per byte are measured on: held-out text measures reading, an exam
+measures knowing.
+"""
+
+import hashlib
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from artifacts.errors import UserError
+from llm_assets.exam.settings import ExamSettings
+from recipes.evaluation.exam import QUESTIONS_NAME
+from spark_jobs.read.facts import Fact, Forms, read_facts, read_forms
+from spark_jobs.runtime.parquet import find_parts
+
+CODE_VERSION = "1"
+LIBRARIES = frozenset({"bm25s"})
+"""Those that decide what retrieval finds."""
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A stretch of a document that may be trained on."""
+
+    document: str
+    text: str
+
+
+def write_exam(settings: ExamSettings, clean_corpus: str, folder: Path) -> dict[str, Any]:
+    """Write `questions.jsonl`, one question a line.
+
+    Args:
+        clean_corpus: the folder of that artifact.
+
+    Returns:
+        The manifest's stats: `questions`, `facts`, `placebo_questions`, `untold` (facts that no
+        document tells, which are not asked for, as subject and relation), `retrieved_right` (share
+        of questions whose retrieved passage holds the answer).
+
+    Raises:
+        UserError: a file cannot be read, a relation has no forms or a single value, or the text
+            tells no fact, or a placebo.
+    """
+    facts, forms = read_facts(settings.facts), read_forms(settings.forms)
+    placebo = read_facts(settings.placebo) if settings.placebo else []
+    _need_forms(settings, [*facts, *placebo], forms)
+    passages = list(_passages(clean_corpus, settings.passage_words))
+    telling = {fact: _telling(fact, passages) for fact in facts}
+    told = [fact for fact in facts if telling[fact]]
+    if not told:
+        raise UserError(
+            f"{settings.facts}: no document of the corpus tells any of its {len(facts)} facts: "
+            "none holds a subject and its value. Is it the table of another text?"
+        )
+    for fact in placebo:
+        if passage := _telling(fact, passages):
+            raise UserError(
+                f"{settings.placebo}: {fact.relation} of {fact.subject} is {fact.value!r} in "
+                f"document {passage.document} too. A placebo is a fact that stands nowhere."
+            )
+    questions = [*_ask(told, forms, settings.choices), *_ask(placebo, forms, settings.choices)]
+    retrieved = _retrieve([question["question"] for question in questions], passages)
+    for question, found in zip(questions, retrieved, strict=True):
+        passage = telling.get(Fact(*(question[key] for key in ("subject", "relation", "value"))))
+        question |= {
+            "placebo": passage is None,
+            "passage": asdict(passage) if passage else None,
+            "retrieved": asdict(found),
+        }
+    lines = (json.dumps(question, ensure_ascii=False) + "\n" for question in questions)
+    (folder / QUESTIONS_NAME).write_text("".join(lines), encoding="utf-8")
+    asked = [question for question in questions if not question["placebo"]]
+    right = [question["value"] in question["retrieved"]["text"] for question in asked]
+    return {
+        "questions": len(asked),
+        "facts": len(told),
+        "placebo_questions": len(questions) - len(asked),
+        "untold": [f"{f.subject}: {f.relation}" for f in facts if not telling[f]],
+        "retrieved_right": sum(right) / len(right),
+    }
+
+
+def _need_forms(settings: ExamSettings, facts: Iterable[Fact], forms: dict[str, Forms]) -> None:
+    for relation in dict.fromkeys(fact.relation for fact in facts):
+        if relation not in forms or not forms[relation].asked:
+            raise UserError(f"{settings.forms}: nothing under `asked` for {relation}.")
+
+
+def _passages(clean_corpus: str, words: int) -> Iterator[Passage]:
+    """The text that may be trained on, in stretches of so many words, each half within the next."""
+    for part in find_parts(clean_corpus, ["id", "text", "split"], "clean_corpus"):
+        for row in part.read(["id", "text", "split"]).to_pylist():
+            if row["split"] != "train":
+                continue
+            ends = [match.end() for match in re.finditer(r"\S+\s*", row["text"])]
+            starts = [0, *ends[:-1]]
+            for first in range(0, max(1, len(ends) - words // 2), words - words // 2):
+                last = min(first + words, len(ends)) - 1
+                yield Passage(row["id"], row["text"][starts[first] : ends[last]].strip())
+
+
+def _telling(fact: Fact, passages: Sequence[Passage]) -> Passage | None:
+    """The shortest passage that names subject and value, which says it most plainly."""
+    found = [one for one in passages if fact.subject in one.text and _holds(one.text, fact.value)]
+    return min(found, key=lambda one: (len(one.text), one.document), default=None)
+
+
+def _holds(text: str, value: str) -> bool:
+    return re.search(rf"(?<!\w){re.escape(value)}(?!\w)", text) is not None
+
+
+def _ask(facts: Sequence[Fact], forms: dict[str, Forms], choices: int) -> list[dict[str, Any]]:
+    """The facts' questions; wrong answers are values of the same relation, drawn by a hash.
+
+    They are of these facts, so right and wrong answers were seen equally often: training on some
+    values alone would otherwise move a model towards them, whatever is asked.
+    """
+    values: dict[str, set[str]] = defaultdict(set)
+    for fact in facts:
+        values[fact.relation].add(fact.value)
+    questions = []
+    for fact in facts:
+        if len(values[fact.relation]) < 2:
+            raise UserError(
+                f"All facts of the relation {fact.relation} have the value {fact.value!r}: there "
+                "is no wrong answer to choose. Leave the relation out of the exam's facts."
+            )
+        wrong = sorted(values[fact.relation] - {fact.value}, key=lambda v: _draw(fact, v))
+        offered = sorted([fact.value, *wrong[: choices - 1]], key=lambda v: _draw(fact, f"@{v}"))
+        for number, form in enumerate(forms[fact.relation].asked):
+            questions.append(
+                asdict(fact)
+                | {
+                    "id": f"{fact.subject}: {fact.relation}, form {number + 1}",
+                    "question": form.format(subject=fact.subject),
+                    "choices": [f" {value}" for value in offered],
+                    "answer": offered.index(fact.value),
+                }
+            )
+    return questions
+
+
+def _draw(fact: Fact, value: str) -> bytes:
+    return hashlib.sha256(f"{fact.subject}\0{fact.relation}\0{value}".encode()).digest()
+
+
+def _retrieve(questions: Sequence[str], passages: Sequence[Passage]) -> list[Passage]:
+    """The first passage by BM25 for each question."""
+    import bm25s
+
+    retriever = bm25s.BM25()
+    tokens = bm25s.tokenize([one.text for one in passages], show_progress=False)
+    retriever.index(tokens, show_progress=False)
+    asked = bm25s.tokenize(list(questions), show_progress=False)
+    found, _ = retriever.retrieve(asked, k=1, show_progress=False)
+    return [passages[int(numbers[0])] for numbers in found]

@@ -1,1 +1,0 @@
-"""Model versions in the forms that other programs run."""

@@ -1,0 +1,227 @@
+"""Judges two files of samples that lm-evaluation-harness wrote, without a pipeline.
+
+`lm_eval --log_samples` writes what a model made of each question of a task, a line each. Both
+models are asked the same, so their answers are paired, which that program's own comparison leaves
+out (EleutherAI/lm-evaluation-harness#3831), and judged by the gate's bounds.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pydantic import BaseModel
+
+from artifacts.errors import UserError
+from llm_assets.gate.judge import compare, judge_gain, praise
+from llm_assets.gate.verdict import Comparison, GateSettings, Outcome, Reason
+from recipes.evaluation.settings import Metric
+from recipes.evaluation.statistics import spend
+
+NO_METRICS = frozenset(
+    {"doc_id", "doc", "target", "arguments", "resps", "filtered_resps", "filter", "metrics"}
+    | {"doc_hash", "prompt_hash", "target_hash"}
+)
+"""What a line holds besides its metrics."""
+BITS = {
+    "bits_per_byte": "bits per byte",
+    "byte_perplexity": "bits per byte",
+    "word_perplexity": "bits per word",
+}
+"""Metrics whose samples are a log-likelihood and the size of its text."""
+_NAME = re.compile(r"samples_(.+)_\d{4}-\d\d-\d\dT[\d.:-]+")
+
+
+class SamplesVerdict(BaseModel):
+    """What the gate says to two files."""
+
+    promoted: bool
+    reasons: list[Reason]
+    metric: str
+    comparison: Comparison
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a model made of a question."""
+
+    question: str
+    """A hash of it."""
+    cluster: str
+    """Questions of one cluster count once."""
+    value: Any
+    place: str
+    """File and line, for messages."""
+
+
+def judge_samples(
+    candidate: Path,
+    incumbent: Path,
+    settings: GateSettings,
+    *,
+    look: int,
+    metric: str | None,
+    chosen_filter: str | None,
+    lower_is_better: bool,
+) -> SamplesVerdict:
+    """Whether a candidate's answers are better than an incumbent's by more than chance.
+
+    Args:
+        look: which comparison of a series it is, from 1; each spends a part of its error.
+        metric: the name of one in the files; the first by default.
+        chosen_filter: of lm-eval's, where a task has several.
+
+    Raises:
+        UserError: a file is none of samples, was cut, or asks other questions than the other one.
+    """
+    rows = {path: list(_read(path, chosen_filter)) for path in (candidate, incumbent)}
+    metric = metric or next(iter(_metrics_of(rows[candidate][0][1])), "acc")
+    asked, reference = (_answers(rows[path], metric) for path in (candidate, incumbent))
+    _same_questions(candidate, asked, incumbent, reference)
+    pairs = [(asked[name], reference[name]) for name in asked]
+    named = _NAME.match(candidate.stem)
+    task = named[1] if named else candidate.stem
+    unit = BITS.get(metric)
+    scored = [_score(one, metric, unit) for one, _ in pairs]
+    scores = {
+        "task": [task] * len(pairs),
+        "cluster": [one.cluster for one, _ in pairs],
+        "size": [size for _, size in scored],
+        "score_candidate": [score for score, _ in scored],
+        "score_incumbent": [_score(other, metric, unit)[0] for _, other in pairs],
+    }
+    measured = Metric(
+        name=metric, unit=unit or f"{metric} scores", higher_is_better=not (unit or lower_is_better)
+    )
+    at = spend(settings.lifetime_error, look)
+    effect = settings.smallest_effect
+    found = compare(pa.table(scores), measured, task, "incumbent", at, smallest_effect=effect)
+    against = _too_few(found, settings) or judge_gain(found, settings)
+    return SamplesVerdict(
+        promoted=not against,
+        reasons=against or [praise(found, has_incumbent=True)],
+        metric=metric,
+        comparison=found,
+    )
+
+
+def _too_few(found: Comparison, settings: GateSettings) -> list[Reason]:
+    if found.clusters >= settings.minimum_documents:
+        return []
+    text = (
+        f"Only {found.clusters} different questions were asked, which decides nothing; "
+        f"{settings.minimum_documents} are needed to judge. Raise lm-eval's --limit, or choose a "
+        "larger task."
+    )
+    return [Reason(outcome=Outcome.TOO_FEW_DOCUMENTS, text=text)]
+
+
+def _read(path: Path, chosen: str | None) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Place and content of each line, by one filter."""
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not text in UTF-8: {error}. {_WANTED}") from error
+    rows = [(f"{path}, line {at}", _row(f"{path}, line {at}", line)) for at, line in _filled(lines)]
+    if not rows:
+        raise UserError(f"{path} is empty. {_WANTED}")
+    filters = list(dict.fromkeys(str(row.get("filter", "none")) for _, row in rows))
+    if chosen is None and len(filters) > 1:
+        raise UserError(
+            f"{path} holds the answers by several filters ({', '.join(filters)}). Choose one with "
+            "--filter."
+        )
+    if chosen is not None and chosen not in filters:
+        raise UserError(f"{path} has no answers by the filter {chosen}; it has {filters[0]}.")
+    for place, row in rows:
+        if str(row.get("filter", "none")) == (chosen or filters[0]):
+            yield place, row
+
+
+_WANTED = "Give a file samples_TASK_TIME.jsonl, as `lm_eval --log_samples --output_path` writes it."
+
+
+def _filled(lines: list[str]) -> Iterator[tuple[int, str]]:
+    return ((number, line) for number, line in enumerate(lines, 1) if line.strip())
+
+
+def _row(place: str, line: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise UserError(
+            f"{place} is no JSON ({error}): the file was cut, or is another one. {_WANTED}"
+        ) from error
+    if not isinstance(row, dict) or "doc_id" not in row:
+        raise UserError(f"{place} is no sample: it has no `doc_id`. {_WANTED}")
+    return row
+
+
+def _metrics_of(row: dict[str, Any]) -> list[str]:
+    return [name for name in row if name not in NO_METRICS]
+
+
+def _answers(rows: list[tuple[str, dict[str, Any]]], metric: str) -> dict[str, Answer]:
+    answers: dict[str, Answer] = {}
+    for place, row in rows:
+        if metric not in row:
+            raise UserError(
+                f"{place} has no metric {metric}, but {', '.join(_metrics_of(row)) or 'none'}. "
+                "Choose one with --metric."
+            )
+        name, doc = str(row["doc_id"]), row.get("doc")
+        if name in answers:
+            raise UserError(
+                f"{place} answers the question {name} again, after {answers[name].place}: the "
+                "file holds two runs. Keep one of them."
+            )
+        question = str(row.get("doc_hash") or json.dumps(doc, sort_keys=True))
+        # Questions that one document or fact is behind say so, as those of an exam do.
+        cluster = str(doc["cluster"]) if isinstance(doc, dict) and "cluster" in doc else question
+        answers[name] = Answer(question, cluster, row[metric], place)
+    return answers
+
+
+def _same_questions(
+    candidate: Path, asked: dict[str, Answer], incumbent: Path, reference: dict[str, Answer]
+) -> None:
+    ask_again = "Ask both models the same task with the same --limit."
+    if not asked.keys() & reference.keys():
+        raise UserError(f"{candidate} and {incumbent} have no question in common. {ask_again}")
+    for path, missing in (
+        (incumbent, asked.keys() - reference.keys()),
+        (candidate, reference.keys() - asked.keys()),
+    ):
+        if missing:
+            raise UserError(
+                f"{path} lacks {len(missing)} questions that the other file has, such as doc_id "
+                f"{min(missing, key=lambda name: (len(name), name))}: it was cut, or asked fewer. "
+                f"{ask_again}"
+            )
+    for name, one in asked.items():
+        if one.question != reference[name].question:
+            raise UserError(
+                f"{one.place} and {reference[name].place}: doc_id {name} is another question in "
+                f"each. They are of different tasks, or of different editions of one. {ask_again}"
+            )
+
+
+def _score(one: Answer, metric: str, unit: str | None) -> tuple[float, float]:
+    """Bits of a text and its size, or the metric's value and one."""
+    match one.value:
+        case [int() | float() as likelihood, int() as size] if (
+            unit and size > 0 and math.isfinite(likelihood)
+        ):
+            return -likelihood / math.log(2), float(size)
+        case int() | float() as value if not unit and math.isfinite(value):
+            return float(value), 1.0
+    wanted = "a log-likelihood and a size" if unit else "a finite number"
+    told = repr(one.value)
+    raise UserError(
+        f"{one.place}: {metric} is {told if len(told) < 40 else told[:37] + '...'}, not {wanted}. "
+        "Choose another one with --metric."
+    )

@@ -1,1 +1,0 @@
-"""What the manifests say, in the formats that other tools read."""

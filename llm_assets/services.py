@@ -1,0 +1,322 @@
+"""Webserver, daemon and metrics of a project, kept running by supervisord until they are ended.
+
+supervisord starts a program again whenever it ends, and keeps its log at a bounded size. It listens
+on a socket in a folder that its owner alone may enter, among the machine's temporary ones: the
+kernel takes no path longer than 107 bytes, and projects lie deeper.
+
+A daemon that is killed leaves its code server and its runs. They stay in the session of the
+supervisor, though it may be dead itself, and are ended before others begin. The endpoint has a
+session of its own, and outlives all.
+"""
+
+import contextlib
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from xmlrpc.client import Fault, ServerProxy
+
+from artifacts.errors import UserError
+from artifacts.program.lifetime import Child
+from artifacts.progress import Report
+from artifacts.storage.files import make_private
+
+HOST = "127.0.0.1"
+PORT = 3000
+METRICS_PORT = 8011
+STATE_FOLDER = Path(".llm_assets/services")
+PROJECT_FILES = ("dagster.yaml", "workspace.yaml")
+START_SECONDS = 300.0
+"""For the webserver to load the definitions, on a machine that has other work too."""
+REPORT_SECONDS = 10.0
+ANSWER_SECONDS = 20.0
+SAVE_SECONDS = 30.0
+"""For a run that is being ended to save where it stands."""
+STOP_SECONDS = 60
+"""For a program to end by itself once supervisord asked it to."""
+POLL_SECONDS = 0.2
+LOG_TAIL_LINES = 15
+FAILED = ("backoff", "exited", "fatal")
+MARK = "LLM_ASSETS_SERVICES"
+"""Environment variable of every service of a folder, with the folder."""
+SESSION_NAME = "session"
+"""A file in the state folder with the number of the services' session."""
+CONTROL_NAME = "control"
+"""A link in the state folder to the socket."""
+CONFIGURATION_NAME = "supervisord.conf"
+CONFIGURATION = """\
+[unix_http_server]
+file = {socket}
+chmod = 0700
+[rpcinterface:supervisor]
+supervisor.rpcinterface_factory = supervisor.rpcinterface:make_main_rpcinterface
+[supervisorctl]
+serverurl = unix://{socket}
+[supervisord]
+directory = {folder}
+nodaemon = true
+silent = true
+umask = 077
+logfile = {state}/supervisord.log
+logfile_maxbytes = 16MB
+logfile_backups = 1
+pidfile = {state}/supervisord.pid
+"""
+# A thousand restarts in a row are days: each waits a second longer than the one before.
+PROGRAM = """\
+[program:{name}]
+command = {command}
+autorestart = true
+startsecs = 3
+startretries = 1000
+stopasgroup = true
+killasgroup = true
+stopwaitsecs = {stop}
+redirect_stderr = true
+stdout_logfile = {state}/{name}.log
+stdout_logfile_maxbytes = 16MB
+stdout_logfile_backups = 2
+"""
+
+
+@dataclass(frozen=True)
+class ServiceState:
+    """What a service is doing."""
+
+    name: str
+    state: str
+    """`running`, `starting`, `backoff` (it ended and is started again), `fatal` …"""
+    pid: int
+    """0 while there is no process."""
+    description: str
+    """By supervisord, for people: pid and uptime, or how it ended."""
+
+
+def bring_up(folder: Path, config: Path, port: int, metrics_port: int, report: Report) -> None:
+    """Have a project's services run, and return once the UI answers; those that run already stay.
+
+    Args:
+        folder: absolute; holds dagster.yaml and workspace.yaml.
+        config: the pipeline file.
+        port: of the UI; it and the metrics listen on loopback alone.
+
+    Raises:
+        UserError: the folder is no project, a port is taken, or a service does not start.
+    """
+    from llm_assets.config import CONFIG_VARIABLE
+    from llm_assets.history import make_history_private
+
+    state = folder / STATE_FOLDER
+    if read_states(state) is not None:
+        report("The services run already; `llm-assets down` ends them.")
+        return
+    for name in PROJECT_FILES:
+        if not (folder / name).exists():
+            raise UserError(
+                f"{folder} has no {name}, so it is no project. Go to the project's folder, "
+                "or make one with: llm-assets init FOLDER_OF_TEXT"
+            )
+    make_history_private()
+    # What a supervisor that was killed has left still holds the ports.
+    end_leftovers(state)
+    _check_port("--port", port)
+    _check_port("--metrics-port", metrics_port)
+    programs, workspace = Path(sys.executable).parent, ("-w", "workspace.yaml")
+    webserver = str(programs / "dagster-webserver")
+    services = {
+        "daemon": [str(programs / "dagster-daemon"), "run", *workspace],
+        "webserver": [webserver, *workspace, "-h", HOST, "-p", str(port)],
+        "metrics": [str(programs / "llm-assets"), "metrics", "--port", str(metrics_port)],
+    }
+    environment = os.environ | {
+        CONFIG_VARIABLE: str(config.absolute()),
+        "DAGSTER_HOME": str(folder),
+        "PATH": f"{programs}:{os.environ.get('PATH', os.defpath)}",
+    }
+    # `-w` and the name of a module exclude each other.
+    environment.pop("DAGSTER_MODULE_NAME", None)
+    try:
+        start(state, services, environment)
+        _wait(state, (port, metrics_port), report)
+    except BaseException:
+        # Ctrl-C among them: nothing half started stays.
+        stop(state)
+        raise
+
+
+def start(state: Path, services: Mapping[str, list[str]], environment: Mapping[str, str]) -> None:
+    """Start a supervisor with its services in a session of their own, and return once it answers.
+
+    What a killed one has left has to be ended before.
+
+    Args:
+        state: folder of socket, logs and configuration.
+        services: names and commands of programs that shall always run.
+        environment: of the services; secrets are passed on so, and written nowhere.
+
+    Raises:
+        UserError: it does not come up.
+    """
+    make_private(state)
+    _remove_socket(state)
+    control = Path(tempfile.mkdtemp(prefix="llm-assets-")) / CONTROL_NAME
+    (state / CONTROL_NAME).symlink_to(control)
+    paths = {"state": _escape(str(state)), "socket": _escape(str(control))}
+    configuration = CONFIGURATION.format(folder=_escape(str(state.parent.parent)), **paths)
+    for name, command in services.items():
+        escaped = _escape(shlex.join(command))
+        configuration += PROGRAM.format(name=name, command=escaped, stop=STOP_SECONDS, **paths)
+    (state / CONFIGURATION_NAME).write_text(configuration)
+    supervisor = Child(
+        [sys.executable, "-m", "supervisor.supervisord", "-c", str(state / CONFIGURATION_NAME)],
+        environment={**environment, MARK: str(state)},
+        output=subprocess.DEVNULL,
+        outlives_parent=True,
+    )
+    (state / SESSION_NAME).write_text(str(supervisor.pid))
+    end = time.monotonic() + ANSWER_SECONDS
+    while read_states(state) is None:
+        if supervisor.poll() is not None or time.monotonic() > end:
+            raise UserError(f"The supervisor did not start. Its log: {state}/supervisord.log")
+        time.sleep(POLL_SECONDS)
+
+
+def read_states(state: Path) -> list[ServiceState] | None:
+    """What each service of a state folder is doing; None where no supervisor runs."""
+    if not (state / CONTROL_NAME).exists():
+        return None
+    try:
+        services = _supervisor(state).getAllProcessInfo()
+    except (OSError, Fault):
+        return None
+    return [
+        ServiceState(
+            service["name"], service["statename"].lower(), service["pid"], service["description"]
+        )
+        for service in services
+    ]
+
+
+def stop(state: Path) -> bool:
+    """End the supervisor, its services and all that they started; returns whether there was any.
+
+    What else has a session of its own, as the endpoint does, stays.
+    """
+    if read_states(state) is None:
+        return end_leftovers(state) > 0
+    supervisor = int(_supervisor(state).getPID())
+    os.kill(supervisor, signal.SIGTERM)
+    end = time.monotonic() + STOP_SECONDS + ANSWER_SECONDS
+    while supervisor in find_leftovers(state) and time.monotonic() < end:
+        time.sleep(POLL_SECONDS)
+    end_leftovers(state)
+    _remove_socket(state)
+    return True
+
+
+def find_leftovers(state: Path) -> list[int]:
+    """Processes of the session that was recorded last."""
+    import psutil
+
+    try:
+        session = int((state / SESSION_NAME).read_text())
+    except (FileNotFoundError, ValueError):
+        return []
+    processes = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            in_session = os.getsid(process.pid) == session
+            if in_session and process.environ().get(MARK) == str(state):
+                processes.append(process.pid)
+    return processes
+
+
+def end_leftovers(state: Path) -> int:
+    """End them, those that do not listen after a while by force; returns how many there were.
+
+    A run that is ended so has failed, not been canceled: automation launches it again.
+    """
+    leftovers = remaining = find_leftovers(state)
+    _signal(leftovers, signal.SIGTERM)
+    end = time.monotonic() + SAVE_SECONDS
+    while remaining and time.monotonic() < end:
+        time.sleep(POLL_SECONDS)
+        remaining = find_leftovers(state)
+    _signal(remaining, signal.SIGKILL)
+    (state / SESSION_NAME).unlink(missing_ok=True)
+    return len(leftovers)
+
+
+def _check_port(option: str, port: int) -> None:
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((HOST, port))
+        except OSError as error:
+            raise UserError(
+                f"Port {port} of {HOST} cannot be used ({error.strerror}). End what listens "
+                f"there, or choose another one with {option}."
+            ) from None
+
+
+def _wait(state: Path, ports: tuple[int, ...], report: Report) -> None:
+    began = reported = time.monotonic()
+    while True:
+        services = read_states(state) or []
+        for service in services:
+            if service.state in FAILED:
+                log = state / f"{service.name}.log"
+                lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+                raise UserError(
+                    f"The service {service.name} ended as it started ({service.description}). The "
+                    f"end of its log, {log}:\n" + "\n".join(lines[-LOG_TAIL_LINES:])
+                )
+        ready = services and all(service.state == "running" for service in services)
+        if ready and all(map(_answers, ports)):
+            return
+        now = time.monotonic()
+        if now - began > START_SECONDS:
+            raise UserError(f"The UI did not answer in {START_SECONDS:.0f} s: see {state}.")
+        if now - reported > REPORT_SECONDS:
+            reported = now
+            report(f"starting: {now - began:.0f} s (at most {START_SECONDS:.0f} s)")
+        time.sleep(POLL_SECONDS)
+
+
+def _answers(port: int) -> bool:
+    with socket.socket() as client:
+        client.settimeout(POLL_SECONDS)
+        return client.connect_ex((HOST, port)) == 0
+
+
+def _remove_socket(state: Path) -> None:
+    link = state / CONTROL_NAME
+    if link.is_symlink():
+        shutil.rmtree(link.readlink().parent, ignore_errors=True)
+        link.unlink()
+
+
+def _supervisor(state: Path) -> Any:
+    from supervisor.xmlrpc import SupervisorTransport
+
+    transport = SupervisorTransport(None, None, f"unix://{(state / CONTROL_NAME).readlink()}")
+    return ServerProxy("http://127.0.0.1", transport=transport).supervisor
+
+
+def _escape(text: str) -> str:
+    return text.replace("%", "%%")
+
+
+def _signal(pids: list[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)

@@ -1,1 +1,0 @@
-"""Webserver, daemon and metrics as services of this machine, which come back when they die."""

@@ -1,0 +1,418 @@
+"""Which documents hold a piece of text or are near it, and whether a version was trained on it.
+
+`llm-assets explain` and `llm-assets trace` ask here, so what they say of a text is the same. The
+nearest documents are found by BM25, over the model's own tokens. Of a long text the most telling
+tokens are looked for, those that the fewest documents hold, as Lucene's MoreLikeThis does: the
+others are in so many documents that they decide little and cost most.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from tokenizers import Tokenizer
+
+from artifacts.errors import UserError, shown_in_line
+from artifacts.numbers import spans
+from artifacts.shards.shard_set import text_numbers
+from artifacts.shards.span_index import SHORTEST, Matches, first_places
+from artifacts.store.store import Store
+from llm_assets.registry.start import find_manifest, tell_removal
+from llm_assets.registry.state import ModelVersion, RegistryState
+from llm_assets.tracing.indexed import IndexedShard
+from llm_assets.tracing.training_text import (
+    Lesson,
+    Reader,
+    Run,
+    find_tokenizer,
+    lessons_of,
+    runs_behind,
+    shards_of,
+    stretches_of,
+)
+from spark_jobs.runtime.parquet import open_parts
+
+_COLUMNS = ["id", "source", "split", "text_hash", "text"]
+
+
+@dataclass(frozen=True)
+class Exposure:
+    """What runs were trained on of a document."""
+
+    document: str
+    source: str
+    split: str
+    lessons: list[Lesson]
+    unknown: list[Run]
+    """Runs whose record is gone."""
+    passage: bool | None = None
+    """Whether that was all of the text that was looked for in it; None where nobody knows, or the
+    document itself was asked for."""
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether what was asked for was trained on, as far as is known."""
+        return bool(self.lessons) and self.passage is not False
+
+    def __str__(self) -> str:
+        gone = "; no record of " + ", ".join(run.name for run in self.unknown)
+        name = f"{shown_in_line(self.document)} ({shown_in_line(self.source)})"
+        return f"{name}: {self._fate()}" + (gone if self.unknown else "")
+
+    def _fate(self) -> str:
+        if self.lessons:
+            fate = "trained on by " + "; by ".join(map(str, self.lessons))
+            return fate if self.is_trained else f"{fate}, but not in this place"
+        aside = self.split.replace("_", " ") if self.split in ("validation", "held_out") else ""
+        return f"{aside} text, never trained on" if aside else "never trained on"
+
+
+@dataclass(frozen=True)
+class Passages:
+    """Where a text stands, in all corpora that a version was made from."""
+
+    documents: list[Exposure]
+    """Those that hold the whole of it, white space apart, those trained on first."""
+    searched: int
+    """Corpora."""
+    missing: list[str]
+    """The others, and what became of them, in words."""
+
+
+def find_passages(store: Store, state: RegistryState, version: ModelVersion, text: str) -> Passages:
+    """Look for a text in the clean corpora behind a version and the models that it continues.
+
+    Raises:
+        UserError: the text is empty, or the version is a base model.
+    """
+    words = text.split()
+    if not words:
+        raise UserError("Give a piece of text to look for.")
+    runs = runs_behind(store, state, version)
+    names = [version.lineage.get("clean_corpus"), *(_corpus_of(store, run) for run in runs[::-1])]
+    corpora = {name: store.find_named("clean_corpus", name) for name in names if name}
+    if not corpora and not runs:
+        raise UserError(f"Version {version.version} is the base model: it has no text here.")
+    there = [corpus.url for corpus in corpora.values() if corpus]
+    pattern = r"[\s\p{Z}]+".join(map(re.escape, words))
+    holds = pc.match_substring_regex(pc.field("text"), pattern)
+    held = open_parts(there, _COLUMNS).to_table(filter=holds).to_pylist() if there else []
+    # A text that several corpora have is told of as the first one has it.
+    rows = {row["text_hash"]: row for row in reversed(held)}
+    found = exposures(
+        runs, list(rows.values()), _trained_passages(store, version, runs, rows, words)
+    )
+    return Passages(
+        sorted(found, key=lambda one: (not one.is_trained, one.document)),
+        searched=len(there),
+        missing=[
+            tell_removal(store, "clean_corpus", name)
+            for name, corpus in corpora.items()
+            if corpus is None
+        ],
+    )
+
+
+def exposures(
+    runs: Sequence[Run],
+    documents: Sequence[dict[str, Any]],
+    passages: dict[str, bool] | None = None,
+) -> list[Exposure]:
+    """What runs were trained on of documents.
+
+    Args:
+        documents: `id`, `source`, `split` and `text_hash` of each.
+        passages: text to whether the passage that was looked for was trained on, where known.
+    """
+    lessons = lessons_of(runs, [record["text_hash"] for record in documents])
+    unknown = [run for run in runs if run.record is None]
+    known = passages or {}
+    return [
+        Exposure(
+            one["id"],
+            one["source"],
+            one["split"],
+            lessons[one["text_hash"]],
+            unknown,
+            known.get(one["text_hash"]),
+        )
+        for one in documents
+    ]
+
+
+def _corpus_of(store: Store, run: Run) -> str | None:
+    """Fingerprint of the clean corpus that a run read, while that is known."""
+    name = shards_of(store, run)
+    shards = find_manifest(store, "tokenized_shards", name) if name else None
+    return shards.inputs.get("clean_corpus") if shards else None
+
+
+def _trained_passages(
+    store: Store,
+    version: ModelVersion,
+    runs: Sequence[Run],
+    rows: dict[str, dict[str, Any]],
+    words: Sequence[str],
+) -> dict[str, bool]:
+    """Text to whether all tokens of the words, wherever they stand in it, were trained on.
+
+    Texts that nothing was trained on of are left out, and all where the tokenizer is gone or the
+    corpus consists of examples, whose tokens are not the text's alone.
+    """
+    records = [run.record for run in runs if run.record]
+    manifests = [
+        find_manifest(store, "tokenized_shards", n) for r in runs if (n := shards_of(store, r))
+    ]
+    stats = next((one.stats for one in reversed(manifests) if one), None)
+    tokenizer = find_tokenizer(store, version) if rows and stats else None
+    if stats is None or tokenizer is None or stats.get("form", "pretraining") != "pretraining":
+        return {}
+    pattern = re.compile(r"\s+".join(map(re.escape, words)))
+    numbers = text_numbers(list(rows))
+    stretches = stretches_of(records, numbers)
+    found = {}
+    for number, (text, row) in zip(numbers.tolist(), rows.items(), strict=True):
+        of_text = stretches.filter(pc.equal(stretches["text"], pa.scalar(number, pa.uint64())))
+        if of_text.num_rows:
+            read = np.zeros(int(pc.max(of_text["end"]).as_py()), bool)
+            for start, end in zip(
+                of_text["start"].to_pylist(), of_text["end"].to_pylist(), strict=True
+            ):
+                read[start:end] = True
+            first = 0 if stats["start_token_id"] is None else 1
+            places = _places(row["text"], pattern, tokenizer)
+            found[text] = any(
+                first + end <= len(read) and read[first + begin : first + end].all()
+                for begin, end in places
+            )
+    return found
+
+
+def _places(text: str, pattern: re.Pattern[str], tokenizer: Tokenizer) -> Iterator[tuple[int, int]]:
+    """Bounds of the tokens that a passage has a part in, wherever it stands."""
+    offsets = np.array(tokenizer.encode(text, add_special_tokens=False).offsets)
+    for match in pattern.finditer(text):
+        begin = np.searchsorted(offsets[:, 1], match.start(), side="right")
+        yield int(begin), int(np.searchsorted(offsets[:, 0], match.end()))
+
+
+K1, B = 1.5, 0.75
+"""Robertson and Zaragoza, "The Probabilistic Relevance Framework: BM25 and Beyond" (2009)."""
+COMMON_SHARE = 0.2
+"""A token that this share of the documents has says nothing about any of them."""
+MOST_TERMS = 32
+"""Different tokens of a text that are looked for."""
+_BLOCK = 1_024
+"""Documents that are asked at a time whether they were trained on."""
+
+
+@dataclass(frozen=True)
+class Nearby:
+    """A document and how near it is."""
+
+    shard: IndexedShard
+    document: int
+    """Its number in the shard."""
+    score: float
+    """Of BM25; comparable within one search."""
+
+    @property
+    def text(self) -> int:
+        """What its text is known by (`artifacts.shards.shard_set`)."""
+        return int(self.shard.index.texts[self.document])
+
+
+def find_nearest(
+    shards: Sequence[IndexedShard], tokens: np.ndarray, texts: np.ndarray, count: int
+) -> list[Nearby]:
+    """The nearest documents among some texts, best first, each text once.
+
+    How telling a token is, all documents of the shards say.
+
+    Args:
+        tokens: of the text to look for.
+        texts: shape (texts,), uint64, sorted: the documents to look among.
+
+    Returns:
+        Fewer than `count`, or none, where no others share a telling token.
+    """
+    if not shards:
+        return []
+    terms, weights = _telling_terms(shards, tokens)
+    documents = sum(len(one.index.texts) for one in shards)
+    length = sum(one.index.tokens for one in shards) / max(1, documents)
+    best = (
+        near
+        for one in shards
+        for near in _best(one, _scores(one, terms, weights, length), texts, count)
+    )
+    found: dict[int, Nearby] = {}
+    for near in sorted(best, key=lambda near: -near.score):
+        found.setdefault(near.text, near)
+    return list(islice(found.values(), count))
+
+
+def _telling_terms(
+    shards: Sequence[IndexedShard], tokens: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The tokens that are looked for and the weight of each, two arrays of one length."""
+    terms = np.unique(tokens)
+    total = sum(len(one.index.texts) for one in shards)
+    frequency = sum(one.index.offsets[terms + 1] - one.index.offsets[terms] for one in shards)
+    weights = np.log1p((total - frequency + 0.5) / (frequency + 0.5))
+    is_telling = (frequency > 0) & ((frequency <= COMMON_SHARE * total) | (frequency == 1))
+    terms, weights = terms[is_telling], weights[is_telling]
+    rarest = np.argsort(-weights, kind="stable")[:MOST_TERMS]
+    return terms[rarest], weights[rarest]
+
+
+def _scores(
+    shard: IndexedShard, terms: np.ndarray, weights: np.ndarray, length: float
+) -> np.ndarray:
+    """Shape (documents,): BM25 of each document of a shard; `length` is the mean of all."""
+    index = shard.index
+    first = index.offsets[terms]
+    counts = index.offsets[terms + 1] - first
+    places = spans(first, counts)
+    documents, times = index.documents[places], index.counts[places].astype(np.float64)
+    size = K1 * (1 - B + B * index.lengths[documents] / length)
+    gains = np.repeat(weights, counts) * times * (K1 + 1) / (times + size)
+    return np.bincount(documents, gains, len(index.texts))
+
+
+def _best(shard: IndexedShard, scores: np.ndarray, wanted: np.ndarray, count: int) -> list[Nearby]:
+    """The documents of a shard with the highest scores above 0, those of wanted texts, each once.
+
+    So of a shard no more is held than may be shown, however many documents share a token.
+    """
+    documents = np.flatnonzero(scores)
+    order = documents[np.argsort(-scores[documents], kind="stable")]
+    found: dict[int, Nearby] = {}
+    for one in _among(order, shard.index.texts, wanted):
+        near = Nearby(shard, one, float(scores[one]))
+        found.setdefault(near.text, near)
+        if len(found) == count:
+            break
+    return list(found.values())
+
+
+def _among(order: np.ndarray, values: np.ndarray, wanted: np.ndarray) -> Iterator[int]:
+    """The places of values that are among the wanted ones, which are sorted, in an order.
+
+    Few are asked for, so they are looked up block by block.
+    """
+    for first in range(0, len(order) if len(wanted) else 0, _BLOCK):
+        block = order[first : first + _BLOCK]
+        places = np.minimum(np.searchsorted(wanted, values[block]), len(wanted) - 1)
+        yield from block[wanted[places] == values[block]].tolist()
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a stretch stands."""
+
+    shard: IndexedShard
+    place: int
+    """Its first token among all tokens of the shard."""
+    segment: int
+
+
+@dataclass(frozen=True)
+class Found:
+    """A stretch of the text, and everywhere that it was trained on."""
+
+    first: int
+    length: int
+    """Tokens of the text."""
+    places: list[Place]
+
+
+def find_stretches(
+    shards: Sequence[IndexedShard], tokens: np.ndarray, records: Sequence[str], read: Reader
+) -> list[Found]:
+    """The longest stretches, none inside another, longest first.
+
+    Each place of a text is given in a row that was trained on, where that row is still there.
+
+    Args:
+        tokens: of the text.
+        records: URLs of what the runs were trained on (`recipes.data.records`).
+        read: gives the records of some texts.
+    """
+    matches = [one.index.matches(tokens, one.shard) for one in shards]
+    texts = [_texts(one, found) for one, found in zip(shards, matches, strict=True)]
+    lessons = stretches_of(records, np.unique(np.concatenate(texts)), read)
+    readers = [np.array([url in shard.records for url in records]) for shard in shards]
+    columns = [
+        _trained_part(one, found, of, lessons, number, readers[number])
+        for number, (one, found, of) in enumerate(zip(shards, matches, texts, strict=True))
+    ]
+    every = np.concatenate(columns)
+    every = every[every[:, 1] >= SHORTEST]
+    every = every[np.argsort(every[:, 7], kind="stable")]
+    # A place of a text counts once, in however many shards of the lineage the text lies.
+    every = every[np.unique(every[:, :4], axis=0, return_index=True)[1]]
+    found: list[Found] = []
+    covered = np.zeros(len(tokens), np.int64)
+    # A stretch begins no earlier and ends no later than one that holds it, and is shorter.
+    for first, length in sorted({(int(f), int(n)) for f, n in every[:, :2]}, key=_longest_first):
+        if covered[first] >= first + length:
+            continue
+        covered[first : first + length] = np.maximum(
+            covered[first : first + length], first + length
+        )
+        same = every[(every[:, 0] == first) & (every[:, 1] == length)][:, 4:7]
+        places = [Place(shards[n], at, segment) for n, at, segment in sorted(same.tolist())]
+        found.append(Found(first, length, places))
+    return found
+
+
+def _longest_first(stretch: tuple[int, int]) -> tuple[int, int]:
+    return -stretch[1], stretch[0]
+
+
+def _texts(shard: IndexedShard, matches: Matches) -> np.ndarray:
+    """Shape (matches,), uint64: the text that each stands in."""
+    documents = shard.shard.segments["document"][matches.segment]
+    return np.asarray(shard.index.texts[documents])
+
+
+def _trained_part(
+    shard: IndexedShard,
+    matches: Matches,
+    texts: np.ndarray,
+    lessons: pa.Table,
+    number: int,
+    reads: np.ndarray,
+) -> np.ndarray:
+    """Shape (parts, 8): what of each match was trained on, as one stretch of one row.
+
+    Columns: first token of the answer, tokens, the text and the stretch's first token in it; the
+    shard's number, the place in the shard and the segment; and 1 where the stretch was trained on
+    in a row of another shard.
+
+    Args:
+        lessons: of `stretches_of`.
+        number: the shard's.
+        reads: shape (records,), whether the run of each took rows of the shard.
+    """
+    order = np.argsort(lessons["text"].to_numpy(), kind="stable")
+    of, start, end, record = (
+        lessons[name].to_numpy()[order] for name in ("text", "start", "end", "record")
+    )
+    first = np.searchsorted(of, texts)
+    counts = np.searchsorted(of, texts, side="right") - first
+    match, lesson = np.repeat(np.arange(len(texts)), counts), spans(first, counts)
+    segment = matches.segment[match]
+    segments = shard.shard.segments[segment]
+    begin = matches.place[match] - first_places(shard.shard, segment) + segments["offset"]
+    cut = np.maximum(0, start[lesson] - begin)
+    length = np.minimum(begin + matches.length[match], end[lesson]) - begin - cut
+    of_text = (matches.first[match] + cut, length, texts[match].view(np.int64), begin + cut)
+    of_shard = (np.full(len(match), number), matches.place[match] + cut, segment)
+    return np.column_stack([*of_text, *of_shard, ~reads[record[lesson]]]).astype(np.int64)

@@ -1,1 +1,0 @@
-"""What taught a model what it says: influence of documents, memory of texts."""

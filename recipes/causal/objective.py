@@ -1,0 +1,165 @@
+"""The next token of packed rows: of text, or of the answers in conversations."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from artifacts.errors import UserError
+from artifacts.model import read_tokenizer
+from artifacts.shards.format import ShardStats
+from recipes.causal.settings import ExactMatchSettings, FineTuningSettings
+from recipes.device import device_of, local_device
+from recipes.evaluation.bits import as_served, load_causal, text_bits
+from recipes.evaluation.documents import TokenizedDocument, check_vocabulary
+from recipes.evaluation.results import ExampleScores
+from recipes.evaluation.settings import BITS_PER_BYTE, Metric
+from recipes.model.base_model import check_family
+from recipes.model.causal_model import TrainableModel, create_model, load_model
+from recipes.model.probe import check_trainable
+from recipes.model.transformers_network import FLEX, TransformersNetwork
+from recipes.objective import Objective
+from recipes.settings import TrainingSettings
+from recipes.spec import TrainingSpec
+
+BATCH_EXAMPLES = 8
+SAMPLES = 2
+
+
+@dataclass(frozen=True)
+class AnswerScorer:
+    """Exact matches of the last answer of each conversation, all before it being given."""
+
+    settings: ExactMatchSettings
+
+    @property
+    def metric(self) -> Metric:
+        return Metric(
+            name="exact_match", unit="exact match", higher_is_better=True, has_general=True
+        )
+
+    @property
+    def identity(self) -> Any:
+        return self.settings.model_dump(mode="json")
+
+    def score(
+        self, folder: Path, examples: Sequence[TokenizedDocument], stats: ShardStats
+    ) -> ExampleScores:
+        model = load_causal(folder)
+        check_vocabulary(examples, model.config.vocab_size, str(folder))
+        if examples[0].is_target is None:
+            return ExampleScores(
+                {BITS_PER_BYTE.name: text_bits(model, examples, stats.sequence_length)}
+            )
+        tokenizer = read_tokenizer(folder)
+        starts = [answer_start(example) for example in examples]
+        given = [example.tokens[:at] for example, at in zip(examples, starts, strict=True)]
+        wanted = [
+            tokenizer.decode(example.tokens[at:], skip_special_tokens=True)
+            for example, at in zip(examples, starts, strict=True)
+        ]
+        written = _write(as_served(model), tokenizer, given, self.settings.new_tokens, stats)
+        matches = [
+            final_answer(one, self.settings.after) == final_answer(other, self.settings.after)
+            for one, other in zip(wanted, written, strict=True)
+        ]
+        samples = [
+            {
+                "document": example.id,
+                "prompt": tokenizer.decode(prompt, skip_special_tokens=True),
+                "completion": text,
+            }
+            for example, prompt, text in list(zip(examples, given, written, strict=True))[:SAMPLES]
+        ]
+        return ExampleScores({self.metric.name: np.array(matches, float)}, samples=samples)
+
+
+def answer_start(example: TokenizedDocument) -> int:
+    """The place of the first token of a conversation's last answer."""
+    assert example.is_target is not None, "answers are marked"
+    return int(np.flatnonzero(~example.is_target)[-1]) + 1
+
+
+def final_answer(text: str, after: str | None) -> str:
+    """What of an answer is compared: all of it, or what comes after the last mark.
+
+    Commas between digits and white space around it do not count; a text without the mark compares
+    as a whole.
+    """
+    found = text.rpartition(after)[2] if after else text
+    return re.sub(r"(?<=\d),(?=\d)", "", found).strip()
+
+
+@torch.inference_mode()
+def _write(
+    model: Any, tokenizer: Any, given: Sequence[np.ndarray], new_tokens: int, stats: ShardStats
+) -> list[str]:
+    """What the model says after each of some tokens, those of about one length in a batch."""
+    ends = model.generation_config.eos_token_id
+    ends = {stats.end_token_id, *(ends if isinstance(ends, list) else [ends])} - {None}
+    order = sorted(range(len(given)), key=lambda number: -len(given[number]))
+    written = [""] * len(given)
+    for first in range(0, len(order), BATCH_EXAMPLES):
+        numbers = order[first : first + BATCH_EXAMPLES]
+        width = len(given[numbers[0]])
+        tokens = torch.full((len(numbers), width), stats.end_token_id)
+        mask = torch.zeros_like(tokens)
+        for row, number in enumerate(numbers):
+            # Padding stands before, so that all go on from the last place.
+            tokens[row, width - len(given[number]) :] = torch.from_numpy(given[number])
+            mask[row, width - len(given[number]) :] = 1
+        outputs = model.generate(
+            tokens.to(local_device()),
+            attention_mask=mask.to(local_device()),
+            do_sample=False,
+            max_new_tokens=new_tokens,
+            eos_token_id=sorted(ends),
+            pad_token_id=stats.end_token_id,
+        )
+        texts = tokenizer.batch_decode(outputs[:, width:], skip_special_tokens=True)
+        for number, text in zip(numbers, texts, strict=True):
+            written[number] = text
+    return written
+
+
+def load(spec: TrainingSpec) -> TrainableModel:
+    """The model that a spec describes, to be trained on packed rows."""
+    folder = Path(spec.base_model_folder)
+    check_family(folder, "causal")
+    if spec.training.starts_from == "random":
+        return create_model(folder, spec.training.seed)
+    placement = spec.training.placement
+    divided_first = placement.strategy is None
+    model = load_model(folder, reads=spec.training.adapters is not None or not divided_first)
+    if spec.shards.chat_template:
+        model.exported_files["chat_template.jinja"] = spec.shards.chat_template
+    return model
+
+
+def _check(model: TrainableModel, spec: TrainingSpec) -> None:
+    network = model.network
+    if not isinstance(network, TransformersNetwork):
+        return
+    usual = network.inner.config._attn_implementation
+    if device_of(network.head_weight.device).attends_by_blocks and network.set_attention(FLEX):
+        try:
+            return check_trainable(network, spec.shards.sequence_length)
+        except UserError:
+            # By the attention that is usual for it, the model may be as it should.
+            network.set_attention(usual)
+    check_trainable(network, spec.shards.sequence_length)
+
+
+def next_token(settings: TrainingSettings) -> Objective:
+    """To tell the next token."""
+    return Objective(load, check=_check)
+
+
+def answers(settings: FineTuningSettings) -> Objective:
+    """The same of answers; with `exact_match`, judged by how often the last one is right."""
+    scorer = AnswerScorer(settings.exact_match) if settings.exact_match else None
+    return Objective(load, check=_check, scorer=scorer)

@@ -1,0 +1,69 @@
+"""Recipes that train causal models on packed rows; importing this loads no torch."""
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from artifacts.examples import Form
+from artifacts.settings import Settings
+from recipes.settings import LoraSettings, TrainingSettings, WarmStartSettings
+
+
+class ContinuedPretrainingSettings(WarmStartSettings):
+    """Goes on training a model that has learnt already, on the team's text."""
+
+    teaches = "recipes.causal.objective:next_token"
+    recipe: Literal["continued_pretraining"] = "continued_pretraining"
+    """Which recipe this is."""
+    lora: LoraSettings | None = None
+    """Train low-rank adapters instead of all weights."""
+
+    @property
+    def adapters(self) -> LoraSettings | None:
+        return self.lora
+
+
+class ExactMatchSettings(Settings):
+    """How the answers that a model writes are compared with the right ones."""
+
+    after: str | None = None
+    """The mark after which the part of an answer stands that is compared, such as `####` in GSM8K;
+    without it, the whole answer. Commas between digits do not count."""
+    new_tokens: int = Field(default=256, ge=1)
+    """Most tokens of an answer."""
+
+
+class FineTuningSettings(ContinuedPretrainingSettings):
+    """Teaches a causal model to answer: only the assistant's turns of conversations are learnt."""
+
+    teaches = "recipes.causal.objective:answers"
+    recipe: Literal["fine_tuning"]  # type: ignore[assignment]  # each recipe has its own
+    """Which recipe this is."""
+    exact_match: ExactMatchSettings | None = None
+    """The gate decides by how often the last answer of a conversation is right, instead of by the
+    bits of all answers."""
+
+    @property
+    def form(self) -> Form:
+        return "conversations"
+
+    def scoring(self) -> dict[str, Any]:
+        return self.model_dump(mode="json", include={"exact_match"}, exclude_none=True)
+
+    def content(self) -> dict[str, Any]:
+        """Without what decides no weight."""
+        found = super().content()
+        del found["exact_match"]
+        return found
+
+
+class PretrainingSettings(TrainingSettings):
+    """Trains random weights in the base model's architecture, with its tokenizer."""
+
+    teaches = "recipes.causal.objective:next_token"
+    recipe: Literal["pretraining"]
+    """Which recipe this is."""
+
+    @property
+    def starts_from(self) -> Literal["base_model", "champion", "random"]:
+        return "random"

@@ -1,0 +1,290 @@
+"""What models were trained on: `seen.parquet` of a lineage, `trained.parquet` of a run.
+
+A document is known by the hash of its text, a stretch by its tokens' places in it, so the record
+holds however later shards are cut and packed. It goes with every checkpoint, as `seen.parquet`.
+
+`trained.parquet` says of one run which stretch of which text was in which step, and in which row.
+Steps whose gradient was not used, and those after the weights that were exported, taught the model
+nothing and are not in it. Both hold when the shards are gone.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from artifacts.numbers import run_starts, spans
+from artifacts.shards.shard_set import Shard, ShardSet, text_numbers
+from artifacts.storage import files
+
+SEEN_NAME = "seen.parquet"
+_PLACES = np.int64(2**32)
+"""More than any document has tokens: parts the coordinates of one document from the next one's."""
+
+
+@dataclass(frozen=True)
+class LineageRecord:
+    """Stretches that do not overlap, ordered by document and start; arrays of one length."""
+
+    texts: np.ndarray
+    """uint64: a hash of the document's text."""
+    starts: np.ndarray
+    ends: np.ndarray
+    """int64: first token, and the first one past the last."""
+    times: np.ndarray
+    """int64: how often it was trained on."""
+
+    @classmethod
+    def none(cls) -> "LineageRecord":
+        """The record of a model that nothing is known of."""
+        return cls(np.empty(0, np.uint64), *(np.empty(0, np.int64) for _ in range(3)))
+
+    @classmethod
+    def read(cls, url: str | None) -> "LineageRecord":
+        """A record that was written; an empty one where there is none."""
+        if url is None:
+            return cls.none()
+        with files.open_file(url) as file:
+            table = pq.read_table(file)
+        return cls(*(column.to_numpy() for column in table.columns))
+
+    def write(self, path: str) -> None:
+        """Write the record as Parquet."""
+        columns = {"text": self.texts, "start": self.starts, "end": self.ends, "times": self.times}
+        pq.write_table(pa.table(columns), path, compression="zstd")
+
+    @cached_property
+    def _known(self) -> tuple[np.ndarray, np.ndarray]:
+        """The texts, each once, and where every stretch begins on the line of all of them."""
+        begins = run_starts(self.texts)
+        return self.texts[begins], (np.cumsum(begins) - 1) * _PLACES + self.starts
+
+    def tokens(self, texts: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
+        """How many tokens of each given stretch were seen: int64, of the stretches' shape."""
+        if not len(self.texts):
+            return np.zeros(len(texts), np.int64)
+        known, firsts = self._known
+        places = np.minimum(np.searchsorted(known, texts), len(known) - 1)
+        lengths = self.ends - self.starts
+        before = np.cumsum(lengths) - lengths
+
+        def seen_below(tokens: np.ndarray) -> np.ndarray:
+            at = places * _PLACES + tokens
+            stretch = np.maximum(np.searchsorted(firsts, at, side="right") - 1, 0)
+            return before[stretch] + np.clip(at - firsts[stretch], 0, lengths[stretch])
+
+        return np.where(known[places] == texts, seen_below(ends) - seen_below(starts), 0)
+
+    def without(self, texts: Sequence[str]) -> "LineageRecord":
+        """The record without some texts, by their `text_hash`."""
+        stays = ~np.isin(self.texts, text_numbers(texts))
+        return LineageRecord(
+            self.texts[stays], self.starts[stays], self.ends[stays], self.times[stays]
+        )
+
+    def plus(self, texts: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> "LineageRecord":
+        """The record after each of these stretches was seen once more; they may overlap."""
+        ones = np.ones(len(texts), np.int64)
+        of = np.concatenate([self.texts, texts, self.texts, texts])
+        at = np.concatenate([self.starts, starts, self.ends, ends])
+        change = np.concatenate([self.times, ones, -self.times, -ones])
+        order = np.lexsort((at, of))
+        of, at, times = of[order], at[order], np.cumsum(change[order])
+        # Between two neighboring bounds the count stays the same; past a document's last it is 0.
+        stays = np.flatnonzero((times[:-1] > 0) & (at[1:] > at[:-1]))
+        of, first, last, times = of[stays], at[stays], at[stays + 1], times[stays]
+        begins = run_starts(of) | run_starts(times)
+        begins[1:] |= first[1:] != last[:-1]
+        ends_at = np.append(begins[1:], True)[: len(begins)]
+        return LineageRecord(of[begins], first[begins], last[ends_at], times[begins])
+
+
+class RowCounts(NamedTuple):
+    """What is known of the rows of a split; arrays of the shape (rows,)."""
+
+    tokens: np.ndarray
+    """Padding excluded."""
+    seen: np.ndarray
+    """How many of them the lineage has seen."""
+    slices: np.ndarray
+    """When its documents came, the latest of them."""
+
+
+def look_up(shards: ShardSet, seen: LineageRecord, rank: int = 0, count: int = 1) -> RowCounts:
+    """How much of each row was seen.
+
+    Of several workers each reads its part of the shards, and has zeros for all other rows; their
+    sum is the whole.
+    """
+    found = np.zeros((3, len(shards)), np.int64)
+    for number in range(rank, len(shards.entries), count):
+        shard = shards.shard(number)
+        found[:, shards.ends[number] - shard.entry.rows : shards.ends[number]] = _of(shard, seen)
+    return RowCounts(*found)
+
+
+def _of(shard: Shard, seen: LineageRecord) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    count = shard.entry.rows
+    rows = np.repeat(np.arange(count), np.diff(shard.row_offsets))
+    slices = np.zeros(count, np.int64)
+    of_documents = shard.documents(["slice"])["slice"].to_numpy()
+    np.maximum.at(slices, rows, of_documents[shard.segments["document"]])
+    tokens = np.bincount(rows, shard.segments["length"], count).astype(np.int64)
+    if not len(seen.texts):
+        return tokens, np.zeros(count, np.int64), slices
+    known = seen.tokens(*stretches_of(shard, np.arange(count)))
+    return tokens, np.bincount(rows, known, count).astype(np.int64), slices
+
+
+def add_rows(seen: LineageRecord, shards: ShardSet, rows: np.ndarray) -> LineageRecord:
+    """The record after these rows were trained on, each as often as it is named."""
+    numbers = np.searchsorted(shards.ends, rows, side="right")
+    for number in np.unique(numbers).tolist():
+        shard = shards.shard(number)
+        first = int(shards.ends[number]) - shard.entry.rows
+        seen = seen.plus(*stretches_of(shard, rows[numbers == number] - first))
+    return seen
+
+
+def stretches_of(shard: Shard, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """`(texts, starts, ends)` of all segments of some of a shard's rows, in their order."""
+    first = np.asarray(shard.row_offsets[rows])
+    counts = np.asarray(shard.row_offsets[rows + 1]) - first
+    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    segments = shard.segments[np.repeat(first, counts) + within]
+    texts = text_numbers(shard.documents(["text_hash"])["text_hash"].to_pylist())
+    starts = segments["offset"].astype(np.int64)
+    return texts[segments["document"]], starts, starts + segments["length"]
+
+
+def record_seen(
+    shards: ShardSet,
+    known: RowCounts,
+    before: LineageRecord,
+    rows: np.ndarray,
+    path: str | None,
+    masked: Sequence[str] = (),
+) -> tuple[float, int]:
+    """Add a run's rows to what its lineage has seen.
+
+    Args:
+        shards: the train split.
+        known: what was known of its rows when training began.
+        before: the record of the model that training started from.
+        rows: the run's row numbers; those past the train split are replayed ones, which no record
+            holds.
+        path: where the new record is written; None on all workers but one.
+        masked: texts that no model of the lineage was trained on after all, by their `text_hash`.
+
+    Returns:
+        The share of the split's tokens that the lineage has now seen, and how many of the run's own
+        tokens it had seen before.
+    """
+    rows = rows[rows < len(shards)]
+    if path is not None:
+        add_rows(before, shards, rows).without(masked).write(path)
+    # Stretches of a split's rows do not overlap: no document is in it twice.
+    taken = np.unique(rows)
+    seen_now = known.seen.sum() + (known.tokens - known.seen)[taken].sum()
+    return float(seen_now / known.tokens.sum()), int(known.seen[rows].sum())
+
+
+TRAINED_NAME = "trained.parquet"
+TRAINED_SCHEMA = pa.schema(
+    [
+        ("text", pa.uint64()),
+        ("start", pa.int32()),
+        ("end", pa.int32()),
+        ("step", pa.int32()),
+        ("row", pa.int64()),
+    ]
+)
+"""Ordered by `text`, then `step`: the stretch's first token in its text, the first one past it, the
+optimizer step counted from 1, and the row's number among those of the run, replayed rows last."""
+_RECORDS_IN_GROUP = 8_192
+
+
+def record_trained(
+    shards: ShardSet,
+    rows: np.ndarray,
+    steps: np.ndarray,
+    path: str,
+    masked: Sequence[str] = (),
+) -> None:
+    """Write the record of a run.
+
+    Args:
+        shards: the splits that the run took rows from.
+        rows: shape (samples,), row numbers in these shards.
+        steps: shape (samples,), the step that trained on each.
+        path: a local file.
+        masked: texts that were masked in these rows, by their `text_hash`.
+    """
+    columns = [np.concatenate(parts) for parts in zip(*_by_shard(shards, rows, steps), strict=True)]
+    order = np.lexsort((columns[4], columns[1], columns[3], columns[0]))
+    order = order[~np.isin(columns[0][order], text_numbers(masked))]
+    table = pa.table([column[order] for column in columns], names=TRAINED_SCHEMA.names)
+    pq.write_table(
+        table.cast(TRAINED_SCHEMA), path, row_group_size=_RECORDS_IN_GROUP, compression="zstd"
+    )
+
+
+def _by_shard(
+    shards: ShardSet, rows: np.ndarray, steps: np.ndarray
+) -> Iterator[tuple[np.ndarray, ...]]:
+    numbers, first = np.searchsorted(shards.ends, rows, side="right"), 0
+    for place, shard in enumerate(shards.shards):
+        chosen = numbers == place
+        local = rows[chosen] - first
+        counts = shard.row_offsets[local + 1] - shard.row_offsets[local]
+        of_samples = (np.repeat(part[chosen], counts) for part in (steps, rows))
+        yield (*stretches_of(shard, local), *of_samples)
+        first += shard.entry.rows
+
+
+def read_trained(url: str, texts: Sequence[int] | np.ndarray) -> pa.Table:
+    """The records of some texts, of `TRAINED_SCHEMA`; parts of the file without one are not read.
+
+    Args:
+        url: of `trained.parquet`.
+        texts: as `artifacts.shards.shard_set` numbers them.
+    """
+    wanted = np.unique(np.asarray(texts, np.uint64))
+    with files.open_file(url) as file:
+        parquet = pq.ParquetFile(file)
+        groups = [
+            number
+            for number in range(parquet.num_row_groups)
+            if _may_hold(parquet.metadata.row_group(number).column(0).statistics, wanted)
+        ]
+        table = parquet.read_row_groups(groups)
+    return records_of(table, wanted)
+
+
+def open_trained(url: str) -> pa.Table:
+    """All records of a run, of `TRAINED_SCHEMA`: 28 bytes each, for who asks for many texts."""
+    with files.open_file(url) as file:
+        return pq.ParquetFile(file).read().combine_chunks()
+
+
+def records_of(table: pa.Table, texts: Sequence[int] | np.ndarray) -> pa.Table:
+    """The records of some texts, out of records in the order of the file."""
+    ordered, wanted = table["text"].to_numpy(), np.unique(np.asarray(texts, np.uint64))
+    first = np.searchsorted(ordered, wanted)
+    return table.take(spans(first, np.searchsorted(ordered, wanted, side="right") - first))
+
+
+def texts_of(table: pa.Table) -> np.ndarray:
+    """The texts of such records, each once, in order: uint64."""
+    # They are ordered already, and sorting millions of them is most of what a trace would take.
+    texts = table["text"].to_numpy()
+    return np.asarray(texts[run_starts(texts)])
+
+
+def _may_hold(statistics: pq.Statistics, wanted: np.ndarray) -> bool:
+    first = np.searchsorted(wanted, np.uint64(statistics.min))
+    return bool(first < len(wanted) and wanted[first] <= np.uint64(statistics.max))

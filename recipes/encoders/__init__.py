@@ -1,0 +1,1 @@
+"""Encoders: classes of texts, and hidden tokens."""

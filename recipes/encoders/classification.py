@@ -1,0 +1,192 @@
+"""The class of a text, told by an encoder, scored by accuracy."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from artifacts.errors import UserError
+from artifacts.model import read_tokenizer
+from artifacts.shards.format import ShardStats
+from recipes.data.batch import IGNORED, ExampleBatch, read_examples
+from recipes.device import local_device
+from recipes.encoders.settings import ClassificationSettings
+from recipes.evaluation.bits import as_served
+from recipes.evaluation.documents import TokenizedDocument
+from recipes.evaluation.results import ExampleScores
+from recipes.evaluation.settings import Metric
+from recipes.model.base_model import check_family
+from recipes.model.causal_model import TrainableModel
+from recipes.model.transformers_network import (
+    ExampleNetwork,
+    config_without_dropout,
+    without_dropout,
+)
+from recipes.objective import Objective
+from recipes.spec import TrainingSpec
+
+BATCH_EXAMPLES = 16
+SAMPLES = 2
+
+
+class ClassificationNetwork(ExampleNetwork):
+    """An encoder with a head that tells classes apart."""
+
+    def __init__(self, inner: nn.Module, class_weights: list[float] | None = None) -> None:
+        super().__init__(inner)
+        weights = torch.tensor(class_weights) if class_weights else None
+        self.register_buffer("class_weights", weights, persistent=False)
+
+    def loss(self, batch: ExampleBatch) -> torch.Tensor:  # type: ignore[override]
+        """Cross-entropy of the classes in nats, summed, each by its class's weight."""
+        pad = self.inner.config.pad_token_id or 0
+        logits = self.inner(
+            input_ids=batch.tokens.masked_fill(~batch.is_input, pad),
+            attention_mask=batch.is_input.long(),
+        ).logits
+        return F.cross_entropy(
+            logits.float(),
+            batch.targets[:, 0],
+            weight=self.class_weights,
+            ignore_index=IGNORED,
+            reduction="sum",
+        )
+
+
+def load_classifier(
+    folder: Path, labels: list[str], seed: int, class_weights: list[float] | None
+) -> TrainableModel:
+    """An encoder with a head for these classes, a new one unless it has one for the same.
+
+    Raises:
+        UserError: the model is of another family.
+    """
+    from transformers import AutoModelForSequenceClassification
+
+    check_family(folder, "encoder")
+    config = config_without_dropout(folder)
+    config.id2label = dict(enumerate(labels))
+    config.label2id = {label: number for number, label in enumerate(labels)}
+    torch.manual_seed(seed)
+    inner = AutoModelForSequenceClassification.from_pretrained(
+        folder,
+        config=config,
+        dtype=torch.float32,
+        use_safetensors=True,
+        ignore_mismatched_sizes=True,
+    )
+    model = TrainableModel(without_dropout(ClassificationNetwork(inner, class_weights)))
+    model.exported_config = {
+        "architectures": [type(inner).__name__],
+        "id2label": {str(number): label for number, label in enumerate(labels)},
+        "label2id": config.label2id,
+    }
+    return model
+
+
+def load(spec: TrainingSpec) -> TrainableModel:
+    """The classifier that a spec describes."""
+    assert isinstance(spec.training, ClassificationSettings)
+    counts, weights = spec.shards.label_counts, None
+    if spec.training.class_weights == "balanced":
+        weights = [sum(counts) / (len(counts) * count) for count in counts]
+    folder = Path(spec.base_model_folder)
+    return load_classifier(folder, spec.shards.labels, spec.training.seed, weights)
+
+
+@dataclass(frozen=True)
+class ClassScorer:
+    """Accuracy, example by example; macro-averaged F1 and the confusion matrix beside it."""
+
+    @property
+    def metric(self) -> Metric:
+        return Metric(name="accuracy", unit="accuracy", higher_is_better=True)
+
+    @property
+    def identity(self) -> Any:
+        return {}
+
+    def score(
+        self, folder: Path, examples: Sequence[TokenizedDocument], stats: ShardStats
+    ) -> ExampleScores:
+        """The scores of a model; one that has no head for these classes counts as if it always
+        named the class with the most training examples."""
+        truth = np.array([int(example.target_tokens[0]) for example in examples])
+        if knows_classes(folder, stats.labels):
+            told = _classify(folder, examples, stats)
+        else:
+            told = np.full(len(truth), int(np.argmax(stats.label_counts)))
+        count = len(stats.labels)
+        confusion = np.zeros((count, count), np.int64)
+        np.add.at(confusion, (truth, told), 1)
+        tokenizer = read_tokenizer(folder)
+        samples = [
+            {
+                "document": example.id,
+                "prompt": tokenizer.decode(example.input_tokens, skip_special_tokens=True),
+                "completion": stats.labels[label],
+            }
+            for example, label in list(zip(examples, told.tolist(), strict=True))[:SAMPLES]
+        ]
+        return ExampleScores(
+            {"accuracy": (truth == told).astype(float)},
+            {"macro_f1": macro_f1(confusion)},
+            samples,
+            {"labels": stats.labels, "confusion": confusion.tolist()},
+        )
+
+
+def macro_f1(confusion: np.ndarray) -> float:
+    """The mean over classes of the F1 score, of the classes that occur or are told.
+
+    Args:
+        confusion: shape (classes, classes), counts by true class and class told.
+    """
+    both = confusion.sum(axis=0) + confusion.sum(axis=1)
+    occurring = both > 0
+    return float((2 * np.diag(confusion)[occurring] / both[occurring]).mean())
+
+
+def knows_classes(folder: Path, labels: Sequence[str]) -> bool:
+    """Whether the model in a folder has a head for these classes, in this order."""
+    config = json.loads((folder / "config.json").read_text())
+    kind = (config.get("architectures") or [""])[0]
+    named = config.get("id2label") or {}
+    return kind.endswith("ForSequenceClassification") and list(labels) == [
+        named.get(str(number)) for number in range(len(named))
+    ]
+
+
+@torch.inference_mode()
+def _classify(folder: Path, examples: Sequence[TokenizedDocument], stats: ShardStats) -> np.ndarray:
+    """The most likely class of each example: int64, shape (examples,)."""
+    try:
+        network = load_classifier(folder, stats.labels, 0, None).network
+    except (OSError, ValueError, RuntimeError) as error:
+        raise UserError(f"The model in {folder} cannot be read: {error}") from error
+    model = as_served(network.inner.eval().to(local_device()))
+    pad = model.config.pad_token_id or 0
+    told = np.empty(len(examples), np.int64)
+    for first in range(0, len(examples), BATCH_EXAMPLES):
+        inputs = [torch.from_numpy(e.input_tokens) for e in examples[first:][:BATCH_EXAMPLES]]
+        tokens = torch.nn.utils.rnn.pad_sequence(inputs, batch_first=True, padding_value=pad)
+        ones = [torch.ones_like(one) for one in inputs]
+        mask = torch.nn.utils.rnn.pad_sequence(ones, batch_first=True)
+        logits = model(
+            tokens.to(local_device()), attention_mask=mask.to(local_device())
+        ).logits.float()
+        if not logits.isfinite().all():
+            raise UserError(f"The model in {folder} answers with numbers that are not finite.")
+        told[first : first + len(inputs)] = logits.argmax(dim=1).cpu().numpy()
+    return told
+
+
+def classes(settings: ClassificationSettings) -> Objective:
+    """To tell the class of a text."""
+    return Objective(load, read_examples, scorer=ClassScorer())

@@ -1,0 +1,296 @@
+"""Hidden tokens of a text, told by an encoder from those around them on both sides."""
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from artifacts.errors import UserError
+from artifacts.shards.format import ShardStats
+from artifacts.shards.shard_set import ShardSet
+from recipes.data.batch import IGNORED, PADDING_SEGMENT, Batch, read_batch
+from recipes.device import local_device
+from recipes.encoders.settings import MaskedLanguageModelingSettings
+from recipes.evaluation.bits import as_served
+from recipes.evaluation.documents import TokenizedDocument
+from recipes.evaluation.results import ExampleScores
+from recipes.evaluation.settings import Metric
+from recipes.model.base_model import check_family
+from recipes.model.causal_model import TrainableModel
+from recipes.model.transformers_network import (
+    ExampleNetwork,
+    config_without_dropout,
+    without_dropout,
+)
+from recipes.objective import Objective
+from recipes.spec import TrainingSpec
+
+BATCH_TEXTS = 16
+SAME_LOSS = 1e-4
+"""Nats by which a token's loss may differ beside another text and without it: rounding alone."""
+
+HIDDEN = -1
+"""Stands for the mask token, whose id the model knows."""
+MASKED_SHARE, SHOWN_AS_MASK, SHOWN_AS_ANY = 0.15, 0.8, 0.1
+"""Of all tokens, those to be told; of those, shown as the mask token, and as a random one (Devlin
+et al., "BERT", 2019)."""
+MASK_SEED = 0x2B7E151628AED2A6
+
+
+def read_masked(shards: ShardSet, rows: np.ndarray, samples: np.ndarray | None = None) -> Batch:
+    """Read rows and hide some of their tokens, which are the targets at their own places.
+
+    Args:
+        samples: of the run, by which the tokens are drawn, so that a row that is read again shows
+            others; the row numbers where absent.
+
+    Raises:
+        DamagedArtifact: a token id lies outside the shards' vocabulary.
+    """
+    batch = read_batch(shards, rows)
+    drawn = [
+        hide(tokens, shards.stats, int(sample))
+        for tokens, sample in zip(
+            batch.tokens.numpy(), rows if samples is None else samples, strict=True
+        )
+    ]
+    shown, targets = (torch.from_numpy(np.stack(part)) for part in zip(*drawn, strict=True))
+    padding = batch.segments == PADDING_SEGMENT
+    return replace(batch, tokens=shown, targets=targets.masked_fill(padding, IGNORED))
+
+
+def hide(tokens: np.ndarray, stats: ShardStats, sample: int) -> tuple[np.ndarray, np.ndarray]:
+    """What is shown of some tokens and what is to be told, both int64; at least one is.
+
+    Tokens that begin and end texts always stay.
+    """
+    tokens = tokens.astype(np.int64)
+    draw, how, other = np.random.default_rng((MASK_SEED, sample)).random((3, len(tokens)))
+    ends = [token for token in (stats.start_token_id, stats.end_token_id) if token is not None]
+    draw[np.isin(tokens, ends)] = np.inf
+    chosen = draw < max(MASKED_SHARE, np.nextafter(draw.min(), 1))
+    shown = tokens.copy()
+    shown[chosen & (how < SHOWN_AS_MASK)] = HIDDEN
+    at_random = chosen & (how >= SHOWN_AS_MASK) & (how < SHOWN_AS_MASK + SHOWN_AS_ANY)
+    shown[at_random] = (other[at_random] * stats.vocab_size).astype(np.int64)
+    return shown, np.where(chosen, tokens, IGNORED)
+
+
+def lay_out(texts: list[tuple[np.ndarray, np.ndarray]]) -> Batch:
+    """A batch of texts as `hide` gives them, one each row, as wide as the longest."""
+    lengths = np.array([len(shown) for shown, _ in texts])
+    shape = (len(texts), int(lengths.max()))
+    tokens, targets = np.zeros(shape, np.int64), np.full(shape, IGNORED)
+    for number, (shown, wanted) in enumerate(texts):
+        tokens[number, : len(shown)], targets[number, : len(shown)] = shown, wanted
+    positions = np.broadcast_to(np.arange(shape[1]), shape).copy()
+    segments = np.where(positions < lengths[:, None], 0, PADDING_SEGMENT)
+    return Batch(*map(torch.from_numpy, (tokens, targets, positions, segments)))
+
+
+def one_text_each_row(batch: Batch) -> Batch:
+    """The same texts in the same order, each in a row of its own; as it is where it holds none."""
+    is_text = batch.segments != PADDING_SEGMENT
+    if not is_text.any():
+        return batch
+    places = batch.positions[is_text].long()
+    rows = (places == 0).cumsum(0) - 1
+    shape = (int(rows[-1]) + 1, int(places.max()) + 1)
+
+    def moved(values: torch.Tensor, elsewhere: int) -> torch.Tensor:
+        found = values.new_full(shape, elsewhere)
+        found[rows, places] = values[is_text]
+        return found
+
+    return Batch(
+        moved(batch.tokens, 0),
+        moved(batch.targets, IGNORED),
+        moved(batch.positions, 0),
+        moved(torch.zeros_like(batch.segments), PADDING_SEGMENT),
+    )
+
+
+class MaskedNetwork(ExampleNetwork):
+    """An encoder that tells hidden tokens."""
+
+    def __init__(self, inner: nn.Module, mask_token: int) -> None:
+        super().__init__(inner)
+        self._mask_token = mask_token
+        self._hidden: torch.Tensor | None = None
+        """Where tokens are hidden, whose logits alone are worth their large matrix product."""
+        self.inner.get_output_embeddings().register_forward_pre_hook(
+            lambda module, args: args if self._hidden is None else (args[0][self._hidden],)
+        )
+        self.reads_packed_rows = False
+        """Whether texts stay in the rows that they share; each gets a row of its own otherwise."""
+
+    @property
+    def first_position(self) -> int:
+        """RoBERTa counts its positions from the one after the padding token's."""
+        config = self.inner.config
+        return (config.pad_token_id or 0) + 1 if "roberta" in config.model_type else 0
+
+    def losses(self, batch: Batch) -> torch.Tensor:
+        """Cross-entropy of each hidden token in nats, row by row; shape (hidden tokens,)."""
+        if not self.reads_packed_rows:
+            batch = one_text_each_row(batch)
+        self._hidden = batch.targets != IGNORED
+        logits = self._logits(batch)
+        if logits.dim() > 2:
+            # A model that multiplies by the matrix itself gives the logits of every token.
+            logits = logits[self._hidden]
+        return F.cross_entropy(logits.float(), batch.targets[self._hidden], reduction="none")
+
+    def _logits(self, batch: Batch) -> torch.Tensor:
+        """The model's own, of `_hidden` or of all tokens."""
+        segments, is_text = batch.segments, batch.segments != PADDING_SEGMENT
+        # Of a row whose texts are all forgotten, padding is shown: a model shown nothing at all
+        # answers with no number.
+        arguments = {"attention_mask": (is_text | ~is_text.any(1, keepdim=True)).long()}
+        if self.reads_packed_rows:
+            arguments = {
+                "attention_mask": (segments[:, :, None] == segments[:, None, :])[:, None],
+                "position_ids": batch.positions + self.first_position,
+            }
+        shown = batch.tokens.masked_fill(batch.tokens == HIDDEN, self._mask_token)
+        pad = self.inner.config.pad_token_id or 0
+        logits: torch.Tensor = self.inner(
+            input_ids=shown.masked_fill(~is_text, pad), **arguments
+        ).logits
+        return logits
+
+    def loss(self, batch: Batch) -> torch.Tensor:
+        """Cross-entropy of the hidden tokens in nats, summed."""
+        if batch.targets.device.type != "xla":
+            return self.losses(batch).sum()
+        # XLA compiles for one number of hidden tokens: for all.
+        self._hidden = None
+        logits = self._logits(batch).flatten(0, 1).float()
+        return F.cross_entropy(
+            logits, batch.targets.flatten(), ignore_index=IGNORED, reduction="sum"
+        )
+
+    @torch.no_grad()
+    def try_packed_rows(self, row_length: int) -> None:
+        """Find out by a row of two texts whether the model, in float32, keeps them apart.
+
+        Args:
+            row_length: tokens of the rows to come; a window of attention shows on long ones only.
+        """
+        config, device = self.inner.config, self.head_weight.device
+        places = torch.arange(row_length, device=device)
+        cut = row_length * 3 // 4
+        text = (places >= cut).long()
+        # RoBERTa would not count a padding token that stands in a text.
+        pad, size = config.pad_token_id or 0, config.vocab_size
+        tokens = (pad + 1 + places % (size - 1)) % size
+        batch = Batch(*(part[None] for part in (tokens, tokens, places - cut * text, text)))
+        apart = self.losses(batch)
+        self.reads_packed_rows = True
+        try:
+            together = self.losses(batch)
+        except (TypeError, ValueError, RuntimeError):
+            # Models without positions, or with masks of their own, say so in as many ways.
+            together = torch.full_like(apart, torch.nan)
+        self.reads_packed_rows = torch.allclose(together, apart, rtol=0, atol=SAME_LOSS)
+
+
+def load_masked(folder: Path) -> TrainableModel:
+    """An encoder that tells hidden tokens; raises UserError for another family or tokenizer."""
+    from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+    check_family(folder, "encoder")
+    mask_token = AutoTokenizer.from_pretrained(folder).mask_token_id
+    if mask_token is None:
+        raise UserError(
+            f"The tokenizer in {folder} has no mask token, without which no token can be hidden. "
+            "Choose a `base_model` that was trained on hidden tokens, such as RoBERTa."
+        )
+    inner = AutoModelForMaskedLM.from_pretrained(
+        folder, config=config_without_dropout(folder), dtype=torch.float32, use_safetensors=True
+    )
+    model = TrainableModel(without_dropout(MaskedNetwork(inner, mask_token)))
+    model.exported_config = {"architectures": [type(inner).__name__]}
+    return model
+
+
+def _load(spec: TrainingSpec) -> TrainableModel:
+    return load_masked(Path(spec.base_model_folder))
+
+
+def _check(model: TrainableModel, spec: TrainingSpec) -> None:
+    """Refuse rows for which the model has no positions; find out whether texts can share one."""
+    network = model.network
+    assert isinstance(network, MaskedNetwork)
+    most = getattr(network.inner.config, "max_position_embeddings", math.inf)
+    positions = most - network.first_position
+    if spec.shards.sequence_length > positions:
+        raise UserError(
+            f"Rows of {spec.shards.sequence_length} tokens are longer than the {positions} that "
+            "the base model has positions for. Set a smaller `tokenized_shards.sequence_length`."
+        )
+    network.try_packed_rows(spec.shards.sequence_length)
+
+
+@dataclass(frozen=True)
+class MaskedScorer:
+    """Bits that a model needs for a hidden token, averaged over each document."""
+
+    @property
+    def metric(self) -> Metric:
+        return Metric(name="bits_per_masked_token", unit="bits per masked token", has_general=True)
+
+    @property
+    def identity(self) -> Any:
+        return {}
+
+    @torch.inference_mode()
+    def score(
+        self, folder: Path, examples: Sequence[TokenizedDocument], stats: ShardStats
+    ) -> ExampleScores:
+        """The scores of a model; the same tokens are hidden from every model."""
+        try:
+            network = load_masked(folder).network
+        except (OSError, ValueError, RuntimeError) as error:
+            raise UserError(f"The model in {folder} cannot be read: {error}") from error
+        assert isinstance(network, MaskedNetwork)
+        as_served(network.eval().to(local_device()))
+        windows = [
+            (number, *hide(tokens, stats, _sample(example.id, part)))
+            for number, example in enumerate(examples)
+            for part, tokens in enumerate(_cut(example.tokens, stats.sequence_length))
+        ]
+        bits, told = np.zeros(len(examples)), np.zeros(len(examples))
+        for first in range(0, len(windows), BATCH_TEXTS):
+            numbers, *texts = zip(*windows[first : first + BATCH_TEXTS], strict=True)
+            batch = lay_out(list(zip(*texts, strict=True)))
+            losses = network.losses(batch.to(local_device())).double().cpu().numpy()
+            counts = (batch.targets != IGNORED).sum(dim=1).numpy()
+            np.add.at(bits, np.repeat(numbers, counts), losses / math.log(2))
+            np.add.at(told, list(numbers), counts)
+        return ExampleScores(
+            {self.metric.name: bits / told},
+            {"perplexity": float(2.0 ** (bits.sum() / told.sum()))},
+            [],
+        )
+
+
+def _sample(document: str, part: int) -> int:
+    digest = hashlib.blake2b(f"{document}\0{part}".encode(), digest_size=7).digest()
+    return int.from_bytes(digest, "little")
+
+
+def _cut(tokens: np.ndarray, length: int) -> list[np.ndarray]:
+    return [tokens[start : start + length] for start in range(0, len(tokens), length)]
+
+
+def hidden_tokens(settings: MaskedLanguageModelingSettings) -> Objective:
+    """To tell hidden tokens."""
+    return Objective(_load, read_masked, _check, MaskedScorer())

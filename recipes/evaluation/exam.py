@@ -1,0 +1,165 @@
+"""An exam of facts under four conditions, and what they say about training.
+
+The rivals are {base, candidate} x {closed book, with the passage that retrieval finds}; with the
+right passage in the prompt the base shows what it could know at most. Retrieval beats training on
+raw text in Ovadia and others (arXiv 2312.05934), so it is asked each time whether it suffices.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from recipes.evaluation.documents import TokenizedDocument, Tokenizer
+from recipes.evaluation.harness import TaskScores, write_task
+from recipes.evaluation.settings import EvaluationSettings
+from recipes.evaluation.statistics import Interval, studentized_interval
+
+LIBRARIES = frozenset({"lm-eval"})
+"""Those that decide the scores, besides the settings' own."""
+QUESTIONS_NAME = "questions.jsonl"
+CLOSED_BOOK, RETRIEVAL, PASSAGE, PLACEBO = EXAM_TASKS = (
+    "exam_closed_book",
+    "exam_retrieval",
+    "exam_passage",
+    "exam_placebo",
+)
+METRIC = "acc"
+READING = 0.6
+"""Share of questions that a base has to answer with the right passage before it; one that answers
+fewer is too small to read, and says nothing about training or retrieval."""
+FEWEST_FACTS = 10
+"""With fewer, one answer by chance changes the share by more than ten points."""
+
+
+def read_questions(exam: Path) -> list[dict[str, Any]]:
+    """The questions of an `exam` artifact."""
+    return [json.loads(line) for line in (exam / QUESTIONS_NAME).read_text().splitlines()]
+
+
+def write_exam_tasks(questions: Sequence[dict[str, Any]], folder: Path) -> list[str]:
+    """Write a task of lm-eval for each condition that the questions have; returns their names."""
+    asked = [question for question in questions if not question["placebo"]]
+    conditions = {
+        CLOSED_BOOK: [(question, "") for question in asked],
+        RETRIEVAL: [(question, f"{question['retrieved']['text']}\n\n") for question in asked],
+        PASSAGE: [(question, f"{question['passage']['text']}\n\n") for question in asked],
+        PLACEBO: [(question, "") for question in questions if question["placebo"]],
+    }
+    written = {task: of_task for task, of_task in conditions.items() if of_task}
+    for task, of_task in written.items():
+        rows = [
+            {
+                "document": question["id"],
+                # Forms of one fact are answered alike, so they count as one observation.
+                "cluster": f"{question['subject']}: {question['relation']}",
+                "context": context + question["question"],
+                "choices": question["choices"],
+                "answer": question["answer"],
+            }
+            for question, context in of_task
+        ]
+        write_task(task, rows, folder)
+    return list(written)
+
+
+def prompts_of(
+    questions: Sequence[dict[str, Any]], tokenizer: Tokenizer, count: int
+) -> list[TokenizedDocument]:
+    """The first questions of other subjects, for the models to answer in their own words."""
+    by_subject: dict[str, dict[str, Any]] = {}
+    relations: set[str] = set()
+    for question in questions:
+        # Another relation each time shows more than the same one about all subjects.
+        fresh = question["subject"] not in by_subject and question["relation"] not in relations
+        if fresh and not question["placebo"]:
+            by_subject[question["subject"]] = question
+            relations.add(question["relation"])
+    return [
+        TokenizedDocument(
+            id=question["id"],
+            cluster=question["id"],
+            bytes=len(question["question"].encode()),
+            tokens=np.asarray(
+                tokenizer.encode(question["question"], add_special_tokens=False), np.int64
+            ),
+        )
+        for question in list(by_subject.values())[:count]
+    ]
+
+
+def judge_exam(
+    tasks: Mapping[str, Sequence[TaskScores]], settings: EvaluationSettings
+) -> dict[str, Any] | None:
+    """What training buys; None where no exam was taken.
+
+    Args:
+        tasks: role to its scores; base and candidate are compared.
+
+    Returns:
+        `facts`, `closed_book` and `beyond_retrieval` (each the candidate's share of right answers
+        minus the base's as `value`, `low`, `high`, paired by fact), `retrieval_suffices`,
+        `sentence` for people.
+    """
+    shares = {
+        role: {one.task: one for one in of_role if one.task in EXAM_TASKS and one.metric == METRIC}
+        for role, of_role in tasks.items()
+    }
+    base, candidate = shares.get("base", {}), shares.get("candidate", {})
+    if CLOSED_BOOK not in base or CLOSED_BOOK not in candidate:
+        return None
+
+    def gain(task: str) -> Interval:
+        differences = candidate[task].values - base[task].values
+        return studentized_interval(
+            differences,
+            np.ones(len(differences)),
+            np.array(base[task].clusters),
+            resamples=settings.bootstrap_resamples,
+            seed=settings.seed,
+        )
+
+    learnt, beyond = gain(CLOSED_BOOK), gain(RETRIEVAL)
+    facts = len(set(base[CLOSED_BOOK].clusters))
+    reads = float(base[PASSAGE].values.mean()) >= READING
+    suffices = reads and not beyond.low > 0
+    return {
+        "facts": facts,
+        "closed_book": _finite(learnt),
+        "beyond_retrieval": _finite(beyond),
+        "retrieval_suffices": suffices,
+        "sentence": _sentence(facts, learnt, beyond, reads),
+    }
+
+
+def _sentence(facts: int, learnt: Interval, beyond: Interval, reads: bool) -> str:
+    if facts < FEWEST_FACTS:
+        return f"An exam about {facts} facts decides nothing; ask about {FEWEST_FACTS} at least."
+    closed = (
+        f"Closed book, training buys {_points(learnt)}."
+        if learnt.low > 0
+        else f"Closed book, training buys nothing that is surely there: {_points(learnt)}."
+    )
+    if not reads:
+        return f"{closed} The base model cannot read the passages, so retrieval is no rival to it."
+    if beyond.low > 0:
+        return f"{closed} Beyond retrieval, it buys {_points(beyond)}."
+    return f"{closed} Retrieval suffices for this text: beyond it, training buys {_points(beyond)}."
+
+
+def _points(share: Interval) -> str:
+    value, low, high = (f"{100 * one:+.0f}" for one in (share.value, share.low, share.high))
+    # Where the answers to hardly a fact differ, resamples do not tell how far they might.
+    bounds = (
+        f"95 % interval {low} to {high}"
+        if math.isfinite(share.high - share.low)
+        else "hardly a fact differs"
+    )
+    return f"{value} points ({bounds})"
+
+
+def _finite(interval: Interval) -> dict[str, float | None]:
+    return {name: one if math.isfinite(one) else None for name, one in vars(interval).items()}

@@ -1,1 +1,0 @@
-"""Tasks of lm-eval, the language model evaluation harness."""

@@ -1,0 +1,274 @@
+"""How sure the gate has to be, and how sure a measurement makes it.
+
+The promise covers a pipeline's whole life: the chance that any model that is not better is ever
+promoted is at most `lifetime_error`. Each judgement, called a look, spends a part of it, less and
+less, so that the parts of all looks for ever sum to the whole (alpha spending: Lan & DeMets 1983;
+Foster & Stine 2008). Whoever chooses the next candidate by verdicts alone learns nothing but "no"
+before the first promotion, so until then the sum bounds the error for any strategy (the argument
+of the Ladder: Blum & Hardt 2015). Within a look, documents are measured in rounds until the verdict
+is known; each round spends a part of the look's part, so measuring may end after any of them.
+
+Who reads the scores of earlier candidates learns also about the documents that the next one is
+measured on, where they are the same. Scores of k candidates, each on a share of the held-out text
+drawn for it, can lift the next one's by at most about share times root k standard errors (reached
+by adding up variations weighted by their scores; the rate of Dwork and others 2015 and of Steinke &
+Ullman 2015), so the bound moves by as much. Only a choice can carry what was read: where the
+procedure that makes candidates was settled before a score could be read, nothing moves, however
+often it runs on text that arrives. benchmarks/gate_calibration.py simulates all of it.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from recipes.evaluation.settings import Question, Rounds
+
+INTERVAL_WIDENING = 2.5
+_CHUNK_DRAWS = 4_000_000
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A value and the bounds between which it lies with the stated confidence."""
+
+    value: float
+    low: float
+    high: float
+
+
+def sum_by_cluster(clusters: np.ndarray, *columns: np.ndarray) -> list[np.ndarray]:
+    """Sum each column over the documents of a cluster: arrays of shape (distinct clusters,)."""
+    _, groups = np.unique(clusters, return_inverse=True)
+    return [np.bincount(groups, weights=column) for column in columns]
+
+
+def studentized_interval(
+    numerators: np.ndarray,
+    denominators: np.ndarray,
+    clusters: np.ndarray,
+    *,
+    confidence: float = 0.95,
+    resamples: int,
+    seed: int,
+) -> Interval:
+    """The bootstrap-t interval of `sum(numerators) / sum(denominators)`, clusters resampled.
+
+    Each resample's distance from the estimate is divided by that resample's own standard error
+    (linearised, as for any ratio estimator), which keeps the stated confidence on few and skewed
+    documents where a percentile interval does not (Efron, 1981; Hall, 1988). A normal-theory
+    interval with Student's t is computed besides, and each bound is the farther of the two: with
+    few clusters the bootstrap cannot see a tail that it has not drawn. For the same reason both
+    bounds are moved outwards by the factor `1 + 2.5 / sqrt(clusters)`, the order in which skewness
+    fades: strongly skewed differences need it to keep 2.5 % a side from 30 clusters on
+    (benchmarks/gate_calibration.py).
+
+    Args:
+        numerators, denominators: shape (documents,); denominators are positive.
+        clusters: shape (documents,); documents with one value are resampled together.
+
+    Returns:
+        Bounds are minus and plus infinity for fewer than two clusters.
+    """
+    numerator, denominator = sum_by_cluster(clusters, numerators, denominators)
+    count = len(numerator)
+    value = float(numerator.sum() / denominator.sum())
+    if count < 2:
+        return Interval(value, -np.inf, np.inf)
+    unweighted = _moments(np.ones((1, count)), numerator, denominator)
+    error = float(_ratio(unweighted, count)[1][0])
+    if error == 0:
+        return Interval(value, value, value)
+    values, errors = _resample(numerator, denominator, resamples, seed)
+    off = values - value
+    with np.errstate(divide="ignore", invalid="ignore"):
+        # A resample without an error of its own is infinitely far off, unless it is not off at all.
+        distances = np.where(
+            (errors > 0) | (off == 0), off / np.maximum(errors, 1e-300), off * np.inf
+        )
+    tail = (1 - confidence) / 2
+    low, high = np.quantile(distances, [tail, 1 - tail], method="inverted_cdf")
+    student = _student_quantile(1 - tail, count - 1)
+    reach = error * (1 + INTERVAL_WIDENING / np.sqrt(count))
+    return Interval(value, value - max(high, student) * reach, value + max(-low, student) * reach)
+
+
+def _resample(
+    numerator: np.ndarray, denominator: np.ndarray, resamples: int, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Ratio and standard error of every resample: two arrays of shape (resamples,)."""
+    generator = np.random.default_rng(seed)
+    count = len(numerator)
+    rows = max(1, _CHUNK_DRAWS // count)
+    values, errors = [], []
+    for first in range(0, resamples, rows):
+        size = min(rows, resamples - first)
+        draws = generator.integers(count, size=(size, count)) + np.arange(size)[:, None] * count
+        weights = np.bincount(draws.ravel(), minlength=size * count).reshape(size, count)
+        value, error = _ratio(_moments(weights.astype(float), numerator, denominator), count)
+        values.append(value)
+        errors.append(error)
+    return np.concatenate(values), np.concatenate(errors)
+
+
+def _moments(weights: np.ndarray, numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
+    """Weighted sums of n, d, n², nd, d²: shape (5, resamples)."""
+    columns = np.stack(
+        [numerator, denominator, numerator**2, numerator * denominator, denominator**2], axis=1
+    )
+    return (weights @ columns).T
+
+
+def _ratio(moments: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Ratio of sums and its linearised standard error: two arrays of shape (resamples,)."""
+    n, d, nn, nd, dd = moments
+    value = n / d
+    squares = np.maximum(nn - 2 * value * nd + value**2 * dd, 0)
+    return value, np.sqrt(squares * count / (count - 1)) / d
+
+
+def _student_quantile(probability: float, degrees: int) -> float:
+    from scipy.special import stdtrit
+
+    return float(stdtrit(degrees, probability))
+
+
+FIRST_TERM = 5
+SPENDING_SUM = 0.6627942661911632
+"""Of 1 / (n ln² n) over n = 5, 6, …: the parts are this series, which falls slowest among simple
+ones that have a sum. It begins at 5, so that the first looks do not take what later ones need."""
+LAST_ROUND = 0.75
+"""What of a look's part its last round spends; each one before it a quarter of the next one's."""
+BOUND_WIDENING = 10.0
+"""How far a bound is moved outwards, for the normal quantile over the number of clusters; besides
+for the quantile times the skewness towards large losses over the root of that number, the order in
+which skewness spoils Student's t (Hall 1992, section 3). Found by simulating differences that are
+mostly small gains with a few large losses, down to 30 clusters and levels of one in 100,000."""
+FUTILITY = 0.1
+POWER = 0.8
+
+
+@dataclass(frozen=True)
+class PairedEstimate:
+    """A paired difference of losses; below zero the candidate is better."""
+
+    difference: float
+    error: float
+    """Its standard error."""
+    low: float
+    high: float
+    """Bounds that each miss the truth with at most the level's probability; infinite for one
+    cluster."""
+    clusters: int
+
+    def is_gain(self, smallest_effect: float) -> bool:
+        """Whether the candidate is better for sure, and by enough as measured."""
+        return self.high < 0 and self.difference <= -smallest_effect
+
+    def detectable(self, smallest_effect: float) -> float:
+        """The gain that a measurement like this one finds with a probability of 80 %."""
+        from scipy.special import ndtri
+
+        margin = max(self.high - self.difference, smallest_effect)
+        return margin + float(ndtri(POWER)) * self.error
+
+
+def spend(lifetime_error: float, look: int) -> float:
+    """The error that the look-th judgement of a pipeline's life may make, counted from 1."""
+    number = look + FIRST_TERM - 1
+    return lifetime_error / (SPENDING_SUM * number * math.log(number) ** 2)
+
+
+def level(lifetime_error: float, look: int, rounds: Rounds) -> float:
+    """The part of it that the round measured last may spend."""
+    part = 1.0 if rounds.planned == 1 else LAST_ROUND / 4 ** (rounds.planned - rounds.measured)
+    return part * spend(lifetime_error, look)
+
+
+def allowance(readable: int, share: float) -> float:
+    """Standard errors that reading the scores of earlier looks may have lifted this one by.
+
+    Args:
+        readable: looks before this candidate's procedure was chosen.
+        share: of the held-out documents, how many one candidate is measured on at most.
+    """
+    return share * math.sqrt(readable)
+
+
+def is_decided(
+    differences: np.ndarray,
+    sizes: np.ndarray,
+    clusters: np.ndarray,
+    question: Question,
+    rounds: Rounds,
+) -> bool:
+    """Whether the verdict is known: a gain is sure, or a gain that matters is unlikely (10 %).
+
+    Giving up costs power, never the error. Figures that are not finite decide, too.
+    """
+    if not np.isfinite(differences).all():
+        return True
+    at = level(question.lifetime_error, question.look, rounds)
+    allowed = allowance(question.readable, rounds.share)
+    if estimate(differences, sizes, clusters, at, allowed).is_gain(question.smallest_effect):
+        return True
+    return estimate(differences, sizes, clusters, FUTILITY).low > -question.smallest_effect
+
+
+def estimate(
+    differences: np.ndarray,
+    sizes: np.ndarray,
+    clusters: np.ndarray,
+    level: float,
+    allowed: float = 0.0,
+) -> PairedEstimate:
+    """`sum(differences) / sum(sizes)` with bounds at a level; clusters are the independent units.
+
+    Args:
+        differences: bits of candidate minus reference, shape (documents,).
+        sizes: bytes, shape (documents,); positive.
+        clusters: shape (documents,); documents with one value count as one.
+        level: probability with which each bound may miss, 0 to 0.5.
+        allowed: standard errors that both bounds lie farther out, see `allowance`.
+    """
+    difference, size = sum_by_cluster(clusters, differences, sizes)
+    values = summarize(difference[None], size[None])
+    value, error, skewness = (float(column[0]) for column in values)
+    count = len(difference)
+    if count < 2:
+        return PairedEstimate(value, math.inf, -math.inf, math.inf, count)
+    below = float(reach(error, -skewness, count, level)) + allowed * error
+    above = float(reach(error, skewness, count, level)) + allowed * error
+    return PairedEstimate(value, error, value - below, value + above, count)
+
+
+def summarize(differences: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Ratio of sums, its linearized standard error and its residuals' skewness, row by row.
+
+    Args:
+        differences, sizes: shape (samples, clusters).
+    """
+    count = differences.shape[1]
+    total = sizes.sum(axis=1)
+    value = differences.sum(axis=1) / total
+    residuals = differences - value[:, None] * sizes
+    squares = (residuals**2).sum(axis=1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        error = np.sqrt(squares * count / (count - 1)) / total
+        skewness = (residuals**3).mean(axis=1) / (squares / count) ** 1.5
+    return value, error, np.nan_to_num(skewness)
+
+
+def reach(
+    error: np.ndarray | float,
+    skewness: np.ndarray | float,
+    clusters: int,
+    level: np.ndarray | float,
+) -> np.ndarray | float:
+    """How far a bound at a level lies from the estimate, for a skewness towards its side."""
+    # Imported here, since whoever loads Dagster's definitions would wait for it.
+    from scipy.special import ndtri, stdtrit
+
+    widening = np.maximum(skewness, 0) / math.sqrt(clusters) + BOUND_WIDENING / clusters
+    # Both are symmetric, so the quantile at 1 - level is that at level with the sign turned.
+    return error * -stdtrit(clusters - 1, level) * (1 - ndtri(level) * widening)

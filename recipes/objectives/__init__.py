@@ -1,1 +1,0 @@
-"""What each recipe teaches: which model it loads, how rows become batches, how it is scored."""

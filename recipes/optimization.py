@@ -1,0 +1,202 @@
+"""The update of the weights: which gradients are usable, the optimizers, the learning rate."""
+
+import math
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import Any, TypeVar
+
+import torch
+from pydantic import BaseModel
+from torch import nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.optim._muon import _adjust_lr, _zeropower_via_newtonschulz
+
+from recipes.device import device_of
+from recipes.model.causal_model import TrainableModel
+from recipes.settings import OptimizerSettings, ScheduleSettings
+
+HISTORY = 64
+ENOUGH_HISTORY = 16
+
+
+class GradientGuard(BaseModel):
+    """Refuses gradients that are not finite or far above the recent ones; part of a checkpoint.
+
+    A skipped step leaves the weights as they are, so norms that stay high over several of them are
+    no training that runs away, but text of another kind: they are the recent ones from there on.
+    Such gradients are clipped as all are.
+    """
+
+    recent_norms: list[float] = []
+    """Norms of the last accepted gradients, oldest first."""
+    skipped_steps: list[int] = []
+    """Steps skipped since the run's beginning: their rows taught the model nothing."""
+    skipped_in_a_row: int = 0
+    high_norms: list[float] = []
+    """The finite ones of the steps skipped in a row."""
+
+    def largest_norm(self, factor: float) -> float:
+        """The limit for the next gradient: `factor` times the recent median."""
+        if len(self.recent_norms) < ENOUGH_HISTORY:
+            return math.inf
+        return factor * median(self.recent_norms)
+
+    def accept(self, norm: float) -> None:
+        """Remember a gradient that was used."""
+        self.recent_norms = [*self.recent_norms, norm][-HISTORY:]
+        self.skipped_in_a_row, self.high_norms = 0, []
+
+    def skip(self, step: int, norm: float, settings: OptimizerSettings) -> tuple[str, bool]:
+        """Count a skipped step.
+
+        Returns:
+            What to tell of it, and whether it ends the training.
+        """
+        self.skipped_steps = [*self.skipped_steps, step]
+        self.skipped_in_a_row += 1
+        reason = "a gradient that is not finite"
+        if math.isfinite(norm):
+            self.high_norms = [*self.high_norms, norm]
+            reason = f"a gradient norm of {norm:.3g}, far above the recent {self._typical():.3g}"
+        if self.skipped_in_a_row >= settings.stop_after_skips:
+            first = step - self.skipped_in_a_row + 1
+            return (
+                f"Training stopped at step {step}: no step since {first} had a usable gradient, "
+                f"the last one {reason}; the weights are those from before. Lower "
+                "`checkpoint.optimizer.learning_rate`, or look at the rows it trained on "
+                "(`checkpoint.logging.audit_rows`)."
+            ), True
+        told = f"step {step} was skipped: {reason} ({len(self.skipped_steps)} skipped so far)"
+        if len(self.high_norms) >= settings.accept_after_skips:
+            self.recent_norms, self.high_norms = self.high_norms, []
+            told += (
+                f". WARNING: {settings.accept_after_skips} in a row are text of another kind: "
+                f"norms around {self._typical():.3g} are used from here on"
+            )
+        return told, False
+
+    def _typical(self) -> float:
+        return median(self.recent_norms) if self.recent_norms else math.nan
+
+
+Optimizers = Sequence[torch.optim.Optimizer]
+
+
+def build_optimizers(model: TrainableModel, settings: OptimizerSettings) -> Optimizers:
+    """AdamW over everything, or Muon over the layers' matrices and AdamW over the rest.
+
+    Matrices decay; norms and biases do not. Muon (Jordan et al., 2024) takes AdamW's learning rate,
+    its updates being scaled to the same size (Liu et al., 2025).
+    """
+    in_layers = {id(p) for p in model.network.layers.parameters()}
+    trained = [p for p in model.parameters() if p.requires_grad]
+    muon = [p for p in trained if p.ndim == 2 and id(p) in in_layers]
+    if settings.name == "adamw":
+        return [adamw(trained, settings)]
+    by_muon = {id(p) for p in muon}
+    is_split = any(isinstance(p, DTensor) for p in muon)
+    kind = SplitMuon if is_split else torch.optim.Muon
+    return [
+        kind(
+            muon,
+            lr=settings.learning_rate,
+            weight_decay=settings.weight_decay,
+            adjust_lr_fn="match_rms_adamw",
+        ),
+        adamw([p for p in trained if id(p) not in by_muon], settings),
+    ]
+
+
+AdamW = TypeVar("AdamW", bound=torch.optim.AdamW)
+
+
+def adamw(
+    parameters: list[nn.Parameter],
+    settings: OptimizerSettings,
+    kind: type[AdamW] = torch.optim.AdamW,
+) -> AdamW:
+    """AdamW, or a kind of it, under which matrices decay and norms and biases do not."""
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": settings.weight_decay},
+        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    return kind(
+        [group for group in groups if group["params"]],
+        lr=settings.learning_rate,
+        betas=settings.betas,
+        **device_of(parameters[0].device).adamw,
+    )
+
+
+def set_learning_rate(optimizers: Optimizers, learning_rate: float) -> None:
+    """Give every group the learning rate of this step."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate
+
+
+class SplitMuon(torch.optim.Muon):
+    """Muon (Jordan et al., 2024) for matrices that are split over workers.
+
+    A matrix's update cannot be computed from a part of it: the momentum, which stays split, is
+    gathered, orthogonalized by every worker alike, and each applies its part. One matrix is whole
+    at a time. Parameters are DTensors; the arithmetic is that of torch's own step.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:
+        """Update every parameter that has a gradient."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, group)
+
+    def _update(self, parameter: DTensor, group: dict[str, Any]) -> None:
+        gradient, state = parameter.grad, self.state[parameter]
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(gradient)
+        momentum = state["momentum_buffer"]
+        momentum.to_local().lerp_(gradient.to_local(), 1 - group["momentum"])
+        update = momentum
+        if group["nesterov"]:
+            part = gradient.to_local().lerp(momentum.to_local(), group["momentum"])
+            update = DTensor.from_local(
+                part,
+                gradient.device_mesh,
+                gradient.placements,
+                run_check=False,
+                shape=gradient.shape,
+                stride=gradient.stride(),
+            )
+        whole = _zeropower_via_newtonschulz(
+            update.full_tensor(), group["ns_coefficients"], group["ns_steps"], group["eps"]
+        )
+        mine = distribute_tensor(
+            whole, parameter.device_mesh, parameter.placements, src_data_rank=None
+        ).to_local()
+        rate = _adjust_lr(group["lr"], group["adjust_lr_fn"], parameter.shape)
+        local = parameter.to_local()
+        local.mul_(1 - group["lr"] * group["weight_decay"])
+        local.add_(mine, alpha=-rate)
+
+
+def learning_rate_factor(schedule: ScheduleSettings, step: int, steps: int) -> float:
+    """Share of the peak learning rate for the 1-based `step` of a run of `steps`.
+
+    Warm-up rises linearly and reaches the peak at its end; the last step has
+    `final_fraction`. The stable form is that of Hu et al., "MiniCPM" (2024).
+    """
+    warmup = schedule.warmup(steps)
+    if step < warmup:
+        return step / warmup
+    if schedule.shape == "cosine":
+        progress = _progress(step, warmup, steps)
+        share = 0.5 * (1 + math.cos(math.pi * progress))
+    else:
+        decay_steps = round(steps * schedule.decay_fraction)
+        share = 1 - _progress(step, steps - decay_steps, steps)
+    return schedule.final_fraction + (1 - schedule.final_fraction) * share
+
+
+def _progress(step: int, first: int, last: int) -> float:
+    return min(max((step - first) / (last - first), 0.0), 1.0) if last > first else 0.0

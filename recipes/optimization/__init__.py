@@ -1,1 +1,0 @@
-"""The update of the weights: optimizers, learning rate, and which gradients are usable."""

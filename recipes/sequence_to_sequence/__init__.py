@@ -1,0 +1,1 @@
+"""Encoder-decoder models that write a target for an input."""

@@ -1,0 +1,525 @@
+"""What recipes and strategies say of themselves, what they share, how they are found by name.
+
+A package declares each as an entry point: its name, and the settings model that is its door.
+
+    [project.entry-points."llm_assets.recipes"]
+    classification = "recipes.encoders.settings:ClassificationSettings"
+
+Importing this loads no torch.
+"""
+
+import sys
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from pkgutil import resolve_name
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import (
+    Field,
+    PlainValidator,
+    SerializeAsAny,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+from artifacts.errors import UserError
+from artifacts.examples import Form
+from artifacts.settings import Settings
+
+RECIPES, STRATEGIES = "llm_assets.recipes", "llm_assets.strategies"
+"""Groups of entry points, by which packages declare what they bring."""
+OWN = "llm-assets"
+"""The distribution whose recipes are covered by the code version of training."""
+Precision = Literal["bfloat16", "float32"]
+Switch = Literal["auto", "always", "never"]
+DEFAULT_STEPS = 32
+DEFAULT_WARMUP_STEPS = 3
+
+
+@cache
+def installed(group: str) -> dict[str, EntryPoint]:
+    """What installed packages declare in a group, in the order of the names."""
+    declared = sorted(entry_points(group=group), key=lambda entry: entry.name)
+    return {entry.name: entry for entry in declared}
+
+
+@cache
+def settings_model(group: str, name: str) -> type[Settings]:
+    """The settings that are declared; raises PydanticCustomError where none or broken ones are."""
+    declared = installed(group).get(name)
+    if declared is None:
+        raise PydanticCustomError(
+            "unknown_name",
+            "there is none of this name. Installed are: {names}. Other packages bring more by an "
+            "entry point in the group {group}; where one of its own is missing, install llm-assets "
+            "again",
+            {"names": ", ".join(installed(group)) or "none", "group": group},
+        )
+    package = declared.dist.name if declared.dist else "an unnamed package"
+    try:
+        model = declared.load()
+        if not issubclass(model, Settings):
+            raise TypeError(f"{declared.value} is no settings model")
+    except (ImportError, AttributeError, TypeError) as error:
+        raise PydanticCustomError(
+            "broken_package",
+            "what the package {package} brings under this name cannot be loaded: {error}",
+            {"package": package, "error": str(error)},
+        ) from error
+    return model
+
+
+def _validate(base: type[Settings], tag: str, group: str, values: Any) -> Any:
+    """Validate settings by the model that their tag names."""
+    if isinstance(values, base):
+        return values
+    if not isinstance(values, dict):
+        return base.model_validate(values)
+    name = str(values.get(tag, base.model_fields[tag].default))
+    try:
+        model = settings_model(group, name)
+    except PydanticCustomError as fault:
+        details = InitErrorDetails(type=fault, loc=(tag,), input=name)
+        raise ValidationError.from_exception_data(base.__name__, [details]) from None
+    return model.model_validate(values)
+
+
+def chosen(switch: Switch, automatic: bool) -> bool:
+    """What a three-way switch means where `auto` would give `automatic`."""
+    return automatic if switch == "auto" else switch == "always"
+
+
+class ExecutionSettings(Settings):
+    """A section that says where and how the work is done, never what comes of it.
+
+    Sections of this kind stay out of the checkpoint's fingerprint, so a run goes on after any
+    change to them.
+    """
+
+
+class BudgetSettings(Settings):
+    """How much is trained: one of steps, tokens and epochs, in global batches of rows."""
+
+    steps: int | None = Field(default=None, ge=1)
+    """Optimizer steps of the whole run; 32 where neither steps, tokens nor epochs is given."""
+    tokens: int | None = Field(default=None, ge=1)
+    """Tokens to train on instead, rounded up to whole steps; at least one step's."""
+    epochs: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """Passes over the train split instead, rounded up to whole steps; of a run that continues from
+    the champion, over what no model before it has seen, with `order.seen_share` on top."""
+    global_batch_size: int = Field(default=4, ge=1)
+    """Rows per step, over all workers and accumulation steps."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default(cls, values: Any) -> Any:
+        if isinstance(values, dict) and all(values.get(name) is None for name in BUDGETS):
+            return values | {"steps": DEFAULT_STEPS}
+        return values
+
+    @model_validator(mode="after")
+    def _check_one(self) -> Self:
+        given = [name for name in BUDGETS if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"give one of steps, tokens, epochs (found {' and '.join(given)})")
+        return self
+
+
+BUDGETS = ("steps", "tokens", "epochs")
+
+
+class OrderSettings(Settings):
+    """Which rows a run that continues from the champion takes; others take all rows alike."""
+
+    new_first: bool = True
+    """Take what arrived last first, then what else the lineage has not seen."""
+    seen_share: float = Field(default=0.25, ge=0, lt=1)
+    """Share of the rows that the lineage has seen before, against forgetting. Ibrahim et al. (2024)
+    replay 5 % where the text shifts little and 25 % where it shifts much, as to a new subject."""
+
+
+class OptimizerSettings(Settings):
+    """How gradients become new weights, and which gradients are not used."""
+
+    name: Literal["adamw", "muon"] = "adamw"
+    """Muon takes the matrices of the layers; AdamW always takes the rest."""
+    learning_rate: float = Field(default=1e-4, gt=0, le=1, allow_inf_nan=False)
+    """Peak learning rate; mild, since the base model has learnt already."""
+    weight_decay: float = Field(default=0.1, ge=0, le=10, allow_inf_nan=False)
+    """Decoupled weight decay on matrices; norms and biases have none."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """AdamW's decay rates of the first and second moment."""
+    gradient_clip: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    """Largest gradient norm; larger gradients are scaled down to it."""
+    skip_gradient_above: float = Field(default=10.0, gt=1)
+    """A step whose gradient norm is this many times the recent median is skipped, as is NaN."""
+    accept_after_skips: int = Field(default=4, ge=1)
+    """So many steps skipped in a row for their norm are text of another kind, which is learnt."""
+    stop_after_skips: int = Field(default=8, ge=1)
+    """Skipped steps in a row that end the training; the gate then rejects what it made."""
+
+    @field_validator("betas")
+    @classmethod
+    def _check_betas(cls, betas: tuple[float, float]) -> tuple[float, float]:
+        if not all(0 <= beta < 1 for beta in betas):
+            raise ValueError("a decay rate is at least 0 and below 1")
+        return betas
+
+
+class ScheduleSettings(Settings):
+    """The learning rate over the run, as a share of `optimizer.learning_rate`."""
+
+    shape: Literal["warmup_stable_decay", "cosine"] = "warmup_stable_decay"
+    """Hold and then decay linearly, or decay along a cosine from the end of the warm-up."""
+    warmup_steps: int | None = Field(default=None, ge=0)
+    """Steps of linear rise from zero, at most those of the run; by default three."""
+    decay_fraction: float = Field(default=0.3, ge=0, le=1)
+    """Share of all steps spent decaying, for `warmup_stable_decay`."""
+    final_fraction: float = Field(default=0.1, ge=0, le=1)
+    """Learning rate of the last step as a share of the peak."""
+
+    def warmup(self, steps: int) -> int:
+        """Warm-up steps of a run of `steps`."""
+        return min(DEFAULT_WARMUP_STEPS, steps) if self.warmup_steps is None else self.warmup_steps
+
+
+LoraTarget = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+class LoraSettings(Settings):
+    """Low-rank adapters beside frozen weights (Hu et al., 2021), merged on export."""
+
+    rank: int = Field(default=16, ge=1)
+    """Inner size of an adapter."""
+    alpha: float = Field(default=32.0, gt=0, allow_inf_nan=False)
+    """The adapter's output is scaled by alpha / rank."""
+    dora: bool = False
+    """Learn the length of each row of a matrix apart from its direction (Liu et al., "DoRA",
+    2024): often better at a low rank, and slower."""
+    targets: tuple[LoraTarget, ...] = ("q_proj", "k_proj", "v_proj", "o_proj")
+    """Which matrices of each layer get one."""
+
+
+class ExportSettings(Settings):
+    """Which weights the artifact holds, and in which type."""
+
+    weights: Literal["last", "best"] = "last"
+    """Those of the last step, or the best by validation."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """float32 keeps the master weights exactly."""
+
+
+class ValidationSettings(ExecutionSettings):
+    """How often, and on how much, the model is measured while it is trained.
+
+    Part of the fingerprint only where `export.weights` is `best`, since then it decides which
+    weights these are.
+    """
+
+    every_steps: int = Field(default=16, ge=1)
+    """Steps between validations, beside those before the first and after the last step."""
+    rows: int = Field(default=32, ge=1)
+    """Most validation rows read each time, chosen once by hash."""
+
+
+class StrategySettings(Settings):
+    """Another way than FSDP2 over processes to spread a model, or other hardware.
+
+    `placement` asks for one by its name: `deepspeed: {stage: 2}`, or `device: tpu`. Packages bring
+    more by entry points in the group `llm_assets.strategies`.
+    """
+
+    asked_by: ClassVar[str]
+    """How the settings ask for it, such as `placement.device: tpu`."""
+    builds: ClassVar[str]
+    """`module:function` that makes the `recipes.distributed.strategy.Strategy`; it takes the spec,
+    the workers, the precision and a function that gives the model."""
+    joins: ClassVar[str | None] = None
+    """`module:function` that makes the `Workers` of other hardware from the number of processes."""
+    precision: ClassVar[Precision | None] = None
+    """What `precision: auto` comes to on other hardware."""
+    libraries: ClassVar[frozenset[str]] = frozenset({"torch"})
+    """Those of the environment that trains and that decide the weights."""
+    name: str
+    """Which strategy this is; other packages may bring more."""
+
+    def python(self) -> str:
+        """The interpreter that trains; raises UserError where its environment is not there."""
+        return sys.executable
+
+    def faults(self, training: "TrainingSettings") -> list[str]:
+        """Which settings do not go with it."""
+        return []
+
+
+def _strategy(values: Any) -> Any:
+    return values if values is None else _validate(StrategySettings, "name", STRATEGIES, values)
+
+
+class PlacementSettings(ExecutionSettings):
+    """How the work is spread over processes and devices.
+
+    Any placement trains on the same rows in the same order. Sums are taken in another order, so
+    weights agree up to rounding, not to the bit.
+    """
+
+    workers: int | None = Field(default=None, ge=1)
+    """Training processes over all machines. Absent: one here, and on Google Cloud one for each
+    accelerator of each machine. A run of which another number starts ends before its first step."""
+    replicas: int = Field(default=1, ge=1)
+    """Groups of workers that each hold the whole model; 1 shards it over all of them."""
+    tensor_parallel: int = Field(default=1, ge=1)
+    """Neighboring workers that split every matrix between them, for layers too large for one; the
+    rest of the workers shard and replicate. It has to divide the model's heads."""
+    device_batch_size: int = Field(default=4, ge=1)
+    """Rows per forward pass on one worker; the rest of the global batch is accumulated."""
+    reader_processes: int = Field(default=0, ge=0)
+    """Processes per worker that read rows ahead; 0 reads in the training process, at some hundred
+    million tokens per second, which only the fastest storage and models call for more than."""
+    activation_checkpointing: bool | None = None
+    """Keep only each layer's input and compute the rest again backwards: less memory, more time.
+    Absent: on a GPU that would not hold the rest, by a reckoning."""
+    compile: Switch = "auto"
+    """torch.compile of the layers; auto compiles on a GPU, where it pays within minutes."""
+    strategy: Annotated[SerializeAsAny[StrategySettings | None], PlainValidator(_strategy)] = None
+    """Another way to train than FSDP2 over processes on GPUs, where there are some, or on the
+    processor."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_the_strategy(cls, values: Any) -> Any:
+        """`deepspeed: {stage: 2}` stands for a strategy of this name, and so does `device: tpu`."""
+        if not isinstance(values, dict):
+            return values
+        named = {name: values[name] for name in values if name in installed(STRATEGIES)}
+        rest = {name: value for name, value in values.items() if name not in named}
+        if (device := rest.pop("device", "auto")) != "auto":
+            named[device] = {}
+        named = {name: given for name, given in named.items() if given is not None}
+        if len(named) + (rest.get("strategy") is not None) > 1:
+            raise ValueError(f"give one strategy (found {' and '.join(named)})")
+        for name, given in named.items():
+            tagged = given | {"name": name} if isinstance(given, dict) else given
+            try:
+                rest["strategy"] = _strategy(tagged)
+            except ValidationError as error:
+                # Under the key that was written.
+                key = "device" if name == device else name
+                details = [
+                    InitErrorDetails(
+                        type=PydanticCustomError(fault["type"], fault["msg"]),
+                        loc=(key, *fault["loc"]),
+                        input=fault["input"],
+                    )
+                    for fault in error.errors()
+                ]
+                raise ValidationError.from_exception_data(cls.__name__, details) from None
+        return rest
+
+    def python(self) -> str:
+        """The interpreter that trains; raises UserError where its environment is not there."""
+        return self.strategy.python() if self.strategy else sys.executable
+
+    @property
+    def world_size(self) -> int:
+        """The number of processes that a run is planned for."""
+        return self.workers or 1
+
+
+class CheckpointingSettings(ExecutionSettings):
+    """When the training state is saved, and how much of it stays."""
+
+    every_steps: int | None = Field(default=None, ge=1)
+    """Steps between checkpoints; what a failure can cost. Absent: 8, and on a GPU, where steps are
+    short, `every_minutes` alone."""
+    every_minutes: float | None = Field(default=15.0, gt=0)
+    """Most minutes between checkpoints."""
+    permanent_every_steps: int | None = Field(default=None, ge=1)
+    """Checkpoints at multiples of this many steps stay while others rotate; absent: none."""
+    keep: int = Field(default=2, ge=1)
+    """Newest checkpoints kept while training, beside the permanent ones."""
+    in_background: Switch = "auto"
+    """Train on while a checkpoint is copied in memory and written; auto does so on a GPU."""
+
+
+class LoggingSettings(ExecutionSettings):
+    """What a run writes down beside its metrics."""
+
+    every_steps: int = Field(default=1, ge=1)
+    """Steps between figures in TensorBoard and Weights & Biases, and between readings of the
+    hardware; `metrics.jsonl` has a line for every step."""
+    audit_rows: bool = False
+    """Write down every row that each worker trained on, as proof of the order of the data."""
+    profile_steps: tuple[int, ...] = ()
+    """Steps whose profile is written to `profile/` in the run folder, for chrome://tracing."""
+    weights_and_biases: str | None = None
+    """Weights & Biases project that also gets the metrics; absent: none does."""
+
+
+ModelFamily = Literal["causal", "sequence_to_sequence", "encoder"]
+
+
+class TrainingSettings(Settings):
+    """What every training recipe has, in sections.
+
+    The first sections decide what the checkpoint is and enter its fingerprint; `validation`,
+    `placement`, `checkpointing` and `logging` say how the work is done and do not.
+    """
+
+    # A recipe derives from this or from `WarmStartSettings`, has its name in `recipe` as a Literal,
+    # and answers what is asked below; `recipes.registry` finds it by that name.
+    teaches: ClassVar[str]
+    """`module:function` that makes the recipe's `recipes.objective.Objective` of such settings."""
+    recipe: str = "continued_pretraining"
+    """Which recipe this is; other packages may bring more."""
+    seed: int = Field(default=0, ge=0)
+    """Decides the order of the data, and random weights where they are asked for."""
+    precision: Literal["auto", "bfloat16", "float32"] = "auto"
+    """bfloat16 keeps float32 master weights; auto takes it where the hardware is fast at it. What
+    auto came to is part of the fingerprint."""
+    replay_share: float = Field(default=0, ge=0, lt=1)
+    """Share of the rows that are general text, replayed against forgetting, spread evenly;
+    `clean_corpus.split.sources` names it. 0.05 to 0.25 are usual where text is at hand."""
+    budget: BudgetSettings = BudgetSettings()
+    order: OrderSettings = OrderSettings()
+    optimizer: OptimizerSettings = OptimizerSettings()
+    schedule: ScheduleSettings = ScheduleSettings()
+    export: ExportSettings = ExportSettings()
+    validation: ValidationSettings = ValidationSettings()
+    placement: PlacementSettings = PlacementSettings()
+    checkpointing: CheckpointingSettings = CheckpointingSettings()
+    logging: LoggingSettings = LoggingSettings()
+
+    @property
+    def form(self) -> Form:
+        """What a corpus for this recipe consists of."""
+        return "pretraining"
+
+    @property
+    def family(self) -> ModelFamily:
+        """Which kind of model it trains; how that serves follows from its architecture."""
+        return "causal"
+
+    def objective(self) -> Any:
+        """The `recipes.objective.Objective`, for the programs; importing it loads torch."""
+        return resolve_name(self.teaches)(self)
+
+    @property
+    def libraries(self) -> set[str]:
+        """Those that decide the weights."""
+        strategy = self.placement.strategy
+        used = {"safetensors", "transformers", *(strategy.libraries if strategy else {"torch"})}
+        return used | ({"torchtune"} if self.adapters else set())
+
+    def longest_input(self, row_tokens: int) -> int | None:
+        """Tokens that the model is given at once of a row of so many; None where each row is cut to
+        a length of its own."""
+        return row_tokens
+
+    def check_files(self) -> None:
+        """Raise UserError where a file that is named here is not there; most name none."""
+
+    def scoring(self) -> dict[str, Any]:
+        """The settings that decide how models are compared, for the evaluation's fingerprint."""
+        return {}
+
+    @property
+    def starts_from(self) -> Literal["base_model", "champion", "random"]:
+        """Which weights training begins with."""
+        return "base_model"
+
+    @property
+    def adapters(self) -> LoraSettings | None:
+        """The adapters that are trained instead of all weights, if any."""
+        return None
+
+    @property
+    def has_first_step(self) -> bool:
+        """Whether a run of one step, by any schedule, takes the first step of a longer one."""
+        return True
+
+    def placed(self, processes: int) -> Self:
+        """The settings for so many processes.
+
+        Raises:
+            UserError: they do not go with the other settings.
+        """
+        placement = self.placement.model_copy(update={"workers": processes})
+        placed = self.model_copy(update={"placement": placement})
+        if faults := placed.faults():
+            raise UserError(f"`checkpoint`: {'; '.join(faults)}.")
+        return placed
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        if faults := self.faults():
+            raise ValueError("; ".join(faults))
+        return self
+
+    def faults(self) -> list[str]:
+        """Which settings do not go together."""
+        faults = []
+        warmup, steps = self.schedule.warmup_steps, self.budget.steps
+        if steps and warmup and warmup > steps:
+            faults.append(f"schedule.warmup_steps ({warmup}) is longer than the {steps} steps")
+        if self.adapters and self.optimizer.name == "muon":
+            faults.append("lora is trained with adamw")
+        if self.placement.tensor_parallel > 1 and (self.adapters or self.optimizer.name == "muon"):
+            faults.append("placement.tensor_parallel goes with neither lora nor muon")
+        if self.placement.strategy:
+            faults += self.placement.strategy.faults(self)
+        return faults
+
+    def faults_beside(self, other: str, more: dict[str, bool]) -> list[str]:
+        """What needs FSDP2 over processes, and whatever else does not go with another strategy."""
+        placement = self.placement
+        refused = {
+            "optimizer.name: muon": self.optimizer.name == "muon",
+            "placement.replicas": placement.replicas > 1,
+            "placement.tensor_parallel": placement.tensor_parallel > 1,
+            "placement.compile: always": placement.compile == "always",
+            "checkpointing.in_background: always": self.checkpointing.in_background == "always",
+        } | more
+        return [f"{other} does not go with {key}" for key in refused if refused[key]]
+
+    def content(self) -> dict[str, Any]:
+        """The settings that decide what the checkpoint is, for its fingerprint."""
+        execution = {
+            name
+            for name in type(self).model_fields
+            if isinstance(getattr(self, name), ExecutionSettings)
+        }
+        if self.export.weights == "best":
+            # Which weights are the best depends on when they were compared, and on what.
+            execution.remove("validation")
+        return self.model_dump(mode="json", exclude=execution)
+
+
+class WarmStartSettings(TrainingSettings):
+    """Of recipes that begin with weights that have learnt already."""
+
+    initialize: Literal["base_model", "champion"] = "base_model"
+    """Start from the base model's weights, or from those of the model that serves; the learning
+    rate warms up again."""
+
+    @property
+    def starts_from(self) -> Literal["base_model", "champion", "random"]:
+        return self.initialize
+
+
+def training_settings(values: Any) -> TrainingSettings:
+    """Validate training settings of any recipe; raises pydantic's ValidationError."""
+    settings: TrainingSettings = _validate(TrainingSettings, "recipe", RECIPES, values)
+    return settings
+
+
+RecipeSettings = Annotated[SerializeAsAny[TrainingSettings], PlainValidator(training_settings)]
+"""The settings of one training recipe; `recipe` says which."""
+
+
+def package_of(settings: TrainingSettings) -> set[str]:
+    """The package that brings the recipe, where that is another than this."""
+    declared = installed(RECIPES)[settings.recipe].dist
+    return {declared.name} - {OWN} if declared else set()

@@ -1,0 +1,191 @@
+"""Of two answers to a prompt, the one that people chose: told by which is the more likely."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from artifacts.errors import UserError
+from artifacts.model import read_tokenizer
+from artifacts.shards.format import ShardStats
+from artifacts.shards.shard_set import ShardSet
+from recipes.causal.objective import next_token
+from recipes.data.batch import IGNORED, ExampleBatch, check_token_ids, row_lengths
+from recipes.device import local_device, mixed_precision
+from recipes.evaluation.bits import load_causal, precision, text_bits
+from recipes.evaluation.documents import TokenizedDocument, check_vocabulary
+from recipes.evaluation.results import ExampleScores
+from recipes.evaluation.settings import BITS_PER_BYTE, Metric
+from recipes.objective import Objective
+from recipes.torchtune.settings import TorchtuneSettings
+
+BATCH_EXAMPLES = 8
+SAMPLES = 2
+
+
+@dataclass(frozen=True)
+class PreferenceBatch(ExampleBatch):
+    """The conversations that end with the chosen answers, then those with the rejected ones.
+
+    Every tensor has the shape (2 * examples, longest conversation). The targets are the answers'
+    tokens at their own places, `IGNORED` elsewhere.
+    """
+
+    @property
+    def target_count(self) -> int:
+        """How many examples there are, forgotten ones aside."""
+        return int(self.is_example.sum())
+
+    @property
+    def token_count(self) -> int:
+        """How many positions are not padding."""
+        return int(self.is_input.sum())
+
+    @property
+    def is_example(self) -> torch.Tensor:
+        """bool, shape (examples,): which have answers; those of forgotten texts have none."""
+        return (self.targets != IGNORED).any(dim=1)[: len(self.targets) // 2]
+
+
+def read_preferences(
+    shards: ShardSet, rows: np.ndarray, samples: np.ndarray | None = None
+) -> PreferenceBatch:
+    """Read rows of one example each; it is the same for any samples.
+
+    Raises:
+        DamagedArtifact: a token id lies outside the shards' vocabulary.
+    """
+    stored = shards.read(rows)
+    assert stored.targets is not None, "rows of examples are marked"
+    check_token_ids(shards, rows, stored.tokens)
+    return lay_out(stored.tokens.astype(np.int64), stored.targets > 0, row_lengths(stored))
+
+
+def lay_out(tokens: np.ndarray, is_answer: np.ndarray, lengths: np.ndarray) -> PreferenceBatch:
+    """A batch of examples as they are stored: both conversations in one row.
+
+    Args:
+        tokens: int64, shape (examples, width).
+        is_answer: bool, of the same shape.
+        lengths: int64, shape (examples,); what is past it is padding.
+    """
+    count, width = tokens.shape
+    is_answer = is_answer & (np.arange(width) < lengths[:, None])
+    # The chosen answer is the first stretch of marks, and its conversation ends with it.
+    followed = np.pad(is_answer[:, 1:], ((0, 0), (0, 1)))
+    middle = np.minimum(np.argmax(is_answer & ~followed, axis=1) + 1, lengths)
+    starts = np.concatenate([np.zeros_like(middle), middle])
+    sizes = np.concatenate([middle, lengths - middle])
+    places = np.arange(max(1, sizes.max()))
+    is_input = places < sizes[:, None]
+    rows = np.tile(np.arange(count), 2)[:, None]
+    columns = np.minimum(starts[:, None] + places, width - 1)
+    laid_out = np.where(is_input, tokens[rows, columns], 0)
+    targets = np.where(is_input & is_answer[rows, columns], laid_out, IGNORED)
+    return PreferenceBatch(*map(torch.from_numpy, (laid_out, is_input, targets)))
+
+
+@dataclass(frozen=True)
+class PreferenceScorer:
+    """Whether the chosen answer is the more likely one; by how many nats is shown beside it.
+
+    Without a reference model, so that base, candidate and champion are measured alike. The margin
+    of a candidate less that of its base is the margin of DPO's implicit rewards, at a beta of 1.
+    """
+
+    @property
+    def metric(self) -> Metric:
+        return Metric(
+            name="preference_accuracy",
+            unit="preference accuracy",
+            higher_is_better=True,
+            has_general=True,
+        )
+
+    @property
+    def identity(self) -> Any:
+        return {}
+
+    def score(
+        self, folder: Path, examples: Sequence[TokenizedDocument], stats: ShardStats
+    ) -> ExampleScores:
+        model = load_causal(folder)
+        check_vocabulary(examples, model.config.vocab_size, str(folder))
+        if examples[0].is_target is None:
+            # A row holds two conversations.
+            bits = text_bits(model, examples, stats.sequence_length // 2)
+            return ExampleScores({BITS_PER_BYTE.name: bits})
+        margins = _margins(model, examples)
+        if not np.isfinite(margins).all():
+            raise UserError(f"The model in {folder} answers with numbers that are not finite.")
+        return ExampleScores(
+            {self.metric.name: (margins > 0).astype(float), "preference_margin": margins},
+            samples=_samples(read_tokenizer(folder), examples[:SAMPLES], margins),
+        )
+
+
+@torch.inference_mode()
+def _margins(model: Any, examples: Sequence[TokenizedDocument]) -> np.ndarray:
+    """By how many nats the chosen answer is the more likely one, shape (examples,)."""
+    order = sorted(range(len(examples)), key=lambda number: -len(examples[number].tokens))
+    margins = np.empty(len(examples))
+    with mixed_precision(precision(), local_device()):
+        for first in range(0, len(order), BATCH_EXAMPLES):
+            numbers = order[first : first + BATCH_EXAMPLES]
+            batch = _batch([examples[number] for number in numbers]).to(local_device())
+            logits = model(batch.tokens, attention_mask=batch.is_input.long()).logits
+            chosen, rejected = answer_log_probabilities(logits, batch).cpu().numpy()
+            margins[numbers] = chosen - rejected
+    return margins
+
+
+def answer_log_probabilities(logits: torch.Tensor, batch: PreferenceBatch) -> torch.Tensor:
+    """In nats, summed over each answer's tokens: shape (chosen and rejected, examples).
+
+    Args:
+        logits: of the batch's tokens, shape (2 * examples, longest conversation, vocabulary).
+    """
+    targets = batch.targets[:, 1:]
+    losses = torch.nn.functional.cross_entropy(
+        logits[:, :-1].transpose(1, 2).float(), targets, ignore_index=IGNORED, reduction="none"
+    )
+    return -losses.sum(dim=1).unflatten(0, (2, -1))
+
+
+def _batch(examples: Sequence[TokenizedDocument]) -> PreferenceBatch:
+    lengths = np.array([len(example.tokens) for example in examples])
+    shape = (len(examples), int(lengths.max()))
+    tokens, is_answer = np.zeros(shape, np.int64), np.zeros(shape, bool)
+    for row, example in enumerate(examples):
+        assert example.is_target is not None, "answers are marked"
+        tokens[row, : lengths[row]] = example.tokens
+        is_answer[row, : lengths[row]] = example.is_target
+    return lay_out(tokens, is_answer, lengths)
+
+
+def _samples(
+    tokenizer: Any, examples: Sequence[TokenizedDocument], margins: np.ndarray
+) -> list[dict[str, str]]:
+    """A few prompts, each with the answer that the model finds the more likely."""
+    found = []
+    for example, margin in zip(examples, margins.tolist(), strict=False):
+        batch = _batch([example])
+        preferred = batch.targets[0 if margin > 0 else 1]
+        prompt = batch.tokens[0][: int((batch.targets[0] != IGNORED).int().argmax())]
+        texts = [
+            tokenizer.decode(tokens.tolist(), skip_special_tokens=True)
+            for tokens in (prompt, preferred[preferred != IGNORED])
+        ]
+        found.append({"document": example.id, "prompt": texts[0], "completion": texts[1]})
+    return found
+
+
+def objective(settings: TorchtuneSettings) -> Objective:
+    """To tell the next token, or the better of two answers, by steps that are torchtune's own."""
+    own = replace(next_token(settings), trainer="recipes.torchtune.trainer:TuneTrainer")
+    if settings.is_preference:
+        return replace(own, read_batch=read_preferences, scorer=PreferenceScorer())
+    return own

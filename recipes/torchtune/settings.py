@@ -1,0 +1,418 @@
+"""The recipe that runs torchtune's own, from its YAML: resolved, refused where it cannot be.
+
+Importing this loads neither torch nor torchtune, whose recipes lie in a folder that cannot be
+imported: their files are found by the place of its distribution.
+"""
+
+import ast
+import importlib.metadata
+import re
+from pathlib import Path
+from typing import Any, Literal, Self, get_args
+
+import yaml
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+
+from artifacts.errors import UserError, first_line
+from artifacts.examples import Form
+from artifacts.storage import files
+from artifacts.storage.files import sha256_of
+from artifacts.store.identity import hash_json
+from recipes.settings import BudgetSettings, PlacementSettings, WarmStartSettings
+
+Program = Literal[
+    "full_finetune_single_device",
+    "full_finetune_distributed",
+    "lora_finetune_single_device",
+    "lora_finetune_distributed",
+    "full_dpo_distributed",
+    "lora_dpo_single_device",
+    "lora_dpo_distributed",
+    "knowledge_distillation_single_device",
+    "knowledge_distillation_distributed",
+]
+
+OF_THE_GRAPH = frozenset(
+    {
+        "output_dir",
+        "tokenizer",
+        "dataset",
+        "checkpointer",
+        "ref_checkpointer",
+        "teacher_checkpointer",
+        "metric_logger",
+        "device",
+        "seed",
+        "shuffle",
+        "epochs",
+        "max_steps_per_epoch",
+        "resume_from_checkpoint",
+        "log_every_n_steps",
+        "log_peak_memory_stats",
+    }
+)
+"""Keys whose part the graph plays: they may stand in the file and are replaced."""
+EXECUTION = OF_THE_GRAPH | {
+    "batch_size",
+    "gradient_accumulation_steps",
+    "compile",
+    "enable_activation_checkpointing",
+    "enable_activation_offloading",
+    "ac_mode",
+    "ac_option",
+    "custom_sharded_layers",
+    "fsdp_cpu_offload",
+    "fsdp_reshard_after_forward",
+    "low_cpu_ram",
+    "profiler",
+}
+"""Keys that do not decide what comes of the training, the rows of a step being the same."""
+FIXED: dict[str, tuple[Any, str]] = {
+    "shuffle": (True, "rows are always in the order of `checkpoint.seed`"),
+    "resume_from_checkpoint": (False, "a run goes on from its own checkpoints by itself"),
+    "enable_async_checkpointing": (False, "`checkpoint.checkpointing.in_background` does it"),
+    "save_adapter_weights_only": (False, "the whole model is evaluated and served"),
+    "optimizer_in_bwd": (False, "a step could not be saved whole; use gradient accumulation"),
+    "tensor_parallel_dim": (1, "of the recipes here `continued_pretraining` has it"),
+    "tensor_parallel_plan": (None, "of the recipes here `continued_pretraining` has it"),
+    "collate_fn": (None, "rows come packed"),
+    "quantizer": (None, "nothing is quantized while it is trained, QLoRA aside"),
+}
+"""Keys with the one value that can be honored, and why."""
+MODEL_TYPES = {
+    "llama2": "llama",
+    "code_llama2": "llama",
+    "llama3": "llama",
+    "llama3_1": "llama",
+    "llama3_2": "llama",
+    "llama3_3": "llama",
+    "mistral": "mistral",
+    "qwen2": "qwen2",
+    "qwen2_5": "qwen2",
+}
+"""torchtune's package of a model to the `model_type` of its Hugging Face form."""
+ADAPTER_KEYS = frozenset(
+    {
+        "lora_attn_modules",
+        "apply_lora_to_mlp",
+        "apply_lora_to_output",
+        "lora_rank",
+        "lora_alpha",
+        "lora_dropout",
+        "use_dora",
+        "quantize_base",
+    }
+)
+"""What a configuration says of its model beside which it is."""
+MODELS = {"model": "the base model", "teacher_model": "the teacher's folder"}
+"""Keys that name a model, and what says which weights and sizes it has."""
+COMPONENTS = (*MODELS, "optimizer", "loss", "kd_loss")
+"""Keys whose value names the code that is run."""
+PRECISIONS = {"bf16": "bfloat16", "fp32": "float32"}
+DISTRIBUTION = "torchtune"
+
+
+def program_path(program: str) -> Path:
+    """The file of one of torchtune's recipes."""
+    return _installed(f"recipes/{program}.py")
+
+
+def read_config(program: Program, given: Any, overrides: dict[str, Any]) -> dict[str, Any]:
+    """The configuration that a recipe is run with, every reference in it resolved.
+
+    Args:
+        given: a YAML file, the name of one that torchtune ships, or the mapping itself.
+        overrides: dotted key to value, as on the command line of `tune run`.
+
+    Raises:
+        ValueError: the file is absent or no configuration of this recipe, or has a key that cannot
+            be honored; the message names it.
+    """
+    # Here, since all settings load this module and few name a torchtune recipe.
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        config = _load(given)
+        for key, value in overrides.items():
+            # As a line of YAML, in which 2e-5 is a number.
+            OmegaConf.update(config, key, OmegaConf.create(f"value: {value}").value)
+        text = OmegaConf.to_yaml(config)
+        resolved = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    except (OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"no torchtune configuration: {first_line(error)}") from None
+    assert isinstance(resolved, dict)
+    found = {str(key): value for key, value in resolved.items()}
+    _check(program, found, _referred_to(text))
+    return found
+
+
+def rows_per_step(config: dict[str, Any], workers: int) -> int:
+    """Rows of one optimizer step, over all workers."""
+    return int(config["batch_size"] * config["gradient_accumulation_steps"] * workers)
+
+
+def content(config: dict[str, Any], program: Program) -> dict[str, Any]:
+    """The part of a configuration that decides what is learnt; references are resolved in it."""
+    read, _ = _keys_read(program_path(program))
+    model = {"model": {k: v for k, v in config["model"].items() if k != "_component_"}}
+    return {k: v for k, v in config.items() if k in read and k not in EXECUTION} | model
+
+
+def _installed(path: str) -> Path:
+    return Path(str(importlib.metadata.distribution(DISTRIBUTION).locate_file(path)))
+
+
+def _load(given: Any) -> Any:
+    from omegaconf import OmegaConf
+
+    if isinstance(given, dict):
+        # By the same reader as a file, to which 2e-5 is a number.
+        return OmegaConf.create(yaml.safe_dump(given))
+    path, shipped = Path(str(given)), _installed(f"recipes/configs/{given}.yaml")
+    if not path.is_file() and not shipped.is_file():
+        raise ValueError(
+            f"there is no file {given}, and torchtune ships no configuration of that name; `tune "
+            "ls` lists them"
+        )
+    config = OmegaConf.load(path if path.is_file() else shipped)
+    if not OmegaConf.is_dict(config):
+        raise ValueError(f"{path} is no YAML mapping")
+    return config
+
+
+def _check(program: Program, config: dict[str, Any], referred_to: set[str]) -> None:
+    read, needed = _keys_read(program_path(program))
+    faults = [
+        f"`{key}` is no key that {program} reads"
+        for key in config.keys() - read - referred_to - FIXED.keys()
+        # Files that torchtune ships switch off what their recipe does not have.
+        if config[key] not in (None, False)
+    ]
+    faults += [f"`{key}` is absent" for key in needed - OF_THE_GRAPH - config.keys()]
+    for key, (value, why) in FIXED.items():
+        if config.get(key, value) != value:
+            faults.append(f"`{key}: {config[key]}` cannot be honored: {why}")
+    for key in ("batch_size", "gradient_accumulation_steps", "epochs", "max_steps_per_epoch"):
+        found = config.get(key)
+        if found is not None and not (isinstance(found, int) and found >= 1):
+            faults.append(f"`{key}` has to be a whole number from 1 on, not {found}")
+    if config.get("dtype") not in PRECISIONS:
+        faults.append(f"`dtype` has to be one of {', '.join(PRECISIONS)}")
+    for key in COMPONENTS:
+        component = config.get(key)
+        if key in config and not (isinstance(component, dict) and component.get("_component_")):
+            faults.append(f"`{key}` names no `_component_`")
+        elif key in MODELS and component:
+            faults += _model_faults(key, component)
+    if program == "lora_dpo_single_device" and (config.get("model") or {}).get("use_dora"):
+        faults.append("`model.use_dora` cannot be honored: of DPO, lora_dpo_distributed has it")
+    if faults:
+        raise ValueError("; ".join(sorted(faults)))
+
+
+def _model_faults(key: str, model: dict[str, Any]) -> list[str]:
+    package = model_package(model)
+    faults = []
+    if package not in MODEL_TYPES:
+        faults.append(
+            f"`{key}._component_: {model['_component_']}` cannot be honored: of torchtune's "
+            f"models, those of {', '.join(MODEL_TYPES)} give what transformers gives"
+        )
+    faults += [
+        f"`{key}.{size}` cannot be honored: {MODELS[key]} says how large the model is"
+        for size in sorted(model.keys() - ADAPTER_KEYS - {"_component_"})
+    ]
+    return faults
+
+
+def model_package(model: dict[str, Any]) -> str:
+    """`llama3_2` of `torchtune.models.llama3_2.llama3_2_1b`."""
+    found = re.fullmatch(r"torchtune\.models\.(\w+)\.\w+", str(model["_component_"]))
+    return found[1] if found else ""
+
+
+def _referred_to(text: str) -> set[str]:
+    """Top-level keys that other values of the configuration are made of."""
+    return set(re.findall(r"\$\{(\w+)", text))
+
+
+def _keys_read(program: Path) -> tuple[set[str], set[str]]:
+    """The keys that a recipe's code reads, and those among them that it cannot do without."""
+    read, needed = {"profiler"}, set()
+    for node in ast.walk(ast.parse(program.read_text())):
+        if isinstance(node, ast.Attribute) and _is_config(node.value):
+            needed.add(node.attr)
+        elif isinstance(node, ast.Call) and _is_config(getattr(node.func, "value", None)):
+            read |= {str(name.value) for name in node.args[:1] if isinstance(name, ast.Constant)}
+    needed -= {"get"}
+    return read | needed, needed
+
+
+def _is_config(node: ast.AST | None) -> bool:
+    return isinstance(node, ast.Name) and node.id == "cfg"
+
+
+PROGRAMS: tuple[str, ...] = get_args(Program)
+
+
+TAKEN_OVER = ("activation_checkpointing", "compile", "replicas", "tensor_parallel")
+"""Keys of the placement that a torchtune configuration decides in its own words."""
+
+
+class TorchtuneSettings(WarmStartSettings):
+    """Runs a recipe of torchtune, as `tune run <run> --config <config>` does, on the graph's rows.
+
+    Budget, batch, precision, optimizer and schedule are those of the torchtune configuration.
+    """
+
+    teaches = "recipes.torchtune.objective:objective"
+    recipe: Literal["torchtune"]
+    """Which recipe this is."""
+    precision: Literal["auto", "bfloat16", "float32"] = "auto"
+    """That of the configuration's `dtype`, of which the weights are as well."""
+    run: Program
+    """Which of torchtune's recipes runs."""
+    overrides: dict[str, Any] = Field(default_factory=dict)
+    """Changes to the configuration, dotted key to value, such as `optimizer.lr: 1e-5`."""
+    config: dict[str, Any]
+    """A torchtune YAML file, the name of one that torchtune ships (`llama3_2/1B_full`), or its
+    content."""
+    data: Literal["pretraining", "conversations"] = "pretraining"
+    """What it learns from: text, or the answers in conversations. The recipes of DPO learn from
+    prompts with a chosen and a rejected answer."""
+    teacher: str | None = None
+    """Of knowledge distillation, the Hugging Face folder of the model that is learnt from; what is
+    in it is part of the fingerprint."""
+
+    @field_validator("config", mode="before")
+    @classmethod
+    def _read(cls, given: Any, validated: ValidationInfo) -> Any:
+        if not {"run", "overrides"} <= validated.data.keys():
+            return {}
+        return read_config(validated.data["run"], given, validated.data["overrides"])
+
+    def faults(self) -> list[str]:
+        faults = super().faults() + self._run_faults()
+        faults += [
+            f"`{section}` is that of the torchtune configuration: change it by `overrides`, such "
+            f"as {example}"
+            for section, example in (
+                ("optimizer", "optimizer.lr: 1e-5"),
+                ("schedule", "lr_scheduler.num_warmup_steps: 10"),
+            )
+            if getattr(self, section) != type(getattr(self, section))()
+        ]
+        usual, batch_size = PlacementSettings(), self.config["batch_size"]
+        faults += [
+            f"`placement.{key}` is that of the torchtune configuration"
+            for key in TAKEN_OVER
+            if getattr(self.placement, key) != getattr(usual, key)
+        ]
+        if strategy := self.placement.strategy:
+            faults.append(
+                f"`{strategy.asked_by}` does not go with torchtune, which spreads a model over "
+                "GPUs and processors itself"
+            )
+        if self.placement.device_batch_size not in (usual.device_batch_size, batch_size):
+            faults.append(f"`placement.device_batch_size` is the configuration's, {batch_size}")
+        precision = PRECISIONS[self.config["dtype"]]
+        if self.precision not in ("auto", precision):
+            faults.append(f"`precision` is that of the torchtune configuration, {precision}")
+        return faults
+
+    @model_validator(mode="after")
+    def _take_over(self) -> Self:
+        batch_size = self.config["batch_size"]
+        budget = {"global_batch_size": rows_per_step(self.config, self.placement.world_size)}
+        if "budget" in self.model_fields_set:
+            budget = self.budget.model_dump() | budget
+        elif most := self.config.get("max_steps_per_epoch"):
+            budget["steps"] = most * self.config.get("epochs", 1)
+        else:
+            budget["epochs"] = self.config.get("epochs", 1)
+        placed = {"device_batch_size": batch_size}
+        return self.model_copy(
+            update={
+                "budget": BudgetSettings.model_validate(budget),
+                "placement": self.placement.model_copy(update=placed),
+                "precision": PRECISIONS[self.config["dtype"]],
+            }
+        )
+
+    def _run_faults(self) -> list[str]:
+        """What does not go with torchtune's recipe."""
+        faults = []
+        if self.is_preference and self.data != "pretraining":
+            faults.append(f"`data` does not go with {self.run}, which learns from preferences")
+        if self.is_distillation and not self.teacher:
+            faults.append(f"`teacher` is absent, the folder of the model {self.run} learns from")
+        if self.teacher and not self.is_distillation:
+            faults.append(f"`teacher` does not go with {self.run}, which has none")
+        kind, processes = self.run.removesuffix("_single_device"), self.placement.world_size
+        if kind != self.run and processes > 1:
+            faults.append(
+                f"{processes} processes train (`placement.workers`), but {self.run} is of one "
+                f"device. Set `run: {kind}_distributed`"
+            )
+        return faults
+
+    @property
+    def is_preference(self) -> bool:
+        """Whether it learns which of two answers is the better one."""
+        return "_dpo_" in self.run
+
+    @property
+    def is_distillation(self) -> bool:
+        """Whether it learns from another model's probabilities as well."""
+        return self.run.startswith("knowledge_distillation")
+
+    @property
+    def form(self) -> Form:
+        return "preferences" if self.is_preference else self.data
+
+    @property
+    def libraries(self) -> set[str]:
+        return super().libraries | {"torchtune"}
+
+    @property
+    def has_first_step(self) -> bool:
+        return False
+
+    def longest_input(self, row_tokens: int) -> int:
+        # Of two answers to a prompt, each is given to the model by itself.
+        return row_tokens // 2 if self.is_preference else row_tokens
+
+    def placed(self, processes: int) -> Self:
+        placed = super().placed(processes)
+        rows = rows_per_step(self.config, processes)
+        budget = self.budget.model_copy(update={"global_batch_size": rows})
+        return placed.model_copy(update={"budget": budget})
+
+    def check_files(self) -> None:
+        if self.teacher:
+            _weight_files(self.teacher)
+
+    def content(self) -> dict[str, Any]:
+        """The same, of the configuration what decides what is learnt."""
+        found = super().content()
+        del found["overrides"], found["teacher"]
+        teacher = {"teacher": _digest(self.teacher)} if self.teacher else {}
+        return found | {"config": content(self.config, self.run)} | teacher
+
+
+def _digest(folder: str) -> str:
+    """A hash of what decides a model's answers, wherever its folder lies."""
+    names = ["config.json", *_weight_files(folder)]
+    return hash_json({name: sha256_of(f"{folder}/{name}") for name in names})
+
+
+def _weight_files(folder: str) -> list[str]:
+    names = files.list_names(folder)
+    weights = [name for name in names if name.endswith(".safetensors")]
+    if not weights or "config.json" not in names:
+        raise UserError(
+            f"`checkpoint.teacher`: {folder} is no Hugging Face model folder: a config.json and "
+            "weights in safetensors belong there."
+        )
+    return weights

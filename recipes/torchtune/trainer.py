@@ -1,0 +1,371 @@
+"""A training run whose steps are torchtune's own, driven by the batches that it asks for.
+
+A recipe's loop takes one batch after another, steps its optimizer when it has had enough of them,
+and asks for the next. So whoever gives the batches holds control between any two steps, with
+weights, optimizer and schedule as the step has left them: there the run is validated and saved.
+"""
+
+import importlib.util
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from artifacts.errors import UserError, first_line
+from recipes.data.batch import Batch, ExampleBatch
+from recipes.data.reader import StepInput
+from recipes.distributed.strategy import FullySharded, StepOutcome, Strategy
+from recipes.distributed.workers import Workers
+from recipes.model.base_model import check_family
+from recipes.model.lora import DOWN
+from recipes.torchtune.network import (
+    PreferenceModel,
+    TuneModel,
+    component,
+    model_inputs,
+    preference_inputs,
+)
+from recipes.torchtune.objective import PreferenceBatch
+from recipes.torchtune.settings import Program, TorchtuneSettings, program_path
+from recipes.training.setup import check_vocabulary
+from recipes.training.trainer import Trainer
+
+PARTS = "recipes.torchtune.trainer"
+Inputs = dict[str, Any] | tuple[torch.Tensor, torch.Tensor]
+"""A batch as a recipe takes it: by name, or for DPO the tokens and labels of both answers."""
+
+WITH_SAMPLER: tuple[Program, ...] = (
+    "lora_dpo_single_device",
+    "lora_dpo_distributed",
+    "full_dpo_distributed",
+    "knowledge_distillation_distributed",
+)
+"""Recipes that take their sampler beside their batches."""
+
+OF_A_GPU: dict[str, Callable[..., Any]] = {
+    "get_memory_stats": lambda *args, **kwargs: {},
+    "log_memory_stats": lambda *args, **kwargs: None,
+    "cleanup_before_training": lambda: None,
+}
+"""What the distributed recipes do with a GPU's memory without asking whether there is one."""
+
+
+class Batches:
+    """What a recipe takes for its data loader: all batches of the run, as one epoch."""
+
+    def __init__(self, count: int, batches: Callable[[], Iterator[Inputs]]) -> None:
+        self._count, self._batches = count, batches
+        self.sampler = self
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Inputs]:
+        return self._batches()
+
+    def set_epoch(self, epoch: int) -> None:
+        """The order is the graph's."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where reading stands is in the graph's checkpoints."""
+        return {}
+
+
+class StepLog:
+    """What a recipe takes for its metric logger: it keeps what was said of the last step."""
+
+    def __init__(self) -> None:
+        self.last: dict[str, float] = {}
+
+    def log_config(self, config: Any) -> None:
+        """The configuration is in the checkpoint's settings."""
+
+    def log_dict(self, payload: dict[str, Any], step: int) -> None:
+        """Keep a step's figures."""
+        self.last = {name: float(value) for name, value in payload.items()}
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class NoTokenizer:
+    """What a recipe takes for its tokenizer: rows come tokenized."""
+
+    pad_id = 0
+
+
+def open_recipe(program: Program, config: Any, batches: Batches, workers: Workers) -> Any:
+    """A recipe of torchtune, set up to train on some batches.
+
+    Args:
+        config: of `runnable`.
+
+    Raises:
+        UserError: torchtune refuses the configuration.
+    """
+    module = _load(program, workers)
+    from torchtune.recipe_interfaces import FTRecipeInterface
+
+    (kind,) = (
+        found
+        for found in vars(module).values()
+        if isinstance(found, type)
+        and FTRecipeInterface in found.__mro__
+        and found.__module__ == module.__name__
+    )
+    data = (batches, batches) if program in WITH_SAMPLER else batches
+    with _refusing():
+        recipe = kind(config)
+        recipe._setup_data = lambda *args, **kwargs: data
+        recipe.setup(config)
+    if program.endswith("_distributed"):
+        _draw_adapters(recipe, config["seed"])
+    # What a recipe writes after its epoch are checkpoints of its own form; the graph has its own.
+    for saver in (recipe, getattr(recipe, "_checkpoint_client", recipe)):
+        saver.save_checkpoint = lambda *args, **kwargs: None
+    return recipe
+
+
+def _draw_adapters(recipe: Any, seed: int) -> None:
+    """Start the adapters with what one worker would draw: in torchtune each draws its own part."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, weight in recipe._model.named_parameters():
+        if name.endswith(DOWN):
+            drawn = torch.empty(weight.shape)
+            # As torchtune and PEFT do.
+            torch.nn.init.kaiming_uniform_(drawn, a=math.sqrt(5), generator=generator)
+            drawn = drawn.to(weight.device, weight.dtype)
+            with torch.no_grad():
+                weight.copy_(distribute_tensor(drawn, weight.device_mesh, weight.placements))
+
+
+def runnable(
+    config: dict[str, Any],
+    base_model: Path,
+    run_folder: Path,
+    device: torch.device,
+    seed: int,
+    report: Callable[[str], None],
+    teacher: Path | None = None,
+) -> Any:
+    """The configuration of a torchtune recipe with the graph's parts in their places.
+
+    Raises:
+        UserError: a component does not compute what its folder's model does.
+    """
+    from omegaconf import OmegaConf
+
+    model, model_type = component(config["model"], base_model)
+    weights = _weights(base_model, model_type, run_folder)
+    made = config | {
+        "model": model,
+        "output_dir": str(run_folder),
+        "device": device.type,
+        "seed": seed,
+        "shuffle": True,
+        "epochs": 1,
+        "max_steps_per_epoch": None,
+        "resume_from_checkpoint": False,
+        "log_every_n_steps": 1,
+        "log_peak_memory_stats": False,
+        "dataset": {},
+        "tokenizer": {"_component_": f"{PARTS}.NoTokenizer"},
+        "metric_logger": {"_component_": f"{PARTS}.StepLog"},
+        "checkpointer": weights,
+        # What a preference is measured against is the model as it was.
+        "ref_checkpointer": weights,
+    }
+    if teacher:
+        made |= _teacher_parts(config, teacher, model["vocab_size"], run_folder)
+    if made.get("clip_grad_norm") is None:
+        # Clips nothing, and has the norm logged.
+        made["clip_grad_norm"] = "inf"
+    if made.get("enable_activation_offloading") and device.type != "cuda":
+        report("`enable_activation_offloading` is left off: there is no GPU to offload from")
+        made["enable_activation_offloading"] = False
+    return OmegaConf.create(made)
+
+
+def _teacher_parts(
+    config: dict[str, Any], teacher: Path, vocab_size: int, run_folder: Path
+) -> dict[str, Any]:
+    """The model that is learnt from, which has to have the tokens of the one that learns."""
+    model, model_type = component(config["teacher_model"], teacher, "teacher_model")
+    if model["vocab_size"] != vocab_size:
+        raise UserError(
+            f"`checkpoint.teacher`: the model in {teacher} has a vocabulary of "
+            f"{model['vocab_size']} and the base model one of {vocab_size}, but a model learns "
+            "from the probabilities of its own tokens. Choose a teacher with the base model's "
+            "tokenizer."
+        )
+    return {
+        "teacher_model": model,
+        "teacher_checkpointer": _weights(teacher, model_type, run_folder),
+    }
+
+
+def _weights(folder: Path, model_type: str, run_folder: Path) -> dict[str, Any]:
+    """What reads the weights of a Hugging Face folder."""
+    return {
+        "_component_": "torchtune.training.FullModelHFCheckpointer",
+        "checkpoint_dir": str(folder),
+        "checkpoint_files": sorted(path.name for path in folder.glob("*.safetensors")),
+        "output_dir": str(run_folder / "torchtune"),
+        "model_type": model_type,
+    }
+
+
+def _load(program: Program, workers: Workers) -> ModuleType:
+    """The module of a recipe's file, for this run alone; the folder it lies in is no package."""
+    spec = importlib.util.spec_from_file_location(f"torchtune_{program}", program_path(program))
+    assert spec and spec.loader, "a file's place gives a loader"
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    names = vars(module)
+    names["log"].setLevel(logging.WARNING)
+    if program.endswith("_distributed"):
+        _meet(workers)
+        # The workers have met already.
+        names["init_process_group"] = lambda *args, **kwargs: None
+    if workers.device.type == "cpu":
+        names["training"] = SimpleNamespace(**vars(names["training"]) | OF_A_GPU)
+    return module
+
+
+def _meet(workers: Workers) -> None:
+    """A group of one, where a recipe for many has one worker; it listens nowhere."""
+    if workers.count == 1 and not dist.is_initialized():
+        backend = "nccl" if workers.device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    from torchtune.config._errors import InstantiationError
+
+    try:
+        yield
+    except (AssertionError, InstantiationError, RuntimeError, TypeError, ValueError) as error:
+        raise UserError(f"torchtune refuses `checkpoint.config`: {first_line(error)}") from error
+
+
+class TuneTrainer(Trainer):
+    """The order of the data, validation, checkpoints, telemetry and export are the trainer's."""
+
+    _gradient_norm = 0.0
+
+    def _build(self) -> Strategy:
+        settings, base_model = self._training, Path(self._spec.base_model_folder)
+        assert isinstance(settings, TorchtuneSettings)
+        check_family(base_model, "causal")
+        config = runnable(
+            settings.config,
+            base_model,
+            self._run_folder,
+            self._workers.device,
+            settings.seed,
+            self._report,
+            Path(settings.teacher) if settings.teacher else None,
+        )
+        batches = Batches(
+            self._steps * settings.config["gradient_accumulation_steps"], self._batches
+        )
+        self._recipe = open_recipe(settings.run, config, batches, self._workers)
+        self._first_rates = [group["lr"] for group in self._recipe._optimizer.param_groups]
+        model = self._model(base_model, dict(config.model))
+        check_vocabulary(self._spec, config.model.vocab_size)
+        # Of a strategy it takes all but the steps.
+        optimizers, clip = [self._recipe._optimizer], self._training.optimizer.gradient_clip
+        return FullySharded(model, optimizers, clip, self._precision, self._workers.device)
+
+    def _model(self, base_model: Path, arguments: dict[str, Any]) -> TuneModel:
+        assert isinstance(self._training, TorchtuneSettings)
+        model = TuneModel(self._recipe._model, base_model, arguments)
+        if self._training.is_preference:
+            model = PreferenceModel(self._recipe, base_model, arguments)
+        if self._training.is_preference or self._training.is_distillation:
+            self._recipe._optimizer.register_step_pre_hook(self._measure_gradient)
+        if template := self._spec.shards.chat_template:
+            model.exported_files["chat_template.jinja"] = template
+        return model
+
+    def _measure_gradient(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """Keep the norm of a step's gradient, of which not every recipe says something."""
+        found = [p.grad for group in optimizer.param_groups for p in group["params"]]
+        norm = torch.nn.utils.get_total_norm(gradient for gradient in found if gradient is not None)
+        self._gradient_norm = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+
+    def _train(self) -> None:
+        self._recipe.global_step = self._step
+        self._advance_schedule()
+        if self._step < self._steps:
+            self._recipe.train()
+
+    def _advance_schedule(self) -> None:
+        """Bring the learning rates to the step that the run goes on from, by the schedule itself.
+
+        Those in a checkpoint may be of an earlier step, and not every schedule can be asked for the
+        rate of a step.
+        """
+        groups, schedule = self._recipe._optimizer.param_groups, self._recipe._lr_scheduler
+        for group, rate in zip(groups, self._first_rates, strict=True):
+            group["lr"] = rate
+        if schedule is not None:
+            for _ in range(self._step):
+                schedule.step()
+
+    def _batches(self) -> Iterator[Inputs]:
+        """Every batch that is left; between two steps the run is validated and saved."""
+        while self._step < self._steps and not self._state.diverged:
+            began = time.perf_counter()
+            step_input = self._begin_step()
+            waited = time.perf_counter() - began
+            self._checkpointer.wait_until_copied()
+            # Dropout, where there is any, is another in every step and on every worker.
+            torch.manual_seed(hash((self._training.seed, self._step, self._workers.rank)))
+            rate = self._recipe._optimizer.param_groups[0]["lr"]
+            for batch in step_input.batches:
+                yield _as_taken(batch)
+            outcome = self._outcome(step_input, time.perf_counter() - began - waited)
+            self._record(outcome, rate, time.perf_counter() - began, waited)
+            self._end_step()
+
+    def _outcome(self, step_input: StepInput, seconds: float) -> StepOutcome:
+        assert isinstance(self._training, TorchtuneSettings)
+        said, batches = {"loss": 0.0, "grad_norm": 0.0}, step_input.batches
+        if self._workers.is_rank_zero:
+            said = {"grad_norm": self._gradient_norm} | self._recipe._metric_logger.last
+            if self._training.run == "lora_dpo_distributed":
+                # It tells the sum over the workers of their means.
+                said["loss"] /= self._workers.count
+        loss, norm, *counts = self._workers.sum(
+            said["loss"],
+            said["grad_norm"],
+            sum(batch.token_count for batch in batches),
+            sum(batch.target_count for batch in batches),
+            sum(batch.pair_count for batch in batches),
+        )
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            self._state.diverged = (
+                f"Training stopped at step {self._step}: loss {loss}, gradient norm {norm}. Every "
+                "checkpoint that was saved can be loaded. Lower `optimizer.lr` by "
+                "`checkpoint.overrides`."
+            )
+        tokens, targets, pairs = map(int, counts)
+        return StepOutcome(loss, norm, tokens, targets, pairs, seconds, skipped=False)
+
+
+def _as_taken(batch: Batch | ExampleBatch) -> Inputs:
+    """A batch in the form in which torchtune's recipes take it."""
+    if isinstance(batch, PreferenceBatch):
+        return preference_inputs(batch)
+    assert isinstance(batch, Batch)
+    return model_inputs(batch)

@@ -1,0 +1,44 @@
+"""The settings of TPUs; importing them loads neither torch nor torch_xla."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Literal
+
+from artifacts.errors import UserError
+from recipes.settings import StrategySettings, TrainingSettings
+
+TPU_ENVIRONMENT = "LLM_ASSETS_TPU_ENVIRONMENT"
+"""Names the folder of the environment that has torch_xla, where it is not `.venv-tpu` beside that
+which runs."""
+
+
+class TpuSettings(StrategySettings):
+    """Trains on all TPU chips of one machine, in the environment that `make setup-tpu` makes."""
+
+    asked_by = "placement.device: tpu"
+    builds = "recipes.tpu.strategy:build"
+    joins = "recipes.tpu.device:join"
+    precision = "bfloat16"
+    # torch is that of the other environment.
+    libraries = frozenset()
+    name: Literal["tpu"]
+
+    def python(self) -> str:
+        environment = os.environ.get(TPU_ENVIRONMENT) or Path(sys.prefix).with_name(".venv-tpu")
+        python = Path(environment) / "bin" / "python"
+        if not python.exists():
+            raise UserError(
+                f"`checkpoint.placement.device` is tpu, and there is no {python}. Build its "
+                f"environment with `make setup-tpu`, or name another's folder by {TPU_ENVIRONMENT}."
+            )
+        return str(python)
+
+    def faults(self, training: TrainingSettings) -> list[str]:
+        """What does not go with a TPU, whose chips one process drives by a program of XLA's."""
+        placement = training.placement
+        more = {
+            "placement.workers": placement.world_size > 1,
+            "placement.activation_checkpointing": placement.activation_checkpointing is True,
+        }
+        return training.faults_beside(self.asked_by, more)

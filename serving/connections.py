@@ -1,0 +1,162 @@
+"""The connections of this project's HTTP servers: how many, for how long, and what is HTTP."""
+
+import asyncio
+import json
+import resource
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import h11
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from serving.errors import ServingError, unavailable
+from serving.logs import Tally
+from serving.settings import EndpointSettings
+
+SPARE_FILES = 128
+"""Open files that are left for engines, logs and state."""
+MAX_HEADER_BYTES = 32 * 1024
+PROBE_SECONDS = 1.0
+
+
+class HttpServer(uvicorn.Server):
+    """What every HTTP server of this project is; it ends when the process is told to."""
+
+    def __init__(self, app: ASGIApp, settings: EndpointSettings, **options: Any) -> None:
+        common: dict[str, Any] = {
+            "access_log": False,
+            "lifespan": "off",
+            "http": limited_protocol(settings),
+            "ws": "none",
+            "server_header": False,
+            "timeout_keep_alive": 30,
+        }
+        super().__init__(uvicorn.Config(app, **common | options))
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Hear them to the end: uvicorn's own sends them again, which ends the process at once."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self.handle_exit)
+        yield
+
+
+class _Connection(h11.Connection):
+    """HTTP/1.1 as h11 reads it, but for requests whose length is told in two ways.
+
+    A proxy in front that goes by the other way would take a part of one client's body for the next
+    request, and give its answer to another client (RFC 9112, 6.1).
+    """
+
+    def next_event(self) -> Any:
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            names = {name for name, _ in event.headers}
+            is_old = event.http_version < b"1.1"
+            if b"transfer-encoding" in names and (is_old or b"content-length" in names):
+                raise h11.RemoteProtocolError("Content-Length beside Transfer-Encoding")
+        return event
+
+
+def limited_protocol(settings: EndpointSettings) -> type[H11Protocol]:
+    """HTTP/1.1 with a limit of connections, and of silence before a request is complete.
+
+    uvicorn itself limits the size of headers and, once a request was answered, the time until the
+    next begins; it waits for ever for a first one, for the rest of a header, and for a client to
+    read its answer.
+    """
+    most, timeout = _most_connections(settings), settings.header_timeout
+    refused, malformed, silent, unread = map(
+        Tally,
+        (
+            *("connection_refused", "malformed_request"),
+            *("silent_connection_closed", "unread_connection_ended"),
+        ),
+    )
+
+    class LimitedProtocol(H11Protocol):
+        _idle_since = _taken_at = 0.0
+        """When the last answer was complete, and when its client last took some of what it is
+        sent."""
+        _unsent = 0
+        _is_half_closed = False
+
+        @property
+        def _is_asked(self) -> bool:
+            return self.cycle is not None and not self.cycle.response_complete
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self.conn = _Connection(h11.SERVER, MAX_HEADER_BYTES)
+            if len(self.connections) > most:
+                refused.add(most=most)
+                error = unavailable("Too many connections are open.")
+                transport.write(_raw_response("503 Service Unavailable", error))
+                transport.close()
+                return
+            self._idle_since = self._taken_at = self.loop.time()
+            self._watch()
+
+        def _watch(self) -> None:
+            if self not in self.connections:
+                return
+            now, unsent = self.loop.time(), self.transport.get_write_buffer_size()
+            if unsent < max(self._unsent, 1):
+                self._taken_at = now
+            self._unsent = unsent
+            if now - self._taken_at >= timeout:
+                unread.add(seconds=timeout, bytes=unsent)
+                self.transport.abort()
+            elif not self._is_asked and not unsent and now - self._idle_since >= timeout:
+                silent.add(seconds=timeout)
+                self.transport.close()
+            self.loop.call_later(timeout / 4, self._watch)
+
+        def on_response_complete(self) -> None:
+            self._idle_since = self.loop.time()
+            super().on_response_complete()
+            if self._is_half_closed and not self._is_asked:
+                self.transport.close()
+
+        def eof_received(self) -> bool:  # type: ignore[override]
+            """A client may end its side after a whole request, and wait for the answer."""
+            is_whole = self._is_asked and not self.cycle.more_body
+            self._is_half_closed = is_whole and self.scope["http_version"] == "1.1"
+            self._probe()
+            return self._is_half_closed
+
+        def _probe(self) -> None:
+            """One that has gone looks alike, until something is written to it: what HTTP lets a
+            server say before an answer, which has no other effect."""
+            if self._is_half_closed and self._is_asked and not self.cycle.response_started:
+                self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+                self.loop.call_later(PROBE_SECONDS, self._probe)
+
+        def send_400_response(self, msg: str) -> None:
+            malformed.add(reason=msg)
+            error = ServingError(400, msg, "invalid_http")
+            self.transport.write(_raw_response("400 Bad Request", error))
+            self.transport.close()
+
+    return LimitedProtocol
+
+
+def _most_connections(settings: EndpointSettings) -> int:
+    """As many as are asked for and this process may have, which it asks for, too."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    files = hard if hard != resource.RLIM_INFINITY else settings.max_connections + SPARE_FILES
+    return max(1, min(settings.max_connections, files - SPARE_FILES))
+
+
+def _raw_response(status: str, error: ServingError) -> bytes:
+    body = json.dumps(error.body).encode()
+    head = (
+        f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+        "Connection: close\r\n\r\n"
+    )
+    return head.encode() + body

@@ -1,0 +1,413 @@
+"""Decides by Spark's joins over small columns, with nothing of any document on the driver.
+
+The rules are those of `spark_jobs.clean.history`, applied to rows that hold all they need: the
+facts of a text's cluster come together, then it is decided what becomes of the text.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from spark_jobs.clean.decide.decider import (
+    CHOSEN_SCHEMA,
+    DECIDED_SCHEMA,
+    DUPLICATE_SCHEMA,
+    EXACT,
+    GUARDED,
+    NEAR,
+    SPOILT,
+    TEMPLATE,
+    Decider,
+    DocumentPart,
+    Example,
+    Outcome,
+    Run,
+)
+from spark_jobs.clean.decide.pairs import (
+    EDGE_SCHEMA,
+    Verifier,
+    connect,
+    shared_buckets,
+    star_pairs,
+    window_pairs,
+)
+from spark_jobs.clean.decide.record import group_exact, read_documents, read_record, thin_out
+from spark_jobs.clean.forgotten import FORGOTTEN, SIMILAR
+from spark_jobs.clean.history import NAMES, ClusterFacts, TextFacts, by_hash, decide, final_splits
+from spark_jobs.runtime.parquet import PartRows
+from spark_jobs.runtime.tasks import Work
+from spark_jobs.settings import SplitSettings
+
+_NUMBER, _STRING, _TRUTH = pa.int64(), pa.string(), pa.bool_()
+_TEXT = [
+    ("text", _NUMBER),
+    ("text_hash", _STRING),
+    ("part", _NUMBER),
+    ("row", _NUMBER),
+    ("id", _STRING),
+    ("characters", _NUMBER),
+    ("past", _TRUTH),
+    ("forced", _NUMBER),
+    ("slice", _NUMBER),
+    ("by_text", _NUMBER),
+    ("by_id", _NUMBER),
+    ("present", _NUMBER),
+    ("copies", _NUMBER),
+    ("cluster", _NUMBER),
+]
+_FACTS = [f"cluster_{name}" for name in ClusterFacts.__dataclass_fields__]
+FACT_SCHEMA = pa.schema([*_TEXT, *((name, _NUMBER) for name in _FACTS)])
+FATE_SCHEMA = pa.schema(
+    [
+        *_TEXT,
+        ("cluster_name", _STRING),
+        ("cluster_reason", _STRING),
+        ("eligible", _TRUTH),
+        ("stays", _TRUTH),
+        ("split", _STRING),
+    ]
+)
+
+
+def decide_survivors(
+    work: Work, texts: DataFrame, copies: DataFrame, split: SplitSettings
+) -> DataFrame:
+    """What was decided of every text.
+
+    Args:
+        texts: of `record.group_exact`.
+        copies: the clusters of near-copies, of `pairs.connect`.
+
+    Returns:
+        The columns of `FATE_SCHEMA`, where `stays` is final, `cluster_reason` is why all of a
+        cluster goes (null: it does not) and `split` the one of a text that stays; `survivor`, the
+        id of the document that is kept in the text's place; `is_best`, whether it is the text's.
+    """
+    first = texts.where("shape is not null").groupBy("shape").agg(F.min("text").alias("low"))
+    linked = texts.join(first, "shape").where("low < text").selectExpr("low", "text as high")
+    clusters = connect(work, copies.selectExpr("cluster as low", "text as high").union(linked))
+    clustered = texts
+    for name, found in (("copies", copies), ("cluster", clusters)):
+        found = found.withColumnRenamed("cluster", name)
+        clustered = clustered.join(found, "text", "left").withColumn(name, F.coalesce(name, "text"))
+    own = clustered.select(*(name for name, _ in _TEXT)).mapInArrow(
+        _state_facts, from_arrow_schema(FACT_SCHEMA)
+    )
+    largest = own.groupBy("cluster").agg(
+        *(F.max(name).alias(name) for name in _FACTS),
+        F.min("text_hash").alias("cluster_name"),
+        F.sum((F.col("copies") == F.col("text")).cast("long")).alias("groups"),
+    )
+    together = own.drop(*_FACTS).join(largest, "cluster")
+    columns = [*(name for name, _ in _TEXT), *_FACTS, "cluster_name", "groups"]
+    fates = together.select(*columns).mapInArrow(
+        partial(_apply_rules, split=split), from_arrow_schema(FATE_SCHEMA)
+    )
+    fates = work.keep(fates, "deciding splits")
+    order = F.struct(
+        (~F.col("eligible")).alias("is_refused"),
+        (-F.col("characters")).alias("characters"),
+        *("id", "text"),
+    )
+    best = fates.groupBy("copies").agg(F.min(order).alias("best"))
+    is_best = F.col("eligible") & (F.col("best.text") == F.col("text"))
+    decided = (
+        fates.join(best, "copies")
+        .withColumn("stays", F.col("stays") | is_best)
+        .withColumn("survivor", F.when(F.col("stays"), F.col("id")).otherwise(F.col("best.id")))
+        .withColumn("is_best", F.col("best.text") == F.col("text"))
+        .drop("best")
+    )
+    return work.keep(decided, "choosing survivors")
+
+
+def _facts_of(batch: pa.RecordBatch) -> TextFacts:
+    return TextFacts(
+        present=~batch["past"].to_numpy(zero_copy_only=False),
+        forced=batch["forced"].to_numpy(),
+        by_text=batch["by_text"].to_numpy(),
+        by_id=batch["by_id"].to_numpy(),
+        slices=batch["slice"].to_numpy(),
+    )
+
+
+def _state_facts(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Texts to rows of `FACT_SCHEMA`, with what each says of its cluster."""
+    for batch in batches:
+        facts = vars(_facts_of(batch).for_cluster()).values()
+        columns = [*batch.columns, *map(pa.array, facts)]
+        yield pa.record_batch(columns, schema=FACT_SCHEMA)
+
+
+def _apply_rules(
+    batches: Iterator[pa.RecordBatch], split: SplitSettings
+) -> Iterator[pa.RecordBatch]:
+    """Texts with the facts of their clusters to rows of `FATE_SCHEMA`."""
+    for batch in batches:
+        texts = _facts_of(batch)
+        names = list(ClusterFacts.__dataclass_fields__)
+        clusters = ClusterFacts(
+            **{n: batch[fact].to_numpy() for n, fact in zip(names, _FACTS, strict=True)}
+        )
+        new = by_hash(batch["cluster_name"], split, batch["groups"].to_numpy())
+        fates = decide(texts, clusters, new)
+        reason = np.where(fates.guarded, 1, np.where(fates.spoilt, 2, 0))
+        yield pa.record_batch(
+            [
+                *(batch[name] for name, _ in _TEXT),
+                batch["cluster_name"],
+                pa.array([None, GUARDED, SPOILT], _STRING).take(pa.array(reason)),
+                pa.array(fates.eligible),
+                pa.array(fates.stays),
+                pa.array(NAMES, _STRING).take(pa.array(final_splits(fates, texts))),
+            ],
+            schema=FATE_SCHEMA,
+        )
+
+
+ROWS_PER_DOCUMENT = 20
+"""Of the largest shuffle, that of the bands."""
+
+_COUNTED_SCHEMA = pa.schema(
+    [
+        ("reason", pa.string()),
+        ("source", pa.string()),
+        ("documents", pa.int64()),
+        ("bytes", pa.int64()),
+        ("repaired", pa.int64()),
+    ]
+)
+_SLICE_SCHEMA = pa.schema(
+    [("slice", pa.int64()), ("split", pa.string()), ("documents", pa.int64())]
+)
+
+
+@dataclass(frozen=True)
+class _Near:
+    """Near-copies among different texts."""
+
+    edges: DataFrame
+    """Rows of `pairs.EDGE_SCHEMA`."""
+    clusters: DataFrame
+    """Of `pairs.connect`."""
+    candidates: int
+    verified: int
+
+
+class SparkDecider(Decider):
+    """Decides over any number of documents; the driver holds a few numbers of each part."""
+
+    def __init__(self, run: Run, parts: list[DocumentPart], documents: int) -> None:
+        """With about how many documents there are, those of the record included."""
+        self._run = run
+        self._parts = parts
+        self._work = Work(run.spark, documents * ROWS_PER_DOCUMENT, run.scratch, run.report)
+        self._record = read_record(self._work, run.history) if run.history else None
+
+    @cached_property
+    def _corpus(self) -> DataFrame:
+        return self._read(enumerate(self._parts))
+
+    def repeated_ids(self) -> list[tuple[str, int]]:
+        counts = self._corpus.groupBy("id").count().where("count > 1")
+        rows = self._work.collect(counts.orderBy("id").limit(3), "counting ids")
+        return [(str(row["id"]), int(row["count"])) for row in rows]
+
+    def sources(self) -> set[str]:
+        found = self._corpus.select("source").distinct()
+        return {str(row["source"]) for row in self._work.collect(found, "listing sources")}
+
+    def texts_left(self) -> PartRows:
+        return self._not_among(self._corpus.where("fault is null"))
+
+    def decide(self, past: list[DocumentPart]) -> Outcome:
+        work = self._work
+        parts = [*self._parts, *past]
+        documents = self._corpus
+        if past:
+            documents = documents.union(self._read(enumerate(past, len(self._parts))))
+        slice_ = self._slice()
+        groups = group_exact(work, documents, self._record, slice_)
+        groups = thin_out(work, groups, self._run.settings.templates.keep)
+        near = self._find_near(groups, parts)
+        texts = decide_survivors(work, groups, near.clusters, self._run.settings.split)
+        fates = work.keep(_document_fates(documents.where("not past"), texts), "deciding documents")
+        counted = work.collect(_count_fates(fates), "counting documents")
+        copies = _exact_copies(fates).union(_near_copies(texts, near.edges))
+        stay = texts.where("stays")
+        decided = stay.select(
+            "part", "row", F.col("cluster_name").alias("cluster"), "split", "slice"
+        )
+        return Outcome(
+            stay=work.by_part(decided, DECIDED_SCHEMA, "bringing decisions to parts"),
+            left=self._not_among(stay),
+            duplicates=work.in_order(copies, "id", DUPLICATE_SCHEMA),
+            fates=pa.Table.from_pylist(counted, _COUNTED_SCHEMA),
+            slices=self._slices(stay),
+            lengths=self._histogram(
+                stay.select((F.length(F.bin("characters")) - 1).alias("value"))
+            ),
+            cluster_sizes=self._histogram(_cluster_sizes(texts)),
+            examples=self._examples(fates, counted),
+            slice=slice_,
+            exact_copies=self._sum(groups, F.col("members") - 1),
+            near_copies=near.edges.count(),
+            candidates=near.candidates,
+            verified=near.verified,
+        )
+
+    def _read(self, parts: Iterable[tuple[int, DocumentPart]]) -> DataFrame:
+        run = self._run
+        return read_documents(self._work, list(parts), run.forgotten, run.settings.split)
+
+    def _slice(self) -> int:
+        """Number of this corpus in its lineage."""
+        if self._record is None:
+            return 1
+        last = self._work.collect(self._record.agg(F.max("slice").alias("last")), "counting")
+        return int(last[0]["last"] or 0) + 1
+
+    def _find_near(self, texts: DataFrame, parts: list[DocumentPart]) -> _Near:
+        """Cluster the near-copies among different texts, as `in_memory.near_duplicates` does."""
+        work, settings = self._work, self._run.settings.near_duplicates
+        if not settings.enabled:
+            edges = work.empty(EDGE_SCHEMA)
+            return _Near(edges, connect(work, edges), 0, 0)
+        verifier = Verifier(work, texts, parts, settings)
+        buckets = shared_buckets(work, texts, parts)
+        stars = star_pairs(work, buckets)
+        first = verifier.verify(stars)
+        clusters = connect(work, first.edges)
+        window = window_pairs(work, buckets, clusters, stars)
+        second = verifier.verify(window)
+        if not second.edges.isEmpty():
+            linked = clusters.selectExpr("cluster as low", "text as high")
+            clusters = connect(work, linked.union(second.edges.select("low", "high")))
+        return _Near(
+            edges=first.edges.union(second.edges),
+            clusters=clusters,
+            candidates=stars.count() + window.count(),
+            verified=first.compared + second.compared,
+        )
+
+    def _not_among(self, documents: DataFrame) -> PartRows:
+        """Rows of the record whose texts none of these documents has, and are not forgotten."""
+        if self._record is None:
+            return PartRows({})
+        forgotten = F.col("text_hash").isin(list(self._run.forgotten.hidden))
+        left = self._record.where(~forgotten).join(documents, "text_hash", "left_anti")
+        return self._work.by_part(left, CHOSEN_SCHEMA, "comparing with the record")
+
+    def _slices(self, stay: DataFrame) -> pa.Table:
+        counts = stay.groupBy("slice", "split").agg(F.count("*").alias("documents"))
+        return pa.Table.from_pylist(self._work.collect(counts, "counting splits"), _SLICE_SCHEMA)
+
+    def _histogram(self, values: DataFrame) -> dict[int, int]:
+        """The different values of a frame's one column, `value`, and how often each occurs."""
+        rows = self._work.collect(values.groupBy("value").count(), "counting")
+        return {int(row["value"]): int(row["count"]) for row in rows}
+
+    def _sum(self, frame: DataFrame, values: F.Column) -> int:
+        row = self._work.collect(frame.agg(F.sum(values).alias("sum")), "counting")[0]
+        return int(row["sum"] or 0)
+
+    def _examples(
+        self, fates: DataFrame, counted: list[dict[str, Any]]
+    ) -> dict[str, list[Example]]:
+        examples = {}
+        for reason in sorted({row["reason"] for row in counted} - {None, FORGOTTEN, SIMILAR}):
+            chosen = fates.where(F.col("reason") == reason).select("id", "part", "row")
+            chosen = chosen.orderBy("id").limit(self._run.settings.examples_per_reason)
+            rows = self._work.collect(chosen, "choosing examples")
+            examples[reason] = [Example(**row) for row in rows]
+        return examples
+
+
+def _document_fates(documents: DataFrame, texts: DataFrame) -> DataFrame:
+    """Every document with `reason` (null: stays), `survivor`, `cluster` and `neighbor`.
+
+    `neighbor` is the document that stands for its text; a fault's document has none of the three.
+    """
+    names = ["id", "source", "bytes", "repaired", "part", "row"]
+    of_text = texts.select(
+        "text_hash",
+        "stays",
+        "cluster_reason",
+        "is_best",
+        "survivor",
+        F.col("cluster_name").alias("cluster"),
+        F.col("id").alias("neighbor"),
+        F.struct("part", "row").alias("place"),
+    )
+    stands_for_it = F.col("place") == F.struct("part", "row")
+    # What was thinned out has no text any more; what goes for its template alone is its own best.
+    of_template = F.col("neighbor").isNull() | (stands_for_it & F.col("is_best"))
+    own = F.when(of_template, TEMPLATE).when(stands_for_it, NEAR).otherwise(EXACT)
+    reason = F.when(stands_for_it & F.col("stays"), F.lit(None)).otherwise(
+        F.coalesce("cluster_reason", own)
+    )
+    sound = documents.where("fault is null").join(of_text, "text_hash", "left")
+    nothing = F.lit(None).cast("string")
+    faulty = documents.where("fault is not null").select(
+        *names,
+        F.col("fault").alias("reason"),
+        *(nothing.alias(name) for name in ("survivor", "cluster", "neighbor")),
+        F.lit(False).alias("is_exact"),
+    )
+    return sound.select(
+        *names,
+        reason.alias("reason"),
+        *("survivor", "cluster", "neighbor"),
+        (~stands_for_it).alias("is_exact"),
+    ).union(faulty)
+
+
+def _count_fates(fates: DataFrame) -> DataFrame:
+    return fates.groupBy("reason", "source").agg(
+        F.count("*").alias("documents"),
+        F.sum("bytes").alias("bytes"),
+        F.sum(F.col("repaired").cast("long")).alias("repaired"),
+    )
+
+
+def _cluster_sizes(texts: DataFrame) -> DataFrame:
+    """Documents that are still in the sources, of each cluster with any: `value`."""
+    return texts.groupBy("cluster").agg(F.sum("present").alias("value")).where("value > 0")
+
+
+def _exact_copies(fates: DataFrame) -> DataFrame:
+    """Rows of `DUPLICATE_SCHEMA`, each with its text's representative as the neighbor."""
+    return fates.where("is_exact").select(
+        *("id", "survivor", "cluster"),
+        F.lit(EXACT).alias("reason"),
+        "neighbor",
+        F.lit(1.0).alias("similarity"),
+    )
+
+
+def _near_copies(texts: DataFrame, edges: DataFrame) -> DataFrame:
+    """Rows of `DUPLICATE_SCHEMA`, each with the most similar text that it was compared with."""
+    both = edges.selectExpr("low as text", "high as other", "similarity").union(
+        edges.selectExpr("high as text", "low as other", "similarity")
+    )
+    order = F.struct((-F.col("similarity")).alias("unlike"), "other")
+    nearest = both.groupBy("text").agg(F.min(order).alias("nearest"))
+    dropped = texts.where("not past and not stays and not is_best").join(nearest, "text")
+    others = texts.select(F.col("text").alias("other"), F.col("id").alias("neighbor"))
+    return (
+        dropped.withColumn("other", F.col("nearest.other"))
+        .join(others, "other")
+        .select(
+            *("id", "survivor", F.col("cluster_name").alias("cluster")),
+            F.lit(NEAR).alias("reason"),
+            "neighbor",
+            (-F.col("nearest.unlike")).alias("similarity"),
+        )
+    )

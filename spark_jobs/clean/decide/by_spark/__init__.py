@@ -1,1 +1,0 @@
-"""Decides by Spark's joins, with nothing of any document on the driver."""

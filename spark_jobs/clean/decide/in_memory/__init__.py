@@ -1,1 +1,0 @@
-"""Decides in the driver's memory, on columns of whole arrays."""

@@ -1,0 +1,269 @@
+"""Near-copies by Spark's joins: candidate pairs, their true similarity, connected components.
+
+The rows of a band come sorted by their keys, so that each bucket is a run of rows. A task goes
+through them batch by batch and holds no bucket: of a bucket, its first text and the texts just
+before are enough, so that one of a million documents costs no more memory than one of two.
+
+Of a pair, signatures are compared first, since they are small, and rule most pairs out. Shingle
+sets are made of those texts alone that are left, by tasks that read the texts where they are.
+
+Components come by large-star and small-star in turn, from Kiveris, Lattanzi, Mirrokni, Rastogi and
+Vassilvitskii, "Connected Components in MapReduce and Beyond" (2014): each text's neighbors and
+itself are linked to the smallest of them, for its larger neighbors and for its smaller ones. Both
+keep what is connected connected, and a few rounds leave a star around the smallest text of each
+component.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from artifacts.numbers import run_starts
+from spark_jobs.clean.decide.decider import DocumentPart, plausible, shingle_sets
+from spark_jobs.clean.prepare import BUCKET_WINDOW, matrix_of
+from spark_jobs.runtime.parquet import Place
+from spark_jobs.runtime.tasks import Work
+from spark_jobs.settings import NearDuplicateSettings
+
+
+def connect(work: Work, edges: DataFrame) -> DataFrame:
+    """The component of every text with an edge, but for the smallest of each.
+
+    Args:
+        edges: `low` and `high`, in any order, where `low` is below `high`.
+
+    Returns:
+        `text` and `cluster`, which is the smallest text of its component.
+    """
+    stars = edges.selectExpr("high as text", "low as cluster").distinct()
+    stars = work.keep(stars, "connecting copies")
+    while _is_unfinished(work, stars):
+        stars = work.keep(_small_star(_large_star(stars)), "connecting copies")
+    return stars
+
+
+def _is_unfinished(work: Work, stars: DataFrame) -> bool:
+    """Whether a text still has several centers, or is the center of others itself."""
+    several = stars.groupBy("text").count().where("count > 1").select("text")
+    centers = stars.selectExpr("cluster as text").distinct()
+    chained = stars.join(centers, "text", "left_semi").select("text")
+    return bool(work.collect(several.union(chained).limit(1), "connecting copies"))
+
+
+def _large_star(links: DataFrame) -> DataFrame:
+    """Each text's larger neighbors, linked to the smallest neighbor or the text itself."""
+    both = links.selectExpr("text as node", "cluster as neighbor").union(
+        links.selectExpr("cluster as node", "text as neighbor")
+    )
+    smallest = both.groupBy("node").agg(F.min(F.least("node", "neighbor")).alias("cluster"))
+    larger = both.where("neighbor > node").join(smallest, "node")
+    return larger.selectExpr("neighbor as text", "cluster").distinct()
+
+
+def _small_star(links: DataFrame) -> DataFrame:
+    """Each text and its smaller neighbors, linked to the smallest of them."""
+    smallest = links.groupBy("text").agg(F.min("cluster").alias("smallest"))
+    smaller = links.join(smallest, "text").where("cluster != smallest")
+    return (
+        smaller.selectExpr("cluster as text", "smallest as cluster")
+        .union(smallest.selectExpr("text", "smallest as cluster"))
+        .distinct()
+    )
+
+
+BAND_SCHEMA = pa.schema([("key", pa.int64()), ("band", pa.int64()), ("text", pa.int64())])
+BUCKET_SCHEMA = BAND_SCHEMA.append(pa.field("first", pa.int64()))
+"""A text of a bucket that several share, and the bucket's first text."""
+PAIR_SCHEMA = pa.schema([("low", pa.int64()), ("high", pa.int64())])
+
+
+def shared_buckets(work: Work, texts: DataFrame, parts: list[DocumentPart]) -> DataFrame:
+    """Rows of `BUCKET_SCHEMA`."""
+    rows = pa.schema([("row", pa.int64()), ("text", pa.int64())])
+    places = work.by_part(texts, rows, "finding signatures").places
+    items = [(parts[number], place) for number, place in sorted(places.items())]
+    bands = work.over_parts(items, _read_bands, BAND_SCHEMA)
+    ordered = bands.repartition(work.partitions, "key").sortWithinPartitions(*BAND_SCHEMA.names)
+    buckets = ordered.mapInArrow(find_shared, from_arrow_schema(BUCKET_SCHEMA))
+    return work.keep(buckets, "finding shared bands")
+
+
+def star_pairs(work: Work, buckets: DataFrame) -> DataFrame:
+    """Every text of a bucket with the bucket's first, each pair once."""
+    pairs = buckets.where("first != text").selectExpr("first as low", "text as high")
+    return work.keep(pairs.distinct(), "pairing candidates")
+
+
+def window_pairs(
+    work: Work, buckets: DataFrame, clusters: DataFrame, stars: DataFrame
+) -> DataFrame:
+    """Every text of a bucket with those after it, where not yet in one cluster, each pair once.
+
+    Args:
+        clusters: of `connect`.
+        stars: pairs that were compared already.
+    """
+    placed = buckets.join(clusters, "text", "left").withColumn(
+        "cluster", F.coalesce("cluster", "text")
+    )
+    # Most buckets are one cluster by now; only the others can change one.
+    bucket = ["key", "band"]
+    spread = placed.groupBy(*bucket).agg(F.min("cluster").alias("a"), F.max("cluster").alias("b"))
+    apart = placed.join(spread.where("a < b").select(*bucket), bucket, "left_semi")
+    ordered = apart.select(*bucket, "text", "cluster").repartition(work.partitions, "key")
+    pairs = ordered.sortWithinPartitions(*BAND_SCHEMA.names).mapInArrow(
+        find_window, from_arrow_schema(PAIR_SCHEMA)
+    )
+    rest = pairs.distinct().join(stars, PAIR_SCHEMA.names, "left_anti")
+    return work.keep(rest, "pairing the other candidates")
+
+
+def _read_bands(_: int, item: tuple[DocumentPart, Place]) -> pa.Table:
+    part, place = item
+    chosen = place.read()
+    keys = matrix_of(part.read_rows("bands", chosen["row"]), np.int64)
+    count, bands = keys.shape
+    columns = [keys.ravel(), np.tile(np.arange(bands), count), np.repeat(chosen["text"], bands)]
+    return pa.Table.from_arrays(list(map(pa.array, columns)), schema=BAND_SCHEMA)
+
+
+def find_shared(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Rows of `BAND_SCHEMA`, sorted, to those of buckets with several texts (`BUCKET_SCHEMA`).
+
+    The last row is held back, since the next batch tells whether its bucket goes on.
+    """
+    held = np.empty((4, 0), np.int64)
+    held_is_shared = False
+    for batch in filter(len, batches):
+        rows = np.stack([column.to_numpy() for column in batch.columns])
+        rows = np.concatenate([held[:3], rows], axis=1)
+        starts = run_starts(rows[0]) | run_starts(rows[1])
+        firsts = rows[2, starts]
+        if held.size:
+            firsts[0] = held[3, 0]
+        rows = np.concatenate([rows, firsts[np.cumsum(starts) - 1][np.newaxis]])
+        is_shared = ~starts
+        is_shared[:1] = held_is_shared
+        is_shared[:-1] |= ~starts[1:]
+        yield _bucket_rows(rows[:, :-1][:, is_shared[:-1]])
+        held, held_is_shared = rows[:, -1:], bool(is_shared[-1])
+    if held_is_shared:
+        yield _bucket_rows(held)
+
+
+def find_window(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Sorted rows of `BAND_SCHEMA` with their clusters to the pairs of a window (`PAIR_SCHEMA`)."""
+    held = np.empty((4, 0), np.int64)
+    for batch in filter(len, batches):
+        known = held.shape[1]
+        rows = np.concatenate([held, np.stack([c.to_numpy() for c in batch.columns])], axis=1)
+        bucket = np.cumsum(run_starts(rows[0]) | run_starts(rows[1]))
+        text, cluster = rows[2], rows[3]
+        places = np.arange(len(text))
+        for distance in range(1, BUCKET_WINDOW + 1):
+            places = places[places + distance < len(text)]
+            places = places[bucket[places] == bucket[places + distance]]
+            if not len(places):
+                break
+            apart = cluster[places] != cluster[places + distance]
+            left = places[apart & (places + distance >= known)]
+            yield pa.record_batch([text[left], text[left + distance]], schema=PAIR_SCHEMA)
+        held = rows[:, bucket == bucket[-1]][:, -BUCKET_WINDOW:]
+
+
+def _bucket_rows(rows: np.ndarray) -> pa.RecordBatch:
+    return pa.record_batch([pa.array(row) for row in rows], schema=BUCKET_SCHEMA)
+
+
+EDGE_SCHEMA = PAIR_SCHEMA.append(pa.field("similarity", pa.float64()))
+"""A pair whose true similarity reaches the threshold."""
+
+Read = Callable[[DocumentPart, pa.Array], pa.Array]
+
+
+@dataclass(frozen=True)
+class Verified:
+    """Pairs that were compared."""
+
+    edges: DataFrame
+    """Rows of `EDGE_SCHEMA`."""
+    compared: int
+    """Pairs that the signatures had not ruled out."""
+
+
+class Verifier:
+    """Compares pairs of texts."""
+
+    def __init__(
+        self,
+        work: Work,
+        texts: DataFrame,
+        parts: list[DocumentPart],
+        settings: NearDuplicateSettings,
+    ) -> None:
+        self._work = work
+        self._places = texts.select("text", "part", "row")
+        self._parts = parts
+        self._settings = settings
+
+    def verify(self, pairs: DataFrame) -> Verified:
+        """Compare pairs (`PAIR_SCHEMA`), and keep those that reach the threshold."""
+        threshold = self._settings.threshold
+        signed = self._with_values(pairs, _read_signatures, pa.binary())
+        likely = signed.mapInArrow(
+            partial(_rule_out, threshold=threshold), from_arrow_schema(PAIR_SCHEMA)
+        )
+        likely = self._work.keep(likely, "comparing signatures")
+        read = partial(_read_shingles, words=self._settings.shingle_words)
+        shingled = self._with_values(likely, read, pa.list_(pa.int64()))
+        common = F.size(F.array_intersect("left", "right"))
+        jaccard = common / (F.size("left") + F.size("right") - common)
+        compared = shingled.select("low", "high", jaccard.alias("similarity"))
+        compared = self._work.keep(compared, "comparing texts")
+        return Verified(compared.where(F.col("similarity") >= threshold), compared.count())
+
+    def _with_values(self, pairs: DataFrame, read: Read, kind: pa.DataType) -> DataFrame:
+        """Pairs, each with what is read of both texts: `low`, `high`, `left`, `right`."""
+        texts = pairs.selectExpr("low as text").union(pairs.selectExpr("high as text")).distinct()
+        rows = pa.schema([("row", pa.int64()), ("text", pa.int64())])
+        places = self._work.by_part(texts.join(self._places, "text"), rows, "finding texts").places
+        items = [(self._parts[number], place) for number, place in sorted(places.items())]
+        schema = pa.schema([("text", pa.int64()), ("value", kind)])
+        work = partial(_read_values, read=read, schema=schema)
+        values = self._work.keep_parts(items, work, schema, "reading candidates")
+        # A text of very many pairs is the low one: its partition is split, its value sent to all.
+        return pairs.join(values.selectExpr("text as low", "value as left"), "low").join(
+            values.selectExpr("text as high", "value as right"), "high"
+        )
+
+
+def _read_values(
+    _: int, item: tuple[DocumentPart, Place], read: Read, schema: pa.Schema
+) -> pa.Table:
+    part, place = item
+    chosen = place.read()
+    return pa.Table.from_arrays([chosen["text"], read(part, chosen["row"])], schema=schema)
+
+
+def _read_signatures(part: DocumentPart, rows: pa.Array) -> pa.Array:
+    return part.read_rows("signature", rows).cast(pa.binary())
+
+
+def _read_shingles(part: DocumentPart, rows: pa.Array, words: int) -> pa.Array:
+    sets = shingle_sets(part.read_rows("text", rows).to_pylist(), words)
+    return pa.array([one.view(np.int64) for one in sets], pa.list_(pa.int64()))
+
+
+def _rule_out(batches: Iterator[pa.RecordBatch], threshold: float) -> Iterator[pa.RecordBatch]:
+    for batch in filter(len, batches):
+        width = len(batch["left"][0].as_py())
+        left, right = (
+            matrix_of(batch[name].cast(pa.binary(width)), np.uint8) for name in ("left", "right")
+        )
+        yield batch.select(PAIR_SCHEMA.names).filter(pa.array(plausible(left, right, threshold)))

@@ -1,0 +1,264 @@
+"""What was forgotten, and the documents that hold its text again, as near copies or inside others.
+
+A forgotten text is one more kind of reference text (`spark_jobs.decontaminate.overlap`). Kept of it
+is a signature: of every fifth n-gram of five words, so that no two overlap, 32 bits of the hash, in
+order of size. A changed word changes one of them, wherever it stands. docs/tracing.md has what a
+signature tells whoever holds it.
+"""
+
+import hashlib
+import io
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pydantic import BaseModel, ConfigDict
+from pyspark.sql import SparkSession
+
+from artifacts.cache import cache_key, cached
+from artifacts.errors import DamagedArtifact, UserError
+from artifacts.numbers import ends_of, run_starts
+from artifacts.progress import Report
+from artifacts.storage import files
+from spark_jobs.clean.prepare import PreparedPart
+from spark_jobs.decontaminate.overlap import (
+    NGrams,
+    group_ngrams,
+    load_ngrams,
+    ngrams_of,
+    save_ngrams,
+)
+from spark_jobs.runtime.parquet import Part, read_table, to_parquet, to_stream
+from spark_jobs.runtime.tasks import map_tasks
+from spark_jobs.text import Shingles, fold, sum_words
+
+FORGOTTEN, SIMILAR = "forgotten", "similar_to_forgotten"
+"""Reasons of what is left out since somebody asked for it, and of what holds its text; documents
+that are dropped for one of them are never shown with their text."""
+NGRAM_SIZE = 5
+"""Words: of the shortest documents that cleaning keeps by default, one word may change."""
+SIMILARITY = 0.5
+"""Of the n-grams of the shorter of two texts, the share that the other one has at least. All that
+counts as a near-duplicate has more, and unrelated documentation, however alike, mostly less."""
+FEWEST_NGRAMS = 3
+"""A text with fewer is too short to be told from others by them."""
+MOST_SIMILAR = 20
+"""Documents that hold one text; where there are more, a person decides what becomes of them: it may
+be a license or boilerplate."""
+METHOD = (
+    f"every {NGRAM_SIZE}th n-gram of {NGRAM_SIZE} words of a text (folded, 32 bits of its hash) "
+    "was looked up among all of a document; it holds the text where it has at least the stated "
+    "share of them, or is made of them by that share"
+)
+"""For whom a certificate is."""
+
+SIMILAR_NAME = "similar_to_forgotten.parquet"
+SIMILAR_SCHEMA = pa.schema(
+    [
+        ("id", pa.string()),
+        ("source", pa.string()),
+        ("text_hash", pa.string()),
+        ("forgotten", pa.string()),
+        ("similarity", pa.float64()),
+    ]
+)
+"""A document that holds forgotten text, and the id of the forgotten document that it is most like.
+"""
+Signatures = Mapping[str, np.ndarray]
+"""Texts, by their `text_hash`, to their signatures: uint32, sorted."""
+
+
+class ForgottenText(BaseModel):
+    """A text that is looked for by its signature."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    id: str
+    """Of the document that it was."""
+    text_hash: str
+    confirmed: bool = False
+    """Whether a person has said that all documents with its text go, however many there are."""
+
+
+class Forgotten(BaseModel):
+    """Documents that are left out as if the sources did not hold them."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    ids: tuple[str, ...] = ()
+    texts: tuple[str, ...] = ()
+    """By their `text_hash`, whatever id they come back under."""
+    searched: tuple[ForgottenText, ...] = ()
+    """Those of the texts whose near copies are left out, too."""
+    signatures: tuple[str, ...] = ()
+    """URLs of the files with their signatures."""
+    similar: tuple[str, ...] = ()
+    """By their `text_hash`, the near copies that a corpus was found to hold."""
+
+    @property
+    def hidden(self) -> tuple[str, ...]:
+        """All texts that no corpus may have, by their `text_hash`."""
+        return (*self.texts, *self.similar)
+
+
+def sign(texts: Mapping[str, str]) -> Signatures:
+    """The signatures of texts, given by their `text_hash`."""
+    ngrams = _ngrams(list(texts.values()))
+    bounds = zip(ngrams.offsets[:-1], ngrams.offsets[1:], strict=True)
+    return {
+        text: np.unique(ngrams.hashes[first:last:NGRAM_SIZE]).astype(np.uint32)
+        for text, (first, last) in zip(texts, bounds, strict=True)
+    }
+
+
+def write_signatures(folder: str, signatures: Signatures) -> str:
+    """Write signatures into a folder, as a file whose name follows from them; gives the name."""
+    lists = pa.array(list(signatures.values()), pa.list_(pa.uint32()))
+    content = to_parquet(pa.table({"text_hash": list(signatures), "ngrams": lists}))
+    name = f"signatures-{hashlib.sha256(content).hexdigest()[:32]}.parquet"
+    files.write(f"{folder}/{name}", content)
+    return name
+
+
+def read_signatures(urls: Sequence[str]) -> Signatures:
+    """What `write_signatures` wrote; raises DamagedArtifact where a file is absent or changed."""
+    found: dict[str, np.ndarray] = {}
+    for url in urls:
+        content = files.find(url)
+        if content is None or hashlib.sha256(content).hexdigest()[:32] not in url:
+            raise DamagedArtifact(
+                f"{url}, by which near copies of forgotten text are found, is "
+                f"{'no longer there' if content is None else 'damaged'}: no corpus is made while "
+                "they could come back. Bring the file back from a copy of the store; or have exact "
+                "copies of these texts alone found from now on, with: llm-assets doctor --repair"
+            )
+        table = pq.read_table(io.BytesIO(content))
+        found |= {
+            text: ngrams.values.to_numpy()
+            for text, ngrams in zip(table["text_hash"].to_pylist(), table["ngrams"], strict=True)
+        }
+    return found
+
+
+def find_similar(
+    spark: SparkSession,
+    parts: Sequence[Part | PreparedPart],
+    texts: Sequence[ForgottenText],
+    signatures: Signatures,
+    scratch: str,
+    cache: str | None,
+    report: Report,
+) -> pa.Table:
+    """The documents that hold one of some texts: rows of `SIMILAR_SCHEMA`, part by part.
+
+    Args:
+        parts: of a raw corpus that was prepared, or of a clean one.
+        texts: those to look for, each of which has a signature.
+        scratch: folder for what tasks read.
+        cache: folder of what earlier runs found.
+    """
+    if not texts:
+        return SIMILAR_SCHEMA.empty_table()
+    url = save_ngrams(scratch, as_references([signatures[text.text_hash] for text in texts]))
+    key = cache_key(
+        "similar to forgotten text",
+        __name__,
+        ["numpy", "pyarrow"],
+        references=url.rpartition("/")[2],
+    )
+    work = partial(_compare, references=url, key=key, cache=cache)
+    records = map_tasks(spark, "looking for forgotten text", parts, work, report)
+    rows = [row for record in records for row in record["rows"]]
+    named = [row | {"forgotten": texts[row["forgotten"]].id} for row in rows]
+    return pa.Table.from_pylist(named, SIMILAR_SCHEMA)
+
+
+def read_similar(clean_corpus: str) -> pa.Table:
+    """The documents that a clean corpus left out for forgotten text: rows of `SIMILAR_SCHEMA`."""
+    url = f"{clean_corpus}/{SIMILAR_NAME}"
+    return read_table(url) if files.exists(url) else SIMILAR_SCHEMA.empty_table()
+
+
+def refuse_widespread(similar: pa.Table, texts: Sequence[ForgottenText]) -> None:
+    """Raise UserError where more documents hold a text than may go without a person's word."""
+    confirmed = {text.id for text in texts if text.confirmed}
+    for forgotten, count in Counter(similar["forgotten"].to_pylist()).most_common():
+        if count > MOST_SIMILAR and forgotten not in confirmed:
+            raise UserError(
+                f"{count:,} documents hold text of {forgotten!r}, which was forgotten "
+                f"({tell_similar(similar.filter(pc.equal(similar['forgotten'], forgotten)))}"
+                f"). That is more than {MOST_SIMILAR}: it may be a license or boilerplate, so "
+                "nothing is made until somebody decides. To have all of them left out: llm-assets "
+                f"forget {forgotten!r} --similar drop --reason WHY --yes. To have exact copies "
+                "alone left out: the same with --similar keep"
+            )
+
+
+def tell_similar(similar: pa.Table, most: int = 5) -> str:
+    """The first documents of a table of `SIMILAR_SCHEMA`, with their similarity, in words."""
+    rows = similar.slice(0, most).to_pylist()
+    named = ", ".join(f"{row['id']} {row['similarity']:.0%}" for row in rows)
+    more = similar.num_rows - len(rows)
+    return f"{named} and {more:,} more" if more else named
+
+
+def _compare(
+    part: Part | PreparedPart, references: str, key: str, cache: str | None
+) -> dict[str, Any]:
+    """The documents of a part that hold a text, which is given by its number."""
+
+    def make() -> bytes:
+        documents = part.read(["id", "source", "text_hash", "text"])
+        texts = documents["text"].to_pylist()
+        place, text, similarity = most_similar(texts, load_ngrams(references))
+        found = documents.select(["id", "source", "text_hash"]).take(pa.array(place))
+        found = found.append_column("forgotten", pa.array(text))
+        return to_stream(found.append_column("similarity", pa.array(similarity)))
+
+    name = part.origin if isinstance(part, PreparedPart) else part.content_name()
+    entry = f"{key}-{hashlib.sha256(name.encode()).hexdigest()}"
+    return {"rows": pa.ipc.open_stream(cached(cache, entry, make)).read_all().to_pylist()}
+
+
+def most_similar(
+    documents: Sequence[str], references: NGrams
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Which documents hold a text, the text that each is most like, and the similarity.
+
+    Args:
+        references: of `as_references`.
+
+    Returns:
+        Places among the documents, in order, numbers of the texts, and shares from `SIMILARITY` to
+        1: arrays of one length.
+    """
+    ngrams = _ngrams(documents)
+    document, text, common = references.common(ngrams)
+    # Of a document every n-gram was taken, of a text every fifth.
+    own = np.maximum(np.diff(ngrams.offsets)[document] // NGRAM_SIZE, FEWEST_NGRAMS)
+    similarity = np.minimum(1, common / np.minimum(references.sizes[text], own))
+    enough = similarity >= SIMILARITY
+    document, text, similarity = document[enough], text[enough], similarity[enough]
+    order = np.lexsort((text, -similarity, document))
+    best = order[run_starts(document[order])]
+    return document[best], text[best], similarity[best]
+
+
+def as_references(signatures: Sequence[np.ndarray]) -> NGrams:
+    """Signatures as reference texts, which are numbered in this order, without set phrases."""
+    hashes = np.concatenate(signatures).astype(np.uint64)
+    ngrams = group_ngrams(Shingles(hashes, ends_of(np.array([len(one) for one in signatures]))))
+    telling = ~ngrams.is_set_phrase
+    texts = ngrams.texts[telling]
+    return NGrams(ngrams.hashes[telling], texts, np.bincount(texts, minlength=len(signatures)))
+
+
+def _ngrams(texts: Sequence[str]) -> Shingles:
+    """All n-grams of each text, as 32 bits of their hashes."""
+    ngrams = ngrams_of(sum_words(list(map(fold, texts))), NGRAM_SIZE)
+    return Shingles(ngrams.hashes >> np.uint64(32), ngrams.offsets)

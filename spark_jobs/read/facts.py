@@ -1,0 +1,181 @@
+"""A table of facts, told as text: what a database holds becomes documents that a model can learn.
+
+What is told of a subject is asked for in other words (`llm_assets.exam`), so one file says both.
+"""
+
+import csv
+import hashlib
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+from pydantic import Field, ValidationError
+
+from artifacts.errors import UserError
+from artifacts.settings import Settings, read_yaml
+from artifacts.store.identity import hash_json
+from spark_jobs.read.document import Document
+from spark_jobs.read.opened import Batch, OpenedSource, single_chunk
+from spark_jobs.read.settings import Facts
+
+COLUMNS = ("subject", "relation", "value")
+LEAK_WORDS = 5
+"""A question that shares so many words in a row with what is told, its subject aside, would be
+answered by memory of the words; shorter runs are set phrases."""
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One row of the table."""
+
+    subject: str
+    relation: str
+    value: str
+
+
+class Forms(Settings):
+    """How one relation is told, and how it is asked for."""
+
+    told: list[str] = Field(min_length=1)
+    """Sentences with `{value}` and, mostly, `{subject}`."""
+    asked: list[str] = Field(default_factory=list)
+    """Beginnings that the value goes on from, with `{subject}`."""
+
+
+def read_facts(path: str) -> list[Fact]:
+    """The rows of a CSV file.
+
+    Raises:
+        UserError: there is no such file, a column or a value is missing, or two rows say
+            different things of one subject.
+    """
+    facts: dict[tuple[str, str], tuple[int, str]] = {}
+    try:
+        with Path(path).open(encoding="utf-8", newline="") as file:
+            reader = csv.DictReader(file)
+            if missing := set(COLUMNS) - set(reader.fieldnames or ()):
+                raise UserError(
+                    f"{path}: no column {', '.join(sorted(missing))}. A table of facts has the "
+                    f"columns {', '.join(COLUMNS)} in its first line."
+                )
+            for row in reader:
+                subject, relation, value = ((row[name] or "").strip() for name in COLUMNS)
+                place = f"{path}, line {reader.line_num}"
+                if not (subject and relation and value):
+                    raise UserError(f"{place}: subject, relation and value all need a text.")
+                line, other = facts.setdefault((subject, relation), (reader.line_num, value))
+                if other != value:
+                    raise UserError(
+                        f"{place}: {relation} of {subject} is {value!r}, in line {line} it is "
+                        f"{other!r}. Keep the row that is true."
+                    )
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{path}: the table of facts cannot be read: {error}") from None
+    if not facts:
+        raise UserError(f"{path}: no facts below the first line; add at least one row.")
+    return [Fact(subject, relation, value) for (subject, relation), (_, value) in facts.items()]
+
+
+def read_forms(path: str) -> dict[str, Forms]:
+    """Relation to how it is told and asked for.
+
+    Raises:
+        UserError: there is no such file, a form has no place for what it is about, or a question
+            has `LEAK_WORDS` words in a row in common with what is told.
+    """
+    try:
+        content = read_yaml(Path(path))
+        forms = {name: Forms.model_validate(one) for name, one in content.items()}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, AttributeError, ValidationError) as error:
+        raise UserError(
+            f"{path}: expected each relation with the lists `told` and `asked`: {error}"
+        ) from None
+    for name, one in forms.items():
+        _need(path, name, one.told, "{value}")
+        _need(path, name, one.asked, "{subject}")
+    told = {
+        run: (name, form) for name, one in forms.items() for form in one.told for run in _runs(form)
+    }
+    for one in forms.values():
+        for question in one.asked:
+            if shared := [run for run in _runs(question) if run in told]:
+                relation, form = told[shared[0]]
+                raise UserError(
+                    f"{path}: the question {question!r} shares {' '.join(shared[0])!r} with what "
+                    f"is told of {relation}: {form!r}. Ask in other words."
+                )
+    return forms
+
+
+def open_facts(source: Facts) -> OpenedSource:
+    """The documents in which the facts are told; raises UserError as the readers of both files."""
+    facts, forms = read_facts(source.path), read_forms(source.forms)
+    if unknown := {fact.relation for fact in facts} - set(forms):
+        raise UserError(f"{source.forms}: no forms for {', '.join(sorted(unknown))}.")
+    told = {relation: one.told for relation, one in forms.items()}
+    key = hash_json({"facts": [vars(fact) for fact in facts], "told": told})
+
+    def read() -> Iterator[Batch]:
+        yield [
+            Document(identifier, text, source.name)
+            for identifier, text in tell(facts, told, source.facts_per_document)
+        ]
+
+    return OpenedSource({source.name: key}, lambda: single_chunk(key, read))
+
+
+def tell(
+    facts: Sequence[Fact], told: Mapping[str, Sequence[str]], per_document: int
+) -> Iterator[tuple[str, str]]:
+    """Id and text of documents about one subject each, until every form of every fact is told.
+
+    The order of a fact's forms follows from the fact, so that documents of two subjects have no
+    order of sentences in common, which would make them copies of each other but for a few words.
+    """
+    by_subject: dict[str, list[Fact]] = defaultdict(list)
+    for fact in facts:
+        by_subject[fact.subject].append(fact)
+    for subject, of_subject in by_subject.items():
+        orders = [_shuffled(told[fact.relation], fact) for fact in of_subject]
+        for number in range(max(map(len, orders))):
+            sentences = [
+                order[number % len(order)].format(subject=subject, value=fact.value)
+                for fact, order in zip(of_subject, orders, strict=True)
+            ]
+            first = number % len(sentences)
+            sentences = sentences[first:] + sentences[:first]
+            for part, start in enumerate(range(0, len(sentences), per_document)):
+                name = re.sub(r"\W+", "_", subject.lower())
+                text = " ".join(sentences[start : start + per_document])
+                yield f"{name}/{number + 1}.{part + 1}", text
+
+
+def _shuffled(forms: Sequence[str], fact: Fact) -> list[str]:
+    def place(form: str) -> bytes:
+        return hashlib.sha256(f"{fact.subject}\0{fact.relation}\0{form}".encode()).digest()
+
+    return sorted(forms, key=place)
+
+
+def _need(path: str, relation: str, forms: Sequence[str], field: str) -> None:
+    for form in forms:
+        try:
+            form.format(subject="", value="")
+        except (KeyError, IndexError, ValueError) as error:
+            raise UserError(f"{path}: {relation}: {form!r} is no form: {error!r}") from None
+        if field not in form:
+            raise UserError(f"{path}: {relation}: {form!r} lacks {field}.")
+
+
+def _runs(form: str) -> set[tuple[str, ...]]:
+    """All runs of `LEAK_WORDS` words of a form, wherever subject and value do not stand."""
+    parts = re.split(r"\{subject\}|\{value\}", form.lower())
+    words = [re.findall(r"\w+", part) for part in parts]
+    return {
+        tuple(part[start : start + LEAK_WORDS])
+        for part in words
+        for start in range(len(part) - LEAK_WORDS + 1)
+    }

@@ -1,0 +1,215 @@
+"""The text of mail, subtitles, XML and the documents of office programs."""
+
+import email
+import io
+import posixpath
+import re
+import zipfile
+from collections.abc import Iterable, Iterator
+from email.message import EmailMessage
+from email.policy import default
+from functools import partial
+from typing import Any
+from urllib.parse import unquote
+
+from artifacts.errors import first_line
+from spark_jobs.read.document import Fault
+from spark_jobs.read.files.rows import FILE_BYTES, Row, check_unpacked, one_document
+from spark_jobs.read.files.streams import Content, Overlong, decode, lines_of, too_large
+
+_TIMING = re.compile(r"\d+|.*-->.*|WEBVTT.*|(NOTE|STYLE|REGION)\b.*")
+_TAG = re.compile(r"<[^>]*>")
+_SLIDE = re.compile(r"ppt/slides/slide(\d+)\.xml")
+_HTML_BLOCKS = ("h1", "h2", "h3", "h4", "h5", "h6", "p", "li", "pre", "td", "blockquote")
+
+
+def read_mail(content: Content) -> Iterator[Row]:
+    """A message's subject and text; of a mailbox (`.mbox`) each message is a document.
+
+    Addresses and attachments are left out: of the headers a model learns the subject alone.
+    """
+    if content.file.format.ending != ".mbox":
+        yield from one_document(content, FILE_BYTES, _mail_text)
+        return
+    shown = content.file.shown
+    for number, message in enumerate(_messages(content), start=1):
+        where = f"message {number}"
+        if isinstance(message, Overlong):
+            yield too_large(content, where, message.length)
+            continue
+        try:
+            text = _mail_text(message)
+        except Exception as error:
+            # As the extractors of whole files, the parser raises whatever it stumbles over.
+            reason = f"cannot be read as mail ({first_line(error)})"
+            yield Fault("bad_message", f"{shown}: {where} {reason}.")
+        else:
+            yield f"{content.file.name}:{number}", text, f"{shown}, {where}"
+
+
+def _messages(content: Content) -> Iterator[bytes | Overlong]:
+    """The messages of a mailbox; each begins with a line `From ...` after an empty one."""
+    with content.open() as stream:
+        message: list[bytes] = []
+        size, before = 0, b"\n"
+        for line in lines_of(stream, content.maximum_bytes):
+            if isinstance(line, Overlong):
+                size += line.length
+                continue
+            if line.startswith(b"From ") and not before.strip():
+                if message:
+                    yield b"".join(message) if size <= content.maximum_bytes else Overlong(size)
+                message, size = [], 0
+            else:
+                size += len(line)
+                # Of what is too long nothing more is kept.
+                if size <= content.maximum_bytes:
+                    message.append(line)
+            before = line
+        if message:
+            yield b"".join(message) if size <= content.maximum_bytes else Overlong(size)
+
+
+def _mail_text(found: bytes) -> str:
+    message = email.message_from_bytes(found, policy=default)
+    assert isinstance(message, EmailMessage)
+    body = message.get_body(("plain", "html"))
+    text = str(body.get_content()) if body else ""
+    if body and body.get_content_subtype() == "html":
+        text = _html_text(text.encode())
+    subject = str(message["subject"] or "").strip()
+    return f"{subject}\n\n{text.strip()}".strip()
+
+
+def read_subtitles(content: Content) -> Iterator[Row]:
+    """What is said, without numbers and times; a line that goes on is written once."""
+    yield from one_document(content, content.maximum_bytes, _subtitles_text)
+
+
+def _subtitles_text(found: bytes) -> str:
+    said: list[str] = []
+    for line in decode(found)[0].splitlines():
+        line = _TAG.sub("", line).strip()
+        if line and not _TIMING.fullmatch(line) and said[-1:] != [line]:
+            said.append(line)
+    return "\n".join(said)
+
+
+def read_xml(content: Content) -> Iterator[Row]:
+    """All text between the tags, a line for each element that has some."""
+    yield from one_document(content, content.maximum_bytes, _xml_text)
+
+
+def _xml_text(found: bytes) -> str:
+    return "\n".join(filter(None, (" ".join(t.split()) for t in _parse(found).itertext())))
+
+
+def read_rtf(content: Content) -> Iterator[Row]:
+    """A rich text file's text, by striprtf."""
+    yield from one_document(content, FILE_BYTES, _rtf_text)
+
+
+def _rtf_text(found: bytes) -> str:
+    from striprtf.striprtf import rtf_to_text
+
+    if not found.lstrip().startswith(b"{\\rtf"):
+        raise ValueError("it does not begin with {\\rtf")
+    # Its own letters are ASCII; all others are written out, in the encoding that it names.
+    return str(rtf_to_text(found.decode("latin-1")))
+
+
+def read_odt(content: Content) -> Iterator[Row]:
+    """An OpenDocument text's headings and paragraphs."""
+    members = partial(_members, content, names=lambda archive: ["content.xml"])
+    yield from one_document(content, FILE_BYTES, lambda found: _paragraphs(members(found)))
+
+
+def read_pptx(content: Content) -> Iterator[Row]:
+    """A presentation's text, slide by slide."""
+
+    def slides(archive: zipfile.ZipFile) -> list[str]:
+        numbers = {int(m[1]): m[0] for name in archive.namelist() if (m := _SLIDE.fullmatch(name))}
+        return [numbers[number] for number in sorted(numbers)]
+
+    members = partial(_members, content, names=slides)
+    yield from one_document(content, FILE_BYTES, lambda found: _paragraphs(members(found)))
+
+
+def read_epub(content: Content) -> Iterator[Row]:
+    """A book's chapters, in their order."""
+    members = partial(_members, content, names=_chapters)
+    yield from one_document(
+        content, FILE_BYTES, lambda found: "\n\n".join(map(_html_text, members(found)))
+    )
+
+
+def _chapters(archive: zipfile.ZipFile) -> list[str]:
+    """The pages of a book's spine, by its package document."""
+    container = _parse(archive.read("META-INF/container.xml"))
+    package_path = next(container.iter("{*}rootfile")).get("full-path", "")
+    package = _parse(archive.read(package_path))
+    places = {item.get("id"): item.get("href", "") for item in package.iter("{*}item")}
+    folder = posixpath.dirname(package_path)
+    spine = (places.get(one.get("idref"), "") for one in package.iter("{*}itemref"))
+    return [posixpath.join(folder, unquote(place)) for place in spine if place]
+
+
+def read_xlsx(content: Content) -> Iterator[Row]:
+    """A workbook's cells, a line for each row, by openpyxl; sheets begin with their names."""
+
+    def text_of(found: bytes) -> str:
+        import openpyxl
+
+        check_unpacked(found, content.maximum_unpacked)
+        workbook = openpyxl.load_workbook(io.BytesIO(found), read_only=True, data_only=True)
+        sheets = []
+        for sheet in workbook.worksheets:
+            rows = (
+                " | ".join(str(cell) for cell in row if cell is not None)
+                for row in sheet.iter_rows(values_only=True)
+            )
+            if lines := [row for row in rows if row]:
+                sheets.append("\n".join([f"# {sheet.title}", *lines]))
+        return "\n\n".join(sheets)
+
+    yield from one_document(content, FILE_BYTES, text_of)
+
+
+def _members(content: Content, found: bytes, names: Any) -> Iterator[bytes]:
+    """Members of a zipped document, in the order that `names` gives of its archive."""
+    check_unpacked(found, content.maximum_unpacked)
+    with zipfile.ZipFile(io.BytesIO(found)) as archive:
+        for name in names(archive):
+            yield archive.read(name)
+
+
+def _paragraphs(members: Iterable[bytes]) -> str:
+    """The paragraphs of documents in XML; a part of a paragraph's text is no paragraph."""
+    texts = []
+    for member in members:
+        for element in _parse(member).iter("{*}p", "{*}h"):
+            texts.append("".join(element.itertext()).strip())
+    return "\n\n".join(filter(None, texts))
+
+
+def _html_text(found: bytes) -> str:
+    """All text of a page that is a document as a whole, block by block."""
+    from lxml import html
+
+    page = html.fromstring(found) if found.strip() else None
+    if page is None:
+        return ""
+    for aside in page.xpath("//script | //style"):
+        aside.drop_tree()
+    for block in page.iter(*_HTML_BLOCKS, "br", "div", "tr"):
+        block.tail = "\n" + (block.tail or "")
+    lines = (" ".join(line.split()) for line in page.text_content().splitlines())
+    return "\n".join(filter(None, lines))
+
+
+def _parse(found: bytes) -> Any:
+    """The root of an XML document, without what it might fetch or multiply."""
+    from lxml import etree
+
+    parser = etree.XMLParser(resolve_entities=False, no_network=True, remove_comments=True)
+    return etree.fromstring(found, parser)

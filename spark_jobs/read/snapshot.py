@@ -1,0 +1,314 @@
+"""The pinned snapshot of source text: Parquet files of `(id, text, source, …)`."""
+
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.compute as pc
+
+from artifacts.cache import cache_key
+from artifacts.errors import UserError
+from artifacts.storage.files import link
+from spark_jobs.read.bigquery import open_bigquery, read_exported
+from spark_jobs.read.chunk_files import (
+    ChunkRecord,
+    number_repeated_ids,
+    set_unusable_aside,
+    write_chunks,
+)
+from spark_jobs.read.docstrings import open_packages
+from spark_jobs.read.document import DECODED, EMPTY, EXAMPLES, UNREAD, judge_faults
+from spark_jobs.read.facts import open_facts
+from spark_jobs.read.files.reading import EXTRACTORS, Digests, open_files, read_listed
+from spark_jobs.read.hugging_face import open_dataset
+from spark_jobs.read.opened import Batch, Chunks, OpenedSource, Unread, listed_key, single_chunk
+from spark_jobs.read.settings import (
+    BigQuery,
+    Facts,
+    Files,
+    HuggingFaceDataset,
+    PackageDocs,
+    RawCorpusSettings,
+    Source,
+    content_of,
+)
+from spark_jobs.runtime.parquet import find_rows
+from spark_jobs.runtime.pinned import PINNED_NAME, ListedFile, PinnedFile
+from spark_jobs.runtime.scratch import scratch_folder
+
+Records = dict[str, list[ChunkRecord]]
+"""Of each source, by name, what was read of it."""
+MOST_EXAMPLES = 50
+"""Faults of a source that are kept with their messages."""
+
+
+def judge_source(source: Source, records: list[ChunkRecord]) -> None:
+    """Raise UserError where more of a source's documents cannot be used than it allows.
+
+    Where it sets aside what it cannot read, that is any number of them.
+    """
+    if getattr(source, "on_bad_file", "stop") == "quarantine":
+        return
+    share = getattr(source, "maximum_faulty_share", 0.0)
+    faults = _sum("faults", records)
+    sound = sum(record.documents for record in records) + faults[EMPTY]
+    judge_faults(source.name, share, sound, faults, _examples(records))
+
+
+def file_names(records: Records) -> list[str]:
+    """The Parquet files of all chunks, in order."""
+    return [name for found in records.values() for record in found for name in record.files]
+
+
+def snapshot_stats(records: Records, unread: Iterable[Unread]) -> dict[str, Any]:
+    """The stats of `write_snapshot` but for `repeated_ids` and `pinned_files`.
+
+    Args:
+        unread: of each source what lies beside its text.
+
+    Raises:
+        UserError: there is no document.
+    """
+    decoded, decoded_examples = _by_kind(DECODED, records)
+    stats = _counts(records) | _unread(records, list(unread))
+    stats |= {"decoded": dict(decoded.most_common()), "decoded_examples": decoded_examples}
+    _refuse_nothing(stats)
+    return stats
+
+
+def _counts(records: Records) -> dict[str, Any]:
+    of_all = [record for found in records.values() for record in found]
+    reasons = _sum("faults", of_all)
+    faults = {k: n for k, n in reasons.items() if not k.startswith((UNREAD, DECODED))}
+    return {
+        "documents": sum(record.documents for record in of_all),
+        "bytes": sum(record.bytes for record in of_all),
+        "sources": {
+            name: {
+                "documents": sum(record.documents for record in found),
+                "bytes": sum(record.bytes for record in found),
+            }
+            for name, found in records.items()
+            if any(record.documents for record in found)
+        },
+        "licenses": dict(sorted(_sum("licenses", of_all).items())),
+        "dropped": faults,
+        "faults": [example for found in records.values() for example in _examples(found)],
+    }
+
+
+def _unread(records: Records, found: list[Unread]) -> dict[str, Any]:
+    """What was found and not read, beside the files and within archives."""
+    counts, examples = _by_kind(UNREAD, records)
+    for one in found:
+        counts += Counter(one.counts)
+        for kind, names in one.examples.items():
+            examples[kind] = ([*names, *examples.get(kind, [])])[:EXAMPLES]
+    return {"unread": dict(counts.most_common()), "unread_examples": examples}
+
+
+def _by_kind(beginning: str, records: Records) -> tuple[Counter[str], dict[str, list[str]]]:
+    """What was counted under reasons that begin so: kind to its number, and to a few names."""
+    counts, examples = Counter[str](), dict[str, list[str]]()
+    for of_source in records.values():
+        named = [one for record in of_source for one in record.examples]
+        for reason, count in _sum("faults", of_source).items():
+            if reason.startswith(beginning):
+                start, kind = f"{reason}: ", reason.removeprefix(beginning)
+                names = [one.removeprefix(start) for one in named if one.startswith(start)]
+                counts[kind] += count
+                examples[kind] = (examples.get(kind, []) + names)[:EXAMPLES]
+    return counts, examples
+
+
+def _sum(field: str, records: list[ChunkRecord]) -> Counter[str]:
+    return sum((Counter(getattr(record, field)) for record in records), Counter[str]())
+
+
+def _examples(records: list[ChunkRecord]) -> list[str]:
+    examples = (example for record in records for example in record.examples)
+    return [one for one in examples if not one.startswith((UNREAD, DECODED))][:MOST_EXAMPLES]
+
+
+def _refuse_nothing(stats: dict[str, Any]) -> None:
+    if stats["documents"]:
+        return
+    counts = ", ".join(f"{count:,} {reason}" for reason, count in stats["dropped"].items())
+    unread = Unread(stats["unread"], stats["unread_examples"])
+    raise UserError(
+        "The raw corpus is empty: the sources hold no document with text."
+        + (f" Set aside: {counts}. The first:" if counts else "")
+        + "".join(f"\n  {fault}" for fault in stats["faults"][:EXAMPLES])
+        + (f"\nNot read: {unread}." if stats["unread"] else "")
+        + "\nMend what is named, or check `raw_corpus.sources`."
+    )
+
+
+CODE_VERSION = "9"
+LIBRARIES = frozenset({"datasets", "pyarrow"}).union(*EXTRACTORS.values())
+"""All that may decide what is read."""
+
+
+def open_sources(
+    settings: RawCorpusSettings,
+    report: Callable[[str], None] = lambda line: None,
+    apart: str | None = None,
+    digests: Digests | None = None,
+) -> dict[str, OpenedSource]:
+    """Every source by name, as it is now.
+
+    Args:
+        report: told how far hashing, and later reading, are.
+        apart: a folder that is no source text wherever it lies: the store.
+        digests: what is known of files from a look before.
+
+    Raises:
+        UserError: a package, path, table or dataset is not there or cannot be read.
+    """
+    opened = {}
+    for source in settings.sources:
+        if isinstance(source, PackageDocs):
+            opened[source.name] = open_packages(source, report)
+        elif isinstance(source, Facts):
+            opened[source.name] = open_facts(source)
+        elif isinstance(source, BigQuery):
+            opened[source.name] = open_bigquery(source, report)
+        elif isinstance(source, HuggingFaceDataset):
+            opened[source.name] = open_dataset(source, report)
+        else:
+            opened[source.name] = open_files(source, report, apart, digests)
+    return opened
+
+
+def fingerprints_of(opened: Mapping[str, OpenedSource]) -> dict[str, str]:
+    """Source (for packages: `source/package`) to a hash of its content."""
+    return {name: one for source in opened.values() for name, one in source.fingerprints.items()}
+
+
+def source_fingerprints(settings: RawCorpusSettings, apart: str | None = None) -> dict[str, str]:
+    """The fingerprints of the sources as they are now; raises UserError as `open_sources`."""
+    return fingerprints_of(open_sources(settings, apart=apart))
+
+
+def write_snapshot(
+    settings: RawCorpusSettings,
+    folder: Path,
+    report: Callable[[str], None] = print,
+    cache: str | None = None,
+    opened: Mapping[str, OpenedSource] | None = None,
+) -> dict[str, Any]:
+    """Read every source and write `part-NNNNN.parquet` files; the same input gives the same bytes.
+
+    Files that are pinned are listed in place of that (`spark_jobs.runtime.pinned`).
+
+    Args:
+        cache: folder of what earlier runs have read (`artifacts.cache`); it decides speed, never
+            the result.
+        opened: the sources, if they were opened before; what is read is what was opened.
+
+    Returns:
+        The manifest's stats: `documents`, `bytes` (UTF-8), `dropped` (reason to count), `sources`
+        (name to documents and bytes), `licenses` (name to documents), `faults` (the first ones of
+        each source and reason, named), `unread` (kind of file to count), `unread_examples` (kind to
+        the first names), `repeated_ids` (ids that were given a number), `pinned_files`. Of pinned
+        text, `documents` are its rows, and `bytes` what its files' footers say, of JSON lines those
+        of the lines.
+
+    Raises:
+        UserError: a source cannot be read, or all of them together hold no document.
+        SourceChanged: a source changed while it was read.
+    """
+    opened = opened or open_sources(settings, report)
+    records: Records = {}
+    pinned: list[PinnedFile] = []
+    with scratch_folder(str(folder.with_name(f"{folder.name}.scratch"))) as scratch:
+        for source in settings.sources:
+            of_source = opened[source.name]
+            if of_source.pin:
+                found, text_bytes = of_source.pin()
+                pinned += found
+                records[source.name] = [pinned_record(found, text_bytes)]
+            else:
+                records[source.name] = copy_source(of_source.chunks, source, Path(scratch), cache)
+                judge_source(source, records[source.name])
+        files = _lay_out([Path(scratch) / name for name in file_names(records)], folder)
+    list_pinned(pinned, folder)
+    stats = snapshot_stats(records, [one.unread for one in opened.values()])
+    return stats | {"repeated_ids": number_repeated_ids(files), "pinned_files": len(pinned)}
+
+
+def listed_chunk(source: Source, listed: list[ListedFile]) -> Chunks:
+    """A chunk of files that lie in a bucket (`Chunks.files`), in whichever process reads it."""
+
+    def read() -> Iterator[Batch]:
+        for one in listed:
+            if isinstance(source, BigQuery):
+                yield from read_exported(source, one)
+            else:
+                assert isinstance(source, Files)
+                yield from read_listed(source, one)
+
+    return single_chunk(listed_key(listed), read)
+
+
+def copy_source(
+    chunks: Chunks, source: Source, folder: Path, cache: str | None
+) -> list[ChunkRecord]:
+    """Write the Parquet files of chunks of a source into a folder, and cache them.
+
+    Returns:
+        The records of all chunks, in order.
+    """
+    # Under keys of the cache: the chunks' content is not all that decides what is read.
+    settings = content_of(source)
+    keys = [
+        cache_key("chunk", write_snapshot.__module__, [*LIBRARIES], settings=settings, content=key)
+        for key in chunks.keys
+    ]
+    return write_chunks(replace(set_unusable_aside(chunks), keys=keys), folder, cache)
+
+
+def pinned_record(found: list[PinnedFile], text_bytes: int) -> ChunkRecord:
+    """What is in files that are pinned."""
+    return ChunkRecord(documents=sum(file.rows for file in found), bytes=text_bytes)
+
+
+def list_pinned(pinned: list[PinnedFile], folder: Path) -> None:
+    """Write the list of pinned files, where there are any, into the snapshot's folder."""
+    if pinned:
+        lines = "".join(f"{file.model_dump_json()}\n" for file in pinned)
+        (folder / PINNED_NAME).write_text(lines)
+
+
+def _lay_out(kept: list[Path], folder: Path) -> list[Path]:
+    folder.mkdir(parents=True, exist_ok=True)
+    files = [folder / f"part-{number:05d}.parquet" for number in range(len(kept))]
+    # Equal chunks, of one source named twice or of two, are one file.
+    for file, target in zip(kept, files, strict=True):
+        if not link(file, target):
+            shutil.copyfile(file, target)
+    return files
+
+
+def libraries_of(opened: Mapping[str, OpenedSource]) -> set[str]:
+    """Those that decide the snapshot of some sources: that read them, and that write Parquet."""
+    return {"pyarrow"}.union(*(source.libraries for source in opened.values()))
+
+
+def compare_texts(
+    opened: Mapping[str, OpenedSource], raw_corpus: str, libraries: set[str]
+) -> Iterator[tuple[str, object, object]]:
+    """A few documents of each source that is copied: id, text in the snapshot, and as read now.
+
+    Args:
+        raw_corpus: folder of the snapshot that was made of these very sources.
+        libraries: that have changed, whose documents are preferred.
+    """
+    for name, source in opened.items():
+        texts = source.sample(libraries)
+        rows = (pc.field("source") == name) & pc.field("id").isin(list(texts))
+        for row in find_rows(raw_corpus, rows, ["id", "text"], len(texts)):
+            yield row["id"], row["text"], texts[row["id"]]

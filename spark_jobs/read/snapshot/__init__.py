@@ -1,1 +1,0 @@
-"""The pinned snapshot of source text."""

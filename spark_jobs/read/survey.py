@@ -1,0 +1,164 @@
+"""A first look at a source of files: what its readers make of it, read for so many seconds.
+
+All of it where the time suffices; else a sample, from which the whole is reckoned.
+"""
+
+import time
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from itertools import zip_longest
+
+from spark_jobs.read.chunk_files import check_document
+from spark_jobs.read.document import DECODED, EXAMPLES, UNREAD, Document, Fault
+from spark_jobs.read.files.reading import documents_of
+from spark_jobs.read.files.streams import BadFile, StoredFile
+from spark_jobs.read.opened import Unread, hash64
+from spark_jobs.read.settings import Files
+
+ROWS = ("json", "csv", "parquet", "archive", "mail")
+"""Formats whose files hold many documents, so that a look may end in the middle of one."""
+
+
+@dataclass
+class Survey:
+    """What files hold; where not all of them were read, as much as they likely do."""
+
+    documents: float = 0.0
+    """That cleaning can keep: long enough, and the same text once."""
+    characters: float = 0.0
+    """Of these."""
+    copies: float = 0.0
+    """Documents whose very text another one has."""
+    short: float = 0.0
+    """Documents shorter than cleaning keeps."""
+    unread: Unread = field(default_factory=Unread)
+    """What lies in archives and is not read."""
+    decoded: Unread = field(default_factory=Unread)
+    """Files that are not UTF-8, by their encodings, and are read nevertheless."""
+    faults: Counter[str] = field(default_factory=Counter)
+    """Reason to how many were set aside, of what was read."""
+    messages: list[str] = field(default_factory=list)
+    """Of what was set aside."""
+    read: int = 0
+    """Documents that were read."""
+    share: float = 0.0
+    """Of the files' bytes, those that were read; 1 where everything was."""
+
+
+@dataclass
+class _Kind:
+    """The files of one format, and what was read of them."""
+
+    files: list[StoredFile]
+    finished: int = 0
+    bytes: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def whole_over_read(self, name: str) -> float:
+        if self.finished == len(self.files) or not self.bytes:
+            return 1.0
+        if name in ROWS or not self.finished:
+            return max(1.0, sum(file.size for file in self.files) / self.bytes)
+        return len(self.files) / self.finished
+
+
+def survey(
+    source: Files,
+    files: list[StoredFile],
+    least_characters: int,
+    seconds: float | None = None,
+    messages: int = EXAMPLES,
+) -> Survey:
+    """Read files of a source, of every format some, until the time is up.
+
+    Args:
+        least_characters: of a document that cleaning keeps.
+        seconds: None reads everything.
+        messages: of each reason, how many are kept.
+
+    Raises:
+        UserError: a file cannot be read, and the source sets none aside; or a library is missing.
+    """
+    look = _Look(source, least_characters, seconds, messages)
+    kinds: dict[str, _Kind] = defaultdict(lambda: _Kind([]))
+    for file in sorted(files, key=lambda one: hash64(one.name)):
+        kinds[file.format.name].files.append(file)
+    try:
+        for row in zip_longest(*(kind.files for kind in kinds.values())):
+            for file in filter(None, row):
+                look.read(file, kinds[file.format.name])
+    except _TimeIsUpError:
+        pass
+    return look.conclude(kinds)
+
+
+class _TimeIsUpError(Exception):
+    pass
+
+
+class _Look:
+    def __init__(
+        self, source: Files, least_characters: int, seconds: float | None, messages: int
+    ) -> None:
+        self._source, self._least, self._messages = source, least_characters, messages
+        # Else a large file would be read to its end before its first row is seen.
+        self._streaming = source.model_copy(update={"on_bad_file": "stop"})
+        self._deadline = None if seconds is None else time.monotonic() + seconds
+        self._seen: set[int] = set()
+        self._found = Survey(unread=Unread(most=messages))
+
+    def read(self, file: StoredFile, kind: _Kind) -> None:
+        def tick(number: int) -> None:
+            kind.bytes += number
+            if self._deadline is not None and time.monotonic() > self._deadline:
+                raise _TimeIsUpError
+
+        source = self._source if file.format.name == "archive" else self._streaming
+        try:
+            for one in documents_of(file, source, tick):
+                checked = one if isinstance(one, Fault) else check_document(one)
+                if isinstance(checked, Fault):
+                    self._set_aside(checked)
+                else:
+                    self._add(checked, kind)
+        except BadFile as error:
+            if self._source.on_bad_file == "stop":
+                raise
+            self._set_aside(Fault("bad_file", str(error)))
+        kind.finished += 1
+
+    def _add(self, document: Document, kind: _Kind) -> None:
+        self._found.read += 1
+        text = " ".join(document.text.split())
+        digest = hash64(text)
+        if len(text) < self._least:
+            kind.counts["short"] += 1
+        elif digest in self._seen:
+            kind.counts["copies"] += 1
+        else:
+            self._seen.add(digest)
+            kind.counts["documents"] += 1
+            kind.counts["characters"] += len(document.text)
+
+    def _set_aside(self, fault: Fault) -> None:
+        found = self._found
+        for beginning, told in ((DECODED, found.decoded), (UNREAD, found.unread)):
+            if fault.reason.startswith(beginning):
+                name = fault.message.removeprefix(f"{fault.reason}: ")
+                told.add(fault.reason.removeprefix(beginning), name)
+                return
+        found.faults[fault.reason] += 1
+        if found.faults[fault.reason] <= self._messages:
+            found.messages.append(fault.message)
+
+    def conclude(self, kinds: dict[str, _Kind]) -> Survey:
+        found = self._found
+        for name, kind in kinds.items():
+            factor = kind.whole_over_read(name)
+            for counted, number in kind.counts.items():
+                setattr(found, counted, getattr(found, counted) + factor * number)
+        total = sum(file.size for kind in kinds.values() for file in kind.files)
+        read = sum(kind.bytes for kind in kinds.values())
+        unfinished = any(kind.finished < len(kind.files) for kind in kinds.values())
+        found.share = min(0.999, read / max(1, total)) if unfinished else 1.0
+        return found

@@ -1,1 +1,0 @@
-"""Files of a source that are read where they lie, in place of a copy."""

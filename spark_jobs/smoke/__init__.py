@@ -1,1 +1,0 @@
-"""The smallest batch of `llm-assets check --smoke`."""

@@ -1,0 +1,237 @@
+"""What is computed of one text: repaired and normalized, its word shingles, its shape.
+
+Shingles follow Broder, "On the resemblance and containment of documents" (1997). A shingle's hash
+comes from prefix sums of a polynomial over the text's bytes (Karp and Rabin, 1987), so no word ever
+becomes a Python object.
+
+A shape is a text's words without the figures, dates and ids that fill it in: words with a digit,
+and English months and weekdays, are masked. Texts of one shape are one template, filled in again
+and again, such as the reports of a machine.
+"""
+
+import hashlib
+import re
+import unicodedata
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+
+from artifacts.numbers import ends_of
+
+# Control characters other than tab and newline, the byte-order mark, and lone surrogates, which
+# no UTF-8 can hold.
+_UNWANTED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ufeff\ud800-\udfff]")
+_UNWANTED_ASCII = bytes(byte for byte in range(128) if _UNWANTED.match(chr(byte)))
+_LINE_ENDS = re.compile("\r\n?|[\x85\u2028\u2029]")
+_OTHER_C1 = re.compile("[\x80-\x84\x86-\x9f]")
+
+HASH_BYTES = 16
+
+
+def repair_encoding(text: str) -> str:
+    """Undo that text was decoded as another encoding than its own (`cafÃ©` for `café`), by ftfy.
+
+    Only lines that show it are changed, and only lines that could are looked at: ftfy takes longer
+    than everything else that is done to a text.
+    """
+    if text.isascii():
+        return text
+    from ftfy import fix_encoding
+
+    # Without others of its kind, U+0085 is the line end that Unicode has it for, and not what ftfy
+    # makes of it, the three dots of Windows-1252.
+    is_line_end = _OTHER_C1.search(text) is None
+
+    def repaired(line: str) -> str:
+        fixed = line if line.isascii() else fix_encoding(line)
+        return line if is_line_end and fixed == line.replace("\x85", "\u2026") else fixed
+
+    lines = text.split("\n")
+    of_lines = list(map(repaired, lines))
+    return text if of_lines == lines else "\n".join(of_lines)
+
+
+def normalize(text: str, form: Literal["NFC", "NFKC"]) -> tuple[str, bool]:
+    """One Unicode form, newline as the only line end, no control characters, no outer space.
+
+    Returns:
+        The text, and whether it lost characters: here, or before, so that it has U+FFFD instead.
+    """
+    if text.isascii():
+        if "\r" in text:
+            text = _LINE_ENDS.sub("\n", text)
+        left = text.encode().translate(None, _UNWANTED_ASCII).decode()
+    else:
+        text = _LINE_ENDS.sub("\n", text)
+        left = _UNWANTED.sub("", text)
+    has_lost = len(left) < len(text) or "\ufffd" in left
+    return unicodedata.normalize(form, left).strip(), has_lost
+
+
+def fold(text: str) -> str:
+    """What two texts must share to be exact copies: NFKD, lower case, single spaces."""
+    if not text.isascii():
+        text = unicodedata.normalize("NFKD", text)
+    return " ".join(text.lower().split())
+
+
+def text_hash(folded: str) -> str:
+    """32 hexadecimal digits, uniform over texts: the identity of a text.
+
+    A cluster takes its smallest member's, and the split of a new cluster follows from that number
+    (`spark_jobs.clean.history`).
+    """
+    content = folded.encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(content, digest_size=HASH_BYTES).hexdigest()
+
+
+_BASE = 0x9E3779B97F4A7C15 | 1
+_BASE_INVERSE = pow(_BASE, -1, 2**64)
+_SPACE, _NEWLINE = 0x20, 0x0A
+_BLOCK = 1 << 14
+"""Bytes summed at a time, so that the work stays in the processor's cache."""
+
+
+@dataclass(frozen=True)
+class WordSums:
+    """The words of several texts, one after another, by prefix sums of a polynomial."""
+
+    before: np.ndarray
+    """uint64: the sum before each word."""
+    after: np.ndarray
+    """uint64: the sum after each word."""
+    scale: np.ndarray
+    """uint64: what makes a difference of sums independent of where the word stands."""
+    sizes: np.ndarray
+    """Words in each text; an empty text has one, which is empty."""
+
+
+@dataclass(frozen=True)
+class Shingles:
+    """The hashed shingles of several texts, one after another; a shingle may come repeatedly."""
+
+    hashes: np.ndarray
+    """uint64."""
+    offsets: np.ndarray
+    """Shape (texts + 1,): where each text's shingles begin. No text has none."""
+
+    def select(self, chosen: np.ndarray) -> "Shingles":
+        """Those of some texts, given which: shape (texts,)."""
+        sizes = np.diff(self.offsets)
+        return Shingles(self.hashes[np.repeat(chosen, sizes)], ends_of(sizes[chosen]))
+
+
+def sum_words(folded: list[str]) -> WordSums:
+    """Hash texts so far that any run of their words has its hash in constant time.
+
+    Args:
+        folded: texts as `text.normalize.fold` leaves them: words parted by single spaces.
+    """
+    content, starts, ends = find_words(folded)
+    sums = _prefix_sums(content)
+    last_words = np.flatnonzero(content[ends] != _SPACE)
+    sizes = np.diff(last_words, prepend=-1)
+    return WordSums(sums[starts], sums[ends], _inverses_at(starts), sizes)
+
+
+def find_words(folded: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The bytes of texts, one after another, and where each of their words begins and ends."""
+    joined = "\n".join([*folded, ""]).encode("utf-8", "surrogatepass")
+    content = np.frombuffer(joined, np.uint8)
+    ends = np.flatnonzero((content == _SPACE) | (content == _NEWLINE))
+    return content, np.concatenate([[0], ends[:-1] + 1]), ends
+
+
+def shingle(texts: WordSums, words: int) -> Shingles:
+    """Hash every run of `words` words; a text with fewer words is one shingle."""
+    counts = np.maximum(texts.sizes - words + 1, 1)
+    offsets = np.concatenate([[0], np.cumsum(counts)])
+    first_words = np.cumsum(texts.sizes) - texts.sizes
+    first = np.arange(offsets[-1]) + np.repeat(first_words - offsets[:-1], counts)
+    last = np.minimum(first + words - 1, np.repeat(first_words + texts.sizes - 1, counts))
+    return Shingles(mix((texts.after[last] - texts.before[first]) * texts.scale[first]), offsets)
+
+
+def mix(value: np.ndarray) -> np.ndarray:
+    """The finalizer of SplitMix64 (Steele, Lea and Flood, 2014), which spreads every bit."""
+    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return value ^ (value >> np.uint64(31))
+
+
+def _prefix_sums(content: np.ndarray) -> np.ndarray:
+    """Sums of byte times power before each position, modulo 2**64. Shape (len(content) + 1,)."""
+    sums = np.zeros(len(content) + 1, np.uint64)
+    powers, _ = _powers()
+    work = np.empty(_BLOCK + 1, np.uint64)
+    for number, first in enumerate(range(0, len(content), _BLOCK)):
+        last = min(first + _BLOCK, len(content))
+        block = work[: last - first + 1]
+        np.multiply(powers[: last - first], _power(_BASE, number * _BLOCK), out=block[1:])
+        np.multiply(content[first:last], block[1:], out=block[1:])
+        block[0] = sums[first]
+        np.cumsum(block, out=sums[first : last + 1])
+    return sums
+
+
+def _inverses_at(places: np.ndarray) -> np.ndarray:
+    """The inverse of the power at each place."""
+    blocks = places.max(initial=0) // _BLOCK + 1
+    of_block = np.array([_power(_BASE_INVERSE, n * _BLOCK) for n in range(blocks)], np.uint64)
+    _, within = _powers()
+    return of_block[places // _BLOCK] * within[places % _BLOCK]
+
+
+@lru_cache(maxsize=1)
+def _powers() -> tuple[np.ndarray, np.ndarray]:
+    """Powers of the polynomial's base and of its inverse within a block, modulo 2**64."""
+    powers, inverses = np.empty((2, _BLOCK), np.uint64)
+    for values, base in ((powers, _BASE), (inverses, _BASE_INVERSE)):
+        values[0] = 1
+        values[1:] = base
+        np.cumprod(values, out=values)
+    return powers, inverses
+
+
+def _power(base: int, exponent: int) -> np.uint64:
+    return np.uint64(pow(base, exponent, 2**64))
+
+
+_NAMES = (
+    "january february march april may june july august september october november december "
+    "jan feb mar apr jun jul aug sep sept oct nov dec "
+    "monday tuesday wednesday thursday friday saturday sunday mon tue wed thu fri sat sun"
+)
+_CALENDAR = np.sort(
+    shingle(sum_words([name + end for name in _NAMES.split() for end in ("", ",", ".")]), 1).hashes
+)
+_STEP = np.uint64(0x9E3779B97F4A7C15)
+"""Makes a word another one in another place."""
+
+
+def shapes(folded: list[str], words: WordSums) -> tuple[np.ndarray, np.ndarray]:
+    """The shapes of texts, and how much of each is the same in all texts of its shape.
+
+    Args:
+        folded: texts as `text.normalize.fold` leaves them.
+        words: theirs.
+
+    Returns:
+        int64 of shape (texts,): equal for texts of one shape; float64 of shape (texts,): the share
+        of a text's bytes that is not masked.
+    """
+    content, starts, ends = find_words(folded)
+    tokens = shingle(words, 1)
+    first = tokens.offsets[:-1]
+    # `numpy.isin` takes seven times as long.
+    nearest = np.minimum(np.searchsorted(_CALENDAR, tokens.hashes), len(_CALENDAR) - 1)
+    is_masked = _CALENDAR[nearest] == tokens.hashes
+    is_masked |= np.logical_or.reduceat(content - np.uint8(ord("0")) < 10, starts)
+    place = np.arange(1, len(starts) + 1) - np.repeat(first, words.sizes)
+    placed = mix(np.where(is_masked, np.uint64(1), tokens.hashes) + place.astype(np.uint64) * _STEP)
+    sizes = ends - starts
+    same = np.add.reduceat(np.where(is_masked, 0, sizes), first)
+    shares = same / np.maximum(np.add.reduceat(sizes, first), 1)
+    return np.add.reduceat(placed, first).view(np.int64), shares

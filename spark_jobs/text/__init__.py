@@ -1,1 +1,0 @@
-"""Text as documents are compared: normalized, folded, cut into word shingles."""

@@ -1,0 +1,63 @@
+"""The UI shows a diverged model as such; the gate is what rejects it."""
+
+from llm_assets.assets.evaluation import metrics_view
+from recipes.evaluation.settings import BITS_PER_BYTE, Metric
+
+
+def test_figures_that_are_not_finite_are_said_and_not_plotted() -> None:
+    sound = {"value": 1.2, "low": 1.1, "high": 1.3}
+    diverged = {"value": None, "low": None, "high": None}
+    metrics = {
+        name: {"base": sound, "incumbent": sound, "candidate": diverged}
+        for name in ("held_out_bits_per_byte", "general_bits_per_byte")
+    }
+    shown = metrics_view(
+        {"metrics": metrics, "metric": BITS_PER_BYTE.model_dump(), "evaluation_fingerprint": "e"}
+    )
+    assert shown["summary"] == "1.2000 -> not finite bits per byte on held-out text"
+    assert "held_out_bits_per_byte" not in shown
+    assert "not finite" in shown["metrics"].value
+
+
+def test_few_documents_without_bounds_are_shown_by_their_value() -> None:
+    unbounded = {"value": 1.2, "low": None, "high": None}
+    roles = {"base": unbounded, "candidate": unbounded}
+    stats = {
+        "metrics": {"held_out_bits_per_byte": roles, "general_bits_per_byte": roles},
+        "metric": BITS_PER_BYTE.model_dump(),
+        "evaluation_fingerprint": "e",
+    }
+    shown = metrics_view(stats)
+    assert shown["held_out_bits_per_byte"] == 1.2
+    assert "| held out bits per byte | 1.2000 | not measured | 1.2000 |" in shown["metrics"].value
+    assert "incumbent" not in shown["bounds"].value
+
+
+def test_a_classifiers_confusions_are_a_picture() -> None:
+    figure = {"value": 0.9, "low": 0.8, "high": 1.0}
+    metric = Metric(name="accuracy", unit="accuracy", higher_is_better=True)
+    stats = {
+        "metrics": {"held_out_accuracy": {"base": figure, "candidate": figure}},
+        "metric": metric.model_dump(),
+        "details": {"candidate": {"labels": ["plumber", "none"], "confusion": [[9, 1], [0, 10]]}},
+        "evaluation_fingerprint": "e",
+    }
+    picture = metrics_view(stats)["confusion_matrix"].value
+    assert picture.startswith("![") and "data:image/png;base64," in picture
+
+
+def test_what_was_trained_on_word_for_word_is_a_sentence() -> None:
+    found = {
+        "run_tokens": 13,
+        "documents": 40,
+        "mean_share": 0.025,
+        "mostly_trained_on": 1,
+        "examples": ["page.md"],
+    }
+    figure = {"value": 1.2, "low": 1.1, "high": 1.3}
+    metrics = {"held_out_bits_per_byte": {"base": figure, "candidate": figure}}
+    stats = {"metrics": metrics, "metric": BITS_PER_BYTE.model_dump(), "contamination": found}
+    shown = metrics_view(stats | {"evaluation_fingerprint": "e"})
+    told = shown["contamination"]
+    assert told.startswith("2.5% of the runs of 13 tokens stand in the training rows")
+    assert told.endswith("1 of 40 documents do for the most part, such as page.md")

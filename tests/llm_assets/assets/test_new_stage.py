@@ -1,0 +1,85 @@
+"""The page about stages of one's own: its example, applied to a copy of the code, is made."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from artifacts.errors import UserError
+from llm_assets.config import load_settings
+from llm_assets.definitions import build_definitions
+from tests.conftest import ROOT, Project
+
+PAGE = ROOT / "docs" / "new_stage.md"
+MATERIALIZE = ("dagster", "asset", "materialize", "--select")
+
+
+class Copy:
+    """The code with the page's module and line in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        for package in ("artifacts", "llm_assets", "recipes", "serving", "spark_jobs"):
+            shutil.copytree(
+                ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__")
+            )
+        (module,), (line,) = (
+            re.findall(rf"```{language}\n(.*?)```", PAGE.read_text(), re.DOTALL)
+            for language in ("python", "diff")
+        )
+        (folder / "llm_assets" / "assets" / "word_counts.py").write_text(module)
+        subprocess.run(["git", "apply", "-"], cwd=folder, input=line, text=True, check=True)
+
+    def run(self, project: Project, *command: str) -> str:
+        """What a program of the copy says."""
+        ended = subprocess.run(
+            [sys.executable, "-m", *command],
+            cwd=self.folder,
+            env=project.environment(),
+            capture_output=True,
+            text=True,
+        )
+        return ended.stdout + ended.stderr
+
+
+def test_the_pages_example_is_made_shown_and_made_again_for_a_named_setting(
+    project: Project, tmp_path: Path
+) -> None:
+    (section,) = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    project.configure(**yaml.safe_load(section))
+    copy = Copy(tmp_path / "code")
+
+    said = copy.run(project, *MATERIALIZE, "*word_counts")
+
+    assert "RUN_SUCCESS" in said, said
+    counts = project.record.current("word_counts", needed_by="test")
+    words = json.loads((counts.path / "words.json").read_text())
+    assert len(words) == counts.stats["words"] > 10 and min(words.values()) >= 3
+    assert counts.manifest.settings == {"minimum": 3}
+    corpus = project.record.current("clean_corpus", needed_by="test")
+    assert counts.manifest.inputs == {"clean_corpus": corpus.fingerprint}
+    assert "some_words_are_left" in said
+
+    assert "exists already" in copy.run(project, *MATERIALIZE, "word_counts")
+
+    project.configure(stages={"word_counts": {"minimum": 1}})
+    said = copy.run(project, *MATERIALIZE, "word_counts")
+    assert "word_counts is made again because of settings.minimum: 3 -> 1" in said
+    assert project.record.current("word_counts", needed_by="test").stats["words"] > len(words)
+
+    project.configure(stages={"word_counts": {"minimun": 1}})
+    said = copy.run(project, *MATERIALIZE, "word_counts")
+    assert "`stages.word_counts` of the pipeline manual has wrong settings" in said
+    assert "minimun: unknown key; did you mean `minimum`?" in said
+
+
+@pytest.mark.parametrize("name", ["word_counts", "exam"])
+def test_a_section_that_no_stage_of_ones_own_has_is_refused(project: Project, name: str) -> None:
+    project.configure(stages={name: {"minimum": 3}})
+    with pytest.raises(UserError, match=rf"`stages.{name}` is the section of no stage of your own"):
+        build_definitions(load_settings(project.config), str(project.config))

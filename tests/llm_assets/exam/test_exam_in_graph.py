@@ -1,0 +1,66 @@
+"""The exam as an asset between the clean corpus and the evaluation."""
+
+import re
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from recipes.evaluation.exam import CLOSED_BOOK, METRIC, read_questions
+from tests.conftest import ROOT, Project
+
+SHIPPED = ROOT / "config" / "invented_products"
+FORMS = {"forms": str(SHIPPED / "forms.yaml")}
+
+
+def test_both_models_take_the_exam_of_the_pipelines_facts(project: Project) -> None:
+    facts = project.folder / "facts.csv"
+    facts.write_text((SHIPPED / "facts.csv").read_text())
+    source = {"type": "facts", "path": str(facts), "facts_per_document": 2}
+    project.configure(
+        raw_corpus={"sources": [source | FORMS]},
+        exam={"facts": str(facts), "placebo": str(SHIPPED / "placebo.csv")} | FORMS,
+        model_version={"gate": {"metric": "exam"}},
+        eval_metrics={"generation": {"samples": 3, "new_tokens": 4}},
+    )
+    run = project.materialize("*model_version")
+    assert run.returncode == 0, run.stdout + run.stderr
+
+    exam, evaluation, version = (
+        project.record.current(kind, needed_by="test")
+        for kind in ("exam", "eval_metrics", "model_version")
+    )
+    assert version.stats["reasons"] == [
+        "The exam asks about 24 facts, which decides nothing; 30 are needed to judge. Give "
+        "`exam.facts` more of them."
+    ]
+    assert exam.stats["questions"] == 48 and exam.stats["untold"] == []
+    assert evaluation.manifest.inputs["exam"] == exam.fingerprint
+    assert evaluation.stats["exam"]["facts"] == 24
+    metrics = evaluation.stats["metrics"]
+    for condition in ("closed_book", "retrieval", "passage", "placebo"):
+        for role in ("base", "candidate"):
+            assert 0 <= metrics[f"exam_{condition}_acc"][role]["value"] <= 1
+
+    scores = pq.read_table(evaluation.path / "task_scores.parquet").to_pylist()
+    right = {question["id"]: question["answer"] for question in read_questions(exam.path)}
+    closed_book = [one for one in scores if one["task"] == CLOSED_BOOK and one["metric"] == METRIC]
+    assert len(closed_book) == 48
+    for one in closed_book:
+        assert (one["chosen_candidate"] == right[one["sample"]]) == (one["score_candidate"] == 1)
+
+    (place,) = Path(exam.store.root).glob("registry/*/versions/1/page.html")
+    page = place.read_text()
+    assert "<h1>Version 1</h1>" in page and "The exam asks about 24 facts" in page
+    for heading in ("exam by relation", "questions won", "samples", "loss curve"):
+        assert f"<h3>{heading}</h3>" in page, heading
+    assert "<td>guarantee</td>" in page and "data:image/png;base64," in page
+    assert not re.search(r"<script|(src|href)=\"(?!data:)", page), "it needs no network"
+
+    # A fact that is told nowhere any more is not asked for, and the log says so.
+    facts.write_text(facts.read_text() + "Jorvel toaster,town,Riga\n")
+    project.configure(
+        raw_corpus={"sources": [source | FORMS | {"path": str(SHIPPED / "facts.csv")}]}
+    )
+    run = project.materialize("raw_corpus,clean_corpus,exam")
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "No document tells Jorvel toaster: town" in run.stdout + run.stderr

@@ -1,0 +1,117 @@
+"""An exam asks what the text tells, and only that."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from artifacts.errors import UserError
+from llm_assets.exam.questions import write_exam
+from llm_assets.exam.settings import ExamSettings
+from spark_jobs.runtime.parquet import write_table
+
+FACTS = """subject,relation,value
+Velora lamp,town,Riga
+Ostrin scale,town,Lyon
+Mirrow fan,town,Oslo
+Sandrel clock,town,Porto
+"""
+FORMS = 'town: {told: ["The {subject} is made in {value}."], asked: ["Where from? The {subject}:"]}'
+TEXTS = [
+    ("lamp", "The Velora lamp shines. It is made in Riga by hand.", "train"),
+    ("scale", "The Ostrin scale weighs what Lyon eats.", "train"),
+    ("fan", "The Mirrow fan comes from Oslo.", "held_out"),
+    ("clock", "Of the Sandrel clock nothing is known.", "train"),
+]
+Take = Callable[..., tuple[list[dict[str, Any]], dict[str, Any]]]
+
+
+@pytest.fixture
+def take(tmp_path: Path) -> Take:
+    """Makes the exam of a corpus; gives its questions and stats."""
+
+    def take(
+        facts: str = FACTS,
+        placebo: str | None = None,
+        texts: list[tuple[str, str, str]] = TEXTS,
+        **settings: Any,
+    ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        corpus = tmp_path / "corpus"
+        corpus.mkdir(exist_ok=True)
+        columns = dict(zip(("id", "text", "split"), zip(*texts, strict=True), strict=True))
+        write_table(f"{corpus}/part-00000.parquet", pa.table(columns))
+        for name, content in (("facts", facts), ("placebo", placebo)):
+            if content:
+                (tmp_path / f"{name}.csv").write_text(content)
+                settings[name] = str(tmp_path / f"{name}.csv")
+        (tmp_path / "forms.yaml").write_text(FORMS)
+        folder = tmp_path / "exam"
+        folder.mkdir(exist_ok=True)
+        forms = str(tmp_path / "forms.yaml")
+        stats = write_exam(ExamSettings(forms=forms, **settings), str(corpus), folder)
+        lines = (folder / "questions.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines], stats
+
+    return take
+
+
+def test_a_fact_is_asked_for_where_text_to_train_on_tells_it(take: Take) -> None:
+    questions, stats = take()
+    assert [question["subject"] for question in questions] == ["Velora lamp", "Ostrin scale"]
+    assert stats["untold"] == ["Mirrow fan: town", "Sandrel clock: town"]
+    assert stats["facts"] == 2 and stats["questions"] == 2
+
+
+def test_a_question_knows_its_document_and_the_passage_that_retrieval_finds(take: Take) -> None:
+    questions, stats = take()
+    assert [question["passage"]["document"] for question in questions] == ["lamp", "scale"]
+    assert [question["retrieved"]["document"] for question in questions] == ["lamp", "scale"]
+    assert stats["retrieved_right"] == 1.0
+
+
+def test_one_choice_is_right_and_the_others_are_of_its_kind(take: Take) -> None:
+    texts = [*TEXTS, ("more", "Mirrow fan: Oslo. Sandrel clock: Porto.", "train")]
+    questions, _ = take(texts=texts, choices=3)
+    for question in questions:
+        assert question["choices"][question["answer"]] == f" {question['value']}"
+        assert len(set(question["choices"])) == 3
+        assert set(question["choices"]) <= {" Riga", " Lyon", " Oslo", " Porto"}
+    assert take(texts=texts, choices=3)[0] == questions
+
+
+def test_a_passage_is_a_stretch_of_a_long_document(take: Take) -> None:
+    filler = "nothing of note happens here " * 60
+    long = f"{filler}The Velora lamp is made in Riga. {filler}"
+    questions, _ = take(texts=[("long", long, "train"), *TEXTS[1:]], passage_words=20)
+    passage = questions[0]["passage"]["text"]
+    assert "Velora lamp is made in Riga" in passage and len(passage.split()) <= 20
+
+
+def test_placebos_are_asked_without_a_passage(take: Take) -> None:
+    placebo = "subject,relation,value\nHollin heater,town,Riga\nUlmar mower,town,Lyon\n"
+    questions, stats = take(placebo=placebo)
+    assert [question["placebo"] for question in questions] == [False, False, True, True]
+    assert questions[2]["passage"] is None and stats["placebo_questions"] == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"facts": FACTS.replace("Velora", "X").replace("Ostrin", "Y")},
+            "tells any of its 4 facts",
+        ),
+        ({"placebo": FACTS}, "stands nowhere"),
+        ({"facts": FACTS.replace("Lyon", "Riga")}, "there is no wrong answer"),
+        ({"facts": FACTS.replace("town", "color")}, "nothing under `asked` for color"),
+    ],
+)
+def test_an_exam_that_would_say_nothing_is_refused(
+    take: Take, changes: dict[str, Any], message: str
+) -> None:
+    texts = [*TEXTS[:2], ("scale of Riga", "The Ostrin scale is made in Riga.", "train")]
+    with pytest.raises(UserError, match=message):
+        take(texts=texts if "wrong" in message else TEXTS, **changes)

@@ -1,0 +1,237 @@
+"""Forgotten means its text: what holds it again is left out, found by `verify`, and a person's."""
+
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from artifacts.store import layout
+from llm_assets.forgetting.erase import ForgottenList, read_list
+from tests.conftest import make_project
+from tests.llm_assets.in_process import ask
+from tests.tiny import story, with_a_word_changed
+
+LEVER, LICENSE = story("lever"), story("license", 40)
+TEXTS = {
+    "lever.txt": LEVER,
+    "harbor.txt": f"{story('harbor', 200)} {LEVER}",
+    "fog.txt": story("fog"),
+    "license.txt": LICENSE,
+    "short.txt": "Marguerite counts nine rivets before midnight.",
+}
+
+
+class Pipeline:
+    """A project whose text is cleaned; nothing is trained."""
+
+    def __init__(self, folder: Path, model: Path, made: "Pipeline | None" = None) -> None:
+        self.project = make_project(folder, model, documents=0)
+        # So few documents would be held out by chance, which this is not about.
+        split = {"validation": 1e-9, "held_out": 1e-9}
+        self.project.configure(clean_corpus={"split": split})
+        self.write(TEXTS)
+        if made:
+            self.project.adopt(made.project, "raw_corpus", "clean_corpus")
+        self.clean()
+
+    def write(self, texts: dict[str, str]) -> None:
+        """Put files in place of all that the source holds."""
+        folder = self.project.folder / "text"
+        for path in folder.iterdir():
+            path.unlink()
+        for name, text in texts.items():
+            (folder / name).write_text(text)
+
+    def clean(self) -> None:
+        assert ask(self.project, "*clean_corpus") == ""
+
+    def refusal(self) -> str:
+        """What the stage says where it makes nothing."""
+        before = self.project.record.recorded("clean_corpus")
+        said = ask(self.project, "*clean_corpus")
+        assert said and self.project.record.recorded("clean_corpus") == before
+        return said
+
+    def documents(self) -> set[str]:
+        corpus = self.project.record.current("clean_corpus", "test")
+        parts = [pq.read_table(path) for path in corpus.path.glob("part-*.parquet")]
+        return {Path(one).name for part in parts for one in part["id"].to_pylist()}
+
+    def say(self, *arguments: str, code: int = 0) -> str:
+        ended = self.project.run("llm-assets", *arguments)
+        assert ended.returncode == code and "Traceback" not in ended.stderr, ended
+        return " ".join((ended.stdout if code == 0 else ended.stdout + ended.stderr).split())
+
+    def forget(self, *arguments: str, code: int = 0) -> str:
+        return self.say("forget", *arguments, "--name", "Ada", "--reason", "asked to", code=code)
+
+    @property
+    def certificate(self) -> str:
+        """The newest."""
+        folder = Path(self.project.record.store.root, layout.certificates("manual"))
+        return str(max(folder.glob("*.json"), key=lambda path: path.stat().st_mtime_ns))
+
+    @property
+    def list_path(self) -> Path:
+        return Path(self.project.record.store.root, layout.forgotten("manual"))
+
+    @property
+    def listed(self) -> ForgottenList:
+        return read_list(self.project.record.store, "manual")
+
+
+@pytest.fixture(scope="module")
+def cleaned(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Pipeline:
+    """Tests leave it as it is."""
+    return Pipeline(tmp_path_factory.mktemp("cleaned") / "project", tiny_model_folder)
+
+
+@pytest.fixture
+def pipeline(cleaned: Pipeline, tmp_path: Path, tiny_model_folder: Path) -> Pipeline:
+    return Pipeline(tmp_path / "project", tiny_model_folder, cleaned)
+
+
+def test_a_forgotten_text_comes_back_neither_changed_nor_inside_another(
+    pipeline: Pipeline,
+) -> None:
+    said = pipeline.forget("lever.txt")
+    assert "with it, since it holds its text (100%): harbor.txt (manual)" in said
+    assert said.endswith("Nothing was done. To forget all of these: the same command with --yes")
+    pipeline.forget("lever.txt", "--yes")
+
+    listed = [(one.id, one.survivor) for one in pipeline.listed.documents]
+    assert listed == [("lever.txt", None), ("harbor.txt", "lever.txt")]
+    gone = {"lever.txt", "harbor.txt"}
+    assert pipeline.documents() == TEXTS.keys() - gone, "it was erased from what was made before"
+    back = {
+        "changed.txt": with_a_word_changed(LEVER),
+        "longer.txt": f"{LEVER} And that was all that could be said of it.",
+        "clock.txt": f"{story('clock', 200)} {LEVER} {story('jelly', 200)}",
+    }
+    left = {name: text for name, text in TEXTS.items() if name not in gone}
+    left["harbor.txt"] = story("harbor", 200)  # Without that text it may come back.
+    pipeline.write(left | back)
+    pipeline.clean()
+
+    assert pipeline.documents() == left.keys()
+    stats = pipeline.project.record.current("clean_corpus", "test").stats
+    assert stats["dropped"]["similar_to_forgotten"] == 3
+    assert {one["forgotten"] for one in stats["similar_to_forgotten"]} == {"lever.txt"}
+    said = pipeline.say("document", "clock.txt", code=1)
+    assert "it holds text of 'lever.txt' (100%), which was forgotten" in said
+    assert "llm-assets forget 'lever.txt' --similar keep --reason WHY --yes" in said
+    page = pipeline.project.folder / "dropped.html"
+    pipeline.say("dropped", str(page))
+    assert "clock.txt</td><td>lever.txt" in page.read_text() and "lever7" not in page.read_text()
+    said = pipeline.say("verify", pipeline.certificate)
+    assert "ok 1 texts were looked for in 2 corpora: no document holds 50% of one" in said
+    assert (
+        "looked for: every 5th n-gram" in said
+        and "harbor.txt: forgotten since it held text of lever.txt 20" in said
+    )
+    assert "PROBLEM" not in said and "UNKNOWN" not in said
+
+
+def test_what_cleaning_dropped_is_forgotten_too(pipeline: Pipeline) -> None:
+    pipeline.write(TEXTS | {"stub.txt": "Ask Marguerite."})
+    pipeline.clean()
+    raw = pipeline.project.record.current("raw_corpus", "test")
+
+    said = pipeline.forget("stub.txt", "--yes")
+
+    assert "stub.txt: dropped, its text was in no corpus" in said
+    assert [one.id for one in pipeline.listed.active] == ["stub.txt"]
+    left = [pq.read_table(path)["id"].to_pylist() for path in raw.path.glob("part-*.parquet")]
+    assert [Path(one).name for ids in left for one in ids] == sorted(TEXTS)
+    assert pipeline.documents() == TEXTS.keys()
+
+
+def test_of_a_short_or_common_text_a_person_decides_and_verify_tells_what_came_of_it(
+    pipeline: Pipeline,
+) -> None:
+    said = pipeline.forget("short.txt", "--yes", code=1)
+    assert "short.txt has fewer than 15 words" in said and "--similar keep" in said
+    assert not pipeline.list_path.exists()
+    pipeline.forget("short.txt", "--similar", "keep", "--yes")
+    only_exact = "UNKNOWN of 1 texts only exact copies are found: as a person decided"
+    assert only_exact in pipeline.say("verify", pipeline.certificate)
+
+    pipeline.forget("license.txt", "--yes")
+    many = {f"p{number}.txt": f"{story(f'p{number}')} {LICENSE}" for number in range(21)}
+    changed = {"again.txt": TEXTS["short.txt"].replace("nine", "ten")}
+    pipeline.write({"fog.txt": TEXTS["fog.txt"]} | many | changed)
+
+    said = pipeline.refusal()
+    assert "21 documents hold text of 'license.txt'" in said
+    # The very command that the message names.
+    pipeline.say(*["forget", "license.txt", "--similar", "keep", "--reason", "WHY", "--yes"])
+    pipeline.clean()
+    assert pipeline.documents() == {"fog.txt", "again.txt", *many}
+    assert only_exact in pipeline.say("verify", pipeline.certificate)
+
+    # Where the person thinks again, what was made in between is told.
+    pipeline.say(*["forget", "license.txt", "--similar", "drop", "--reason", "WHY", "--yes"])
+    said = pipeline.say("verify", pipeline.certificate, code=1)
+    assert "PROBLEM text of them is in documents of corpora: p0.txt 100%" in said
+    pipeline.clean()
+    assert pipeline.documents() == {"fog.txt", "again.txt"}
+
+
+@pytest.mark.fault(
+    "clean_corpus",
+    "list of what was forgotten damaged or missing",
+    sees="the file, and the command that mends it",
+    then="no corpus is made; that very command writes the list again from its certificates",
+)
+def test_a_damaged_list_is_written_again_and_a_document_wanted_again_comes_back(
+    pipeline: Pipeline,
+) -> None:
+    pipeline.forget("lever.txt", "--yes")
+    certificate, path = pipeline.certificate, pipeline.list_path
+    pipeline.forget("fog.txt", "--yes")
+    before = path.read_bytes()
+    for damage in (lambda: path.write_bytes(before[:-9]), path.unlink):
+        damage()
+        said = pipeline.refusal()
+        assert str(path) in said and "llm-assets doctor --repair" in said
+        assert str(path) in pipeline.forget("short.txt", code=1)
+        pipeline.say("doctor", "--repair")
+        assert json.loads(path.read_bytes()) == json.loads(before)
+
+    said = pipeline.forget("short.txt", "--undo", code=1)
+    assert "'short.txt' is not forgotten" in said
+    assert "Nothing was done" in pipeline.forget("lever.txt", "--undo")
+    undone = ("--undo", "--yes", "--name", "Bob", "--reason", "the author agreed")
+    pipeline.say("forget", "lever.txt", *undone)
+    pipeline.clean()
+
+    assert pipeline.documents() == TEXTS.keys() - {"fog.txt"}
+    said = pipeline.say("document", "lever.txt")
+    assert "by Ada (asked to), wanted again since" in said and "by Bob (the author agreed)" in said
+    said = pipeline.say("verify", certificate)
+    assert "UNKNOWN lever.txt is wanted again since" in said and "PROBLEM" not in said
+
+
+def test_what_has_no_signature_is_known_exactly_and_verify_says_so(pipeline: Pipeline) -> None:
+    pipeline.forget("lever.txt", "--yes")
+    (file,) = Path(pipeline.certificate).parent.glob("signatures-*.parquet")
+    file.write_bytes(file.read_bytes()[:-9])
+
+    assert str(file) in pipeline.refusal()
+    assert str(file) in pipeline.say("verify", pipeline.certificate, code=1)
+    pipeline.say("doctor", "--repair")
+
+    # So the list of a version before signatures looks: it has the first of these fields alone.
+    before = ("id", "source", "text_hash", "survivor", "by", "reason", "at")
+    listed = json.loads(pipeline.list_path.read_text())
+    listed["documents"] = [{key: one[key] for key in before} for one in listed["documents"]]
+    pipeline.list_path.write_text(json.dumps(listed))
+    changed = {"changed.txt": with_a_word_changed(LEVER)}
+    pipeline.write(changed | {"renamed.txt": LEVER.upper(), "fog.txt": TEXTS["fog.txt"]})
+    pipeline.clean()
+
+    assert pipeline.documents() == {"changed.txt", "fog.txt"}
+    said = pipeline.say("verify", pipeline.certificate)
+    assert "UNKNOWN of 1 texts only exact copies are found: no signature of them is kept" in said
+    assert "no document holds" not in said and "PROBLEM" not in said

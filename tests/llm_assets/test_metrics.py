@@ -1,0 +1,144 @@
+"""What Prometheus reads, and that dashboard, alerts and runbook speak of just that."""
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import promql_parser
+import pytest
+import yaml
+from dagster import (
+    DagsterInstance,
+    DagsterRunStatus,
+    Definitions,
+    asset,
+    define_asset_job,
+)
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from artifacts.store.identity import Identity
+from llm_assets.config import load_settings
+from llm_assets.metrics import GraphCollector
+from llm_assets.registry.local import LocalRegistry
+from llm_assets.registry.state import ModelEntry
+from serving.api.metrics import Metrics
+from tests.conftest import ROOT, Project
+
+ALERTS = yaml.safe_load((ROOT / "infrastructure/prometheus/alerts.yml").read_text())
+RULES = [rule for group in ALERTS["groups"] for rule in group["rules"]]
+DASHBOARD = json.loads((ROOT / "infrastructure/grafana/dashboard.json").read_text())
+EXPRESSIONS = [rule["expr"] for rule in RULES] + [
+    target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]
+]
+OF_PROMETHEUS = {"up"}
+
+
+@pytest.fixture(scope="module")
+def instance(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DagsterInstance]:
+    """A history on disk, one for all tests: its tables take a while to make."""
+    home = str(tmp_path_factory.mktemp("home"))
+    with DagsterInstance.local_temp(home, {"telemetry": {"enabled": False}}) as opened:
+        yield opened
+
+
+def _scrape(project: Project, instance: DagsterInstance, said: list[str]) -> str:
+    registry = CollectorRegistry()
+    record = project.record
+    models = LocalRegistry.of(record)
+    settings = load_settings(project.config)
+    registry.register(
+        GraphCollector(settings, record, models, lambda: nullcontext(instance), said.append)
+    )
+    return generate_latest(registry).decode()
+
+
+def _values(text: str) -> dict[str, float]:
+    return {
+        sample.name + "".join(f"/{value}" for value in sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_the_graphs_state_is_in_its_metrics(project: Project, instance: DagsterInstance) -> None:
+    @asset
+    def anything() -> None: ...
+
+    job = Definitions([anything], jobs=[define_asset_job("any")]).resolve_job_def("any")
+    for status in (DagsterRunStatus.STARTED, DagsterRunStatus.FAILURE, DagsterRunStatus.FAILURE):
+        instance.create_run_for_job(job, status=status)
+    record = project.record
+    identity = Identity(kind="raw_corpus", code_version="1", inputs={})
+    artifact, _ = record.store.make(identity, lambda draft: draft.stats.update(documents=1))
+    record.advance(artifact)
+    base = ModelEntry(
+        weights="base", model_fingerprint="b", model_url="base_model/b", license="any", lineage={}
+    )
+    LocalRegistry.of(record).register_base(base)
+    project.configure(automation={"monthly_hours": 40})
+    said: list[str] = []
+    found = _values(_scrape(project, instance, said))
+    assert not said
+    assert found["llm_assets_runs/started"] == 1
+    assert found["llm_assets_runs_ended_total/failure"] == 2
+    assert found["llm_assets_version/wanted"] == 0
+    assert found["llm_assets_wanted_serves"] == 0, "nothing has confirmed that it serves"
+    assert found["llm_assets_month_hours_limit"] == 40
+    assert found["llm_assets_artifact_since_timestamp_seconds/raw_corpus"] > 1.7e9
+    assert found["llm_assets_store_free_bytes"] > 0
+    assert {name: value for name, value in found.items() if "readable" in name} == {
+        f"llm_assets_readable/{part}": 1 for part in ("history", "registry", "store")
+    }
+
+
+def test_what_cannot_be_read_is_said_and_hides_nothing_else(
+    project: Project, instance: DagsterInstance
+) -> None:
+    state = project.folder / "store" / "registry" / "manual" / "registry.json"
+    state.parent.mkdir(parents=True)
+    state.write_text("{")
+    said: list[str] = []
+    found = _values(_scrape(project, instance, said))
+    assert found["llm_assets_readable/registry"] == 0
+    assert found["llm_assets_readable/history"] == 1, said
+    assert len(said) == 1 and said[0].startswith("registry: ")
+
+
+def test_dashboard_and_alerts_ask_for_metrics_that_exist(
+    project: Project, instance: DagsterInstance
+) -> None:
+    project.configure(automation={"monthly_hours": 40})
+    (project.folder / "store").mkdir()
+    text = _scrape(project, instance, []) + Metrics().render([])
+    exist = set(OF_PROMETHEUS)
+    for family in text_string_to_metric_families(text):
+        exist |= {family.name, f"{family.name}_total", f"{family.name}_bucket"}
+    asked = {name for text in EXPRESSIONS for name in _metrics_of(text)}
+    assert asked <= exist, asked - exist
+    assert len(asked) > 15
+
+
+def test_every_alert_is_in_the_runbook() -> None:
+    runbook = (ROOT / "docs" / "operations.md").read_text()
+    for rule in RULES:
+        assert re.search(rf"^\| `{rule['alert']}` \|", runbook, re.MULTILINE), rule["alert"]
+
+
+def _metrics_of(expression: str) -> set[str]:
+    """Names of the metrics in PromQL, as its parser finds them; raises where it is none."""
+    found: set[str] = set()
+
+    def walk(node: Any) -> None:
+        if isinstance(node, promql_parser.VectorSelector):
+            found.add(node.name)
+        for name in ("expr", "lhs", "rhs", "vector_selector", "args"):
+            inner = getattr(node, name, None)
+            for each in inner if isinstance(inner, list) else [inner]:
+                if each is not None and not isinstance(each, str):
+                    walk(each)
+
+    walk(promql_parser.parse(expression))
+    return found

@@ -1,0 +1,78 @@
+"""Programs that are kept running, by a real supervisord: killed, ended, left behind."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from llm_assets import services
+from llm_assets.services import ServiceState, find_leftovers
+from tests.waiting import wait_until
+
+SECRET = "postgresql://dagster:hunter2@127.0.0.1/dagster"
+LEAVES_A_CHILD = "sleep 600 & echo started; exec sleep 600"
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Iterator[Path]:
+    """The folder of services; what runs there is ended afterwards."""
+    folder = (
+        tmp_path / "deeper than the path of a socket may be, as projects lie" / ".llm_assets" / "s"
+    )
+    folder.parent.mkdir(parents=True)
+    yield folder
+    services.stop(folder)
+
+
+def _the(state: Path, name: str) -> ServiceState:
+    return next(one for one in services.read_states(state) or [] if one.name == name)
+
+
+def _start(state: Path, script: str) -> ServiceState:
+    command = ["/bin/sh", "-c", script]
+    services.start(state, {"shell": command}, os.environ | {"POSTGRES": SECRET})
+    wait_until(lambda: _the(state, "shell").pid > 0)
+    return _the(state, "shell")
+
+
+def test_a_killed_service_comes_back_and_the_end_leaves_nothing(state: Path) -> None:
+    first = _start(state, LEAVES_A_CHILD)
+    wait_until(lambda: (state / "shell.log").read_text() == "started\n")
+    os.kill(first.pid, signal.SIGKILL)
+    wait_until(lambda: _the(state, "shell").pid not in (0, first.pid))
+    # The supervisor, the service, and a child of each of its lives.
+    wait_until(lambda: len(find_leftovers(state)) == 4)
+    assert services.stop(state)
+    assert services.read_states(state) is None and not find_leftovers(state)
+    assert not services.stop(state)
+
+
+def test_what_a_killed_supervisor_left_is_found_and_ended(state: Path) -> None:
+    first = _start(state, LEAVES_A_CHILD)
+    (supervisor,) = [pid for pid in find_leftovers(state) if os.getsid(pid) == pid]
+    os.kill(supervisor, signal.SIGKILL)
+    # While a process is being replaced by its program, its environment is neither one's.
+    wait_until(lambda: first.pid in find_leftovers(state))
+    assert services.stop(state)
+    assert not find_leftovers(state)
+
+
+def test_what_has_a_session_of_its_own_stays_as_the_endpoint_does(state: Path) -> None:
+    _start(state, f"setsid sleep 600 & echo $! > '{state}/other'; exec sleep 600")
+    wait_until(lambda: (state / "other").exists() and (state / "other").read_text().strip() != "")
+    other = int((state / "other").read_text())
+    services.stop(state)
+    os.kill(other, signal.SIGKILL)  # It was there.
+
+
+def test_no_secret_is_in_a_file_or_a_command_line(state: Path) -> None:
+    _start(state, "exec sleep 600")
+    for path in state.iterdir():
+        if path.is_file():
+            assert "hunter2" not in path.read_text(), path
+    for pid in find_leftovers(state):
+        assert b"hunter2" not in Path(f"/proc/{pid}/cmdline").read_bytes()
+    for private in (state, (state / "control").readlink().parent):
+        assert private.stat().st_mode & 0o077 == 0, "its owner alone may enter"

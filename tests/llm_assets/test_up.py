@@ -1,0 +1,80 @@
+"""`llm-assets up` and `down`, with Dagster's own webserver and daemon."""
+
+import json
+import os
+import signal
+import socket
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from llm_assets.services import STATE_FOLDER, find_leftovers, read_states
+from tests.conftest import ROOT, Project
+from tests.listening import listening_addresses, outside_loopback
+from tests.stand_ins.processes import free_port
+from tests.waiting import wait_until
+
+
+@pytest.fixture
+def ports() -> tuple[str, str]:
+    """Two that nobody uses."""
+    return str(free_port()), str(free_port())
+
+
+@pytest.fixture
+def ready(project: Project) -> Iterator[Project]:
+    """A project with a workspace, whose services are ended afterwards."""
+    workspace = (ROOT / "workspace.yaml").read_text()
+    (project.folder / "workspace.yaml").write_text(workspace)
+    yield project
+    project.run("llm-assets", "down")
+
+
+def _pid(project: Project, name: str) -> int:
+    states = {one.name: one for one in read_states(project.folder / STATE_FOLDER) or []}
+    return states[name].pid if name in states and states[name].state == "running" else 0
+
+
+@pytest.mark.soak
+def test_services_answer_come_back_when_killed_and_leave_nothing_behind(
+    ready: Project, ports: tuple[str, str]
+) -> None:
+    port, metrics = ports
+    done = ready.run("llm-assets", "up", "--port", port, "--metrics-port", metrics)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"http://127.0.0.1:{port}" in done.stdout
+    assert httpx.get(f"http://127.0.0.1:{port}/server_info").is_success
+    assert "llm_assets_readable" in httpx.get(f"http://127.0.0.1:{metrics}/metrics").text
+    status = json.loads(ready.run("llm-assets", "status", "--json").stdout)
+    assert status["services"] == dict.fromkeys(("daemon", "metrics", "webserver"), "running")
+    state = ready.folder / STATE_FOLDER
+    addresses = set().union(*(listening_addresses(pid) for pid in find_leftovers(state)))
+    assert addresses and not outside_loopback(addresses)
+
+    beat = 'llm_assets_daemon_heartbeat_timestamp_seconds{daemon="sensor"}'
+    wait_until(lambda: beat in httpx.get(f"http://127.0.0.1:{metrics}/metrics").text)
+    before = _pid(ready, "daemon")
+    os.kill(before, signal.SIGKILL)
+    wait_until(lambda: _pid(ready, "daemon") not in (0, before))
+    again = ready.run("llm-assets", "up", "--port", port, "--metrics-port", metrics)
+    assert "run already" in again.stdout
+
+    down = ready.run("llm-assets", "down")
+    assert "Ended." in down.stdout, down.stderr
+    assert not find_leftovers(state) and read_states(ready.folder / STATE_FOLDER) is None
+    assert "Nothing was running." in ready.run("llm-assets", "down").stdout
+
+
+def test_a_folder_that_is_no_project_is_told(project: Project) -> None:
+    done = project.run("llm-assets", "up")
+    assert done.returncode == 1 and "has no workspace.yaml, so it is no project" in done.stderr
+
+
+def test_a_port_in_use_is_named_before_anything_starts(
+    ready: Project, ports: tuple[str, str]
+) -> None:
+    with socket.create_server(("127.0.0.1", int(ports[0]))):
+        done = ready.run("llm-assets", "up", "--port", ports[0], "--metrics-port", ports[1])
+    assert done.returncode == 1 and f"Port {ports[0]} of 127.0.0.1 cannot be used" in done.stderr
+    assert read_states(ready.folder / STATE_FOLDER) is None

@@ -1,0 +1,95 @@
+"""What some tests need beyond Python packages, and what is said of those that were not tried.
+
+Without it a test is skipped, and the run ends with a list of these and the line that installs what
+is missing. With LLM_ASSETS_TEST_EVERYTHING set, as the gate sets it, such a run fails.
+"""
+
+import ctypes.util
+import os
+import shutil
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+EVERYTHING = "LLM_ASSETS_TEST_EVERYTHING"
+
+
+@dataclass(frozen=True)
+class Need:
+    """Something of the machine's."""
+
+    what: str
+    debian: tuple[str, ...]
+    """The packages that bring it; none where no package can."""
+    is_there: Callable[[], bool]
+
+    @property
+    def reason(self) -> str:
+        """Why a test without it is skipped."""
+        return f"needs {self.what}"
+
+
+def _programs(*names: str) -> Callable[[], bool]:
+    return lambda: all(shutil.which(name) for name in names)
+
+
+def _can_mount_in_user_space() -> bool:
+    return bool(ctypes.util.find_library("fuse") or ctypes.util.find_library("fuse3"))
+
+
+NEEDS = {
+    need.what: need
+    for need in (
+        Need("Chromium", ("chromium",), lambda: chromium() is not None),
+        Need("libfuse", ("libfuse2",), _can_mount_in_user_space),
+        Need(
+            "a /dev/fuse that may be opened",
+            (),
+            lambda: os.access("/dev/fuse", os.R_OK | os.W_OK),
+        ),
+        Need(
+            "sshd and pdsh",
+            ("openssh-server", "pdsh"),
+            _programs("/usr/sbin/sshd", "ssh", "ssh-keygen", "pdsh"),
+        ),
+        Need("debootstrap", ("debootstrap",), _programs("debootstrap", "unshare", "chroot")),
+        Need("rsync", ("rsync",), _programs("rsync")),
+        Need("the right to mount a disk in memory", (), lambda: os.geteuid() == 0),
+    )
+}
+
+
+FUSE = ("libfuse", "a /dev/fuse that may be opened")
+
+
+def chromium() -> str | None:
+    """The browser's program."""
+    return shutil.which("chromium") or shutil.which("google-chrome")
+
+
+def needs(*what: str) -> pytest.MarkDecorator:
+    """Skips a test where one of these is absent."""
+    missing = [NEEDS[name] for name in what if not NEEDS[name].is_there()]
+    reason = missing[0].reason if missing else ""
+    return pytest.mark.skipif(bool(missing), reason=reason)
+
+
+def not_tried(reasons: list[str]) -> list[str]:
+    """The lines that end a run: the skipped tests by reason, and how to have them tried."""
+    counts: dict[str, int] = defaultdict(int)
+    for reason in reasons:
+        counts[reason.removeprefix("Skipped: ")] += 1
+    lines = [f"{count:4} tests: {reason}" for reason, count in sorted(counts.items())]
+    packages = [
+        package for need in NEEDS.values() if need.reason in counts for package in need.debian
+    ]
+    if packages:
+        lines.append(f"On Debian: sudo apt-get install {' '.join(packages)}")
+    return lines
+
+
+if __name__ == "__main__":
+    # What `.ci/run` installs.
+    print(*(name for need in NEEDS.values() if not need.is_there() for name in need.debian))

@@ -1,0 +1,69 @@
+"""Answers that a model writes: what it is given, and what of them is compared."""
+
+from pathlib import Path
+
+import pytest
+
+from artifacts.model import read_tokenizer
+from recipes.causal.objective import AnswerScorer, answer_start, final_answer
+from recipes.causal.settings import ExactMatchSettings
+from recipes.evaluation.bits import as_served, load_causal
+from recipes.evaluation.documents import held_out_documents
+from recipes.evaluation.settings import EvaluationSettings
+from recipes.settings import training_settings
+from tests.example_shards import example_shards
+from tests.tiny_tasks import TASKS
+
+TASK = TASKS["exact_match"]
+
+
+@pytest.mark.parametrize(
+    ("text", "after", "found"),
+    [
+        ("2 and 2 are 4. #### 4", "####", "4"),
+        ("#### 3, no: #### 1,024\n", "####", "1024"),
+        ("no mark, 12", "####", "no mark, 12"),
+        (" It fails. ", None, "It fails."),
+    ],
+)
+def test_what_is_compared_is_what_comes_after_the_last_mark(
+    text: str, after: str | None, found: str
+) -> None:
+    assert final_answer(text, after) == found
+
+
+def test_an_answer_is_written_from_all_that_was_said_before(tmp_path: Path) -> None:
+    """As one conversation alone, without padding, would be answered."""
+    TASK.model(tmp_path / "base")
+    stats = example_shards(tmp_path / "shards", tmp_path / "base", TASK)
+    model = as_served(load_causal(tmp_path / "base"))
+    tokenizer = read_tokenizer(tmp_path / "base")
+    documents = held_out_documents(
+        tmp_path / "shards", stats, tokenizer, EvaluationSettings(held_out_tokens=None)
+    )
+    first = documents[0]
+    prompt = tokenizer.decode(first.tokens[: answer_start(first)])
+    assert prompt.startswith("user:\n") and prompt.endswith(
+        "How many valves?<|endoftext|>\nassistant:\n"
+    )
+    assert tokenizer.decode(first.tokens[answer_start(first) :]).endswith(
+        "#### 1,024<|endoftext|>\n"
+    )
+
+    scorer = AnswerScorer(ExactMatchSettings(after="####", new_tokens=6))
+    scores = scorer.score(tmp_path / "base", documents, stats)
+    assert scores.values["exact_match"].tolist() == [0.0] * len(documents)
+    inputs = tokenizer(prompt, return_tensors="pt", add_special_tokens=False)
+    alone = model.generate(**inputs, max_new_tokens=6, do_sample=False)
+    told = tokenizer.decode(alone[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+    assert scores.samples[0]["completion"] == told
+
+
+def test_how_answers_are_compared_decides_no_weight() -> None:
+    plain, compared = (
+        training_settings({"recipe": "fine_tuning"} | more)
+        for more in ({}, {"exact_match": {"after": "####"}})
+    )
+    assert plain.content() == compared.content()
+    assert plain.scoring() == {}
+    assert compared.scoring() == {"exact_match": {"after": "####", "new_tokens": 256}}

@@ -1,0 +1,58 @@
+"""A model is written as its weights come, and no more of it is held than one file has."""
+
+import gc
+import json
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from recipes.checkpointing import export
+from recipes.checkpointing.export import export_model
+from recipes.distributed.strategy import FullySharded
+from recipes.distributed.workers import Workers
+from recipes.model.causal_model import load_model
+
+CPU = torch.device("cpu")
+
+
+class Watched(FullySharded):
+    """Notes how many bytes of what it gave are still held when it gives the next weight."""
+
+    most = 0
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        given: list[tuple[weakref.ref[torch.Tensor], int]] = []
+        for name, tensor in super().weights():
+            whole = tensor.clone()
+            given.append((weakref.ref(whole), whole.nbytes))
+            yield name, whole
+            del whole
+            gc.collect()
+            held = sum(size for reference, size in given if reference() is not None)
+            self.most = max(self.most, held)
+
+
+def test_no_more_than_one_file_is_held(
+    base_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load_model(base_model)
+    strategy = Watched(model, [], 1.0, "float32", CPU)
+    whole = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    largest = max(tensor.nbytes for tensor in whole.values())
+    monkeypatch.setattr(export, "MAX_SHARD_BYTES", largest)
+    export_model(strategy, base_model, tmp_path / "model", torch.float32, Workers(0, 1, CPU))
+
+    assert strategy.most <= 2 * largest < sum(tensor.nbytes for tensor in whole.values())
+    index = json.loads((tmp_path / "model" / "model.safetensors.index.json").read_text())
+    files = sorted((tmp_path / "model").glob("*.safetensors"))
+    assert sorted(set(index["weight_map"].values())) == [path.name for path in files]
+    assert len(files) > 2 and files[0].name == f"model-00001-of-{len(files):05d}.safetensors"
+    written = {name: tensor for path in files for name, tensor in load_file(path).items()}
+    assert {f"network.{name}" for name in written} == whole.keys()
+    assert all(tensor.equal(whole[f"network.{name}"]) for name, tensor in written.items())
+    again = load_model(tmp_path / "model").state_dict()
+    assert all(tensor.equal(whole[name]) for name, tensor in again.items())

@@ -1,0 +1,136 @@
+"""DeepSpeed's settings, and a user's own configuration beside them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from recipes.deepspeed.settings import REDUCE_BUCKET_NUMBERS, DeepSpeedSettings, configuration
+from tests.recipes.conftest import settings_of
+
+HUGGING_FACE = {
+    "bf16": {"enabled": "auto"},
+    "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": "auto"}},
+    "scheduler": {"type": "auto", "params": {"warmup_num_steps": "auto"}},
+    "zero_optimization": {
+        "stage": 2,
+        "offload_optimizer": {"device": "cpu", "pin_memory": True},
+        "reduce_bucket_size": "auto",
+        "allgather_bucket_size": 1000,
+    },
+    "gradient_accumulation_steps": "auto",
+    "train_batch_size": "auto",
+}
+"""As the Hugging Face Trainer takes it."""
+
+
+def given(own: dict[str, Any], **training: Any) -> DeepSpeedSettings:
+    """The section of a pipeline file that has a configuration, among other settings."""
+    settings = settings_of(placement={"deepspeed": {"configuration": own}}, **training)
+    assert isinstance(settings.placement.strategy, DeepSpeedSettings)
+    return settings.placement.strategy
+
+
+def test_a_configuration_with_auto_decides_nothing_but_what_it_says(tmp_path: Path) -> None:
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps(HUGGING_FACE))
+    read = settings_of(placement={"deepspeed": {"configuration": str(path)}}).placement.strategy
+    assert read == given(HUGGING_FACE)
+    settings = given(HUGGING_FACE)
+    assert (settings.stage, settings.offload_optimizer) == (2, "cpu")
+    told = configuration(
+        is_bfloat16=True,
+        rows=8,
+        workers=2,
+        device_batch_size=3,
+        gradient_clip=1.0,
+        settings=settings,
+    )
+    assert told == {
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "train_batch_size": 8,
+        "train_micro_batch_size_per_gpu": 2,
+        "gradient_clipping": 1.0,
+        "torch_autocast": {"enabled": True, "dtype": "bfloat16"},
+        "zero_optimization": {
+            "stage": 2,
+            "offload_optimizer": {"device": "cpu", "pin_memory": True},
+            "allgather_bucket_size": 1000,
+            "reduce_bucket_size": REDUCE_BUCKET_NUMBERS,
+        },
+    }
+
+
+def test_what_agrees_with_the_settings_is_taken() -> None:
+    own = {
+        "train_micro_batch_size_per_gpu": 4,
+        "gradient_clipping": 1,
+        "bf16": {"enabled": True},
+        "optimizer": {"type": "Adam", "params": {"betas": [0.9, 0.95], "eps": 1e-8}},
+    }
+    assert given(own, precision="bfloat16").stage == 3
+
+
+@pytest.mark.parametrize(
+    ("own", "named"),
+    [
+        ({"gradient_clipping": 0.5}, "gradient_clipping is 0.5, but optimizer.gradient_clip is 1"),
+        ({"train_batch_size": 64}, "train_batch_size is 64, but budget.global_batch_size is 4"),
+        ({"bf16": {"enabled": False}}, "bf16.enabled is false, but precision is bfloat16"),
+        ({"fp16": {"enabled": True}}, "fp16.enabled is true, but precision is bfloat16"),
+        ({"optimizer": {"params": {"lr": 0.1}}}, "optimizer.params.lr is 0.1, but optimizer.learn"),
+        ({"scheduler": {"type": "WarmupLR"}}, "scheduler.type .*: the learning rate follows sch"),
+        ({"gradient_accumulation_steps": 8}, "gradient_accumulation_steps .* it follows from"),
+        ({"activation_checkpointing": {"x": 1}}, "placement.activation_checkpointing decides it"),
+        ({"elasticity": {"enabled": True}}, "elasticity.enabled has to be taken out"),
+    ],
+)
+def test_a_contradiction_is_refused_with_both_names(own: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValidationError, match=named):
+        given(own, precision="bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("section", "named"),
+    [
+        ({"stage": 3, "configuration": HUGGING_FACE}, "stage is 2, but placement.deepspeed.stage"),
+        ({"configuration": "absent.json"}, r"there is no file absent\.json"),
+        ({"stage": 2, "offload_parameters": "cpu"}, "offload_parameters needs stage 3, not 2"),
+        ({"stage": 1, "offload_optimizer": "nvme"}, "nvme needs stage 3, not 1"),
+        ({"offload_optimizer": "nvme"}, "offloading to nvme needs nvme_folder"),
+        ({"nvme_folder": "/fast"}, "nothing is offloaded to nvme"),
+        ({"stage": 4}, "stage"),
+    ],
+)
+def test_a_section_that_cannot_be_is_refused(section: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValidationError, match=named):
+        settings_of(placement={"deepspeed": section})
+
+
+@pytest.mark.parametrize(
+    ("other", "named"),
+    [
+        ({"optimizer": {"name": "muon"}}, "optimizer.name: muon"),
+        ({"replicas": 2}, "placement.replicas"),
+        ({"tensor_parallel": 2}, "placement.tensor_parallel"),
+        ({"compile": "always"}, "placement.compile: always"),
+        ({"in_background": "always"}, "checkpointing.in_background: always"),
+    ],
+)
+def test_what_does_not_go_with_it_is_refused(other: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValidationError, match=f"does not go with {named}"):
+        settings_of(deepspeed={}, **other)
+
+
+def test_settings_that_name_what_they_do_not_ask_for_are_read() -> None:
+    """As specifications were written before other packages could bring strategies."""
+    written = {"device": "auto", "deepspeed": None}
+    assert settings_of(placement=written) == settings_of()
+
+
+def test_a_wrong_key_is_named_where_it_stands() -> None:
+    with pytest.raises(ValidationError, match=r"placement\.deepspeed\.stag\n"):
+        settings_of(placement={"deepspeed": {"stag": 2}})

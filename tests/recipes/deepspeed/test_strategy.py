@@ -1,0 +1,231 @@
+"""DeepSpeed's ZeRO, in real processes, trains what FSDP2 trains, each worker holding a part."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from artifacts.errors import UserError
+from artifacts.program.entry import INTERRUPTED
+from recipes.data.reader import DataOrder
+from recipes.spec import TrainingSpec, read_metrics
+from tests.listening import outside_loopback, run_watched
+from tests.recipes.conftest import (
+    SpecMaker,
+    course,
+    finish,
+    kill_at,
+    launcher,
+    run,
+    start,
+    train_here,
+    wait_for_step,
+    worker_processes,
+)
+from tests.recipes.distributed.test_workers import rows_trained_on
+from tests.recipes.test_recipes import Prepared
+from tests.recipes.test_resume import weights_of
+
+HELD_PARTS = Path(__file__).with_name("held_parts.py")
+LOSSES = 1e-5
+"""Relative; sums over workers are taken in another order."""
+NARROW_LOSSES = 1e-3
+"""The same where products are in bfloat16."""
+WEIGHTS = 1e-4
+"""Relative, of a whole matrix: Adam makes steps of what rounding leaves of a single gradient."""
+
+
+def zero(stage: int = 3, **section: Any) -> dict[str, Any]:
+    """The placement of a small model, of which no weight is too small to be divided."""
+    own = {"zero_optimization": {"stage3_param_persistence_threshold": 0}}
+    return {"deepspeed": {"stage": stage, "configuration": own} | section}
+
+
+def losses(spec: TrainingSpec) -> list[float]:
+    return [loss for loss, _, _ in course(spec)]
+
+
+def go_on(spec: TrainingSpec, workers: int) -> str:
+    """Run to the end by some workers, from a checkpoint."""
+    code, output = run(spec, launcher(workers))
+    assert code == 0, output
+    assert "Going on from the checkpoint of step" in output
+    return output
+
+
+@pytest.fixture(scope="module", params=["sequence_to_sequence", "fine_tuning", "classification"])
+def prepared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+    return Prepared(request.param, tmp_path_factory.mktemp(request.param))
+
+
+@pytest.mark.soak
+def test_two_workers_take_fsdp2s_course_and_export_the_whole_model(prepared: Prepared) -> None:
+    sharded = prepared.spec("sharded")
+    spec = prepared.spec("zero", placement=zero())
+    train_here(sharded)
+
+    code, output = run(spec, launcher(2))
+
+    assert code == 0, output
+    assert "2 worker(s)" in output
+    assert losses(spec) == pytest.approx(losses(sharded), rel=LOSSES)
+    ours, theirs = (
+        load_file(Path(one.export_folder) / "model.safetensors") for one in (spec, sharded)
+    )
+    assert ours.keys() == theirs.keys()
+    for name, tensor in theirs.items():
+        # Attention does not see a bias of its keys: its gradient is rounding, which Adam enlarges.
+        if not name.endswith("key.bias"):
+            assert (ours[name] - tensor).norm() < WEIGHTS * tensor.norm(), name
+
+
+@pytest.mark.parametrize("stage", [*(pytest.param(n, marks=pytest.mark.soak) for n in (1, 2)), 3])
+def test_each_worker_holds_its_part_and_a_gradient_too_large_changes_nothing(
+    make_spec: SpecMaker, stage: int, tmp_path: Path
+) -> None:
+    spec = make_spec(f"held{stage}", placement=zero(stage))
+    path = tmp_path / "spec.json"
+    spec.write(path)
+    command = [sys.executable, "-m", "recipes.launcher.local", "--workers", "2", "--"]
+    subprocess.run([*command, str(HELD_PARTS), str(path), str(tmp_path)], check=True)
+    held = [json.loads((tmp_path / f"held-{rank}.json").read_text()) for rank in range(2)]
+    for one in held:
+        assert one["world"] == 2
+        divided = pytest.approx(one["parameters"] / 2, rel=0.01)
+        assert one["moments"] == divided
+        assert one["weights"] == (divided if stage == 3 else one["parameters"])
+        assert one["skipped"] == [False, True]
+        assert set(one["steps"]) == {1.0}
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.fault(
+    "checkpoint",
+    "training by DeepSpeed killed",
+    sees="the process is gone",
+    then="goes on with the very same losses and weights",
+)
+def test_a_killed_run_goes_on_exactly(make_spec: SpecMaker, stage: int) -> None:
+    settings = {"steps": 12, "checkpointing": {"every_steps": 4}, "placement": zero(stage)}
+    whole, killed = (make_spec(f"{name}{stage}", **settings) for name in ("whole", "killed"))
+    assert run(whole, launcher(2))[0] == 0
+    kill_at(killed, 6, launcher(2))
+    go_on(killed, 2)
+    assert course(killed) == course(whole)
+    assert weights_of(killed) == weights_of(whole)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_another_number_of_workers_goes_on_from_a_universal_checkpoint(
+    make_spec: SpecMaker, unbroken: TrainingSpec, stage: int
+) -> None:
+    saves = {"checkpointing": {"every_steps": 6}}
+    spec = make_spec(f"changing{stage}", steps=30, audit_rows=True, placement=zero(stage), **saves)
+    kill_at(spec, 8, launcher(2))
+    kill_at(spec, 16, launcher(1))
+    go_on(spec, 2)
+    rows = rows_trained_on(spec)
+    seen = [row for step in sorted(rows) for row in rows[step]]
+    assert seen == DataOrder.of(spec).rows(0, 30 * 4).tolist()
+    assert losses(spec) == pytest.approx(losses(unbroken), rel=1e-5)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("name", "placement", "training"),
+    [
+        ("adapters", zero(), {"lora": {"rank": 4}}),
+        ("adapters2", zero(2), {"lora": {"rank": 4}}),
+        ("recomputed", zero() | {"activation_checkpointing": True, "device_batch_size": 1}, {}),
+        ("host", zero(offload_optimizer="cpu", offload_parameters="cpu"), {}),
+        ("host2", zero(2, offload_optimizer="cpu"), {}),
+        ("narrow", zero(), {"precision": "bfloat16"}),
+        ("narrow1", zero(1), {"precision": "bfloat16"}),
+    ],
+)
+def test_other_settings_take_the_same_course(
+    make_spec: SpecMaker, name: str, placement: dict[str, Any], training: dict[str, Any]
+) -> None:
+    sharded = make_spec(f"sharded-{name}", **training)
+    spec = make_spec(name, placement=placement, **training)
+    train_here(sharded)
+    code, output = run(spec, launcher(2))
+    assert code == 0, output
+    tolerance = NARROW_LOSSES if "precision" in training else LOSSES
+    assert losses(spec) == pytest.approx(losses(sharded), rel=tolerance)
+
+
+@pytest.mark.soak
+def test_its_exit_codes_arrive_and_it_listens_on_loopback_alone(make_spec: SpecMaker) -> None:
+    spec = make_spec("ended", steps=30, placement=zero())
+    process = start(spec, launcher(2))
+    wait_for_step(spec, process, 3)
+    process.send_signal(signal.SIGTERM)
+    code, output = finish(process)
+    assert code == INTERRUPTED, output
+    process = start(spec, launcher(2))
+    seen = run_watched(process)
+    assert finish(process)[0] == 0
+    assert seen and outside_loopback(seen) == set()
+    assert read_metrics(Path(spec.run_folder))[-1]["step"] == 30
+
+    killed = make_spec("one-killed", steps=30, placement=zero())
+    process = start(killed, launcher(2))
+    wait_for_step(killed, process, 3)
+    os.kill(worker_processes(process)[1], signal.SIGKILL)
+    code, output = finish(process)
+    assert code == 1
+    assert "killed by signal 9. Start the same command again" in output
+
+
+def test_offloading_to_nvme_without_libaio_is_refused_before_a_model_is_read(
+    make_spec: SpecMaker, tmp_path: Path
+) -> None:
+    from deepspeed.ops.op_builder import AsyncIOBuilder
+
+    if AsyncIOBuilder().is_compatible():
+        pytest.skip("this machine has libaio")
+    disk = {"offload_optimizer": "nvme", "nvme_folder": str(tmp_path)}
+    spec = make_spec("nvme", placement={"deepspeed": {"stage": 3} | disk})
+    lines: list[str] = []
+    with pytest.raises(UserError, match=r"offloads to nvme, for which this machine lacks.*libaio"):
+        train_here(spec, lines.append)
+    assert not any("parameters" in line for line in lines)
+
+
+def with_placement(spec: TrainingSpec, **placement: Any) -> TrainingSpec:
+    """The same run, placed otherwise."""
+    placed = type(spec.training.placement).model_validate(placement)
+    training = spec.training.model_copy(update={"placement": placed})
+    return spec.model_copy(update={"training": training})
+
+
+@pytest.mark.parametrize(
+    ("began", "goes_on", "named"),
+    [
+        ({}, zero(), "was not written by DeepSpeed"),
+        (zero(), {}, "was not written by FSDP2"),
+        (zero(1), zero(2), "was written at stage 1, but `checkpoint.placement.deepspeed.stage`"),
+    ],
+)
+def test_training_state_that_cannot_be_read_is_refused(
+    make_spec: SpecMaker, began: dict[str, Any], goes_on: dict[str, Any], named: str
+) -> None:
+    """One worker, in a process of its own."""
+    spec = with_placement(make_spec("began", steps=2), **began)
+    assert run(spec)[0] == 0
+    Path(spec.run_folder, "result.json").unlink()
+
+    code, output = run(with_placement(spec, **goes_on))
+
+    assert code == 1
+    assert named in output
+    assert "Traceback" not in output

@@ -1,0 +1,166 @@
+"""Hidden tokens: which are, what is shown of them, and that texts of a row do not meet."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+
+from artifacts.errors import UserError
+from artifacts.shards.format import ShardStats
+from artifacts.shards.shard_set import ShardSet
+from recipes.data.batch import IGNORED, PADDING_SEGMENT, Batch
+from recipes.encoders.masked import (
+    HIDDEN,
+    MaskedNetwork,
+    hide,
+    load_masked,
+    one_text_each_row,
+    read_masked,
+)
+from tests.recipes.conftest import SpecMaker, train_here
+from tests.tiny import tiny_shards
+from tests.tiny_models import encoder, masked_encoder
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("masked") / "base"
+    masked_encoder(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def train(base: Path, tmp_path_factory: pytest.TempPathFactory) -> ShardSet:
+    folder = tmp_path_factory.mktemp("masked-shards")
+    return ShardSet(folder, tiny_shards(folder, base), "train")
+
+
+def test_fifteen_in_a_hundred_are_told_in_three_ways(shards: ShardStats) -> None:
+    tokens = np.random.default_rng(0).integers(1, 500, 200_000).astype(np.uint16)
+    shown, targets = hide(tokens, shards, sample=1)
+    told = targets != IGNORED
+    np.testing.assert_array_equal(shown[~told], tokens[~told])
+    np.testing.assert_array_equal(targets[told], tokens[told])
+    ways = (shown[told] == HIDDEN, shown[told] == tokens[told])
+    shares = [told.mean(), *(way.mean() for way in ways)]
+    assert shares == pytest.approx([0.15, 0.8, 0.1], abs=0.01)
+
+
+def test_a_sample_decides_which_and_the_ends_of_texts_stay(shards: ShardStats) -> None:
+    tokens = np.full(400, 7, np.uint16)
+    tokens[::4] = shards.end_token_id
+    first, again, other = (hide(tokens, shards, sample)[1] for sample in (1, 1, 2))
+    np.testing.assert_array_equal(first, again)
+    assert (first != other).any()
+    assert (first[::4] == IGNORED).all()
+    assert (hide(tokens[1:3], shards, 5)[1] != IGNORED).any()
+
+
+def test_a_text_costs_the_same_in_its_row_and_alone(base: Path, train: ShardSet) -> None:
+    model = load_masked(base)
+    batch = read_masked(train, np.arange(12), np.arange(12))
+    apart = one_text_each_row(batch)
+    assert len(apart.tokens) > 12
+    assert apart.token_count == batch.token_count
+    assert batch.token_count == int(np.sum(train.read(np.arange(12)).segments["length"]))
+    with torch.no_grad():
+        whole = float(model(batch))
+        alone = 0.0
+        for number, length in enumerate((apart.segments == 0).sum(dim=1).tolist()):
+            tensors = (apart.tokens, apart.targets, apart.positions, apart.segments)
+            alone += float(model(Batch(*(part[number : number + 1, :length] for part in tensors))))
+        assert whole == pytest.approx(alone, rel=1e-5)
+
+
+def test_rows_that_are_too_long_are_refused(
+    base: Path, tmp_path: Path, make_spec: SpecMaker
+) -> None:
+    stats = tiny_shards(tmp_path / "shards", base, sequence_length=256)
+    spec = make_spec("long", recipe="masked_language_modeling", steps=1).model_copy(
+        update={
+            "base_model_folder": str(base),
+            "shards": stats,
+            "shards_folder": str(tmp_path / "shards"),
+        }
+    )
+    with pytest.raises(UserError, match="Rows of 256 tokens are longer than the 255"):
+        spec.training.objective().check(load_masked(base), spec)
+    with pytest.raises(UserError, match="Rows of 256 tokens are longer than the 255"):
+        train_here(spec)
+
+
+def test_a_tokenizer_without_a_mask_token_is_refused(tmp_path: Path) -> None:
+    encoder(tmp_path)
+    with pytest.raises(UserError, match="has no mask token"):
+        load_masked(tmp_path)
+
+
+MASK = 5
+
+
+@pytest.mark.parametrize(
+    ("kind", "own", "shares_rows"),
+    [
+        ("Roberta", {}, True),
+        ("Bert", {}, True),
+        # Distances, and masks, of their own making.
+        ("DebertaV2", {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]}, False),
+        # A window, which a mask that is given would replace.
+        ("ModernBert", {"global_attn_every_n_layers": 2, "local_attention": 24}, False),
+        # No module of its own for the output matrix.
+        ("MobileBert", {"embedding_size": 16, "intra_bottleneck_size": 32}, False),
+    ],
+)
+def test_a_hidden_tokens_loss_is_that_of_its_text_by_itself(
+    kind: str, own: dict[str, Any], shares_rows: bool
+) -> None:
+    torch.manual_seed(0)
+    ends = dict.fromkeys(("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), 1)
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=100,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=64,
+        initializer_range=0.1,
+        pad_token_id=0,
+        **ends,
+        **own,
+    )
+    inner = getattr(transformers, f"{kind}ForMaskedLM")(config).eval()
+    tokens = torch.randint(6, 100, (1, 40))
+    lengths, padding = (25, 12), 3
+    told = torch.zeros_like(tokens, dtype=torch.bool)
+    told[0, [2, 15, 24, 27, 36]] = True
+    row = Batch(
+        tokens.masked_fill(told, HIDDEN),
+        tokens.masked_fill(~told, IGNORED),
+        torch.tensor([[*range(lengths[0]), *range(lengths[1]), *[0] * padding]]),
+        torch.tensor([[0] * lengths[0] + [1] * lengths[1] + [-1] * padding]),
+    )
+    alone = []
+    for text in row.tokens[:, :-padding].split(lengths, dim=1):
+        shown = text.masked_fill(text == HIDDEN, MASK)
+        logits = inner(input_ids=shown, attention_mask=torch.ones_like(shown)).logits
+        alone.append(logits[text == HIDDEN])
+    expected = F.cross_entropy(torch.cat(alone), tokens[told], reduction="none")
+
+    network = MaskedNetwork(inner, MASK)
+    network.try_packed_rows(40)
+
+    assert network.reads_packed_rows == shares_rows
+    torch.testing.assert_close(network.losses(row), expected, atol=1e-5, rtol=0)
+
+    forgotten = replace(
+        row,
+        targets=torch.full_like(tokens, IGNORED),
+        segments=torch.full_like(row.segments, PADDING_SEGMENT),
+    )
+    network.loss(forgotten).backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in network.parameters())

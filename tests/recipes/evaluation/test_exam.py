@@ -1,0 +1,119 @@
+"""What an exam's scores say about training."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from recipes.evaluation.exam import (
+    CLOSED_BOOK,
+    EXAM_TASKS,
+    METRIC,
+    PASSAGE,
+    PLACEBO,
+    RETRIEVAL,
+    judge_exam,
+    write_exam_tasks,
+)
+from recipes.evaluation.harness import TaskScores
+from recipes.evaluation.settings import EvaluationSettings
+
+SETTINGS = EvaluationSettings(bootstrap_resamples=500)
+
+
+def scores(
+    shares: dict[str, float], seed: int, facts: int = 48, forms: int = 2
+) -> list[TaskScores]:
+    """Answers by chance, right so often; the forms of a fact are one observation."""
+    draw = np.random.default_rng(seed)
+    names = [f"{fact}/{form}" for fact in range(facts) for form in range(forms)]
+    clusters = [name.partition("/")[0] for name in names]
+    return [
+        TaskScores(
+            task,
+            METRIC,
+            names,
+            clusters,
+            (draw.random(len(names)) < share).astype(float),
+            [None] * len(names),
+        )
+        for task, share in shares.items()
+    ]
+
+
+def judge(base: dict[str, float], candidate: dict[str, float], seed: int, **of: int) -> Any:
+    both = {
+        "base": scores(base, 2 * seed, **of),
+        "candidate": scores(candidate, 2 * seed + 1, **of),
+    }
+    return judge_exam(both, SETTINGS)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_retrieval_suffices_where_it_answers_what_training_answers(seed: int) -> None:
+    base = {CLOSED_BOOK: 0.25, RETRIEVAL: 0.93, PASSAGE: 0.97, PLACEBO: 0.25}
+    judged = judge(base, base | {CLOSED_BOOK: 0.7}, seed)
+    assert judged["retrieval_suffices"] and "Retrieval suffices for this text" in judged["sentence"]
+    assert judged["closed_book"]["low"] > 0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_training_buys_where_retrieval_finds_little(seed: int) -> None:
+    base = {CLOSED_BOOK: 0.25, RETRIEVAL: 0.4, PASSAGE: 0.97, PLACEBO: 0.25}
+    judged = judge(base, base | {CLOSED_BOOK: 0.8, RETRIEVAL: 0.85}, seed)
+    assert not judged["retrieval_suffices"] and "Beyond retrieval, it buys +" in judged["sentence"]
+
+
+def test_a_base_that_cannot_read_is_no_proof_for_retrieval() -> None:
+    base = {CLOSED_BOOK: 0.25, RETRIEVAL: 0.3, PASSAGE: 0.3}
+    judged = judge(base, base, 0)
+    assert not judged["retrieval_suffices"] and "cannot read the passages" in judged["sentence"]
+
+
+def test_few_facts_decide_nothing() -> None:
+    shares = {CLOSED_BOOK: 0.2, RETRIEVAL: 0.9, PASSAGE: 0.9}
+    assert "about 5 facts decides nothing" in judge(shares, shares, 0, facts=5)["sentence"]
+
+
+def test_one_fact_that_differs_is_no_proof_of_anything() -> None:
+    base, candidate = (scores(dict.fromkeys(EXAM_TASKS, 1.0), 0) for _ in range(2))
+    for scored in base:
+        scored.values[:2] = 0, 1
+    for scored in candidate:
+        scored.values[:2] = 1, 0
+    judged = judge_exam({"base": base, "candidate": candidate}, SETTINGS)
+    assert judged and judged["closed_book"]["value"] == 0
+    assert judged["retrieval_suffices"]
+    for scored in base:
+        scored.values[2:4] = 0, 0
+    judged = judge_exam({"base": base, "candidate": candidate}, SETTINGS)
+    assert judged and "nothing that is surely there" in judged["sentence"]
+    assert "nan" not in judged["sentence"] and "inf" not in judged["sentence"]
+
+
+def test_without_an_exam_there_is_no_judgement() -> None:
+    assert judge_exam({"base": [], "candidate": []}, SETTINGS) is None
+
+
+def test_a_candidate_that_could_not_be_measured_is_not_judged() -> None:
+    assert judge_exam({"base": scores({CLOSED_BOOK: 0.2, PASSAGE: 0.9}, 0)}, SETTINGS) is None
+
+
+def test_each_condition_is_a_task_of_its_own(tmp_path: Path) -> None:
+    question = {
+        "id": "lamp: town, form 1",
+        "subject": "lamp",
+        "relation": "town",
+        "question": "Where from? The lamp:",
+        "choices": [" Riga", " Lyon"],
+        "answer": 0,
+        "placebo": False,
+        "passage": {"document": "a", "text": "The lamp is made in Riga."},
+        "retrieved": {"document": "b", "text": "A lamp shines."},
+    }
+    placebo = question | {"placebo": True, "passage": None}
+    assert tuple(write_exam_tasks([question, placebo], tmp_path)) == EXAM_TASKS
+    assert write_exam_tasks([question], tmp_path / "less") == list(EXAM_TASKS[:3])
+    assert "made in Riga.\\n\\nWhere from?" in (tmp_path / f"{PASSAGE}.jsonl").read_text()
+    assert "A lamp shines.\\n\\nWhere from?" in (tmp_path / f"{RETRIEVAL}.jsonl").read_text()

@@ -1,0 +1,151 @@
+"""What is compiled for a GPU is one graph without breaks, and is not compiled again for a batch.
+
+Dynamo traces it here as there; only the code that Inductor makes of a graph needs a GPU.
+"""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._dynamo.testing import CompileCounter
+from torch.nn.attention import flex_attention
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from recipes.data.batch import Batch
+from recipes.device import Device
+from recipes.distributed.sharding import shard
+from recipes.distributed.workers import Workers
+from recipes.model.causal_model import TrainableModel
+from recipes.model.decoder import network
+from recipes.model.decoder.attention import SegmentMask, block_mask
+from recipes.model.decoder.network import Decoder, DecoderShape
+from recipes.model.transformers_network import TransformersNetwork
+from tests.recipes.conftest import SpecMaker, course, train_here
+from tests.recipes.model.architectures import architectures, tiny_config, write_tiny
+
+SHAPE = DecoderShape(
+    vocab_size=64,
+    hidden_size=64,
+    intermediate_size=96,
+    layers=3,
+    heads=4,
+    key_value_heads=2,
+    head_dim=16,
+    norm_eps=1e-5,
+    attention_bias=False,
+    output_bias=False,
+    mlp_bias=False,
+    query_key_norm=True,
+    tied_embeddings=True,
+    initializer_range=0.02,
+    rope={"rope_type": "default", "rope_theta": 10_000.0},
+)
+LENGTH = 256
+BATCHES = 3
+MASK_PARTS = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_q_indices")
+
+
+@pytest.fixture(autouse=True)
+def forget_graphs() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def batch(seed: int) -> Batch:
+    """Rows of other documents each time."""
+    generator = torch.Generator().manual_seed(seed)
+    starts = torch.rand(2, LENGTH, generator=generator) < 0.02
+    tokens = torch.randint(0, SHAPE.vocab_size, (2, LENGTH), generator=generator)
+    positions = torch.arange(LENGTH).expand_as(tokens).int()
+    return Batch(tokens, tokens, positions, starts.cumsum(1).int())
+
+
+@contextmanager
+def group_of(processes: int) -> Iterator[Workers]:
+    """The first of some workers, of which the others are never heard of."""
+    if processes > 1:
+        dist.init_process_group("fake", rank=0, world_size=processes, store=FakeStore())
+    try:
+        yield Workers(0, processes, torch.device("cpu"))
+    finally:
+        if processes > 1:
+            dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("processes", [1, 8])
+def test_all_layers_are_one_graph_to_train_and_one_to_measure(
+    processes: int, recompute: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the attention of a GPU, which torch refuses to differentiate on a processor."""
+    monkeypatch.setattr(flex_attention, "_validate_device", lambda *tensors: None)
+    monkeypatch.setattr(
+        network, "segment_mask", lambda segments, _: SegmentMask(None, blocks=block_mask(segments))
+    )
+    decoder, counter = Decoder(SHAPE), CompileCounter()
+    decoder.initialize()
+    model = TrainableModel(decoder)
+    if recompute:
+        model.enable_activation_checkpointing()
+    for layer in decoder.layers:
+        layer.compile(dynamic=False, fullgraph=True, backend=counter)
+    with group_of(processes) as workers, torch.autocast("cpu", torch.bfloat16):
+        shard(model, workers, 1, "float32")
+        for seed in range(BATCHES):
+            model(batch(seed)).backward()
+        assert counter.frame_count == 1
+        with torch.no_grad():
+            for seed in range(BATCHES):
+                model(batch(seed))
+        assert counter.frame_count == 2
+
+
+def test_the_mask_of_documents_is_made_by_one_graph() -> None:
+    counter = CompileCounter()
+    compiled = torch.compile(block_mask, dynamic=False, fullgraph=True, backend=counter)
+    for seed in range(BATCHES):
+        segments = batch(seed).segments
+        found, expected = compiled(segments), block_mask(segments)
+        for part in MASK_PARTS:
+            assert getattr(found, part).equal(getattr(expected, part))
+    assert counter.frame_count == 1
+
+
+@pytest.mark.parametrize(("kind", "attention"), [("olmo2", "flex_attention"), ("gpt2", "sdpa")])
+def test_models_of_transformers_skip_pairs_of_other_documents_where_they_can(
+    kind: str,
+    attention: str,
+    make_spec: SpecMaker,
+    base_model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As on a GPU, whose kernels torch replaces here by plain products."""
+    folder = Path(shutil.copytree(base_model, tmp_path / "model"))
+    write_tiny(tiny_config(architectures()[kind], vocab_size=512), folder)
+    dense, by_blocks = (
+        make_spec(name, steps=4).model_copy(update={"base_model_folder": str(folder)})
+        for name in ("dense", "blocks")
+    )
+    train_here(dense)
+    used = set()
+    given = TransformersNetwork._arguments
+
+    def note(network: TransformersNetwork, *inputs):
+        used.add(network.inner.config._attn_implementation)
+        return given(network, *inputs)
+
+    monkeypatch.setattr(TransformersNetwork, "_arguments", note)
+    monkeypatch.setattr(flex_attention, "_validate_device", lambda *tensors: None)
+    monkeypatch.setattr(Device, "attends_by_blocks", True)
+    with torch.compiler.set_stance("force_eager"):
+        train_here(by_blocks)
+    assert used == {attention}
+    ours, theirs = course(by_blocks), course(dense)
+    assert [loss for loss, _, _ in ours] == pytest.approx([x[0] for x in theirs], rel=1e-5)
+    assert [norm for _, norm, _ in ours] == pytest.approx([x[1] for x in theirs], rel=1e-4)

@@ -1,0 +1,154 @@
+"""torchtune's recipes of DPO on the graph's examples: what they compute, and what they refuse."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+from transformers import AutoTokenizer
+
+from artifacts.shards.format import ShardStats
+from artifacts.shards.shard_set import MaskedShardSet, ShardSet
+from recipes.data.batch import IGNORED
+from recipes.evaluation.documents import held_out_documents
+from recipes.evaluation.settings import EvaluationSettings
+from recipes.settings import training_settings
+from recipes.spec import TrainingSpec
+from recipes.torchtune.objective import PreferenceScorer, read_preferences
+from tests.example_shards import example_shards
+from tests.recipes.conftest import course, launcher, run, spec_in, train_here
+from tests.tiny_tasks import SMALL, TASKS
+
+STEPS = 8
+BETA = 0.5
+CONFIGS = {
+    "lora_dpo_single_device": "llama2/7B_lora_dpo_single_device",
+    "lora_dpo_distributed": "llama2/7B_lora_dpo",
+    "full_dpo_distributed": "llama3_1/8B_full_dpo",
+}
+TASK = TASKS["preferences"]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("base")
+    TASK.model(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def rows_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("rows")
+
+
+@pytest.fixture(scope="module")
+def rows(rows_folder: Path, base: Path) -> ShardStats:
+    return example_shards(rows_folder, base, TASK)
+
+
+Make = Callable[..., TrainingSpec]
+
+
+@pytest.fixture
+def make(tmp_path: Path, base: Path, rows_folder: Path, rows: ShardStats) -> Make:
+    def spec(program: str, overrides: dict[str, Any] | None = None, **more: Any) -> TrainingSpec:
+        settings = {
+            "recipe": "torchtune",
+            "run": program,
+            "config": CONFIGS[program],
+            "overrides": SMALL | {"loss.beta": BETA} | (overrides or {}),
+            "budget": {"steps": STEPS},
+        }
+        folder = tmp_path / f"{program}-{more.get('placement', {}).get('workers', 1)}"
+        return spec_in(folder, base, rows_folder, rows, training_settings(settings | more))
+
+    return spec
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "lora_dpo_single_device",
+        pytest.param("lora_dpo_distributed", marks=pytest.mark.soak),
+        pytest.param("full_dpo_distributed", marks=pytest.mark.soak),
+    ],
+)
+def test_its_loss_is_dpos_of_the_answers_margins(
+    program: str, make: Make, base: Path, rows_folder: Path, rows: ShardStats
+) -> None:
+    """Rafailov and others (2023), by what transformers says of the base and the new model."""
+    spec = make(program, validation={"rows": 1000})
+    validation = train_here(spec).validation
+    assert course(spec)[0][0] == pytest.approx(math.log(2), rel=1e-5)
+    assert validation["start"] == pytest.approx(1)
+    assert validation["end"] < 0.8
+    assert all(norm > 0 for _, norm, _ in course(spec))
+
+    entries = [e.model_copy(update={"split": "held_out"}) for e in rows.shards]
+    stats = rows.model_copy(update={"shards": [e for e in entries if "validation" in e.name]})
+    everything = EvaluationSettings(held_out_tokens=None)
+    examples = held_out_documents(
+        rows_folder, stats, AutoTokenizer.from_pretrained(base), everything
+    )
+    before, after = (
+        PreferenceScorer().score(folder, examples, rows).values["preference_margin"]
+        for folder in (base, Path(spec.export_folder))
+    )
+    losses = np.log1p(np.exp(-BETA * (after - before)))
+    # The scorer computes in the precision that the endpoint has.
+    assert losses.mean() / math.log(2) == pytest.approx(validation["end"], abs=0.02)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("program", ["lora_dpo_distributed", "full_dpo_distributed"])
+def test_two_workers_take_the_steps_of_one(program: str, make: Make) -> None:
+    one = make(program)
+    two = make(program, {"batch_size": 2}, placement={"workers": 2})
+    for spec, workers in ((one, 1), (two, 2)):
+        code, output = run(spec, launcher(workers))
+        assert code == 0, output
+    assert one.content() == two.content()
+    losses, others = ([step[0] for step in course(spec)] for spec in (one, two))
+    assert others == pytest.approx(losses, abs=2e-3)
+
+
+def test_a_batch_has_both_conversations_and_marks_their_answers(
+    base: Path, rows_folder: Path, rows: ShardStats
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    batch = read_preferences(ShardSet(rows_folder, rows, "validation"), np.arange(3))
+    assert batch.target_count == 3
+    for number, example in enumerate(TASK.examples()[8:29:10]):
+        for row, key in ((number, "chosen"), (number + 3, "rejected")):
+            text = tokenizer.decode(batch.tokens[row][batch.is_input[row]])
+            prompt = f"user:\n{example['question']}<|endoftext|>\nassistant:\n"
+            assert text == f"{prompt}{example[key]}<|endoftext|>\n"
+            answer = batch.targets[row][batch.targets[row] != IGNORED]
+            assert tokenizer.decode(answer) == f"{example[key]}<|endoftext|>\n"
+
+
+def test_a_forgotten_example_teaches_nothing(rows_folder: Path, rows: ShardStats) -> None:
+    # In these shards, the hash of a text is its number.
+    shards = MaskedShardSet(rows_folder, rows, ["18"], "validation")
+    batch = read_preferences(shards, np.arange(3))
+    assert batch.is_example.tolist() == [True, False, True]
+    assert (batch.targets[[1, 4]] == IGNORED).all() and not batch.is_input[[1, 4]].any()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"data": "conversations"}, "`data` does not go with lora_dpo_single_device"),
+        ({"overrides": {"model.use_dora": True}}, "`model.use_dora` cannot be honored: of DPO"),
+        ({"overrides": {"clip_grad_norm": 1.0}}, "`clip_grad_norm` is no key that lora_dpo_sin"),
+    ],
+)
+def test_what_does_not_go_with_it_is_refused_by_name(given: dict[str, Any], message: str) -> None:
+    program = "lora_dpo_single_device"
+    with pytest.raises(ValidationError, match=message):
+        training_settings(
+            {"recipe": "torchtune", "run": program, "config": CONFIGS[program]} | given
+        )

@@ -1,0 +1,319 @@
+"""torchtune's own recipes on the graph's rows, under the contract that every recipe has."""
+
+import importlib.metadata
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+from safetensors.torch import load_file
+
+from artifacts.errors import UserError
+from artifacts.shards.format import ShardStats
+from artifacts.shards.shard_set import ShardSet
+from recipes.data.batch import read_batch
+from recipes.model.causal_model import load_model
+from recipes.settings import training_settings
+from recipes.spec import TrainingSpec, read_result
+from recipes.torchtune.network import TuneModel
+from recipes.torchtune.settings import TorchtuneSettings
+from recipes.torchtune.trainer import runnable
+from tests.recipes.conftest import (
+    SpecMaker,
+    course,
+    launcher,
+    run,
+    spec_in,
+    stop_here,
+    train_here,
+)
+from tests.recipes.model.architectures import architectures, tiny_config, write_tiny
+from tests.tiny_models import wide_model
+from tests.tiny_tasks import TORCHTUNE_CONFIG
+
+STEPS = 8
+CONFIGS = {
+    "full_finetune_single_device": "llama3_2/1B_full",
+    "full_finetune_distributed": "llama3_2/1B_full",
+    "lora_finetune_single_device": "llama3_2/1B_lora_single_device",
+    "lora_finetune_distributed": "llama3_2/1B_lora",
+}
+SMALL = {
+    "dtype": "fp32",
+    "optimizer.lr": 1e-2,
+    "batch_size": 4,
+    "gradient_accumulation_steps": 2,
+    "max_steps_per_epoch": STEPS,
+}
+SCHEDULES = "torchtune.training.lr_schedulers"
+
+Make = Callable[..., TrainingSpec]
+
+
+@pytest.fixture(scope="module")
+def make(
+    tmp_path_factory: pytest.TempPathFactory,
+    base_model: Path,
+    shards_folder: Path,
+    shards: ShardStats,
+) -> Make:
+    """Makes the spec of a short run of one of torchtune's recipes."""
+
+    def spec(program: str, overrides: dict[str, Any] | None = None, **more: Any) -> TrainingSpec:
+        folder = tmp_path_factory.mktemp(program)
+        return spec_in(
+            folder, base_model, shards_folder, shards, settings(program, overrides, **more)
+        )
+
+    return spec
+
+
+def settings(
+    program: str = "full_finetune_single_device",
+    overrides: dict[str, Any] | None = None,
+    config: Any = None,
+    **more: Any,
+) -> TorchtuneSettings:
+    # Beside a single device's recipe, torchtune ships files that step in the backward pass.
+    for_one = {"compile": False, "optimizer_in_bwd": False}
+    changed = (for_one if program.startswith("full") else {}) | SMALL | (overrides or {})
+    found = training_settings(
+        {
+            "recipe": "torchtune",
+            "run": program,
+            "config": config or CONFIGS[program],
+            "overrides": changed,
+            "validation": {"every_steps": 4},
+        }
+        | more
+    )
+    assert isinstance(found, TorchtuneSettings)
+    return found
+
+
+def trained(spec: TrainingSpec) -> dict[str, torch.Tensor]:
+    train_here(spec)
+    return load_file(Path(spec.export_folder) / "model.safetensors")
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(one[name].equal(other[name]) for name in one)
+
+
+@pytest.mark.parametrize("program", CONFIGS)
+def test_it_learns_and_exports_what_it_learnt(
+    program: str, make: Make, make_spec: SpecMaker
+) -> None:
+    spec = make(program)
+    trained(spec)
+    result = read_result(Path(spec.run_folder))
+    assert result is not None and result.steps == STEPS
+    assert result.validation["end"] < 0.98 * result.validation["start"]
+
+    on = make_spec("on", steps=1).model_copy(update={"base_model_folder": spec.export_folder})
+    train_here(on)
+    measured_by_ours = read_result(Path(on.run_folder))
+    assert measured_by_ours is not None
+    assert measured_by_ours.validation["start"] == pytest.approx(result.validation["end"], rel=1e-5)
+
+
+def test_it_trains_on_the_rows_of_our_own_engine(make: Make, make_spec: SpecMaker) -> None:
+    ours = make_spec("ours", steps=1, global_batch_size=8)
+    theirs = make("full_finetune_single_device", {"max_steps_per_epoch": 1})
+    train_here(ours)
+    trained(theirs)
+    assert course(theirs)[0][0] == pytest.approx(course(ours)[0][0], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("config", "changes", "tolerance"),
+    [
+        ("llama3_2/1B_lora_single_device", {"model.use_dora": True}, 1e-5),
+        ("llama3_2/1B_qlora_single_device", {"compile": False, "dtype": "bf16"}, 5e-3),
+    ],
+)
+def test_dora_and_qlora_learn_and_are_merged(
+    config: str,
+    changes: dict[str, Any],
+    tolerance: float,
+    make: Make,
+    make_spec: SpecMaker,
+    tmp_path: Path,
+) -> None:
+    """Four-bit weights come in blocks, so the base model is a little wider than usual."""
+    wide_model(tmp_path)
+    spec = make("lora_finetune_single_device", changes, config=config).model_copy(
+        update={"base_model_folder": str(tmp_path)}
+    )
+    trained(spec)
+    result = read_result(Path(spec.run_folder))
+    assert result is not None and result.validation["end"] < 0.98 * result.validation["start"]
+    on = make_spec("on", steps=1).model_copy(update={"base_model_folder": spec.export_folder})
+    measured_by_ours = train_here(on).validation["start"]
+    assert measured_by_ours == pytest.approx(result.validation["end"], rel=tolerance)
+
+
+@pytest.mark.parametrize("program", ["full_finetune_single_device", "lora_finetune_distributed"])
+def test_an_interrupted_run_goes_on_exactly(program: str, make: Make) -> None:
+    """Within an epoch, with a schedule and, for adapters, with dropout."""
+    changes = (
+        {"model.lora_dropout": 0.2}
+        if program.startswith("lora")
+        else {
+            "lr_scheduler._component_": f"{SCHEDULES}.get_cosine_schedule_with_warmup",
+            "lr_scheduler.num_warmup_steps": 2,
+        }
+    )
+    whole, stopped = make(program, changes), make(program, changes)
+    expected = trained(whole)
+
+    stop_here(stopped, 4)
+    found = trained(stopped)
+
+    assert course(stopped) == course(whole)
+    assert same(found, expected)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("program", ["full_finetune_distributed", "lora_finetune_distributed"])
+def test_two_workers_take_the_steps_of_one(program: str, make: Make) -> None:
+    rate = {"optimizer.lr": 1e-3}
+    one = make(program, rate)
+    two = make(program, rate | {"batch_size": 2}, placement={"workers": 2})
+    for spec, workers in ((one, 1), (two, 2)):
+        code, output = run(spec, launcher(workers))
+        assert code == 0, output
+    assert one.content() == two.content()
+    losses = [[step[0] for step in course(spec)] for spec in (one, two)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "name"),
+    [
+        ("llama", {"tie_word_embeddings": True}, "llama3_2.llama3_2_1b"),
+        (
+            "llama",
+            {
+                "tie_word_embeddings": False,
+                "rope_parameters": {
+                    "rope_type": "llama3",
+                    "rope_theta": 500_000.0,
+                    "factor": 8.0,
+                    "low_freq_factor": 1.0,
+                    "high_freq_factor": 4.0,
+                    "original_max_position_embeddings": 8192,
+                },
+            },
+            "llama3_1.llama3_1_8b",
+        ),
+        ("llama", {"tie_word_embeddings": False, "rms_norm_eps": 1e-3}, "llama2.llama2_7b"),
+        ("mistral", {"sliding_window": None}, "mistral.mistral_7b"),
+        ("qwen2", {"tie_word_embeddings": True}, "qwen2_5.qwen2_5_0_5b"),
+        ("qwen2", {"tie_word_embeddings": False}, "qwen2.qwen2_7b"),
+    ],
+)
+def test_its_model_computes_what_that_of_transformers_does(
+    kind: str,
+    changes: dict[str, Any],
+    name: str,
+    tmp_path: Path,
+    shards_folder: Path,
+    shards: ShardStats,
+) -> None:
+    from torchtune import config
+
+    write_tiny(tiny_config(architectures()[kind], vocab_size=512, **changes), tmp_path)
+    written = runnable(
+        {"model": {"_component_": f"torchtune.models.{name}"}},
+        tmp_path,
+        tmp_path.with_name("run"),
+        torch.device("cpu"),
+        0,
+        print,
+    )
+    network = config.instantiate(written.model)
+    network.load_state_dict(config.instantiate(written.checkpointer).load_checkpoint()["model"])
+    model = TuneModel(network, tmp_path, dict(written.model))
+    batch = read_batch(ShardSet(str(shards_folder), shards, "train"), np.arange(4))
+
+    expected = load_model(tmp_path)
+    torch.testing.assert_close(model(batch), expected(batch), rtol=1e-5, atol=0)
+    assert same(
+        model.to_hugging_face(dict(network.state_dict())),
+        load_file(tmp_path / "model.safetensors"),
+    )
+
+
+def test_a_configuration_is_taken_as_it_is() -> None:
+    """With the keys that the graph takes over in it, and those that only a GPU can follow."""
+    found = TorchtuneSettings.model_validate(
+        {"recipe": "torchtune", "run": "full_finetune_distributed", "config": str(TORCHTUNE_CONFIG)}
+    )
+    assert found.budget.global_batch_size == 64 and found.budget.epochs == 2
+    assert found.precision == "bfloat16"
+    again = TorchtuneSettings.model_validate_json(found.model_dump_json())
+    assert again == found and again.content() == found.content()
+
+
+def test_where_and_how_it_runs_is_no_part_of_what_it_learns() -> None:
+    one = settings(overrides={"batch_size": 8, "gradient_accumulation_steps": 1})
+    other = settings(overrides={"enable_activation_checkpointing": True, "output_dir": "/other"})
+    assert one.content() == other.content()
+    assert one.content() != settings(overrides={"optimizer.lr": 1e-3}).content()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"overrides": {"optimzer.lr": 1}}, "`optimzer` is no key that full_finetune_single"),
+        ({"overrides": {"shuffle": False}}, "`shuffle: False` cannot be honored"),
+        ({"overrides": {"optimizer_in_bwd": True}}, "`optimizer_in_bwd: True` cannot be honored"),
+        ({"overrides": {"resume_from_checkpoint": True}}, "a run goes on .* by itself"),
+        ({"overrides": {"dtype": "fp16"}}, "`dtype` has to be one of bf16, fp32"),
+        ({"overrides": {"batch_size": 0}}, "`batch_size` has to be a whole number from 1 on"),
+        ({"overrides": {"model._component_": "torchtune.models.gemma.gemma_2b"}}, "gemma_2b"),
+        ({"overrides": {"model.num_layers": 4}}, "`model.num_layers` cannot be honored"),
+        ({"config": "llama3_2/1B_fll"}, "there is no file llama3_2/1B_fll, and torchtune ships no"),
+        ({"config": {"seed": "${number}"}}, "no torchtune configuration: .*number"),
+        ({"config": {"batch_size": 2}}, "`epochs` is absent|`model` is absent"),
+        ({"optimizer": {"learning_rate": 1e-3}}, "`optimizer` is that of the torchtune config"),
+        (
+            {"placement": {"deepspeed": {"stage": 3}}},
+            "`placement.deepspeed` does not go with torch",
+        ),
+        ({"placement": {"compile": "always"}}, "`placement.compile` is that of the torchtune"),
+        ({"precision": "bfloat16"}, "`precision` is that of the torchtune configuration, float32"),
+        ({"teacher": "folder"}, "`teacher` does not go with full_finetune_single_device"),
+        ({"placement": {"workers": 2}}, "2 processes train .* Set `run: full_finetune_distributed"),
+        ({"run": "ppo_full_finetune_single_device"}, "'full_finetune_single_device', "),
+    ],
+)
+def test_what_cannot_be_honored_is_refused_by_its_key(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        settings(**given)
+
+
+def test_a_model_of_another_kind_is_refused(make: Make) -> None:
+    spec = make("full_finetune_single_device", config="qwen2/0.5B_full_single_device")
+    with pytest.raises(UserError, match=r"`model._component_` is .*qwen2_0_5b, but the model in"):
+        train_here(spec)
+
+
+def test_what_torchtune_itself_refuses_is_told_in_one_line(make: Make) -> None:
+    spec = make(
+        "full_finetune_single_device", {"optimizer._component_": "bitsandbytes.optim.PagedAdamW"}
+    )
+    with pytest.raises(UserError, match=r"torchtune refuses `checkpoint.config`: .*bitsandbytes"):
+        train_here(spec)
+
+
+def test_no_file_of_ours_is_one_of_torchtunes() -> None:
+    """In an installed wheel both lie in one folder; only its mark as a package is in both."""
+    shipped = {str(file) for file in importlib.metadata.files("torchtune") or ()}
+    root = Path(__file__).parents[3]
+    ours = {str(path.relative_to(root)) for path in (root / "recipes").rglob("*.py")}
+    assert ours & shipped == {"recipes/__init__.py"}

@@ -1,0 +1,230 @@
+"""What a rollout is told of requests to two versions, with an engine of each."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+
+import psutil
+import pytest
+
+from serving.api import dispatcher as dispatching
+from serving.api.dispatcher import Dispatcher, Route, Router, Stream
+from serving.api.metrics import Metrics
+from serving.engine import process as engine_process
+from serving.engine.process import EngineProcess
+from serving.engine.protocol import GenerateRequest
+from serving.errors import ServingError, timed_out
+from serving.rollout import Seen
+from serving.settings import EndpointSettings
+from serving.state import Desired
+from tests.faults import stopped
+from tests.serving.conftest import SETTINGS
+from tests.tiny import change_config
+from tests.waiting import WAIT_SECONDS
+
+IMPATIENT = SETTINGS.model_copy(update={"request_timeout": 0.5})
+NEVER = 1e-12
+"""A share of the traffic that gets a request where nothing else can."""
+QUICK = GenerateRequest(prompt="The valve", max_tokens=3, max_prompt_tokens=80)
+ENDLESS = QUICK.model_copy(update={"max_tokens": 4_000, "ignore_eos": True})
+"""Takes longer than any of these tests has."""
+
+
+class Versions:
+    """Two engines of one model, the new one and the old one, in one event loop."""
+
+    def __init__(self, folder: Path, place: Path) -> None:
+        self.new, self.old = (
+            EngineProcess(
+                Desired(model_folder=folder, version=name, fingerprint=name, settings=SETTINGS),
+                place / f"{name}.log",
+                lambda: None,
+            )
+            for name in ("new", "old")
+        )
+
+    def serve(
+        self, new: float = 0.5, settings: EndpointSettings = SETTINGS
+    ) -> tuple[Dispatcher, Route, Route]:
+        """Both behind one dispatcher, the new one with a share of the traffic."""
+        router = Router()
+        router.routes = [Route(self.new, new or NEVER), Route(self.old, 1 - new or NEVER)]
+        return Dispatcher(router, settings, Metrics()), *router.routes
+
+
+@pytest.fixture(scope="module")
+def loop() -> Iterator[asyncio.Runner]:
+    with asyncio.Runner() as runner:
+        yield runner
+
+
+@pytest.fixture(scope="module")
+def versions(
+    loop: asyncio.Runner, tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Versions]:
+    place = tmp_path_factory.mktemp("versions")
+    folder = change_config(tiny_model_folder, place / "model", max_position_embeddings=4_096)
+    both = Versions(folder, place)
+
+    async def start() -> None:
+        await both.new.start()
+        await both.old.start()
+
+    async def stop() -> None:
+        await both.new.stop()
+        await both.old.stop()
+
+    loop.run(start())
+    yield both
+    loop.run(stop())
+
+
+async def until(state: Callable[[], object]) -> None:
+    async with asyncio.timeout(WAIT_SECONDS):
+        while not state():
+            await asyncio.sleep(0.01)
+
+
+async def decided(*routes: Route) -> list[Seen]:
+    """What was seen, once nothing is under way or undecided."""
+    await until(lambda: not any(route.in_flight or route.undecided for route in routes))
+    return [route.look() for route in routes]
+
+
+async def read(stream: Stream) -> list[str | None]:
+    """The errors and ends of the pieces of an answer."""
+    pieces = []
+    while chunk := await stream.read():
+        pieces.append(chunk.error or chunk.finish_reason)
+    return pieces
+
+
+@pytest.mark.fault(
+    "endpoint",
+    "rollout, requests that no version answers in time",
+    sees="504",
+    then="they say nothing about the new version",
+)
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("new", [0.0, 1.0], ids=["the old one is asked", "the new one is asked"])
+def test_what_neither_version_answers_says_nothing_about_one(
+    loop: asyncio.Runner, versions: Versions, stream: bool, new: float
+) -> None:
+    async def ask() -> list[Seen]:
+        dispatcher, *routes = versions.serve(new, IMPATIENT)
+        for _ in range(3):
+            # A stream may have begun by then.
+            with pytest.raises(ServingError, match=r"after 0\.5 s"):
+                if not stream:
+                    await dispatcher.answer_all([ENDLESS])
+                elif (await read(await dispatcher.stream(ENDLESS)))[-1] == "timeout":
+                    raise timed_out(0.5)
+        return await decided(*routes)
+
+    for seen in loop.run(ask()):
+        assert (seen.answered, seen.failed) == (0, 0)
+
+
+def test_what_the_other_version_answers_counts_against_one_that_does_not(
+    loop: asyncio.Runner, versions: Versions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # It is not replaced meanwhile.
+    monkeypatch.setattr(engine_process, "STILL_LOOKS", 1_000)
+
+    async def ask() -> list[Seen]:
+        patient = SETTINGS.model_copy(update={"request_timeout": 10.0})
+        dispatcher, *routes = versions.serve(1.0, patient)
+        assert versions.new.pid is not None
+        with stopped(versions.new.pid):
+            with pytest.raises(ServingError):
+                await dispatcher.answer_all([QUICK])
+            return await decided(*routes)
+
+    new, old = loop.run(ask())
+    assert (new.answered, new.failed) == (0, 1)
+    assert (old.answered, old.failed) == (0, 0), "it was asked for comparison, by no client"
+
+
+def test_a_request_whose_engine_dies_is_answered_by_the_other_version(
+    loop: asyncio.Runner, versions: Versions
+) -> None:
+    async def ask() -> list[Seen]:
+        dispatcher, *routes = versions.serve(1.0)
+        long = ENDLESS.model_copy(update={"max_tokens": 400})
+        asked = asyncio.create_task(dispatcher.answer_all([long]))
+        await until(lambda: routes[0].in_flight)
+        psutil.Process(versions.new.pid).kill()
+        (answer,) = await asked
+        assert answer.by.version == "old" and answer.whole.completion_tokens == 400
+        await versions.new.ready.wait()
+        return await decided(*routes)
+
+    new, old = loop.run(ask())
+    assert (new.answered, new.failed) == (0, 1)
+    assert (old.answered, old.failed) == (1, 0)
+
+
+def test_a_clients_many_prompts_are_one_observation(
+    loop: asyncio.Runner, versions: Versions
+) -> None:
+    """They go to one version, so they fail together, by one draw."""
+
+    async def ask() -> list[Seen]:
+        dispatcher, *routes = versions.serve(1.0)
+        assert len(await dispatcher.answer_all([QUICK] * 8)) == 8
+        return await decided(*routes)
+
+    new, _ = loop.run(ask())
+    assert (new.answered, new.failed, len(new.seconds)) == (1, 0, 1)
+
+
+def test_a_client_that_does_not_read_does_not_make_its_version_slow(
+    loop: asyncio.Runner, versions: Versions
+) -> None:
+    async def ask() -> tuple[list[Seen], list[str | None]]:
+        dispatcher, *routes = versions.serve(1.0)
+        stream = await dispatcher.stream(ENDLESS.model_copy(update={"max_tokens": 40}))
+        return await decided(*routes), await read(stream)
+
+    (new, _), pieces = loop.run(ask())
+    assert new.answered == len(new.seconds) == 1, "before a piece was read"
+    assert pieces[-1] == "length" and len(pieces) > 5
+
+
+def test_an_answer_that_stops_counts_as_failed_though_its_client_leaves(
+    loop: asyncio.Runner, versions: Versions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatching, "STALL_SECONDS", 0.2)
+    asked = ENDLESS.model_copy(update={"max_tokens": 2_000})
+
+    async def leave_after(pause: float) -> list[Seen]:
+        dispatcher, *routes = versions.serve(1.0)
+        stream = await dispatcher.stream(asked)
+        assert versions.new.pid is not None
+        with stopped(versions.new.pid):
+            await asyncio.sleep(pause)
+            stream.work.cancel()
+            with suppress(asyncio.CancelledError):
+                await stream.work
+            return await decided(*routes)
+
+    at_once, late = loop.run(leave_after(0.0)), loop.run(leave_after(1.0))
+    assert [(seen.answered, seen.failed) for seen in at_once] == [(0, 0), (0, 0)]
+    assert [(seen.answered, seen.failed) for seen in late] == [(0, 1), (0, 0)]
+
+
+def test_nobody_can_tell_which_version_the_next_request_meets(
+    loop: asyncio.Runner, versions: Versions
+) -> None:
+    dispatcher, new, _ = versions.serve(0.25)
+
+    async def draw() -> list[bool]:
+        await asyncio.gather(versions.new.ready.wait(), versions.old.ready.wait())
+        return [await dispatcher.router.choose() is new for _ in range(400)]
+
+    met = loop.run(draw())
+    numbers = [number for number, is_new in enumerate(met) if is_new]
+    assert 40 < len(numbers) < 160
+    assert len({after - before for before, after in pairwise(numbers)}) > 4, "never the nth"

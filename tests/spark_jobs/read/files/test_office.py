@@ -1,0 +1,177 @@
+"""Mail, subtitles, XML and office documents become text, or are named."""
+
+import mailbox
+import zipfile
+from email.message import EmailMessage
+from pathlib import Path
+
+import openpyxl
+import pytest
+
+from artifacts.errors import UserError
+from tests.spark_jobs.read.files.test_formats import texts_of
+from tests.spark_jobs.read.test_snapshot import files_source, snapshot
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "text"
+    folder.mkdir()
+    return folder
+
+
+def message(subject: str, text: str, html: str | None = None) -> EmailMessage:
+    mail = EmailMessage()
+    mail["Subject"], mail["From"], mail["To"] = subject, "ann@example.org", "bob@example.org"
+    if html is None:
+        mail.set_content(text)
+    else:
+        mail.set_content(html, subtype="html")
+    mail.add_attachment(b"\x00secret", maintype="application", subtype="zip", filename="a.zip")
+    return mail
+
+
+def write_zip(path: Path, members: dict[str, str]) -> None:
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, text in members.items():
+            archive.writestr(name, text)
+
+
+def test_a_message_is_its_subject_and_text_without_addresses(folder: Path) -> None:
+    (folder / "a.eml").write_bytes(bytes(message("Pump 7", "It leaks at the größte valve.")))
+    (folder / "b.eml").write_bytes(bytes(message("Web", "", "<p>It <b>opens</b>.</p><p>So.</p>")))
+
+    found = texts_of(folder)
+
+    assert found == {
+        "a.eml": "Pump 7\n\nIt leaks at the größte valve.",
+        "b.eml": "Web\n\nIt opens.\nSo.",
+    }
+
+
+def test_each_message_of_a_mailbox_is_a_document(folder: Path) -> None:
+    box = mailbox.mbox(folder / "team.mbox")
+    for number in range(3):
+        box.add(message(f"Ticket {number}", f"Line one of {number}.\nFrom here on it leaks."))
+    box.close()
+
+    found = texts_of(folder)
+
+    assert list(found) == [f"team.mbox:{number}" for number in (1, 2, 3)]
+    assert found["team.mbox:2"] == "Ticket 1\n\nLine one of 1.\n>From here on it leaks."
+
+
+def test_a_message_longer_than_allowed_is_counted_and_the_next_is_read(folder: Path) -> None:
+    box = mailbox.mbox(folder / "team.mbox")
+    box.add(message("Long", "word " * 4_000))
+    box.add(message("Short", "It leaks."))
+    box.close()
+    source = files_source(folder, maximum_document_megabytes=0.01, maximum_faulty_share=0.6)
+
+    rows, stats = snapshot(source, folder.parent / "raw")
+
+    assert [row["text"] for row in rows] == ["Short\n\nIt leaks."]
+    assert stats["dropped"] == {"too_large": 1}
+
+
+def test_a_message_that_cannot_be_read_is_set_aside_alone(folder: Path) -> None:
+    wrong = b"Subject: x\nContent-Type: text/plain; charset=no-such\n\ncaf\xe9\n"
+    sound = b"Subject: Pump\n\nIt leaks.\n"
+    (folder / "a.mbox").write_bytes(b"From a\n" + wrong + b"\nFrom b\n" + sound)
+    source = files_source(folder, maximum_faulty_share=0.6)
+
+    rows, stats = snapshot(source, folder.parent / "raw")
+
+    assert [row["text"] for row in rows][-1] == "Pump\n\nIt leaks."
+    assert len(rows) + stats["dropped"].get("bad_message", 0) == 2
+
+
+def test_subtitles_are_what_is_said(folder: Path) -> None:
+    (folder / "a.srt").write_text(
+        "1\n00:00:01,000 --> 00:00:02,000\n<i>The valve</i>\nopens.\n\n"
+        "2\n00:00:02,000 --> 00:00:03,000\nopens.\nIt closes.\n"
+    )
+    (folder / "b.vtt").write_text("WEBVTT\n\n00:01.000 --> 00:02.000\nThe pump stops.\n")
+
+    assert texts_of(folder) == {
+        "a.srt": "The valve\nopens.\nIt closes.",
+        "b.vtt": "The pump stops.",
+    }
+
+
+def test_xml_is_its_text_and_fetches_nothing(folder: Path) -> None:
+    secret = folder.parent / "secret"
+    secret.write_text("secret")
+    (folder / "a.xml").write_text(
+        f'<!DOCTYPE a [<!ENTITY x SYSTEM "file://{secret}">]>'
+        "<a><title>Pump</title><!-- no --><p>It   opens &x; weekly.</p></a>"
+    )
+
+    assert texts_of(folder) == {"a.xml": "Pump\nIt opens\n&x;\nweekly."}
+
+
+def test_office_documents_give_their_text(folder: Path) -> None:
+    (folder / "a.rtf").write_text(r"{\rtf1\ansi\ansicpg1252 The gr\'f6\'dfte valve\par opens.}")
+    text = "urn:oasis:names:tc:opendocument:xmlns:text:1.0"
+    write_zip(
+        folder / "b.odt",
+        {
+            "content.xml": f'<d xmlns:t="{text}"><t:h>Pump</t:h>'
+            "<t:p>It <t:span>opens</t:span>.</t:p><t:p/></d>"
+        },
+    )
+    drawing = "http://schemas.openxmlformats.org/drawingml/2006/main"
+    slide = f'<s xmlns:a="{drawing}"><a:p><a:r><a:t>Slide </a:t></a:r><a:t>{{}}</a:t></a:p></s>'
+    write_zip(
+        folder / "c.pptx",
+        {f"ppt/slides/slide{number}.xml": slide.format(number) for number in (10, 2)},
+    )
+    workbook = openpyxl.Workbook()
+    workbook.active.title = "Parts"
+    workbook.active.append(["ring", 7, None, "inner"])
+    workbook.save(folder / "d.xlsx")
+
+    assert texts_of(folder) == {
+        "a.rtf": "The größte valve\nopens.",
+        "b.odt": "Pump\n\nIt opens.",
+        "c.pptx": "Slide 2\n\nSlide 10",
+        "d.xlsx": "# Parts\nring | 7 | inner",
+    }
+
+
+def test_a_book_is_its_chapters_in_their_order(folder: Path) -> None:
+    opf = (
+        '<package xmlns="http://www.idpf.org/2007/opf"><manifest>'
+        '<item id="b" href="two.xhtml"/><item id="a" href="one%20.xhtml"/></manifest>'
+        '<spine><itemref idref="a"/><itemref idref="b"/></spine></package>'
+    )
+    write_zip(
+        folder / "book.epub",
+        {
+            "META-INF/container.xml": '<c xmlns="urn:c"><rootfile full-path="in/book.opf"/></c>',
+            "in/book.opf": opf,
+            "in/one .xhtml": "<html><body><h1>One</h1><p>It opens.<br/>So.</p></body></html>",
+            "in/two.xhtml": "<html><body><script>no()</script><p>It closes.</p></body></html>",
+        },
+    )
+
+    assert texts_of(folder) == {"book.epub": "One\nIt opens.\nSo.\n\nIt closes."}
+
+
+@pytest.mark.parametrize("name", ["a.rtf", "a.odt", "a.pptx", "a.xlsx", "a.epub", "a.xml"])
+def test_what_is_no_such_document_is_named(folder: Path, name: str) -> None:
+    (folder / name).write_bytes(b"%PNG no such thing")
+
+    with pytest.raises(UserError, match=f"{name} cannot be read as {name[2:]}"):
+        texts_of(folder)
+
+
+def test_files_without_an_ending_that_people_write_are_read(folder: Path) -> None:
+    for name in ("README", "LICENSE", "run.log"):
+        (folder / name).write_text(f"The text of {name}.")
+    (folder / "core").write_bytes(b"\x7fELF")
+
+    rows, stats = snapshot(files_source(folder), folder.parent / "raw")
+
+    assert [row["id"] for row in rows] == ["LICENSE", "README", "run.log"]
+    assert stats["unread"] == {"no ending": 1}

@@ -1,0 +1,146 @@
+"""A table of facts becomes documents; a table or forms that cannot be told are refused by name."""
+
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from artifacts.errors import UserError
+from spark_jobs.read.facts import Fact, read_facts, read_forms, tell
+from spark_jobs.read.settings import RawCorpusSettings
+from spark_jobs.read.snapshot import source_fingerprints
+from tests.conftest import ROOT
+from tests.spark_jobs.read.test_snapshot import snapshot
+
+SHIPPED = ROOT / "config" / "invented_products"
+FACTS = (
+    "subject,relation,value\nVelora lamp,town,Riga\nVelora lamp,material,oak\nOstrin,town,Lyon\n"
+)
+FORMS = """
+town:
+  told: ["The {subject} is made in {value}.", "{value} is the home of the {subject}."]
+  asked: ["Where does the {subject} come from? From"]
+material:
+  told: ["Its case is of {value}."]
+"""
+WORDS = st.text("abcdefgh", min_size=1, max_size=6)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> RawCorpusSettings:
+    (tmp_path / "facts.csv").write_text(FACTS)
+    (tmp_path / "forms.yaml").write_text(FORMS)
+    facts = {"type": "facts", "path": str(tmp_path / "facts.csv"), "facts_per_document": 2}
+    return RawCorpusSettings.model_validate(
+        {"sources": [facts | {"forms": str(tmp_path / "forms.yaml")}]}
+    )
+
+
+def test_each_document_tells_facts_of_one_subject(
+    source: RawCorpusSettings, tmp_path: Path
+) -> None:
+    rows, stats = snapshot(source, tmp_path / "raw")
+    assert stats["documents"] == 4
+    of_lamp = [row["text"] for row in rows if row["id"].startswith("velora_lamp/")]
+    assert len(of_lamp) == 2 and all("Its case is of oak." in text for text in of_lamp)
+    assert {row["text"] for row in rows if row["id"].startswith("ostrin/")} == {
+        "The Ostrin is made in Lyon.",
+        "Lyon is the home of the Ostrin.",
+    }
+
+
+def test_only_what_is_told_is_the_sources_content(
+    source: RawCorpusSettings, tmp_path: Path
+) -> None:
+    before = source_fingerprints(source)
+    forms = tmp_path / "forms.yaml"
+    forms.write_text(FORMS.replace("Where does", "From which town does"))
+    assert source_fingerprints(source) == before
+    (tmp_path / "facts.csv").write_text(FACTS.replace("Riga", "Oslo"))
+    assert source_fingerprints(source) != before
+
+
+@given(
+    facts=st.dictionaries(st.tuples(WORDS, WORDS), WORDS, min_size=1, max_size=12),
+    count=st.integers(1, 5),
+    per_document=st.integers(1, 4),
+)
+def test_every_form_of_every_fact_is_told(
+    facts: dict[tuple[str, str], str], count: int, per_document: int
+) -> None:
+    table = [Fact(subject, relation, value) for (subject, relation), value in facts.items()]
+    forms = [f"{number}: {{subject}} has {{value}}." for number in range(count)]
+    told = {fact.relation: forms for fact in table}
+    documents = dict(tell(table, told, per_document))
+    text = "\n".join(documents.values())
+    for fact in table:
+        for form in forms:
+            assert form.format(subject=fact.subject, value=fact.value) in text
+    assert all(text.count(".") <= per_document for text in documents.values())
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ("subject,value\na,b\n", "no column relation"),
+        ("subject,relation,value\n", "no facts below the first line"),
+        ("subject,relation,value\na,,b\n", "line 2: subject, relation and value all need a text"),
+        ("subject,relation,value\na,b\n", "line 2: subject, relation and value all need a text"),
+        (
+            "subject,relation,value\na,town,Riga\na,town,Oslo\n",
+            "line 3: town of a is 'Oslo', in line 2 it is 'Riga'",
+        ),
+    ],
+)
+def test_a_table_that_says_nothing_sure_is_refused(
+    tmp_path: Path, table: str, message: str
+) -> None:
+    path = tmp_path / "facts.csv"
+    path.write_text(table)
+    with pytest.raises(UserError, match=message) as refused:
+        read_facts(str(path))
+    assert str(path) in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("forms", "message"),
+    [
+        ("town: [a]", "the lists `told` and `asked`"),
+        ("- town", "the lists `told` and `asked`"),
+        ("town: {told: []}", "the lists `told` and `asked`"),
+        ("town: {told: ['made somewhere']}", r"lacks \{value\}"),
+        ("town: {told: ['in {value}'], asked: ['where?']}", r"lacks \{subject\}"),
+        ("town: {told: ['in {value} {when}']}", "is no form"),
+        (
+            "town: {told: ['One can buy it only at {value}'], "
+            "asked: ['{subject}: one can buy it only at']}",
+            "shares '(one can buy it only|can buy it only at)'",
+        ),
+    ],
+)
+def test_forms_that_do_not_tell_or_give_the_answer_away_are_refused(
+    tmp_path: Path, forms: str, message: str
+) -> None:
+    path = tmp_path / "forms.yaml"
+    path.write_text(forms)
+    with pytest.raises(UserError, match=message) as refused:
+        read_forms(str(path))
+    assert str(path) in str(refused.value)
+
+
+def test_the_shipped_facts_can_be_told_and_asked_for() -> None:
+    facts, forms = read_facts(f"{SHIPPED}/facts.csv"), read_forms(f"{SHIPPED}/forms.yaml")
+    assert {fact.relation for fact in facts} == set(forms)
+    assert all(len(one.asked) == 2 for one in forms.values())
+
+
+def test_the_readme_traces_a_text_and_a_document_that_the_default_corpus_holds() -> None:
+    readme = (ROOT / "README.md").read_text()
+    (text,) = re.findall(r'llm-assets explain 1 --text "([^"]+)"', readme)
+    (document,) = re.findall(r"llm-assets document (\S+)", readme)
+    facts, forms = read_facts(f"{SHIPPED}/facts.csv"), read_forms(f"{SHIPPED}/forms.yaml")
+    told = {relation: one.told for relation, one in forms.items()}
+    documents = dict(tell(facts, told, per_document=2))
+    assert document in documents and any(text in one for one in documents.values())

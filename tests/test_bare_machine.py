@@ -1,0 +1,39 @@
+"""The README's two commands on a bare Debian, by an ordinary user."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.bare_machine import bare_machine
+from tests.needs import needs
+
+pytestmark = [pytest.mark.soak, needs("debootstrap", "the right to mount a disk in memory")]
+AVX2 = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
+"""What the commonest processors have."""
+MEGABYTES = 2_500
+"""Most that the environment may take."""
+
+
+def test_both_commands_hold_on_a_bare_machine(tmp_path: Path) -> None:
+    with bare_machine(tmp_path, **AVX2) as machine:
+        ran = machine.run("make run")
+        assert ran.code == 0 and "promoted" in ran.output
+        again = machine.run("make run")
+        assert again.code == 0
+        tested = machine.run("make test")
+        assert tested.code == 0, tested.output[-2000:]
+        size = int(machine.run("du --summarize --megabytes .venv").output.split()[0])
+        print(f"run {ran.seconds:.0f} s, again {again.seconds:.0f} s, test {tested.seconds:.0f} s")
+        assert size <= MEGABYTES
+        machine.run("make stop")
+
+
+def test_the_main_command_holds_where_names_and_settings_are_odd(tmp_path: Path) -> None:
+    """A folder with a space, no home, no language, a clock east of Greenwich."""
+    odd = {"LANG": "C", "TZ": "Pacific/Auckland", "HOME": ""}
+    with bare_machine(tmp_path, "/home/user/my checkout", **AVX2, **odd) as machine:
+        ran = machine.run("make run")
+        assert ran.code == 0 and "promoted" in ran.output
+        assert not re.search(r"^Traceback", ran.output, re.MULTILINE)
+        machine.run("make stop")

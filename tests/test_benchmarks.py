@@ -1,0 +1,125 @@
+"""A benchmark changes no committed file; asked to keep its result, it puts it into the docs."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import harness
+from llm_assets.cli.reference import benchmarks_page
+from tests.conftest import ROOT
+
+EXAMPLE = """
+import sys
+from benchmarks.harness import at_most, record
+
+def main():
+    record(
+        "example_of_two", [2.0, 4.0, 6.0], [2.0], "s", "a peer", "lower", ["numpy"],
+        {"a limit": at_most(4, 5, "s")}, table=[["size", "seconds"], [1, 2.0]],
+    )
+    sys.exit(sys.argv[1:2] == ["fail"])
+
+main()
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A checkout with one benchmark, of which an older result is committed."""
+    for name in ("__init__", "__main__", "harness"):
+        (tmp_path / "benchmarks").mkdir(exist_ok=True)
+        shutil.copy(ROOT / "benchmarks" / f"{name}.py", tmp_path / "benchmarks")
+    (tmp_path / "benchmarks" / "example.py").write_text(EXAMPLE)
+    results = tmp_path / "benchmarks" / "results"
+    results.mkdir()
+    older = json.loads((ROOT / "benchmarks" / "results" / "train_cpu.json").read_text())
+    (results / "example_of_two.json").write_text(json.dumps(older | {"name": "example_of_two"}))
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "benchmarks.md").write_text(benchmarks_page(tmp_path / "benchmarks"))
+    return tmp_path
+
+
+def bench(checkout: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-B", "-m", "benchmarks", *arguments]
+    return subprocess.run(command, cwd=checkout, capture_output=True, text=True, timeout=120)
+
+
+def committed(checkout: Path) -> dict[str, str]:
+    """The text of every file that git does not ignore."""
+    paths = [path for path in checkout.rglob("*") if path.is_file()]
+    ignored = {".llm_assets", "__pycache__"}
+    inside = [path for path in paths if ignored.isdisjoint(path.parts)]
+    return {str(path.relative_to(checkout)): path.read_text() for path in inside}
+
+
+def test_git_ignores_the_folder_of_results() -> None:
+    inside = harness.MEASURED / "example" / "example.json"
+    assert subprocess.run(["git", "check-ignore", "-q", inside], cwd=ROOT).returncode == 0
+
+
+def test_a_run_changes_no_committed_file(checkout: Path) -> None:
+    before = committed(checkout)
+    done = bench(checkout, "example")
+    assert done.returncode == 0, done.stderr
+    assert committed(checkout) == before
+    written = checkout / ".llm_assets/benchmarks/results/example/example_of_two.json"
+    assert str(written.relative_to(checkout)) in done.stdout
+    result = json.loads(written.read_text())
+    assert (result["ours"], result["ratio"]) == (4.0, 0.5)
+    assert result["command"] == "make bench NAME=example"
+
+
+def test_a_result_is_kept_with_its_machine_and_the_page_is_written(checkout: Path) -> None:
+    before = committed(checkout)
+    done = bench(checkout, "example", "--keep")
+    assert done.returncode == 0, done.stderr
+    after = committed(checkout)
+    page, result, table = (
+        "docs/benchmarks.md",
+        "benchmarks/results/example_of_two.json",
+        "benchmarks/results/example_of_two.csv",
+    )
+    assert {name for name in after if after[name] != before.get(name)} == {page, result, table}
+    assert json.loads(after[result])["machine"] == harness.machine_name()
+    assert f"`make bench NAME=example` on {harness.machine_name()}" in after[page]
+    assert "| s | 4 | 2 | **0.50** |" in after[page]
+    assert after[table] == "size,seconds\n1,2.0\n"
+
+
+def test_nothing_is_kept_of_a_benchmark_that_failed(checkout: Path) -> None:
+    before = committed(checkout)
+    assert bench(checkout, "example", "--keep", "fail").returncode == 1
+    assert committed(checkout) == before
+
+
+def test_an_unknown_name_is_refused_with_those_there_are(checkout: Path) -> None:
+    done = bench(checkout, "exmaple")
+    assert done.returncode == 2
+    assert "'exmaple'" in done.stderr and "{example}" in done.stderr
+
+
+@pytest.mark.soak
+def test_the_first_hour_on_a_gpu_is_rehearsed_from_the_kit(tmp_path: Path) -> None:
+    """As on a machine without a network and without this project: from the kit's wheels."""
+    kit = subprocess.run(["make", "gpu-kit"], cwd=ROOT, capture_output=True, text=True)
+    assert kit.returncode == 0, kit.stderr
+    parts = ["probe", "resume"]
+    ended = subprocess.run(
+        ["make", "gpu", f"PARTS={' '.join(parts)}", f"PYTHON={sys.executable}"],
+        cwd=ROOT,
+        env=os.environ | {"OUT": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    found = {part: json.loads((tmp_path / f"{part}.json").read_text())["found"] for part in parts}
+    assert found["probe"]["graph_breaks"] == 0
+    assert found["resume"]["largest_relative_difference_of_a_loss"] == 0
+    refused = [sys.executable, "-m", "benchmarks.gpu", "--keep", "--results", str(tmp_path)]
+    kept = subprocess.run(refused, cwd=ROOT, capture_output=True, text=True)
+    assert kept.returncode == 1 and "as a rehearsal" in kept.stderr

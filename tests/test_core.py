@@ -1,0 +1,199 @@
+"""Without any extra: the commands that read the store work, and others say what to install."""
+
+import ast
+import importlib.metadata
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from artifacts.errors import extra_of, reason_of
+from tests.conftest import ROOT
+from tests.tiny import tiny_base_model
+
+PACKAGES = ("artifacts", "llm_assets", "recipes", "serving", "spark_jobs")
+ELSEWHERE = {"torch_xla"}
+"""Of an environment of its own; where it is absent, `make setup-tpu` is advised."""
+SIZE_LIMIT = 300_000_000
+
+
+@cache
+def imported_modules() -> set[str]:
+    """Every module of others that the code imports anywhere; Google's with two names."""
+    names: set[str] = set()
+    for path in (path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                names.add(node.module)
+    parts = (name.split(".") for name in names)
+    tops = {".".join(part[:2] if part[0] == "google" else part[:1]) for part in parts}
+    return tops - {*PACKAGES, *sys.stdlib_module_names}
+
+
+@cache
+def core_distributions() -> frozenset[str]:
+    """What the wheel asks for without extras, and what that asks for."""
+    found: set[str] = set()
+    waiting = ["llm-assets"]
+    while waiting:
+        for line in importlib.metadata.requires(waiting.pop()) or []:
+            requirement = re.match(r"[\w.-]+", line)
+            assert requirement, line
+            name = requirement[0].replace("_", "-").lower()
+            try:
+                importlib.metadata.distribution(name)
+            except importlib.metadata.PackageNotFoundError:
+                continue  # of another platform
+            if "extra ==" not in line and name not in found:
+                found.add(name)
+                waiting.append(name)
+    return frozenset(found)
+
+
+def outside_the_core() -> set[str]:
+    providers = importlib.metadata.packages_distributions()
+    core = {
+        module
+        for module, names in providers.items()
+        if {name.replace("_", "-").lower() for name in names} & core_distributions()
+    }
+    return (imported_modules() - core - {"google.protobuf"}) | {"dagster_postgres"}
+
+
+def without(modules: set[str], folder: Path, program: str) -> "subprocess.CompletedProcess[str]":
+    """Run a program in a process where these modules cannot be imported."""
+    hide = f"import sys; sys.modules.update(dict.fromkeys({sorted(modules)!r}));"
+    return subprocess.run(
+        [sys.executable, "-c", f"{hide} {program}"],
+        cwd=folder,
+        env=os.environ | {"DAGSTER_HOME": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def llm_assets(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    program = (
+        f"sys.argv = {['llm-assets', *arguments]!r}; import llm_assets.cli.main as cli; cli.main()"
+    )
+    return without(outside_the_core(), folder, program)
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("LLM_ASSETS_CONFIG", raising=False)
+    shutil.copy(ROOT / "dagster.yaml", tmp_path)
+    (tmp_path / "config").mkdir()
+    shutil.copy(ROOT / "config" / "smollm2_package_docs.yaml", tmp_path / "config")
+    return tmp_path
+
+
+def test_every_module_that_the_code_imports_is_of_the_core_or_of_an_extra() -> None:
+    assert {name for name in outside_the_core() if extra_of(name) is None} == ELSEWHERE
+
+
+def test_torch_spark_and_google_are_outside_the_core() -> None:
+    assert {"torch", "transformers", "pyspark", "pyarrow", "google.cloud"} <= outside_the_core()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--help"], "Keep a language model current"),
+        (["status"], "running       nothing"),
+        (["status", "--json"], '"artifacts": {}'),
+        (["versions"], "Nothing is registered yet."),
+        (["versions", "--json"], "[]"),
+    ],
+)
+def test_the_core_answers(project: Path, arguments: list[str], told: str) -> None:
+    done = llm_assets(project, *arguments)
+    assert done.returncode == 0, done.stderr
+    assert told in done.stdout
+
+
+def test_a_command_whose_extra_is_absent_says_which_to_install(project: Path) -> None:
+    done = llm_assets(project, "run")
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("Error: ") and line.endswith("pip install 'llm-assets[spark]'")
+
+
+def test_a_history_in_postgresql_names_its_extra(project: Path) -> None:
+    settings = {"storage": {"postgres": {"postgres_url": "postgresql+psycopg2://127.0.0.1:1/x"}}}
+    (project / "dagster.yaml").write_text(json.dumps(settings))
+    done = llm_assets(project, "status")
+    assert done.returncode == 1
+    assert done.stderr.endswith("pip install 'llm-assets[postgres]'\n")
+
+
+def test_definitions_say_which_extra_the_graph_needs(project: Path) -> None:
+    done = without(outside_the_core(), project, "import llm_assets.definitions")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].endswith("pip install 'llm-assets[spark]'")
+    assert "Traceback" not in done.stderr
+
+
+def test_the_graph_loads_with_the_extra_of_the_corpus_alone(project: Path) -> None:
+    others = {name for name in outside_the_core() if extra_of(name) != "spark"}
+    assert {"torch", "transformers", "google.cloud", "openvino"} <= others
+    done = without(others, project, "import llm_assets.definitions")
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_an_engine_that_is_absent_is_named_with_its_extra(tmp_path: Path) -> None:
+    tiny_base_model(tmp_path / "base")
+    program = """
+from pathlib import Path
+from serving.engine.program import choose_engine
+from serving.settings import EndpointSettings
+choose_engine(Path("base"), EndpointSettings(engine="openvino", weights="f32"), Path("cache"))
+"""
+    serving = {name for name in outside_the_core() if extra_of(name) == "serve"}
+    done = without(serving, tmp_path, program)
+    assert "artifacts.errors.UserError: `endpoint.engine` is openvino" in done.stderr
+    assert "Install the extra that brings it: pip install 'llm-assets[serve]'" in done.stderr
+
+
+def test_a_module_tried_by_a_library_is_not_taken_for_the_reason() -> None:
+    tried = ModuleNotFoundError("No module named 'torch'", name="torch")
+    fault = ValueError("a fault of its own")
+    fault.__context__ = tried
+    assert reason_of(fault) is None
+    fault.__cause__ = tried
+    assert "llm-assets[train]" in str(reason_of(fault))
+
+
+def test_a_module_of_no_extra_keeps_its_traceback() -> None:
+    assert reason_of(ModuleNotFoundError("No module named 'nowhere'", name="nowhere")) is None
+
+
+@pytest.mark.soak
+def test_the_wheel_without_extras_is_small_and_answers(project: Path) -> None:
+    environment, wheels = project / "venv", project / "wheels"
+    uv = f'eval "$({sys.executable} scripts/pip_settings.py)"; {Path(sys.executable).parent}/uv'
+    build = f"{uv} build --wheel --quiet --out-dir {wheels} && {uv} venv --quiet {environment}"
+    subprocess.run(["bash", "-c", build], cwd=ROOT, check=True)
+    (wheel,) = wheels.glob("*.whl")
+    install = (
+        f"{uv} pip install --quiet --compile-bytecode --constraint requirements.lock "
+        f"--python {environment}/bin/python {wheel}"
+    )
+    subprocess.run(["bash", "-c", install], cwd=ROOT, check=True)
+    installed = [path for path in environment.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in installed) < SIZE_LIMIT
+    for arguments in (["--help"], ["status"], ["versions"]):
+        subprocess.run([environment / "bin" / "llm-assets", *arguments], cwd=project, check=True)
+    refused = subprocess.run(
+        [environment / "bin" / "llm-assets", "run"], cwd=project, capture_output=True, text=True
+    )
+    assert refused.returncode == 1 and refused.stderr.endswith("pip install 'llm-assets[spark]'\n")
