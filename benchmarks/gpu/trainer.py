@@ -93,7 +93,7 @@ class Bench:
 
 
 def measure(names: tuple[str, ...]) -> dict[str, Any]:
-    """Tokens a second, utilization and what a checkpoint costs, over whole and short documents."""
+    """Tokens per second, utilization and the cost of a checkpoint, over whole and short documents."""
     found = {}
     for name in names:
         for documents, tokens in (("whole", None), ("short", SHORT_DOCUMENT)):
@@ -149,7 +149,7 @@ def resume() -> dict[str, Any]:
 
 
 def change_one_at_a_time(name: str) -> dict[str, Any]:
-    """Tokens a second with one setting changed, beside those with none."""
+    """Tokens per second with one setting changed, beside those with none."""
     size = SIZES[name]
     found = {}
     with tempfile.TemporaryDirectory() as folder:
