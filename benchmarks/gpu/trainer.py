@@ -93,7 +93,7 @@ class Bench:
 
 
 def measure(names: tuple[str, ...]) -> dict[str, Any]:
-    """Tokens per second, utilization and the cost of a checkpoint, over whole and short documents."""
+    """Tokens per second, utilization and the cost of a checkpoint, whole and short documents."""
     found = {}
     for name in names:
         for documents, tokens in (("whole", None), ("short", SHORT_DOCUMENT)):
