@@ -87,7 +87,7 @@ def _read(url: str) -> bytes | None:
     return entry
 
 
-class Placed(NamedTuple):
+class CachedContent(NamedTuple):
     """Content in a file."""
 
     begin: int
@@ -96,7 +96,9 @@ class Placed(NamedTuple):
     """Of the content."""
 
 
-def place_cached(folder: str | None, key: str, make: Callable[[], bytes], url: str) -> Placed:
+def place_cached(
+    folder: str | None, key: str, make: Callable[[], bytes], url: str
+) -> CachedContent:
     """What `cached` gives, as a file that stays when the cache is cleaned.
 
     On one disk that is the entry itself, under a second name, so that nothing is written.
@@ -107,12 +109,12 @@ def place_cached(folder: str | None, key: str, make: Callable[[], bytes], url: s
         if folder:
             write_cached(folder, key, content)
         files.write(url, content, sync=False)
-        return Placed(0, hashlib.sha256(content).hexdigest())
+        return CachedContent(0, hashlib.sha256(content).hexdigest())
     sha256 = entry[:_DIGEST_BYTES].hex()
     if files.link(f"{folder}/{key}", url):
-        return Placed(_DIGEST_BYTES, sha256)
+        return CachedContent(_DIGEST_BYTES, sha256)
     files.write(url, memoryview(entry)[_DIGEST_BYTES:], sync=False)
-    return Placed(0, sha256)
+    return CachedContent(0, sha256)
 
 
 def cached_file(folder: str, key: str) -> tuple[Path, int] | None:

@@ -34,7 +34,12 @@ from benchmarks.harness import Check, at_most, record
 from benchmarks.memory import PeakMemory
 from benchmarks.synthetic_documents import DOCUMENTS_PER_PART, SyntheticPart
 from spark_jobs.clean.decide.by_spark import SparkDecider
-from spark_jobs.clean.decide.decider import Forgotten, Outcome, Run, write_duplicates
+from spark_jobs.clean.decide.decider import (
+    DecidedDocuments,
+    DecisionContext,
+    ForgottenTexts,
+    write_duplicates,
+)
 from spark_jobs.clean.decide.in_memory import InMemoryDecider
 from spark_jobs.runtime.scratch import scratch_folder
 from spark_jobs.runtime.session import local_conf, local_session, prepare_environment
@@ -103,7 +108,9 @@ def measure(decider: str, documents: int) -> dict[str, Any]:
         PeakMemory(FAMILY_SECONDS) as memory,
         _peak_heap(spark) as heap,
     ):
-        run = Run(spark, CleanCorpusSettings(), None, Forgotten(), scratch, _report)
+        run = DecisionContext(
+            spark, CleanCorpusSettings(), None, ForgottenTexts(), scratch, _report
+        )
         if decider == "in_memory":
             outcome = InMemoryDecider(run, list(parts)).decide([])
         else:
@@ -171,7 +178,7 @@ def _processor_seconds() -> float:
     return sum(sum(process.cpu_times()[:4]) for process in family)
 
 
-def _digest(outcome: Outcome, folder: Path) -> str:
+def _digest(outcome: DecidedDocuments, folder: Path) -> str:
     """A hash of all that was decided."""
     digest = hashlib.sha256()
     for listed in sorted(folder.glob("duplicates-*.parquet")):

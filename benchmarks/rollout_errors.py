@@ -16,7 +16,7 @@ import numpy as np
 from scipy.stats import fisher_exact, mannwhitneyu
 
 from benchmarks.harness import Check, at_least, at_most, record
-from serving.rollout import Evidence, Seen
+from serving.rollout import Evidence, TrafficSample
 from serving.settings import RolloutSettings
 
 ROLLOUTS = 300
@@ -46,13 +46,13 @@ class Version:
     deviation: float = 0.1
     """Of its bits from the evaluation's, as a multiple of what its weights' format explains."""
 
-    def answer(self, requests: int, load: float, random: np.random.Generator) -> Seen:
+    def answer(self, requests: int, load: float, random: np.random.Generator) -> TrafficSample:
         """What is seen of so many requests under a load."""
         failed = int(random.binomial(requests, self.failing))
         seconds = load * random.lognormal(0, self.noise, requests - failed)
         seconds[random.random(len(seconds)) < self.slow] *= self.times
         read = random.random() < 0.1
-        return Seen(
+        return TrafficSample(
             answered=requests - failed,
             failed=failed,
             seconds=seconds.tolist(),
@@ -62,7 +62,7 @@ class Version:
 
 def looks(
     new: Version, old: Version, random: np.random.Generator
-) -> Iterator[tuple[Seen, Seen, float]]:
+) -> Iterator[tuple[TrafficSample, TrafficSample, float]]:
     """What each look of a whole rollout sees of both versions, and the new one's share."""
     load = random.normal()
     for share in SETTINGS.steps:
@@ -90,7 +90,7 @@ def ours(new: Version, old: Version, random: np.random.Generator) -> int | None:
 
 def peer(new: Version, old: Version, random: np.random.Generator) -> int | None:
     """The same by plain tests at each look, each as if it were the only one."""
-    first, second = Seen(), Seen()
+    first, second = TrafficSample(), TrafficSample()
     for number, (seen, beside, _) in enumerate(looks(new, old, random)):
         first, second = first.then(seen), second.then(beside)
         if number % PEER_LOOKS or min(first.answered, second.answered) < SETTINGS.block:

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_jobs.clean.decide.decider import DOCUMENT_SCHEMA, DocumentPart, Forgotten
+from spark_jobs.clean.decide.decider import DOCUMENT_SCHEMA, DocumentPart, ForgottenTexts
 from spark_jobs.clean.prepare import PreparedPart, band_keys, bands_of, fixed_binary, signatures
 from spark_jobs.settings import CleanCorpusSettings
 from spark_jobs.text import mix, shingle, sum_words, text_hash
@@ -44,7 +44,7 @@ class SyntheticPart(DocumentPart):
         name = f"synthetic-{number}"
         return cls(PreparedPart(name, name, True), first=number * DOCUMENTS_PER_PART)
 
-    def read(self, forgotten: Forgotten) -> pa.Table:
+    def read(self, forgotten: ForgottenTexts) -> pa.Table:
         numbers = np.arange(self.first, self.first + DOCUMENTS_PER_PART)
         texts = make_texts(numbers)
         count = len(numbers)

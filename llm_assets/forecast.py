@@ -19,7 +19,7 @@ from recipes.evaluation.statistics import POWER, level, reach
 from recipes.model.base_model import POSITION_KEYS, BaseModelSettings, source_files
 from spark_jobs.read.document import EMPTY, EXAMPLES, judge_faults
 from spark_jobs.read.files.find import find_files
-from spark_jobs.read.opened import Unread
+from spark_jobs.read.opened import SkippedFiles
 from spark_jobs.read.settings import Files
 from spark_jobs.read.survey import survey
 
@@ -43,7 +43,7 @@ MASTER_BYTES, STATE_BYTES, SERVED_BYTES = 4, 12, 2
 
 
 @dataclass
-class Text:
+class TextEstimate:
     """What the sources hold, as a first look found it."""
 
     documents: float | None = 0.0
@@ -56,8 +56,8 @@ class Text:
     copies: float = 0.0
     short: float = 0.0
     faults: Counter[str] = field(default_factory=Counter)
-    unread: Unread = field(default_factory=Unread)
-    decoded: Unread = field(default_factory=Unread)
+    unread: SkippedFiles = field(default_factory=SkippedFiles)
+    decoded: SkippedFiles = field(default_factory=SkippedFiles)
     messages: list[str] = field(default_factory=list)
 
     @property
@@ -86,7 +86,9 @@ class Text:
         return told
 
 
-def look_at(settings: PipelineSettings, seconds: float | None, messages: int = EXAMPLES) -> Text:
+def look_at(
+    settings: PipelineSettings, seconds: float | None, messages: int = EXAMPLES
+) -> TextEstimate:
     """Read the files of the sources for so many seconds; other kinds of sources are not read.
 
     Args:
@@ -97,7 +99,7 @@ def look_at(settings: PipelineSettings, seconds: float | None, messages: int = E
         UserError: what a run would end with: a file that cannot be read, or more such documents
             than the source allows.
     """
-    text = Text()
+    text = TextEstimate()
     files = [one for one in settings.raw_corpus.sources if isinstance(one, Files)]
     if len(files) < len(settings.raw_corpus.sources):
         text.documents = None
@@ -131,7 +133,7 @@ def look_at(settings: PipelineSettings, seconds: float | None, messages: int = E
     return text
 
 
-def _merge(kept: Unread, one: Unread) -> None:
+def _merge(kept: SkippedFiles, one: SkippedFiles) -> None:
     for kind, count in one.counts.items():
         kept.counts[kind] = kept.counts.get(kind, 0) + count
         kept.examples[kind] = [*kept.examples.get(kind, []), *one.examples[kind]]
@@ -168,7 +170,7 @@ def visible_gain(held_out: float, gate: GateSettings, measured: EvaluationSettin
     return margin + float(ndtri(POWER)) * error
 
 
-def describe_held_out(settings: PipelineSettings, text: Text) -> tuple[str, str | None]:
+def describe_held_out(settings: PipelineSettings, text: TextEstimate) -> tuple[str, str | None]:
     """What is held out, and with which gain that shows; or why that is too little to judge on."""
     if text.documents is None:
         return "", None

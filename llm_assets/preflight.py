@@ -16,7 +16,7 @@ from llm_assets.config import PipelineSettings
 from llm_assets.endpoint.folder import endpoint_folder
 from llm_assets.forecast import (
     Base,
-    Text,
+    TextEstimate,
     bytes_written,
     describe_base,
     describe_held_out,
@@ -40,7 +40,7 @@ RUN_SECONDS = 10.0
 class Preflight:
     """What is known of a run before it."""
 
-    text: Text
+    text: TextEstimate
     notes: list[str]
 
 
@@ -144,7 +144,7 @@ def _need_space(store: str, needed: float) -> None:
         )
 
 
-def _coverage(settings: PipelineSettings, text: Text) -> list[str]:
+def _coverage(settings: PipelineSettings, text: TextEstimate) -> list[str]:
     budget = settings.checkpoint.budget
     if budget.epochs or text.documents is None or not text.tokens:
         return []
@@ -173,7 +173,7 @@ def _tokens_per_second(settings: PipelineSettings) -> float | None:
     return trained.stats["tokens_per_second"] if trained else None
 
 
-def _held_out(settings: PipelineSettings, text: Text, is_judged: bool) -> list[str]:
+def _held_out(settings: PipelineSettings, text: TextEstimate, is_judged: bool) -> list[str]:
     """What is held out and the gain that shows; raises UserError where that is too little."""
     if split_before := _split_before(settings):
         return split_before

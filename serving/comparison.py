@@ -43,7 +43,7 @@ class JudgedDocument(BaseModel):
         return sum(len(window) - 1 for window in self.windows)
 
 
-class Comparison(BaseModel):
+class EngineComparison(BaseModel):
     """An engine's bits beside the evaluation's."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -76,7 +76,7 @@ class Comparison(BaseModel):
 
 def compared(
     documents: Sequence[JudgedDocument], found: Sequence[float], weights: Weights
-) -> Comparison:
+) -> EngineComparison:
     """The comparison of documents with the bits that an engine found for each."""
     size = sum(document.bytes for document in documents)
     differences = [
@@ -87,7 +87,7 @@ def compared(
         for bits, document in zip(found, documents, strict=True)
     ]
     largest = max(differences)
-    return Comparison(
+    return EngineComparison(
         documents=len(documents),
         evaluated=sum(document.bits for document in documents) / size,
         served=sum(found) / size,

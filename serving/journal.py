@@ -25,7 +25,7 @@ _KEY_NAME = "key"
 
 
 @dataclass(frozen=True)
-class Entry:
+class JournalEntry:
     """One answer."""
 
     request: str
@@ -69,7 +69,7 @@ class Journal:
             for index, (one, answer) in enumerate(zip(asked, answers, strict=True)):
                 prompt = _prompt_text(one)
                 texts = (prompt, answer) if settings.keep == "text" else ()
-                entry = Entry(*common, index, _hash(key, prompt), _hash(key, answer), *texts)
+                entry = JournalEntry(*common, index, _hash(key, prompt), _hash(key, answer), *texts)
                 lines += json.dumps(asdict(entry)) + "\n"
             with open(self._folder / f"{self._day}.jsonl", "a", opener=_open_private) as file:
                 file.write(lines)
@@ -84,7 +84,7 @@ def _prompt_text(asked: GenerateRequest) -> str:
     return json.dumps(turns or asked.prompt, ensure_ascii=False)
 
 
-def find_entries(state_folder: Path, request: str, days: float) -> list[Entry]:
+def find_entries(state_folder: Path, request: str, days: float) -> list[JournalEntry]:
     """The answers to a request, oldest first; none where it is unknown or older than some days."""
     folder, today, found = state_folder / FOLDER, datetime.now(UTC).date(), []
     expired = set(_expired(folder, days, today))
@@ -92,12 +92,12 @@ def find_entries(state_folder: Path, request: str, days: float) -> list[Entry]:
         # The last line of a killed server may be half a line.
         for line in file.read_text(errors="replace").split("\n")[:-1]:
             with suppress(ValueError, TypeError):
-                entry = Entry(**json.loads(line))
+                entry = JournalEntry(**json.loads(line))
                 found += [entry] if entry.request == request else []
     return found
 
 
-def is_answer(state_folder: Path, entry: Entry, text: str) -> bool:
+def is_answer(state_folder: Path, entry: JournalEntry, text: str) -> bool:
     """Whether a text is, to the letter, the answer that an entry is about."""
     return secrets.compare_digest(_hash(_read_key(state_folder / FOLDER), text), entry.answer_hash)
 

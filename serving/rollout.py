@@ -35,7 +35,7 @@ longer, and an engine that is seldom asked finds its caches cold."""
 
 
 @dataclass
-class Seen:
+class TrafficSample:
     """What was seen of one side of the traffic since it was looked at before."""
 
     answered: int = 0
@@ -56,9 +56,9 @@ class Seen:
         """All of them."""
         return self.answered + self.failed + self.undecided + self.waiting
 
-    def then(self, later: "Seen") -> "Seen":
+    def then(self, later: "TrafficSample") -> "TrafficSample":
         """Both together."""
-        return Seen(
+        return TrafficSample(
             self.answered + later.answered,
             self.failed + later.failed,
             later.waiting,
@@ -133,9 +133,9 @@ class Evidence:
         self._failures, self._deviations = Bets(), Bets()
         self._even = Slowness(settings.tolerated_slowdown, settings.block)
         self._uneven = Slowness(UNEVEN_SLOWDOWN, settings.block)
-        self._new, self._old = Seen(), Seen()
+        self._new, self._old = TrafficSample(), TrafficSample()
 
-    def add(self, new: Seen, old: Seen, share: float) -> None:
+    def add(self, new: TrafficSample, old: TrafficSample, share: float) -> None:
         """Take what was seen since the last time.
 
         Args:
@@ -227,7 +227,7 @@ class Traffic(Protocol):
         With a share of 0 it gets copies of all requests, and its answers are dropped.
         """
 
-    async def observe(self) -> tuple[Seen, Seen]:
+    async def observe(self) -> tuple[TrafficSample, TrafficSample]:
         """What was seen of the new version and of the old ones since the look or the share before.
 
         Raises:
@@ -293,7 +293,7 @@ async def _watch_step(
     given = f"{share:.0%} of the traffic" if share else "copies of all requests"
     report(f"version {traffic.version} gets {given}")
     started = monotonic()
-    new, old = Seen(), Seen()
+    new, old = TrafficSample(), TrafficSample()
     while True:
         await asyncio.sleep(WATCH_SECONDS)
         seen = await traffic.observe()

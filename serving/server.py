@@ -27,7 +27,7 @@ from serving.journal import Journal
 from serving.logs import LogHandler, log
 from serving.rollout import RolledBack, roll_out
 from serving.settings import bearer_token
-from serving.state import Desired, Outcome, Phase, State, StateFile, StateFolder, Status
+from serving.state import Desired, Phase, RolloutOutcome, State, StateFile, StateFolder, Status
 from serving.supervisor import CANNOT_SERVE
 from serving.traffic import EngineTraffic
 
@@ -47,7 +47,7 @@ class Server:
         before = state.status.read()
         self._after_crash = before is not None and before.phase not in ("stopped", "failed")
         self._supervisor = os.getppid()
-        self._outcome: Outcome | None = None
+        self._outcome: RolloutOutcome | None = None
         self._phase: Phase = "starting"
         self._changed = asyncio.Event()
         self._address = ("", 0)
@@ -139,7 +139,7 @@ class Server:
             for route in routes:
                 route.engine.desired = wanted
             self._keep(self._state.good, wanted)
-        self._outcome = Outcome(
+        self._outcome = RolloutOutcome(
             version=wanted.version,
             fingerprint=wanted.fingerprint,
             succeeded=fault is None,

@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from artifacts.leases import process_started
 from artifacts.storage import files
 from artifacts.storage.files import make_private
-from serving.comparison import Comparison, JudgedDocument
+from serving.comparison import EngineComparison, JudgedDocument
 from serving.settings import EndpointSettings
 
 RESTART_SECONDS = (0.0, 1.0, 5.0, 15.0)
@@ -82,11 +82,11 @@ class RouteStatus(OfVersion):
     restarts: int
     engine: str = ""
     """Which one computes, and why that one."""
-    comparison: Comparison | None = None
+    comparison: EngineComparison | None = None
     """With the evaluation; None where nothing was judged."""
 
 
-class Outcome(OfVersion):
+class RolloutOutcome(OfVersion):
     """How the newest change of version ended."""
 
     succeeded: bool
@@ -110,7 +110,7 @@ class Status(BaseModel):
     """By which it works now."""
     phase: Phase
     routes: list[RouteStatus] = []
-    outcome: Outcome | None = None
+    outcome: RolloutOutcome | None = None
     updated_at: datetime = Field(default_factory=lambda: datetime.now(UTC))
 
     @property

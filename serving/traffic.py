@@ -9,11 +9,11 @@ from itertools import compress
 from time import monotonic
 
 from serving.api.dispatcher import Route, Router
-from serving.comparison import LIMITS, Comparison, JudgedDocument, compared
+from serving.comparison import LIMITS, EngineComparison, JudgedDocument, compared
 from serving.engine.process import EngineProcess
 from serving.engine.protocol import EngineLost, GenerateRequest, Refused
 from serving.logs import log, tail
-from serving.rollout import CanaryFailed, Seen
+from serving.rollout import CanaryFailed, TrafficSample
 from serving.settings import EndpointSettings, Weights
 
 PROBE_TOKENS = 2
@@ -69,7 +69,7 @@ class EngineTraffic:
         for route in self._old:
             route.share = (1.0 - share) / len(self._old)
 
-    async def observe(self) -> tuple[Seen, Seen]:
+    async def observe(self) -> tuple[TrafficSample, TrafficSample]:
         if not self._new.ready.is_set() or self._new.restarts:
             # A request that kills any engine is tried on the old version after the new one, and
             # must not decide: once both have died, only what one of them alone answers counts.
@@ -119,7 +119,7 @@ class EngineTraffic:
 
 async def compare(
     engine: EngineProcess, documents: Sequence[JudgedDocument], weights: Weights
-) -> Comparison:
+) -> EngineComparison:
     """Ask an engine how likely every token of what was judged is.
 
     Raises:
@@ -176,9 +176,9 @@ async def probe(engine: EngineProcess, settings: EndpointSettings) -> None:
         raise EngineLost("the probe got no answer")
 
 
-def _look(routes: list[Route]) -> Seen:
+def _look(routes: list[Route]) -> TrafficSample:
     """What was seen of routes together since the last look."""
-    seen = Seen()
+    seen = TrafficSample()
     for route in routes:
         one = route.look()
         seen = replace(seen.then(one), waiting=seen.waiting + one.waiting)

@@ -21,7 +21,7 @@ from spark_jobs.runtime.parquet import find_parts, read_table
 
 
 @dataclass(frozen=True)
-class Merged:
+class DroppedCopy:
     """A document that was dropped for a survivor."""
 
     id: str
@@ -56,7 +56,7 @@ class DocumentStory:
     """The survivor's, and so are split and text."""
     split: str
     text_hash: str
-    merged: list[Merged]
+    merged: list[DroppedCopy]
     """The cluster's dropped documents."""
     repeated: list[RepeatedSpan]
     """The survivor's spans that stand in other documents first, where they were looked for."""
@@ -111,7 +111,7 @@ def explain_document(
     kept = _clean_row(clean_corpus, survivor, identifier)
     members = find_duplicates(clean_corpus, "survivor", pa.array([survivor])).to_pylist()
     merged = [
-        Merged(row["id"], row["reason"], row["similarity"], row["neighbor"]) for row in members
+        DroppedCopy(row["id"], row["reason"], row["similarity"], row["neighbor"]) for row in members
     ]
     occurrences: list[Occurrence] = []
     overlap = None

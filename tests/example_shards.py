@@ -16,7 +16,7 @@ from spark_jobs.read.settings import ExampleColumns
 from spark_jobs.settings import TokenizedShardsSettings
 from spark_jobs.tokenize.examples import ExampleTokenizer, TokenizedExample
 from spark_jobs.tokenize.job import PACKING_OF
-from spark_jobs.tokenize.shards import SENT_SCHEMA, Plan, write_documents
+from spark_jobs.tokenize.shards import SENT_SCHEMA, ShardPlan, write_documents
 from spark_jobs.tokenize.survey import Mixing
 from spark_jobs.tokenize.tokenizer import TokenizerFiles, load_tokenizer
 from tests.tiny import tiny_shards
@@ -42,7 +42,7 @@ def write_shards(
     """Write tokenized examples of a form; of labeled ones, with how many each class has."""
     counts = label_counts or {}
     end = files.start_and_end(None, None)[1]
-    plan = Plan(
+    plan = ShardPlan(
         output=str(folder),
         sequence_length=settings.row_tokens(form),
         packing=PACKING_OF.get(form, "concatenate"),
@@ -106,7 +106,7 @@ def _example(row: dict[str, Any], task: Task) -> Example:
     return read_example(found)
 
 
-def _exchanged(example: NumberedExample, plan: Plan) -> dict[str, Any]:
+def _exchanged(example: NumberedExample, plan: ShardPlan) -> dict[str, Any]:
     """An example as a row of SENT_SCHEMA."""
     name, found = str(example.number), example.tokenized
     return {

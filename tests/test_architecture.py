@@ -39,3 +39,14 @@ def test_each_arrow_between_rooms_is_an_import() -> None:
     arrows = list(drawn())
     assert len(arrows) > 40
     assert [arrow for arrow in arrows if arrow[2] not in imports(*arrow[:2])] == []
+
+
+def test_each_class_name_has_one_meaning() -> None:
+    places: dict[str, list[str]] = {}
+    for package in ("artifacts", "llm_assets", "recipes", "serving", "spark_jobs"):
+        for path in (ROOT / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.ClassDef):
+                    places.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    assert len(places) > 400
+    assert {name: paths for name, paths in places.items() if len(paths) > 1} == {}

@@ -68,14 +68,14 @@ MOST_COMPONENTS = 32
 
 
 @dataclass(frozen=True)
-class LocalFile:
+class FileToUpload:
     """A file to upload and what it contains."""
 
     path: Path
     entry: FileEntry
 
 
-def describe_folder(folder: Path) -> list[LocalFile]:
+def describe_folder(folder: Path) -> list[FileToUpload]:
     """Every file below a folder with its size and checksums, each read once."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     with ThreadPoolExecutor(PARALLEL_PARTS) as pool:
@@ -177,7 +177,7 @@ def crc32c_of(blocks: Iterator[bytes]) -> str:
     return base64.b64encode(checksum.digest()).decode()
 
 
-def _describe(path: Path, folder: Path) -> LocalFile:
+def _describe(path: Path, folder: Path) -> FileToUpload:
     import google_crc32c
 
     sha256, crc32c = hashlib.sha256(), google_crc32c.Checksum()
@@ -193,7 +193,7 @@ def _describe(path: Path, folder: Path) -> LocalFile:
         sha256=sha256.hexdigest(),
         crc32c=base64.b64encode(crc32c.digest()).decode(),
     )
-    return LocalFile(path, entry)
+    return FileToUpload(path, entry)
 
 
 def _send_small(filesystem: Any, paths: list[Path], folder: Path, target: str) -> None:
@@ -213,7 +213,7 @@ def _remote_checksums(filesystem: Any, folder: str) -> dict[str, str]:
     return {name[len(folder) + 1 :]: item["crc32c"] for name, item in found.items()}
 
 
-def _upload_parts(filesystem: Any, file: LocalFile, target: str, uploads_url: str) -> None:
+def _upload_parts(filesystem: Any, file: FileToUpload, target: str, uploads_url: str) -> None:
     uploads = filesystem._strip_protocol(uploads_url)
     folder = f"{uploads}/{file.entry.sha256}-{PART_BYTES}"
     present = _remote_checksums(filesystem, folder)
@@ -251,7 +251,7 @@ def _join(filesystem: Any, parts: list[str], target: str) -> None:
     filesystem.merge(target, parts)
 
 
-def _check_arrived(filesystem: Any, folder: str, files: list[LocalFile]) -> None:
+def _check_arrived(filesystem: Any, folder: str, files: list[FileToUpload]) -> None:
     present = _remote_checksums(filesystem, folder)
     for file in files:
         if present.get(file.entry.path) != file.entry.crc32c:

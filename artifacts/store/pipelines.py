@@ -14,7 +14,7 @@ from artifacts.store.identity import Identity, differences
 from artifacts.store.store import Artifact, Store, layout
 
 
-class Entry(BaseModel):
+class AssetPointer(BaseModel):
     """One artifact an asset has pointed to."""
 
     model_config = ConfigDict(extra="forbid")
@@ -28,8 +28,8 @@ class AssetHistory(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    current: Entry
-    previous: list[Entry] = Field(default_factory=list)
+    current: AssetPointer
+    previous: list[AssetPointer] = Field(default_factory=list)
 
 
 class RegistryMark(BaseModel):
@@ -114,7 +114,7 @@ class Pipeline:
             if before and before.current.fingerprint == artifact.fingerprint:
                 return None
             previous = [before.current, *before.previous] if before else []
-            entry = Entry(fingerprint=artifact.fingerprint, since=datetime.now(UTC))
+            entry = AssetPointer(fingerprint=artifact.fingerprint, since=datetime.now(UTC))
             history.assets[asset] = AssetHistory(current=entry, previous=previous)
             return history.model_dump_json(indent=2).encode()
 

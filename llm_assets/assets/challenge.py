@@ -12,7 +12,7 @@ from llm_assets.pipeline import PipelineResource
 from llm_assets.registry.base import Registry
 from llm_assets.registry.card import dollars_of, lineage, procedure, weights_fingerprint
 from llm_assets.registry.state import ModelEntry, ModelVersion
-from recipes.evaluation.settings import SCORES_NAME, TASK_SCORES_NAME, ModelSource, Question
+from recipes.evaluation.settings import SCORES_NAME, TASK_SCORES_NAME, GateQuestion, ModelSource
 from recipes.spec import MODEL_FOLDER
 from serving.settings import Weights
 
@@ -49,12 +49,12 @@ class Challenge:
         }
         return judge(scores, evaluation.stats, gate, **models, **self.asked())
 
-    def question(self, gate: GateSettings) -> Question | None:
+    def question(self, gate: GateSettings) -> GateQuestion | None:
         """What the evaluation measures held-out text for; None where an exam decides."""
         if gate.metric == "exam":
             return None
         chosen = gate.model_dump(include={"lifetime_error", "smallest_effect"})
-        return Question(look=self.look, readable=self.readable, **chosen)
+        return GateQuestion(look=self.look, readable=self.readable, **chosen)
 
 
 def open_challenge(

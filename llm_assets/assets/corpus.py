@@ -35,7 +35,7 @@ from spark_jobs.read import snapshot
 from spark_jobs.read.document import SCHEMA as RAW_SCHEMA
 from spark_jobs.read.files.streams import SourceChanged
 from spark_jobs.read.job import CHANGED
-from spark_jobs.read.opened import Unread
+from spark_jobs.read.opened import SkippedFiles
 from spark_jobs.read.plan import bytes_in_buckets, plan_tasks
 from spark_jobs.read.settings import RawCorpusSettings
 from spark_jobs.read.snapshot import compare_texts
@@ -150,9 +150,9 @@ def raw_corpus(
         stats = artifact.stats
         observe(context.instance, pipeline.settings, opened, stats["sources"])
         if unread := stats["unread"]:
-            context.log.warning(f"Not read: {Unread(unread, stats['unread_examples'])}")
+            context.log.warning(f"Not read: {SkippedFiles(unread, stats['unread_examples'])}")
         if encodings := stats["decoded"]:
-            told = Unread(encodings, stats["decoded_examples"])
+            told = SkippedFiles(encodings, stats["decoded_examples"])
             context.log.warning(f"Not in UTF-8, and decoded: {told}")
         for fault in stats["faults"]:
             context.log.warning(f"Set aside: {fault}")

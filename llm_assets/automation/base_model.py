@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict
 
 from artifacts.store.identity import hash_json
 from llm_assets.assets.stage import user_faults
-from llm_assets.automation.decision import Question, Wait, request_run
+from llm_assets.automation.decision import TextQuestion, Wait, request_run
 from llm_assets.automation.jobs import RETRAINING
 from llm_assets.automation.launched import BASE_MODEL_SENSOR, Runs, read_cursor
 from llm_assets.automation.notifications import tell_once
@@ -27,7 +27,7 @@ from recipes.model.base_model import BaseModelSettings, identify, source_files
 SECONDS = 10.0
 
 
-class Known(BaseModel):
+class BaseModelCursor(BaseModel):
     """What the sensor remembers, so that weights are read only when they may have changed."""
 
     model_config = ConfigDict(extra="forbid")
@@ -68,16 +68,16 @@ def build_base_model_sensor(
     return base_model_changed
 
 
-def _known(base: BaseModelSettings, cursor: str | None) -> Known | None:
+def _known(base: BaseModelSettings, cursor: str | None) -> BaseModelCursor | None:
     """What the files hold now; None of a model on the Hub, which is pinned."""
     if base.hub:
         return None
     state = [(path.name, *_state(path)) for path in source_files(base)]
     files = hashlib.sha256(repr(state).encode()).hexdigest()
-    known = read_cursor(Known, cursor)
+    known = read_cursor(BaseModelCursor, cursor)
     if known is not None and known.files == files:
         return known
-    return Known(files=files, identity=hash_json(identify(base)))
+    return BaseModelCursor(files=files, identity=hash_json(identify(base)))
 
 
 def _state(path: Path) -> tuple[int, int]:
@@ -86,7 +86,7 @@ def _state(path: Path) -> tuple[int, int]:
 
 
 def _decide(
-    context: SensorEvaluationContext, pipeline: PipelineResource, known: Known | None
+    context: SensorEvaluationContext, pipeline: PipelineResource, known: BaseModelCursor | None
 ) -> RunRequest | Wait:
     settings, base = pipeline.settings, pipeline.settings.base_model
     if settings.automation.new_base_model == "ignore":
@@ -106,7 +106,7 @@ def _decide(
             "so by itself.",
             is_alarm=True,
         )
-    question = Question(f"base-{known.identity}", None)
+    question = TextQuestion(f"base-{known.identity}", None)
     runs = Runs(context.instance, settings)
     return request_run(question, runs, datetime.now(UTC), BASE_MODEL_SENSOR)
 

@@ -29,7 +29,7 @@ from spark_jobs.read.snapshot import fingerprints_of, open_sources
 
 
 @dataclass(frozen=True)
-class Text:
+class TextSnapshot:
     """All sources at one moment."""
 
     fingerprints: dict[str, str]
@@ -56,12 +56,12 @@ def look(settings: PipelineSettings, store: Store) -> dict[str, OpenedSource]:
     return open_sources(settings.raw_corpus, apart=store.root, digests=digests)
 
 
-def text_of(opened: Mapping[str, OpenedSource]) -> Text:
+def text_of(opened: Mapping[str, OpenedSource]) -> TextSnapshot:
     """What sources hold together."""
     sizes: dict[str, int] = {}
     for source in opened.values():
         sizes.update(source.sizes)
-    return Text(fingerprints_of(opened), sizes, all(one.sizes for one in opened.values()))
+    return TextSnapshot(fingerprints_of(opened), sizes, all(one.sizes for one in opened.values()))
 
 
 class Surveys:
@@ -71,13 +71,13 @@ class Surveys:
         self._store = store
         self._folder = layout.automation(pipeline)
 
-    def write(self, text: Text) -> None:
+    def write(self, text: TextSnapshot) -> None:
         """Note a text's files; those that went before are noted already."""
         buffer = io.BytesIO()
         np.save(buffer, _as_array(text), allow_pickle=False)
         self._store.write_bytes(f"{self._folder}/{text.name}.npy", buffer.getvalue())
 
-    def changed_bytes(self, text: Text, before: str | None) -> int | None:
+    def changed_bytes(self, text: TextSnapshot, before: str | None) -> int | None:
         """Bytes of files that came or went since the text of a name; None where nobody knows."""
         content = self._store.read_bytes(f"{self._folder}/{before}.npy") if before else None
         if content is None:
@@ -89,7 +89,7 @@ class Surveys:
         return int(came["size"].sum() + went["size"].sum())
 
 
-def _as_array(text: Text) -> np.ndarray:
+def _as_array(text: TextSnapshot) -> np.ndarray:
     short = (hashlib.blake2b(digest.encode(), digest_size=8).digest() for digest in text.sizes)
     table = np.empty(len(text.sizes), [("digest", np.uint64), ("size", np.int64)])
     table["digest"] = np.frombuffer(b"".join(short), np.uint64)
@@ -112,7 +112,7 @@ class Wait:
 
 
 @dataclass(frozen=True)
-class Question:
+class TextQuestion:
     """What a text asks: is a model that knows it better than the one that is wanted?"""
 
     text: str
@@ -133,7 +133,7 @@ def ask(
     state: RegistryState,
     versions: Sequence[ModelVersion],
     settings: AutomationSettings,
-) -> Question | Wait:
+) -> TextQuestion | Wait:
     """The question that a text asks now, or why it asks none.
 
     Args:
@@ -142,7 +142,7 @@ def ask(
     """
     wanted = state.find("wanted")
     if wanted is None or not versions:
-        return Question(text, wanted.version if wanted else None)
+        return TextQuestion(text, wanted.version if wanted else None)
     for version in versions:
         if version.version == wanted.version:
             return Wait(f"Version {wanted.version}, which is wanted, knows this text.")
@@ -171,7 +171,7 @@ def ask(
             f"{judged[-1].summary}",
             is_alarm=True,
         )
-    return Question(text, wanted.version, 2 ** len(judged))
+    return TextQuestion(text, wanted.version, 2 ** len(judged))
 
 
 def _is_worth_more(judged: Sequence[Verdict], settings: AutomationSettings) -> bool:
@@ -180,7 +180,7 @@ def _is_worth_more(judged: Sequence[Verdict], settings: AutomationSettings) -> b
 
 
 def run_key(
-    question: Question,
+    question: TextQuestion,
     runs: Sequence[RunRecord],
     settings: AutomationSettings,
     now: datetime,
@@ -217,7 +217,7 @@ def run_key(
 
 
 def request_run(
-    question: Question,
+    question: TextQuestion,
     runs: Runs,
     now: datetime,
     launched_by: str,

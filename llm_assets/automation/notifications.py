@@ -28,7 +28,7 @@ from artifacts.errors import UserError
 from artifacts.progress import Report
 from artifacts.store.store import Store, layout
 from llm_assets.assets.stage import failure_reason, user_faults
-from llm_assets.automation.decision import Question, Wait, request_run
+from llm_assets.automation.decision import TextQuestion, Wait, request_run
 from llm_assets.automation.jobs import RETRAINING, training_config
 from llm_assets.automation.launched import QUALITY_SENSOR, Runs, read_cursor
 from llm_assets.config import PipelineSettings
@@ -106,7 +106,7 @@ def _failures(now: Requests, before: Requests | None, settings: PipelineSettings
 def _retrain(
     context: SensorEvaluationContext, settings: PipelineSettings, version: int
 ) -> RunRequest | Wait:
-    runs, question = Runs(context.instance, settings), Question("quality", version)
+    runs, question = Runs(context.instance, settings), TextQuestion("quality", version)
     config = training_config({"continue_from_champion": True})
     return request_run(question, runs, datetime.now(UTC), QUALITY_SENSOR, config)
 

@@ -20,9 +20,9 @@ from llm_assets.assets.sources import observe
 from llm_assets.assets.stage import user_faults
 from llm_assets.automation.base_model import build_base_model_sensor
 from llm_assets.automation.decision import (
-    Question,
     Surveys,
-    Text,
+    TextQuestion,
+    TextSnapshot,
     Wait,
     ask,
     look,
@@ -125,7 +125,7 @@ def _decide(
     context: SensorEvaluationContext,
     pipeline: PipelineResource,
     state: RegistryState,
-    text: Text,
+    text: TextSnapshot,
     cursor: Cursor,
     now: datetime,
 ) -> RunRequest | Wait:
@@ -149,7 +149,11 @@ def _decide(
 
 
 def _too_early(
-    pipeline: PipelineResource, text: Text, before: str | None, cursor: Cursor, now: datetime
+    pipeline: PipelineResource,
+    text: TextSnapshot,
+    before: str | None,
+    cursor: Cursor,
+    now: datetime,
 ) -> str | None:
     """Why the text is not trained on yet: it may go on changing, or too little of it is new."""
     settings = pipeline.settings
@@ -207,7 +211,7 @@ def _reconcile(
     ended = None if settings.platform != "local" else _ended(settings)
     if wanted == champion and ended is None:
         return Wait(f"Version {wanted.version} is wanted, and serves.")
-    question = Question(f"serve-{ended or len(state.history)}", wanted.version)
+    question = TextQuestion(f"serve-{ended or len(state.history)}", wanted.version)
     runs = Runs(context.instance, settings)
     return request_run(question, runs, now, ENDPOINT_SENSOR, is_limited=False)
 

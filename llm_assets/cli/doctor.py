@@ -7,7 +7,7 @@ from typing import Any
 from llm_assets.cli.session import Session
 from llm_assets.endpoint.folder import endpoint_folder
 from llm_assets.maintenance.examine import (
-    Finding,
+    StoreFault,
     check_artifacts,
     check_caches,
     check_editions,
@@ -30,14 +30,14 @@ class Examination:
     root: str
     artifacts: int
     """So many were read."""
-    findings: list[Finding]
+    findings: list[StoreFault]
 
     @property
-    def faults(self) -> list[Finding]:
+    def faults(self) -> list[StoreFault]:
         """The findings that are more than worth knowing."""
         return [finding for finding in self.findings if finding.is_fault]
 
-    def repair(self) -> list[Finding]:
+    def repair(self) -> list[StoreFault]:
         """Mend what can be mended; returns the faults that are left."""
         left = []
         for finding in self.faults:
@@ -56,7 +56,7 @@ class Examination:
         if not self.findings:
             yield f"{self.artifacts} artifacts checked in {self.root}: everything is in order."
 
-    def as_json(self, left: Sequence[Finding]) -> dict[str, Any]:
+    def as_json(self, left: Sequence[StoreFault]) -> dict[str, Any]:
         """The same as JSON values.
 
         Args:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from artifacts.errors import UserError
 from artifacts.progress import Report
 from llm_assets.cloud.settings import GoogleCloudSettings
-from llm_assets.pipes.failures import Backoff, Place, RetryPolicy, call_with_retries, explain
+from llm_assets.pipes.failures import Backoff, JobService, RetryPolicy, call_with_retries, explain
 
 REST_SECONDS = 30.0
 
@@ -160,7 +160,7 @@ class Vertex:
         """Google's words and what to do about them."""
         message = getattr(error, "message", None) or str(error)
         status = getattr(error, "code", None)
-        place = Place(
+        place = JobService(
             "Vertex AI",
             "aiplatform.googleapis.com",
             "roles/aiplatform.user",

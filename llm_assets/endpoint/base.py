@@ -24,7 +24,7 @@ from serving.state import Desired
 NOT_COMPARED = "not compared: the store has no evaluation of it on plain text"
 
 
-class Served(BaseModel):
+class LiveAddress(BaseModel):
     """An endpoint that answers."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -50,7 +50,9 @@ class ServingPlatform(ConfigurableResource, ABC):
     """Moves an endpoint to a model version."""
 
     @abstractmethod
-    def serve(self, settings: PipelineSettings, version: ModelVersion, report: Report) -> Served:
+    def serve(
+        self, settings: PipelineSettings, version: ModelVersion, report: Report
+    ) -> LiveAddress:
         """Have a version served, and return once it is; a version that is served stays as it is.
 
         Raises:
@@ -90,7 +92,9 @@ class ServingPlatform(ConfigurableResource, ABC):
 class LocalServingPlatform(ServingPlatform):
     """A server on this machine, which stays up after the run."""
 
-    def serve(self, settings: PipelineSettings, version: ModelVersion, report: Report) -> Served:
+    def serve(
+        self, settings: PipelineSettings, version: ModelVersion, report: Report
+    ) -> LiveAddress:
         store = Store(settings.store)
         desired = Desired(
             model_folder=Path(version.model_url),
@@ -103,7 +107,7 @@ class LocalServingPlatform(ServingPlatform):
         )
         endpoint = process.start(endpoint_folder(settings), desired, report)
         comparison, url = endpoint.route.comparison, endpoint.status.url
-        return Served(
+        return LiveAddress(
             url=url,
             predict_url=f"{url}/predict",
             changed=endpoint.changed,

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from artifacts.errors import MissingArtifact, UserError, materialize_command
 from artifacts.store.pipelines import Pipeline
 from llm_assets.config import PipelineSettings
-from llm_assets.endpoint.base import Served, ServingPlatform
+from llm_assets.endpoint.base import LiveAddress, ServingPlatform
 from llm_assets.registry.base import Registry
 from llm_assets.registry.card import verify_model
 from llm_assets.registry.state import ModelVersion
@@ -21,7 +21,7 @@ def serve_wanted(
     record: Pipeline,
     report: Report,
     by_person: bool = False,
-) -> tuple[ModelVersion, Served]:
+) -> tuple[ModelVersion, LiveAddress]:
     """Have the wanted version served; the champion is whichever serves in the end.
 
     Where nothing serves and the wanted version is damaged or cannot be started, the version that
@@ -80,7 +80,7 @@ def _serve_again(
     before: ModelVersion,
     fault: UserError,
     report: Report,
-) -> Served:
+) -> LiveAddress:
     """Serve the version before; where that fails too, the wanted one's fault is the message."""
     try:
         verify_model(record, before.model_url, weights=before.weights)

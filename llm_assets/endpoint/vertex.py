@@ -17,11 +17,19 @@ from llm_assets.cloud.jobs import dedicated_resources, engine_memory
 from llm_assets.cloud.settings import GoogleCloudSettings, load_cloud_settings
 from llm_assets.cloud.vertex import Vertex, open_session
 from llm_assets.config import PipelineSettings
-from llm_assets.endpoint.base import Served, ServingPlatform
+from llm_assets.endpoint.base import LiveAddress, ServingPlatform
 from llm_assets.endpoint.vertex_endpoint import VertexEndpoint
 from llm_assets.registry.state import ModelVersion
 from llm_assets.registry.vertex import VertexModelRegistry
-from serving.rollout import QUESTIONS, Bets, CanaryFailed, RolledBack, RolloutFailed, Seen, roll_out
+from serving.rollout import (
+    QUESTIONS,
+    Bets,
+    CanaryFailed,
+    RolledBack,
+    RolloutFailed,
+    TrafficSample,
+    roll_out,
+)
 from serving.settings import RolloutSettings
 from serving.vertex.context import longest_context
 
@@ -43,7 +51,7 @@ class VertexServingPlatform(ServingPlatform):
 
     def serve(
         self, settings: PipelineSettings, version: ModelVersion, report: Callable[[str], None]
-    ) -> Served:
+    ) -> LiveAddress:
         vertex = Vertex(load_cloud_settings(Path(self.cloud_config_path)), report)
         store = Store(settings.store)
         model = VertexModelRegistry(store, settings.name, vertex).resource_name(version.version)
@@ -62,7 +70,7 @@ class VertexServingPlatform(ServingPlatform):
                         f"Version {version.version} is not served: {error}\n{_who_serves(endpoint)}"
                     ) from error
         url = endpoint.predict_url() or PRIVATE
-        return Served(
+        return LiveAddress(
             url=url,
             predict_url=url,
             authorization=AUTHORIZATION,
@@ -156,7 +164,7 @@ class VertexTraffic:
             "service_account": settings.service_account,
             "enable_access_logging": True,
         }
-        self._new, self._old = Seen(), Seen()
+        self._new, self._old = TrafficSample(), TrafficSample()
         self._share = 0.0
         self._missing = Bets()
         """That the new version gives fewer answers than its share."""
@@ -201,9 +209,9 @@ class VertexTraffic:
         if shares != dict(found.traffic_split):
             self._endpoint.split(shares)
 
-    async def observe(self) -> tuple[Seen, Seen]:
+    async def observe(self) -> tuple[TrafficSample, TrafficSample]:
         # The next request is always under way, so a step does not end before both were seen.
-        self._new, self._old = Seen(waiting=1), Seen(waiting=1)
+        self._new, self._old = TrafficSample(waiting=1), TrafficSample(waiting=1)
         self._ask()
         if self._failures and self._missing.logarithm >= self._limit:
             raise CanaryFailed(

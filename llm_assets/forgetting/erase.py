@@ -35,7 +35,7 @@ from llm_assets.registry.state import RegistryState
 from recipes.evaluation.exam import QUESTIONS_NAME
 from recipes.evaluation.settings import QUESTION_FOLDERS, SAMPLES_NAME
 from spark_jobs.clean.decide.decider import find_duplicates
-from spark_jobs.clean.forgotten import Forgotten, ForgottenText
+from spark_jobs.clean.forgotten import ForgottenText, ForgottenTexts
 from spark_jobs.clean.history import read_history
 from spark_jobs.runtime.pinned import find_pinned, parts_of
 
@@ -46,7 +46,7 @@ Similar = Literal["drop", "keep"]
 """What a person decided of documents that hold a forgotten text."""
 
 
-class Decision(BaseModel):
+class ForgetDecision(BaseModel):
     """What somebody decided of a document, and why."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -59,7 +59,7 @@ class Decision(BaseModel):
         return f"{self.at:%Y-%m-%d} by {shown_in_line(self.by)} ({shown_in_line(self.reason)})"
 
 
-class ForgottenDocument(Decision):
+class ForgottenDocument(ForgetDecision):
     """A document that was forgotten; of its text a hash and a signature are kept."""
 
     id: str
@@ -77,7 +77,7 @@ class ForgottenDocument(Decision):
     that hold it are not looked for, as in lists of earlier versions of this program."""
     similar: Similar | None = None
     """None where nobody decided: what holds its text is dropped, as long as that is little."""
-    undone: Decision | None = None
+    undone: ForgetDecision | None = None
     """That it is wanted again."""
 
     def __str__(self) -> str:
@@ -125,7 +125,7 @@ class ForgottenList(BaseModel):
         """Hashes of the texts, each once."""
         return sorted({one.text_hash for one in self.active if one.text_hash})
 
-    def for_cleaning(self, folder: str = "") -> Forgotten:
+    def for_cleaning(self, folder: str = "") -> ForgottenTexts:
         """What cleaning leaves out, whose signatures lie in a folder."""
         signed = [one for one in self.active if one.signature and one.similar != "keep"]
         searched = {
@@ -133,7 +133,7 @@ class ForgottenList(BaseModel):
             for one in signed
             if (text := one.text_hash)
         }
-        return Forgotten(
+        return ForgottenTexts(
             ids=tuple(self.ids),
             texts=tuple(self.texts),
             searched=tuple(searched[text] for text in sorted(searched)),

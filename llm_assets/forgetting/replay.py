@@ -17,14 +17,14 @@ from llm_assets.registry.card import CHOSEN
 from llm_assets.registry.start import START_INPUT, find_record
 from llm_assets.registry.state import RegistryState
 from llm_assets.runners.training import Train, train_into
-from llm_assets.tracing.training_text import Run, lessons_of, runs_behind
+from llm_assets.tracing.training_text import TrainingRun, lessons_of, runs_behind
 from recipes.spec import MODEL_FOLDER, SPEC_NAME, TrainingSpec
 
 MASKED_INPUT = "masked"
 """Name of the masked texts' digest among a checkpoint's inputs."""
 
 
-def first_step(runs: Sequence[Run], texts: Sequence[str]) -> dict[str, int]:
+def first_step(runs: Sequence[TrainingRun], texts: Sequence[str]) -> dict[str, int]:
     """Checkpoint to the first step that was trained on one of the texts; others are left out."""
     found: dict[str, int] = {}
     for lessons in lessons_of(runs, texts).values():
@@ -57,7 +57,7 @@ def train_once_more(
 
 
 def replay(
-    store: Store, runs: Sequence[Run], texts: Sequence[str], train: Train, report: Report
+    store: Store, runs: Sequence[TrainingRun], texts: Sequence[str], train: Train, report: Report
 ) -> Artifact:
     """Make all runs from the first that met one of the texts on, the texts masked in place.
 
@@ -86,7 +86,7 @@ def replay(
 
 
 def _without(
-    store: Store, run: Run, texts: Sequence[str], start: Artifact | None
+    store: Store, run: TrainingRun, texts: Sequence[str], start: Artifact | None
 ) -> tuple[TrainingSpec, Identity]:
     """A run without the texts; `start` takes the place of the model that it started from."""
     before = _spec_of(store, run)
@@ -115,7 +115,7 @@ def _without(
 
 def _make(
     store: Store,
-    run: Run,
+    run: TrainingRun,
     spec: TrainingSpec,
     identity: Identity,
     step: int | None,
@@ -146,7 +146,7 @@ def _make(
     return artifact
 
 
-def _spec_of(store: Store, run: Run) -> TrainingSpec:
+def _spec_of(store: Store, run: TrainingRun) -> TrainingSpec:
     place = f"{layout.run(run.checkpoint)}/{SPEC_NAME}"
     content = store.read_bytes(place)
     if content is None:
@@ -165,7 +165,7 @@ def _seen(store: Store, spec: TrainingSpec) -> str | None:
     return find_record(store, checkpoint, name) or spec.seen
 
 
-def _check_inputs(spec: TrainingSpec, run: Run) -> None:
+def _check_inputs(spec: TrainingSpec, run: TrainingRun) -> None:
     needed = [f"{spec.base_model_folder}/config.json", *([spec.seen] if spec.seen else [])]
     needed.append(f"{spec.shards_folder}/{spec.shards.shards[0].name}.tokens")
     for url in needed:
@@ -177,7 +177,7 @@ def _check_inputs(spec: TrainingSpec, run: Run) -> None:
             )
 
 
-def _tell_start(run: Run, taken: int | None, step: int, steps: int, report: Report) -> None:
+def _tell_start(run: TrainingRun, taken: int | None, step: int, steps: int, report: Report) -> None:
     if taken is not None:
         report(
             f"{run.name} goes on from its checkpoint of step {taken}; step {step} met the text. "

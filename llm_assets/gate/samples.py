@@ -46,7 +46,7 @@ class SamplesVerdict(BaseModel):
 
 
 @dataclass(frozen=True)
-class Answer:
+class ScoredAnswer:
     """What a model made of a question."""
 
     question: str
@@ -165,8 +165,8 @@ def _metrics_of(row: dict[str, Any]) -> list[str]:
     return [name for name in row if name not in NO_METRICS]
 
 
-def _answers(rows: list[tuple[str, dict[str, Any]]], metric: str) -> dict[str, Answer]:
-    answers: dict[str, Answer] = {}
+def _answers(rows: list[tuple[str, dict[str, Any]]], metric: str) -> dict[str, ScoredAnswer]:
+    answers: dict[str, ScoredAnswer] = {}
     for place, row in rows:
         if metric not in row:
             raise UserError(
@@ -182,12 +182,15 @@ def _answers(rows: list[tuple[str, dict[str, Any]]], metric: str) -> dict[str, A
         question = str(row.get("doc_hash") or json.dumps(doc, sort_keys=True))
         # Questions that one document or fact is behind say so, as those of an exam do.
         cluster = str(doc["cluster"]) if isinstance(doc, dict) and "cluster" in doc else question
-        answers[name] = Answer(question, cluster, row[metric], place)
+        answers[name] = ScoredAnswer(question, cluster, row[metric], place)
     return answers
 
 
 def _same_questions(
-    candidate: Path, asked: dict[str, Answer], incumbent: Path, reference: dict[str, Answer]
+    candidate: Path,
+    asked: dict[str, ScoredAnswer],
+    incumbent: Path,
+    reference: dict[str, ScoredAnswer],
 ) -> None:
     ask_again = "Ask both models the same task with the same --limit."
     if not asked.keys() & reference.keys():
@@ -210,7 +213,7 @@ def _same_questions(
             )
 
 
-def _score(one: Answer, metric: str, unit: str | None) -> tuple[float, float]:
+def _score(one: ScoredAnswer, metric: str, unit: str | None) -> tuple[float, float]:
     """Bits of a text and its size, or the metric's value and one."""
     match one.value:
         case [int() | float() as likelihood, int() as size] if (

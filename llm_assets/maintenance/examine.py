@@ -38,7 +38,7 @@ from spark_jobs.clean.forgotten import read_signatures
 
 
 @dataclass(frozen=True)
-class Finding:
+class StoreFault:
     """Something that is wrong."""
 
     place: str
@@ -51,7 +51,7 @@ class Finding:
     """False for what is only worth knowing: something was deleted, and is made when asked for."""
 
 
-def check_artifacts(store: Store, names: Sequence[tuple[str, str]]) -> Iterator[Finding]:
+def check_artifacts(store: Store, names: Sequence[tuple[str, str]]) -> Iterator[StoreFault]:
     """Manifests, sizes and checksums of artifacts, given by kind and fingerprint.
 
     A folder without a manifest is no artifact, and no fault.
@@ -66,7 +66,7 @@ def check_artifacts(store: Store, names: Sequence[tuple[str, str]]) -> Iterator[
             faults = [str(error).split(". ")[0]]
         if faults:
             more = f", and {len(faults) - 1} more" if len(faults) > 1 else ""
-            yield Finding(
+            yield StoreFault(
                 place,
                 faults[0] + more,
                 f"moved to {layout.damaged(place)}; it is made again when it is needed",
@@ -106,7 +106,7 @@ ASSETS = ("raw_corpus", "clean_corpus", "tokenized_shards", "eval_metrics", *MOD
 """What versions stand on."""
 
 
-def check_record(record: Pipeline, registry: Registry) -> Iterator[Finding]:
+def check_record(record: Pipeline, registry: Registry) -> Iterator[StoreFault]:
     """Whether the record of current artifacts can be read and points to what there is or was."""
     store = record.store
     place = layout.pipeline_record(record.name)
@@ -114,7 +114,7 @@ def check_record(record: Pipeline, registry: Registry) -> Iterator[Finding]:
         history = record.history()
     except DamagedArtifact:
         remedy = f"moved to {layout.damaged(place)}; written again from what the versions stand on"
-        yield Finding(
+        yield StoreFault(
             place, "cannot be read", remedy, partial(_restore_record, record, registry, place)
         )
         return
@@ -128,10 +128,10 @@ def check_record(record: Pipeline, registry: Registry) -> Iterator[Finding]:
     if dead:
         names = ", ".join(sorted("/".join(name) for name in dead))
         fault = f"it names what is no longer there: {names}"
-        yield Finding(place, fault, "taken out of the record", partial(record.forget, dead))
+        yield StoreFault(place, fault, "taken out of the record", partial(record.forget, dead))
 
 
-def check_forgotten(store: Store, pipeline: str) -> Iterator[Finding]:
+def check_forgotten(store: Store, pipeline: str) -> Iterator[StoreFault]:
     """Whether the list of what was forgotten can be read, and the signatures of the texts."""
     place, folder = layout.forgotten(pipeline), layout.certificates(pipeline)
     try:
@@ -142,7 +142,7 @@ def check_forgotten(store: Store, pipeline: str) -> Iterator[Finding]:
         if certificates:
             remedy = f"written again from {len(certificates)} certificates; kept under damaged/"
             repair = partial(restore_list, store, pipeline)
-        yield Finding(place, "what was forgotten cannot be read", remedy, repair)
+        yield StoreFault(place, "what was forgotten cannot be read", remedy, repair)
         return
     for url in listed.for_cleaning(f"{store.root}/{folder}").signatures:
         try:
@@ -150,7 +150,7 @@ def check_forgotten(store: Store, pipeline: str) -> Iterator[Finding]:
         except DamagedArtifact:
             name = url.rpartition("/")[2]
             texts = sum(one.signature == name for one in listed.active)
-            yield Finding(
+            yield StoreFault(
                 f"{folder}/{name}",
                 "damaged or no longer there, so no corpus is made",
                 f"moved to damaged/; of its {texts} texts only exact copies are found from then on",
@@ -158,7 +158,7 @@ def check_forgotten(store: Store, pipeline: str) -> Iterator[Finding]:
             )
 
 
-def check_runs(store: Store, inventory: Inventory) -> Iterator[Finding]:
+def check_runs(store: Store, inventory: Inventory) -> Iterator[StoreFault]:
     """Checkpoints of trainings byte by byte, and whether their figures can be read."""
     again = "the training goes on from what is whole"
     for run in sorted(name for kind, name in inventory.folders if kind == layout.RUNS_FOLDER):
@@ -175,7 +175,7 @@ def check_runs(store: Store, inventory: Inventory) -> Iterator[Finding]:
                 yield _aside(store, f"{place}/{name}", "cannot be read", again)
 
 
-def check_caches(store: Store, inventory: Inventory) -> Iterator[Finding]:
+def check_caches(store: Store, inventory: Inventory) -> Iterator[StoreFault]:
     """Cached tables with the checksums of their pages; a damaged one is removed by mending."""
     for cached in inventory.cached:
         if not cached.path.endswith(".parquet"):
@@ -187,7 +187,7 @@ def check_caches(store: Store, inventory: Inventory) -> Iterator[Finding]:
                 for number in range(table.num_row_groups):
                     table.read_row_group(number)
         except (pa.ArrowException, OSError) as error:
-            yield Finding(
+            yield StoreFault(
                 cached.path,
                 f"cannot be read ({first_line(error)})",
                 "removed; a cache is filled again by the next run",
@@ -195,7 +195,7 @@ def check_caches(store: Store, inventory: Inventory) -> Iterator[Finding]:
             )
 
 
-def check_registry(store: Store, registry: Registry, pipeline: str) -> Iterator[Finding]:
+def check_registry(store: Store, registry: Registry, pipeline: str) -> Iterator[StoreFault]:
     """Whether the registry can be read and fits together, and its versions are what there is."""
     place = layout.registry(pipeline)
     try:
@@ -204,10 +204,14 @@ def check_registry(store: Store, registry: Registry, pipeline: str) -> Iterator[
         contradictions += _other_weights(store, registry.versions())
     except UserError as error:
         fault = first_line(error)
-        yield Finding(place, fault, "llm-assets restore-registry, or bring it back from a backup")
+        yield StoreFault(
+            place, fault, "llm-assets restore-registry, or bring it back from a backup"
+        )
         return
     for fault in contradictions:
-        yield Finding(place, fault, "bring it back from a backup; it was changed by another hand")
+        yield StoreFault(
+            place, fault, "bring it back from a backup; it was changed by another hand"
+        )
     current = _recorded(Pipeline(store, pipeline))
     behind: dict[tuple[str, str], list[Version]] = defaultdict(list)
     for version in versions:
@@ -219,10 +223,10 @@ def check_registry(store: Store, registry: Registry, pipeline: str) -> Iterator[
         numbers = ", ".join(str(version.number) for version in standing)
         if kind in MODELS and aliases and not store.exists(kind, fingerprint):
             fault = f"{name}, behind {' and '.join(sorted(aliases))}, is no longer there"
-            yield Finding(place, fault, f"made again while it is current: {make_command(kind)}")
+            yield StoreFault(place, fault, f"made again while it is current: {make_command(kind)}")
         elif fingerprint not in current and not _is_known(store, kind, fingerprint):
             fault = f"{name}, which versions {numbers} stand on, is gone with its manifest"
-            yield Finding(place, fault, "they are explained without it", is_fault=False)
+            yield StoreFault(place, fault, "they are explained without it", is_fault=False)
 
 
 def _other_weights(store: Store, versions: Iterable[ModelVersion]) -> Iterator[str]:
@@ -231,7 +235,7 @@ def _other_weights(store: Store, versions: Iterable[ModelVersion]) -> Iterator[s
             yield f"version {version.version} has the weights of another model than its own"
 
 
-def check_endpoint(registry: Registry, state_folder: Path) -> Iterator[Finding]:
+def check_endpoint(registry: Registry, state_folder: Path) -> Iterator[StoreFault]:
     """Whether the local endpoint, where it runs, serves the champion."""
     serves = process.status(state_folder)
     try:
@@ -240,14 +244,14 @@ def check_endpoint(registry: Registry, state_folder: Path) -> Iterator[Finding]:
         return  # What `check_registry` says of a registry that cannot be read is enough.
     if serves and champion and str(champion.version) not in {r.version for r in serves.routes}:
         served = ", ".join(route.version for route in serves.routes) or "nothing"
-        yield Finding(
+        yield StoreFault(
             layout.endpoint(state_folder.name),
             f"version {champion.version} is the champion, but the endpoint serves {served}",
             f"serve it: {make_command('endpoint')}",
         )
 
 
-def check_making(store: Store) -> Iterator[Finding]:
+def check_making(store: Store) -> Iterator[StoreFault]:
     """Notes of what is being made, which a backup of another tool may have brought back in part."""
     for name in store.list_folder(layout.MAKING_FOLDER):
         place = f"{layout.MAKING_FOLDER}/{name}"
@@ -255,10 +259,10 @@ def check_making(store: Store) -> Iterator[Finding]:
             Identity.model_validate_json(store.read_bytes(place) or b"")
         except ValidationError:
             removal = partial(files.remove, f"{store.root}/{place}")
-            yield Finding(place, "cannot be read", "removed; nobody is making it", removal)
+            yield StoreFault(place, "cannot be read", "removed; nobody is making it", removal)
 
 
-def check_editions(store: Store) -> Iterator[Finding]:
+def check_editions(store: Store) -> Iterator[StoreFault]:
     """Records of what was made."""
     for kind in store.list_folder(layout.EDITIONS_FOLDER):
         for name in store.list_folder(f"{layout.EDITIONS_FOLDER}/{kind}"):
@@ -269,7 +273,7 @@ def check_editions(store: Store) -> Iterator[Finding]:
                 yield _aside(store, place, "cannot be read", "written again by the next run")
 
 
-def check_retired(store: Store) -> Iterator[Finding]:
+def check_retired(store: Store) -> Iterator[StoreFault]:
     """The manifests that stayed of what retention removed."""
     for kind in sorted(store.list_folder(layout.RETIRED_FOLDER)):
         for fingerprint in sorted(store.list_folder(f"{layout.RETIRED_FOLDER}/{kind}")):
@@ -300,11 +304,11 @@ def _recorded(record: Pipeline) -> set[str | None]:
         return set()
 
 
-def _absent_current(store: Store, place: str, history: PipelineHistory) -> Iterator[Finding]:
+def _absent_current(store: Store, place: str, history: PipelineHistory) -> Iterator[StoreFault]:
     for asset, entries in history.assets.items():
         fingerprint = entries.current.fingerprint
         if not store.exists(asset, fingerprint):
-            yield Finding(
+            yield StoreFault(
                 place,
                 f"{asset} {fingerprint} is current and no longer there",
                 f"make it again: {make_command(asset)}",
@@ -319,9 +323,9 @@ def _is_known(store: Store, kind: str, fingerprint: str) -> bool:
         return True
 
 
-def _aside(store: Store, place: str, fault: str, then: str) -> Finding:
+def _aside(store: Store, place: str, fault: str, then: str) -> StoreFault:
     remedy = f"moved to {layout.damaged(place)}; {then}"
-    return Finding(place, fault, remedy, partial(store.set_aside, place))
+    return StoreFault(place, fault, remedy, partial(store.set_aside, place))
 
 
 def find_contradictions(state: RegistryState) -> Iterator[str]:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagster import PipesClientCompletedInvocation, PipesSession
 
-from llm_assets.pipes.failures import Place
+from llm_assets.pipes.failures import JobService
 from llm_assets.pipes.remote_job import RemoteJobPipesClient
 from llm_assets.pipes.service import (
     KEY_LABEL,
@@ -145,7 +145,7 @@ class DataprocBatches(RemoteService):
         region: str,
         batch: "Batch | Mapping[str, Any]",
     ) -> None:
-        self.place = Place(
+        self.place = JobService(
             service="Dataproc Serverless",
             api="dataproc.googleapis.com",
             role="roles/dataproc.editor",

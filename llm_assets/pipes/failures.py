@@ -28,7 +28,7 @@ class RemoteJobFailed(Failure):
 
 
 @dataclass(frozen=True)
-class Place:
+class JobService:
     """Where a job runs, as messages name it."""
 
     service: str
@@ -48,12 +48,12 @@ def is_resource_quota(message: str) -> bool:
     return bool(QUOTA.search(message)) and not RATE.search(message)
 
 
-def explain(message: str, status: int | None, place: Place) -> str:
+def explain(message: str, status: int | None, place: JobService) -> str:
     """Advice for an error's message and HTTP status; empty where there is none to give."""
     return _explain_message(message, place) or _explain_status(message, status, place)
 
 
-def _explain_message(message: str, place: Place) -> str:
+def _explain_message(message: str, place: JobService) -> str:
     project, region = place.project, place.region
     if DISABLED_API.search(message):
         return f"Enable the API: gcloud services enable {place.api} --project={project}"
@@ -90,7 +90,7 @@ def _explain_message(message: str, place: Place) -> str:
     return ""
 
 
-def _explain_status(message: str, status: int | None, place: Place) -> str:
+def _explain_status(message: str, status: int | None, place: JobService) -> str:
     project, region = place.project, place.region
     if status == 403:
         return (
@@ -114,7 +114,7 @@ def _explain_status(message: str, status: int | None, place: Place) -> str:
 
 
 def failure_of(
-    error: Exception, doing: str, place: Place, running: str | None = None
+    error: Exception, doing: str, place: JobService, running: str | None = None
 ) -> RemoteJobFailed:
     """The failure for an error that Google raised while `doing` something.
 
@@ -136,7 +136,7 @@ def failure_of(
 
 
 def failure_of_job(
-    text: str, detail: str, links: Mapping[str, str], name: str, place: Place
+    text: str, detail: str, links: Mapping[str, str], name: str, place: JobService
 ) -> RemoteJobFailed:
     """The failure of a job that ended badly.
 

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from dagster import AssetExecutionContext, OpExecutionContext, PipesSession
 
-from llm_assets.pipes.failures import Place, RetryPolicy
+from llm_assets.pipes.failures import JobService, RetryPolicy
 
 LONGEST_LABEL = 63
 LONGEST_KEY = 56
@@ -148,7 +148,7 @@ class AlreadyThere(Exception):
 class RemoteService(ABC):
     """One kind of job of one Google service; every method is one call or a few."""
 
-    place: Place
+    place: JobService
 
     @abstractmethod
     def find(self, key: str) -> list[RemoteJob]:

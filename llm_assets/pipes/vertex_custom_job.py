@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagster import PipesClientCompletedInvocation, PipesSession
 
-from llm_assets.pipes.failures import NO_MACHINES, Place
+from llm_assets.pipes.failures import NO_MACHINES, JobService
 from llm_assets.pipes.remote_job import RemoteJobPipesClient
 from llm_assets.pipes.service import (
     KEY_LABEL,
@@ -166,7 +166,7 @@ class VertexCustomJobs(RemoteService):
         region: str,
         custom_job: "CustomJob | Mapping[str, Any]",
     ) -> None:
-        self.place = Place(
+        self.place = JobService(
             service="Vertex AI",
             api="aiplatform.googleapis.com",
             role="roles/aiplatform.user",

@@ -126,7 +126,7 @@ class Copy:
 
 
 @dataclass(frozen=True)
-class Dropped:
+class DroppedDocuments:
     """What a clean corpus left out."""
 
     counts: dict[str, int]
@@ -141,7 +141,7 @@ class Dropped:
 
 def find_dropped(
     clean: Artifact, raw: Artifact | None, hidden: Collection[str], most: int
-) -> Dropped:
+) -> DroppedDocuments:
     """Look up what was dropped.
 
     Args:
@@ -163,7 +163,7 @@ def find_dropped(
         if reason not in (EXACT, NEAR)
     }
     similar = read_similar(clean.url)
-    return Dropped(clean.stats["dropped"], copies, examples, similar.to_pylist())
+    return DroppedDocuments(clean.stats["dropped"], copies, examples, similar.to_pylist())
 
 
 def compare(text: str | None, neighbor: str | None) -> tuple[Side | None, Side | None]:

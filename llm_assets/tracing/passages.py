@@ -28,7 +28,7 @@ from llm_assets.tracing.indexed import IndexedShard
 from llm_assets.tracing.training_text import (
     Lesson,
     Reader,
-    Run,
+    TrainingRun,
     find_tokenizer,
     lessons_of,
     runs_behind,
@@ -48,7 +48,7 @@ class Exposure:
     source: str
     split: str
     lessons: list[Lesson]
-    unknown: list[Run]
+    unknown: list[TrainingRun]
     """Runs whose record is gone."""
     passage: bool | None = None
     """Whether that was all of the text that was looked for in it; None where nobody knows, or the
@@ -119,7 +119,7 @@ def find_passages(store: Store, state: RegistryState, version: ModelVersion, tex
 
 
 def exposures(
-    runs: Sequence[Run],
+    runs: Sequence[TrainingRun],
     documents: Sequence[dict[str, Any]],
     passages: dict[str, bool] | None = None,
 ) -> list[Exposure]:
@@ -145,7 +145,7 @@ def exposures(
     ]
 
 
-def _corpus_of(store: Store, run: Run) -> str | None:
+def _corpus_of(store: Store, run: TrainingRun) -> str | None:
     """Fingerprint of the clean corpus that a run read, while that is known."""
     name = shards_of(store, run)
     shards = find_manifest(store, "tokenized_shards", name) if name else None
@@ -155,7 +155,7 @@ def _corpus_of(store: Store, run: Run) -> str | None:
 def _trained_passages(
     store: Store,
     version: ModelVersion,
-    runs: Sequence[Run],
+    runs: Sequence[TrainingRun],
     rows: dict[str, dict[str, Any]],
     words: Sequence[str],
 ) -> dict[str, bool]:
@@ -313,7 +313,7 @@ def _among(order: np.ndarray, values: np.ndarray, wanted: np.ndarray) -> Iterato
 
 
 @dataclass(frozen=True)
-class Place:
+class TokenPosition:
     """Where a stretch stands."""
 
     shard: IndexedShard
@@ -323,18 +323,18 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Found:
+class TextMatch:
     """A stretch of the text, and everywhere that it was trained on."""
 
     first: int
     length: int
     """Tokens of the text."""
-    places: list[Place]
+    places: list[TokenPosition]
 
 
 def find_stretches(
     shards: Sequence[IndexedShard], tokens: np.ndarray, records: Sequence[str], read: Reader
-) -> list[Found]:
+) -> list[TextMatch]:
     """The longest stretches, none inside another, longest first.
 
     Each place of a text is given in a row that was trained on, where that row is still there.
@@ -357,7 +357,7 @@ def find_stretches(
     every = every[np.argsort(every[:, 7], kind="stable")]
     # A place of a text counts once, in however many shards of the lineage the text lies.
     every = every[np.unique(every[:, :4], axis=0, return_index=True)[1]]
-    found: list[Found] = []
+    found: list[TextMatch] = []
     covered = np.zeros(len(tokens), np.int64)
     # A stretch begins no earlier and ends no later than one that holds it, and is shorter.
     for first, length in sorted({(int(f), int(n)) for f, n in every[:, :2]}, key=_longest_first):
@@ -367,8 +367,8 @@ def find_stretches(
             covered[first : first + length], first + length
         )
         same = every[(every[:, 0] == first) & (every[:, 1] == length)][:, 4:7]
-        places = [Place(shards[n], at, segment) for n, at, segment in sorted(same.tolist())]
-        found.append(Found(first, length, places))
+        places = [TokenPosition(shards[n], at, segment) for n, at, segment in sorted(same.tolist())]
+        found.append(TextMatch(first, length, places))
     return found
 
 

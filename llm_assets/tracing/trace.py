@@ -26,21 +26,21 @@ MOST_CHARACTERS = 100_000
 
 
 @dataclass(frozen=True)
-class Asked:
+class AnswerToTrace:
     """An answer to trace."""
 
     version: ModelVersion
     answer: str
 
 
-def answer_of_text(state: RegistryState, text: str, version: int | None) -> Asked:
+def answer_of_text(state: RegistryState, text: str, version: int | None) -> AnswerToTrace:
     """A text, taken as an answer of a version, or else of the one that serves."""
     if version is not None:
-        return Asked(state.get(version), text)
+        return AnswerToTrace(state.get(version), text)
     serving = state.find("champion") or state.find("wanted")
     if serving is None:
         raise UserError("No version is registered yet: make one with `llm-assets run`.")
-    return Asked(serving, text)
+    return AnswerToTrace(serving, text)
 
 
 def answers_to_request(
@@ -49,7 +49,7 @@ def answers_to_request(
     settings: JournalSettings,
     request: str,
     text: str | None,
-) -> list[Asked]:
+) -> list[AnswerToTrace]:
     """The answers to a request, as the endpoint kept them.
 
     Args:
@@ -81,7 +81,7 @@ def answers_to_request(
         if text is not None and not journal.is_answer(folder, entry, text):
             continue
         answer = text if entry.answer is None else entry.answer
-        asked.append(Asked(state.get(int(entry.version)), answer or ""))
+        asked.append(AnswerToTrace(state.get(int(entry.version)), answer or ""))
     if not asked:
         raise UserError(
             f"The text is not what the request {request!r} was answered with: its hash differs. "
@@ -91,7 +91,7 @@ def answers_to_request(
 
 
 @dataclass(frozen=True)
-class Stretch:
+class QuotedSpan:
     """A stretch of the answer that stands in training text."""
 
     start: int
@@ -105,7 +105,7 @@ class Stretch:
 
 
 @dataclass(frozen=True)
-class Near:
+class SimilarDocument:
     """A document that shares distinctive words with the answer."""
 
     score: float
@@ -121,9 +121,9 @@ class Trace:
     answer: str
     shortest: int
     """Tokens of the shortest stretch that was looked for."""
-    verbatim: list[Stretch]
+    verbatim: list[QuotedSpan]
     """Longest first, none inside another."""
-    near: list[Near]
+    near: list[SimilarDocument]
     """Best first."""
     documents: list[Exposure]
     """Those that hold the whole answer, white space apart, where no stretch was found."""
@@ -222,7 +222,7 @@ def _trace(text: TrainingText, answer: str, count: int) -> Trace:
     # Told of all at once, since records and licenses are looked up by it.
     sources = iter(text.describe([*parts, *text.beginnings([one.text for one in near])]))
     stretches = [
-        Stretch(
+        QuotedSpan(
             encoded.offsets[one.first][0],
             encoded.offsets[one.first + one.length - 1][1],
             one.length,
@@ -231,6 +231,6 @@ def _trace(text: TrainingText, answer: str, count: int) -> Trace:
         )
         for one in found
     ]
-    scored = [Near(one.score, source) for one, source in zip(near, sources, strict=True)]
+    scored = [SimilarDocument(one.score, source) for one, source in zip(near, sources, strict=True)]
     version = text.version.version
     return Trace(version, answer, SHORTEST, stretches, scored, [], len(tokens), text.missing)

@@ -39,7 +39,7 @@ _STRETCH_SCHEMA = pa.schema(
 
 
 @dataclass(frozen=True)
-class Run:
+class TrainingRun:
     """A training run behind a version."""
 
     checkpoint: str
@@ -60,7 +60,7 @@ class Run:
 class Lesson:
     """That a run was trained on a text."""
 
-    run: Run
+    run: TrainingRun
     steps: list[int]
     """Those whose weights' update it was part of, in order, counted from 1."""
     rows: list[int]
@@ -76,7 +76,7 @@ class Lesson:
         return f"{self.run.name} at {noun} {shown}{more} ({self.tokens:,} tokens)"
 
 
-def runs_behind(store: Store, state: RegistryState, version: ModelVersion) -> list[Run]:
+def runs_behind(store: Store, state: RegistryState, version: ModelVersion) -> list[TrainingRun]:
     """The runs that a version's weights went through, oldest first; none for a base model."""
     runs = []
     fingerprint: str | None = version.model_fingerprint
@@ -91,13 +91,13 @@ def runs_behind(store: Store, state: RegistryState, version: ModelVersion) -> li
     return runs[::-1]
 
 
-def all_runs(store: Store, state: RegistryState) -> list[Run]:
+def all_runs(store: Store, state: RegistryState) -> list[TrainingRun]:
     """The runs behind all registered versions, each once, those of older versions first."""
     runs = (run for version in state.versions for run in runs_behind(store, state, version))
     return list({run.checkpoint: run for run in runs}.values())
 
 
-def lessons_of(runs: Sequence[Run], text_hashes: Sequence[str]) -> dict[str, list[Lesson]]:
+def lessons_of(runs: Sequence[TrainingRun], text_hashes: Sequence[str]) -> dict[str, list[Lesson]]:
     """What the runs were trained on of each text, those that were not left out.
 
     Args:
@@ -109,7 +109,7 @@ def lessons_of(runs: Sequence[Run], text_hashes: Sequence[str]) -> dict[str, lis
 
 
 def lessons_by_text(
-    runs: Sequence[Run], texts: Sequence[int], read: Reader = read_trained
+    runs: Sequence[TrainingRun], texts: Sequence[int], read: Reader = read_trained
 ) -> dict[int, list[Lesson]]:
     """The same of texts as `artifacts.shards.shard_set` numbers them.
 
@@ -144,7 +144,7 @@ def stretches_of(
     return pa.concat_tables(found).group_by(_STRETCH_SCHEMA.names).aggregate([])
 
 
-def _lessons(run: Run, table: pa.Table) -> Iterator[tuple[int, Lesson]]:
+def _lessons(run: TrainingRun, table: pa.Table) -> Iterator[tuple[int, Lesson]]:
     for text in table["text"].unique().to_pylist():
         of_text = table.filter(pc.equal(table["text"], pa.scalar(text, pa.uint64())))
         tokens = pc.sum(pc.subtract(of_text["end"], of_text["start"])).as_py()
@@ -152,10 +152,10 @@ def _lessons(run: Run, table: pa.Table) -> Iterator[tuple[int, Lesson]]:
         yield text, Lesson(run, steps, rows, tokens)
 
 
-def _run(store: Store, state: RegistryState, checkpoint: str) -> Run:
+def _run(store: Store, state: RegistryState, checkpoint: str) -> TrainingRun:
     versions = (one for one in state.versions if one.model_fingerprint == checkpoint)
     version = next((one.version for one in versions), None)
-    return Run(checkpoint, version, find_record(store, checkpoint, TRAINED_NAME))
+    return TrainingRun(checkpoint, version, find_record(store, checkpoint, TRAINED_NAME))
 
 
 NEIGHBORHOOD = 48
@@ -196,7 +196,7 @@ class TrainingText:
     version: ModelVersion
     artifacts: list[Artifact]
     """The `tokenized_shards` that are still there, the version's own first."""
-    runs: list[Run]
+    runs: list[TrainingRun]
     readers: dict[str, frozenset[str]]
     """Artifact to the URLs of what the runs that read it were trained on."""
     missing: list[str]
@@ -209,7 +209,7 @@ class TrainingText:
 
     @classmethod
     def find(
-        cls, store: Store, version: ModelVersion, runs: Sequence[Run], report: Report
+        cls, store: Store, version: ModelVersion, runs: Sequence[TrainingRun], report: Report
     ) -> "TrainingText":
         """What is still in the store; raises MissingArtifact where nothing is."""
         artifacts: dict[str, Artifact] = {}
@@ -373,7 +373,7 @@ def find_licenses(raw_corpus: Artifact, documents: Mapping[str, str]) -> dict[st
     return dict(zip(*(column.to_pylist() for column in found.columns), strict=True))
 
 
-def shards_of(store: Store, run: Run) -> str | None:
+def shards_of(store: Store, run: TrainingRun) -> str | None:
     """Fingerprint of the shards that a run took rows from; None where its manifest is gone."""
     manifest = find_manifest(store, "checkpoint", run.checkpoint)
     return manifest.inputs["tokenized_shards"] if manifest else None

@@ -59,9 +59,9 @@ from recipes.evaluation.settings import (
     SAMPLES_NAME,
     SCORES_NAME,
     TASK_SCORES_NAME,
+    GateQuestion,
     Metric,
     ModelSource,
-    Question,
     Rounds,
     TaskSettings,
 )
@@ -298,7 +298,9 @@ def _measure_until_decided(
     return data, scores, faults
 
 
-def _is_answered(question: Question, data: Data, scores: dict[str, Scores], rounds: Rounds) -> bool:
+def _is_answered(
+    question: GateQuestion, data: Data, scores: dict[str, Scores], rounds: Rounds
+) -> bool:
     documents = data.tasks[HELD_OUT_TASK]
     candidate, reference = scores["candidate"], scores.get("incumbent", scores["base"])
     return is_decided(

@@ -232,7 +232,7 @@ class ModelSource(Settings):
     """Why there is no use in measuring it, as when its training diverged."""
 
 
-class Question(Settings):
+class GateQuestion(Settings):
     """What the gate asks, so that measuring ends once the answer is known."""
 
     look: int = Field(ge=1)

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from artifacts.settings import Settings
 from artifacts.shards.format import ShardStats
-from recipes.evaluation.settings import EvaluationSettings, Folder, ModelSource, Question
+from recipes.evaluation.settings import EvaluationSettings, Folder, GateQuestion, ModelSource
 from recipes.settings import RecipeSettings, training_settings
 
 
@@ -40,5 +40,5 @@ class EvaluationSpec(Settings):
     for the gate alone, validation text for whoever chooses settings."""
     libraries: dict[str, str] = Field(default_factory=dict)
     """Versions of those that decide the result, without which the program does not run."""
-    question: Question | None = None
+    question: GateQuestion | None = None
     """Ends the measuring when it is answered; None measures all that the settings allow."""

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from recipes.evaluation.settings import Question, Rounds
+from recipes.evaluation.settings import GateQuestion, Rounds
 
 INTERVAL_WIDENING = 2.5
 _CHUNK_DRAWS = 4_000_000
@@ -199,7 +199,7 @@ def is_decided(
     differences: np.ndarray,
     sizes: np.ndarray,
     clusters: np.ndarray,
-    question: Question,
+    question: GateQuestion,
     rounds: Rounds,
 ) -> bool:
     """Whether the verdict is known: a gain is sure, or a gain that matters is unlikely (10 %).

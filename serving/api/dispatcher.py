@@ -16,7 +16,7 @@ from serving.api.metrics import Metrics
 from serving.engine.process import EngineProcess
 from serving.engine.protocol import Chunk, EngineLost, GenerateRequest, Refused
 from serving.errors import invalid, timed_out, unavailable
-from serving.rollout import Seen
+from serving.rollout import TrafficSample
 from serving.settings import EndpointSettings
 from serving.state import OfVersion, RouteStatus
 
@@ -46,7 +46,7 @@ class Route:
         """What clients asked; several requests of one client's body are one."""
         self.undecided = 0
         """Of what failed here, what another version is asked now."""
-        self._seen = Seen()
+        self._seen = TrafficSample()
 
     @property
     def ready(self) -> bool:
@@ -76,9 +76,9 @@ class Route:
             self._seen.seconds.append(seconds)
             del self._seen.seconds[:-MOST_SECONDS]
 
-    def look(self) -> Seen:
+    def look(self) -> TrafficSample:
         """What was seen since the last look."""
-        seen, self._seen = self._seen, Seen()
+        seen, self._seen = self._seen, TrafficSample()
         seen.waiting, seen.undecided = self.in_flight, self.undecided
         return seen
 

@@ -25,10 +25,10 @@ from artifacts.model import context_tokens, end_tokens_of, read_config
 from serving.engine.protocol import GenerateRequest
 from serving.engine.served_model import (
     Job,
-    Scored,
     ServedModel,
     ServedTokenizer,
     Step,
+    TokenLikelihood,
     start_thread,
 )
 from serving.settings import EndpointSettings, Weights
@@ -50,7 +50,7 @@ WAIT_SECONDS = 1.0
 
 
 @dataclass(eq=False, kw_only=True)
-class _Job(Job):
+class _RunningRequest(Job):
     """One request in the batch. Where its caller has gone the engine's thread cancels the handle:
     one that is canceled between being asked whether it can be read and being read raises."""
 
@@ -83,7 +83,7 @@ class OpenVinoModel(ServedModel):
         self._scorer = PromptScorer(converted, settings.weights, settings.threads)
         self._reader = ThreadPoolExecutor(1, "scores")
         self._numbers = itertools.count()
-        self._jobs: set[_Job] = set()
+        self._jobs: set[_RunningRequest] = set()
         self._asked = threading.Event()
         self._loop: asyncio.AbstractEventLoop
         start_thread(self._run)
@@ -96,7 +96,7 @@ class OpenVinoModel(ServedModel):
         is_told = request.top <= (not echoes and request.temperature == 0)
         again = scores and (not is_told or len(tokens) > self.context_tokens)
         echoed = len(tokens) if echoes else 0
-        job = _Job(request=request, prompt=prompt, echoed=echoed, is_read_again=again)
+        job = _RunningRequest(request=request, prompt=prompt, echoed=echoed, is_read_again=again)
         if again and not request.max_tokens:
             self._read_again(job)
             return job
@@ -114,7 +114,7 @@ class OpenVinoModel(ServedModel):
         self._asked.set()
         return job
 
-    def _read_again(self, job: _Job) -> None:
+    def _read_again(self, job: _RunningRequest) -> None:
         """Score prompt and answer, in a thread of its own."""
 
         def read() -> None:
@@ -171,7 +171,9 @@ class OpenVinoModel(ServedModel):
                 if status != GenerationStatus.RUNNING:
                     self._jobs.discard(job)
 
-    def _put(self, job: _Job, tokens: list[int], logprobs: list[float], finished: bool) -> None:
+    def _put(
+        self, job: _RunningRequest, tokens: list[int], logprobs: list[float], finished: bool
+    ) -> None:
         """Hand out what was read, without the echoed prompt and what nobody asked for."""
         if job.is_read_again:
             job.written += tokens
@@ -181,13 +183,15 @@ class OpenVinoModel(ServedModel):
         scored = []
         if tokens and (count := job.echoed):
             values = [None, *logprobs[1:count]]
-            scored = [Scored(t, v) for t, v in zip(job.prompt[:count], values, strict=True)]
+            scored = [
+                TokenLikelihood(t, v) for t, v in zip(job.prompt[:count], values, strict=True)
+            ]
             tokens, logprobs, job.echoed = tokens[count:], logprobs[count:], 0
         if not job.request.max_tokens:
             tokens = []
         elif job.request.logprobs:
             for token, value in zip(tokens, logprobs, strict=True):
-                scored.append(Scored(token, value, [(token, value)] * job.request.top))
+                scored.append(TokenLikelihood(token, value, [(token, value)] * job.request.top))
         job.put(Step(tokens, finished, scored))
 
 
@@ -296,9 +300,9 @@ class PromptScorer:
         compiled = core().compile_model(self._model, "CPU", self._properties)
         return compiled.create_infer_request()
 
-    def score(self, tokens: list[int], top: int) -> list[Scored]:
+    def score(self, tokens: list[int], top: int) -> list[TokenLikelihood]:
         """Each token with its log-probability after those before it, and the `top` likeliest."""
-        scored = [Scored(tokens[0], None)]
+        scored = [TokenLikelihood(tokens[0], None)]
         self._request.reset_state()
         for start in range(0, len(tokens) - 1, BATCH_TOKENS):
             end = min(start + BATCH_TOKENS, len(tokens) - 1)
@@ -308,7 +312,7 @@ class PromptScorer:
                 best = np.argpartition(row, -top)[len(row) - top :]
                 best = best[np.argsort(-row[best], kind="stable")]
                 likely = [(int(number), float(row[number])) for number in best]
-                scored.append(Scored(token, float(row[token]), likely))
+                scored.append(TokenLikelihood(token, float(row[token]), likely))
         return scored
 
     def _read(self, tokens: list[int], start: int) -> np.ndarray:

@@ -12,7 +12,7 @@ from time import monotonic
 from artifacts.errors import UserError
 from artifacts.model import check_model_folder
 from artifacts.program.lifetime import Child, how_it_ended
-from serving.comparison import Comparison
+from serving.comparison import EngineComparison
 from serving.engine.protocol import (
     LONGEST_LINE,
     Channel,
@@ -59,7 +59,7 @@ class EngineProcess:
         self.restarts = 0
         self.engine = ""
         """Which one computes, and why that one."""
-        self.comparison: Comparison | None = None
+        self.comparison: EngineComparison | None = None
         """Of its bits with the evaluation's, once made."""
         self.log_path = log_path
         self._conversions = desired.conversions or log_path.parent / "conversions"

@@ -126,7 +126,7 @@ def start_thread(work: Callable[[], None]) -> None:
 
 
 @dataclass(frozen=True)
-class Scored:
+class TokenLikelihood:
     """How likely a token was, in natural logarithms, and which ones were most likely."""
 
     token: int
@@ -141,7 +141,7 @@ class Step:
 
     tokens: list[int]
     finished: bool
-    scored: list[Scored] = field(default_factory=list)
+    scored: list[TokenLikelihood] = field(default_factory=list)
     """Of these tokens, where they were asked for; in the first step of the prompt's before them,
     where it is echoed."""
 
@@ -411,7 +411,7 @@ class TokenTexts:
         self._prompt, self._prompt_tokens = prompt, prompt_tokens
         self._characters = getincrementaldecoder("utf-8")("replace")
 
-    def score(self, scored: Scored) -> TokenScore:
+    def score(self, scored: TokenLikelihood) -> TokenScore:
         """The next token as it is told."""
         own = self._tokenizer.token_bytes(scored.token)
         text = self._characters.decode(own)

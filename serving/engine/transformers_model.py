@@ -22,10 +22,10 @@ from artifacts.model import context_tokens, end_tokens_of, read_config, read_mod
 from serving.engine.protocol import Chunk, GenerateRequest, Refused
 from serving.engine.served_model import (
     Job,
-    Scored,
     ServedModel,
     ServedTokenizer,
     Step,
+    TokenLikelihood,
     in_thread,
     start_thread,
 )
@@ -51,11 +51,11 @@ def read_weights(folder: Path, model_class: Any, **options: Any) -> Any:
 
 
 @dataclass(eq=False, kw_only=True)
-class _Job(Job):
+class _Generation(Job):
     """One request in the batch."""
 
     written: list[int]
-    prompt_scored: list[Scored] = field(default_factory=list)
+    prompt_scored: list[TokenLikelihood] = field(default_factory=list)
     count: int = 0
     ended: bool = False
 
@@ -88,18 +88,18 @@ class TransformersModel(ServedModel):
         # Each row is ended by its own request. What `generate` is not told it takes from here.
         self._model.generation_config.eos_token_id = None
         self._pad_token = self._model.generation_config.pad_token_id or 0
-        self._waiting: queue.Queue[_Job] = queue.Queue()
+        self._waiting: queue.Queue[_Generation] = queue.Queue()
         if settings.threads:
             torch.set_num_threads(settings.threads)
         start_thread(self._answer)
 
     def submit(self, request: GenerateRequest, tokens: list[int]) -> Job:
-        job = _Job(request=request, prompt=tokens, written=self.encode_written(request))
+        job = _Generation(request=request, prompt=tokens, written=self.encode_written(request))
         self._waiting.put(job)
         return job
 
     def _answer(self) -> None:
-        held: list[_Job] = []
+        held: list[_Generation] = []
         while True:
             held = held or [self._waiting.get()]
             while not self._waiting.empty():
@@ -113,7 +113,7 @@ class TransformersModel(ServedModel):
                 for job in batch:
                     job.put(f"{type(error).__name__}: {error}")
 
-    def _alike(self, job: _Job) -> tuple[object, ...]:
+    def _alike(self, job: _Generation) -> tuple[object, ...]:
         """What the requests of one batch have in common.
 
         They are drawn in one way, and one with a seed of its own is drawn alone; or nothing is to
@@ -124,7 +124,7 @@ class TransformersModel(ServedModel):
         return (length, asked.temperature, asked.top_p, own, asked.max_tokens > 0)
 
     @torch.inference_mode()
-    def _write(self, jobs: list[_Job]) -> None:
+    def _write(self, jobs: list[_Generation]) -> None:
         """Write all answers of a batch to their ends."""
         for job in jobs:
             if job.request.echo and job.request.logprobs and not job.written:
@@ -152,7 +152,7 @@ class TransformersModel(ServedModel):
             streamer=batch,
         )
 
-    def _inputs(self, jobs: list[_Job]) -> dict[str, torch.Tensor]:
+    def _inputs(self, jobs: list[_Generation]) -> dict[str, torch.Tensor]:
         """The batch as `generate` takes it: a decoder's prompts end together, an encoder's begin
         together."""
         if self._is_encoder_decoder:
@@ -168,18 +168,18 @@ class TransformersModel(ServedModel):
         mask = pad_sequence(ones, True, 0, padding_side=side)
         return {"input_ids": padded, "attention_mask": mask, **extra}
 
-    def _score(self, prompt: list[int], top: int) -> list[Scored]:
+    def _score(self, prompt: list[int], top: int) -> list[TokenLikelihood]:
         if self._is_encoder_decoder or len(prompt) == 1:
-            return [Scored(token, None) for token in prompt]
+            return [TokenLikelihood(token, None) for token in prompt]
         logits = self._model(torch.tensor([prompt[:-1]]), use_cache=False).logits[0]
         logprobs = logits.float().log_softmax(-1)
-        return [Scored(prompt[0], None), *_scored(logprobs, prompt[1:], top)]
+        return [TokenLikelihood(prompt[0], None), *_scored(logprobs, prompt[1:], top)]
 
 
 class _Batch(transformers.LogitsProcessor, BaseStreamer):
     """Hands out the tokens of each row, with how likely they were, until its request is done."""
 
-    def __init__(self, jobs: list[_Job], end_tokens: list[int]) -> None:
+    def __init__(self, jobs: list[_Generation], end_tokens: list[int]) -> None:
         self.jobs = jobs
         self._end_tokens = end_tokens
         self._logprobs: torch.Tensor
@@ -215,12 +215,12 @@ class _Batch(transformers.LogitsProcessor, BaseStreamer):
         """Nothing is held back."""
 
 
-def _scored(logprobs: torch.Tensor, tokens: Sequence[int], top: int) -> list[Scored]:
+def _scored(logprobs: torch.Tensor, tokens: Sequence[int], top: int) -> list[TokenLikelihood]:
     """Scores of tokens, from log-probabilities of shape (tokens, vocabulary)."""
     likely, chosen = logprobs.topk(top), logprobs.gather(-1, torch.tensor(tokens)[:, None])
     rows = zip(tokens, chosen[:, 0].tolist(), *(part.tolist() for part in likely), strict=True)
     return [
-        Scored(token, own, list(zip(numbers, values, strict=True)))
+        TokenLikelihood(token, own, list(zip(numbers, values, strict=True)))
         for token, own, values, numbers in rows
     ]
 

@@ -85,7 +85,7 @@ class ForgottenText(BaseModel):
     """Whether a person has said that all documents with its text go, however many there are."""
 
 
-class Forgotten(BaseModel):
+class ForgottenTexts(BaseModel):
     """Documents that are left out as if the sources did not hold them."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -34,7 +34,7 @@ from pyspark.sql import SparkSession
 from artifacts.progress import Report
 from artifacts.shards.format import Split
 from artifacts.storage import files
-from spark_jobs.runtime.parquet import READERS, Part, PartRows, Place, find_parts, write_table
+from spark_jobs.runtime.parquet import READERS, Part, PartRows, RowLocation, find_parts, write_table
 from spark_jobs.runtime.tasks import map_tasks
 from spark_jobs.settings import SplitSettings
 
@@ -99,7 +99,7 @@ def write_past(
 
 
 def _write_group(
-    group: tuple[int, list[tuple[Part, Place, int, int]]], folder: str
+    group: tuple[int, list[tuple[Part, RowLocation, int, int]]], folder: str
 ) -> dict[str, Any]:
     number, wanted = group
     tables = [

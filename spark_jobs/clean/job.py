@@ -30,9 +30,9 @@ from spark_jobs.clean.classify import check_models, label_fields
 from spark_jobs.clean.decide.by_spark import SparkDecider
 from spark_jobs.clean.decide.decider import (
     DECIDED_SCHEMA,
+    DecidedDocuments,
+    DecisionContext,
     DocumentPart,
-    Outcome,
-    Run,
     find_duplicates,
     write_duplicates,
 )
@@ -40,7 +40,7 @@ from spark_jobs.clean.decide.in_memory import InMemoryDecider
 from spark_jobs.clean.forgotten import (
     MOST_SIMILAR,
     SIMILAR_NAME,
-    Forgotten,
+    ForgottenTexts,
     find_similar,
     read_signatures,
     read_similar,
@@ -75,7 +75,7 @@ class CleanSpec(BaseModel):
     settings: CleanCorpusSettings
     earlier: str | None = None
     """Folder of the clean corpus that the lineage was last trained on, whose splits hold on."""
-    forgotten: Forgotten = Forgotten()
+    forgotten: ForgottenTexts = ForgottenTexts()
     """What is to be in no corpus any more."""
     libraries: dict[str, str] = {}
     """Versions of those that decide the result, without which the program does not run."""
@@ -152,7 +152,7 @@ def _run(spark: SparkSession, spec: CleanSpec, scratch: str, report: Report) -> 
     similar, forgotten = _leave_out_similar(
         spec.forgotten, look(prepared), look(history.parts if history else [])
     )
-    run = Run(spark, settings, history, forgotten, scratch, report, spec.cache)
+    run = DecisionContext(spark, settings, history, forgotten, scratch, report, spec.cache)
     documents = sum(part.rows for part in [*raw, *(history.parts if history else [])])
     # Both give the same to the byte, so the bound is no part of what the clean corpus is.
     decider = (
@@ -212,8 +212,8 @@ def _run(spark: SparkSession, spec: CleanSpec, scratch: str, report: Report) -> 
 
 
 def _leave_out_similar(
-    forgotten: Forgotten, similar: pa.Table, past: pa.Table
-) -> tuple[pa.Table, Forgotten]:
+    forgotten: ForgottenTexts, similar: pa.Table, past: pa.Table
+) -> tuple[pa.Table, ForgottenTexts]:
     """The documents left out for their text alone, and all that is left out.
 
     Args:
@@ -229,7 +229,7 @@ def _leave_out_similar(
     return similar, forgotten.model_copy(update={"similar": tuple(sorted(texts))})
 
 
-def corpus_stats(outcome: Outcome, settings: CleanCorpusSettings) -> dict[str, Any]:
+def corpus_stats(outcome: DecidedDocuments, settings: CleanCorpusSettings) -> dict[str, Any]:
     """The stats of the manifest, as `run` describes them."""
     rows = outcome.fates.to_pylist()
     reasons = sorted({row["reason"] for row in rows if row["reason"]})
@@ -283,7 +283,11 @@ def _nothing_left(dropped: dict[str, int], settings: CleanCorpusSettings) -> str
 
 
 def _write(
-    run: Run, outcome: Outcome, changed: PartRows, parts: list[DocumentPart], output: str
+    run: DecisionContext,
+    outcome: DecidedDocuments,
+    changed: PartRows,
+    parts: list[DocumentPart],
+    output: str,
 ) -> dict[str, dict[str, int]]:
     """Write the documents that stay, some with other texts, and the list of the dropped copies.
 
@@ -310,7 +314,7 @@ def _write(
 
 
 def dropped_examples(
-    outcome: Outcome, parts: list[DocumentPart]
+    outcome: DecidedDocuments, parts: list[DocumentPart]
 ) -> dict[str, list[dict[str, str]]]:
     """The examples of each reason, with the beginning of each."""
     return {

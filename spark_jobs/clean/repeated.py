@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from spark_jobs.clean.decide.decider import DocumentPart, Example, Outcome, Run
+from spark_jobs.clean.decide.decider import DecidedDocuments, DecisionContext, DocumentPart, Example
 from spark_jobs.clean.history import PAST_FOLDER, RECORD_COLUMNS
 from spark_jobs.clean.repeated_spans import StayingPart, by_row, find_repeats, word_spans
 from spark_jobs.clean.write import CLEAN_SCHEMA
-from spark_jobs.runtime.parquet import PartRows, Place, write_part_rows, write_table
+from spark_jobs.runtime.parquet import PartRows, RowLocation, write_part_rows, write_table
 from spark_jobs.runtime.tasks import Work, map_tasks
 from spark_jobs.settings import CleanCorpusSettings
 
@@ -50,9 +50,9 @@ Changes = Counter[tuple[str, ...]]
 class Trimming(NamedTuple):
     """What was done to one part."""
 
-    stay: Place | None
+    stay: RowLocation | None
     """Of the documents that stay; None where none does."""
-    texts: Place | None
+    texts: RowLocation | None
     """Rows of `TRIMMED_SCHEMA`; None where no text changes."""
     changes: Changes
     examples: list[tuple[str, int]]
@@ -80,7 +80,7 @@ class TrimmedText(NamedTuple):
 
 
 def trim_part(
-    item: tuple[int, StayingPart, Place],
+    item: tuple[int, StayingPart, RowLocation],
     settings: CleanCorpusSettings,
     output: str,
     scratch: str,
@@ -145,7 +145,7 @@ def repeated_spans(identifier: str, repeats: pa.RecordBatch, window: int) -> Ite
 
 
 def _trim(
-    part: StayingPart, repeats: Place, settings: CleanCorpusSettings
+    part: StayingPart, repeats: RowLocation, settings: CleanCorpusSettings
 ) -> Iterator[TrimmedText]:
     found = dict(by_row(repeats.read()))
     documents = part.read(["id", "text", "source", "bytes", "text_hash"])
@@ -211,7 +211,7 @@ def _length(text: str) -> str:
     return str(1 << (len(text).bit_length() - 1))
 
 
-def _write(number: int, rows: pa.RecordBatch, scratch: str) -> Place | None:
+def _write(number: int, rows: pa.RecordBatch, scratch: str) -> RowLocation | None:
     if not rows.num_rows:
         return None
     return write_part_rows(scratch, rows.schema, [(number, rows)]).places[number]
@@ -225,7 +225,7 @@ _BYTES_PER_FINGERPRINT = 75
 class TrimmedCorpus:
     """What a corpus is without its repeated spans."""
 
-    outcome: Outcome
+    outcome: DecidedDocuments
     """What stays, and examples of what does not."""
     texts: PartRows
     """Rows of `TRIMMED_SCHEMA` by the number of the part."""
@@ -245,7 +245,7 @@ _FIGURES = ("documents", "spans", "words", "bytes")
 
 
 def trim_repeats(
-    run: Run, outcome: Outcome, parts: list[DocumentPart], output: str
+    run: DecisionContext, outcome: DecidedDocuments, parts: list[DocumentPart], output: str
 ) -> TrimmedCorpus:
     """Find the repeated spans of the documents that stay, and take them out or count them.
 
@@ -276,7 +276,9 @@ def trim_repeats(
     )
 
 
-def _outcome(outcome: Outcome, trimmed: dict[int, Trimming], shown: int) -> Outcome:
+def _outcome(
+    outcome: DecidedDocuments, trimmed: dict[int, Trimming], shown: int
+) -> DecidedDocuments:
     places = outcome.stay.places | {number: one.stay for number, one in trimmed.items()}
     stay = PartRows({number: place for number, place in places.items() if place})
     dropped = sorted(

@@ -25,7 +25,7 @@ from pyspark.sql import functions as F
 from artifacts.numbers import run_starts
 from spark_jobs.clean.prepare import EXAMPLE_COLUMN, PreparedPart
 from spark_jobs.decontaminate.overlap import ngrams_of
-from spark_jobs.runtime.parquet import PartRows, Place
+from spark_jobs.runtime.parquet import PartRows, RowLocation
 from spark_jobs.runtime.tasks import Work
 from spark_jobs.text import HASH_BYTES, fold, sum_words
 
@@ -140,7 +140,7 @@ class StayingPart(NamedTuple):
     """A prepared part, and which of its documents stay (`decider.DECIDED_SCHEMA`)."""
 
     prepared: PreparedPart
-    stay: Place
+    stay: RowLocation
 
     def read(self, columns: list[str]) -> pa.Table:
         """The documents that stay: what was decided of them, and columns of theirs."""
@@ -208,7 +208,7 @@ def _read_fingerprints(_: int, item: tuple[int, StayingPart], window: int) -> pa
     return pa.Table.from_arrays(columns, schema=_FINGERPRINT_SCHEMA)
 
 
-def _read_windows(_: int, item: tuple[int, StayingPart, Place], window: int) -> pa.Table:
+def _read_windows(_: int, item: tuple[int, StayingPart, RowLocation], window: int) -> pa.Table:
     number, part, place = item
     found = dict(by_row(place.read()))
     documents = part.read(["id", "text", EXAMPLE_COLUMN])

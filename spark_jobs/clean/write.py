@@ -13,7 +13,7 @@ from artifacts.storage import files
 from spark_jobs.clean.classify import label_fields
 from spark_jobs.clean.decide.decider import DECIDED_SCHEMA
 from spark_jobs.clean.prepare import PreparedPart
-from spark_jobs.runtime.parquet import ORIGIN_KEY, Place, read_table, to_parquet
+from spark_jobs.runtime.parquet import ORIGIN_KEY, RowLocation, read_table, to_parquet
 from spark_jobs.settings import ClassifierSettings
 
 CLEAN_SCHEMA = pa.schema(
@@ -38,7 +38,7 @@ NEEDED_COLUMNS = [field.name for field in CLEAN_SCHEMA if not field.nullable]
 
 
 def write_part(
-    part: tuple[int, PreparedPart, Place, Place | None],
+    part: tuple[int, PreparedPart, RowLocation, RowLocation | None],
     classifiers: list[ClassifierSettings],
     output: str,
     key: str,

@@ -226,7 +226,7 @@ class References(ABC):
 
 
 @dataclass(frozen=True)
-class Comparison:
+class OverlapSearch:
     """What is compared."""
 
     spark: SparkSession
@@ -243,7 +243,7 @@ class Comparison:
 
 
 def find_references(
-    comparison: Comparison, text_bytes: int, held_out_bytes: int, most_bytes: int
+    comparison: OverlapSearch, text_bytes: int, held_out_bytes: int, most_bytes: int
 ) -> References:
     """The n-grams of the reference texts, for so much text in all and so much that is held out.
 
@@ -264,7 +264,7 @@ class SentReferences(References):
         return load_ngrams(self.url)
 
 
-def _send_references(comparison: Comparison) -> References:
+def _send_references(comparison: OverlapSearch) -> References:
     """Gather the n-grams on the driver, and write them for all tasks."""
     folder = comparison.scratch
     gather = partial(
@@ -296,7 +296,7 @@ class JoinedReferences(References):
         return _as_ngrams(*(np.asarray(found[name]) for name in REFERENCE_SCHEMA.names))
 
 
-def _join_references(comparison: Comparison, rows: int) -> References:
+def _join_references(comparison: OverlapSearch, rows: int) -> References:
     """Join over about so many n-grams."""
     work = Work(comparison.spark, rows, comparison.scratch, comparison.report)
     evaluation = [comparison.evaluation] if comparison.evaluation else []

@@ -24,7 +24,7 @@ from artifacts.progress import Report
 from artifacts.storage import files
 from spark_jobs.read.chunk_files import ChunkRecord
 from spark_jobs.read.files.streams import SourceChanged
-from spark_jobs.read.opened import Unread
+from spark_jobs.read.opened import SkippedFiles
 from spark_jobs.read.repeated_ids import number_repeated_ids
 from spark_jobs.read.settings import Source
 from spark_jobs.read.snapshot import (
@@ -54,7 +54,7 @@ class SourceToCopy(BaseModel):
     """Of each chunk the files."""
     records: list[ChunkRecord] = []
     """Of chunks whose files are in the cache, and of pinned files."""
-    unread: Unread = Unread()
+    unread: SkippedFiles = SkippedFiles()
 
 
 class ReadSpec(BaseModel):

@@ -101,7 +101,7 @@ EXAMPLES = 5
 
 
 @dataclass
-class Unread:
+class SkippedFiles:
     """Files, folders and links of a source that are passed over."""
 
     counts: dict[str, int] = field(default_factory=dict)
@@ -135,7 +135,7 @@ class OpenedSource:
     """The source's name (for packages: `source/package`) to a hash of its content."""
     cut: Callable[[], Chunks]
     """Cuts it into chunks; of a table that is exported for that, only once it is to be copied."""
-    unread: Unread = field(default_factory=Unread)
+    unread: SkippedFiles = field(default_factory=SkippedFiles)
     """What was found beside it."""
     sizes: dict[str, int] = field(default_factory=dict, repr=False)
     """Digest of each file to its bytes, where the source is made of files."""

@@ -19,7 +19,7 @@ from artifacts.numbers import run_starts
 from artifacts.progress import Report
 from artifacts.storage import files
 from spark_jobs.read.chunk_files import UniqueIds, change_ids
-from spark_jobs.runtime.parquet import Place
+from spark_jobs.runtime.parquet import RowLocation
 from spark_jobs.runtime.tasks import Work, map_tasks
 
 _ID_SCHEMA = pa.schema([("part", pa.int64()), ("row", pa.int64()), ("id", pa.string())])
@@ -74,7 +74,7 @@ def _not_alone(families: np.ndarray) -> list[int]:
     return np.flatnonzero(~alone).tolist()
 
 
-def _write(item: tuple[str, Place]) -> dict[str, Any]:
+def _write(item: tuple[str, RowLocation]) -> dict[str, Any]:
     part, place = item
     rows = place.read()
     change_ids(part, dict(zip(rows["row"].to_pylist(), rows["id"].to_pylist(), strict=True)))

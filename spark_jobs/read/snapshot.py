@@ -24,7 +24,14 @@ from spark_jobs.read.document import DECODED, EMPTY, EXAMPLES, UNREAD, judge_fau
 from spark_jobs.read.facts import open_facts
 from spark_jobs.read.files.reading import EXTRACTORS, Digests, open_files, read_listed
 from spark_jobs.read.hugging_face import open_dataset
-from spark_jobs.read.opened import Batch, Chunks, OpenedSource, Unread, listed_key, single_chunk
+from spark_jobs.read.opened import (
+    Batch,
+    Chunks,
+    OpenedSource,
+    SkippedFiles,
+    listed_key,
+    single_chunk,
+)
 from spark_jobs.read.settings import (
     BigQuery,
     Facts,
@@ -63,7 +70,7 @@ def file_names(records: Records) -> list[str]:
     return [name for found in records.values() for record in found for name in record.files]
 
 
-def snapshot_stats(records: Records, unread: Iterable[Unread]) -> dict[str, Any]:
+def snapshot_stats(records: Records, unread: Iterable[SkippedFiles]) -> dict[str, Any]:
     """The stats of `write_snapshot` but for `repeated_ids` and `pinned_files`.
 
     Args:
@@ -100,7 +107,7 @@ def _counts(records: Records) -> dict[str, Any]:
     }
 
 
-def _unread(records: Records, found: list[Unread]) -> dict[str, Any]:
+def _unread(records: Records, found: list[SkippedFiles]) -> dict[str, Any]:
     """What was found and not read, beside the files and within archives."""
     counts, examples = _by_kind(UNREAD, records)
     for one in found:
@@ -137,7 +144,7 @@ def _refuse_nothing(stats: dict[str, Any]) -> None:
     if stats["documents"]:
         return
     counts = ", ".join(f"{count:,} {reason}" for reason, count in stats["dropped"].items())
-    unread = Unread(stats["unread"], stats["unread_examples"])
+    unread = SkippedFiles(stats["unread"], stats["unread_examples"])
     raise UserError(
         "The raw corpus is empty: the sources hold no document with text."
         + (f" Set aside: {counts}. The first:" if counts else "")

@@ -12,7 +12,7 @@ from spark_jobs.read.chunk_files import check_document
 from spark_jobs.read.document import DECODED, EXAMPLES, UNREAD, Document, Fault
 from spark_jobs.read.files.reading import documents_of
 from spark_jobs.read.files.streams import BadFile, StoredFile
-from spark_jobs.read.opened import Unread, hash64
+from spark_jobs.read.opened import SkippedFiles, hash64
 from spark_jobs.read.settings import Files
 
 ROWS = ("json", "csv", "parquet", "archive", "mail")
@@ -20,7 +20,7 @@ ROWS = ("json", "csv", "parquet", "archive", "mail")
 
 
 @dataclass
-class Survey:
+class TextSurvey:
     """What files hold; where not all of them were read, as much as they likely do."""
 
     documents: float = 0.0
@@ -31,9 +31,9 @@ class Survey:
     """Documents whose very text another one has."""
     short: float = 0.0
     """Documents shorter than cleaning keeps."""
-    unread: Unread = field(default_factory=Unread)
+    unread: SkippedFiles = field(default_factory=SkippedFiles)
     """What lies in archives and is not read."""
-    decoded: Unread = field(default_factory=Unread)
+    decoded: SkippedFiles = field(default_factory=SkippedFiles)
     """Files that are not UTF-8, by their encodings, and are read nevertheless."""
     faults: Counter[str] = field(default_factory=Counter)
     """Reason to how many were set aside, of what was read."""
@@ -68,7 +68,7 @@ def survey(
     least_characters: int,
     seconds: float | None = None,
     messages: int = EXAMPLES,
-) -> Survey:
+) -> TextSurvey:
     """Read files of a source, of every format some, until the time is up.
 
     Args:
@@ -105,7 +105,7 @@ class _Look:
         self._streaming = source.model_copy(update={"on_bad_file": "stop"})
         self._deadline = None if seconds is None else time.monotonic() + seconds
         self._seen: set[int] = set()
-        self._found = Survey(unread=Unread(most=messages))
+        self._found = TextSurvey(unread=SkippedFiles(most=messages))
 
     def read(self, file: StoredFile, kind: _Kind) -> None:
         def tick(number: int) -> None:
@@ -151,7 +151,7 @@ class _Look:
         if found.faults[fault.reason] <= self._messages:
             found.messages.append(fault.message)
 
-    def conclude(self, kinds: dict[str, _Kind]) -> Survey:
+    def conclude(self, kinds: dict[str, _Kind]) -> TextSurvey:
         found = self._found
         for name, kind in kinds.items():
             factor = kind.whole_over_read(name)

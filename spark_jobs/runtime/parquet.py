@@ -178,7 +178,7 @@ def parquet_options(
     }
 
 
-class Place(NamedTuple):
+class RowLocation(NamedTuple):
     """Where the rows for one part are."""
 
     url: str
@@ -195,21 +195,21 @@ class Place(NamedTuple):
 class PartRows:
     """Rows for parts, by the part's number; for a part without any there is no place."""
 
-    places: dict[int, Place]
+    places: dict[int, RowLocation]
 
     @property
     def count(self) -> int:
         """Rows in all."""
         return sum(place.rows for place in self.places.values())
 
-    def groups(self, size: int) -> list[list[tuple[int, Place, int, int]]]:
+    def groups(self, size: int) -> list[list[tuple[int, RowLocation, int, int]]]:
         """The rows in the order of the parts, cut into groups of `size`.
 
         Returns:
             For each group its parts: `(number, place, first, last)`, where `first` and `last` are
             bounds among the part's chosen rows.
         """
-        groups: list[list[tuple[int, Place, int, int]]] = []
+        groups: list[list[tuple[int, RowLocation, int, int]]] = []
         before = 0
         for number, place in sorted(self.places.items()):
             first = 0
@@ -237,7 +237,7 @@ def write_part_rows(
     with files.open_file(url, "wb") as file, pa.ipc.new_file(file, schema) as writer:
         for batch, (number, rows) in enumerate(batches):
             writer.write_batch(rows)
-            places[number] = Place(url, batch, rows.num_rows)
+            places[number] = RowLocation(url, batch, rows.num_rows)
     return PartRows(places)
 
 

@@ -37,7 +37,7 @@ def find_id_fault(identifier: str) -> str | None:
     return None
 
 
-class Stretch(NamedTuple):
+class LineRange(NamedTuple):
     """Whole lines of a file, one after another."""
 
     bytes: int
@@ -70,7 +70,7 @@ class PinnedFile(ListedFile):
     """None: the name and the number of the row or line are a document's id."""
     row_groups: list[int] = Field(default_factory=list)
     """Of Parquet, the rows of each."""
-    stretches: list[Stretch] = Field(default_factory=list)
+    stretches: list[LineRange] = Field(default_factory=list)
     """Of JSON lines, from the first byte to the last."""
 
     @property

@@ -29,7 +29,7 @@ from artifacts.errors import UserError
 from artifacts.libraries import installed, refuse_changes
 from artifacts.numbers import run_starts
 from artifacts.progress import Report
-from spark_jobs.runtime.parquet import PartRows, Place, write_part_rows, write_table
+from spark_jobs.runtime.parquet import PartRows, RowLocation, write_part_rows, write_table
 
 Item = TypeVar("Item")
 
@@ -246,7 +246,7 @@ class Work:
         )
         with self._running(label):
             records = written.collect()
-        return PartRows({row.part: Place(row.url, row.batch, row.rows) for row in records})
+        return PartRows({row.part: RowLocation(row.url, row.batch, row.rows) for row in records})
 
     def in_order(self, frame: DataFrame, column: str, schema: pa.Schema) -> PartRows:
         """All rows, numbered batch by batch in the order of a column."""
@@ -255,7 +255,7 @@ class Work:
         with self._running("sorting"):
             records = ordered.mapInArrow(write, from_arrow_schema(_WRITTEN_SCHEMA)).collect()
         records.sort(key=lambda row: (row.part, row.batch))
-        places = (Place(row.url, row.batch, row.rows) for row in records)
+        places = (RowLocation(row.url, row.batch, row.rows) for row in records)
         return PartRows(dict(enumerate(places)))
 
     @contextmanager

@@ -18,7 +18,14 @@ from spark_jobs.decontaminate.overlap import LISTED_SCHEMA
 from spark_jobs.decontaminate.references import PartOverlaps, entry_key
 from spark_jobs.runtime.parquet import Part, cached_rows
 from spark_jobs.runtime.session import ARROW_BATCH_ROWS
-from spark_jobs.tokenize.shards import FIRST_LIST, SENT_SCHEMA, UNUSED, UNUSED_SCHEMA, Plan, Sent
+from spark_jobs.tokenize.shards import (
+    FIRST_LIST,
+    SENT_SCHEMA,
+    UNUSED,
+    UNUSED_SCHEMA,
+    NumberedRows,
+    ShardPlan,
+)
 from spark_jobs.tokenize.survey import mark_not_sampled
 from spark_jobs.tokenize.tokenizer import DocumentTokenizer, Engine, TokenizerFiles
 
@@ -41,7 +48,7 @@ CUT = "cut"
 
 
 @dataclass(frozen=True)
-class Cached:
+class DocumentCache:
     """Where tokens and n-grams of documents are cached, part by part.
 
     By document, since other documents of a part may be copies of other parts' next time. For 1 GB
@@ -54,14 +61,16 @@ class Cached:
     overlaps: PartOverlaps
 
     @classmethod
-    def of(cls, folder: str | None, files: TokenizerFiles, engine: Engine, plan: Plan) -> "Cached":
+    def of(
+        cls, folder: str | None, files: TokenizerFiles, engine: Engine, plan: ShardPlan
+    ) -> "DocumentCache":
         """The keys for a tokenizer and a plan."""
         tokens = tokens_key(files, engine, (plan.start_token_id, plan.end_token_id), plan)
         return cls(folder, tokens, PartOverlaps.of(plan.decontamination.ngram_size, folder))
 
 
 def tokens_key(
-    files: TokenizerFiles, backend: Engine, ends: tuple[int, int], plan: Plan | None = None
+    files: TokenizerFiles, backend: Engine, ends: tuple[int, int], plan: ShardPlan | None = None
 ) -> str:
     """The cache's key of tokens, but for the part; backends never share an entry."""
     libraries = {"gigatoken": ["gigatoken", "awkward"], "hugging_face": ["tokenizers"]}
@@ -81,9 +90,9 @@ def tokenize_part(
     part: tuple[int, Part],
     files: TokenizerFiles,
     engine: Engine,
-    plan: Plan,
-    cache: Cached,
-) -> list[Sent]:
+    plan: ShardPlan,
+    cache: DocumentCache,
+) -> list[NumberedRows]:
     """Tokenize a part, given with its number, which `plan.references` knows.
 
     Returns:
@@ -100,9 +109,9 @@ def tokenize_part(
     used = +counts
     unused = pa.table([list(used), list(used.values())], UNUSED_SCHEMA)
     return [
-        Sent(plan.shard_numbers(documents), _as(documents, SENT_SCHEMA)),
-        Sent(FIRST_LIST - plan.list_numbers(removed), _as(removed, LISTED_SCHEMA)),
-        Sent(np.full(unused.num_rows, UNUSED), unused),
+        NumberedRows(plan.shard_numbers(documents), _as(documents, SENT_SCHEMA)),
+        NumberedRows(FIRST_LIST - plan.list_numbers(removed), _as(removed, LISTED_SCHEMA)),
+        NumberedRows(np.full(unused.num_rows, UNUSED), unused),
     ]
 
 
@@ -113,9 +122,9 @@ def _as(rows: pa.Table, schema: pa.Schema) -> pa.Table:
 def _documents_of(
     number: int,
     part: Part,
-    cached: Cached,
+    cached: DocumentCache,
     tokenizer: Callable[[], DocumentTokenizer],
-    plan: Plan,
+    plan: ShardPlan,
 ) -> tuple[pa.Table, pa.Table]:
     """A part's documents for the shards with their `split`, and those that were removed."""
     documents = part.read(["id", "source", "cluster", "bytes", "text_hash", "split", "slice"])
@@ -153,7 +162,7 @@ def _cached_tokenizer(files: TokenizerFiles, engine: Engine) -> DocumentTokenize
     return _tokenizers[key]
 
 
-def _tokenize(documents: pa.Table, tokenizer: DocumentTokenizer, plan: Plan) -> pa.Table:
+def _tokenize(documents: pa.Table, tokenizer: DocumentTokenizer, plan: ShardPlan) -> pa.Table:
     """`id` and `text` to `TOKENIZED_SCHEMA`."""
     pieces = [
         _tokenize_batch(piece, tokenizer, plan) for piece in documents.to_batches(ARROW_BATCH_ROWS)
@@ -162,7 +171,7 @@ def _tokenize(documents: pa.Table, tokenizer: DocumentTokenizer, plan: Plan) -> 
 
 
 def _tokenize_batch(
-    batch: pa.RecordBatch, tokenizer: DocumentTokenizer, plan: Plan
+    batch: pa.RecordBatch, tokenizer: DocumentTokenizer, plan: ShardPlan
 ) -> pa.RecordBatch:
     ids, offsets = tokenizer.encode(batch["text"])
     if len(ids) and int(ids.max()) >= plan.vocab_size:
@@ -185,7 +194,7 @@ def _tokenize_batch(
 
 
 def _tokenize_examples(
-    documents: pa.Table, lines: pa.ChunkedArray, tokenizer: DocumentTokenizer, plan: Plan
+    documents: pa.Table, lines: pa.ChunkedArray, tokenizer: DocumentTokenizer, plan: ShardPlan
 ) -> pa.Table:
     """`id` and `text`, with the examples that they are, to `TOKENIZED_SCHEMA`."""
     plain = _tokenize(documents, tokenizer, plan).to_pylist()
@@ -206,7 +215,7 @@ def _tokenize_examples(
     return pa.Table.from_pylist(rows, TOKENIZED_SCHEMA)
 
 
-def _refuse_plain_text(documents: pa.Table, lines: pa.ChunkedArray, plan: Plan) -> None:
+def _refuse_plain_text(documents: pa.Table, lines: pa.ChunkedArray, plan: ShardPlan) -> None:
     plain = np.asarray(lines.is_null()) & ~in_split(documents, "replay")
     if plain.any():
         name = documents["id"][int(np.argmax(plain))].as_py()
@@ -216,7 +225,7 @@ def _refuse_plain_text(documents: pa.Table, lines: pa.ChunkedArray, plan: Plan) 
         )
 
 
-def _choose(documents: pa.Table, found: np.ndarray, plan: Plan) -> tuple[pa.Table, pa.Table]:
+def _choose(documents: pa.Table, found: np.ndarray, plan: ShardPlan) -> tuple[pa.Table, pa.Table]:
     """The documents that are used, each as often as it is seen.
 
     And a list of those that are not, since they overlap too much with reference text.
@@ -242,7 +251,9 @@ def _choose(documents: pa.Table, found: np.ndarray, plan: Plan) -> tuple[pa.Tabl
     return documents.set_column(column, "position", pa.array(positions)), listed
 
 
-def _enclose(ids: np.ndarray, offsets: np.ndarray, plan: Plan) -> tuple[np.ndarray, np.ndarray]:
+def _enclose(
+    ids: np.ndarray, offsets: np.ndarray, plan: ShardPlan
+) -> tuple[np.ndarray, np.ndarray]:
     """Put start and end tokens around every document: `(tokens, bounds)`."""
     count = len(offsets) - 1
     bounds = offsets + 2 * np.arange(count + 1)

@@ -28,7 +28,7 @@ from artifacts.storage import files
 from spark_jobs.clean.write import NEEDED_COLUMNS
 from spark_jobs.decontaminate.overlap import DOCUMENTS_PER_LIST, save_evaluation_ngrams
 from spark_jobs.decontaminate.references import (
-    Comparison,
+    OverlapSearch,
     PartOverlaps,
     References,
     find_references,
@@ -37,10 +37,10 @@ from spark_jobs.runtime.parquet import SAMPLED, Part, find_parts, spread
 from spark_jobs.runtime.scratch import scratch_folder
 from spark_jobs.runtime.session import measured, session
 from spark_jobs.settings import HELD_OUT_IN_MEMORY, TokenizedShardsSettings
-from spark_jobs.tokenize.documents import CUT, Cached, tokenize_part
+from spark_jobs.tokenize.documents import CUT, DocumentCache, tokenize_part
 from spark_jobs.tokenize.examples import ExampleTokenizer, check_template, find_labels
-from spark_jobs.tokenize.shards import Plan, count_receivers, receive, shuffle
-from spark_jobs.tokenize.survey import Survey, count_shards, plan_mixing, survey_parts
+from spark_jobs.tokenize.shards import ShardPlan, count_receivers, receive, shuffle
+from spark_jobs.tokenize.survey import CorpusSurvey, count_shards, plan_mixing, survey_parts
 from spark_jobs.tokenize.tokenizer import (
     DocumentTokenizer,
     Engine,
@@ -118,7 +118,7 @@ def _run(
         files=files,
         engine=engine,
         plan=plan,
-        cache=Cached.of(spec.cache, files, engine, plan),
+        cache=DocumentCache.of(spec.cache, files, engine, plan),
     )
     write = partial(receive, plan=plan)
     records = shuffle(spark, parts, tokenize, write, count_receivers(plan), report)
@@ -151,7 +151,7 @@ def _plan(
     files: TokenizerFiles,
     scratch: str,
     report: Callable[[str], None],
-) -> tuple[Plan, Engine, list[str], dict[str, Any]]:
+) -> tuple[ShardPlan, Engine, list[str], dict[str, Any]]:
     """What every task is told.
 
     Returns:
@@ -178,7 +178,7 @@ def _plan(
         )
         references = _find_references(spark, spec, parts, survey, scratch, report)
         engine, warnings = choice.result()
-    plan = Plan(
+    plan = ShardPlan(
         output=spec.output,
         sequence_length=settings.row_tokens(spec.form),
         packing=PACKING_OF.get(spec.form, settings.packing),
@@ -198,7 +198,7 @@ def _plan(
     return plan, engine, warnings, found
 
 
-def refuse_missing_splits(survey: Survey) -> None:
+def refuse_missing_splits(survey: CorpusSurvey) -> None:
     """Raise UserError where a split has no document."""
     documents = sum(survey.documents.values())
     if not documents:
@@ -219,7 +219,7 @@ def _find_references(
     spark: SparkSession,
     spec: TokenizeSpec,
     parts: list[Part],
-    survey: Survey,
+    survey: CorpusSurvey,
     scratch: str,
     report: Callable[[str], None],
 ) -> References | None:
@@ -227,7 +227,7 @@ def _find_references(
     settings = spec.settings.decontamination
     if settings.maximum_overlap == 1 and not survey.documents["replay"]:
         return None
-    comparison = Comparison(
+    comparison = OverlapSearch(
         spark=spark,
         parts=parts,
         with_held_out=survey.with_held_out,
@@ -242,7 +242,7 @@ def _find_references(
 
 def statistics(
     written: list[dict[str, Any]],
-    plan: Plan,
+    plan: ShardPlan,
     files: TokenizerFiles,
     engine: Engine,
     warnings: list[str],

@@ -174,7 +174,7 @@ SENT_SCHEMA = pa.schema(
 
 
 @dataclass(frozen=True)
-class Plan:
+class ShardPlan:
     """What every task of one run knows."""
 
     output: str
@@ -240,7 +240,7 @@ class Plan:
         return firsts[splits] + within
 
 
-def write_shard_of(number: int, documents: pa.Table, plan: Plan) -> dict[str, Any]:
+def write_shard_of(number: int, documents: pa.Table, plan: ShardPlan) -> dict[str, Any]:
     """Write the shard of this number from documents in any order, and describe it."""
     split, name = plan.shard_names[number]
     keys = ("slice", "position", "id")
@@ -248,7 +248,9 @@ def write_shard_of(number: int, documents: pa.Table, plan: Plan) -> dict[str, An
     return write_documents(name, split, ordered, plan)
 
 
-def write_documents(name: str, split: Split, documents: pa.Table, plan: Plan) -> dict[str, Any]:
+def write_documents(
+    name: str, split: Split, documents: pa.Table, plan: ShardPlan
+) -> dict[str, Any]:
     """Write documents (`SENT_SCHEMA`, in order) as one shard, and describe it."""
     tokens, lengths = _flat_tokens(documents["tokens"].combine_chunks(), plan.dtype)
     marks = None
@@ -285,7 +287,7 @@ def _pack(
     marks: np.ndarray | None,
     lengths: np.ndarray,
     slices: np.ndarray,
-    plan: Plan,
+    plan: ShardPlan,
 ) -> PackedRows:
     """Rows of documents in the order of their slices, of which no row mixes two.
 
@@ -335,7 +337,7 @@ def _store(url: str, name: str, rows: PackedRows, documents: pa.Table) -> None:
             files.upload(file, f"{url}/{file.name}")
 
 
-class Sent(NamedTuple):
+class NumberedRows(NamedTuple):
     """Rows of one schema, and the number that each is sent to."""
 
     to: np.ndarray
@@ -345,7 +347,7 @@ class Sent(NamedTuple):
 def shuffle(
     spark: SparkSession,
     parts: Sequence[Part],
-    send: Callable[[tuple[int, Part]], list[Sent]],
+    send: Callable[[tuple[int, Part]], list[NumberedRows]],
     receive: Callable[[tuple[int, pa.Table]], dict[str, Any]],
     receivers: int,
     report: Report,
@@ -376,7 +378,7 @@ def shuffle(
 
 
 def _streams(
-    part: tuple[int, Part], send: Callable[[tuple[int, Part]], list[Sent]]
+    part: tuple[int, Part], send: Callable[[tuple[int, Part]], list[NumberedRows]]
 ) -> Iterator[tuple[int, bytes]]:
     """All that a part sends: each receiver's number, and its rows as an Arrow stream."""
     for to, rows in send(part):
@@ -414,12 +416,12 @@ UNUSED_SCHEMA = pa.schema([("left_out", pa.string()), ("documents", pa.int64())]
 """Why documents are not used, and how many."""
 
 
-def count_receivers(plan: Plan) -> int:
+def count_receivers(plan: ShardPlan) -> int:
     """How many numbers rows are sent to."""
     return len(plan.shard_names) + plan.lists + 1
 
 
-def receive(arrived: tuple[int, pa.Table], plan: Plan) -> dict[str, Any]:
+def receive(arrived: tuple[int, pa.Table], plan: ShardPlan) -> dict[str, Any]:
     """Do with the rows that were sent to a number what they were sent for.
 
     Returns:

@@ -145,7 +145,7 @@ BYTES_PER_TOKEN = 4
 
 
 @dataclass(frozen=True)
-class Survey:
+class CorpusSurvey:
     """What is known of the clean corpus before the long work."""
 
     documents: Counter[Split]
@@ -163,7 +163,7 @@ class Survey:
 
 def survey_parts(
     spark: SparkSession, parts: list[Part], settings: TokenizedShardsSettings, report: Report
-) -> Survey:
+) -> CorpusSurvey:
     """Read the corpus's small columns part by part, and a few of its texts."""
     surveys = map_tasks(spark, "surveying", parts, _survey_part, report)
     documents: Counter[Split] = Counter()
@@ -177,7 +177,7 @@ def survey_parts(
         if group["split"] == "train":
             source_bytes[group["source"]] += group["bytes"]
             source_documents[group["source"]] += group["documents"]
-    return Survey(
+    return CorpusSurvey(
         documents=documents,
         bytes=sizes,
         sources={group["source"] for group in groups},
@@ -216,7 +216,7 @@ def _sample(parts: list[Part], smallest: list[str], settings: TokenizedShardsSet
     return sample
 
 
-def count_shards(survey: Survey, vocab_size: int, shard_bytes: int) -> dict[Split, int]:
+def count_shards(survey: CorpusSurvey, vocab_size: int, shard_bytes: int) -> dict[Split, int]:
     """Shards of each split, from the size of its text."""
     token_bytes = 2 if token_dtype(vocab_size) == "uint16" else 4
     return {

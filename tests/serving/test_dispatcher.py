@@ -16,7 +16,7 @@ from serving.engine import process as engine_process
 from serving.engine.process import EngineProcess
 from serving.engine.protocol import GenerateRequest
 from serving.errors import ServingError, timed_out
-from serving.rollout import Seen
+from serving.rollout import TrafficSample
 from serving.settings import EndpointSettings
 from serving.state import Desired
 from tests.faults import stopped
@@ -87,7 +87,7 @@ async def until(state: Callable[[], object]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def decided(*routes: Route) -> list[Seen]:
+async def decided(*routes: Route) -> list[TrafficSample]:
     """What was seen, once nothing is under way or undecided."""
     await until(lambda: not any(route.in_flight or route.undecided for route in routes))
     return [route.look() for route in routes]
@@ -112,7 +112,7 @@ async def read(stream: Stream) -> list[str | None]:
 def test_what_neither_version_answers_says_nothing_about_one(
     loop: asyncio.Runner, versions: Versions, stream: bool, new: float
 ) -> None:
-    async def ask() -> list[Seen]:
+    async def ask() -> list[TrafficSample]:
         dispatcher, *routes = versions.serve(new, IMPATIENT)
         for _ in range(3):
             # A stream may have begun by then.
@@ -133,7 +133,7 @@ def test_what_the_other_version_answers_counts_against_one_that_does_not(
     # It is not replaced meanwhile.
     monkeypatch.setattr(engine_process, "STILL_LOOKS", 1_000)
 
-    async def ask() -> list[Seen]:
+    async def ask() -> list[TrafficSample]:
         patient = SETTINGS.model_copy(update={"request_timeout": 10.0})
         dispatcher, *routes = versions.serve(1.0, patient)
         assert versions.new.pid is not None
@@ -150,7 +150,7 @@ def test_what_the_other_version_answers_counts_against_one_that_does_not(
 def test_a_request_whose_engine_dies_is_answered_by_the_other_version(
     loop: asyncio.Runner, versions: Versions
 ) -> None:
-    async def ask() -> list[Seen]:
+    async def ask() -> list[TrafficSample]:
         dispatcher, *routes = versions.serve(1.0)
         long = ENDLESS.model_copy(update={"max_tokens": 400})
         asked = asyncio.create_task(dispatcher.answer_all([long]))
@@ -171,7 +171,7 @@ def test_a_clients_many_prompts_are_one_observation(
 ) -> None:
     """They go to one version, so they fail together, by one draw."""
 
-    async def ask() -> list[Seen]:
+    async def ask() -> list[TrafficSample]:
         dispatcher, *routes = versions.serve(1.0)
         assert len(await dispatcher.answer_all([QUICK] * 8)) == 8
         return await decided(*routes)
@@ -183,7 +183,7 @@ def test_a_clients_many_prompts_are_one_observation(
 def test_a_client_that_does_not_read_does_not_make_its_version_slow(
     loop: asyncio.Runner, versions: Versions
 ) -> None:
-    async def ask() -> tuple[list[Seen], list[str | None]]:
+    async def ask() -> tuple[list[TrafficSample], list[str | None]]:
         dispatcher, *routes = versions.serve(1.0)
         stream = await dispatcher.stream(ENDLESS.model_copy(update={"max_tokens": 40}))
         return await decided(*routes), await read(stream)
@@ -199,7 +199,7 @@ def test_an_answer_that_stops_counts_as_failed_though_its_client_leaves(
     monkeypatch.setattr(dispatching, "STALL_SECONDS", 0.2)
     asked = ENDLESS.model_copy(update={"max_tokens": 2_000})
 
-    async def leave_after(pause: float) -> list[Seen]:
+    async def leave_after(pause: float) -> list[TrafficSample]:
         dispatcher, *routes = versions.serve(1.0)
         stream = await dispatcher.stream(asked)
         assert versions.new.pid is not None

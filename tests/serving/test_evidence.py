@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from serving.rollout import Bets, Evidence, Seen
+from serving.rollout import Bets, Evidence, TrafficSample
 from serving.settings import RolloutSettings
 
 SETTINGS = RolloutSettings()
@@ -19,10 +19,10 @@ def watch(
     """What speaks against a version after up to 500 looks at two requests of each side."""
     evidence, draw = Evidence(SETTINGS), random.Random(seed)
 
-    def look(times: float, failing: float) -> Seen:
+    def look(times: float, failing: float) -> TrafficSample:
         failed = sum(draw.random() < failing for _ in range(2))
         seconds = [draw.lognormvariate(0, 0.25) for _ in range(2 - failed)]
-        return Seen(
+        return TrafficSample(
             answered=2 - failed,
             failed=failed,
             seconds=[one * (times if draw.random() < slow_share else 1) for one in seconds],
@@ -68,13 +68,13 @@ def test_two_failures_in_a_hundred_are_seen() -> None:
 def test_failures_that_both_versions_have_are_not_the_new_ones() -> None:
     evidence = Evidence(SETTINGS)
     for _ in range(100):
-        evidence.add(Seen(answered=9, failed=1), Seen(answered=9, failed=1), 0.5)
+        evidence.add(TrafficSample(answered=9, failed=1), TrafficSample(answered=9, failed=1), 0.5)
     assert evidence.against is None
 
 
 def test_one_failed_request_is_too_few_to_decide_by() -> None:
     evidence = Evidence(SETTINGS)
-    evidence.add(Seen(answered=3, failed=1), Seen(answered=40), 0.1)
+    evidence.add(TrafficSample(answered=3, failed=1), TrafficSample(answered=40), 0.1)
     assert evidence.against is None
 
 
@@ -82,8 +82,12 @@ def test_of_unequal_shares_only_a_large_slowdown_is_seen() -> None:
     """A token of a fuller batch takes longer, and an engine seldom asked finds its caches cold."""
     little, much = Evidence(SETTINGS), Evidence(SETTINGS)
     for _ in range(SETTINGS.warm_up + LOOKS):
-        little.add(Seen(answered=1, seconds=[1.5]), Seen(answered=1, seconds=[1.0]), 0.1)
-        much.add(Seen(answered=1, seconds=[9.0]), Seen(answered=1, seconds=[1.0]), 0.1)
+        little.add(
+            TrafficSample(answered=1, seconds=[1.5]), TrafficSample(answered=1, seconds=[1.0]), 0.1
+        )
+        much.add(
+            TrafficSample(answered=1, seconds=[9.0]), TrafficSample(answered=1, seconds=[1.0]), 0.1
+        )
     assert little.against is None
     assert "slower" in str(much.against)
 
@@ -92,24 +96,30 @@ def test_a_moment_in_which_one_engine_is_slow_counts_once() -> None:
     evidence = Evidence(SETTINGS)
     for look in range(LOOKS):
         slow = 9.0 if 100 <= look < 200 else 1.0
-        evidence.add(Seen(answered=1, seconds=[slow]), Seen(answered=1, seconds=[1.0]), 0.5)
+        evidence.add(
+            TrafficSample(answered=1, seconds=[slow]), TrafficSample(answered=1, seconds=[1.0]), 0.5
+        )
     assert evidence.against is None
 
 
 def test_cold_caches_of_the_first_answers_do_not_count() -> None:
     evidence = Evidence(SETTINGS)
     for _ in range(SETTINGS.warm_up):
-        evidence.add(Seen(answered=1, seconds=[9.0]), Seen(answered=1, seconds=[1.0]), 0.5)
+        evidence.add(
+            TrafficSample(answered=1, seconds=[9.0]), TrafficSample(answered=1, seconds=[1.0]), 0.5
+        )
     for _ in range(LOOKS):
-        evidence.add(Seen(answered=1, seconds=[1.0]), Seen(answered=1, seconds=[1.0]), 0.5)
+        evidence.add(
+            TrafficSample(answered=1, seconds=[1.0]), TrafficSample(answered=1, seconds=[1.0]), 0.5
+        )
     assert evidence.against is None
 
 
 def test_other_bits_than_the_evaluations_are_seen() -> None:
     evidence = Evidence(SETTINGS)
     for _ in range(20):
-        evidence.add(Seen(deviations=[0.4]), Seen(), 0.5)
+        evidence.add(TrafficSample(deviations=[0.4]), TrafficSample(), 0.5)
     assert evidence.against is None
     for _ in range(40):
-        evidence.add(Seen(deviations=[3.0]), Seen(), 0.5)
+        evidence.add(TrafficSample(deviations=[3.0]), TrafficSample(), 0.5)
     assert "its bits differ from the evaluation's" in str(evidence.against)

@@ -5,7 +5,7 @@ from time import monotonic
 
 import pytest
 
-from serving.rollout import RolledBack, Seen, roll_out
+from serving.rollout import RolledBack, TrafficSample, roll_out
 from serving.settings import RolloutSettings
 
 SETTINGS = RolloutSettings(steps=(0.5,), step_seconds=0.0)
@@ -17,7 +17,9 @@ class Scripted:
 
     version = "2"
 
-    def __init__(self, new: Seen, old: Seen, fault: Exception | None = None) -> None:
+    def __init__(
+        self, new: TrafficSample, old: TrafficSample, fault: Exception | None = None
+    ) -> None:
         self.share, self.gone = 0.0, False
         self._seen, self._fault = (new, old), fault
 
@@ -27,10 +29,10 @@ class Scripted:
     async def set_share(self, share: float) -> None:
         self.share = share
 
-    async def observe(self) -> tuple[Seen, Seen]:
+    async def observe(self) -> tuple[TrafficSample, TrafficSample]:
         if self._fault:
             raise self._fault
-        seen, self._seen = self._seen, (Seen(), Seen())
+        seen, self._seen = self._seen, (TrafficSample(), TrafficSample())
         return seen
 
     async def promote(self) -> None:
@@ -45,20 +47,20 @@ def run(traffic: Scripted) -> None:
 
 
 def test_version_that_fails_as_often_as_it_answers_is_out_however_few_requests_came() -> None:
-    traffic = Scripted(Seen(answered=1, failed=1), Seen(answered=9))
+    traffic = Scripted(TrafficSample(answered=1, failed=1), TrafficSample(answered=9))
     with pytest.raises(RolledBack, match="1 of 2"):
         run(traffic)
 
 
 def test_what_speaks_against_a_version_ends_its_rollout_at_once() -> None:
-    traffic = Scripted(Seen(answered=60, failed=40), Seen(answered=100))
+    traffic = Scripted(TrafficSample(answered=60, failed=40), TrafficSample(answered=100))
     with pytest.raises(RolledBack, match="40 of 100 requests failed on it, and 0 of 100"):
         run(traffic)
     assert traffic.gone and traffic.share == 0.0
 
 
 def test_one_request_that_is_still_under_way_at_the_end_is_no_fault() -> None:
-    traffic = Scripted(Seen(waiting=1), Seen(answered=9))
+    traffic = Scripted(TrafficSample(waiting=1), TrafficSample(answered=9))
     run(traffic)
     assert not traffic.gone and traffic.share == 1.0
 
@@ -67,13 +69,13 @@ class Undecided(Scripted):
     """Traffic on which two requests failed, which the old version answers after the step's time."""
 
     def __init__(self) -> None:
-        super().__init__(Seen(), Seen())
+        super().__init__(TrafficSample(), TrafficSample())
         self._began = monotonic()
 
-    async def observe(self) -> tuple[Seen, Seen]:
+    async def observe(self) -> tuple[TrafficSample, TrafficSample]:
         if monotonic() - self._began < 1.5 * REQUEST_SECONDS:
-            return Seen(undecided=2), Seen()
-        return Seen(failed=2), Seen()
+            return TrafficSample(undecided=2), TrafficSample()
+        return TrafficSample(failed=2), TrafficSample()
 
 
 def test_a_step_waits_for_what_the_old_version_says_to_requests_that_failed() -> None:
@@ -82,7 +84,7 @@ def test_a_step_waits_for_what_the_old_version_says_to_requests_that_failed() ->
 
 
 def test_unforeseen_fault_gives_the_old_version_its_traffic_back() -> None:
-    traffic = Scripted(Seen(), Seen(), ZeroDivisionError("injected"))
+    traffic = Scripted(TrafficSample(), TrafficSample(), ZeroDivisionError("injected"))
     with pytest.raises(ZeroDivisionError):
         run(traffic)
     assert traffic.gone and traffic.share == 0.0

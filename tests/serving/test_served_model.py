@@ -27,9 +27,9 @@ from serving.engine.protocol import Chunk, GenerateRequest, Refused
 from serving.engine.served_model import (
     BROKEN_EXIT_CODE,
     Job,
-    Scored,
     ServedModel,
     ServedTokenizer,
+    TokenLikelihood,
     TokenTexts,
     in_thread,
 )
@@ -200,7 +200,7 @@ def test_tokens_are_the_text_where_the_tokenizer_adds_to_it(begins: str) -> None
     if begins == "with a token of its own":
         tokens = [0, *tokens]
     texts = TokenTexts(ServedTokenizer(backend), text, len(tokens), 0)
-    told = [texts.score(Scored(token, -1.0)) for token in tokens]
+    told = [texts.score(TokenLikelihood(token, -1.0)) for token in tokens]
     assert [one.token for one in told][-6:] == ["the", " valve", "s", "", "", "漢"]
     assert "".join(one.token for one in told) == text
     assert told[-1].bytes == [0xA2] and told[-1].offset == len(text) - 1

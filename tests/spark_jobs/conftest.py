@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_jobs.clean.forgotten import Forgotten, ForgottenText, sign, write_signatures
+from spark_jobs.clean.forgotten import ForgottenText, ForgottenTexts, sign, write_signatures
 from spark_jobs.runtime.session import local_session
 from spark_jobs.text import fold, text_hash
 from tests.tiny import tiny_texts
@@ -85,13 +85,13 @@ def raw_corpus(tmp_path: Path) -> Corpus:
     return write
 
 
-def forget(folder: Path, texts: dict[str, str], confirmed: bool = False) -> Forgotten:
+def forget(folder: Path, texts: dict[str, str], confirmed: bool = False) -> ForgottenTexts:
     """Forget documents, given by id, as `llm-assets forget` does."""
     folder.mkdir(parents=True, exist_ok=True)
     hashes = {name: text_hash(fold(one)) for name, one in texts.items()}
     name = write_signatures(str(folder), sign({hashes[one]: texts[one] for one in texts}))
     searched = [ForgottenText(id=one, text_hash=hashes[one], confirmed=confirmed) for one in texts]
-    return Forgotten(
+    return ForgottenTexts(
         ids=tuple(texts),
         texts=tuple(hashes.values()),
         searched=tuple(searched),

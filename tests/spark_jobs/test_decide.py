@@ -17,7 +17,7 @@ from spark_jobs.clean import job as clean
 from spark_jobs.clean.decide import pairs
 from spark_jobs.clean.decide.near_duplicates import Edges, components
 from spark_jobs.clean.decide.pairs import connect
-from spark_jobs.runtime.parquet import PartRows, Place
+from spark_jobs.runtime.parquet import PartRows, RowLocation
 from spark_jobs.runtime.tasks import Work
 from spark_jobs.settings import CleanCorpusSettings, SplitSettings
 from tests.spark_jobs.conftest import forget
@@ -27,7 +27,7 @@ SPLIT = SplitSettings(
     validation=0.15, held_out=0.15, sources={"exam": "held_out", "general": "replay"}
 )
 
-NOTHING = clean.Forgotten()
+NOTHING = clean.ForgottenTexts()
 IN_MEMORY, BY_SPARK = 10**6, 0
 """Most documents that are decided over in memory."""
 
@@ -95,7 +95,7 @@ def clean_by(
     raw: Path,
     output: Path,
     earlier: Path | None = None,
-    forgotten: clean.Forgotten = NOTHING,
+    forgotten: clean.ForgottenTexts = NOTHING,
 ) -> dict:
     """The stats of a clean corpus in `output`, without what was forgotten."""
     spec = clean.CleanSpec(
@@ -253,7 +253,9 @@ def test_components_are_those_of_a_search_on_one_machine(
 
 
 def test_rows_of_parts_are_cut_into_groups_of_one_size() -> None:
-    rows = PartRows({2: Place("b", 0, 5), 0: Place("a", 0, 3), 5: Place("b", 1, 4)})
+    rows = PartRows(
+        {2: RowLocation("b", 0, 5), 0: RowLocation("a", 0, 3), 5: RowLocation("b", 1, 4)}
+    )
 
     groups = [
         [(number, first, last) for number, _, first, last in group] for group in rows.groups(4)

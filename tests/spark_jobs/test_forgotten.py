@@ -67,7 +67,7 @@ def test_forgotten_text_comes_back_neither_by_id_nor_by_copy_nor_from_the_record
     maker.make("first", [*raw, ("near", text(7) + " appendix")])
     parts = [pq.read_table(path) for path in sorted((tmp_path / "first/clean").glob("part-*"))]
     hashes = {row["id"]: row["text_hash"] for part in parts for row in part.to_pylist()}
-    forgotten = clean.Forgotten(ids=("near", "a7", "a8"), texts=(hashes["near"], hashes["a8"]))
+    forgotten = clean.ForgottenTexts(ids=("near", "a7", "a8"), texts=(hashes["near"], hashes["a8"]))
 
     # One is still in the sources with its copy, one comes under another name, one has left them.
     later = [*raw[:8], *raw[9:], ("near", text(7) + " appendix"), ("renamed", text(8))]
@@ -199,7 +199,7 @@ def test_without_the_signatures_nothing_is_made(maker: Maker, tmp_path: Path, fa
 
 def test_where_nothing_is_looked_for_no_text_is_read(maker: Maker, tmp_path: Path) -> None:
     raw = [(f"a{number}", text(number)) for number in range(9)]
-    maker.make("plain", raw, forgotten=clean.Forgotten(ids=("a1",)))
+    maker.make("plain", raw, forgotten=clean.ForgottenTexts(ids=("a1",)))
     assert not any("looking for forgotten" in line for line in maker.said)
     assert not (tmp_path / "plain" / "clean" / SIMILAR_NAME).exists()
 

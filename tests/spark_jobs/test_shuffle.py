@@ -17,7 +17,7 @@ from spark_jobs.settings import (
     TokenizedShardsSettings,
 )
 from spark_jobs.tokenize import job as tokenize
-from spark_jobs.tokenize.shards import Sent, shuffle
+from spark_jobs.tokenize.shards import NumberedRows, shuffle
 from tests.spark_jobs.splits import clean_table
 from tests.spark_jobs.test_growth import files_below
 from tests.spark_jobs.test_held_out import overlapping_texts
@@ -84,10 +84,10 @@ def test_what_parts_send_arrives_whole_and_once(spark: SparkSession) -> None:
     for number, row in sorted(pair for rows in sent for pair in rows):
         expected[number].append(row)
 
-    def send(part: tuple[int, Part]) -> list[Sent]:
+    def send(part: tuple[int, Part]) -> list[NumberedRows]:
         rows = sent[part[0]]
         table = pa.table({"row": pa.array([row for _, row in rows], pa.string())})
-        return [Sent(np.array([number for number, _ in rows], np.int64), table)]
+        return [NumberedRows(np.array([number for number, _ in rows], np.int64), table)]
 
     parts = [Part(str(number), 0, len(rows)) for number, rows in enumerate(sent)]
     arrived = shuffle(

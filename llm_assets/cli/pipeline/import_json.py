@@ -75,7 +75,7 @@ FLAT = {"cluster_prefix": ("cluster_config", "name_prefix")} | {
 
 
 @dataclass(frozen=True)
-class Imported:
+class ImportResult:
     """What a JSON file becomes."""
 
     pipeline: dict[str, Any]
@@ -86,7 +86,7 @@ class Imported:
     """What became of each key that has no setting of its own."""
 
 
-def import_file(path: Path, revision: str | None) -> Imported:
+def import_file(path: Path, revision: str | None) -> ImportResult:
     """Convert a JSON file.
 
     Args:
@@ -123,10 +123,10 @@ def import_file(path: Path, revision: str | None) -> Imported:
         EndpointMachineSettings.model_validate(cloud["endpoint"])
     except ValidationError as error:
         raise UserError(_faults(path, error)) from None
-    return Imported(pipeline, cloud, _notes(settings, rows))
+    return ImportResult(pipeline, cloud, _notes(settings, rows))
 
 
-def write_imported(imported: Imported, target: Path) -> None:
+def write_imported(imported: ImportResult, target: Path) -> None:
     """Write the pipeline file; raises UserError where there is one already."""
     if target.exists():
         raise UserError(f"{target} is there already. Give another place with --output.")

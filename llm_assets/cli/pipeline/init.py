@@ -16,7 +16,7 @@ from llm_assets.forecast import (
     OTHER_SECONDS,
     PARAMETERS,
     Base,
-    Text,
+    TextEstimate,
     bytes_written,
     describe_held_out,
     held_out_share,
@@ -48,7 +48,7 @@ FILES = {
 
 
 @dataclass(frozen=True)
-class Started:
+class InitResult:
     """A pipeline file that was written, and what it was written from."""
 
     path: Path
@@ -59,7 +59,7 @@ class Started:
 
 def write_pipeline(
     folder: Path, name: str | None, target: Path | None, seconds: float = LOOK_SECONDS
-) -> Started:
+) -> InitResult:
     """Look at a folder and write a pipeline file for it.
 
     Args:
@@ -115,7 +115,7 @@ def write_pipeline(
     held_out, obstacle = describe_held_out(settings, text)
     if obstacle is None:
         notes.append(held_out)
-    return Started(path, [*notes, *_costs(settings, text)], obstacle)
+    return InitResult(path, [*notes, *_costs(settings, text)], obstacle)
 
 
 _HEADER = """# Written by `llm-assets init` for this folder. docs/settings.md has every key.
@@ -135,7 +135,7 @@ def _lines(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 _Dumper.add_representer(str, _lines)
 
 
-def _choices(text: Text) -> dict[str, Any]:
+def _choices(text: TextEstimate) -> dict[str, Any]:
     """Held-out share, row length and budget for a text."""
     documents = max(1.0, text.documents or 0)
     gate = PipelineSettings.model_fields["model_version"].default.gate
@@ -152,7 +152,7 @@ def _choices(text: Text) -> dict[str, Any]:
     }
 
 
-def _costs(settings: PipelineSettings, text: Text) -> list[str]:
+def _costs(settings: PipelineSettings, text: TextEstimate) -> list[str]:
     """Minutes and gigabytes of a first run."""
     steps = settings.checkpoint.budget.steps or 0
     seconds = steps * TOKENS_PER_STEP / tokens_per_second(PARAMETERS)

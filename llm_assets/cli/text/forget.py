@@ -28,7 +28,7 @@ from llm_assets.forgetting.certificate import (
     search_corpora,
 )
 from llm_assets.forgetting.erase import (
-    Decision,
+    ForgetDecision,
     ForgottenDocument,
     Similar,
     WithdrawnVersion,
@@ -63,7 +63,7 @@ JUDGED = ("eval_metrics", "model_version", "endpoint")
 
 
 @dataclass
-class Plan:
+class ForgetPlan:
     """What is to be forgotten."""
 
     entries: list[ForgottenDocument]
@@ -102,7 +102,7 @@ def find_documents(
 def forget(
     session: Session,
     identifiers: Sequence[str],
-    decision: Decision,
+    decision: ForgetDecision,
     similar: Similar | None,
     yes: bool,
     report: Report,
@@ -172,7 +172,11 @@ def forget(
 
 
 def undo(
-    session: Session, identifiers: Sequence[str], decision: Decision, yes: bool, report: Report
+    session: Session,
+    identifiers: Sequence[str],
+    decision: ForgetDecision,
+    yes: bool,
+    report: Report,
 ) -> None:
     """List forgotten documents that are wanted again, and with `yes` let them come back.
 
@@ -253,10 +257,10 @@ def _stated(stated: Forgetting) -> Iterator[str]:
 def _plan(
     session: Session,
     identifiers: Sequence[str],
-    decision: Decision,
+    decision: ForgetDecision,
     similar: Similar | None,
     report: Report,
-) -> Plan:
+) -> ForgetPlan:
     """Documents by their ids, those forgotten before as the list has them, and what goes with them.
 
     Raises:
@@ -265,7 +269,7 @@ def _plan(
     active = read_list(session.record.store, session.settings.name).active
     known = {one.id: one.survivor or one.id for one in active}
     owners = {known[one] for one in identifiers if one in known}
-    plan = Plan([one for one in active if one.belongs_to(owners)])
+    plan = ForgetPlan([one for one in active if one.belongs_to(owners)])
     new = [one for one in identifiers if one not in known]
     if not new:
         return plan
@@ -356,7 +360,7 @@ def _why_undecided(document: str, ngrams: int, holders: int) -> list[str]:
     return []
 
 
-def _list(session: Session, plan: Plan, report: Report) -> None:
+def _list(session: Session, plan: ForgetPlan, report: Report) -> None:
     runs = all_runs(session.record.store, session.registry.state())
     kept = [
         one.model_dump() | {"split": plan.splits.get(one.text_hash, "")}
@@ -378,7 +382,7 @@ def _list(session: Session, plan: Plan, report: Report) -> None:
 
 
 def _retrain(
-    session: Session, texts: Sequence[str], decision: Decision, report: Report
+    session: Session, texts: Sequence[str], decision: ForgetDecision, report: Report
 ) -> dict[str, ModelLoss] | None:
     """Make what serves once more without the texts, and withdraw every version that read them.
 
@@ -414,7 +418,7 @@ def _retrain(
 
 
 def _withdraw(
-    session: Session, affected: Sequence[int], decision: Decision, report: Report
+    session: Session, affected: Sequence[int], decision: ForgetDecision, report: Report
 ) -> None:
     state = session.registry.state()
     versions = [state.get(number) for number in affected]

@@ -108,7 +108,7 @@ def forget(
     from llm_assets.cli.session import open_session
     from llm_assets.cli.text import forget as forgetting
 
-    session, decision = open_session(), forgetting.Decision(by=name, reason=reason)
+    session, decision = open_session(), forgetting.ForgetDecision(by=name, reason=reason)
     documents = forgetting.find_documents(session, identifiers, path, source)
     if is_undone:
         forgetting.undo(session, documents, decision, yes, click.echo)

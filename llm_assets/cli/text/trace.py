@@ -26,7 +26,7 @@ from llm_assets.forgetting.erase import read_list
 from llm_assets.tracing.explain import find_dropped
 from llm_assets.tracing.trace import (
     MOST_CHARACTERS,
-    Asked,
+    AnswerToTrace,
     Trace,
     Tracer,
     answer_of_text,
@@ -44,7 +44,7 @@ def find_answers(
     request: str | None,
     text: str | None,
     version: int | None,
-) -> list[Asked]:
+) -> list[AnswerToTrace]:
     """The answers that are named; raises UserError where none is or it is not on record."""
     state = session.registry.state()
     if request is None:
@@ -63,7 +63,9 @@ def read_answer(path: Path) -> str:
         raise UserError(f"{path} cannot be read as text: {error}. Give a UTF-8 file.") from error
 
 
-def trace_answers(session: Session, asked: list[Asked], as_json: bool, report: Report) -> None:
+def trace_answers(
+    session: Session, asked: list[AnswerToTrace], as_json: bool, report: Report
+) -> None:
     """Trace answers and tell what was found."""
     state = session.registry.state()
     quiet: Report = (lambda line: None) if as_json else report

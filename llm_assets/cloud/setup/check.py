@@ -14,7 +14,7 @@ from llm_assets.cloud.settings import EndpointMachineSettings, GoogleCloudSettin
 from llm_assets.cloud.setup.check_rights import check_rights
 from llm_assets.cloud.setup.rights import APIS, Finding
 from llm_assets.cloud.vertex import REST_SECONDS, get_json, open_session, rest_url
-from llm_assets.pipes.failures import Place, explain
+from llm_assets.pipes.failures import JobService, explain
 
 QUOTA_KINDS = {
     "NVIDIA_H100_80GB": "nvidia_h100",
@@ -229,8 +229,8 @@ def check(settings: GoogleCloudSettings, uses_bigquery: bool = True) -> list[Fin
     return findings
 
 
-def _place(settings: GoogleCloudSettings) -> Place:
-    return Place(
+def _place(settings: GoogleCloudSettings) -> JobService:
+    return JobService(
         "Google Cloud",
         "cloudresourcemanager.googleapis.com",
         "roles/viewer",

@@ -24,11 +24,11 @@ from spark_jobs.clean.decide.decider import (
     NEAR,
     SPOILT,
     TEMPLATE,
+    DecidedDocuments,
     Decider,
+    DecisionContext,
     DocumentPart,
     Example,
-    Outcome,
-    Run,
 )
 from spark_jobs.clean.decide.pairs import (
     EDGE_SCHEMA,
@@ -204,7 +204,7 @@ class _Near:
 class SparkDecider(Decider):
     """Decides over any number of documents; the driver holds a few numbers of each part."""
 
-    def __init__(self, run: Run, parts: list[DocumentPart], documents: int) -> None:
+    def __init__(self, run: DecisionContext, parts: list[DocumentPart], documents: int) -> None:
         """With about how many documents there are, those of the record included."""
         self._run = run
         self._parts = parts
@@ -227,7 +227,7 @@ class SparkDecider(Decider):
     def texts_left(self) -> PartRows:
         return self._not_among(self._corpus.where("fault is null"))
 
-    def decide(self, past: list[DocumentPart]) -> Outcome:
+    def decide(self, past: list[DocumentPart]) -> DecidedDocuments:
         work = self._work
         parts = [*self._parts, *past]
         documents = self._corpus
@@ -245,7 +245,7 @@ class SparkDecider(Decider):
         decided = stay.select(
             "part", "row", F.col("cluster_name").alias("cluster"), "split", "slice"
         )
-        return Outcome(
+        return DecidedDocuments(
             stay=work.by_part(decided, DECIDED_SCHEMA, "bringing decisions to parts"),
             left=self._not_among(stay),
             duplicates=work.in_order(copies, "id", DUPLICATE_SCHEMA),

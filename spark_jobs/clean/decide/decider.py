@@ -22,10 +22,10 @@ from pyspark.sql import SparkSession
 from artifacts.numbers import sorted_unique
 from artifacts.progress import Report
 from artifacts.storage import files
-from spark_jobs.clean.forgotten import FORGOTTEN, SIMILAR, Forgotten
+from spark_jobs.clean.forgotten import FORGOTTEN, SIMILAR, ForgottenTexts
 from spark_jobs.clean.history import History, codes_of
 from spark_jobs.clean.prepare import PreparedPart
-from spark_jobs.runtime.parquet import Part, PartRows, Place, read_table, write_table
+from spark_jobs.runtime.parquet import Part, PartRows, RowLocation, read_table, write_table
 from spark_jobs.runtime.tasks import map_tasks
 from spark_jobs.settings import CleanCorpusSettings
 from spark_jobs.text import fold, shingle, sum_words
@@ -61,7 +61,7 @@ class DocumentPart:
     record: Part | None = None
     """Of texts that have left the sources: the record's rows that were prepared."""
 
-    def read(self, forgotten: Forgotten) -> pa.Table:
+    def read(self, forgotten: ForgottenTexts) -> pa.Table:
         """The part's documents, as rows of `DOCUMENT_SCHEMA`."""
         names = [name for name in DOCUMENT_SCHEMA.names if "record" not in name and name != "past"]
         documents = self.prepared.read(names)
@@ -83,7 +83,7 @@ class DocumentPart:
         return self.prepared.read([column])[column].take(rows).combine_chunks()
 
 
-def _faults(documents: pa.Table, forgotten: Forgotten, is_past: bool) -> pa.ChunkedArray:
+def _faults(documents: pa.Table, forgotten: ForgottenTexts, is_past: bool) -> pa.ChunkedArray:
     # A text that was once in a split stays on record, whatever the settings now say of it.
     nothing = pa.chunked_array([pa.nulls(documents.num_rows, pa.string())])
     is_forgotten = pc.or_(
@@ -176,13 +176,13 @@ TEMPLATE = "template"
 
 
 @dataclass(frozen=True)
-class Run:
+class DecisionContext:
     """What every decider works with."""
 
     spark: SparkSession
     settings: CleanCorpusSettings
     history: History | None
-    forgotten: Forgotten
+    forgotten: ForgottenTexts
     scratch: str
     """Folder for what is needed only until the job ends."""
     report: Report
@@ -199,7 +199,7 @@ class Example(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class DecidedDocuments:
     """What was decided over all documents."""
 
     stay: PartRows
@@ -247,7 +247,7 @@ class Decider(ABC):
         """Rows of the record whose texts no sound document of the corpus has."""
 
     @abstractmethod
-    def decide(self, past: list[DocumentPart]) -> Outcome:
+    def decide(self, past: list[DocumentPart]) -> DecidedDocuments:
         """Decide over the corpus, and the texts that have left it.
 
         Args:
@@ -285,7 +285,7 @@ def write_duplicates(spark: SparkSession, copies: PartRows, folder: str, report:
 
 
 def _write_file(
-    group: tuple[int, list[tuple[int, Place, int, int]]], folder: str
+    group: tuple[int, list[tuple[int, RowLocation, int, int]]], folder: str
 ) -> dict[str, Any]:
     number, pieces = group
     batches = [place.read().slice(first, last - first) for _, place, first, last in pieces]

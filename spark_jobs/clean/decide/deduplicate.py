@@ -33,7 +33,7 @@ from spark_jobs.clean.decide.decider import (
 from spark_jobs.clean.decide.near_duplicates import (
     Edges,
     NearDuplicates,
-    Prepared,
+    PreparedParts,
     comparison,
     components,
     find_near_duplicates,
@@ -214,7 +214,7 @@ class Decisions:
     """What became of every prepared document, in the order of the parts."""
 
     documents: pa.Table
-    """Those of `Prepared`, with `cluster`, `reason` (null: stays), `split` and `slice`."""
+    """Those of `PreparedParts`, with `cluster`, `reason` (null: stays), `split` and `slice`."""
     duplicates: pa.Table
     """Rows of `decider.DUPLICATE_SCHEMA`."""
     cluster_sizes: np.ndarray
@@ -271,7 +271,7 @@ def thin_out(
 
 
 def find_near(
-    prepared: Prepared,
+    prepared: PreparedParts,
     texts: Texts,
     settings: CleanCorpusSettings,
     fetch_shingles: Callable[[np.ndarray], list[np.ndarray]],

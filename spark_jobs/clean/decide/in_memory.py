@@ -11,11 +11,11 @@ from spark_jobs.clean.decide.decider import (
     DECIDED_SCHEMA,
     DUPLICATE_SCHEMA,
     PAST,
+    DecidedDocuments,
     Decider,
+    DecisionContext,
     DocumentPart,
     Example,
-    Outcome,
-    Run,
 )
 from spark_jobs.clean.decide.deduplicate import (
     Decisions,
@@ -24,7 +24,7 @@ from spark_jobs.clean.decide.deduplicate import (
     group_exact,
     thin_out,
 )
-from spark_jobs.clean.decide.near_duplicates import Prepared, fetch_shingles
+from spark_jobs.clean.decide.near_duplicates import PreparedParts, fetch_shingles
 from spark_jobs.clean.forgotten import FORGOTTEN, SIMILAR
 from spark_jobs.runtime.parquet import PartRows, split_rows, write_part_rows
 
@@ -32,10 +32,10 @@ from spark_jobs.runtime.parquet import PartRows, split_rows, write_part_rows
 class InMemoryDecider(Decider):
     """Decides on columns of whole arrays; Spark's tasks only make shingles, where the texts are."""
 
-    def __init__(self, run: Run, parts: list[DocumentPart]) -> None:
+    def __init__(self, run: DecisionContext, parts: list[DocumentPart]) -> None:
         self._run = run
         self._parts = parts
-        self._corpus = Prepared(parts, run.forgotten)
+        self._corpus = PreparedParts(parts, run.forgotten)
 
     def repeated_ids(self) -> list[tuple[str, int]]:
         ids = self._corpus.documents["id"]
@@ -54,9 +54,9 @@ class InMemoryDecider(Decider):
         sound = documents["text_hash"].filter(pc.is_null(documents["fault"]))
         return self._not_among(sound)
 
-    def decide(self, past: list[DocumentPart]) -> Outcome:
+    def decide(self, past: list[DocumentPart]) -> DecidedDocuments:
         run, settings = self._run, self._run.settings
-        prepared = Prepared([*self._parts, *past], run.forgotten) if past else self._corpus
+        prepared = PreparedParts([*self._parts, *past], run.forgotten) if past else self._corpus
         texts = group_exact(prepared.documents, run.history, settings.split)
         keep = settings.templates.keep
         documents, texts = thin_out(prepared.documents, texts, run.history, keep)
@@ -75,7 +75,7 @@ class InMemoryDecider(Decider):
         documents = decisions.documents
         present = documents.filter(pc.invert(documents["past"]))
         stay = present.filter(pc.is_null(present["reason"]))
-        return Outcome(
+        return DecidedDocuments(
             stay=_stay(decisions, prepared, run.scratch),
             left=self._not_among(stay["text_hash"]),
             duplicates=_duplicates(decisions, run.scratch),
@@ -103,7 +103,7 @@ class InMemoryDecider(Decider):
         return write_part_rows(self._run.scratch, CHOSEN_SCHEMA, chosen)
 
 
-def _stay(decisions: Decisions, prepared: Prepared, scratch: str) -> PartRows:
+def _stay(decisions: Decisions, prepared: PreparedParts, scratch: str) -> PartRows:
     numbers = np.flatnonzero(decisions.stays)
     columns = decisions.documents.select(DECIDED_SCHEMA.names[1:]).take(pa.array(numbers))
     return write_part_rows(scratch, DECIDED_SCHEMA, split_rows(numbers, prepared.offsets, columns))
@@ -136,7 +136,7 @@ def _histogram(values: np.ndarray) -> dict[int, int]:
     return dict(zip(found.tolist(), counts.tolist(), strict=True))
 
 
-def _examples(documents: pa.Table, prepared: Prepared, count: int) -> dict[str, list[Example]]:
+def _examples(documents: pa.Table, prepared: PreparedParts, count: int) -> dict[str, list[Example]]:
     examples: dict[str, list[Example]] = {}
     unshown = {None, PAST, FORGOTTEN, SIMILAR}
     for reason in sorted({*pc.unique(documents["reason"]).to_pylist()} - unshown):

@@ -25,16 +25,16 @@ from artifacts.numbers import run_starts, sorted_unique
 from artifacts.progress import Report
 from artifacts.storage import files
 from spark_jobs.clean.decide.decider import DocumentPart, chunks, jaccard, plausible, shingle_sets
-from spark_jobs.clean.forgotten import Forgotten
+from spark_jobs.clean.forgotten import ForgottenTexts
 from spark_jobs.clean.prepare import BUCKET_WINDOW, matrix_of
 from spark_jobs.runtime.parquet import READERS, cached_rows
 from spark_jobs.runtime.tasks import map_tasks
 
 
-class Prepared:
+class PreparedParts:
     """The prepared parts, addressed by document number over all of them."""
 
-    def __init__(self, parts: list[DocumentPart], forgotten: Forgotten) -> None:
+    def __init__(self, parts: list[DocumentPart], forgotten: ForgottenTexts) -> None:
         self.parts = parts
         with ThreadPoolExecutor(READERS) as readers:
             tables = list(readers.map(lambda part: part.read(forgotten), parts))
@@ -99,7 +99,7 @@ def comparison(
 
 def fetch_shingles(
     spark: SparkSession,
-    prepared: Prepared,
+    prepared: PreparedParts,
     numbers: np.ndarray,
     words: int,
     scratch: str,
@@ -240,19 +240,19 @@ def components(edges: Edges, count: int) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class _Verified:
+class _ComparedPairs:
     edges: Edges
     compared: int
     """Pairs that the signatures had not ruled out."""
 
 
-def _verify(codes: np.ndarray, count: int, compare: Compare, threshold: float) -> _Verified:
+def _verify(codes: np.ndarray, count: int, compare: Compare, threshold: float) -> _ComparedPairs:
     """Compare the pairs of these codes (`_unique`), and keep those that reach the threshold."""
     pairs = np.stack([codes // count, codes % count], axis=1) if count else np.empty((0, 2), int)
     similarity = compare(pairs)
     kept = similarity >= threshold
     edges = Edges(pairs[kept, 0], pairs[kept, 1], similarity[kept])
-    return _Verified(edges, int(np.sum(~np.isnan(similarity))))
+    return _ComparedPairs(edges, int(np.sum(~np.isnan(similarity))))
 
 
 def _star_pairs(buckets: list[Buckets]) -> Iterator[np.ndarray]:

@@ -27,7 +27,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from artifacts.numbers import run_starts
 from spark_jobs.clean.decide.decider import DocumentPart, plausible, shingle_sets
 from spark_jobs.clean.prepare import BUCKET_WINDOW, matrix_of
-from spark_jobs.runtime.parquet import Place
+from spark_jobs.runtime.parquet import RowLocation
 from spark_jobs.runtime.tasks import Work
 from spark_jobs.settings import NearDuplicateSettings
 
@@ -124,7 +124,7 @@ def window_pairs(
     return work.keep(rest, "pairing the other candidates")
 
 
-def _read_bands(_: int, item: tuple[DocumentPart, Place]) -> pa.Table:
+def _read_bands(_: int, item: tuple[DocumentPart, RowLocation]) -> pa.Table:
     part, place = item
     chosen = place.read()
     keys = matrix_of(part.read_rows("bands", chosen["row"]), np.int64)
@@ -188,7 +188,7 @@ Read = Callable[[DocumentPart, pa.Array], pa.Array]
 
 
 @dataclass(frozen=True)
-class Verified:
+class ComparedPairs:
     """Pairs that were compared."""
 
     edges: DataFrame
@@ -212,7 +212,7 @@ class Verifier:
         self._parts = parts
         self._settings = settings
 
-    def verify(self, pairs: DataFrame) -> Verified:
+    def verify(self, pairs: DataFrame) -> ComparedPairs:
         """Compare pairs (`PAIR_SCHEMA`), and keep those that reach the threshold."""
         threshold = self._settings.threshold
         signed = self._with_values(pairs, _read_signatures, pa.binary())
@@ -226,7 +226,7 @@ class Verifier:
         jaccard = common / (F.size("left") + F.size("right") - common)
         compared = shingled.select("low", "high", jaccard.alias("similarity"))
         compared = self._work.keep(compared, "comparing texts")
-        return Verified(compared.where(F.col("similarity") >= threshold), compared.count())
+        return ComparedPairs(compared.where(F.col("similarity") >= threshold), compared.count())
 
     def _with_values(self, pairs: DataFrame, read: Read, kind: pa.DataType) -> DataFrame:
         """Pairs, each with what is read of both texts: `low`, `high`, `left`, `right`."""
@@ -244,7 +244,7 @@ class Verifier:
 
 
 def _read_values(
-    _: int, item: tuple[DocumentPart, Place], read: Read, schema: pa.Schema
+    _: int, item: tuple[DocumentPart, RowLocation], read: Read, schema: pa.Schema
 ) -> pa.Table:
     part, place = item
     chosen = place.read()

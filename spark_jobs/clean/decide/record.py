@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
 from spark_jobs.clean.decide.decider import DOCUMENT_SCHEMA, DocumentPart
-from spark_jobs.clean.forgotten import Forgotten
+from spark_jobs.clean.forgotten import ForgottenTexts
 from spark_jobs.clean.history import (
     NONE,
     ON_RECORD,
@@ -42,7 +42,7 @@ RECORD_SCHEMA = pa.schema(
 def read_documents(
     work: Work,
     parts: Sequence[tuple[int, DocumentPart]],
-    forgotten: Forgotten,
+    forgotten: ForgottenTexts,
     split: SplitSettings,
 ) -> DataFrame:
     """Rows of `PLACED_SCHEMA` of some parts, each with its number."""
@@ -51,7 +51,7 @@ def read_documents(
 
 
 def _read(
-    _: int, item: tuple[int, DocumentPart], forgotten: Forgotten, split: SplitSettings
+    _: int, item: tuple[int, DocumentPart], forgotten: ForgottenTexts, split: SplitSettings
 ) -> pa.Table:
     number, part = item
     documents = part.read(forgotten)

@@ -16,7 +16,7 @@ from fsspec.utils import glob_translate
 from artifacts.errors import UserError, shown_in_line
 from artifacts.storage import files, transfer
 from spark_jobs.read.files.streams import LocalFile, RemoteFile, StoredFile
-from spark_jobs.read.opened import EXAMPLES, Unread
+from spark_jobs.read.opened import EXAMPLES, SkippedFiles
 from spark_jobs.read.settings import FORMATS, Files, format_of, kind_of
 from spark_jobs.runtime.pinned import ListedFile
 
@@ -33,7 +33,7 @@ class Walk:
     """One walk through a folder."""
 
     source: Files
-    unread: Unread
+    unread: SkippedFiles
     root: str
     """The folder, without links."""
     apart: frozenset[str] = frozenset()
@@ -126,15 +126,15 @@ MOST_PATHS = 100_000
 
 
 @dataclass
-class Found:
+class FileListing:
     """What a source's path leads to."""
 
     files: list[StoredFile] = field(default_factory=list)
     """In name order, of formats that are read."""
-    unread: Unread = field(default_factory=Unread)
+    unread: SkippedFiles = field(default_factory=SkippedFiles)
 
 
-def find_files(source: Files, apart: str | None = None, names: int = EXAMPLES) -> Found:
+def find_files(source: Files, apart: str | None = None, names: int = EXAMPLES) -> FileListing:
     """The source's files, and what is not read.
 
     Args:
@@ -145,7 +145,7 @@ def find_files(source: Files, apart: str | None = None, names: int = EXAMPLES) -
         UserError: nothing is there, nothing of a format that is read, or, unless the settings say
             otherwise, something that may not be read.
     """
-    found = Found(unread=Unread(most=names))
+    found = FileListing(unread=SkippedFiles(most=names))
     places: set[tuple[str, str]] = set()
     real_folder = cache(os.path.realpath)
     for url in expand_braces(source.path):
@@ -170,7 +170,7 @@ def find_files(source: Files, apart: str | None = None, names: int = EXAMPLES) -
     return found
 
 
-def _nothing_found(source: Files, url: str, unread: Unread) -> str:
+def _nothing_found(source: Files, url: str, unread: SkippedFiles) -> str:
     if unread.counts:
         return (
             f"Source {source.name!r}: no file at {shown_in_line(url)} is of a format that is read "
@@ -182,7 +182,7 @@ def _nothing_found(source: Files, url: str, unread: Unread) -> str:
     )
 
 
-def _match(source: Files, url: str, unread: Unread, apart: str | None) -> list[StoredFile]:
+def _match(source: Files, url: str, unread: SkippedFiles, apart: str | None) -> list[StoredFile]:
     filesystem, path = files.resolve(url)
     if files.is_local(url):
         return list(_match_local(source, path, unread, apart))
@@ -190,7 +190,7 @@ def _match(source: Files, url: str, unread: Unread, apart: str | None) -> list[S
 
 
 def _match_local(
-    source: Files, path: str, unread: Unread, apart: str | None
+    source: Files, path: str, unread: SkippedFiles, apart: str | None
 ) -> Iterator[StoredFile]:
     folder, pattern = _split_glob(path)
     if pattern is None and not os.path.isdir(path):
@@ -223,14 +223,14 @@ def _single(source: Files, path: str) -> Iterator[StoredFile]:
             f"Source {source.name!r}: {shown_in_line(path)} is a FIFO, socket or device, which has "
             "no end. Point `path` at a file or folder."
         )
-    unread = Unread()
+    unread = SkippedFiles()
     file = _local_file(path, os.path.basename(path), os.path.getsize(path), unread)
     if file is None:
         raise UserError(_nothing_found(source, path, unread))
     yield file
 
 
-def _local_file(path: str, name: str, size: int, unread: Unread) -> LocalFile | None:
+def _local_file(path: str, name: str, size: int, unread: SkippedFiles) -> LocalFile | None:
     # A name that is not UTF-8 is written out, as one that holds control characters.
     name = shown_in_line(os.fsencode(name).decode("utf-8", "backslashreplace"))
     form = format_of(name)
@@ -241,7 +241,7 @@ def _local_file(path: str, name: str, size: int, unread: Unread) -> LocalFile | 
 
 
 def _match_remote(
-    source: Files, filesystem: AbstractFileSystem, path: str, unread: Unread
+    source: Files, filesystem: AbstractFileSystem, path: str, unread: SkippedFiles
 ) -> Iterator[StoredFile]:
     folder, pattern = _split_glob(path)
     if pattern:

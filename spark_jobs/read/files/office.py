@@ -15,7 +15,7 @@ from urllib.parse import unquote
 from artifacts.errors import first_line
 from spark_jobs.read.document import Fault
 from spark_jobs.read.files.rows import FILE_BYTES, Row, check_unpacked, one_document
-from spark_jobs.read.files.streams import Content, Overlong, decode, lines_of, too_large
+from spark_jobs.read.files.streams import Content, OverlongLine, decode, lines_of, too_large
 
 _TIMING = re.compile(r"\d+|.*-->.*|WEBVTT.*|(NOTE|STYLE|REGION)\b.*")
 _TAG = re.compile(r"<[^>]*>")
@@ -34,7 +34,7 @@ def read_mail(content: Content) -> Iterator[Row]:
     shown = content.file.shown
     for number, message in enumerate(_messages(content), start=1):
         where = f"message {number}"
-        if isinstance(message, Overlong):
+        if isinstance(message, OverlongLine):
             yield too_large(content, where, message.length)
             continue
         try:
@@ -47,18 +47,18 @@ def read_mail(content: Content) -> Iterator[Row]:
             yield f"{content.file.name}:{number}", text, f"{shown}, {where}"
 
 
-def _messages(content: Content) -> Iterator[bytes | Overlong]:
+def _messages(content: Content) -> Iterator[bytes | OverlongLine]:
     """The messages of a mailbox; each begins with a line `From ...` after an empty one."""
     with content.open() as stream:
         message: list[bytes] = []
         size, before = 0, b"\n"
         for line in lines_of(stream, content.maximum_bytes):
-            if isinstance(line, Overlong):
+            if isinstance(line, OverlongLine):
                 size += line.length
                 continue
             if line.startswith(b"From ") and not before.strip():
                 if message:
-                    yield b"".join(message) if size <= content.maximum_bytes else Overlong(size)
+                    yield b"".join(message) if size <= content.maximum_bytes else OverlongLine(size)
                 message, size = [], 0
             else:
                 size += len(line)
@@ -67,7 +67,7 @@ def _messages(content: Content) -> Iterator[bytes | Overlong]:
                     message.append(line)
             before = line
         if message:
-            yield b"".join(message) if size <= content.maximum_bytes else Overlong(size)
+            yield b"".join(message) if size <= content.maximum_bytes else OverlongLine(size)
 
 
 def _mail_text(found: bytes) -> str:

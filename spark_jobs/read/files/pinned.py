@@ -13,7 +13,7 @@ from artifacts.progress import CountedProgress
 from artifacts.storage import files, transfer
 from spark_jobs.read.files.streams import MAGIC, LocalFile, RemoteFile, SourceChanged, StoredFile
 from spark_jobs.read.settings import Files
-from spark_jobs.runtime.pinned import PinnedFile, Stretch, read_line
+from spark_jobs.runtime.pinned import LineRange, PinnedFile, read_line
 
 READERS = 32
 """Threads; a bucket answers many requests at a time, and a footer is a few kilobytes."""
@@ -120,7 +120,7 @@ def _check_first_line(source: Files, file: StoredFile, pinned: PinnedFile) -> No
             return
 
 
-def _cut_lines(source: Files, file: StoredFile) -> Iterator[Stretch]:
+def _cut_lines(source: Files, file: StoredFile) -> Iterator[LineRange]:
     """The file's lines, some megabytes at a time.
 
     Raises:
@@ -132,10 +132,10 @@ def _cut_lines(source: Files, file: StoredFile) -> Iterator[Stretch]:
         lines += 1
         rows += not line.isspace()
         if size >= STRETCH_BYTES:
-            yield Stretch(size, lines, rows)
+            yield LineRange(size, lines, rows)
             size = lines = rows = 0
     if size:
-        yield Stretch(size, lines, rows)
+        yield LineRange(size, lines, rows)
 
 
 def _lines(source: Files, file: StoredFile) -> Iterator[bytes]:

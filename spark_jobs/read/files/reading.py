@@ -25,8 +25,8 @@ from spark_jobs.read.files.rows import Row
 from spark_jobs.read.files.streams import (
     BadFile,
     Content,
-    Passed,
     RemoteFile,
+    SkippedMember,
     SourceChanged,
     SourceFile,
     StoredFile,
@@ -277,7 +277,7 @@ def _of_file(file: SourceFile, source: Files, tick: Tick) -> Iterator[Document |
         return
     try:
         for member in members(content):
-            if isinstance(member, Passed):
+            if isinstance(member, SkippedMember):
                 reason = f"{UNREAD}{member.kind}"
                 yield Fault(reason, f"{reason}: {member.name}")
             else:

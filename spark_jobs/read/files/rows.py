@@ -23,7 +23,7 @@ from spark_jobs.read.files.streams import (
     BLOCK_BYTES,
     BadFile,
     Content,
-    Overlong,
+    OverlongLine,
     decode,
     decoded,
     lines_of,
@@ -49,7 +49,7 @@ def read_json(content: Content) -> Iterator[Row]:
     with content.open() as stream:
         for number, line in enumerate(lines_of(stream, content.maximum_bytes), start=1):
             where = f"line {number}"
-            if isinstance(line, Overlong):
+            if isinstance(line, OverlongLine):
                 yield too_large(content, where, line.length)
             elif line.strip():
                 yield _parse(line, content, where, number)
@@ -69,8 +69,10 @@ def _holds_lines(content: Content) -> bool:
     """Whether a `.json` file has an object on its first line, so that it is read line by line."""
     with content.open() as stream:
         lines = lines_of(stream, content.maximum_bytes)
-        first = next((line for line in lines if isinstance(line, Overlong) or line.strip()), b"")
-    if isinstance(first, Overlong):
+        first = next(
+            (line for line in lines if isinstance(line, OverlongLine) or line.strip()), b""
+        )
+    if isinstance(first, OverlongLine):
         return False
     try:
         return isinstance(json.loads(first), dict)
@@ -287,7 +289,7 @@ def _kind(value: Any) -> str:
     return next(found, f"of the type {type(value).__name__}")
 
 
-def whole(stream: IO[bytes], maximum: int) -> bytes | Overlong:
+def whole(stream: IO[bytes], maximum: int) -> bytes | OverlongLine:
     """All of a stream, or its length where it is longer than `maximum` bytes."""
     found = stream.read(maximum + 1)
     if len(found) <= maximum:
@@ -295,7 +297,7 @@ def whole(stream: IO[bytes], maximum: int) -> bytes | Overlong:
     length = len(found)
     while block := stream.read(1024 * 1024):
         length += len(block)
-    return Overlong(length)
+    return OverlongLine(length)
 
 
 FILE_BYTES = 512 * 1024 * 1024
@@ -358,7 +360,7 @@ def one_document(content: Content, maximum: int, extract: Callable[[bytes], str]
     """
     with content.open() as stream:
         found = whole(stream, maximum)
-    if isinstance(found, Overlong):
+    if isinstance(found, OverlongLine):
         yield too_large(content, "the file", found.length)
         return
     try:

@@ -55,7 +55,7 @@ class BadFile(UserError):
 
 
 @dataclass(frozen=True)
-class Overlong:
+class OverlongLine:
     """In place of a line that is longer than allowed; it was passed over, not kept."""
 
     length: int
@@ -110,7 +110,7 @@ def unpacked(
     return counted(openers[compression](), count)
 
 
-def lines_of(stream: IO[bytes], maximum: int) -> Iterator[bytes | Overlong]:
+def lines_of(stream: IO[bytes], maximum: int) -> Iterator[bytes | OverlongLine]:
     """The lines of a stream; of one that is longer than `maximum` bytes, only its length."""
     while line := stream.readline(maximum + 1):
         if len(line) <= maximum:
@@ -119,7 +119,7 @@ def lines_of(stream: IO[bytes], maximum: int) -> Iterator[bytes | Overlong]:
         length = len(line)
         while not line.endswith(b"\n") and (line := stream.readline(BLOCK_BYTES)):
             length += len(line)
-        yield Overlong(length)
+        yield OverlongLine(length)
 
 
 class _Watched(io.RawIOBase):
@@ -374,14 +374,14 @@ class Member(SourceFile):
 
 
 @dataclass(frozen=True)
-class Passed:
+class SkippedMember:
     """A member that is not read, and why."""
 
     kind: str
     name: str
 
 
-def members(content: Content) -> Iterator[Member | Passed]:
+def members(content: Content) -> Iterator[Member | SkippedMember]:
     """The files of an archive in its own order, each readable until the next is asked for.
 
     Raises:
@@ -400,7 +400,7 @@ def members(content: Content) -> Iterator[Member | Passed]:
         yield member
 
 
-def _zip(content: Content) -> Iterator[Member | Passed]:
+def _zip(content: Content) -> Iterator[Member | SkippedMember]:
     with content.file.open(content.tick) as handle:
         try:
             archive = zipfile.ZipFile(handle)
@@ -412,26 +412,26 @@ def _zip(content: Content) -> Iterator[Member | Passed]:
             if entry.flag_bits & 1:
                 raise BadFile(f"{content.file.shown} is encrypted. Unpack it, or take it out.")
             if stat.S_ISLNK(entry.external_attr >> 16):
-                yield Passed("link in an archive", _name(content, entry.filename))
+                yield SkippedMember("link in an archive", _name(content, entry.filename))
             else:
                 opener = partial(archive.open, entry)
                 yield _member(content, entry.filename, entry.file_size, opener)
 
 
-def _tar(content: Content) -> Iterator[Member | Passed]:
+def _tar(content: Content) -> Iterator[Member | SkippedMember]:
     with content.open() as stream:
         try:
             # A stream that goes one way only: what is compressed is unpacked once.
             archive = tarfile.open(fileobj=stream, mode="r|")  # noqa: SIM115 - closed with the stream
             for entry in archive:
                 if entry.isfile() and entry.size > TAR_MEMBER_BYTES:
-                    yield Passed("too large file in an archive", _name(content, entry.name))
+                    yield SkippedMember("too large file in an archive", _name(content, entry.name))
                 elif entry.isfile():
                     read = cache(partial(_tar_member, archive, entry))
                     yield _member(content, entry.name, entry.size, partial(_in_memory, read))
                 elif not entry.isdir():
                     kind = "link" if entry.issym() or entry.islnk() else "special file"
-                    yield Passed(f"{kind} in an archive", _name(content, entry.name))
+                    yield SkippedMember(f"{kind} in an archive", _name(content, entry.name))
         except tarfile.TarError as error:
             raise _unreadable(content, "tar", error) from error
 
@@ -454,18 +454,20 @@ def _in_memory(read: Callable[[], bytes]) -> IO[bytes]:
     return io.BytesIO(read())
 
 
-def _member(content: Content, path: str, size: int, opener: Callable[[], Any]) -> Member | Passed:
+def _member(
+    content: Content, path: str, size: int, opener: Callable[[], Any]
+) -> Member | SkippedMember:
     name = _name(content, path)
     form = format_of(path)
     hidden = any(part.startswith(".") and part != "." for part in path.split("/"))
     if hidden and not content.source.hidden:
-        return Passed("hidden", name)
+        return SkippedMember("hidden", name)
     if form is None:
-        return Passed(kind_of(path), name)
+        return SkippedMember(kind_of(path), name)
     if form.name == "archive":
-        return Passed("archive in an archive", name)
+        return SkippedMember("archive in an archive", name)
     if form.name not in content.source.formats:
-        return Passed(f"{form.name} files", name)
+        return SkippedMember(f"{form.name} files", name)
     return Member(f"{content.file.path}/{path}", name, size, form, opener)
 
 

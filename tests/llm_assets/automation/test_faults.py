@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from dagster import Failure, RunRequest
 
-from llm_assets.automation.decision import Question, Wait, run_key
+from llm_assets.automation.decision import TextQuestion, Wait, run_key
 from llm_assets.automation.launched import QUESTION_TAG
 from llm_assets.operation_settings import AutomationSettings
 from tests.faults import small_disk
@@ -19,7 +19,7 @@ def test_a_clock_that_was_set_back_holds_no_retry_back(automated: Automated) -> 
     request = automated.tick()
     assert isinstance(request, RunRequest)
     automated.end(automated.launch(request), succeeded=False)
-    question = Question(request.tags[QUESTION_TAG].split("-")[0], 1)
+    question = TextQuestion(request.tags[QUESTION_TAG].split("-")[0], 1)
     assert question.name == request.tags[QUESTION_TAG]
     runs = automated.instance.get_run_records()
     settings = AutomationSettings(retry_minutes=60)

@@ -16,7 +16,7 @@ from artifacts.store.store import Store
 from llm_assets.cloud.settings import GoogleCloudSettings
 from llm_assets.cloud.vertex import Vertex
 from llm_assets.config import PipelineSettings
-from llm_assets.endpoint.base import Served
+from llm_assets.endpoint.base import LiveAddress
 from llm_assets.endpoint.vertex import VertexServingPlatform
 from llm_assets.registry.vertex import VertexModelRegistry
 from tests.llm_assets.registry.conftest import base_entry, judge
@@ -79,7 +79,7 @@ class Cloud:
             place = f"models/{model}/{MANIFEST_NAME}"
             Store(f"gs://{BUCKET}").write_bytes(place, dump_with_checksum(manifest))
 
-    def serve(self, version: int) -> Served:
+    def serve(self, version: int) -> LiveAddress:
         platform = VertexServingPlatform(cloud_config_path=str(self.path))
         return platform.serve(self.pipeline, self.registry.get(version), self.reports.append)
 

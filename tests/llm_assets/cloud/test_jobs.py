@@ -21,7 +21,7 @@ from llm_assets.cloud.settings import (
 )
 from llm_assets.cloud.setup.check import needs
 from llm_assets.cloud.spending import START_HOURS, UTILIZATION, estimate_training
-from llm_assets.pipes.failures import Place, failure_of
+from llm_assets.pipes.failures import JobService, failure_of
 from llm_assets.runners.google_cloud import VertexTrainingRunner
 from recipes.settings import training_settings
 from recipes.spec import TrainingSpec
@@ -72,7 +72,9 @@ def test_account_that_the_caller_may_not_act_as_is_told_with_its_role(
     job = custom_job(settings, settings.training, [], "gs://local-bucket/jobs/output")
     with pytest.raises(PermissionDenied, match="act as service_account") as raised:
         client.create_custom_job(parent=settings.parent, custom_job=job)
-    place = Place("Vertex AI", "aiplatform.googleapis.com", "role", "local-project", "us-central1")
+    place = JobService(
+        "Vertex AI", "aiplatform.googleapis.com", "role", "local-project", "us-central1"
+    )
     text = failure_of(raised.value, "submitting", place).description or ""
     assert "roles/iam.serviceAccountUser on the job's service account" in text
 

@@ -13,7 +13,7 @@ from llm_assets.forgetting.replay import replay, train_once_more
 from llm_assets.registry.start import retire
 from llm_assets.registry.state import ModelVersion
 from llm_assets.runners.training import Train
-from llm_assets.tracing.training_text import Run, lessons_of, runs_behind
+from llm_assets.tracing.training_text import TrainingRun, lessons_of, runs_behind
 from recipes.spec import MODEL_FOLDER, SPEC_NAME, TrainingResult, TrainingSpec, read_metrics
 from tests.llm_assets.trained_store import TrainedStore
 from tests.recipes.conftest import kill_at, train_here
@@ -73,7 +73,7 @@ class Lab(TrainedStore):
         artifact = self.store.load("checkpoint", checkpoint)
         return (artifact.path / MODEL_FOLDER / WEIGHTS).read_bytes()
 
-    def runs_behind(self, checkpoint: str) -> list[Run]:
+    def runs_behind(self, checkpoint: str) -> list[TrainingRun]:
         """Those that a checkpoint's weights went through."""
         version = self.third.model_copy(update={"model_fingerprint": checkpoint})
         return runs_behind(self.store, self.registry.state(), version)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from recipes.evaluation.settings import Question, Rounds
+from recipes.evaluation.settings import GateQuestion, Rounds
 from recipes.evaluation.statistics import (
     FIRST_TERM,
     SPENDING_SUM,
@@ -78,7 +78,7 @@ def test_measuring_ends_when_a_gain_is_sure_or_none_is_likely(
     random = np.random.default_rng(0)
     sizes = np.full(50, 500.0)
     differences = (random.normal(0, noise, 50) - gain) * sizes
-    question = Question(look=1, readable=0, lifetime_error=0.05, smallest_effect=0.005)
+    question = GateQuestion(look=1, readable=0, lifetime_error=0.05, smallest_effect=0.005)
     rounds = Rounds(measured=1, planned=3, share=0.1)
     assert is_decided(differences, sizes, np.arange(50), question, rounds) is decided
 

@@ -28,9 +28,9 @@ from recipes.evaluation.results import Data
 from recipes.evaluation.settings import (
     BITS_PER_BYTE,
     EvaluationSettings,
+    GateQuestion,
     GenerationSettings,
     ModelSource,
-    Question,
 )
 from recipes.evaluation.spec import EvaluationSpec
 from tests.recipes.conftest import REPOSITORY
@@ -349,7 +349,7 @@ def test_measuring_ends_with_the_round_that_decides(
 ) -> None:
     """Two models that score the same need one round; where the question stays open, all is read."""
     budget = {"held_out_tokens": 400, "minimum_documents": 2}
-    question = Question(look=1, readable=0, lifetime_error=0.05, smallest_effect=0.005)
+    question = GateQuestion(look=1, readable=0, lifetime_error=0.05, smallest_effect=0.005)
     same = ModelSource(path=base_model, fingerprint="copy")
     alike = evaluate(make_evaluation(candidate=same, question=question, settings=budget), silent)
     assert alike["rounds"]["measured"] == 1 < alike["rounds"]["planned"]
