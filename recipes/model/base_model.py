@@ -20,6 +20,7 @@ from artifacts.errors import UserError
 from artifacts.program.lifetime import importing
 from artifacts.settings import Settings
 from artifacts.storage.files import sha256_of
+from recipes.model.tokenizer_conversion import FAST_NAME, convert, is_convertible
 from recipes.quiet import silence_libraries
 from recipes.settings import ModelFamily
 
@@ -109,6 +110,8 @@ def prepare(
         provenance = _from_folder(Path(settings.folder), folder, report)
     else:
         provenance = _from_hub(str(settings.hub), str(settings.revision), folder, report)
+    if not (folder / FAST_NAME).exists():
+        convert(folder, report)
     _check_trainable(folder, family, report)
     return provenance | _describe(folder)
 
@@ -190,10 +193,21 @@ def _from_folder(source: Path, folder: Path, report: Callable[[str], None]) -> d
 def _from_hub(
     hub: str, revision: str, folder: Path, report: Callable[[str], None]
 ) -> dict[str, Any]:
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.constants import is_offline_mode
 
     report(f"Downloading {hub} at {revision} from the Hugging Face Hub")
     snapshot = Path(snapshot_download(hub, revision=revision, allow_patterns=list(COPIED_PATTERNS)))
+    if not is_offline_mode() and not list(snapshot.glob("*.safetensors")):
+        names = HfApi().list_repo_files(hub, revision=revision)
+        pickled = [name for name in names if any(map(Path(name).match, PICKLED_PATTERNS))]
+        config = json.loads((snapshot / CONFIG_NAME).read_text())
+        then = _without_safetensors("model", config, pickled)
+        raise UserError(
+            f"`base_model`: {hub} on the Hub at {revision} has no safetensors. Fetch it with `hf "
+            f"download {hub} --revision {revision} --local-dir model` and give "
+            f"`base_model.folder: model` in place of `hub`; {then}"
+        )
     provenance = _from_folder(snapshot, folder, report)
     return provenance | {"source": f"Hugging Face Hub {hub} at {revision}"}
 
@@ -241,17 +255,35 @@ def _check_folder(folder: Path) -> Path:
             "never run. Choose a model whose architecture transformers has built in."
         )
     if not list(folder.glob("*.safetensors")):
-        pickled = [path.name for pattern in PICKLED_PATTERNS for path in folder.glob(pattern)]
-        found = f"only pickled weights ({', '.join(pickled)})" if pickled else "no weights"
+        found = [path.name for pattern in PICKLED_PATTERNS for path in folder.glob(pattern)]
+        raise UserError(f"`base_model`: {_without_safetensors(folder, config, found)}")
+    if not (folder / FAST_NAME).exists() and not is_convertible(folder):
+        missing = "nor a SentencePiece model or a vocab.json with merges.txt to make one of"
+        if config.get("model_type") == "marian":
+            missing = (
+                "and transformers cannot make one of Marian's two SentencePiece models, one for "
+                "the inputs and one for the targets"
+            )
         raise UserError(
-            f"`base_model`: {folder} holds {found}; safetensors are needed, since pickles can run "
-            "code. Convert them where you trust them, with transformers' save_pretrained."
-        )
-    if not (folder / "tokenizer.json").exists():
-        raise UserError(
-            f"`base_model`: {folder} has no tokenizer.json. Save its fast tokenizer beside it."
+            f"`base_model`: {folder} has no {FAST_NAME}, {missing}. Save its fast tokenizer beside "
+            "it, or choose a model that has one."
         )
     return folder
+
+
+def _without_safetensors(folder: Path | str, config: dict[str, Any], pickled: list[str]) -> str:
+    if not pickled:
+        return f"{folder} holds no weights; a folder with *.safetensors is needed."
+    pickled = sorted(pickled)
+    named = ", ".join(pickled if len(pickled) < 4 else [pickled[0], "...", pickled[-1]])
+    architecture = str((config.get("architectures") or ["AutoModel"])[0])
+    architecture = architecture if architecture.isidentifier() else "AutoModel"
+    return (
+        f"{folder} holds only pickled weights ({named}); safetensors are needed, since pickles can "
+        "run code. This reads them as plain numbers, which runs none of it, and writes "
+        f'safetensors beside them: python -c "from transformers import {architecture} as M; '
+        f"M.from_pretrained('{folder}', dtype='auto').save_pretrained('{folder}')\""
+    )
 
 
 def _copied_files(folder: Path) -> list[Path]:

@@ -1,13 +1,17 @@
 """Starting weights from anywhere become one pinned Hugging Face folder."""
 
 import json
+import shlex
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from pydantic import ValidationError
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, MambaConfig
 
 from artifacts.errors import UserError
@@ -18,7 +22,9 @@ from recipes.model.base_model import (
     libraries_of,
     prepare,
 )
-from tests.recipes.model.architectures import tiny_config, write_tiny
+from spark_jobs.tokenize.tokenizer import load_tokenizer
+from tests.old_tokenizers import write_old_tokenizer
+from tests.recipes.model.architectures import architectures, tiny_config, write_tiny
 
 
 @pytest.fixture
@@ -72,6 +78,53 @@ def test_an_architecture_that_cannot_be_trained_is_refused(source: Path, tmp_pat
 def test_pickled_weights_are_refused(source: Path, tmp_path: Path) -> None:
     (source / "model.safetensors").rename(source / "pytorch_model.bin")
     with pytest.raises(UserError, match=r"only pickled weights \(pytorch_model.bin\)"):
+        prepare(BaseModelSettings(folder=str(source)), tmp_path / "out")
+
+
+def test_sharded_pickled_weights_are_refused_with_a_command_that_converts_them(
+    source: Path, tmp_path: Path
+) -> None:
+    weights = load_file(source / "model.safetensors")
+    (source / "model.safetensors").unlink()
+    names = sorted(weights)
+    places = {name: f"pytorch_model-0000{1 + n % 2}-of-00002.bin" for n, name in enumerate(names)}
+    for place in set(places.values()):
+        part = {name: weights[name] for name in names if places[name] == place}
+        torch.save(part, source / place)
+    index = {"metadata": {}, "weight_map": places}
+    (source / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    with pytest.raises(UserError, match="pytorch_model-00001-of-00002") as refused:
+        prepare(BaseModelSettings(folder=str(source)), tmp_path / "out")
+    command = str(refused.value).partition("python -c ")[2]
+    subprocess.run([sys.executable, "-c", *shlex.split(command)], check=True, capture_output=True)
+    prepare(BaseModelSettings(folder=str(source)), tmp_path / "out")
+    converted = load_file(tmp_path / "out" / "model.safetensors")
+    assert converted.keys() == weights.keys()
+    assert all(torch.equal(converted[name], weights[name]) for name in names)
+
+
+@pytest.mark.parametrize("kind", ["opt", "llama"])
+def test_a_model_with_an_older_tokenizer_is_taken_over(kind: str, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    vocab_size = write_old_tokenizer(source, kind)
+    write_tiny(tiny_config(architectures()[kind], vocab_size=vocab_size), source)
+    stats = prepare(BaseModelSettings(folder=str(source)), tmp_path / "out")
+    assert not (source / "tokenizer.json").exists()
+    tokenizer = load_tokenizer(str(tmp_path / "out"))
+    assert stats["tokenizer_sha256"] == tokenizer.sha256
+    assert tokenizer.start_and_end(None, None)
+
+
+@pytest.mark.fault(
+    "base_model", "tokenizer of an older form alone", sees="which", then="nothing is trained"
+)
+def test_marian_with_two_sentencepiece_models_is_refused(source: Path, tmp_path: Path) -> None:
+    (source / "tokenizer.json").unlink()
+    with pytest.raises(UserError, match=r"no tokenizer.json, nor a SentencePiece model"):
+        prepare(BaseModelSettings(folder=str(source)), tmp_path / "out")
+    config = json.loads((source / "config.json").read_text()) | {"model_type": "marian"}
+    (source / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=r"Marian's two SentencePiece models"):
         prepare(BaseModelSettings(folder=str(source)), tmp_path / "out")
 
 
