@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from artifacts.errors import shown_in_line
 from artifacts.settings import value_at
-from spark_jobs.read.files.rows import WHOLE_JSON_BYTES
+from spark_jobs.read.files.rows import WHOLE_JSON_BYTES, table_rows
 from spark_jobs.read.files.streams import BadFile, Content, StoredFile, decode, lines_of
 from spark_jobs.read.opened import hash64
 from spark_jobs.read.settings import Files, FormatName
@@ -147,8 +147,7 @@ def _rows(content: Content) -> Iterator[Any]:
             if len(head) == HEAD_BYTES:
                 # A character may be cut at the end.
                 head = head[: head.rfind(b"\n") + 1]
-            delimiter = "\t" if form.ending == ".tsv" else ","
-            yield from csv.DictReader(io.StringIO(decode(head)[0], newline=""), delimiter=delimiter)
+            yield from table_rows(io.StringIO(decode(head)[0], newline=""))
         else:
             yield from _json_rows(content)
 

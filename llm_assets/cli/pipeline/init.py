@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from llm_assets.forecast import (
 )
 from llm_assets.preflight import LOOK_SECONDS
 from recipes.model.base_model import BaseModelSettings, source_files
+from serving.settings import EndpointSettings, listen
 from spark_jobs.read.files.find import find_files
 from spark_jobs.read.settings import FORMATS, Files, FormatName
 
@@ -36,6 +38,9 @@ LONG_DOCUMENT_TOKENS = 2048
 TRAINING_SECONDS = 420
 """Longest first training, so that the whole first run ends within a quarter of an hour."""
 LEAST_STEPS = 32
+DEFAULT_PORT: int = EndpointSettings.model_fields["port"].default
+PORTS = 20
+"""That are tried."""
 TEMPLATES = Path(__file__).with_name("project_files")
 FILES = {
     "dagster.yaml": "dagster.yaml",
@@ -106,6 +111,9 @@ def write_pipeline(
             f"{'; '.join([*notes, *text.lines()[1:]])}."
         )
     chosen |= _choices(text)
+    if port := _other_port():
+        chosen["endpoint"] = {"port": port}
+        notes.append(f"the endpoint's port is {port}, since {DEFAULT_PORT} is in use")
     settings = PipelineSettings.model_validate(chosen)
     path.write_text(_HEADER.format(path=path) + yaml.dump(chosen, Dumper=_Dumper, sort_keys=False))
     counts = Counter(file.format.name for file in files)
@@ -150,6 +158,16 @@ def _choices(text: TextEstimate) -> dict[str, Any]:
         "tokenized_shards": {"sequence_length": length},
         "checkpoint": {"budget": budget},
     }
+
+
+def _other_port() -> int | None:
+    """The first free port above the default one where something listens on that, as the endpoint
+    of another project does."""
+    for port in range(DEFAULT_PORT, DEFAULT_PORT + PORTS):
+        with suppress(UserError):
+            listen("127.0.0.1", port).close()
+            return port if port != DEFAULT_PORT else None
+    return None
 
 
 def _costs(settings: PipelineSettings, text: TextEstimate) -> list[str]:

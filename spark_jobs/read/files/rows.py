@@ -6,12 +6,14 @@ import io
 import json
 import logging
 import math
+import re
 import sys
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from itertools import chain
 from string import Formatter
-from typing import IO, Any
+from typing import IO, Any, TextIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -99,19 +101,29 @@ def _read_whole_json(content: Content) -> Iterator[Row]:
 def read_csv(content: Content) -> Iterator[Row]:
     """The rows of a table with a line of column names."""
     csv.field_size_limit(min(content.maximum_bytes, sys.maxsize))
-    delimiter = "\t" if content.file.format.ending == ".tsv" else ","
     encoding = _other_encoding(content)
     if encoding:
         yield decoded(content, encoding)
     with content.open() as stream:
         text = io.TextIOWrapper(stream, encoding=encoding or "utf-8-sig", newline="")
         try:
-            rows = csv.DictReader(text, delimiter=delimiter, restkey="(more columns)")
+            rows = table_rows(text)
             _need_columns(content, list(rows.fieldnames or []))
             for number, record in enumerate(rows, start=1):
                 yield pick(record, content, f"row {number}", number)
         except csv.Error as error:
             raise BadFile(f"{content.file.shown} is not a readable table ({error}).") from error
+
+
+def table_rows(text: TextIO) -> "csv.DictReader[str]":
+    """The rows of a table, by what its columns' names are separated with.
+
+    Spreadsheets write semicolons where the comma is the decimal point.
+    """
+    head = text.readline()
+    unquoted = re.sub(r'"[^"]*"?', "", head)
+    separator = max("\t,;", key=unquoted.count)
+    return csv.DictReader(chain([head], text), delimiter=separator, restkey="(more columns)")
 
 
 def _other_encoding(content: Content) -> str | None:

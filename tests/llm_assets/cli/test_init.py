@@ -1,7 +1,9 @@
 """A pipeline file for a folder of text, as `llm-assets init` writes it."""
 
 import json
+import socket
 import zipfile
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -104,10 +106,22 @@ def test_an_archive_and_a_table_count_by_what_is_in_them(manuals: Path) -> None:
     assert stats["documents"] == 421 and not stats["dropped"]
 
 
+def test_a_second_project_gets_another_port_while_the_first_one_serves(manuals: Path) -> None:
+    with ExitStack() as stack:
+        with suppress(OSError):  # An endpoint of this machine's user may have it already.
+            stack.enter_context(socket.create_server(("127.0.0.1", 8010)))
+        started = write_pipeline(manuals, None, manuals.parent / "made.yaml")
+
+    port = load_settings(started.path).endpoint.port
+    assert 8010 < port < 8030
+    assert f"the endpoint's port is {port}, since 8010 is in use" in started.notes
+
+
 TABLES = {
     "tickets.json": json.dumps([{"key": 1, "fields": {"summary": "It leaks", "description": "x"}}]),
     "articles.jsonl": json.dumps({"title": "Pumps", "body": "A pump turns very slowly."}),
     "faq.csv": "id,question,answer\n1,Why?,It leaks.\n",
+    "export.csv": "Nummer;question;answer\n1,5;How many?;Two, or three.\n",
     "plain.jsonl": json.dumps({"text": "The valve opens.", "title": "Valve"}),
     "other.jsonl": json.dumps({"Symptom": "It makes a noise.", "Remedy": "Turn it off at once."}),
     "package.json": json.dumps({"version": 1}),
@@ -129,6 +143,7 @@ def test_each_table_is_read_by_its_own_columns(tmp_path: Path) -> None:
         "It leaks\nx",
         "Pumps\nA pump turns very slowly.",
         "Question: Why?\nAnswer: It leaks.",
+        "Question: How many?\nAnswer: Two, or three.",
         "The valve opens.",
         "Symptom: It makes a noise.\nRemedy: Turn it off at once.",
     }

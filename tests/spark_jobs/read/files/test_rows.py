@@ -124,6 +124,24 @@ def test_a_template_makes_one_text_of_the_columns_that_hold_any(tmp_path: Path) 
     assert not stats["dropped"]
 
 
+def test_a_table_is_separated_by_what_separates_its_column_names(tmp_path: Path) -> None:
+    folder = tmp_path / "text"
+    folder.mkdir()
+    (folder / "a.csv").write_text('"size, mm";text\n"1,5";"A pump; it turns."\n2;Short, sharp.\n')
+    (folder / "b.csv").write_text("text\nOne column; and, no other.\n")
+    (folder / "c.tsv").write_text("text\tstars\nTabs; and, more.\t5\n")
+
+    rows, _ = snapshot(files_source(folder), tmp_path / "raw")
+
+    texts = [row["text"] for row in rows]
+    assert texts == [
+        "A pump; it turns.",
+        "Short, sharp.",
+        "One column; and, no other.",
+        "Tabs; and, more.",
+    ]
+
+
 def test_of_several_templates_each_row_takes_the_one_that_it_has(tmp_path: Path) -> None:
     folder = tmp_path / "text"
     folder.mkdir()
