@@ -198,6 +198,26 @@ def _read_json(path: Path) -> dict[str, Any]:
     return content
 
 
+def fitting_vocab_size(place: str, config: dict[str, Any], tokenizer_size: int) -> int:
+    """How many ids a model has, by its config or else its tokenizer.
+
+    Args:
+        place: the model's folder or address, which the message names.
+        tokenizer_size: the tokenizer's largest id plus one.
+
+    Raises:
+        UserError: the tokenizer has more than the model.
+    """
+    stated = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
+    if stated and tokenizer_size > stated:
+        raise UserError(
+            f"The tokenizer in {place} has token ids up to {tokenizer_size - 1}, outside the "
+            f"model's vocabulary of {stated} (config.json). Resize the model's embeddings, or name "
+            "the tokenizer it was trained with."
+        )
+    return int(stated or tokenizer_size)
+
+
 def read_tokenizer(folder: Path) -> Any:
     """The tokenizer of a Hugging Face folder; raises UserError naming the folder."""
     from transformers import AutoTokenizer

@@ -8,6 +8,7 @@ checkpoint is input.
 import hashlib
 import importlib.metadata
 import json
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 from pydantic import model_validator
 
 from artifacts.errors import UserError
+from artifacts.model import fitting_vocab_size
 from artifacts.program.lifetime import importing
 from artifacts.settings import Settings
 from artifacts.storage.files import sha256_of
@@ -30,6 +32,10 @@ if TYPE_CHECKING:
 BASE_MODEL_CODE_VERSION = "1"
 CONFIG_NAME, ADAPTER_NAME = "config.json", "adapter_config.json"
 COPIED_PATTERNS = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "LICENSE*", "README*")
+HEADS = ("pooler.", "classifier.", "score.")
+"""What an encoder is published without, and learns or never needs."""
+DEEPER = re.compile(r"\.\d+\.")
+"""In the name of a tensor of a layer."""
 PICKLED_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
@@ -145,19 +151,59 @@ def _check_trainable(folder: Path, family: ModelFamily, report: Callable[[str], 
     """Refuse what training would refuse, before anything else is made from it."""
     with importing():
         silence_libraries()
+        from tokenizers import Tokenizer
+
         from recipes.model.causal_model import load_model
         from recipes.model.decoder.network import DECODER_MODEL_TYPES
         from recipes.model.probe import check_trainable
         from recipes.model.transformers_network import TransformersNetwork
 
     check_family(folder, family)
-    kind = json.loads((folder / CONFIG_NAME).read_text())["model_type"]
+    config = json.loads((folder / CONFIG_NAME).read_text())
+    try:
+        ids = Tokenizer.from_file(str(folder / FAST_NAME)).get_vocab(with_added_tokens=True)
+    except Exception as error:  # tokenizers raises no class of its own.
+        raise UserError(f"`base_model`: {folder}/{FAST_NAME} cannot be read: {error}") from None
+    fitting_vocab_size(str(folder), config, max(ids.values()) + 1)
+    # Quantized weights have other shapes, which their own libraries alone can tell.
+    if "quantization_config" not in config:
+        _check_weights(folder, family)
+    kind = config["model_type"]
     if family != "causal" or kind in DECODER_MODEL_TYPES:
         return
     report(f"Trying {kind} on packed rows")
     network = load_model(folder).network
     if isinstance(network, TransformersNetwork):
         check_trainable(network)
+
+
+def _check_weights(folder: Path, family: ModelFamily) -> None:
+    """Refuse weights that are not those of the config, of which the loader would make up some."""
+    import transformers
+
+    name = {
+        "causal": "AutoModelForCausalLM",
+        "sequence_to_sequence": "AutoModelForSeq2SeqLM",
+        "encoder": "AutoModel",
+    }[family]
+    _, found = getattr(transformers, name).from_pretrained(
+        folder, device_map="meta", ignore_mismatched_sizes=True, output_loading_info=True
+    )
+    absent = sorted(key for key in found["missing_keys"] if not key.startswith(HEADS))
+    if other := sorted(found["mismatched_keys"]):
+        key, held, wanted = other[0]
+        fault = f"{key} is {tuple(held)} there, and {tuple(wanted)} by {CONFIG_NAME}"
+    elif absent:
+        fault = f"{CONFIG_NAME} asks for {absent[0]}, which is not there"
+    elif extra := sorted(filter(DEEPER.search, found["unexpected_keys"])):
+        fault = f"{extra[-1]} is there, which {CONFIG_NAME} does not ask for"
+    else:
+        return
+    count = len(other or absent or extra)
+    raise UserError(
+        f"`base_model`: weights and {CONFIG_NAME} in {folder} disagree in {count} tensors: "
+        f"{fault}. Take both from the same revision of the model."
+    )
 
 
 def _from_package(package: str, folder: Path, report: Callable[[str], None]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from pydantic_core import to_json
 
 from artifacts.cache import cache_key, cached
 from artifacts.errors import UserError
-from artifacts.model import byte_letters
+from artifacts.model import byte_letters, fitting_vocab_size
 from artifacts.storage import files
 
 Engine = Literal["gigatoken", "hugging_face"]
@@ -106,7 +106,8 @@ def load_tokenizer(url: str) -> TokenizerFiles:
     definition["post_processor"] = definition["truncation"] = definition["padding"] = None
     config = json.loads(files.find(f"{url}/tokenizer_config.json") or b"{}")
     ids = [*_vocabulary(definition).values(), *(token["id"] for token in added)]
-    vocab_size = _vocab_size(url, max(ids) + 1)
+    model = json.loads(files.find(f"{url}/config.json") or b"{}")
+    vocab_size = fitting_vocab_size(url, model, max(ids) + 1)
     absent_letters = _absent_letters(definition)
     first_absent_id = max(vocab_size, max(ids) + 1)
     # In place of `json.dumps`, which takes 0.09 s for 49,000 tokens, seven times as long.
@@ -203,20 +204,6 @@ def _vocabulary(definition: dict[str, Any]) -> dict[str, int]:
     if isinstance(vocabulary, dict):
         return vocabulary
     return {piece: number for number, (piece, _) in enumerate(vocabulary)}
-
-
-def _vocab_size(url: str, tokenizer_size: int) -> int:
-    config = json.loads(files.find(f"{url}/config.json") or b"{}")
-    stated = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
-    if stated is None:
-        return tokenizer_size
-    if tokenizer_size > stated:
-        raise UserError(
-            f"The tokenizer in {url} has token ids up to {tokenizer_size - 1}, outside the model's "
-            f"vocabulary of {stated} (config.json). Resize the model's embeddings, or name the "
-            "tokenizer it was trained with."
-        )
-    return int(stated)
 
 
 def _chat_template(url: str, config: dict[str, Any]) -> str | None:

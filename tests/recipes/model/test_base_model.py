@@ -5,7 +5,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -22,9 +22,12 @@ from recipes.model.base_model import (
     libraries_of,
     prepare,
 )
+from recipes.settings import ModelFamily
 from spark_jobs.tokenize.tokenizer import load_tokenizer
 from tests.old_tokenizers import write_old_tokenizer
 from tests.recipes.model.architectures import architectures, tiny_config, write_tiny
+from tests.tiny import change_config
+from tests.tiny_models import encoder, encoder_decoder
 
 
 @pytest.fixture
@@ -69,7 +72,7 @@ def test_the_identity_follows_the_content_and_not_the_path(source: Path, tmp_pat
     "base_model", "architecture that cannot be trained", sees="its name", then="nothing is trained"
 )
 def test_an_architecture_that_cannot_be_trained_is_refused(source: Path, tmp_path: Path) -> None:
-    write_tiny(tiny_config(MambaConfig), source)
+    write_tiny(tiny_config(MambaConfig, vocab_size=512), source)
     with pytest.raises(UserError, match="MambaForCausalLM cannot be trained here"):
         prepare(BaseModelSettings(folder=str(source)), tmp_path / "out")
 
@@ -125,6 +128,49 @@ def test_marian_with_two_sentencepiece_models_is_refused(source: Path, tmp_path:
     config = json.loads((source / "config.json").read_text()) | {"model_type": "marian"}
     (source / "config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match=r"Marian's two SentencePiece models"):
+        prepare(BaseModelSettings(folder=str(source)), tmp_path / "out")
+
+
+@pytest.mark.fault(
+    "base_model", "weights that are not the config's", sees="a tensor", then="nothing is trained"
+)
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"num_hidden_layers": 3}, r"in 9 tensors: config.json asks for model.layers.2\."),
+        ({"num_hidden_layers": 1}, r"in 9 tensors: model.layers.1.* which config.json does not"),
+        ({"intermediate_size": 128}, r"in 6 tensors: .* is \(64, 160\) there, and \(64, 128\) by"),
+        ({"vocab_size": 4096}, r"embed_tokens.weight is"),
+        ({"vocab_size": 10}, r"token ids up to \d+, outside the model's vocabulary of 10"),
+    ],
+)
+def test_weights_that_are_not_the_configs_are_refused(
+    change: dict[str, int], fault: str, source: Path, tmp_path: Path
+) -> None:
+    change_config(source, tmp_path / "changed", **change)
+    with pytest.raises(UserError, match=fault):
+        prepare(BaseModelSettings(folder=str(tmp_path / "changed")), tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("write", "family"), [(encoder_decoder, "sequence_to_sequence"), (encoder, "encoder")]
+)
+def test_layers_that_other_families_lack_are_refused(
+    write: Callable[[Path], None], family: ModelFamily, tmp_path: Path
+) -> None:
+    write(tmp_path / "source")
+    prepare(BaseModelSettings(folder=str(tmp_path / "source")), tmp_path / "out", family=family)
+    layers = {"num_layers": 3, "num_hidden_layers": 3}
+    change_config(tmp_path / "source", tmp_path / "changed", **layers)
+    settings = BaseModelSettings(folder=str(tmp_path / "changed"))
+    with pytest.raises(UserError, match=r"config.json asks for \w+"):
+        prepare(settings, tmp_path / "out", family=family)
+
+
+@pytest.mark.fault("base_model", "damaged tokenizer", sees="the file", then="nothing is trained")
+def test_a_damaged_tokenizer_is_refused(source: Path, tmp_path: Path) -> None:
+    (source / "tokenizer.json").write_text('{"version": "1.0"')
+    with pytest.raises(UserError, match=r"tokenizer.json cannot be read"):
         prepare(BaseModelSettings(folder=str(source)), tmp_path / "out")
 
 
