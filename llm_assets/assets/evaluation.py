@@ -297,7 +297,7 @@ def evaluation_spec(
 
 def verdict_view(artifact: Artifact) -> dict[str, Any]:
     """What people see of a `model_version`."""
-    verdict = _read_verdict(artifact)
+    verdict = read_verdict(artifact)
     evaluation = artifact.store.load("eval_metrics", artifact.manifest.inputs["eval_metrics"])
     compared = verdict.comparisons
     rows = [
@@ -332,7 +332,7 @@ def _units(compared: list[Comparison]) -> str:
     return ", ".join(f"{unit} ({side} zero is better)" for unit, side in sorted(better))
 
 
-def _read_verdict(model_version: Artifact) -> Verdict:
+def read_verdict(model_version: Artifact) -> Verdict:
     return Verdict.model_validate_json((model_version.path / VERDICT_NAME).read_text())
 
 
@@ -346,7 +346,7 @@ def version_page(
     training = checkpoint_view(candidate) | training_cost(candidate.stats, cost_per_hour)
     measured = eval_view(evaluation) | answers_view(evaluation, most=None)
     exam = {name: measured[name] for name in EXAM_FIGURES if name in measured}
-    gate = verdict_view(verdict) if _read_verdict(verdict).comparisons else {}
+    gate = verdict_view(verdict) if read_verdict(verdict).comparisons else {}
     sections = {
         "What it knows": exam,
         "The gate": {name: of for name, of in gate.items() if name in GATE_FIGURES},
@@ -359,7 +359,7 @@ def version_page(
 
 def candidate_is_promoted(model_version: Artifact) -> AssetCheckResult:
     """Shows the gate's verdict; the endpoint reads the verdict itself."""
-    verdict = _read_verdict(model_version)
+    verdict = read_verdict(model_version)
     differences = {
         f"{compared.task}_minus_{compared.reference}": compared.difference
         for compared in verdict.comparisons
@@ -413,7 +413,7 @@ def model_version(
 
     def register(artifact: Artifact) -> dict[str, Any]:
         license = settings.license or base.stats["license"]
-        verdict = _read_verdict(artifact)
+        verdict = read_verdict(artifact)
         version = models.enter(candidate_entry(candidate, eval_metrics, license), verdict)
         place = page_path(pipeline.settings.name, version.version)
         price = pipeline.settings.automation.cost_per_hour

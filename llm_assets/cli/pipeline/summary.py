@@ -15,12 +15,14 @@ from artifacts.progress import format_duration
 from artifacts.shards.format import SPLITS
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Artifact, Store
-from llm_assets.assets.evaluation import UNMEASURED, exam_shares, read_samples
+from llm_assets.assets.evaluation import UNMEASURED, exam_shares, read_samples, read_verdict
 from llm_assets.assets.figures import sparkline
 from llm_assets.assets.stage import number
 from llm_assets.config import PipelineSettings
+from llm_assets.gate.verdict import Outcome, Verdict
 from recipes.evaluation.exam import read_questions
 from recipes.evaluation.settings import Metric, Rounds
+from recipes.settings import BUDGETS, TrainingSettings
 from recipes.spec import read_metrics
 
 SHOWN = (
@@ -55,7 +57,7 @@ def print_summary(
         *_training_lines(current["checkpoint"], current["tokenized_shards"]),
         *evaluation_lines(current["eval_metrics"]),
         *_exam_lines(current["eval_metrics"]),
-        *_verdict_lines(current["model_version"]),
+        *_verdict_lines(current["model_version"], settings.checkpoint),
         ("endpoint", f"{endpoint['url']} serves version {endpoint['version']}"),
     ]:
         table.add_row(label, text)
@@ -187,10 +189,41 @@ def _on_documents(evaluation: Artifact) -> str:
     return f", on {evaluation.stats['documents']['held_out']:,} documents{decided}"
 
 
-def _verdict_lines(version: Artifact) -> list[tuple[str, str]]:
+def _verdict_lines(version: Artifact, training: TrainingSettings) -> list[tuple[str, str]]:
     promoted = version.stats["promoted"]
     verdict = "[green]promoted[/]" if promoted else "[yellow]rejected, the incumbent stays[/]"
-    return [("verdict", f"{verdict}. {escape(' '.join(version.stats['reasons']))}")]
+    lines = [("verdict", f"{verdict}. {escape(' '.join(version.stats['reasons']))}")]
+    if not promoted and (trials := trials_after(read_verdict(version), training)):
+        lines.append(("to try", f"three other trainings, side by side: {escape(trials)}"))
+    return lines
+
+
+TOO_MUCH = {Outcome.CHANCE, Outcome.NOT_FINITE, Outcome.GENERAL_REGRESSION}
+"""What too large steps do: a model that diverged, or lost what it knew."""
+TOO_LITTLE = {Outcome.NOT_BETTER, Outcome.TIE}
+
+
+def trials_after(verdict: Verdict, training: TrainingSettings) -> str | None:
+    """The command that tries what most likely helps a training that was rejected.
+
+    The learning rate comes first: of all settings it is the one that a new text and model decide
+    most. Where too little was learnt, each rate has twice the training, too.
+
+    Returns:
+        None where other settings would not help, as with too few documents.
+    """
+    outcomes = {reason.outcome for reason in verdict.reasons}
+    if outcomes & TOO_MUCH:
+        factors, more = (1 / 3, 1 / 10, 1 / 30), ""
+    elif outcomes & TOO_LITTLE:
+        factors, more = (1, 3, 1 / 3), ""
+        for name in BUDGETS:
+            if amount := getattr(training.budget, name):
+                more = f" --set checkpoint.budget.{name}={2 * amount:g}"
+    else:
+        return None
+    rates = ",".join(f"{min(1, training.optimizer.learning_rate * one):.2g}" for one in factors)
+    return f"llm-assets experiment --set checkpoint.optimizer.learning_rate={rates}{more}"
 
 
 def _print_request(console: Console, endpoint: Mapping[str, Any], evaluation: Artifact) -> None:

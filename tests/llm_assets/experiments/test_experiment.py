@@ -2,6 +2,7 @@
 
 import io
 import json
+import shlex
 from typing import Any
 
 import pytest
@@ -9,20 +10,24 @@ from dagster import AssetKey, DagsterInstance, DagsterRunStatus
 from rich.console import Console
 
 from llm_assets.cli.pipeline.experiment import print_results
-from llm_assets.experiments.result import TrialResult, finding
-from llm_assets.gate.verdict import Comparison, GateSettings
+from llm_assets.cli.pipeline.summary import trials_after
+from llm_assets.config import load_settings
+from llm_assets.experiments.result import TrialResult, finding, ranked
+from llm_assets.experiments.trials import parse_changes
+from llm_assets.gate.verdict import Comparison, GateSettings, Outcome, Reason, Verdict
 from llm_assets.registry.local import LocalRegistry
+from recipes.settings import TrainingSettings
 from tests.conftest import Project
 from tests.llm_assets.in_process import TrainingHere, run_job
 
-RATE = "checkpoint.optimizer.learning_rate"
+RATE, STEPS = "checkpoint.optimizer.learning_rate", "checkpoint.budget.steps"
 USUAL, SMALL = f"{RATE}=0.01", f"{RATE}=0.0001"
 
 
 def experiment(
-    project: Project, instance: DagsterInstance, rates: list[object]
+    project: Project, instance: DagsterInstance, changes: dict[str, list[object]]
 ) -> DagsterRunStatus:
-    config = {"ops": {"trials": {"config": {"settings": {RATE: rates}}}}}
+    config = {"ops": {"trials": {"config": {"settings": changes}}}}
     return run_job(project, "experiment", config, instance, training=TrainingHere())
 
 
@@ -42,7 +47,7 @@ def results(instance: DagsterInstance) -> dict[str, TrialResult]:
 def test_two_settings_share_what_is_equal_and_nothing_is_promoted(with_shards: Project) -> None:
     before = LocalRegistry(with_shards.folder / "store", "manual").state()
     with DagsterInstance.ephemeral() as instance:
-        assert experiment(with_shards, instance, [0.01, 0.0001]) is DagsterRunStatus.SUCCESS
+        assert experiment(with_shards, instance, {RATE: [0.01, 0.0001]}) is DagsterRunStatus.SUCCESS
         usual, small = (results(instance)[name] for name in (USUAL, SMALL))
 
         assert usual.made == small.made == ("checkpoint", "trial_metrics")
@@ -53,7 +58,7 @@ def test_two_settings_share_what_is_equal_and_nothing_is_promoted(with_shards: P
         assert usual.gain_low and usual.gain_high
         assert usual.gain_low < usual.gain < usual.gain_high
 
-        assert experiment(with_shards, instance, [0.01, 0.0001]) is DagsterRunStatus.SUCCESS
+        assert experiment(with_shards, instance, {RATE: [0.01, 0.0001]}) is DagsterRunStatus.SUCCESS
         assert {one.made for one in results(instance).values()} == {()}
 
     assert LocalRegistry(with_shards.folder / "store", "manual").state() == before
@@ -93,7 +98,7 @@ def test_a_gain_is_told_by_its_bounds_and_has_to_matter(
 def test_a_trial_that_fails_is_a_row_and_the_others_go_on(project: Project) -> None:
     (project.folder / "text").rename(project.folder / "gone")
     with DagsterInstance.ephemeral() as instance:
-        assert experiment(project, instance, [0.01, 0.02]) is DagsterRunStatus.FAILURE
+        assert experiment(project, instance, {RATE: [0.01, 0.02]}) is DagsterRunStatus.FAILURE
         found = results(instance)
     assert {one.verdict for one in found.values()} == {"failed"} and len(found) == 2
     assert "raw_corpus: " in found[USUAL].reason and "matches no file" in found[USUAL].reason
@@ -135,3 +140,41 @@ def test_the_command_prints_what_came_of_it(with_shards: Project) -> None:
     assert best["made"] == other["made"] == ["checkpoint", "trial_metrics"]
     shown = with_shards.run("llm-assets", "experiment", "--set", f"{RATE}=0.01,0.0001")
     assert shown.returncode == 0 and "validation documents" in shown.stdout
+
+
+def test_a_model_that_learnt_too_little_comes_with_a_command_that_finds_a_better_one(
+    with_shards: Project,
+) -> None:
+    with_shards.configure(checkpoint={"optimizer": {"learning_rate": 0.0004}})
+    weak = Verdict.model_construct(reasons=[Reason(outcome=Outcome.NOT_BETTER, text="")])
+    advised = trials_after(weak, load_settings(with_shards.config).checkpoint)
+
+    assert advised == f"llm-assets experiment --set {RATE}=0.0004,0.0012,0.00013 --set {STEPS}=24"
+    (_, _, _, rates, _, steps) = shlex.split(advised)
+    with DagsterInstance.ephemeral() as instance:
+        tried: dict[str, list[object]] = {RATE: [0.0004], STEPS: [12]}
+        assert experiment(with_shards, instance, tried) is DagsterRunStatus.SUCCESS
+        (before,) = results(instance).values()
+    changes = parse_changes([rates, steps])
+    with DagsterInstance.ephemeral() as instance:
+        assert experiment(with_shards, instance, changes) is DagsterRunStatus.SUCCESS
+        best = ranked(results(instance).values())[0]
+
+    assert before.gain and best.gain and best.gain > before.gain
+
+
+@pytest.mark.parametrize(
+    ("outcome", "rates"),
+    [(Outcome.CHANCE, "0.033,0.01,0.0033"), (Outcome.GENERAL_REGRESSION, "0.033,0.01,0.0033")],
+)
+def test_a_model_that_lost_what_it_knew_is_advised_smaller_steps(
+    outcome: Outcome, rates: str
+) -> None:
+    verdict = Verdict.model_construct(reasons=[Reason(outcome=outcome, text="")])
+    training = TrainingSettings.model_validate({"optimizer": {"learning_rate": 0.1}})
+    assert trials_after(verdict, training) == f"llm-assets experiment --set {RATE}={rates}"
+
+
+def test_too_few_documents_are_not_helped_by_other_settings() -> None:
+    few = Verdict.model_construct(reasons=[Reason(outcome=Outcome.TOO_FEW_DOCUMENTS, text="")])
+    assert trials_after(few, TrainingSettings()) is None
