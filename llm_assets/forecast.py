@@ -177,10 +177,12 @@ def describe_held_out(settings: PipelineSettings, text: TextEstimate) -> tuple[s
     gate, split = settings.model_version.gate, settings.clean_corpus.split
     documents, expected = text.documents, text.held_out + text.documents * split.held_out
     if expected >= gate.minimum_documents:
-        gain = visible_gain(expected, gate, settings.eval_metrics)
+        gain, of_more = (
+            visible_gain(count, gate, settings.eval_metrics) for count in (expected, 4 * expected)
+        )
         return (
             f"about {expected:,.0f} documents will be held out, on which a gain of {gain:.3f} bits "
-            "per byte shows"
+            f"per byte shows; on four times as many, {of_more:.3f}"
         ), None
     told = (
         f"About {expected:.0f} of {documents + text.held_out:,.0f} documents would be held out, "

@@ -399,6 +399,11 @@ def judge_gain(found: Comparison, settings: GateSettings) -> list[Reason]:
     text = f"On {_text(found)} the candidate's {_figures(found)} against the "
     text += f"{found.reference}'s: "
     power = f"{missed}. A gain of {found.detectable:.4f} would have been found with 80 %."
+    if documents := found.documents_to_decide(settings.smallest_effect):
+        power += (
+            f" Were the gain as large as measured, about {documents:,} independent ones would "
+            "have decided."
+        )
     return [Reason(outcome=Outcome.NOT_BETTER, text=text + power)]
 
 

@@ -1,5 +1,6 @@
 """What a candidate must show to become champion, and the verdict: what was measured, and why."""
 
+import math
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Literal
@@ -121,6 +122,21 @@ class Comparison(BaseModel):
         if self.higher_is_better or self.low is None:
             return self.high if self.higher_is_better else None
         return -self.low
+
+    def documents_to_decide(self, smallest_effect: float) -> int | None:
+        """How many clusters find a gain of the size measured with a probability of 80 %.
+
+        A bound's distance and the error shrink with the root of their number.
+
+        Returns:
+            None where no number does, as the gain is none that matters, or was not bounded.
+        """
+        if self.detectable is None or self.surest_gain is None or self.gain <= smallest_effect:
+            return None
+        margin = self.gain - self.surest_gain
+        missed = self.detectable - max(margin, smallest_effect)
+        shrunk = min(self.gain / (margin + missed), (self.gain - smallest_effect) / missed)
+        return math.ceil(self.clusters / shrunk**2)
 
 
 class Quantization(BaseModel):

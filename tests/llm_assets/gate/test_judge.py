@@ -21,8 +21,10 @@ BASE, CANDIDATE, INCUMBENT = "base", "candidate", "incumbent"
 class Evaluation:
     """Scores of three models on 60 held-out and 40 general documents, to be changed by a test."""
 
-    def __init__(self, documents: int = 60, gain: float = 0.05, lost: float = 0.0) -> None:
-        random = np.random.default_rng(0)
+    def __init__(
+        self, documents: int = 60, gain: float = 0.05, lost: float = 0.0, seed: int = 0
+    ) -> None:
+        random = np.random.default_rng(seed)
         self.bytes = np.concatenate([random.integers(200, 2_000, documents), np.full(40, 500)])
         self.task = ["held_out"] * documents + ["general"] * 40
         self.cluster = [str(number) for number in range(documents + 40)]
@@ -376,6 +378,21 @@ def test_a_rejection_says_which_gain_would_have_been_found() -> None:
     assert detectable is not None and 0.005 < detectable < 0.02
     assert f"A gain of {detectable:.4f} would have been found with 80 %" in verdict.summary
     assert Evaluation(gain=detectable * 1.5).judge().promoted
+
+
+def test_a_rejection_says_how_many_documents_would_have_decided() -> None:
+    """On as many, a gain of the size measured is found in most draws."""
+    verdict = Evaluation(documents=30, gain=0.008).judge()
+    (comparison, *_) = verdict.comparisons
+    assert outcomes(verdict) == {Outcome.NOT_BETTER}
+    documents = comparison.documents_to_decide(verdict.thresholds.smallest_effect)
+    assert documents and documents > 30
+    assert f"about {documents:,} independent ones would have decided" in verdict.summary
+    draws = [Evaluation(documents, comparison.gain, seed=seed) for seed in range(1, 41)]
+    assert 0.65 < np.mean([one.judge().promoted for one in draws]) < 0.95
+    nothing = Evaluation(gain=0.0).judge()
+    assert nothing.comparisons[0].documents_to_decide(0.005) is None
+    assert "would have decided" not in nothing.summary
 
 
 def test_a_model_no_better_than_chance_is_never_promoted() -> None:
