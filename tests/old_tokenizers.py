@@ -32,11 +32,18 @@ SENTENCEPIECE["gemma"] = (
     SENTENCEPIECE["llama"][1]
     | {"add_dummy_prefix": False, "pad_id": 0, "eos_id": 1, "bos_id": 2, "unk_id": 3},
 )
+SENTENCEPIECE["deberta-v2"] = (
+    "spm.model",
+    {"pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3, "byte_fallback": True}
+    | {f"{name}_piece": f"[{name.upper()}]" for name in ("pad", "unk")}
+    | {"bos_piece": "[CLS]", "eos_piece": "[SEP]"},
+)
 """Model type to the file's name and how the published one was trained."""
 CONFIGURED: dict[str, dict[str, Any]] = {
     "t5": {"tokenizer_class": "T5Tokenizer", "extra_ids": 100},
     "mt5": {"tokenizer_class": "T5Tokenizer", "extra_ids": 0},
     "xlm-roberta": {},
+    "deberta-v2": {"do_lower_case": False, "vocab_type": "spm"},
     "llama": {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True},
     "mistral": {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True},
     "gemma": {"tokenizer_class": "GemmaTokenizer", "add_bos_token": True},

@@ -9,6 +9,7 @@ otherwise, the published ones too.
 
 # ruff: noqa: RUF001 - letters of many scripts that look like others
 import json
+from base64 import b64encode
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,7 +94,7 @@ def convert(folder: Path, report: Callable[[str], None]) -> None:
 def _by_sentencepiece(
     path: Path, definition: dict[str, Any]
 ) -> Callable[[str, "Tokenizer"], list[int | None]]:
-    """What sentencepiece says; `definition` gets the two things that transformers leaves out."""
+    """What sentencepiece says; `definition` gets what transformers leaves out."""
     from sentencepiece import SentencePieceProcessor
     from transformers.convert_slow_tokenizer import import_protobuf
 
@@ -101,6 +102,11 @@ def _by_sentencepiece(
     pieces = SentencePieceProcessor(model_file=str(path))
     if definition["model"]["type"] == "Unigram":
         definition["model"]["byte_fallback"] = proto.trainer_spec.byte_fallback
+        table = proto.normalizer_spec.precompiled_charsmap
+        if table and "precompiled_charsmap" not in json.dumps(definition["normalizer"]):
+            letters = {"type": "Precompiled", "precompiled_charsmap": b64encode(table).decode()}
+            after = [definition["normalizer"]] if definition["normalizer"] else []
+            definition["normalizer"] = {"type": "Sequence", "normalizers": [letters, *after]}
     elif proto.normalizer_spec.add_dummy_prefix:
         # Of a text that begins with a space, Metaspace makes no second one, as sentencepiece does.
         definition["normalizer"] = {

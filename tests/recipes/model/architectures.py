@@ -73,18 +73,18 @@ def tiny_config(kind: type[PretrainedConfig], **changes: Any) -> PretrainedConfi
     return kind(**{name: value for name, value in chosen.items() if value is not None})
 
 
-def write_tiny(config: PretrainedConfig, folder: Path) -> None:
+def write_tiny(config: PretrainedConfig, folder: Path, auto: Any = AutoModelForCausalLM) -> None:
     """A model with weights far from their mild start, so that every part of it shows.
 
     Raises:
         ValueError: the model is not tiny at these sizes.
     """
     with torch.device("meta"):
-        sketch = AutoModelForCausalLM.from_config(config)
+        sketch = auto.from_config(config)
     if sum(parameter.numel() for parameter in sketch.parameters()) > LARGEST:
         raise ValueError("too large at the sizes given")
     torch.manual_seed(1)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model = auto.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
