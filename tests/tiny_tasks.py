@@ -126,7 +126,7 @@ def shipped(
 ) -> Task:
     """A task by a pipeline file that is shipped, of which only sizes and places are changed."""
     settings = yaml.safe_load((CONFIG / f"{name}.yaml").read_text())
-    (source,) = settings["raw_corpus"]["sources"]
+    source = settings["raw_corpus"]["sources"][0]
     checkpoint = settings["checkpoint"]
     recipe = checkpoint.pop("recipe", "continued_pretraining")
     for section, sizes in TOY.items():

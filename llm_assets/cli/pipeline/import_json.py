@@ -16,7 +16,7 @@ from pydantic import Field, ValidationError
 
 from artifacts.errors import UserError
 from artifacts.settings import Settings
-from llm_assets.cloud.settings import EndpointMachineSettings, MachineSettings
+from llm_assets.cloud.settings import BUILT_IN, EndpointMachineSettings, MachineSettings
 from llm_assets.config import PipelineSettings
 
 INPUT_TOKENS, TARGET_TOKENS = 256, 30
@@ -24,6 +24,7 @@ INPUT_TOKENS, TARGET_TOKENS = 256, 30
 
 
 Text = Annotated[str, Field(pattern=r"\S")]
+VALIDATION = "validation"
 DATASET = r"^(gs://\S+|\w[\w.-]*(/\w[\w.-]*)?)$"
 """A name on the Hugging Face Hub, or files in a bucket."""
 
@@ -45,6 +46,17 @@ class TrainConfig(Settings):
     model_checkpoint: Text
     batch_size: int = Field(ge=1)
     epochs: float = Field(gt=0)
+    deepspeed: dict[str, Any] | Text | None = None
+    """A configuration of DeepSpeed or its file, which the programs have beside this JSON."""
+
+
+class DeployConfig(Settings):
+    """Machines of the endpoint."""
+
+    region: Text | None = None
+    machine_type: Text
+    gpu_type: Text
+    gpu_count: int = Field(ge=0)
 
 
 class ImportedSettings(Settings):
@@ -56,20 +68,22 @@ class ImportedSettings(Settings):
     summary_column: Text
     cluster_config: ClusterConfig
     train_config: TrainConfig
+    deploy_config: DeployConfig
     model_display_name: Text
-    deploy_machine_type: Text
-    deploy_gpu_type: Text
-    deploy_gpu_count: int = Field(ge=0)
     override_deploy: bool = False
     verify: bool = True
     enable_caching: bool = True
 
 
-FLAT = {"cluster_prefix": ("cluster_config", "name_prefix")} | {
-    name: (section, name)
-    for section, model in (("cluster_config", ClusterConfig), ("train_config", TrainConfig))
-    for name in model.model_fields
-    if name != "name_prefix"
+FLAT = {
+    "cluster_prefix": ("cluster_config", "name_prefix"),
+    **{f"deploy_{name}": ("deploy_config", name) for name in DeployConfig.model_fields},
+    **{
+        name: (section, name)
+        for section, model in (("cluster_config", ClusterConfig), ("train_config", TrainConfig))
+        for name in model.model_fields
+        if name != "name_prefix"
+    },
 }
 """Key of the flat form to its section and its name there."""
 
@@ -105,7 +119,7 @@ def import_file(path: Path, revision: str | None) -> ImportResult:
         "name": name or "imported",
         "description": f"{settings.model_display_name}: summaries, as {path.name} asked for.",
         "platform": "google_cloud",
-        "raw_corpus": {"sources": [_source(settings)]},
+        **_corpus(settings),
         "tokenized_shards": {
             "examples": {"input_tokens": INPUT_TOKENS, "target_tokens": TARGET_TOKENS}
         },
@@ -113,7 +127,7 @@ def import_file(path: Path, revision: str | None) -> ImportResult:
         "checkpoint": {
             "recipe": "sequence_to_sequence",
             "budget": {"epochs": training.epochs, "global_batch_size": rows},
-            "placement": {"device_batch_size": training.batch_size},
+            "placement": {"device_batch_size": training.batch_size} | _deepspeed(training, path),
         },
     }
     cloud = _cloud(settings)
@@ -178,16 +192,43 @@ def _fault(fault: Any) -> str:
     return f"{key + ': ' if key else ''}{fault['msg']} (got {fault['input']!r})."
 
 
-def _source(settings: ImportedSettings) -> dict[str, Any]:
+def _corpus(settings: ImportedSettings) -> dict[str, Any]:
     examples = {
         "form": "pairs",
         "document_column": settings.document_column,
         "summary_column": settings.summary_column,
     }
     if settings.dataset.startswith("gs://"):
-        return {"type": "files", "path": settings.dataset, "examples": examples}
-    subset = {"subset": settings.dataset_subset} if settings.dataset_subset else {}
-    return {"type": "hugging_face", "dataset": settings.dataset, **subset, "examples": examples}
+        source = {"type": "files", "path": settings.dataset, "examples": examples}
+        return {"raw_corpus": {"sources": [source]}}
+    subset = {"subset": settings.dataset_subset} if _has_subset(settings) else {}
+    source = {"type": "hugging_face", "dataset": settings.dataset, **subset, "examples": examples}
+    validation = source | {"name": VALIDATION, "split": VALIDATION}
+    return {
+        "raw_corpus": {"sources": [source, validation]},
+        "clean_corpus": {"split": {"sources": {VALIDATION: VALIDATION}}},
+    }
+
+
+def _has_subset(settings: ImportedSettings) -> bool:
+    return settings.dataset_subset not in (None, "default")
+
+
+def _deepspeed(training: TrainConfig, path: Path) -> dict[str, Any]:
+    """What a configuration of DeepSpeed divides; all else in it are settings of their own here."""
+    configuration = training.deepspeed
+    if isinstance(configuration, str):
+        file = path.parent / configuration
+        try:
+            configuration = json.loads(file.read_text())
+        except (OSError, ValueError) as error:
+            raise UserError(f"{path}: deepspeed: {file} cannot be read as JSON: {error}") from error
+    if configuration is None:
+        return {}
+    zero = configuration.get("zero_optimization") if isinstance(configuration, dict) else None
+    if not isinstance(zero, dict) or not zero.get("stage"):
+        raise UserError(f"{path}: deepspeed has no zero_optimization.stage of 1, 2 or 3.")
+    return {"deepspeed": {"configuration": {"zero_optimization": zero}}}
 
 
 def _model(checkpoint: str, revision: str | None, path: Path) -> dict[str, Any]:
@@ -202,7 +243,7 @@ def _model(checkpoint: str, revision: str | None, path: Path) -> dict[str, Any]:
 
 
 def _cloud(settings: ImportedSettings) -> dict[str, Any]:
-    cluster = settings.cluster_config
+    cluster, deploy = settings.cluster_config, settings.deploy_config
     return {
         "region": cluster.zone.rpartition("-")[0],
         "training": {
@@ -211,10 +252,17 @@ def _cloud(settings: ImportedSettings) -> dict[str, Any]:
             "replicas": cluster.node_count,
         },
         "endpoint": {
-            "machine_type": settings.deploy_machine_type,
-            **_accelerator(settings.deploy_gpu_type, settings.deploy_gpu_count),
+            "machine_type": deploy.machine_type,
+            # vLLM serves no encoder-decoders, and what does computes on processors.
+            **_accelerator(deploy.gpu_type, deploy.gpu_count if _has_own(deploy) else 0),
+            "vllm": None,
         },
     }
+
+
+def _has_own(deploy: DeployConfig) -> bool:
+    """Whether a machine of the endpoint comes with its accelerators or not at all."""
+    return bool(BUILT_IN.search(deploy.machine_type))
 
 
 def _accelerator(kind: str, count: int) -> dict[str, Any]:
@@ -224,8 +272,38 @@ def _accelerator(kind: str, count: int) -> dict[str, Any]:
 
 
 def _notes(settings: ImportedSettings, rows: int) -> list[str]:
-    cluster = settings.cluster_config
+    cluster, deploy = settings.cluster_config, settings.deploy_config
+    region = cluster.zone.rpartition("-")[0]
+    notes = []
+    if settings.dataset_subset and not _has_subset(settings):
+        notes.append("dataset_subset 'default': stands for none, so none is asked for")
+    if not settings.dataset.startswith("gs://"):
+        notes.append(
+            "the dataset's split validation: training looks at it; the gate has pairs of its own, "
+            "held out of the split train"
+        )
+    if settings.train_config.deepspeed is None:
+        notes.append(
+            "DeepSpeed is not asked for: FSDP2 divides weights, gradients and moments over the "
+            "GPUs as ZeRO-3 does; `checkpoint.placement.deepspeed: {stage: 3}` takes DeepSpeed"
+        )
+    else:
+        notes.append(
+            "deepspeed: of it, zero_optimization is checkpoint.placement.deepspeed; batch sizes, "
+            "precision and optimizer are settings of `checkpoint`"
+        )
+    if deploy.region not in (None, region):
+        notes.append(f"deploy_config.region {deploy.region!r}: all is done in one region, {region}")
     return [
+        *notes,
+        "endpoint: /predict writes summaries, by transformers on the machine's processors in the "
+        "image of `images/build.sh serve_transformers` (its name in `images.serve`), since vLLM "
+        "serves no encoder-decoders; "
+        + (
+            f"the GPUs that {deploy.machine_type} has are idle: choose a machine without"
+            if _has_own(deploy)
+            else f"deploy_config.gpu_count {deploy.gpu_count}: not asked for, they would be idle"
+        ),
         f"cluster_config.name_prefix {cluster.name_prefix!r}: not needed, since each job has "
         "machines of its own, which end with it",
         f"cluster_config.zone {cluster.zone!r}: Vertex AI chooses a zone of the region",

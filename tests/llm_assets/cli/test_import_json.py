@@ -5,14 +5,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from click.testing import CliRunner
+from transformers import T5Config, T5ForConditionalGeneration
 
 from artifacts.errors import UserError
 from llm_assets.cli.main import commands
 from llm_assets.cli.pipeline.import_json import import_file
-from llm_assets.cloud.settings import EndpointMachineSettings, MachineSettings
+from llm_assets.cloud.settings import ACCELERATORS, EndpointMachineSettings, MachineSettings
 from llm_assets.config import load_settings
+from recipes.deepspeed.settings import DeepSpeedSettings
 
 REVISION = "0" * 40
 PRESETS = {
@@ -20,9 +23,11 @@ PRESETS = {
     "two machines, T5 small": ("t5-small", 128, 1, 2, "a2-highgpu-8g", 8),
     "two machines, T5 XXL": ("google/t5-v1_1-xxl", 5, 6, 2, "a2-megagpu-16g", 16),
     "eight machines, T5 XXL": ("google/t5-v1_1-xxl", 5, 6, 8, "a2-megagpu-16g", 16),
+    "one machine, FLAN-T5 XXL": ("google/flan-t5-xxl", 8, 3, 1, "a2-ultragpu-8g", 8),
 }
 
 
+GPU_TYPES = {"a2-ultragpu-8g": "nvidia-a100-80gb"}
 SHIPPED = dict(
     zip(
         PRESETS,
@@ -31,6 +36,7 @@ SHIPPED = dict(
             "t5_small_two_machines",
             "t5_xxl_two_machines",
             "t5_xxl_eight_machines",
+            "flan_t5_xxl_one_machine",
         ),
         strict=True,
     )
@@ -40,6 +46,9 @@ SHIPPED = dict(
 
 def nested(preset: str = "one machine, T5 small", **changes: Any) -> dict[str, Any]:
     model, batch, epochs, nodes, machine, gpus = PRESETS[preset]
+    training = {"model_checkpoint": model, "batch_size": batch, "epochs": epochs}
+    if machine == "a2-ultragpu-8g":
+        training["deepspeed"] = {"train_batch_size": "auto", "zero_optimization": {"stage": 3}}
     return {
         "dataset": "cnn_dailymail",
         "dataset_subset": "3.0.0",
@@ -50,10 +59,10 @@ def nested(preset: str = "one machine, T5 small", **changes: Any) -> dict[str, A
             "zone": "us-central1-c",
             "node_count": nodes,
             "machine_type": machine,
-            "gpu_type": "nvidia-tesla-a100",
+            "gpu_type": GPU_TYPES.get(machine, "nvidia-tesla-a100"),
             "gpu_count": gpus,
         },
-        "train_config": {"model_checkpoint": model, "batch_size": batch, "epochs": epochs},
+        "train_config": training,
         "model_display_name": "t5",
         "deploy_machine_type": "n1-standard-32",
         "deploy_gpu_type": "NVIDIA_TESLA_V100",
@@ -91,8 +100,11 @@ def test_a_preset_becomes_a_pipeline_file_that_loads(preset: str, tmp_path: Path
     assert cloud["region"] == "us-central1"
     training = MachineSettings.model_validate(cloud["training"])
     assert (training.machine_type, training.accelerator_count) == (machine, gpus)
-    assert (training.accelerator_type, training.replicas) == ("NVIDIA_TESLA_A100", nodes)
-    assert EndpointMachineSettings.model_validate(cloud["endpoint"]).accelerator_count == 4
+    kind = GPU_TYPES.get(machine, "nvidia-tesla-a100").upper().replace("-", "_")
+    assert (training.accelerator_type, training.replicas) == (kind, nodes)
+    endpoint = EndpointMachineSettings.model_validate(cloud["endpoint"])
+    assert (endpoint.accelerator_count, endpoint.vllm) == (0, None)
+    assert "serves no encoder-decoders; deploy_config.gpu_count 4: not asked for" in ended.output
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -114,6 +126,77 @@ def test_flat_and_nested_say_the_same(tmp_path: Path) -> None:
     assert import_file(write(tmp_path, flat()), REVISION) == one
 
 
+def test_endpoint_machines_in_a_section_of_their_own(tmp_path: Path) -> None:
+    content = nested()
+    section = {"machine_type": "a2-highgpu-2g", "gpu_type": "NVIDIA_TESLA_A100", "gpu_count": 2}
+    content = {key: value for key, value in content.items() if not key.startswith("deploy_")}
+    content["deploy_config"] = section | {"region": "europe-west4"}
+    imported = import_file(write(tmp_path, content), REVISION)
+    assert imported.cloud["endpoint"]["accelerator_count"] == 2
+    notes = "\n".join(imported.notes)
+    assert "all is done in one region, us-central1" in notes
+    assert "the GPUs that a2-highgpu-2g has are idle" in notes
+
+
+def test_the_validation_set_is_what_training_looks_at(tmp_path: Path) -> None:
+    imported = import_file(write(tmp_path, nested(dataset_subset="default")), REVISION)
+    train, validation = imported.pipeline["raw_corpus"]["sources"]
+    assert "subset" not in train and "split" not in train
+    assert validation["split"] == "validation" and "subset" not in validation
+    split = imported.pipeline["clean_corpus"]["split"]
+    assert split == {"sources": {validation["name"]: "validation"}}
+    assert "dataset_subset 'default'" in "\n".join(imported.notes)
+
+
+def test_zero_3_is_kept_where_it_was_asked_for(tmp_path: Path) -> None:
+    zero = {"stage": 3, "offload_optimizer": {"device": "cpu"}, "overlap_comm": True}
+    own = {"gradient_accumulation_steps": 1, "bf16": {"enabled": "auto"}, "zero_optimization": zero}
+    (tmp_path / "deepspeed.json").write_text(json.dumps(own))
+    path = write(tmp_path, nested())
+    without = import_file(path, REVISION)
+    assert "deepspeed" not in without.pipeline["checkpoint"]["placement"]
+    assert "as ZeRO-3 does" in "\n".join(without.notes)
+    content = nested()
+    content["train_config"]["deepspeed"] = "deepspeed.json"
+    imported = import_file(write(tmp_path, content), REVISION)
+    output = tmp_path / "t5.yaml"
+    output.write_text(yaml.safe_dump(imported.pipeline | {"store": "gs://bucket/store"}))
+    deepspeed = load_settings(output).checkpoint.placement.strategy
+    assert isinstance(deepspeed, DeepSpeedSettings)
+    assert (deepspeed.stage, deepspeed.offload_optimizer) == (3, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("deepspeed", "message"),
+    [
+        ("absent.json", "absent.json cannot be read as JSON"),
+        ({"bf16": {}}, "no zero_optimization.stage"),
+        ({"zero_optimization": {"stage": 4}}, "stage"),
+    ],
+)
+def test_a_configuration_that_divides_nothing_is_refused(
+    deepspeed: Any, message: str, tmp_path: Path
+) -> None:
+    content = nested()
+    content["train_config"]["deepspeed"] = deepspeed
+    with pytest.raises(UserError, match=message):
+        import_file(write(tmp_path, content), REVISION)
+
+
+def test_flan_t5_xxl_fits_its_machine() -> None:
+    """As its file reckons: weights, gradients and two moments in float32, over eight GPUs."""
+    size = {"d_model": 4096, "d_ff": 10_240, "num_layers": 24, "num_heads": 64, "d_kv": 64}
+    gated = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
+    with torch.device("meta"):
+        model = T5ForConditionalGeneration(T5Config(vocab_size=32_128, **size, **gated))
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    assert 4 * parameters / 1e9 == pytest.approx(352 / 8, rel=0.01)
+    assert 16 * parameters / 1e9 == pytest.approx(176, rel=0.01)
+    block = sum(parameter.numel() for parameter in model.decoder.block[0].parameters())
+    assert 4 * block / 1e9 == pytest.approx(1, rel=0.05)
+    assert 2 * parameters < ACCELERATORS["NVIDIA_A100_80GB"].gigabytes * 2**30
+
+
 def test_files_in_a_bucket_and_switches_are_explained(tmp_path: Path) -> None:
     content = nested(
         dataset="gs://bucket/pairs-{1..3}.jsonl",
@@ -133,13 +216,13 @@ def test_files_in_a_bucket_and_switches_are_explained(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"datset": "x"}, "datset: unknown key"),
-        ({"deploy_gpu_count": "4"}, r"deploy_gpu_count: .* \(got '4'\)"),
+        ({"deploy_gpu_count": "4"}, r"deploy_config.gpu_count: .* \(got '4'\)"),
         ({"train_config": {"model_checkpoint": "t5-small", "epochs": 1}}, "batch_size: missing"),
         ({"document_column": ""}, "document_column: "),
         ({"summary_column": " "}, "summary_column: "),
         ({"dataset": "../../etc"}, r"dataset: .* \(got '../../etc'\)"),
         ({"dataset": "/etc"}, "dataset: "),
-        ({"deploy_gpu_count": 3}, "1, 2, 4, 8 or 16 accelerators, and not 3"),
+        ({"deploy_gpu_count": -1}, r"deploy_config.gpu_count: .* \(got -1\)"),
         ({"zone": "us-central1-a"}, "zone says what cluster_config says, too"),
         ({"cluster_config": 7, "zone": "us-central1-a"}, "zone says what cluster_config says"),
     ],
