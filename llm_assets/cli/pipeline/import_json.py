@@ -199,10 +199,11 @@ def _corpus(settings: ImportedSettings) -> dict[str, Any]:
         "summary_column": settings.summary_column,
     }
     if settings.dataset.startswith("gs://"):
-        source = {"type": "files", "path": settings.dataset, "examples": examples}
-        return {"raw_corpus": {"sources": [source]}}
+        stored = {"type": "files", "path": settings.dataset, "examples": examples}
+        return {"raw_corpus": {"sources": [stored]}}
     subset = {"subset": settings.dataset_subset} if _has_subset(settings) else {}
-    source = {"type": "hugging_face", "dataset": settings.dataset, **subset, "examples": examples}
+    source: dict[str, Any] = {"type": "hugging_face", "dataset": settings.dataset, **subset}
+    source["examples"] = examples
     validation = source | {"name": VALIDATION, "split": VALIDATION}
     return {
         "raw_corpus": {"sources": [source, validation]},
