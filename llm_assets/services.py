@@ -1,4 +1,4 @@
-"""Webserver, daemon and metrics of a project, kept running by supervisord until they are ended.
+"""Webserver, daemon, metrics and board of a project, which supervisord keeps running.
 
 supervisord starts a program again whenever it ends, and keeps its log at a bounded size. It listens
 on a socket in a folder that its owner alone may enter, among the machine's temporary ones: the
@@ -33,6 +33,7 @@ from artifacts.storage.files import make_private
 HOST = "127.0.0.1"
 PORT = 3000
 METRICS_PORT = 8011
+BOARD_PORT = 8012
 STATE_FOLDER = Path(".llm_assets/services")
 PROJECT_FILES = ("dagster.yaml", "workspace.yaml")
 START_SECONDS = 300.0
@@ -101,13 +102,15 @@ class ServiceState:
     """By supervisord, for people: pid and uptime, or how it ended."""
 
 
-def bring_up(folder: Path, config: Path, port: int, metrics_port: int, report: Report) -> None:
+def bring_up(
+    folder: Path, config: Path, port: int, metrics_port: int, board_port: int, report: Report
+) -> None:
     """Have a project's services run, and return once the UI answers; those that run already stay.
 
     Args:
         folder: absolute; holds dagster.yaml and workspace.yaml.
         config: the pipeline file.
-        port: of the UI; it and the metrics listen on loopback alone.
+        port: of the UI; it, the metrics and the board listen on loopback alone.
 
     Raises:
         UserError: the folder is no project, a port is taken, or a service does not start.
@@ -130,12 +133,15 @@ def bring_up(folder: Path, config: Path, port: int, metrics_port: int, report: R
     end_leftovers(state)
     _check_port("--port", port)
     _check_port("--metrics-port", metrics_port)
+    _check_port("--board-port", board_port)
     programs, workspace = Path(sys.executable).parent, ("-w", "workspace.yaml")
     webserver = str(programs / "dagster-webserver")
+    program = str(programs / "llm-assets")
     services = {
         "daemon": [str(programs / "dagster-daemon"), "run", *workspace],
         "webserver": [webserver, *workspace, "-h", HOST, "-p", str(port)],
-        "metrics": [str(programs / "llm-assets"), "metrics", "--port", str(metrics_port)],
+        "metrics": [program, "metrics", "--port", str(metrics_port)],
+        "board": [program, "board", "--port", str(board_port)],
     }
     environment = os.environ | {
         CONFIG_VARIABLE: str(config.absolute()),
@@ -146,7 +152,7 @@ def bring_up(folder: Path, config: Path, port: int, metrics_port: int, report: R
     environment.pop("DAGSTER_MODULE_NAME", None)
     try:
         start(state, services, environment)
-        _wait(state, (port, metrics_port), report)
+        _wait(state, (port, metrics_port, board_port), report)
     except BaseException:
         # Ctrl-C among them: nothing half started stays.
         stop(state)

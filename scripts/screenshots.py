@@ -3,6 +3,8 @@
     pip install playwright pillow         # apt-get install chromium
     make run && make ui                   # in a project whose graph was made
     python scripts/screenshots.py --all /tmp/pictures
+    llm-assets board &                    # and then those of the board
+    python scripts/screenshots.py --board docs/images
 
 Without --all, only the pictures that the docs show are taken.
 """
@@ -37,6 +39,16 @@ SENSORS = ("source_text_changed", "base_model_changed", "serving_quality", "endp
 SCHEDULES = ("weekly_retraining", "weekly_cleaning")
 NEWEST_RUN = "{ runsOrError(limit: 1) { ... on Runs { results { runId } } } }"
 PLOTS = "_plots"
+BOARD = {
+    "board_now": "/",
+    "board_versions": "/versions",
+    "board_version": "/versions/1",
+    "board_compare": "/versions/compare?a=0&b=1",
+    "board_ask": "/ask",
+    "board_text": "/text",
+    "board_decide": "/decide",
+}
+BOARD_DOCS = ("board_now", "board_ask")
 
 
 def pages(prefix: str, run: str) -> dict[str, str]:
@@ -80,6 +92,10 @@ def newest_run(page: Page, url: str) -> str:
 def picture(page: Page, url: str, path: Path) -> None:
     """Open a page, wait until it shows the same twice, and keep that."""
     page.goto(url)
+    if path.stem == "board_ask":
+        page.locator(".examples button").first.click()
+        page.locator("button.span").first.click()
+        page.evaluate("scrollTo(0, 0)")
     if path.stem.endswith(PLOTS):
         page.get_by_role("button", name="Plots").or_(page.get_by_text("Plots")).first.click()
     shown, before = b"", None
@@ -97,13 +113,15 @@ def main() -> None:
     """Take them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, help="where to write the pictures")
-    parser.add_argument("--url", default="http://127.0.0.1:3000", help="of the UI")
+    parser.add_argument("--board", action="store_true", help="of the board, not of the UI")
+    parser.add_argument("--url", help="of the UI or the board; where they are by default")
     parser.add_argument("--prefix", default="", help="of the asset keys, such as `manuals/`")
     parser.add_argument("--run", help="id of the run to show; the newest by default")
     parser.add_argument("--height", type=int, default=HEIGHT, help="of the window, in pixels")
     parser.add_argument("--only", nargs="*", default=(), help="names of pictures")
     parser.add_argument("--all", action="store_true", help="of every page, not of the docs' alone")
     given = parser.parse_args()
+    chosen = BOARD_DOCS if given.board else DOCS
     given.folder.mkdir(parents=True, exist_ok=True)
     chromium = shutil.which("chromium")
     if chromium is None:
@@ -112,10 +130,11 @@ def main() -> None:
         # As root, and in most containers, Chromium has no sandbox; it opens our own pages alone.
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": WIDTH, "height": given.height})
-        run = given.run or newest_run(page, given.url)
-        for name, path in pages(given.prefix, run).items():
-            if name in given.only or (not given.only and (given.all or name in DOCS)):
-                picture(page, given.url + path, given.folder / f"{name}.png")
+        url = given.url or f"http://127.0.0.1:{8012 if given.board else 3000}"
+        shown = BOARD if given.board else pages(given.prefix, given.run or newest_run(page, url))
+        for name, path in shown.items():
+            if name in given.only or (not given.only and (given.all or name in chosen)):
+                picture(page, url + path, given.folder / f"{name}.png")
         browser.close()
 
 

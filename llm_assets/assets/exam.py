@@ -1,18 +1,18 @@
 """What the text says, as questions."""
 
 from collections import defaultdict
+from collections.abc import Iterable
 from typing import Any
 
-import pyarrow.parquet as pq
 from dagster import AssetExecutionContext
 
 from artifacts.store.identity import Identity
 from artifacts.store.store import Artifact, Draft
 from llm_assets.assets.stage import BuildPlan, stage, table
+from llm_assets.exam.answers import AnswerPair, read_answers
 from llm_assets.exam.questions import CODE_VERSION, LIBRARIES, write_exam
 from llm_assets.exam.settings import ExamSettings
-from recipes.evaluation.exam import CLOSED_BOOK, EXAM_TASKS, METRIC, read_questions
-from recipes.evaluation.settings import TASK_SCORES_NAME
+from recipes.evaluation.exam import EXAM_TASKS, read_questions
 
 SHOWN = 20
 """Questions that the UI shows of a kind."""
@@ -43,25 +43,14 @@ def answers_view(evaluation: Artifact, most: int | None = SHOWN) -> dict[str, An
     Args:
         most: questions of a kind; None shows all.
     """
-    exam = evaluation.store.find_named("exam", evaluation.manifest.inputs.get("exam", ""))
-    if exam is None or not evaluation.stats.get("exam"):
+    answers = read_answers(evaluation, "base")
+    if not answers:
         return {}
-    questions = {question["id"]: question for question in read_questions(exam.path)}
-    scores = pq.read_table(evaluation.path / TASK_SCORES_NAME).to_pylist()
     right: dict[str, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
-    won: list[tuple[str, ...]] = []
-    lost: list[tuple[str, ...]] = []
-    for row in scores:
-        question = questions.get(row["sample"])
-        if row["task"] not in EXAM_TASKS or row["metric"] != METRIC or question is None:
-            continue
-        base, candidate = row["score_base"], row["score_candidate"]
-        right[question["relation"]][row["task"]].append((base, candidate))
-        if row["task"] == CLOSED_BOOK and base != candidate:
-            said = (_choice(question, row[f"chosen_{role}"]) for role in ("base", "candidate"))
-            (won if candidate > base else lost).append(
-                (" ".join(question["question"].split()), *said, question["value"])
-            )
+    for one in answers:
+        right[one.relation][one.task].append((one.before, one.after))
+    won = _told(one for one in answers if one.is_won)
+    lost = _told(one for one in answers if one.is_lost)
     asked = [task for task in EXAM_TASKS if any(task in of for of in right.values())]
     columns = ["relation", *(task.removeprefix("exam_").replace("_", " ") for task in asked)]
     shares = [(name, *map(_share, map(of.__getitem__, asked))) for name, of in right.items()]
@@ -74,8 +63,16 @@ def answers_view(evaluation: Artifact, most: int | None = SHOWN) -> dict[str, An
     }
 
 
-def _choice(question: dict[str, Any], place: int) -> str:
-    return str(question["choices"][place]).strip()
+def _told(answers: Iterable[AnswerPair]) -> list[tuple[str, str, str, str]]:
+    return [
+        (
+            " ".join(one.question["question"].split()),
+            one.said_before,
+            one.said_after,
+            one.question["value"],
+        )
+        for one in answers
+    ]
 
 
 def _share(answers: list[tuple[float, float]]) -> str:

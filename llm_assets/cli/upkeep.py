@@ -8,7 +8,15 @@ import click
 
 from artifacts.errors import shown
 from llm_assets.cli.options import json_option
-from llm_assets.services import HOST, METRICS_PORT, PORT, STATE_FOLDER, bring_up, stop
+from llm_assets.services import (
+    BOARD_PORT,
+    HOST,
+    METRICS_PORT,
+    PORT,
+    STATE_FOLDER,
+    bring_up,
+    stop,
+)
 
 
 @click.command()
@@ -103,8 +111,9 @@ port_option = click.option("--port", default=PORT, show_default=True, help=f"Of 
 @click.command()
 @port_option
 @click.option("--metrics-port", default=METRICS_PORT, show_default=True, help="Of the metrics.")
-def up(port: int, metrics_port: int) -> None:
-    """Start the UI, the daemon and the metrics.
+@click.option("--board-port", default=BOARD_PORT, show_default=True, help="Of the board.")
+def up(port: int, metrics_port: int, board_port: int) -> None:
+    """Start the board, the UI, the daemon and the metrics.
 
     Whichever of them dies is started again.
 
@@ -115,14 +124,16 @@ def up(port: int, metrics_port: int) -> None:
     from llm_assets.config import config_path, load_settings
 
     load_settings(config_path())
-    bring_up(Path.cwd(), config_path(), port, metrics_port, click.echo)
-    click.echo(f"UI: http://{HOST}:{port}   metrics: http://{HOST}:{metrics_port}/metrics")
+    bring_up(Path.cwd(), config_path(), port, metrics_port, board_port, click.echo)
+    click.echo(
+        f"board: http://{HOST}:{board_port}   UI: http://{HOST}:{port}   metrics: http://{HOST}:{metrics_port}/metrics"
+    )
     click.echo(shown(f"logs: {Path.cwd() / STATE_FOLDER}   end them with: llm-assets down"))
 
 
 @click.command()
 def down() -> None:
-    """Stop the UI, the daemon, the metrics and their runs.
+    """Stop what `up` started, and its runs.
 
     The endpoint keeps serving. A run that is stopped so counts as failed: after `up` it is launched
     again and continues where it was.
@@ -151,4 +162,32 @@ def metrics(port: int) -> None:
     serve_metrics(session.settings, session.record, session.registry, port, click.echo)
 
 
-SERVICES = (up, down, metrics)
+@click.command()
+@click.option("--port", default=BOARD_PORT, show_default=True, help=f"On {HOST}; 0 takes any.")
+def board(port: int) -> None:
+    """Ask, compare, see why and decide, in the browser.
+
+    What the model knows now that it did not know before, its versions, the text behind an answer,
+    and decisions. Part of `up`.
+
+    \b
+    Example:
+      llm-assets board --port 8013
+    """
+    from llm_assets.board.server import open_board, serve_board
+    from llm_assets.cli.session import open_session
+    from llm_assets.cli.versions import status_of
+
+    session = open_session()
+    command = [sys.argv[0], "--config", str(session.path.absolute())]
+    opened = open_board(
+        session.settings,
+        session.record,
+        session.registry,
+        lambda: status_of(session),
+        command,
+    )
+    serve_board(opened, port, click.echo)
+
+
+SERVICES = (up, down, metrics, board)

@@ -72,18 +72,18 @@ def _describe(store: Store, name: str, fingerprint: str, manifest: Manifest | No
         *gone,
         f"{name} {fingerprint}, made {manifest.created_at:%Y-%m-%d %H:%M} UTC by code version "
         f"{manifest.code_version}, revision {manifest.provenance.get('revision', 'unknown')}",
-        *(f"  {line}" for line in _listed(manifest.settings)),
+        *(f"  {line}" for line in listed(manifest.settings)),
         *(f"  library {name}: {version}" for name, version in manifest.libraries.items()),
     ]
     figures = {key: value for key, value in manifest.stats.items() if _is_small(value)}
-    return lines + [f"  {line}" for line in _listed(figures)]
+    return lines + [f"  {line}" for line in listed(figures)]
 
 
-def _listed(values: dict[str, Any], prefix: str = "") -> Iterator[str]:
+def listed(values: dict[str, Any], prefix: str = "") -> Iterator[str]:
     """`key: value` for every value, keys of inner mappings joined by a dot."""
     for key, value in values.items():
         if isinstance(value, dict):
-            yield from _listed(value, f"{prefix}{key}.")
+            yield from listed(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}: {value if isinstance(value, str) else json.dumps(value)}"
 

@@ -1,13 +1,12 @@
-"""What a browser is shown: a page that says what serves and lets one try it, and the OpenAPI."""
+"""What people who come to the endpoint are told: what it is, and the OpenAPI."""
 
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from serving.api.requests import (
@@ -28,11 +27,11 @@ QUESTIONS = {
     "/metrics": "Counters for Prometheus.",
     "/v1/models": "The models by name.",
 }
-SECURITY = {
-    "Content-Security-Policy": "default-src 'self'; style-src 'unsafe-inline'",
-    "X-Content-Type-Options": "nosniff",
-    "Cache-Control": "no-store",
-}
+ROOT = """\
+This is an endpoint for programs; its OpenAI base URL is this address with /v1 behind it.
+Routes: /openapi.json   State: /health
+To ask it in a browser, and see which text stands behind an answer: llm-assets board
+"""
 
 
 @cache
@@ -66,15 +65,8 @@ def _operation(text: str) -> dict[str, Any]:
     return {"summary": text, "responses": answers | {"default": {"description": "An error."}}}
 
 
-def _file(path: str, name: str, media_type: str) -> Route:
-    """The route of a file that lies beside this module."""
-    content = Path(__file__).with_name(name).read_bytes()
-
-    # Whole, whatever part is asked for: starlette's own refuse an odd Range in plain text.
-    async def answer(_: Request) -> Response:
-        return Response(content, headers=SECURITY, media_type=media_type)
-
-    return Route(path, answer)
+async def _root(_: Request) -> Response:
+    return PlainTextResponse(ROOT)
 
 
 async def _openapi(_: Request) -> Response:
@@ -82,8 +74,7 @@ async def _openapi(_: Request) -> Response:
 
 
 PAGES = [
-    _file("/", "page.html", "text/html"),
-    _file("/page.js", "page.js", "text/javascript"),
+    Route("/", _root),
     Route("/openapi.json", _openapi),
 ]
-"""The routes for browsers; they tell nothing that `/health` does not."""
+"""The routes for people; they tell nothing that `/health` does not."""

@@ -144,6 +144,13 @@ def write_clean(draft: Draft, texts: Sequence[str]) -> None:
         "source": ["manual"] * len(texts),
         "split": [split.get(number % 10, "train") for number in numbers],
         "text_hash": [f"text-{number}" for number in numbers],
+        "cluster": [f"text-{number}" for number in numbers],
     }
     pq.write_table(pa.table(columns), draft.path / "part-00000.parquet")
-    draft.stats |= {"documents": len(texts)}
+    draft.stats |= {
+        "documents": len(texts),
+        "dropped": {"too_short": 1},
+        "dropped_examples": {"too_short": [{"id": "manual/short", "text": texts[0]}]},
+        "length_histogram": {"64": len(texts)},
+        "splits": {"train": len(texts)},
+    }

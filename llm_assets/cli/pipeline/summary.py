@@ -68,8 +68,8 @@ def print_summary(
     times = ", ".join(f"{stage} {took:.0f} s" for stage, took in stages.items())
     console.print(f"\n{times or 'Everything was made before.'}", style="dim", highlight=False)
     console.print(
-        f"Done in {format_duration(seconds)}.\nSee it all as a graph: "
-        "[bold]llm-assets up[/]. End the endpoint: [bold]llm-assets stop[/].",
+        f"Done in {format_duration(seconds)}.\nAsk it, see why, decide: [bold]llm-assets board[/]. "
+        "The graph: [bold]llm-assets up[/]. End the endpoint: [bold]llm-assets stop[/].",
         highlight=False,
     )
 

@@ -121,36 +121,29 @@ def forget(
 @click.option("--text", help="The answer.")
 @click.option("--file", "path", type=click.Path(path_type=Path), help="A file with the answer.")
 @click.option("--version", type=int, help="Which version answered; the serving one by default.")
-@click.option("--page", is_flag=True, help="Ask in the browser instead.")
-@click.option("--port", type=click.IntRange(0, 65_535), default=8011, help="Of the page.")
 @json_option
 def trace(
     request: str | None,
     text: str | None,
     path: Path | None,
     version: int | None,
-    page: bool,
-    port: int,
     as_json: bool,
 ) -> None:
     """Find the training text behind an answer.
 
-    Text that the version was trained on and that stands in the answer, or is near it.
+    Text that the version was trained on and that stands in the answer, or is near it. The board
+    (`llm-assets board`) shows the same in the browser.
 
     \b
     Examples:
       llm-assets trace --request 5f0c2b       an answer that the endpoint gave
       llm-assets trace --text "The valve ..." any text, as if the serving version had said it
-      llm-assets trace --page                 the same in the browser
     """
     from llm_assets.cli.session import open_session
-    from llm_assets.cli.text.trace import find_answers, read_answer, serve_page, trace_answers
+    from llm_assets.cli.text.trace import find_answers, read_answer, trace_answers
 
-    if page:
-        serve_page(open_session(), port, click.echo)
-        return
     if request is None and text is None and path is None:
-        raise UserError("Name what to trace: --request ID, --text TEXT, --file PATH or --page.")
+        raise UserError("Name what to trace: --request ID, --text TEXT or --file PATH.")
     answer = read_answer(path) if path else text
     session = open_session()
     asked = find_answers(session, request, answer, version)

@@ -4,25 +4,17 @@ import json
 import random
 import re
 import shutil
-import threading
 from bisect import bisect_right
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
 
 import pytest
-import uvicorn
-from starlette.applications import Starlette
-from starlette.testclient import TestClient
 from tokenizers import Tokenizer
 
 from artifacts.errors import MissingArtifact, UserError
 from artifacts.shards.shard_set import Shard, ShardSet
-from llm_assets.cli.session import Session
-from llm_assets.cli.text.trace import build_page, read_answer, told
+from llm_assets.cli.text.trace import read_answer, told
 from llm_assets.maintenance import clean as maintenance
 from llm_assets.maintenance.retention import Removal, remove
 from llm_assets.operation_settings import ForgettingSettings, RetentionSettings
@@ -32,11 +24,9 @@ from llm_assets.tracing.passages import Passages, find_passages
 from llm_assets.tracing.trace import MOST_CHARACTERS, Trace, Tracer, answers_to_request
 from serving.engine.protocol import GenerateRequest
 from serving.journal import Journal
-from serving.settings import JournalSettings, listen
+from serving.settings import JournalSettings
 from serving.state import OfVersion
-from tests.browser import browser
 from tests.llm_assets.trained_store import LICENSE, TrainedStore
-from tests.needs import needs
 from tests.tiny import tiny_texts
 
 PLANTED = (
@@ -372,61 +362,3 @@ def test_an_expired_answer_is_found_no_more_and_removed_with_the_next(
         answers_to_request(lab.registry.state(), tmp_path, settings, "old", None)
     Journal(tmp_path, lambda: JournalSettings(keep="off")).write("new", VERSION, [], [])
     assert not past.exists()
-
-
-def session_of(lab: Lab) -> Session:
-    """What of a session the page uses."""
-    settings = SimpleNamespace(name="manual")
-    return cast(
-        Session,
-        SimpleNamespace(settings=settings, record=lab.record, registry=lab.registry),
-    )
-
-
-@contextmanager
-def served(page: Starlette) -> Iterator[str]:
-    """Serve a page on loopback as the command does; gives its address."""
-    with listen("127.0.0.1", 0) as listener:
-        server = uvicorn.Server(uvicorn.Config(page, log_level="warning"))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
-        finally:
-            server.should_exit = True
-            thread.join()
-
-
-def test_the_page_shows_all_of_it_and_nothing_untrusted_becomes_markup(lab: Lab) -> None:
-    with TestClient(build_page(session_of(lab)), base_url="http://127.0.0.1:8011") as page:
-        assert "<textarea" in page.get("/").text
-        answer = page.post("/", data={"text": f"{lab.said} {HOSTILE}"})
-        assert "script-src" not in answer.headers["content-security-policy"]
-        assert "<script" not in answer.text and "&lt;script&gt;alert(1)" in answer.text
-        assert lab.document in answer.text and re.search(r"verbatim.*version 2", answer.text, re.S)
-        assert page.post("/", data={"text": ""}).status_code == 400
-        attack = {"origin": "http://evil.example"}
-        assert page.post("/", data={"text": "x"}, headers=attack).status_code == 403
-        assert page.get("/", headers={"host": "evil.example"}).status_code == 400
-        assert page.post("/", content=b"x" * 2_000_000).status_code == 413
-        assert page.post("/", content=b"a&b&c&d&e&f&text=").status_code == 400
-
-
-@needs("Chromium")
-def test_the_page_in_a_browser(lab: Lab, tmp_path: Path) -> None:
-    answer = f"As the manual says, {lab.said[4:60]} and so on. {HOSTILE}"
-    with served(build_page(session_of(lab))) as address, browser(tmp_path) as page:
-        page.open(address)
-        page.evaluate(f"document.getElementById('text').value = {json.dumps(answer)}")
-        page.evaluate("document.querySelector('button').click()")
-        page.wait("Page.loadEventFired")
-        shown = page.evaluate("document.body.innerText")
-        assert "Only this page itself may ask" not in shown
-        marked = page.evaluate("document.querySelector('mark').textContent")
-        assert page.evaluate("document.scripts.length") == 0
-        styled = page.evaluate("getComputedStyle(document.querySelector('.card')).borderTopWidth")
-        page.screenshot(tmp_path / "page.png", 1000, 900)
-    assert "VERBATIM · version 2" in shown and f"license {LICENSE}" in shown
-    assert "<script>" in shown and "trained on by version 1 at step" in shown
-    assert marked.strip() in lab.said and styled == "1px"
-    assert (tmp_path / "page.png").read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,197 @@
+"""Decisions: what they would change, and then the command that makes them.
+
+The board decides nothing itself. A decision is a call of the command line, so that name, reason and
+journal are the same, a long one has a process of its own, and what it says is shown as it comes.
+"""
+
+import getpass
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from threading import Lock, Thread
+from typing import IO
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+
+from artifacts.errors import UserError, has_control_characters
+from artifacts.program.lifetime import Child
+from llm_assets.board.pages import Board, Fields, page, posted
+from llm_assets.forgetting.erase import read_list
+from llm_assets.registry.card import tell_story
+from llm_assets.registry.state import RegistryState
+
+OF_VERSION = ("approve", "reject")
+ACTIONS = (*OF_VERSION, "rollback", "forget")
+MOST_WORDS = 2_000
+"""Characters of a name, a reason or an id."""
+MOST_BYTES = 60_000
+"""Of what a command said, that are shown."""
+MOST_VERSIONS = 50
+MOST_MOVES = 20
+
+
+@dataclass
+class CommandCall:
+    """A call of the command line, and what it says."""
+
+    decision: "DecisionForm"
+    is_meant: bool
+    """Whether it is done; else it only says what would change."""
+    log: IO[bytes] = field(default_factory=tempfile.TemporaryFile)
+    code: int | None = None
+    """Its exit code; None while it runs."""
+
+    @property
+    def said(self) -> str:
+        """The last of what it printed."""
+        size = os.fstat(self.log.fileno()).st_size
+        start = max(0, size - MOST_BYTES)
+        return os.pread(self.log.fileno(), MOST_BYTES, start).decode(errors="replace")
+
+    def run(self, command: Sequence[str]) -> None:
+        """Call it and wait for its end.
+
+        Linux ends a child with the thread that started it, so that one has to stay.
+        """
+        arguments = [*command, *self.decision.arguments(self.is_meant)]
+        try:
+            self.code = Child(arguments, output=self.log, heeds_parent=False).wait()
+        except UserError as error:
+            self.log.write(str(error).encode())
+            self.log.flush()
+            self.code = 1
+
+
+@dataclass(frozen=True)
+class DecisionForm:
+    """What is asked for, checked as far as it can be without doing it."""
+
+    action: str
+    name: str
+    reason: str
+    version: str = ""
+    documents: tuple[str, ...] = ()
+    similar: str = ""
+
+    @classmethod
+    def read(cls, fields: Fields) -> "DecisionForm":
+        """The fields of a form; raises UserError where one is missing or odd."""
+        action = fields.get("action", "")
+        if action not in ACTIONS:
+            raise UserError("Choose one of: approve, reject, roll back, forget.")
+        values = {name: fields.get(name, "").strip() for name in ("name", "reason", "version")}
+        for name in ("name", "reason", *(["version"] if action in OF_VERSION else [])):
+            if not values[name]:
+                raise UserError(f"A decision needs a {name}: it is recorded with the decision.")
+        documents = [one.strip() for one in fields.get("documents", "").splitlines()]
+        if action == "forget" and not any(documents):
+            raise UserError("Name the documents to forget by their ids, one on each line.")
+        for given in (*values.values(), *documents):
+            if has_control_characters(given) or len(given) > MOST_WORDS:
+                raise UserError(
+                    "A name, a reason or an id holds a control character, or is longer than "
+                    f"{MOST_WORDS:,} characters. Write it on one line of plain text."
+                )
+        if values["version"] and not (values["version"].isascii() and values["version"].isdigit()):
+            raise UserError(f"{values['version']!r} is not the number of a version.")
+        similar = fields.get("similar", "")
+        return cls(
+            action,
+            **values,
+            documents=tuple(filter(None, documents)) if action == "forget" else (),
+            similar=similar if similar in ("drop", "keep") else "",
+        )
+
+    def arguments(self, is_meant: bool) -> list[str]:
+        """Those of the command line; nothing given can be taken for an option."""
+        options = [f"--name={self.name}", f"--reason={self.reason}"]
+        if self.action == "forget":
+            options += [f"--similar={self.similar}"] if self.similar else []
+            return ["forget", *options, *(["--yes"] if is_meant else []), "--", *self.documents]
+        return [self.action, *options, *(["--", self.version] if self.version else [])]
+
+    def try_on(self, state: RegistryState) -> None:
+        """Make it in a state that nobody keeps; raises UserError where it cannot be made."""
+        if self.action == "approve":
+            state.approve(int(self.version), self.name, self.reason)
+        elif self.action == "reject":
+            state.reject(int(self.version), self.name, self.reason)
+        elif self.action == "rollback":
+            state.roll_back(self.name, self.reason)
+
+
+def routes(board: Board) -> list[Route]:
+    """The pages below `/decide`: choose, look at what would change, do it, see what it says."""
+    lock, works = Lock(), list[CommandCall]()
+
+    def begin(decision: DecisionForm, is_meant: bool) -> Response:
+        with lock:
+            if works and works[-1].code is None:
+                raise UserError("Another decision is under way: wait for its end.")
+            works[:] = [CommandCall(decision, is_meant)]
+            Thread(target=works[-1].run, args=(board.command,), daemon=True).start()
+        return RedirectResponse("/decide/work", 303)
+
+    def show(request: Request) -> Response:
+        state = board.registry.state()
+        asked = request.query_params
+        return page(
+            board,
+            request,
+            "decide.html",
+            state=state,
+            versions=[one for one in state.versions[::-1] if not one.is_base][:MOST_VERSIONS],
+            moves=state.history[: -MOST_MOVES - 1 : -1],
+            forgotten=read_list(board.store, board.settings.name).active[:MOST_MOVES],
+            work=works[-1] if works else None,
+            asked={name: asked.get(name, "") for name in ("action", "version", "documents")},
+            who=getpass.getuser(),
+        )
+
+    def confirm(request: Request, fields: Fields) -> Response:
+        decision = DecisionForm.read(fields)
+        if decision.action == "forget":
+            return begin(decision, is_meant=False)
+        state = board.registry.state()
+        then = state.model_copy(deep=True)
+        decision.try_on(then)
+        found = state.get(int(decision.version)) if decision.version else None
+        return page(
+            board,
+            request,
+            "confirm.html",
+            decision=decision,
+            wanted=(state.find("wanted"), then.find("wanted")),
+            serves=state.find("champion"),
+            story=tell_story(state, found) if found else [],
+            generation=state.generation,
+        )
+
+    def do(request: Request, fields: Fields) -> Response:
+        decision = DecisionForm.read(fields)
+        if decision.action != "forget":
+            state = board.registry.state()
+            if fields.get("generation") != str(state.generation):
+                raise UserError(
+                    "The registry has changed since this was shown. Look again at what the "
+                    "decision would change."
+                )
+            decision.try_on(state)
+        return begin(decision, is_meant=True)
+
+    def show_work(request: Request) -> Response:
+        work = works[-1] if works else None
+        answer = page(board, request, "work.html", work=work)
+        if work and work.code is None:
+            answer.headers["Refresh"] = "1"
+        return answer
+
+    return [
+        Route("/decide", show),
+        Route("/decide/confirm", posted(confirm), methods=["POST"]),
+        Route("/decide/do", posted(do), methods=["POST"]),
+        Route("/decide/work", show_work),
+    ]

@@ -1,0 +1,232 @@
+"""What all pages share: the pipeline they tell of, who may come in, and how a page is set."""
+
+import hmac
+import os
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, quote
+
+from jinja2 import Environment, PackageLoader
+from markupsafe import Markup
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from artifacts.errors import reason_of, shown
+from artifacts.store.pipelines import Pipeline
+from artifacts.store.store import Store
+from llm_assets.config import PipelineSettings
+from llm_assets.registry.base import Registry
+from serving.api.app import check_origin
+from serving.errors import ServingError
+from serving.settings import EndpointSettings
+
+MOST_BYTES = 1_000_000
+"""Of a form that is sent."""
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+        "img-src 'self' data:; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    ),
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    # Without one, browsers would give the form's own origin as `null`.
+    "Referrer-Policy": "same-origin",
+}
+PUBLIC = ("/sign-in", "/board.css", "/board.js")
+Fields = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Board:
+    """The pipeline that is shown, and who may see it and decide."""
+
+    settings: PipelineSettings
+    record: Pipeline
+    registry: Registry
+    status: Callable[[], dict[str, Any]]
+    """What `llm-assets status --json` says."""
+    command: Sequence[str]
+    """How the command line is called, by which decisions are made."""
+    key: str
+    """Who gives it may decide: the endpoint's token, or the content of a private file."""
+    key_name: str
+    """Where people find it, in words."""
+    is_open: bool
+    """Whether everybody on this machine may read, as they may ask the endpoint."""
+    session: str = field(default_factory=lambda: secrets.token_urlsafe(32))
+    """What the cookie of a browser holds that gave the key."""
+
+    @property
+    def store(self) -> Store:
+        """The pipeline's."""
+        return self.record.store
+
+    @property
+    def cookie(self) -> str:
+        """Its name; cookies know no ports, so other boards have others."""
+        return f"board_{self.settings.name}"
+
+    def knows(self, request: Request) -> bool:
+        """Whether a request comes from who gave the key."""
+        given = request.cookies.get(self.cookie, "").encode()
+        bearer = request.headers.get("authorization", "").encode()
+        is_signed_in = hmac.compare_digest(given, self.session.encode())
+        return hmac.compare_digest(bearer, f"Bearer {self.key}".encode()) or is_signed_in
+
+
+def _finalize(value: Any) -> Any:
+    """Control characters, those that turn a line around too, are written out wherever they are."""
+    if isinstance(value, Markup):
+        return value
+    return shown(value) if isinstance(value, str) else value
+
+
+_TEMPLATES = Environment(
+    loader=PackageLoader("llm_assets.board"),
+    autoescape=True,
+    finalize=_finalize,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_TEMPLATES.filters |= {
+    "count": lambda value: f"{value:,}",
+    "day": lambda at: f"{at:%Y-%m-%d %H:%M}" if isinstance(at, datetime) else at,
+    "figure": lambda value: "not finite" if value is None else f"{value:.4g}",
+    "percent": lambda value: "-" if value is None else f"{value:.0%}",
+    "sentence": lambda text: text[:1].upper() + text[1:],
+    "line": lambda text: " ".join(str(text).split()),
+    "in_address": lambda text: quote(str(text), safe=""),
+}
+
+
+def fragment(name: str, **values: Any) -> HTMLResponse:
+    """A part of a page, for the script that asked for it."""
+    return HTMLResponse(_TEMPLATES.get_template(name).render(values))
+
+
+def page(board: Board, request: Request, name: str, status: int = 200, **values: Any) -> Response:
+    """A whole page."""
+    common = {"board": board, "path": request.url.path, "signed": board.knows(request)}
+    return HTMLResponse(_TEMPLATES.get_template(name).render(common | values), status)
+
+
+FormHandler = Callable[[Request, Fields], Response]
+Handler = Callable[[Request], Any]
+
+
+def posted(work: FormHandler) -> Handler:
+    """A route's handler of a form; its work may take long."""
+
+    async def handle(request: Request) -> Response:
+        content = bytearray()
+        async for piece in request.stream():
+            content += piece
+            if len(content) > MOST_BYTES:
+                raise HTTPException(413, f"The form is larger than {MOST_BYTES:,} bytes")
+        sent = parse_qs(content.decode("ascii", "replace"), keep_blank_values=True)
+        fields = {name: values[0].replace("\r\n", "\n") for name, values in sent.items()}
+        return await run_in_threadpool(work, request, fields)
+
+    return handle
+
+
+def number(request: Request, name: str, otherwise: int) -> int:
+    """A number of the address; raises HTTPException where it is none."""
+    given = request.query_params.get(name, "")
+    if not given:
+        return otherwise
+    if not given.isascii() or not given.isdecimal() or len(given) > 9:
+        raise HTTPException(400, f"`{name}` in the address is not a number")
+    return int(given)
+
+
+def apology(board: Board) -> Callable[[Request, Exception], Response]:
+    """What is shown in place of a page that cannot be made."""
+
+    def answer(request: Request, error: Exception) -> Response:
+        if isinstance(error, HTTPException):
+            status, text = error.status_code, str(error.detail)
+        else:
+            reason = reason_of(error)
+            status, text = (400, reason) if reason else (500, "The server's log says why.")
+        return page(board, request, "fault.html", status, fault=text)
+
+    return answer
+
+
+class Doorkeeper:
+    """Lets in who may come, and has every answer say what a browser may do with it."""
+
+    def __init__(self, app: ASGIApp, board: Board) -> None:
+        self._app, self._board = app, board
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request = Request(scope)
+
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        try:
+            check_origin(request, EndpointSettings())
+        except ServingError as error:
+            await error.response()(scope, receive, send_guarded)
+            return
+        path = request.url.path
+        decides = request.method == "POST" and path.startswith("/decide")
+        needs_key = path not in PUBLIC and (decides or not self._board.is_open)
+        if needs_key and not self._board.knows(request):
+            answer = RedirectResponse(f"/sign-in?next={quote(path)}", 303)
+            await answer(scope, receive, send_guarded)
+            return
+        await self._app(scope, receive, send_guarded)
+
+
+def sign_in(board: Board) -> tuple[Handler, Handler]:
+    """The form that asks for the key, and what takes it."""
+
+    def ask(request: Request) -> Response:
+        return page(board, request, "sign_in.html", next=_own(request.query_params.get("next")))
+
+    def take(request: Request, fields: Fields) -> Response:
+        target = _own(fields.get("next"))
+        given = fields.get("key", "").strip().encode()
+        if not hmac.compare_digest(given, board.key.encode()):
+            fault = "This is not the key."
+            return page(board, request, "sign_in.html", 403, next=target, fault=fault)
+        answer = RedirectResponse(target, 303)
+        answer.set_cookie(board.cookie, board.session, httponly=True, samesite="strict")
+        return answer
+
+    return ask, posted(take)
+
+
+def _own(path: str | None) -> str:
+    """Where to go on: a page of this board, whatever the address says."""
+    known = path and path.startswith("/") and path[1:2] not in ("/", "\\") and path.isprintable()
+    return path if path and known else "/"
+
+
+def read_key(folder: Path) -> tuple[str, str]:
+    """The key of a file that its owner alone may read, made on first use, and where it is."""
+    path = folder / "board.key"
+    try:
+        with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
+            file.write(secrets.token_urlsafe(24))
+    except FileExistsError:
+        pass
+    return path.read_text().strip(), f"the file {path}"

@@ -1,0 +1,90 @@
+"""The board as a server on loopback."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from artifacts.errors import UserError
+from artifacts.progress import Report
+from artifacts.storage.files import make_private
+from artifacts.store.pipelines import Pipeline
+from llm_assets.board import ask, decide, now, text, versions
+from llm_assets.board.pages import Board, Doorkeeper, apology, read_key, sign_in
+from llm_assets.config import PipelineSettings
+from llm_assets.endpoint.folder import endpoint_folder
+from llm_assets.registry.base import Registry
+from serving.connections import HttpServer
+from serving.settings import EndpointSettings, bearer_token, listen
+
+HOST = "127.0.0.1"
+
+
+def open_board(
+    settings: PipelineSettings,
+    record: Pipeline,
+    registry: Registry,
+    status: Callable[[], dict[str, Any]],
+    command: list[str],
+) -> Board:
+    """The board of a pipeline.
+
+    Args:
+        status: what `llm-assets status --json` says.
+        command: how the command line is called.
+
+    Raises:
+        UserError: the endpoint asks for a token that is not set.
+    """
+    token = bearer_token(settings.endpoint)
+    key, name = token or "", f"the endpoint's token, `{settings.endpoint.token_variable}`"
+    if token is None:
+        key, name = read_key(make_private(endpoint_folder(settings)))
+    return Board(settings, record, registry, status, command, key, name, token is None)
+
+
+def serve_board(board: Board, port: int, report: Report) -> None:
+    """Serve it until interrupted; raises UserError where the port is taken."""
+    with listen(HOST, port) as listener:
+        address = f"http://{HOST}:{listener.getsockname()[1]}"
+        report(f"The board is at {address} (end it with Ctrl-C).")
+        report(f"To decide there, sign in with {board.key_name}.")
+        server = HttpServer(build_app(board), EndpointSettings(), log_level="warning")
+        server.run(sockets=[listener])
+
+
+def build_app(board: Board) -> Starlette:
+    """All pages."""
+    form, take = sign_in(board)
+    answer = apology(board)
+    return Starlette(
+        routes=[
+            *now.routes(board),
+            *versions.routes(board),
+            *ask.routes(board),
+            *text.routes(board),
+            *decide.routes(board),
+            Route("/sign-in", form),
+            Route("/sign-in", take, methods=["POST"]),
+            _file("board.css", "text/css"),
+            _file("board.js", "text/javascript"),
+        ],
+        middleware=[Middleware(Doorkeeper, board)],
+        # What is cleaned while a page is read is told, not thrown.
+        exception_handlers=dict.fromkeys([HTTPException, UserError, OSError, Exception], answer),
+    )
+
+
+def _file(name: str, media_type: str) -> Route:
+    content = (Path(__file__).with_name("templates") / name).read_bytes()
+
+    async def answer(_: Request) -> Response:
+        return Response(content, media_type=media_type)
+
+    return Route(f"/{name}", answer)

@@ -1,0 +1,105 @@
+"use strict";
+const find = (id) => document.getElementById(id);
+let running = null;
+
+// What comes from the server is set and escaped there; scripts in it would not run by the policy.
+async function trace(fields, place) {
+  place.textContent = "Looking for its text …";
+  const response = await fetch("/ask/trace", { method: "POST", body: new URLSearchParams(fields) });
+  const found = new DOMParser().parseFromString(await response.text(), "text/html");
+  place.replaceChildren(...found.body.childNodes);
+}
+
+async function ask(card, prompt) {
+  const answer = card.querySelector(".answer");
+  const chat = find("kind").value === "chat";
+  const began = performance.now();
+  answer.className = "answer";
+  answer.textContent = "";
+  answer.hidden = false;
+  card.querySelector(".traced").replaceChildren();
+  try {
+    const response = await fetch("/ask/stream", {
+      method: "POST",
+      signal: running.signal,
+      headers: { "Content-Type": "application/json" },
+      body: JSON.stringify({
+        model: card.dataset.version,
+        ...(chat ? { messages: [{ role: "user", content: prompt }] } : { prompt }),
+        max_tokens: Number(find("tokens").value),
+        temperature: Number(find("temperature").value),
+        stream: true,
+      }),
+    });
+    if (!response.ok) throw new Error((await response.json()).error.message);
+    const version = response.headers.get("X-Model-Version");
+    await read(response.body.pipeThrough(new TextDecoderStream()).getReader(), answer);
+    const seconds = ((performance.now() - began) / 1000).toFixed(1);
+    card.querySelector(".time").textContent = `${seconds} s, version ${version}, request ${response.headers.get("X-Request-Id")}`;
+    const place = card.querySelector(".traced");
+    if (answer.textContent.trim()) await trace({ text: answer.textContent, version }, place);
+    // The same text, with its sources.
+    answer.hidden = Boolean(place.querySelector(".spans"));
+  } catch (error) {
+    if (error.name === "AbortError") return;
+    answer.className = "answer fault";
+    answer.textContent += error.message;
+  }
+}
+
+async function read(reader, answer) {
+  let rest = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    const events = (rest + value).split("\n\n");
+    rest = events.pop();
+    for (const event of events) {
+      const data = event.replace(/^data: /, "");
+      if (data === "[DONE]") return;
+      const chunk = JSON.parse(data);
+      if (chunk.error) throw new Error(chunk.error.message);
+      const choice = chunk.choices[0];
+      answer.textContent += choice?.text ?? choice?.delta?.content ?? "";
+    }
+  }
+}
+
+function recorded(prompt) {
+  const known = [...find("samples").content.children].find((one) => one.dataset.prompt === prompt);
+  for (const card of document.querySelectorAll(".recorded")) {
+    const [said, base] = [card.dataset.role, "base"].map((role) => known?.querySelector(`[data-role="${role}"]`)?.textContent);
+    // The version before may be the base model itself.
+    card.hidden = said === undefined || (card.dataset.role !== "base" && said === base);
+    card.querySelector(".answer").textContent = said ?? "";
+  }
+}
+
+find("ask")?.addEventListener("submit", async (event) => {
+  event.preventDefault();
+  const prompt = find("prompt").value;
+  running = new AbortController();
+  find("go").disabled = !(find("stop").disabled = false);
+  recorded(prompt);
+  await Promise.all([...document.querySelectorAll("[data-version]")].map((card) => ask(card, prompt)));
+  find("go").disabled = !(find("stop").disabled = true);
+});
+find("stop")?.addEventListener("click", () => running?.abort());
+find("trace")?.addEventListener("submit", (event) => {
+  event.preventDefault();
+  trace(new FormData(event.target), find("traced"));
+});
+document.addEventListener("click", (event) => {
+  const { target } = event;
+  if (target.dataset.prompt && target.matches("button")) {
+    find("prompt").value = target.dataset.prompt;
+    find("prompt").scrollIntoView({ block: "center" });
+    if (!find("go").disabled) find("ask").requestSubmit();
+  }
+  if (target.matches("button.span")) {
+    const open = target.getAttribute("aria-expanded") !== "true";
+    target.setAttribute("aria-expanded", String(open));
+    const box = target.closest(".spans").parentElement;
+    for (const one of box.querySelectorAll(`div[data-stretch="${target.dataset.stretch}"]`)) one.hidden = !open;
+  }
+});

@@ -1,0 +1,152 @@
+"""The text: where it comes from, what was removed and why, and what became of a document."""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow.compute as pc
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from artifacts.shards.format import ShardStats
+from artifacts.store.store import Artifact
+from llm_assets.board.pages import Board, page
+from llm_assets.forgetting.erase import read_list
+from llm_assets.registry.start import find_manifest
+from llm_assets.tracing.explain import find_dropped
+from llm_assets.tracing.passages import Exposure, exposures
+from llm_assets.tracing.training_text import all_runs
+from spark_jobs.explain import DocumentStory, explain_document
+from spark_jobs.runtime.parquet import open_parts
+
+MOST_COPIES = 6
+MOST_FOUND = 30
+AROUND = 120
+"""Characters that are shown on either side of what was searched."""
+MOST_CHARACTERS = 20_000
+"""Of a document's text, that are shown."""
+
+
+@dataclass(frozen=True)
+class SearchHit:
+    """A document that holds what was searched."""
+
+    document: str
+    source: str
+    split: str
+    before: str
+    found: str
+    after: str
+
+
+@dataclass(frozen=True)
+class SourceRow:
+    """One source of the snapshot."""
+
+    name: str
+    documents: int
+    bytes: int
+    kept: int
+    """Documents that are left after cleaning."""
+    growth: int | None
+    """Documents more than in the snapshot before; None where there was none."""
+
+
+def routes(board: Board) -> list[Route]:
+    """The pages below `/text`."""
+
+    def show(request: Request) -> Response:
+        clean = board.record.find_current("clean_corpus")
+        raw = board.record.find_current("raw_corpus")
+        wanted = request.query_params.get("search", "").strip()
+        forgotten = read_list(board.store, board.settings.name)
+        hidden = {one.id for one in forgotten.active}
+        return page(
+            board,
+            request,
+            "text.html",
+            sources=_sources(board, raw, clean) if raw else [],
+            raw=raw,
+            clean=clean,
+            dropped=find_dropped(clean, raw, hidden, MOST_COPIES) if clean else None,
+            coverage=_coverage(board),
+            search=wanted,
+            hits=search(clean, wanted) if clean and wanted else None,
+            most=MOST_FOUND,
+        )
+
+    def show_document(request: Request) -> Response:
+        identifier = request.query_params.get("id", "")
+        story, exposure, text = _look_up(board, identifier)
+        return page(
+            board,
+            request,
+            "document.html",
+            story=story,
+            exposure=exposure,
+            text=text[:MOST_CHARACTERS],
+            is_cut=len(text) > MOST_CHARACTERS,
+        )
+
+    return [Route("/text", show), Route("/text/document", show_document)]
+
+
+def search(clean: Artifact, words: str) -> list[SearchHit]:
+    """The first documents that hold some words, whatever their case, white space apart."""
+    pattern = r"[\s\p{Z}]+".join(map(re.escape, words.split()))
+    holds = pc.match_substring_regex(pc.field("text"), pattern, ignore_case=True)
+    # Python's expressions know no `\p`, and every such space is one of `\s` there.
+    found_by = re.compile(r"\s+".join(map(re.escape, words.split())), re.IGNORECASE)
+    columns = ["id", "source", "split", "text"]
+    rows = open_parts([clean.url], columns).scanner(columns=columns, filter=holds).head(MOST_FOUND)
+    hits = []
+    for row in rows.to_pylist():
+        text = row["text"] or ""
+        match = found_by.search(text)
+        start, end = match.span() if match else (0, 0)
+        before, after = text[max(0, start - AROUND) : start], text[end : end + AROUND]
+        sides = (
+            "…" + before if start > AROUND else before,
+            text[start:end],
+            after + "…" if end + AROUND < len(text) else after,
+        )
+        hits.append(SearchHit(row["id"], row["source"], row["split"], *sides))
+    return hits
+
+
+def _sources(board: Board, raw: Artifact, clean: Artifact | None) -> list[SourceRow]:
+    entry = board.record.history().assets["raw_corpus"]
+    before = entry.previous[-1].fingerprint if entry.previous else ""
+    earlier = find_manifest(board.store, "raw_corpus", before) if before else None
+    kept: dict[str, int] = clean.stats.get("sources", {}) if clean else {}
+    past: dict[str, Any] = earlier.stats.get("sources", {}) if earlier else {}
+    return [
+        SourceRow(
+            name,
+            one["documents"],
+            one["bytes"],
+            kept.get(name, 0),
+            one["documents"] - past.get(name, {}).get("documents", 0) if earlier else None,
+        )
+        for name, one in raw.stats.get("sources", {}).items()
+    ]
+
+
+def _coverage(board: Board) -> float | None:
+    champion = board.registry.state().find("champion")
+    return champion.coverage if champion else None
+
+
+def _look_up(board: Board, identifier: str) -> tuple[DocumentStory, Exposure, str]:
+    """What became of a document, who was trained on it, and its text; raises UserError."""
+    clean = board.record.current("clean_corpus", needed_by="document")
+    shards = board.record.find_current("tokenized_shards")
+    stats = ShardStats.model_validate(shards.stats) if shards else None
+    story = explain_document(clean.url, str(shards.path) if shards else None, stats, identifier)
+    kept = {"id": story.survivor, "source": story.source, "split": story.split}
+    kept["text_hash"] = story.text_hash
+    (exposure,) = exposures(all_runs(board.store, board.registry.state()), [kept])
+    named = pc.field("id") == story.survivor
+    rows = open_parts([clean.url], ["id", "text"]).to_table(["text"], filter=named).to_pylist()
+    return story, exposure, rows[0]["text"] or "" if rows else ""

@@ -1,0 +1,241 @@
+"""The versions through time, one of them, and two compared."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pyarrow.parquet as pq
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import Route
+
+from artifacts.store.store import Artifact, Store
+from llm_assets.board.now import find_learned
+from llm_assets.board.pages import Board, number, page
+from llm_assets.exam.answers import AnswerPair, read_answers
+from llm_assets.gate.verdict import Comparison
+from llm_assets.registry.card import describe_cost, describe_coverage, page_path, tell_story
+from llm_assets.registry.start import find_manifest
+from llm_assets.registry.state import ModelVersion, RegistryState
+from llm_assets.tracing.explain import ORDER, explain, listed
+from recipes.evaluation.exam import CLOSED_BOOK
+from recipes.evaluation.settings import SCORES_NAME, Metric
+
+MOST_ON_PAGE = 50
+MOST_EXAMPLES = 20
+PAGE_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; sandbox"
+"""Of a version's own page, which has its style in it and needs nothing else."""
+
+
+@dataclass(frozen=True)
+class VersionRow:
+    """A version in the list."""
+
+    version: ModelVersion
+    aliases: list[str]
+    outcome: str
+    """Who decided, and how."""
+    against: str
+    interval: Comparison | None
+    """Against the champion of that day; None for a base model."""
+    coverage: str
+    cost: str
+
+
+def routes(board: Board) -> list[Route]:
+    """The pages below `/versions`."""
+
+    def show_all(request: Request) -> Response:
+        state = board.registry.state()
+        newest = state.versions[::-1]
+        first = number(request, "from", 0)
+        rows = [describe(state, one) for one in newest[first : first + MOST_ON_PAGE]]
+        return page(
+            board,
+            request,
+            "versions.html",
+            rows=rows,
+            scale=_scale(rows),
+            first=first,
+            count=len(newest),
+            most=MOST_ON_PAGE,
+        )
+
+    def show_one(request: Request) -> Response:
+        state = board.registry.state()
+        version = state.get(request.path_params["version"])
+        return page(
+            board,
+            request,
+            "version.html",
+            row=describe(state, version),
+            story=tell_story(state, version),
+            before=_before(state, version),
+            learned=find_learned(board.store, state, version),
+            has_page=board.store.read_bytes(page_path(board.settings.name, version.version)),
+            provenance=explain(board.store, state, version),
+            most=MOST_EXAMPLES,
+        )
+
+    def show_own_page(request: Request) -> Response:
+        path = page_path(board.settings.name, request.path_params["version"])
+        content = board.store.read_bytes(path)
+        if content is None:
+            raise HTTPException(404, "There is no page about this version: forgetting removes them")
+        return HTMLResponse(content, headers={"Content-Security-Policy": PAGE_POLICY})
+
+    def compare(request: Request) -> Response:
+        state = board.registry.state()
+        newest = state.versions[-1].version if state.versions else 0
+        pair = [state.get(number(request, name, newest)) for name in ("a", "b")]
+        return page(
+            board,
+            request,
+            "compare.html",
+            pair=[describe(state, one) for one in pair],
+            most=MOST_EXAMPLES,
+            **_compared(board.store, *pair),
+        )
+
+    return [
+        Route("/versions", show_all),
+        Route("/versions/compare", compare),
+        Route("/versions/{version:int}", show_one),
+        Route("/versions/{version:int}/page", show_own_page),
+    ]
+
+
+def describe(state: RegistryState, version: ModelVersion) -> VersionRow:
+    """A version as the list shows it."""
+    verdicts = state.verdicts_of(version.weights)
+    decisions = state.decisions_of(version.weights)
+    if decisions:
+        outcome = f"{'approved' if decisions[-1].approved else 'rejected'} by {decisions[-1].name}"
+    elif verdicts:
+        outcome = f"{'promoted' if verdicts[-1].promoted else 'rejected'} by the gate"
+    else:
+        outcome = "the base model" if version.is_base else "not judged"
+    compared = verdicts[-1].comparisons if verdicts else []
+    ranked = sorted(compared, key=lambda one: (one.reference != "incumbent", one.task == "general"))
+    against = state.find_model(verdicts[-1].against or "") if verdicts else None
+    return VersionRow(
+        version,
+        [str(alias) for alias in state.aliases_of(version.version)],
+        outcome,
+        f"version {against.version}" if against else "",
+        ranked[0] if ranked else None,
+        describe_coverage(version),
+        describe_cost(version),
+    )
+
+
+def _scale(rows: list[VersionRow]) -> float:
+    """The largest gain or loss that the page has to draw."""
+    bounds = [
+        abs(bound)
+        for row in rows
+        if row.interval
+        for bound in (row.interval.surest_gain, row.interval.largest_gain, row.interval.gain)
+        if bound is not None
+    ]
+    return max(bounds, default=0) or 1.0
+
+
+def _before(state: RegistryState, version: ModelVersion) -> int:
+    older = [one.version for one in state.versions if one.version < version.version]
+    return max(older, default=version.version)
+
+
+class SizedScore(NamedTuple):
+    """Of a document or an answer; a figure is a sum of scores over a sum of sizes."""
+
+    group: str
+    """Its source or relation."""
+    score: float
+    size: float
+
+
+RoleInEvaluation = tuple[Artifact, str]
+"""An evaluation, and the role that a version has in it."""
+
+
+def _compared(store: Store, one: ModelVersion, other: ModelVersion) -> dict[str, Any]:
+    """What was measured of both: by source, by relation, examples won and lost, and settings."""
+    places = _measured(store, one, other), _measured(store, other, one)
+    scores = [_by_document(*place) if place else {} for place in places]
+    shared = sorted(scores[0].keys() & scores[1].keys())
+    answers = [_closed_book(*place) if place else {} for place in places]
+    names = sorted(answers[0].keys() & answers[1])
+    asked = [(answers[0][name], answers[1][name]) for name in names]
+    return {
+        "unit": _unit(places[0]),
+        "sources": _figures((scores[0][name], scores[1][name]) for name in shared),
+        "relations": _figures(
+            (SizedScore(one.relation, one.after, 1), SizedScore(one.relation, two.after, 1))
+            for one, two in asked
+        ),
+        "won": [pair for pair in asked if pair[1].after > pair[0].after],
+        "lost": [pair for pair in asked if pair[1].after < pair[0].after],
+        "settings": list(_differences(store, one, other)),
+    }
+
+
+def _measured(store: Store, version: ModelVersion, other: ModelVersion) -> RoleInEvaluation | None:
+    """Where a version's scores are: of a base model, with those of the version made from it."""
+    own = store.find_named("eval_metrics", version.lineage.get("eval_metrics", ""))
+    if own:
+        return own, "candidate"
+    beside = store.find_named("eval_metrics", other.lineage.get("eval_metrics", ""))
+    is_its_base = other.lineage.get("base_model") == version.model_fingerprint
+    return (beside, "base") if beside and version.is_base and is_its_base else None
+
+
+def _figures(pairs: Iterable[tuple[SizedScore, SizedScore]]) -> dict[str, tuple[float, float, int]]:
+    """Group to the figures of both sides, and of how many."""
+    groups: dict[str, list[tuple[SizedScore, SizedScore]]] = defaultdict(list)
+    for pair in pairs:
+        groups[pair[0].group].append(pair)
+    figures = {}
+    for name, of in groups.items():
+        sides = zip(*of, strict=True)
+        first, second = (sum(s.score for s in side) / sum(s.size for s in side) for side in sides)
+        figures[name] = (first, second, len(of))
+    return figures
+
+
+def _unit(place: RoleInEvaluation | None) -> str:
+    return Metric.model_validate(place[0].stats["metric"]).unit if place else ""
+
+
+def _by_document(evaluation: Artifact, role: str) -> dict[str, SizedScore]:
+    """The scores of each held-out document."""
+    columns = ["document", "source", f"score_{role}", "size"]
+    held_out = [("task", "=", "held_out")]
+    scores = pq.read_table(evaluation.path / SCORES_NAME, columns=columns, filters=held_out)
+    rows = zip(*(scores[name].to_pylist() for name in columns), strict=True)
+    return {name: SizedScore(*row) for name, *row in rows if row[1] is not None and row[2]}
+
+
+def _closed_book(evaluation: Artifact, role: str) -> dict[str, AnswerPair]:
+    found = read_answers(evaluation, role, role)
+    return {str(one.question["id"]): one for one in found if one.task == CLOSED_BOOK}
+
+
+def _differences(
+    store: Store, one: ModelVersion, other: ModelVersion
+) -> Iterator[tuple[str, str, str]]:
+    """Settings of the stages behind two versions that are not the same: name and both values."""
+    for kind in [*ORDER, *sorted({*one.lineage, *other.lineage} - set(ORDER))]:
+        sides = [_settings(store, kind, version) for version in (one, other)]
+        for name in sorted({*sides[0], *sides[1]}):
+            first, second = (side.get(name, "-") for side in sides)
+            if first != second:
+                yield f"{kind}.{name}", first, second
+
+
+def _settings(store: Store, kind: str, version: ModelVersion) -> Mapping[str, str]:
+    manifest = find_manifest(store, kind, version.lineage.get(kind, ""))
+    lines = listed(manifest.settings) if manifest else ()
+    return dict(line.partition(": ")[::2] for line in lines)

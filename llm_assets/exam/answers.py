@@ -1,0 +1,67 @@
+"""How two models answered the questions of an exam, paired by question."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from artifacts.store.store import Artifact
+from recipes.evaluation.exam import CLOSED_BOOK, EXAM_TASKS, METRIC, read_questions
+from recipes.evaluation.settings import TASK_SCORES_NAME
+
+
+@dataclass(frozen=True)
+class AnswerPair:
+    """A question under one condition, as one model and as another answered it."""
+
+    task: str
+    question: dict[str, Any]
+    """As `questions.jsonl` has it."""
+    before: float
+    after: float
+    """1 for right, 0 for wrong."""
+    said_before: str
+    said_after: str
+
+    @property
+    def relation(self) -> str:
+        """What of the subject was asked for."""
+        return str(self.question["relation"])
+
+    @property
+    def is_won(self) -> bool:
+        """Whether the later model alone was right, with no text at hand."""
+        return self.task == CLOSED_BOOK and self.after > self.before
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the earlier model alone was right, with no text at hand."""
+        return self.task == CLOSED_BOOK and self.after < self.before
+
+
+def read_answers(evaluation: Artifact, before: str, after: str = "candidate") -> list[AnswerPair]:
+    """The answers of two roles of an `eval_metrics` artifact.
+
+    None where one of them took no exam, or where the exam is no longer in the store.
+    """
+    exam = evaluation.store.find_named("exam", evaluation.manifest.inputs.get("exam", ""))
+    if exam is None or not evaluation.stats.get("exam"):
+        return []
+    questions = {question["id"]: question for question in read_questions(exam.path)}
+    scores = pq.read_table(evaluation.path / TASK_SCORES_NAME)
+    if not {f"score_{before}", f"score_{after}"} <= set(scores.schema.names):
+        return []
+    return [
+        AnswerPair(
+            row["task"],
+            questions[row["sample"]],
+            *(row[f"score_{role}"] for role in (before, after)),
+            *(_choice(questions[row["sample"]], row[f"chosen_{role}"]) for role in (before, after)),
+        )
+        for row in scores.to_pylist()
+        if row["task"] in EXAM_TASKS and row["metric"] == METRIC and row["sample"] in questions
+    ]
+
+
+def _choice(question: dict[str, Any], place: int) -> str:
+    return str(question["choices"][place]).strip()

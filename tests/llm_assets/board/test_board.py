@@ -1,0 +1,372 @@
+"""The board in a real browser: its pages, what attacks them, and what is decided there."""
+
+import json
+import os
+import re
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import monotonic
+from types import SimpleNamespace
+from typing import Any
+
+import axe_core_python
+import pytest
+import uvicorn
+import yaml
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
+from starlette.routing import Route
+from starlette.testclient import TestClient
+
+from artifacts.leases import process_started
+from artifacts.store.pipelines import Pipeline
+from artifacts.store.store import Store
+from llm_assets.board.pages import Board, read_key
+from llm_assets.board.server import build_app
+from llm_assets.endpoint.folder import endpoint_folder
+from llm_assets.registry.local import LocalRegistry
+from serving.settings import EndpointSettings, listen
+from serving.state import RouteStatus, StateFolder, Status
+from tests.browser import SECONDS, Browser, browser
+from tests.llm_assets.registry.conftest import base_entry, entry, verdict
+from tests.llm_assets.trained_store import TrainedStore
+from tests.needs import needs
+from tests.tiny import tiny_texts
+
+HOSTILE = '<script>window.ran=1</script><img src=x onerror="window.ran=1">"\'{{7*7}}\u202e'
+PLANTED = "Seven jars of quince jelly stand behind the boiler for whoever mends the whistle."
+AXE = (Path(axe_core_python.__file__).parent / "axe.min.js").read_text()
+AUDIT = """axe.run({runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa']})
+    .then((found) => JSON.stringify(found.violations.map((one) => [one.id, one.nodes[0].html])))"""
+PAGES = (
+    *("/", "/versions", "/versions/2", "/versions/compare?a=1&b=2", "/ask", "/text?search=jelly"),
+    *("/text/document?id=manual%2F0", "/decide", "/decide/work", "/sign-in"),
+)
+MOST_BYTES = 150_000
+NOTHING: dict[str, Any] = {
+    "served": None,
+    "wanted": None,
+    "champion": None,
+    "running": [f"run {HOSTILE}"],
+    "waiting": [f"a sensor waits: {HOSTILE}"],
+    "services": None,
+}
+
+
+class Shop(TrainedStore):
+    """Two versions of real runs over text that attacks whoever shows it."""
+
+    def __init__(self, folder: Path, model: Path) -> None:
+        texts = tiny_texts()
+        for number in range(0, 60, 10):
+            texts[number] = f"{PLANTED[number:] + PLANTED[:number]} {HOSTILE}"
+        super().__init__(folder, model, texts)
+        first = self.train(steps=12)
+        self.read = next(n for n in range(0, 60, 10) if self.first_step(first, f"text-{n}"))
+        self.documents = texts
+        self.train(steps=4)
+        self.registry.approve(2, HOSTILE, HOSTILE)
+        clean = self.store.load("clean_corpus", self._clean)
+        self.record.advance(clean)
+        self.record.advance(self._shards)
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Shop:
+    return Shop(tmp_path_factory.mktemp("shop"), tiny_model_folder)
+
+
+def board_of(shop: TrainedStore, **changes: Any) -> Board:
+    settings = SimpleNamespace(
+        name="manual",
+        description=HOSTILE,
+        platform="local",
+        store=shop.store.root,
+        endpoint=EndpointSettings(),
+    )
+    key = {"key": "the key", "key_name": "a file", "is_open": True}
+    named = {"settings": settings, "record": shop.record, "registry": shop.registry}
+    return Board(**(named | {"status": lambda: NOTHING, "command": ["false"]} | key | changes))
+
+
+@contextmanager
+def served(app: Starlette) -> Iterator[str]:
+    """Serve an application on loopback; gives its address."""
+    with listen("127.0.0.1", 0) as listener:
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+@contextmanager
+def client_of(board: Board) -> Iterator[TestClient]:
+    address = "http://127.0.0.1:8012"
+    with TestClient(build_app(board), base_url=address, follow_redirects=False) as client:
+        yield client
+
+
+def wait_for(page: Browser, condition: str) -> None:
+    """Wait until a condition holds in the page, which may be another one by then."""
+    end = monotonic() + SECONDS
+    while not page.evaluate(f"Boolean({condition})"):
+        assert monotonic() < end, page.evaluate("document.body?.innerText")
+
+
+@needs("Chromium")
+def test_pages_pass_an_audit_at_every_width_and_nothing_in_them_runs(
+    shop: Shop, tmp_path: Path
+) -> None:
+    with served(build_app(board_of(shop))) as address, browser(tmp_path) as page:
+        for path in PAGES:
+            for width, scheme in ((320, "light"), (1920, "dark")):
+                theme = [{"name": "prefers-color-scheme", "value": scheme}]
+                page._call("Emulation.setEmulatedMedia", features=theme)
+                page.screenshot(tmp_path / "page.png", width, 900)
+                page.open(address + path)
+                wait_for(page, "document.readyState === 'complete'")
+                shown = page.evaluate("document.querySelector('main').innerText")
+                assert shown and "cannot be shown" not in shown, (path, shown)
+                assert page.evaluate("document.documentElement.scrollWidth") <= width, path
+                assert page.evaluate("window.ran") is None, path
+                assert page.evaluate("document.querySelectorAll('main img').length") == 0, path
+                page.evaluate(f"{AXE}; 0")
+                found = page._call("Runtime.evaluate", expression=AUDIT, awaitPromise=True)
+                assert json.loads(found["result"]["value"]) == [], (path, width)
+
+
+def test_pages_are_small_and_say_what_a_browser_may_do(shop: Shop) -> None:
+    with client_of(board_of(shop)) as client:
+        for path in (*PAGES, "/board.css", "/board.js"):
+            answer = client.get(path)
+            assert answer.status_code == 200 and len(answer.content) < MOST_BYTES, path
+            policy = answer.headers["content-security-policy"]
+            assert "unsafe" not in policy and "script-src 'self'" in policy
+            assert HOSTILE[:20] not in answer.text and "\u202e" not in answer.text, path
+        assert client.get("/", headers={"host": "evil.example"}).status_code == 421
+        assert client.get("/versions/99").status_code == 400
+        assert client.get("/versions?from=-1").status_code == 400
+        assert client.get("/nowhere").status_code == 404
+
+
+@needs("Chromium")
+def test_an_answer_is_streamed_and_a_click_on_a_span_names_document_and_step(
+    shop: Shop, tmp_path: Path
+) -> None:
+    board, said = board_of(shop), shop.documents[shop.read]
+    with (
+        endpoint(board, [said[:30], said[30:]]),
+        served(build_app(board)) as address,
+        browser(tmp_path) as page,
+    ):
+        page.open(f"{address}/ask")
+        page.evaluate(f"document.getElementById('prompt').value = {json.dumps(HOSTILE)}")
+        page.evaluate("document.getElementById('go').click()")
+        wait_for(page, "document.querySelector('.traced button.span')")
+        page.evaluate("document.querySelector('.traced button.span').click()")
+        shown = page.evaluate("document.querySelector('.card').innerText")
+        span = page.evaluate("document.querySelector('.traced button.span').textContent")
+        link = page.evaluate("document.querySelector('.stretch:not([hidden]) a').textContent")
+        assert page.evaluate("window.ran") is None
+    assert span.strip() in shop.documents[int(link.removeprefix("manual/"))] and "<script>" in shown
+    assert re.search(r"Trained on by version 1 at steps? \d", shown)
+
+
+@needs("Chromium")
+def test_an_endpoint_that_is_down_is_said_before_and_after_it_is_asked(
+    shop: Shop, tmp_path: Path
+) -> None:
+    board = board_of(shop)
+    with served(build_app(board)) as address, browser(tmp_path) as page:
+        StateFolder(endpoint_folder(board.settings)).status.path.unlink(missing_ok=True)
+        page.open(f"{address}/ask")
+        assert "does not run" in page.evaluate("document.querySelector('main').innerText")
+        with endpoint(board, []):
+            page.open(f"{address}/ask")
+        page.evaluate("document.getElementById('prompt').value = 'The valve'")
+        page.evaluate("document.getElementById('go').click()")
+        wait_for(page, "document.querySelector('.answer.fault')?.textContent")
+        assert "does not" in page.evaluate("document.querySelector('.answer.fault').textContent")
+
+
+@contextmanager
+def endpoint(board: Board, pieces: list[str]) -> Iterator[None]:
+    """An endpoint that streams these pieces as version 1 does, as its state file tells it."""
+
+    async def complete(request: Request) -> StreamingResponse:
+        asked = await request.json()
+        assert set(asked) == {"model", "prompt", "max_tokens", "temperature", "stream"}
+        events = [json.dumps({"choices": [{"text": piece}]}) for piece in pieces]
+        stream = (f"data: {event}\n\n" for event in [*events, "[DONE]"])
+        headers = {"X-Model-Version": "1", "X-Request-Id": "request"}
+        return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
+
+    routes = [Route("/v1/completions", complete, methods=["POST"])]
+    with served(Starlette(routes=routes)) as address:
+        of_version = {"version": "1", "fingerprint": "f", "restarts": 0}
+        status = Status(
+            pid=os.getpid(),
+            process_started=process_started(os.getpid()),
+            api_server_pid=os.getpid(),
+            host="127.0.0.1",
+            port=int(address.rpartition(":")[2]),
+            settings=EndpointSettings(),
+            phase="serving",
+            routes=[RouteStatus(**of_version, share=1, engine_pid=None, ready=True)],
+        )
+        StateFolder(endpoint_folder(board.settings)).status.write(status)
+        yield
+
+
+def test_without_the_key_nothing_is_decided_and_no_other_page_may_ask(shop: Shop) -> None:
+    fields = {"action": "rollback", "name": "Ada", "reason": "worse"}
+    with client_of(board_of(shop)) as client:
+        for path in ("/decide/confirm", "/decide/do"):
+            answer = client.post(path, data=fields)
+            assert answer.status_code == 303 and "/sign-in" in answer.headers["location"]
+        assert client.post("/sign-in", data={"key": "another"}).status_code == 403
+        taken = client.post("/sign-in", data={"key": "the key", "next": "//evil.example"})
+        assert taken.headers["location"] == "/"
+        cookie = taken.headers["set-cookie"].lower()
+        assert "httponly" in cookie and "samesite=strict" in cookie
+        assert "What would change" in client.post("/decide/confirm", data=fields).text
+        attack = {"origin": "http://evil.example"}
+        assert client.post("/decide/do", data=fields, headers=attack).status_code == 403
+        assert "has changed since" in client.post("/decide/do", data=fields).text
+        assert client.post("/decide/confirm", content=b"x" * 2_000_000).status_code == 413
+    with client_of(board_of(shop, is_open=False)) as client:
+        assert client.get("/text").headers["location"].startswith("/sign-in")
+        assert client.get("/board.css").status_code == 200
+        bearer = {"authorization": "Bearer the key"}
+        assert client.get("/text", headers=bearer).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"action": "approve", "version": "1"}, "needs a name"),
+        (
+            {"action": "approve", "name": "Ada", "reason": "r", "version": "--help"},
+            "not the number",
+        ),
+        ({"action": "reject", "name": "Ada", "reason": "r", "version": "77"}, "no version 77"),
+        ({"action": "rollback", "name": "A\u0000", "reason": "r"}, "control character"),
+        (
+            {"action": "forget", "name": "Ada", "reason": "r", "documents": " \n"},
+            "one on each line",
+        ),
+        ({"action": "erase"}, "Choose one of"),
+    ],
+)
+def test_a_decision_that_cannot_be_is_refused_in_words(shop: Shop, fields: dict, told: str) -> None:
+    with client_of(board_of(shop)) as client:
+        answer = client.post(
+            "/decide/confirm", data=fields, headers={"authorization": "Bearer the key"}
+        )
+        assert answer.status_code == 400 and told in answer.text
+
+
+@needs("Chromium")
+def test_a_decision_is_shown_and_then_made_by_the_command_line(tmp_path: Path) -> None:
+    registry = LocalRegistry(tmp_path / "store", "manual")
+    registry.register_base(base_entry())
+    for number, before in ((1, "base"), (2, "weights-1")):
+        # Its weights are nowhere, so that nothing is served by it.
+        found = entry(f"weights-{number}").model_copy(update={"model_url": str(tmp_path / "gone")})
+        registry.enter(found, verdict(f"weights-{number}", before))
+    shown = "What would change"
+    config = tmp_path / "manual.yaml"
+    files = {"type": "files", "path": str(tmp_path)}
+    config.write_text(
+        yaml.safe_dump(
+            {
+                "name": "manual",
+                "store": str(tmp_path / "store"),
+                "raw_corpus": {"sources": [files]},
+                "base_model": {"folder": str(tmp_path)},
+            }
+        )
+    )
+    program = str(Path(sys.executable).parent / "llm-assets")
+    store = Store(str(tmp_path / "store"))
+    empty = SimpleNamespace(store=store, record=Pipeline(store, "manual"), registry=registry)
+    board = board_of(empty, command=[program, "--config", str(config)])
+    with served(build_app(board)) as address, browser(tmp_path) as page:
+        page.open(f"{address}/sign-in?next=/decide")
+        page.evaluate("document.getElementById('key').value = 'the key'")
+        page.evaluate("document.querySelector('main button').click()")
+        wait_for(page, "document.querySelector('fieldset:enabled #reason')")
+        fields = {
+            "action": "reject",
+            "version": "2",
+            "name": HOSTILE[:-1],
+            "reason": "; rm -rf $HOME",
+        }
+        for name, value in fields.items():
+            page.evaluate(f"document.getElementById('{name}').value = {json.dumps(value)}")
+        page.evaluate("document.querySelector('fieldset button').click()")
+        wait_for(page, "document.querySelector('dl.facts')")
+        text = page.evaluate("document.querySelector('main').innerText")
+        assert shown in text and "version 2 → version 1" in text
+        assert registry.state().decisions == []
+        page.evaluate("document.querySelector('main button').click()")
+        wait_for(page, "/: (not )?done/.test(document.querySelector('h1')?.textContent)")
+        assert page.evaluate("window.ran") is None
+        told = page.evaluate("document.querySelector('pre').textContent")
+    assert registry.state().decisions, told
+    (said,) = registry.state().decisions
+    assert (said.name, said.reason) == (HOSTILE[:-1], "; rm -rf $HOME") and not said.approved
+    assert registry.state().find("wanted").version == 1
+
+
+def test_no_version_at_all_and_ten_thousand(shop: Shop, tmp_path: Path) -> None:
+    empty = LocalRegistry(tmp_path / "none", "manual")
+    with client_of(board_of(shop, registry=empty)) as client:
+        assert "Nothing serves yet" in client.get("/").text
+        assert "no version to decide on" in client.get("/decide").text
+        assert "There is none yet" in client.get("/versions").text
+        assert client.get("/versions/compare").status_code == 400
+    state = shop.registry.state()
+    one = state.versions[-1]
+    many = [one.model_copy(update={"version": n, "weights": f"w{n}"}) for n in range(10_000)]
+    state = state.model_copy(update={"versions": many})
+    crowded = SimpleNamespace(state=lambda: state)
+    with client_of(board_of(shop, registry=crowded)) as client:
+        first, last = client.get("/versions"), client.get("/versions?from=9950")
+        assert "1 to 50 of 10,000" in first.text and "9,951 to 10,000 of" in last.text
+        assert max(len(first.content), len(last.content)) < MOST_BYTES
+
+
+def test_a_store_that_is_cleaned_while_pages_are_read_costs_no_more_than_a_page(shop: Shop) -> None:
+    folder = Path(shop.record.find_current("clean_corpus").path)
+    away, done = folder.with_name("away"), threading.Event()
+
+    def clean() -> None:
+        while not done.is_set():
+            folder.rename(away)
+            away.rename(folder)
+
+    cleaner = threading.Thread(target=clean)
+    cleaner.start()
+    try:
+        with client_of(board_of(shop)) as client:
+            for path in [*PAGES * 3]:
+                answer = client.get(path)
+                assert answer.status_code == 200 or "cannot be shown" in answer.text, path
+    finally:
+        done.set()
+        cleaner.join()
+
+
+def test_the_key_is_made_once_for_its_owner_alone(tmp_path: Path) -> None:
+    key, name = read_key(tmp_path)
+    assert read_key(tmp_path) == (key, name) and len(key) >= 32
+    assert (tmp_path / "board.key").stat().st_mode & 0o777 == 0o600 and str(tmp_path) in name
