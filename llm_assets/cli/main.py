@@ -193,6 +193,26 @@ def versions(as_json: bool) -> None:
 
 @commands.command()
 @version_argument
+@click.argument("repository")
+@click.option("--public", is_flag=True, help="Let everybody read it; private by default.")
+def publish(version: int, repository: str, public: bool) -> None:
+    """Upload a version to the Hugging Face Hub.
+
+    REPOSITORY is OWNER/NAME and is made where it is not there. Beside the model go a model card and
+    the figures and settings as JSON; the token is read from HF_TOKEN.
+
+    \b
+    Example:
+      llm-assets publish 2 my-team/manuals
+    """
+    from llm_assets.cli.publication import publish_version
+    from llm_assets.cli.session import open_session
+
+    click.echo(shown(publish_version(open_session(), version, repository, public, click.echo)))
+
+
+@commands.command()
+@version_argument
 @name_option
 @reason_option
 def approve(version: int, name: str, reason: str) -> None:

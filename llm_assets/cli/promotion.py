@@ -13,19 +13,20 @@ def approve(session: Session, version: int, name: str, reason: str, report: Repo
     Raises:
         UserError: it is withdrawn, since it was trained on what was forgotten.
     """
-    _refuse_withdrawn(session, version)
+    refuse_withdrawn(session, version)
     session.registry.approve(version, name, reason)
     follow(session, report)
 
 
-def _refuse_withdrawn(session: Session, version: int) -> None:
+def refuse_withdrawn(session: Session, version: int) -> None:
+    """Raise UserError for a version that was trained on what was forgotten since."""
     withdrawn = read_list(session.record.store, session.settings.name).withdrawn
     since = next((one.at for one in withdrawn if one.version == version), None)
     if since is not None:
         raise UserError(
             f"Version {version} was withdrawn on {since:%Y-%m-%d}, since it was trained on text "
-            "that was forgotten, and cannot serve again. `llm-assets versions` lists the others; "
-            "`llm-assets run` makes one without that text."
+            "that was forgotten, and neither serves nor leaves again. `llm-assets versions` lists "
+            "the others; `llm-assets run` makes one without that text."
         )
 
 

@@ -90,22 +90,21 @@ def render_card(state: RegistryState, version: ModelVersion) -> str:
         "",
         *_story(state, version),
     ]
-    metrics = version.evaluation.get("metrics", {})
-    if metrics:
-        lines += [
-            FIGURES,
-            "",
-            "| metric | model | value | 95 % interval |",
-            "|---|---|---|---|",
-        ]
-        for name, by_role in metrics.items():
-            for role, figure in by_role.items():
-                interval = f"{_number(figure.get('low'))} to {_number(figure.get('high'))}"
-                lines.append(f"| {name} | {role} | {_number(figure.get('value'))} | {interval} |")
-        lines.append("")
+    lines += figures_table(version)
     lines += ["## Made from", ""]
     lines += [f"- {asset}: `{fingerprint}`" for asset, fingerprint in version.lineage.items()]
     return "\n".join(lines) + "\n"
+
+
+def figures_table(version: ModelVersion) -> list[str]:
+    """What was measured, as a section; nothing of a version that was not."""
+    metrics = version.evaluation.get("metrics", {})
+    lines = [FIGURES, "", "| metric | model | value | 95 % interval |", "|---|---|---|---|"]
+    for name, by_role in metrics.items():
+        for role, figure in by_role.items():
+            interval = f"{_number(figure.get('low'))} to {_number(figure.get('high'))}"
+            lines.append(f"| {name} | {role} | {_number(figure.get('value'))} | {interval} |")
+    return [*lines, ""] if metrics else []
 
 
 def tell_story(state: RegistryState, version: ModelVersion) -> list[str]:

@@ -1,0 +1,138 @@
+"""`llm-assets publish VERSION OWNER/NAME`: a version in a repository of the Hugging Face Hub."""
+
+import json
+import os
+import re
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from artifacts.errors import UserError, first_line
+from artifacts.progress import Report
+from artifacts.storage import files
+from artifacts.storage.transfer import download_folder, remote_entries
+from llm_assets.cli.promotion import refuse_withdrawn
+from llm_assets.cli.session import Session
+from llm_assets.cloud.jobs import HUB_VARIABLE
+from llm_assets.registry.card import describe_coverage, figures_table, verify_model
+from llm_assets.registry.state import ModelVersion
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+
+CARD, METRICS, SETTINGS = "README.md", "metrics.json", "settings.json"
+TOLD = ("tokenized_shards", "checkpoint")
+"""Assets whose settings are published: how the model was trained, and not on what."""
+
+
+def publish_version(
+    session: Session, number: int, repository: str, public: bool, report: Report
+) -> str:
+    """Upload a version's model with its card, figures and settings as one commit.
+
+    Returns:
+        Its address.
+
+    Raises:
+        UserError: there is no token or no such version; its files are damaged, or it was withdrawn;
+            the Hub refuses, or the repository is public where it should not be.
+    """
+    version = session.registry.state().get(number)
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):
+        raise UserError(f"{repository!r} is no repository of the Hub: give OWNER/NAME.")
+    token = os.environ.get(HUB_VARIABLE)
+    if not token:
+        raise UserError(
+            f"{HUB_VARIABLE} is not set: put a token that may write to {repository} into it "
+            "(https://huggingface.co/settings/tokens)."
+        )
+    refuse_withdrawn(session, number)
+    verify_model(session.record, version.model_url, weights=version.weights)
+
+    import httpx
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    api = HfApi(token=token)
+    try:
+        return _upload(api, session, version, repository, public, report)
+    except (HfHubHTTPError, httpx.HTTPError) as error:
+        answer = getattr(error, "response", None)
+        said = f"answered {answer.status_code}" if answer is not None else "was not reached"
+        raise UserError(
+            f"The Hub {said} when {repository} was written: {first_line(error).rstrip('.')}. What "
+            f"was there is as it was. Look at the rights of the token in {HUB_VARIABLE}, and try "
+            "again."
+        ) from None
+
+
+def _upload(
+    api: "HfApi",
+    session: Session,
+    version: ModelVersion,
+    repository: str,
+    public: bool,
+    report: Report,
+) -> str:
+    from huggingface_hub import CommitOperationAdd
+
+    api.create_repo(repository, private=not public, exist_ok=True)
+    if not public and not api.repo_info(repository).private:
+        raise UserError(
+            f"{repository} is there already and public. Make it private on the Hub, or say "
+            "--public."
+        )
+    with tempfile.TemporaryDirectory() as copy:
+        folder = Path(version.model_url)
+        if not files.is_local(version.model_url):
+            folder = Path(copy)
+            download_folder(version.model_url, remote_entries(version.model_url), folder)
+        told = _told(session, version)
+        contents: dict[str, Path | bytes] = {path.name: path for path in sorted(folder.iterdir())}
+        contents |= {name: text.encode() for name, text in told.items()}
+        report(f"Uploading {len(contents)} files to {repository}")
+        operations = [CommitOperationAdd(name, content) for name, content in contents.items()]
+        done = api.create_commit(
+            repository,
+            operations,
+            commit_message=f"Version {version.version} of {session.settings.name}",
+        )
+    return f"Version {version.version} is at {done.commit_url}"
+
+
+def _told(session: Session, version: ModelVersion) -> dict[str, str]:
+    """The files beside the model: name to text. No path, name or text of this side is in them."""
+    store = session.record.store
+    made = {
+        asset: store.load(asset, fingerprint).manifest
+        for asset, fingerprint in version.lineage.items()
+        if store.exists(asset, fingerprint)
+    }
+    settings = {asset: made[asset].settings for asset in TOLD if asset in made}
+    metrics: dict[str, Any] = version.evaluation.get("metrics", {})
+    data = made["raw_corpus"].stats if "raw_corpus" in made else {}
+    license = version.license.lower()
+    lines = [
+        "---",
+        f"license: {license if re.fullmatch(r'[a-z0-9.-]+', license) else 'unknown'}",
+        "library_name: transformers",
+        "---",
+        f"# {session.settings.name}, version {version.version}",
+        "",
+        session.settings.description,
+        "",
+        f"- License: {version.license}",
+        f"- Trained on: {describe_coverage(version)}",
+        *(f"- Text: {data[unit]:,} {unit}" for unit in ("documents", "bytes") if unit in data),
+        f"- Settings: [{SETTINGS}]({SETTINGS}); figures: [{METRICS}]({METRICS})",
+        "",
+        *figures_table(version),
+        "## Made from",
+        "",
+        *(f"- {asset}: `{fingerprint}`" for asset, fingerprint in version.lineage.items()),
+    ]
+    return {
+        CARD: "\n".join(lines) + "\n",
+        METRICS: json.dumps(metrics, indent=2),
+        SETTINGS: json.dumps(settings, indent=2),
+    }
