@@ -12,8 +12,8 @@ from typing import Any
 
 from artifacts.errors import UserError
 from artifacts.program.entry import CHECK_VARIABLE
+from llm_assets.cloud.machines import ACCELERATORS
 from llm_assets.cloud.settings import (
-    ACCELERATORS,
     GIGABYTE,
     EndpointMachineSettings,
     GoogleCloudSettings,
@@ -178,7 +178,7 @@ def dedicated_resources(machines: EndpointMachineSettings) -> dict[str, Any]:
 HOUR = 3600
 SERVING_CHECK_HOURS = 1.0
 """A container of one's own that serves instead of parsing its arguments is ended then."""
-HYPERDISK_MACHINES = ("a3-ultragpu-", "a4-", "a4x-")
+HYPERDISK_MACHINES = ("a3-ultragpu-", "a4-", "a4x-", "g4-")
 """Machine families that boot from a hyperdisk alone; all others take an SSD persistent disk."""
 
 

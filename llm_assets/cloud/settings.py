@@ -2,69 +2,20 @@
 
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from artifacts.settings import Settings
+from llm_assets.cloud.machines import TPU_FAMILIES, TPU_MACHINES, TpuMachine, check_accelerator
 from llm_assets.config import read_settings_file
 
 GIGABYTE = 1024**3
-TPU_FAMILIES = ("cloud-tpu", "ct")
-"""What the names of machine types with TPUs begin with."""
-
-
-@dataclass(frozen=True)
-class Accelerator:
-    """One accelerator, by its vendor's data sheet."""
-
-    teraflops: float
-    """Peak of dense bfloat16; of half precision where `bfloat16` is false."""
-    gigabytes: float
-    """Memory that programs see, in GiB, rounded down."""
-    bfloat16: bool = True
-    """Whether its units multiply bfloat16."""
-
-
-ACCELERATORS = {
-    "NVIDIA_TESLA_P100": Accelerator(18.7, 15.5, bfloat16=False),
-    "NVIDIA_TESLA_V100": Accelerator(112, 15.5, bfloat16=False),
-    "NVIDIA_TESLA_T4": Accelerator(65, 14.5, bfloat16=False),
-    "NVIDIA_L4": Accelerator(121, 22),
-    "NVIDIA_TESLA_A100": Accelerator(312, 39),
-    "NVIDIA_A100_80GB": Accelerator(312, 79),
-    "NVIDIA_H100_80GB": Accelerator(989, 79),
-    "NVIDIA_H100_MEGA_80GB": Accelerator(989, 79),
-    "NVIDIA_H200_141GB": Accelerator(989, 139),
-}
-
-
-@dataclass(frozen=True)
-class TpuMachine:
-    """One machine with TPU chips, which its type alone describes."""
-
-    chips: int
-    topology: str
-    """How they are wired, as Vertex AI names it."""
-    teraflops: float = 197
-    """Peak of one chip in bfloat16."""
-
-
-TPU_MACHINES = {
-    "ct5lp-hightpu-1t": TpuMachine(1, "1x1"),
-    "ct5lp-hightpu-4t": TpuMachine(4, "2x2"),
-    "ct5lp-hightpu-8t": TpuMachine(8, "2x4"),
-}
-"""Machines with TPU v5e, by type."""
-
 
 PROJECT = r"^[a-z][a-z0-9-]{4,28}[a-z0-9]$"
 REGION = r"^[a-z]+-[a-z]+[0-9]+$"
 IMAGE = r"^[^\s]+(:|@sha256:)[^\s/]+$"
-BUILT_IN = re.compile(r"gpu-(\d+)g$")
-"""How many accelerators the name of a machine type says that it has."""
 ACCOUNT = r"^[^@\s]+@[^@\s]+\.iam\.gserviceaccount\.com$"
 
 
@@ -95,7 +46,8 @@ class BatchSettings(Settings):
     """How the Spark stages run on Dataproc Serverless; by default as it decides."""
 
     runtime_version: str = "2.3"
-    """Dataproc Serverless runtime; 2.3 is the long-term one and has Spark 3.5."""
+    """Dataproc Serverless runtime: 2.3, or one of its patches. It has Spark 3.5, with which the
+    stages are tested, and support until November 2027."""
     minimum_executors: int | None = Field(default=None, ge=2, le=2000)
     """Executors that are never taken away; a batch has two at least."""
     maximum_executors: int | None = Field(default=None, ge=2, le=2000)
@@ -141,6 +93,11 @@ class BatchSettings(Settings):
         for name, value in self._typed():
             if value is not None and name in self.properties:
                 raise ValueError(f"{name} is given under `properties` and by a setting of its own")
+        if not re.fullmatch(r"2\.3(\.\d+)?", self.runtime_version):
+            raise ValueError(
+                f"runtime_version is {self.runtime_version}, but the stages run on 2.3: 2.2 has "
+                "ended, and later ones have Spark 4"
+            )
         most, least = self.maximum_executors, self.minimum_executors
         if most is not None and least is not None and most < least:
             raise ValueError("maximum_executors is smaller than minimum_executors")
@@ -150,20 +107,6 @@ class BatchSettings(Settings):
                     f"{name} under `properties` begins with neither spark. nor dataproc."
                 )
         return self
-
-
-def check_accelerator(machine_type: str, accelerator_type: str | None, count: int) -> None:
-    """Raise ValueError where an accelerator has no number, a number no accelerator, or a machine
-    another number than it can have."""
-    if (accelerator_type is None) != (count == 0):
-        raise ValueError(
-            "accelerator_type and accelerator_count go together: both, or neither (null, 0)"
-        )
-    built_in = BUILT_IN.search(machine_type)
-    if built_in and count != int(built_in[1]):
-        raise ValueError(f"{machine_type} has {built_in[1]} of its own, not {count} accelerators")
-    if count not in (0, 1, 2, 4, 8, 16):
-        raise ValueError(f"a machine has 1, 2, 4, 8 or 16 accelerators, and not {count}")
 
 
 class MachineSettings(Settings):
@@ -211,6 +154,11 @@ class MachineSettings(Settings):
     def processes(self) -> int:
         """Training processes over all machines; TPUs and machines without accelerators have one."""
         return max(1, self.accelerator_count) * self.replicas
+
+    @property
+    def hours_in_queue(self) -> float:
+        """How long a job may wait by its own wish, before it waits for lack of machines."""
+        return self.max_wait_hours if self.strategy == "FLEX_START" else 0
 
     @property
     def tpu(self) -> TpuMachine | None:
@@ -320,7 +268,8 @@ class GoogleCloudSettings(Settings):
     web_access: bool = False
     """Allow a shell in running Vertex AI jobs from the console."""
     pending_hours: float = Field(default=6.0, gt=0)
-    """A job that got no machines for this long is cancelled, with advice."""
+    """A job that got no machines for this long is cancelled, with advice; a FLEX_START job, when it
+    got none for so long after its `max_wait_hours`."""
     restarts: int = Field(default=10, ge=0)
     """How often a pre-empted or interrupted training is started again within one run."""
     api_endpoint: str | None = None

@@ -14,8 +14,8 @@ from artifacts.errors import UserError
 from artifacts.storage import files
 from artifacts.store.manifest import COST
 from llm_assets.cloud.jobs import serves_with_vllm, serving_check_machine
+from llm_assets.cloud.machines import ACCELERATORS
 from llm_assets.cloud.settings import (
-    ACCELERATORS,
     EndpointMachineSettings,
     GoogleCloudSettings,
     MachineSettings,

@@ -234,7 +234,7 @@ class RemoteRun:
         raise self._failure(
             f"{self.job.name} was never scheduled: it waited {waited:,.0f} s for machines and was "
             f"cancelled. {self.service.place.region} may have none free: ask for another machine "
-            "or accelerator type, another region, or flex-start, or raise `pending_seconds`.",
+            "or accelerator type or another region, or give it longer (`pending_hours`).",
             self.job,
         )
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -20,9 +21,8 @@ from llm_assets.cloud.jobs import (
     serving_check_machine,
     spark_batch,
 )
+from llm_assets.cloud.machines import ACCELERATORS, TPU_MACHINES
 from llm_assets.cloud.settings import (
-    ACCELERATORS,
-    TPU_MACHINES,
     GoogleCloudSettings,
     MachineSettings,
     load_cloud_settings,
@@ -75,7 +75,7 @@ class DataprocSparkRunner(SparkRunner):
         client = PipesDataprocServerlessClient(
             message_reader=_reader(settings),
             client=_dataproc(settings),
-            limits=_limits(settings, spending),
+            limits=replace(job_limits(settings), objection=spending.objection),
         )
         invocation = client.run(
             context=context,
@@ -227,7 +227,7 @@ class VertexTrainingRunner(TrainingRunner):
         client = PipesVertexCustomJobClient(
             message_reader=_reader(settings),
             client=_vertex(settings),
-            limits=_limits(settings, spending),
+            limits=replace(job_limits(settings, machines), objection=spending.objection),
         )
         invocation = client.run(
             context=context,
@@ -287,11 +287,15 @@ def _reader(settings: GoogleCloudSettings) -> PipesGCSLiveMessageReader:
     return PipesGCSLiveMessageReader(bucket=settings.bucket, prefix=MESSAGES_FOLDER, client=client)
 
 
-def _limits(settings: GoogleCloudSettings, spending: Spending) -> Limits:
+def job_limits(settings: GoogleCloudSettings, machines: MachineSettings | None = None) -> Limits:
+    """How long a job may wait, and how often it starts again.
+
+    Args:
+        machines: Vertex AI's; a job on them may ask to wait in a queue, which comes on top.
+    """
+    queue = machines.hours_in_queue if machines else 0
     return Limits(
-        pending_seconds=settings.pending_hours * HOUR,
-        restarts=settings.restarts,
-        objection=spending.objection,
+        pending_seconds=(settings.pending_hours + queue) * HOUR, restarts=settings.restarts
     )
 
 

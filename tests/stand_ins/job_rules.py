@@ -13,9 +13,29 @@ MOST_VARIABLES = 100
 """`ContainerSpec.env`: "Maximum limit is 100"."""
 DISKS = ("pd-ssd", "pd-standard", "hyperdisk-balanced")
 """`DiskSpec.boot_disk_type`."""
-HYPERDISK_ONLY = ("a3-ultragpu-", "a4-", "a4x-")
+HYPERDISK_ONLY = ("a3-ultragpu-", "a4-", "a4x-", "g4-")
 """Machine families whose boot disk is a hyperdisk: "for A3U machines ... hyperdisk-balanced"."""
 ATTACHED = {
+    "a2-highgpu-2g": ("NVIDIA_TESLA_A100", 2),
+    "a2-highgpu-4g": ("NVIDIA_TESLA_A100", 4),
+    "a2-megagpu-16g": ("NVIDIA_TESLA_A100", 16),
+    "a2-ultragpu-2g": ("NVIDIA_A100_80GB", 2),
+    "a2-ultragpu-4g": ("NVIDIA_A100_80GB", 4),
+    "a3-highgpu-1g": ("NVIDIA_H100_80GB", 1),
+    "a3-highgpu-2g": ("NVIDIA_H100_80GB", 2),
+    "a3-highgpu-4g": ("NVIDIA_H100_80GB", 4),
+    "a4-highgpu-8g": ("NVIDIA_B200", 8),
+    "a4x-highgpu-4g": ("NVIDIA_GB200", 4),
+    "g2-standard-4": ("NVIDIA_L4", 1),
+    "g2-standard-12": ("NVIDIA_L4", 1),
+    "g2-standard-16": ("NVIDIA_L4", 1),
+    "g2-standard-24": ("NVIDIA_L4", 2),
+    "g2-standard-32": ("NVIDIA_L4", 1),
+    "g2-standard-96": ("NVIDIA_L4", 8),
+    "g4-standard-48": ("NVIDIA_RTX_PRO_6000", 1),
+    "g4-standard-96": ("NVIDIA_RTX_PRO_6000", 2),
+    "g4-standard-192": ("NVIDIA_RTX_PRO_6000", 4),
+    "g4-standard-384": ("NVIDIA_RTX_PRO_6000", 8),
     "a2-highgpu-1g": ("NVIDIA_TESLA_A100", 1),
     "a2-highgpu-8g": ("NVIDIA_TESLA_A100", 8),
     "a2-ultragpu-1g": ("NVIDIA_A100_80GB", 1),
@@ -29,6 +49,7 @@ ATTACHED = {
 """Machines that come with their accelerators, whose kind and number must be given (page "Configure
 compute resources for training", table of machine types)."""
 
+WITH_ACCELERATORS = ("a2-", "a3-", "a4-", "a4x-", "g2-", "g4-")
 TOPOLOGIES = {"ct5lp-hightpu-1t": "1x1", "ct5lp-hightpu-4t": "2x2", "ct5lp-hightpu-8t": "2x4"}
 """TPU v5e on one machine, whose type says what it has; `MachineSpec.tpu_topology` is GKE's."""
 BATCH_ID = re.compile(r"[a-z0-9-]{4,63}")
@@ -36,6 +57,8 @@ BATCH_ID = re.compile(r"[a-z0-9-]{4,63}")
 RFC_1035 = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
 """`Batch.labels`: keys, and values where they are not empty; at most 32 of them."""
 MOST_LABELS = 32
+RUNTIMES = re.compile(r"(2\.3|3\.0)(\.\d+)?")
+"""Page "Serverless for Apache Spark runtime versions"; 2.2 had support until September 2026."""
 TIME_TO_LIVE_SECONDS = (600, 14 * 24 * 3600)
 """`ExecutionConfig.ttl`: 10 minutes to 14 days."""
 
@@ -44,6 +67,8 @@ def check_batch(batch_id: str, batch: dataproc_v1.Batch) -> None:
     """Raise INVALID_ARGUMENT as Dataproc Serverless would."""
     if not BATCH_ID.fullmatch(batch_id):
         _refuse(f"batch_id {batch_id!r} does not match {BATCH_ID.pattern}.")
+    if not RUNTIMES.fullmatch(batch.runtime_config.version):
+        _refuse(f"Runtime version {batch.runtime_config.version!r} is not supported.")
     texts = [*batch.labels, *filter(None, batch.labels.values())]
     for text in texts:
         if not RFC_1035.fullmatch(text):
@@ -86,11 +111,16 @@ def _check_pool(pool: aiplatform_v1.WorkerPoolSpec) -> None:
     given = (machine.accelerator_type.name, machine.accelerator_count)
     if attached and given != attached:
         _refuse(f"Machine type {machine.machine_type} needs {attached[1]} of {attached[0]}.")
+    if given[1] and not attached and not machine.machine_type.startswith("n1-"):
+        _refuse(f"Machine type {machine.machine_type} does not support {given[0]}.")
     if machine.tpu_topology != TOPOLOGIES.get(machine.machine_type, ""):
         _refuse(f"tpu_topology {machine.tpu_topology!r} is not {machine.machine_type}'s.")
     if machine.machine_type in TOPOLOGIES and given[1]:
         _refuse(f"Machine type {machine.machine_type} has its TPUs; it takes no accelerator.")
-    if machine.machine_type.startswith(("a2-", "a3-", "a4-", "g2-")) and not given[1]:
+    if (
+        machine.machine_type.startswith(("a2-", "a3-", "a4-", "a4x-", "g2-", "g4-"))
+        and not given[1]
+    ):
         _refuse(f"Machine type {machine.machine_type} needs its accelerators named.")
     if disk and disk not in DISKS:
         _refuse(f"boot_disk_type {disk} is not one of {', '.join(DISKS)}.")

@@ -16,7 +16,8 @@ from pydantic import Field, ValidationError
 
 from artifacts.errors import UserError
 from artifacts.settings import Settings
-from llm_assets.cloud.settings import BUILT_IN, EndpointMachineSettings, MachineSettings
+from llm_assets.cloud.machines import BUILT_IN
+from llm_assets.cloud.settings import EndpointMachineSettings, MachineSettings
 from llm_assets.config import PipelineSettings
 
 INPUT_TOKENS, TARGET_TOKENS = 256, 30
@@ -263,7 +264,7 @@ def _cloud(settings: ImportedSettings) -> dict[str, Any]:
 
 def _has_own(deploy: DeployConfig) -> bool:
     """Whether a machine of the endpoint comes with its accelerators or not at all."""
-    return bool(BUILT_IN.search(deploy.machine_type))
+    return deploy.machine_type in BUILT_IN
 
 
 def _accelerator(kind: str, count: int) -> dict[str, Any]:

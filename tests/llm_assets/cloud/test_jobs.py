@@ -13,16 +13,17 @@ from pydantic import ValidationError
 
 from artifacts.errors import UserError
 from llm_assets.cloud.jobs import custom_job, spark_batch
+from llm_assets.cloud.machines import ACCELERATORS, BUILT_IN, OUTDATED, TPU_MACHINES
 from llm_assets.cloud.settings import (
-    TPU_MACHINES,
     BatchSettings,
+    EndpointMachineSettings,
     GoogleCloudSettings,
     MachineSettings,
 )
 from llm_assets.cloud.setup.check import needs
 from llm_assets.cloud.spending import START_HOURS, UTILIZATION, estimate_training
 from llm_assets.pipes.failures import JobService, failure_of
-from llm_assets.runners.google_cloud import VertexTrainingRunner
+from llm_assets.runners.google_cloud import VertexTrainingRunner, job_limits
 from recipes.settings import training_settings
 from recipes.spec import TrainingSpec
 from tests.recipes.conftest import settings_of
@@ -38,6 +39,9 @@ QUOTAS = {
     "NVIDIA_H100_MEGA_80GB": "custom_model_training_nvidia_h100_mega_gpus",
     "NVIDIA_H200_141GB": "custom_model_training_nvidia_h200_gpus",
     "NVIDIA_L4": "custom_model_training_nvidia_l4_gpus",
+    "NVIDIA_RTX_PRO_6000": "custom_model_training_nvidia_rtx_pro_6000_gpus",
+    "NVIDIA_B200": "custom_model_training_nvidia_b200_gpus",
+    "NVIDIA_GB200": "custom_model_training_nvidia_gb200_gpus",
 }
 
 
@@ -62,6 +66,71 @@ def test_every_machine_gets_a_disk_and_a_quota_that_exist(
     training = next(iter(needs(settings.model_copy(update={"training": machines}))))
     assert training.metric == f"aiplatform.googleapis.com/{QUOTAS[accelerator]}"
     assert training.accelerators == 3 * count
+
+
+def test_every_accelerator_of_vertex_ai_is_known_or_left_out_by_name() -> None:
+    offered = {one.name for one in aiplatform_v1.AcceleratorType if one.name.startswith("NVIDIA_")}
+    assert offered == ACCELERATORS.keys() | OUTDATED
+    assert BUILT_IN.keys() == ATTACHED.keys()
+
+
+@pytest.mark.parametrize("accelerator", ["NVIDIA_B200", "NVIDIA_GB200", "NVIDIA_RTX_PRO_6000"])
+def test_newest_accelerators_train_in_bfloat16(
+    google: LocalGoogle, tmp_path: Path, accelerator: str
+) -> None:
+    machine = next(name for name, (kind, _) in BUILT_IN.items() if kind == accelerator)
+    given = cloud_settings(google)
+    given["training"] = {
+        "machine_type": machine,
+        "accelerator_type": accelerator,
+        "accelerator_count": BUILT_IN[machine][1],
+    }
+    path = tmp_path / "google_cloud.yaml"
+    path.write_text(yaml.safe_dump(given))
+    assert VertexTrainingRunner(cloud_config_path=str(path)).precision() == "bfloat16"
+
+
+@pytest.mark.fault(
+    "Google Cloud",
+    "a machine type and an accelerator that do not go together",
+    sees="which does, in the settings file",
+    then="nothing is paid for",
+)
+@pytest.mark.parametrize(
+    ("machine", "accelerator", "count", "told"),
+    [
+        ("a2-highgpu-1g", "NVIDIA_L4", 1, "has 1 NVIDIA_TESLA_A100 of its own: set"),
+        ("a2-highgpu-1g", "NVIDIA_A100", 1, "is NVIDIA_A100, and none of NVIDIA_TESLA_P100"),
+        ("a3-highgpu-3g", "NVIDIA_H100_80GB", 3, "is no machine type with accelerators"),
+        ("n2-standard-8", "NVIDIA_L4", 1, "takes no NVIDIA_L4"),
+        ("n2-standard-8", "NVIDIA_TESLA_T4", 1, "machines of n1"),
+        ("n1-standard-8", "NVIDIA_TESLA_T4", 3, "takes 1, 2, 4 NVIDIA_TESLA_T4, and not 3"),
+        ("g2-standard-8", None, 0, "has 1 NVIDIA_L4 of its own"),
+    ],
+)
+def test_a_machine_that_vertex_ai_does_not_have_is_refused(
+    machine: str, accelerator: str | None, count: int, told: str
+) -> None:
+    given = {"machine_type": machine, "accelerator_type": accelerator, "accelerator_count": count}
+    with pytest.raises(ValidationError, match=told):
+        MachineSettings.model_validate(given)
+    with pytest.raises(ValidationError, match=told):
+        EndpointMachineSettings.model_validate(given)
+
+
+@pytest.mark.parametrize("version", ["2.2", "3.0", "latest"])
+def test_a_spark_that_the_stages_do_not_run_on_is_refused(version: str) -> None:
+    with pytest.raises(ValidationError, match=r"the stages run on 2\.3"):
+        BatchSettings(runtime_version=version)
+    assert BatchSettings(runtime_version="2.3.15")
+
+
+def test_a_flex_start_job_waits_as_long_as_it_asked_for(settings: GoogleCloudSettings) -> None:
+    queued = MachineSettings(strategy="FLEX_START", max_wait_hours=48)
+    at_once = MachineSettings(strategy="SPOT", max_wait_hours=48)
+    assert settings.pending_hours == 6
+    assert job_limits(settings, queued).pending_seconds == 54 * 3600
+    assert job_limits(settings, at_once).pending_seconds == 6 * 3600
 
 
 def test_account_that_the_caller_may_not_act_as_is_told_with_its_role(
