@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import model_validator
 
-from artifacts.errors import UserError
+from artifacts.errors import UserError, first_line
 from artifacts.model import fitting_vocab_size
 from artifacts.program.lifetime import importing
 from artifacts.settings import Settings
@@ -243,7 +243,15 @@ def _from_hub(
     from huggingface_hub.constants import is_offline_mode
 
     report(f"Downloading {hub} at {revision} from the Hugging Face Hub")
-    snapshot = Path(snapshot_download(hub, revision=revision, allow_patterns=list(COPIED_PATTERNS)))
+    try:
+        patterns = list(COPIED_PATTERNS)
+        snapshot = Path(snapshot_download(hub, revision=revision, allow_patterns=patterns))
+    except OSError as error:
+        raise UserError(
+            f"`base_model`: {hub} at {revision} cannot be had from the Hugging Face Hub "
+            f"({first_line(error)}). Where it is gated or private, accept its terms there and give "
+            "a token in HF_TOKEN; try again later where the Hub is busy."
+        ) from error
     if not is_offline_mode() and not list(snapshot.glob("*.safetensors")):
         names = HfApi().list_repo_files(hub, revision=revision)
         pickled = [name for name in names if any(map(Path(name).match, PICKLED_PATTERNS))]

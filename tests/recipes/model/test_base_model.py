@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub import constants
 from pydantic import ValidationError
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, MambaConfig
@@ -26,6 +27,7 @@ from recipes.settings import ModelFamily
 from spark_jobs.tokenize.tokenizer import load_tokenizer
 from tests.old_tokenizers import write_old_tokenizer
 from tests.recipes.model.architectures import architectures, tiny_config, write_tiny
+from tests.stand_ins.hub import Hub
 from tests.tiny import change_config
 from tests.tiny_models import encoder, encoder_decoder
 
@@ -172,6 +174,25 @@ def test_a_damaged_tokenizer_is_refused(source: Path, tmp_path: Path) -> None:
     (source / "tokenizer.json").write_text('{"version": "1.0"')
     with pytest.raises(UserError, match=r"tokenizer.json cannot be read"):
         prepare(BaseModelSettings(folder=str(source)), tmp_path / "out")
+
+
+@pytest.mark.fault(
+    "base_model",
+    "gated model of the Hub",
+    sees="the Hub's answer, and what to do",
+    then="nothing is made",
+)
+def test_a_gated_model_of_the_hub_is_refused_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = Hub()
+    hub.fault = lambda method, path: (401, [("x-error-code", "GatedRepo")], b"{}")
+    monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    settings = BaseModelSettings(hub="owner/name", revision="0" * 40)
+    with pytest.raises(UserError, match=r"owner/name at 0+ cannot be had .*401.*HF_TOKEN"):
+        prepare(settings, tmp_path / "out")
+    hub.stop()
 
 
 def test_an_adapter_without_its_model_is_refused(source: Path, tmp_path: Path) -> None:
