@@ -100,5 +100,7 @@ def exam(
     def warn(artifact: Artifact) -> None:
         for fact in artifact.stats["untold"]:
             context.log.warning(f"No document tells {fact}; it is not asked for")
+        for fact in artifact.stats["given_away"]:
+            context.log.warning(f"A question about {fact} holds its answer; it is not asked for")
 
     return BuildPlan(identity.extend(libraries=LIBRARIES), build, finish=warn)

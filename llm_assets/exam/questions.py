@@ -22,7 +22,7 @@ from recipes.evaluation.exam import QUESTIONS_NAME
 from spark_jobs.read.facts import Fact, Forms, read_facts, read_forms
 from spark_jobs.runtime.parquet import find_parts
 
-CODE_VERSION = "1"
+CODE_VERSION = "2"
 LIBRARIES = frozenset({"bm25s"})
 """Those that decide what retrieval finds."""
 
@@ -43,8 +43,9 @@ def write_exam(settings: ExamSettings, clean_corpus: str, folder: Path) -> dict[
 
     Returns:
         The manifest's stats: `questions`, `facts`, `placebo_questions`, `untold` (facts that no
-        document tells, which are not asked for, as subject and relation), `retrieved_right` (share
-        of questions whose retrieved passage holds the answer).
+        document tells, which are not asked for, as subject and relation), `given_away` (those
+        left out because a question holds its answer), `retrieved_right` (share of questions whose
+        retrieved passage holds the answer).
 
     Raises:
         UserError: a file cannot be read, a relation has no forms or a single value, or the text
@@ -67,6 +68,14 @@ def write_exam(settings: ExamSettings, clean_corpus: str, folder: Path) -> dict[
                 f"{settings.placebo}: {fact.relation} of {fact.subject} is {fact.value!r} in "
                 f"document {passage.document} too. A placebo is a fact that stands nowhere."
             )
+    given_away = [fact for fact in [*told, *placebo] if _is_given_away(fact, forms)]
+    told = [fact for fact in told if fact not in given_away]
+    placebo = [fact for fact in placebo if fact not in given_away]
+    if not told:
+        raise UserError(
+            f"{settings.facts}: the questions about all facts that the text tells hold their "
+            f"answers. Ask in other words in {settings.forms}, or give other facts."
+        )
     questions = [*_ask(told, forms, settings.choices), *_ask(placebo, forms, settings.choices)]
     retrieved = _retrieve([question["question"] for question in questions], passages)
     for question, found in zip(questions, retrieved, strict=True):
@@ -85,6 +94,7 @@ def write_exam(settings: ExamSettings, clean_corpus: str, folder: Path) -> dict[
         "facts": len(told),
         "placebo_questions": len(questions) - len(asked),
         "untold": [f"{f.subject}: {f.relation}" for f in facts if not telling[f]],
+        "given_away": [f"{f.subject}: {f.relation}" for f in given_away],
         "retrieved_right": sum(right) / len(right),
     }
 
@@ -116,6 +126,12 @@ def _telling(fact: Fact, passages: Sequence[Passage]) -> Passage | None:
 
 def _holds(text: str, value: str) -> bool:
     return re.search(rf"(?<!\w){re.escape(value)}(?!\w)", text) is not None
+
+
+def _is_given_away(fact: Fact, forms: dict[str, Forms]) -> bool:
+    """Whether a question about the fact holds its answer: it would be right without knowing."""
+    asked = (form.format(subject=fact.subject) for form in forms[fact.relation].asked)
+    return any(_holds(question.casefold(), fact.value.casefold()) for question in asked)
 
 
 def _ask(facts: Sequence[Fact], forms: dict[str, Forms], choices: int) -> list[dict[str, Any]]:

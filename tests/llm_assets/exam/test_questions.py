@@ -82,6 +82,21 @@ def test_one_choice_is_right_and_the_others_are_of_its_kind(take: Take) -> None:
     assert take(texts=texts, choices=3)[0] == questions
 
 
+def test_a_fact_whose_question_holds_its_answer_is_left_out_and_named(take: Take) -> None:
+    given = FACTS + "Berlin kettle,town,BERLIN\n"
+    texts = [*TEXTS, ("kettle", "The Berlin kettle is made in BERLIN.", "train")]
+    questions, stats = take(facts=given, texts=texts)
+    assert [question["subject"] for question in questions] == ["Velora lamp", "Ostrin scale"]
+    assert stats["given_away"] == ["Berlin kettle: town"] and stats["facts"] == 2
+
+
+def test_an_exam_of_questions_that_all_hold_their_answers_is_refused(take: Take) -> None:
+    given = "subject,relation,value\nRiga lamp,town,Riga\nLyon scale,town,Lyon\n"
+    texts = [("towns", "The Riga lamp is of Riga, the Lyon scale of Lyon.", "train")]
+    with pytest.raises(UserError, match="hold their answers"):
+        take(facts=given, texts=texts)
+
+
 def test_a_passage_is_a_stretch_of_a_long_document(take: Take) -> None:
     filler = "nothing of note happens here " * 60
     long = f"{filler}The Velora lamp is made in Riga. {filler}"
