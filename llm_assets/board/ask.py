@@ -33,6 +33,12 @@ from serving.state import StateFolder, Status
 SECONDS = 150.0
 COLORS = 6
 MOST_EXAMPLES = 12
+RECORDED = (
+    ("base", "The base model"),
+    ("incumbent", "The version before"),
+    ("candidate", "The newest candidate"),
+)
+"""Roles in an evaluation; the candidate's is that of what serves, if it serves."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +59,10 @@ def routes(board: Board) -> list[Route]:
         status = _status(board)
         shares = [(one.version, one.share) for one in status.routes if one.share] if status else []
         champion = state.find("champion")
-        evaluation = champion and board.store.find_named(
-            "eval_metrics", champion.lineage.get("eval_metrics", "")
-        )
+        lineage = champion.lineage if champion else {}
+        own = board.store.find_named("eval_metrics", lineage.get("eval_metrics", ""))
+        # What a base model can be asked is what its newest candidate was.
+        evaluation = own or board.record.find_current("eval_metrics")
         return page(
             board,
             request,
@@ -64,6 +71,7 @@ def routes(board: Board) -> list[Route]:
             url=status.url if status else None,
             examples=find_examples(evaluation) if evaluation else [],
             samples=_samples(evaluation) if evaluation else {},
+            recorded=RECORDED[: 2 if own else 3],
             prompt=request.query_params.get("prompt", ""),
         )
 

@@ -82,8 +82,9 @@ class DecisionForm:
         action = fields.get("action", "")
         if action not in ACTIONS:
             raise UserError("Choose one of: approve, reject, roll back, forget.")
-        values = {name: fields.get(name, "").strip() for name in ("name", "reason", "version")}
-        for name in ("name", "reason", *(["version"] if action in OF_VERSION else [])):
+        needed = ("name", "reason", "version") if action in OF_VERSION else ("name", "reason")
+        values = {name: fields.get(name, "").strip() for name in needed}
+        for name in needed:
             if not values[name]:
                 raise UserError(f"A decision needs a {name}: it is recorded with the decision.")
         documents = [one.strip() for one in fields.get("documents", "").splitlines()]
@@ -95,8 +96,9 @@ class DecisionForm:
                     "A name, a reason or an id holds a control character, or is longer than "
                     f"{MOST_WORDS:,} characters. Write it on one line of plain text."
                 )
-        if values["version"] and not (values["version"].isascii() and values["version"].isdigit()):
-            raise UserError(f"{values['version']!r} is not the number of a version.")
+        version = values.get("version", "0")
+        if not (version.isascii() and version.isdecimal() and len(version) < 10):
+            raise UserError(f"{version!r} is not the number of a version.")
         similar = fields.get("similar", "")
         return cls(
             action,

@@ -237,7 +237,9 @@ def test_without_the_key_nothing_is_decided_and_no_other_page_may_ask(shop: Shop
         assert taken.headers["location"] == "/"
         cookie = taken.headers["set-cookie"].lower()
         assert "httponly" in cookie and "samesite=strict" in cookie
-        assert "What would change" in client.post("/decide/confirm", data=fields).text
+        # The form's version is of the other decisions.
+        shown = client.post("/decide/confirm", data=fields | {"version": "2"}).text
+        assert "What would change" in shown and 'name="version" value=""' in shown
         attack = {"origin": "http://evil.example"}
         assert client.post("/decide/do", data=fields, headers=attack).status_code == 403
         assert "has changed since" in client.post("/decide/do", data=fields).text

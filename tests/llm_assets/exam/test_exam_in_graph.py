@@ -4,7 +4,11 @@ import re
 from pathlib import Path
 
 import pyarrow.parquet as pq
+from starlette.testclient import TestClient
 
+from llm_assets.board.server import build_app, open_board
+from llm_assets.config import load_settings
+from llm_assets.registry.local import LocalRegistry
 from recipes.evaluation.exam import CLOSED_BOOK, METRIC, read_questions
 from tests.conftest import ROOT, Project
 
@@ -55,6 +59,20 @@ def test_both_models_take_the_exam_of_the_pipelines_facts(project: Project) -> N
         assert f"<h3>{heading}</h3>" in page, heading
     assert "<td>guarantee</td>" in page and "data:image/png;base64," in page
     assert not re.search(r"<script|(src|href)=\"(?!data:)", page), "it needs no network"
+
+    board = open_board(
+        load_settings(project.config), project.record, LocalRegistry.of(project.record), dict, []
+    )
+    with TestClient(build_app(board), base_url="http://127.0.0.1:8012") as client:
+        shown = client.get("/versions/1").text
+        compared = client.get("/versions/compare?a=0&b=1").text
+        asked = client.get("/ask").text
+    assert "Right answers, the base model → version 1" in shown and "closed book" in shown
+    measured = metrics["held_out_bits_per_byte"]
+    for role in ("base", "candidate"):
+        assert f"{measured[role]['value']:.4g}" in compared, role
+    assert "The exam, by relation" in compared and "<td>guarantee</td>" in compared
+    assert "does not run" in asked
 
     # A fact that is told nowhere any more is not asked for, and the log says so.
     facts.write_text(facts.read_text() + "Jorvel toaster,town,Riga\n")
