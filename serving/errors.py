@@ -1,5 +1,6 @@
 """Errors as HTTP answers, in the shape that OpenAI clients read."""
 
+import json
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -66,3 +67,11 @@ def timed_out(seconds: float) -> ServingError:
 def client_gone() -> ServingError:
     """499, as nginx has it: for the log, since nobody is left to read it."""
     return ServingError(499, "The client closed the connection.", "client_gone")
+
+
+def message_of(content: bytes) -> str:
+    """What an error in OpenAI's shape says; empty of anything else."""
+    try:
+        return str(json.loads(content)["error"]["message"])
+    except (ValueError, LookupError, TypeError):
+        return ""

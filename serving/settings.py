@@ -2,18 +2,46 @@
 
 import os
 import socket
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from artifacts.errors import UserError
 from artifacts.settings import Settings
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
-Engine = Literal["openvino", "transformers"]
 Weights = Literal["bf16", "int8", "int4", "f32"]
 QUANTIZED: tuple[Weights, ...] = ("int8", "int4")
 """Formats that hold other weights than were trained; OpenVINO alone has them."""
+
+
+class OpenAIEngine(Settings):
+    """Another server as the engine, by OpenAI's `/v1/completions`: vLLM, SGLang, llama-server."""
+
+    address: str = "http://127.0.0.1:{port}/v1"
+    """Where it answers; `{port}` is a free port, which its command is told."""
+    command: tuple[str, ...] = ()
+    """Starts it, a word each, for every version; `{model}` is the version's folder, `{port}` where
+    it shall listen. Absent where it runs already."""
+    model: str = "{model}"
+    """What it calls the model; vLLM and SGLang call it by its folder."""
+    key_variable: str | None = None
+    """Environment variable that holds its key; unset: it asks for none."""
+    unchecked: bool = False
+    """Let a version serve though the engine gives no log-probabilities of prompts, so that nothing
+    shows whether it serves what was judged."""
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        if not self.address.startswith(("http://", "https://")) or "@" in self.address:
+            raise ValueError("address must be as http://127.0.0.1:8001/v1, without a password")
+        in_command = any("{port}" in word for word in self.command)
+        if in_command != bool(self.command) or in_command != ("{port}" in self.address):
+            raise ValueError(
+                "give a command with {port} in it, such as [vllm, serve, '{model}', --port, "
+                "'{port}'], or else the address, with its port, of a server that runs already"
+            )
+        return self
 
 
 class RolloutSettings(Settings):
@@ -85,9 +113,14 @@ class EndpointSettings(Settings):
     """Seconds without an answer to its health check after which an engine is started again."""
     start_timeout: float = Field(default=600.0, gt=0)
     """Seconds that an engine may take to load its model, and to convert it before, once."""
-    engine: Literal["auto"] | Engine = "auto"
+    engine: Annotated[
+        Annotated[Literal["auto", "openvino", "transformers"], Tag("name")]
+        | Annotated[OpenAIEngine, Tag("server")],
+        Discriminator(lambda given: "name" if isinstance(given, str) else "server"),
+    ] = "auto"
     """What computes: `openvino` is fast on a processor, `transformers` runs every model and is the
-    reference; `auto` takes OpenVINO where it runs the model, and the log says which and why."""
+    reference; `auto` takes OpenVINO where it runs the model, and the log says which and why; or
+    another server, such as vLLM on a GPU, by its command or its address."""
     weights: Weights = "bf16"
     """How weights are kept: `int8` and `int4` are smaller and faster, and lose a little, by which
     the gate judges and which is measured before a version gets traffic; `f32` is exact."""
@@ -99,17 +132,6 @@ class EndpointSettings(Settings):
     """How a new version takes over from the old one."""
     journal: JournalSettings = JournalSettings()
     """What is kept of the answers."""
-
-    @field_validator("engine", mode="before")
-    @classmethod
-    def _refuse_vllm(cls, engine: object) -> object:
-        if engine == "vllm":
-            raise ValueError(
-                "vllm serves on Vertex AI alone (`platform: google_cloud`), in an image of its "
-                "own, since its packages exclude this environment's. On this machine: auto, "
-                "openvino or transformers"
-            )
-        return engine
 
 
 def listen(host: str, port: int) -> socket.socket:

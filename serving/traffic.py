@@ -14,7 +14,7 @@ from serving.engine.process import EngineProcess
 from serving.engine.protocol import EngineLost, GenerateRequest, Refused
 from serving.logs import log, tail
 from serving.rollout import CanaryFailed, TrafficSample
-from serving.settings import EndpointSettings, Weights
+from serving.settings import EndpointSettings, OpenAIEngine, Weights
 
 PROBE_TOKENS = 2
 """One of the step that reads the prompt, and one of a step that writes."""
@@ -45,9 +45,7 @@ class EngineTraffic:
             await probe(self._new, self._settings)
             if self._new.desired.judged:
                 async with asyncio.timeout(self._settings.start_timeout):
-                    self._new.comparison = await compare(
-                        self._new, self._new.desired.judged, self._settings.weights
-                    )
+                    self._new.comparison = await self._compare()
                 log("compared", version=self.version, text=str(self._new.comparison))
         except EngineLost as error:
             path = self._new.log_path
@@ -55,9 +53,25 @@ class EngineTraffic:
         except Refused as error:
             raise CanaryFailed(str(error)) from error
         self._router.routes.append(self._route)
-        if self._old and self._new.desired.judged:
+        if self._old and self._new.comparison:
             self._reading = asyncio.create_task(self._read_documents())
         return bool(self._old)
+
+    async def _compare(self) -> EngineComparison | None:
+        """See `compare`; None where the engine cannot be, and a setting accepts that."""
+        try:
+            return await compare(self._new, self._new.desired.judged, self._settings.weights)
+        except Refused as error:
+            engine = self._settings.engine
+            if not isinstance(engine, OpenAIEngine):
+                raise
+            if not engine.unchecked:
+                raise CanaryFailed(
+                    f"nothing shows that its engine serves what was judged: {error} "
+                    "`endpoint.engine.unchecked: true` accepts that"
+                ) from error
+            log("not_compared", version=self.version, reason=str(error))
+            return None
 
     async def set_share(self, share: float) -> None:
         self._router.shadow = None if share else self._route

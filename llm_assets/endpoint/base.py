@@ -22,6 +22,10 @@ from serving.settings import QUANTIZED, Weights
 from serving.state import Desired
 
 NOT_COMPARED = "not compared: the store has no evaluation of it on plain text"
+UNCHECKED = (
+    "not compared, as `endpoint.engine.unchecked` accepts: its engine gives no log-probabilities "
+    "of prompts"
+)
 
 
 class LiveAddress(BaseModel):
@@ -113,7 +117,7 @@ class LocalServingPlatform(ServingPlatform):
             changed=endpoint.changed,
             reason="serving now" if endpoint.changed else "already serving",
             engine=endpoint.route.engine,
-            compared=str(comparison) if comparison else NOT_COMPARED,
+            compared=str(comparison or (UNCHECKED if desired.judged else NOT_COMPARED)),
         )
 
     def quantized(self, settings: PipelineSettings) -> Weights | None:

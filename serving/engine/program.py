@@ -22,7 +22,7 @@ from artifacts.errors import UserError, install_advice, memory_limit
 from artifacts.model import bytes_per_token, context_tokens, read_config, read_tokenizer
 from artifacts.program.lifetime import end_with_parent
 from serving.engine.served_model import AnyModel, ServedTokenizer, answer_calls
-from serving.settings import QUANTIZED, EndpointSettings
+from serving.settings import QUANTIZED, EndpointSettings, OpenAIEngine
 
 CONVERTED_VARIABLE = "MODEL_CONVERTED"
 REFUSAL_NAME = "unsupported.txt"
@@ -87,6 +87,8 @@ def choose_engine(folder: Path, settings: EndpointSettings, conversions: Path) -
         UserError: the engine that is asked for does not run this model, or memory does not hold
             what is asked of it.
     """
+    if isinstance(settings.engine, OpenAIEngine):
+        return Choice(next(iter(settings.engine.command), settings.engine.address))
     config = read_config(folder)
     obstacle = _obstacle(config, settings)
     if obstacle is None:
@@ -117,6 +119,10 @@ def load_model(folder: Path, settings: EndpointSettings, choice: Choice) -> AnyM
 
     Each is imported where it serves: beside OpenVINO, torch would be most of the start.
     """
+    if isinstance(settings.engine, OpenAIEngine):
+        from serving.engine.openai_model import OpenAIModel
+
+        return OpenAIModel(folder, settings.engine, settings.engine_timeout)
     architecture = _architecture(read_config(folder))
     if architecture.endswith((CLASSIFIER, MASK_FILLER)):
         from serving.engine.transformers_model import Classifier, MaskFiller

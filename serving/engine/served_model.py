@@ -162,34 +162,16 @@ class Job:
         self._loop.call_soon_threadsafe(self.outputs.put_nowait, output)
 
 
-class ServedModel(ABC):
-    """A loaded model that answers many requests at once."""
+class PromptEncoder:
+    """Requests to one model's tokens."""
 
     tokenizer: "ServedTokenizer"
     context_tokens: int
     """Most tokens of a prompt and its answer together."""
-    end_tokens: list[int]
 
     @cached_property
     def _chat(self) -> "ChatEncoder":
         return ChatEncoder(self.tokenizer)
-
-    @abstractmethod
-    def submit(self, request: GenerateRequest, tokens: list[int]) -> Job:
-        """Begin to write an answer; the work stops where nobody takes its steps."""
-
-    async def generate(
-        self, request: GenerateRequest, tokens: list[int]
-    ) -> AsyncGenerator[Chunk, None]:
-        answer, job, chunk = AnswerText(self, request, tokens), self.submit(request, tokens), None
-        try:
-            while chunk is None or (chunk.finish_reason is None and chunk.error is None):
-                output = await job.outputs.get()
-                chunk = Chunk(error=output) if isinstance(output, str) else answer.add(output)
-                if chunk is not None:
-                    yield chunk
-        finally:
-            job.left = True
 
     def encode(self, request: GenerateRequest) -> list[int]:
         if isinstance(request.prompt, list):
@@ -220,6 +202,36 @@ class ServedModel(ABC):
     def encode_written(self, request: GenerateRequest) -> list[int]:
         """The tokens of the answer's beginning, where another engine wrote one."""
         return self.tokenizer.encode(request.written, add_special_tokens=False)
+
+    def echo(self, request: GenerateRequest, prompt: list[int]) -> str:
+        """The prompt's text where it comes before the answer."""
+        if not request.echo or request.written:
+            return ""
+        given = request.prompt
+        return given if isinstance(given, str) else self.tokenizer.decode(prompt)
+
+
+class ServedModel(PromptEncoder, ABC):
+    """A loaded model that answers many requests at once."""
+
+    end_tokens: list[int]
+
+    @abstractmethod
+    def submit(self, request: GenerateRequest, tokens: list[int]) -> Job:
+        """Begin to write an answer; the work stops where nobody takes its steps."""
+
+    async def generate(
+        self, request: GenerateRequest, tokens: list[int]
+    ) -> AsyncGenerator[Chunk, None]:
+        answer, job, chunk = AnswerText(self, request, tokens), self.submit(request, tokens), None
+        try:
+            while chunk is None or (chunk.finish_reason is None and chunk.error is None):
+                output = await job.outputs.get()
+                chunk = Chunk(error=output) if isinstance(output, str) else answer.add(output)
+                if chunk is not None:
+                    yield chunk
+        finally:
+            job.left = True
 
 
 @dataclass(frozen=True)
@@ -350,10 +362,7 @@ class AnswerText:
         self._model, self._request = model, request
         self._decoder = DecodeStream(skip_special_tokens=True)
         self._stops = StopStrings(request.stop)
-        self._echo = ""
-        if request.echo and not request.written:
-            given = request.prompt
-            self._echo = given if isinstance(given, str) else model.tokenizer.decode(prompt)
+        self._echo = model.echo(request, prompt)
         count = len(prompt) if self._echo else 0
         self._token_texts = TokenTexts(model.tokenizer, self._echo, count, len(request.written))
         self._prompt_tokens = len(prompt)

@@ -14,7 +14,6 @@ environment: then vLLM's own parser is asked whether it takes the command, and n
 
 import asyncio
 import importlib.metadata
-import json
 import os
 import platform
 import socket
@@ -43,7 +42,7 @@ from serving.api.app import read_json
 from serving.api.requests import PredictRequest, parse
 from serving.connections import HttpServer
 from serving.engine.protocol import GenerateRequest
-from serving.errors import ServingError, answer_error, invalid, unavailable
+from serving.errors import ServingError, answer_error, invalid, message_of, unavailable
 from serving.logs import log
 from serving.settings import EndpointSettings
 from serving.state import OfVersion
@@ -304,10 +303,7 @@ def _number(text: str) -> float:
 
 def _refusal(status: int, content: bytes) -> ServingError:
     """An engine's error in this server's shape; its faults are not the client's."""
-    try:
-        message = str(json.loads(content)["error"]["message"])
-    except (ValueError, LookupError, TypeError):
-        message = ""
+    message = message_of(content)
     if 400 <= status < 500:
         return ServingError(status, message or f"The engine answered {status}.", "refused")
     return unavailable(f"The model's engine answered {status}. {message}".strip())

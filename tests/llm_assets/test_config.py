@@ -57,7 +57,12 @@ def test_everything_but_sources_and_base_model_has_a_default(tmp_path: Path) -> 
             "endpoint: {weights: int8}",
             "weights as they were trained, but `endpoint.weights` serves them in int8",
         ),
-        ("endpoint: {engine: vllm}", "endpoint.engine: .*serves on Vertex AI alone.*openvino"),
+        (
+            "endpoint: {engine: vllm}",
+            "engine.name: .*'auto', 'openvino' or .*'vllm'",
+        ),
+        ("endpoint: {engine: {comand: [a]}}", "engine.server.comand: .*did you mean `command`"),
+        ("endpoint: {engine: {command: [vllm, serve]}}", r"give a command with \{port\} in it"),
     ],
 )
 def test_a_wrong_key_or_value_is_named(tmp_path: Path, addition: str, message: str) -> None:

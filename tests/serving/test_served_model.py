@@ -13,6 +13,7 @@ from contextlib import aclosing, suppress
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -33,7 +34,6 @@ from serving.engine.served_model import (
     TokenTexts,
     in_thread,
 )
-from serving.settings import Engine
 from tests.serving.conftest import SETTINGS
 from tests.serving.test_architectures import write_model
 from tests.tiny import tiny_texts
@@ -50,6 +50,7 @@ folder, settings, conversions = sys.argv[1:]
 given = EndpointSettings.model_validate_json(settings)
 print(conversion_key(Path(folder), given, Path(conversions)))
 """
+Engine = Literal["openvino", "transformers"]
 Loader = Callable[[Path, Engine], ServedModel]
 
 

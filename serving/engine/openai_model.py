@@ -1,0 +1,276 @@
+"""A language model behind another server with OpenAI's routes, such as vLLM on a GPU.
+
+Tokens and chat template stay the version's own: whatever a client asks, the other server is asked
+for the completion of the tokens that this project encodes.
+"""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from artifacts.errors import UserError
+from artifacts.model import context_tokens, read_config, read_tokenizer
+from artifacts.program.lifetime import BY_WAY_OF_THIS, PARENT_VARIABLE, how_it_ended
+from serving.engine.protocol import (
+    Chunk,
+    EngineLost,
+    GenerateRequest,
+    LikelyToken,
+    Refused,
+    TokenScore,
+)
+from serving.engine.served_model import (
+    PromptEncoder,
+    ServedTokenizer,
+    TokenLikelihood,
+    TokenTexts,
+    start_thread,
+)
+from serving.errors import message_of
+from serving.settings import OpenAIEngine
+
+POLL_SECONDS = 0.5
+CONNECT_SECONDS = 5.0
+CLIENTS_FAULTS = (400, 413, 422)
+"""Statuses with which a server refuses what it is asked; others are between it and this one."""
+
+
+class OpenAIModel(PromptEncoder):
+    """Asks another server, which batches requests itself; its errors are told with its name."""
+
+    def __init__(self, folder: Path, engine: OpenAIEngine, silence: float) -> None:
+        """Start the server, where that is asked for, and wait until it writes a token.
+
+        Args:
+            folder: the Hugging Face folder that it serves.
+            silence: seconds without an answer after which a server that was started is given up.
+
+        Raises:
+            UserError: it ended, is not there, or refuses to write.
+        """
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = str(free.getsockname()[1])
+
+        def fill(word: str) -> str:
+            return word.replace("{model}", str(folder)).replace("{port}", port)
+
+        self.tokenizer = ServedTokenizer.of(read_tokenizer(folder))
+        self.context_tokens = context_tokens(read_config(folder)) or sys.maxsize
+        self._model, self._silence = fill(engine.model), silence
+        self._name = f"The engine at {fill(engine.address)}"
+        self._http: dict[str, Any] = {
+            "base_url": fill(engine.address),
+            "headers": _authorization(engine.key_variable),
+            "timeout": httpx.Timeout(None, connect=CONNECT_SECONDS),
+            # Any number at once, kept for less than servers keep them.
+            "limits": httpx.Limits(keepalive_expiry=2.0),
+            "trust_env": False,
+        }
+        self._client = httpx.AsyncClient(**self._http)
+        self._process = None
+        if engine.command:
+            # Of this one's process group, so that nothing of it is left once this one has ended.
+            self._process = subprocess.Popen(
+                [*BY_WAY_OF_THIS, *map(fill, engine.command)],
+                stdin=subprocess.DEVNULL,
+                env=os.environ | {PARENT_VARIABLE: str(os.getpid())},
+            )
+        self._wait_until_it_writes()
+        if self._process is not None:
+            start_thread(self._watch)
+
+    def _wait_until_it_writes(self) -> None:
+        asked = GenerateRequest(max_tokens=1, max_prompt_tokens=1, stream=False)
+        with httpx.Client(**self._http) as client:
+            while True:
+                if ended := self._ended():
+                    raise UserError(f"{ended} while it loaded.")
+                try:
+                    answer = client.post("completions", json=self._body(asked, [0]))
+                except httpx.HTTPError as error:
+                    if self._process is None:
+                        raise UserError(f"{self._name} does not answer ({error}).") from error
+                else:
+                    if answer.status_code == 200:
+                        return
+                    if answer.status_code != 503:
+                        raise UserError(self._refusal(answer))
+                time.sleep(POLL_SECONDS)
+
+    def _ended(self) -> str | None:
+        code = self._process.poll() if self._process else None
+        return None if code is None else f"{self._name} {how_it_ended(code)}"
+
+    def _watch(self) -> None:
+        """Return when the server has ended or answers nothing any more, and this program ends."""
+        while not (ended := self._ended()):
+            time.sleep(POLL_SECONDS)
+            try:
+                with httpx.Client(**self._http) as client:
+                    client.get("models", timeout=self._silence)
+            except httpx.HTTPError as error:
+                ended = self._ended() or f"{self._name} does not answer ({type(error).__name__})"
+                break
+        print(f"{ended}.", file=sys.stderr)
+
+    async def generate(
+        self, request: GenerateRequest, tokens: list[int]
+    ) -> AsyncGenerator[Chunk, None]:
+        echo, count, end = self.echo(request, tokens), 0, ""
+        chunk = Chunk(echo=echo, prompt_tokens=len(tokens))
+        try:
+            if echo and request.logprobs:
+                chunk.scores = await self._prompt_scores(request, tokens, echo)
+            if not request.max_tokens:
+                yield chunk.model_copy(update={"finish_reason": "length"})
+                return
+            body = self._body(request, [*tokens, *self.encode_written(request)])
+            offset = len(echo) + len(request.written)
+            async with aclosing(self._pieces(body)) as pieces:
+                async for piece in pieces:
+                    for choice in piece.get("choices") or []:
+                        chunk.text += choice["text"] or ""
+                        chunk.scores += (
+                            _scores(choice, offset, request.top) if request.logprobs else []
+                        )
+                        offset += len(choice["text"] or "")
+                        end, count = choice.get("finish_reason") or end, count + 1
+                    # Of the whole at its end; until then a piece is taken for a token.
+                    count = (piece.get("usage") or {}).get("completion_tokens", count)
+                    chunk.completion_tokens = count
+                    if chunk.text and not end:
+                        yield chunk
+                        chunk = Chunk(prompt_tokens=len(tokens), completion_tokens=count)
+            if not end:
+                raise EngineLost("broke off")
+            yield chunk.model_copy(
+                update={"finish_reason": "length" if end == "length" else "stop"}
+            )
+        except EngineLost as lost:
+            yield Chunk(error=f"{self._name} {lost}")
+        except httpx.HTTPError as error:
+            yield Chunk(error=f"{self._name} does not answer ({type(error).__name__})")
+        except (ValueError, LookupError, TypeError) as error:
+            yield Chunk(error=f"{self._name} does not answer as OpenAI's do ({error!r})")
+
+    def _body(self, request: GenerateRequest, prompt: list[int]) -> dict[str, Any]:
+        """A completion as OpenAI's clients ask for it; what is not asked for is left out."""
+        body: dict[str, Any] = {
+            "model": self._model,
+            "prompt": prompt,
+            "max_tokens": request.max_tokens,
+            "temperature": request.temperature,
+            "top_p": request.top_p,
+            "stream": request.stream,
+        }
+        asked = {
+            "stop": request.stop or None,
+            "seed": request.seed,
+            "ignore_eos": request.ignore_eos or None,
+            "logprobs": max(1, request.top) if request.logprobs else None,
+            "stream_options": {"include_usage": True} if request.stream else None,
+        }
+        return body | {name: value for name, value in asked.items() if value is not None}
+
+    async def _pieces(self, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+        """An answer's pieces, one where it is no stream; raises Refused, EngineLost, HTTPError."""
+        async with self._client.stream("POST", "completions", json=body) as answer:
+            if answer.status_code != 200:
+                await answer.aread()
+                if answer.status_code in CLIENTS_FAULTS:
+                    raise Refused(self._refusal(answer), "prompt")
+                raise EngineLost(f"answered {answer.status_code}: {message_of(answer.content)}")
+            if not body["stream"]:
+                yield json.loads(await answer.aread())
+                return
+            async for line in answer.aiter_lines():
+                said = line.removeprefix("data:").strip()
+                if said == line or said == "[DONE]":
+                    continue
+                piece = json.loads(said)
+                if "error" in piece:
+                    raise EngineLost(f"broke off: {message_of(said.encode())}")
+                yield piece
+
+    def _refusal(self, answer: httpx.Response) -> str:
+        said = message_of(answer.content) or f"status {answer.status_code}"
+        return f"{self._name} refuses: {said.rstrip('.')}."
+
+    async def _prompt_scores(
+        self, request: GenerateRequest, tokens: list[int], text: str
+    ) -> list[TokenScore]:
+        """How likely each token of a prompt is; raises Refused where the server does not say it."""
+        # As lm-eval asks, which servers heed: for one token more, since not all can write none.
+        asked = request.model_copy(update={"max_tokens": 1, "stream": False, "stop": []})
+        try:
+            (answer,) = [
+                piece async for piece in self._pieces(self._body(asked, tokens) | {"echo": True})
+            ]
+        except Refused as error:
+            raise Refused(f"No log-probabilities of a prompt: {error}", "echo") from error
+        told = list(_likelihoods(answer["choices"][0], request.top))[: len(tokens)]
+        if len(told) < len(tokens):
+            text = f"{self._name} gives no log-probabilities of a prompt."
+            raise Refused(text, "echo")
+        texts = TokenTexts(self.tokenizer, text, len(tokens), 0)
+        return [
+            texts.score(TokenLikelihood(token, logprob)).model_copy(update={"top": likely})
+            for token, (_, logprob, likely) in zip(tokens, told, strict=True)
+        ]
+
+
+def _authorization(variable: str | None) -> dict[str, str]:
+    if variable is None:
+        return {}
+    if not (key := os.environ.get(variable)):
+        raise UserError(
+            f"`endpoint.engine.key_variable` names {variable}, which is not set. Put the engine's "
+            "key into it."
+        )
+    return {"Authorization": f"Bearer {key}"}
+
+
+def _scores(choice: dict[str, Any], offset: int, top: int) -> list[TokenScore]:
+    """Those of an answer's tokens, in a piece that begins there in the text that is sent."""
+    scores = []
+    for token, logprob, likely in _likelihoods(choice, top):
+        own = list(token.encode())
+        scores.append(
+            TokenScore(token=token, bytes=own, logprob=logprob, offset=offset, top=likely)
+        )
+        offset += len(token)
+    return scores
+
+
+def _likelihoods(
+    choice: dict[str, Any], top: int
+) -> Iterator[tuple[str, float | None, list[LikelyToken]]]:
+    """Each token, its logarithm and the likeliest, from the shape of completions or, as
+    llama-server has it, of chats."""
+    said = choice.get("logprobs") or {}
+    if "content" in said:
+        tokens = [one["token"] for one in said["content"]]
+        own = [one["logprob"] for one in said["content"]]
+        tops = [
+            {other["token"]: other["logprob"] for other in one.get("top_logprobs") or []}
+            for one in said["content"]
+        ]
+    else:
+        tokens, own = said.get("tokens") or [], said.get("token_logprobs") or []
+        tops = said.get("top_logprobs") or [None] * len(tokens)
+    for token, logprob, others in zip(tokens, own, tops, strict=True):
+        likeliest = sorted((others or {}).items(), key=lambda one: -one[1])[:top]
+        likely = [
+            LikelyToken(token=name, bytes=list(name.encode()), logprob=value)
+            for name, value in likeliest
+        ]
+        yield token, logprob, likely

@@ -1,0 +1,276 @@
+"""Another server with OpenAI's routes as the engine: here, a second endpoint of this project."""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from artifacts.errors import UserError
+from serving import endpoint as process
+from serving.engine.program import choose_engine, load_model
+from serving.rollout import RolloutFailed
+from serving.settings import OpenAIEngine
+from tests.serving.conftest import SETTINGS, Client, start
+from tests.serving.test_comparison import desired, judge, version_that_serves
+from tests.serving.test_rollout import load, move
+from tests.tiny import change_config, train_tiny_model
+from tests.waiting import wait_until
+
+KEY = "a key that is told to nobody"
+SERVE = (sys.executable, "-m", "serving", "--port", "{port}", "--model")
+BY_COMMAND = OpenAIEngine(command=(*SERVE, "{model}"), model="default")
+WITHOUT_ECHO = (sys.executable, "-m", "tests.stand_ins.openai_without_echo", "{port}")
+ASKED: list[dict[str, Any]] = [
+    {"max_tokens": 6},
+    {"max_tokens": 3, "echo": True},
+    {"max_tokens": 0, "echo": True, "logprobs": 0},
+    {"max_tokens": 20, "stop": ["l"]},
+    {"max_tokens": 6, "temperature": 1.0, "seed": 7, "n": 2},
+    {"max_tokens": 6, "prompt": [5, 6, 7], "ignore_eos": True},
+]
+
+
+@pytest.fixture(scope="module")
+def outside(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Iterator[Client]:
+    """The other server, which asks for a key."""
+    folder = tmp_path_factory.mktemp("outside")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ENGINE_KEY", KEY)
+        limits = {"max_new_tokens": 100, "max_prompt_tokens": 100}
+        yield start(folder, tiny_model_folder, token_variable="ENGINE_KEY", **limits)
+        process.stop(folder)
+
+
+def at(server: Client, **changes: Any) -> OpenAIEngine:
+    given = {"address": f"{server.url}/v1", "model": "default", "key_variable": "ENGINE_KEY"}
+    return OpenAIEngine(**given | changes)
+
+
+@pytest.fixture(scope="module")
+def through(
+    outside: Client, tmp_path_factory: pytest.TempPathFactory, chat_model_folder: Path
+) -> Iterator[Client]:
+    """An endpoint whose engine is the other server."""
+    folder = tmp_path_factory.mktemp("through")
+    yield start(folder, chat_model_folder, engine=at(outside))
+    process.stop(folder)
+
+
+def choices(client: Client, asked: dict[str, Any]) -> tuple[Any, Any]:
+    answer = client.http.post("/v1/completions", json={"prompt": "The valve", **asked})
+    assert answer.status_code == 200, answer.text
+    return answer.json()["choices"], answer.json()["usage"]
+
+
+@pytest.mark.parametrize("asked", ASKED, ids=[" ".join(asked) for asked in ASKED])
+def test_answers_are_those_of_an_engine_of_ones_own(
+    through: Client, client: Client, asked: dict[str, Any]
+) -> None:
+    assert choices(through, asked) == choices(client, asked)
+
+
+def test_log_probabilities_of_prompt_and_answer_pass_through(
+    through: Client, client: Client
+) -> None:
+    asked = {"max_tokens": 4, "echo": True, "logprobs": 2}
+    (one,), (other,) = choices(through, asked)[0], choices(client, asked)[0]
+    for key in ("tokens", "text_offset"):
+        assert one["logprobs"][key] == other["logprobs"][key]
+    for key in ("token_logprobs", "top_logprobs"):
+        assert one["logprobs"][key][0] is None
+        for mine, own in zip(one["logprobs"][key][1:], other["logprobs"][key][1:], strict=True):
+            assert mine == pytest.approx(own, abs=1e-4)
+
+
+def test_a_stream_counts_its_tokens_and_a_chat_has_the_versions_own_template(
+    through: Client,
+) -> None:
+    turns = [{"role": "user", "content": "The valve"}]
+    body = {"messages": turns, "max_tokens": 8, "stream": True}
+    body["stream_options"] = {"include_usage": True}
+    with through.http.stream("POST", "/v1/chat/completions", json=body) as answer:
+        pieces = [json.loads(line[6:]) for line in answer.iter_lines() if line[6:7] == "{"]
+    text = "".join(piece["choices"][0]["delta"]["content"] for piece in pieces[:-1])
+    raw, usage = choices(through, {"prompt": "<user>The valve<assistant>", "max_tokens": 8})
+    assert text == raw[0]["text"] and len(pieces) > 3
+    assert pieces[-1]["usage"]["completion_tokens"] == usage["completion_tokens"] == 8
+
+
+def test_what_the_engine_refuses_is_told_in_its_words(through: Client, outside: Client) -> None:
+    answer = through.complete(max_tokens=120)
+    assert answer.status_code == 400
+    message = answer.json()["error"]["message"]
+    assert f"The engine at {outside.url}/v1 refuses: max_tokens is 120" in message
+
+
+def test_its_key_is_in_no_file_and_no_command_line(through: Client) -> None:
+    written = [path for path in through.state_folder.rglob("*") if path.is_file()]
+    assert written and not any(KEY.encode() in path.read_bytes() for path in written)
+    (pid,) = through.engine_pids()
+    assert KEY not in " ".join(psutil.Process(pid).cmdline())
+
+
+def test_a_client_that_leaves_ends_the_work_of_the_other_server(
+    through: Client, outside: Client
+) -> None:
+    def in_flight() -> float:
+        told = outside.http.get("/metrics", headers={"Authorization": f"Bearer {KEY}"}).text
+        return sum(
+            float(line.split()[-1])
+            for line in told.splitlines()
+            if line.startswith("serving_requests_in_flight")
+        )
+
+    body = {"prompt": "The valve", "max_tokens": 100, "ignore_eos": True, "stream": True}
+    with through.http.stream("POST", "/v1/completions", json=body) as answer:
+        next(answer.iter_lines())
+    wait_until(lambda: in_flight() == 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"key_variable": None}, r"refuses: A valid bearer token is needed\."),
+        ({"key_variable": "NOT_SET"}, "`endpoint.engine.key_variable` names NOT_SET, which is not"),
+        ({"model": "{model}"}, "refuses: There is no model '/.*' here"),
+        ({"address": "http://127.0.0.1:9/v1"}, "The engine at http://127.0.0.1:9/v1 does not ans"),
+        (
+            {"address": "http://127.0.0.1:{port}/v1", "command": ("no-such", "{port}")},
+            "ended with exit code 1",
+        ),
+    ],
+)
+def test_engine_that_is_not_there_or_refuses_is_told_before_it_serves(
+    outside: Client, tmp_path: Path, tiny_model_folder: Path, changes: dict[str, Any], message: str
+) -> None:
+    settings = SETTINGS.model_copy(update={"engine": at(outside, **changes)})
+    with pytest.raises(UserError, match=message):
+        load_model(
+            tiny_model_folder, settings, choose_engine(tiny_model_folder, settings, tmp_path)
+        )
+
+
+@pytest.mark.fault(
+    "endpoint",
+    "another server as its engine, which ends",
+    sees="503 with the engine's address",
+    then="it serves again once that does",
+)
+def test_engine_that_is_down_is_503_and_named(tmp_path: Path, tiny_model_folder: Path) -> None:
+    server = start(tmp_path / "outside", tiny_model_folder)
+    engine = at(server, key_variable=None)
+    through = start(tmp_path / "through", tiny_model_folder, engine=engine)
+    try:
+        process.stop(server.state_folder)
+        answer = through.complete(max_tokens=2)
+        assert answer.status_code == 503 and "retry-after" in answer.headers
+        assert f"The engine at {server.url}/v1 does not answer" in answer.text
+        port = int(server.url.rpartition(":")[2])
+        start(tmp_path / "outside", tiny_model_folder, port=port)
+        assert through.complete(max_tokens=2).status_code == 200
+    finally:
+        process.stop(tmp_path / "through")
+        process.stop(tmp_path / "outside")
+
+
+def server_of(client: Client) -> psutil.Process:
+    """The server that an engine's command has started."""
+    (pid,) = client.engine_pids()
+    (found,) = psutil.Process(pid).children()
+    return found
+
+
+@pytest.mark.soak
+@pytest.mark.fault(
+    "endpoint",
+    "another server as its engine, killed in the middle of an answer",
+    sees="a pause",
+    then="it is started again and the stream is completed",
+)
+def test_server_killed_in_the_middle_of_an_answer_is_started_again(
+    tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    """Of some hundred tokens, so that it dies long before the last one is written."""
+    folder = change_config(tiny_model_folder, tmp_path / "model", max_position_embeddings=1_024)
+    limits = {"max_new_tokens": 500, "request_timeout": 240.0}
+    through = start(tmp_path, folder, engine=BY_COMMAND, **limits)
+    through.http.timeout = 240
+    body = {"prompt": "The valve", "max_tokens": 500, "ignore_eos": True}
+    try:
+        whole = through.http.post("/v1/completions", json=body).json()["choices"][0]["text"]
+        text, killed = "", server_of(through)
+        with through.http.stream("POST", "/v1/completions", json=body | {"stream": True}) as answer:
+            for line in answer.iter_lines():
+                if line[6:7] == "{":
+                    if not text:
+                        killed.kill()
+                    text += json.loads(line[6:])["choices"][0]["text"]
+        assert text == whole
+        wait_until(lambda: through.complete(max_tokens=1).status_code == 200)
+        again = server_of(through)
+        assert again.pid != killed.pid
+    finally:
+        process.stop(tmp_path)
+    wait_until(lambda: not again.is_running())
+
+
+@pytest.mark.soak
+def test_rollout_from_one_server_to_another_under_load_loses_no_request(
+    tmp_path: Path, tiny_model_folder: Path, other_model_folder: Path
+) -> None:
+    place = start(tmp_path, tiny_model_folder, "1", engine=BY_COMMAND)
+    try:
+        with load(place) as answers:
+            start(tmp_path, other_model_folder, "2", engine=BY_COMMAND)
+            move(place, tiny_model_folder, "1")
+        assert {status for status, _ in answers} == {200}
+        assert {version for _, version in answers} == {"1", "2"}
+    finally:
+        process.stop(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Path:
+    """A version that an evaluation measures."""
+    folder = tmp_path_factory.mktemp("trained") / "model"
+    train_tiny_model(folder, tiny_model_folder, 60, 32)
+    return folder
+
+
+@pytest.mark.soak
+def test_server_that_writes_another_models_tokens_gets_no_traffic(
+    tmp_path: Path, trained: Path, tiny_model_folder: Path, conversions: Path
+) -> None:
+    wrong = BY_COMMAND.model_copy(update={"command": (*SERVE, str(tiny_model_folder))})
+    judged = judge(trained)
+    start(tmp_path, tiny_model_folder, "1")
+    try:
+        with pytest.raises(RolloutFailed, match=r"(?s)bits per byte served.*Version 1 still"):
+            process.start(tmp_path, desired(trained, judged, conversions, engine=wrong))
+        endpoint = process.start(tmp_path, desired(trained, judged, conversions, engine=BY_COMMAND))
+        assert version_that_serves(endpoint) == "2"
+        found = endpoint.route.comparison
+        assert found is not None and found.fits and found.documents == len(judged)
+    finally:
+        process.stop(tmp_path)
+
+
+def test_server_that_cannot_be_compared_serves_where_a_setting_accepts_that(
+    tmp_path: Path, trained: Path, conversions: Path
+) -> None:
+    engine, judged = OpenAIEngine(command=WITHOUT_ECHO), judge(trained)
+    message = r"nothing shows that its engine serves what was judged: .*Only no echo.*unchecked"
+    try:
+        with pytest.raises(UserError, match=message):
+            process.start(tmp_path, desired(trained, judged, conversions, engine=engine))
+        accepted = engine.model_copy(update={"unchecked": True})
+        endpoint = process.start(tmp_path, desired(trained, judged, conversions, engine=accepted))
+        assert endpoint.route.comparison is None and version_that_serves(endpoint) == "2"
+        answer = Client(endpoint, tmp_path).complete(max_tokens=1, echo=True, logprobs=1)
+        assert answer.status_code == 400 and "Only no echo" in answer.text
+    finally:
+        process.stop(tmp_path)
