@@ -1,5 +1,6 @@
 """Schedules, jobs, and what of them is on."""
 
+import json
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -126,6 +127,16 @@ def test_jobs_of_the_launchpad_are_filled_in(project: Project) -> None:
     assert retraining.run_config == {
         "ops": {"checkpoint": {"config": {"steps": 12, "learning_rate": 0.01, "seed": 0}}}
     }
+
+
+def test_an_unknown_override_is_refused_before_anything_is_made(project: Project) -> None:
+    config = {"ops": {"checkpoint": {"config": {"learning_rte": 0.1}}}}
+    command = ("dagster", "asset", "materialize", "--select", "*checkpoint", "--config-json")
+    refused = project.run(*command, json.dumps(config))
+    printed = refused.stdout + refused.stderr
+    assert refused.returncode != 0
+    assert 'unexpected config entry "learning_rte" at path root:ops:checkpoint:config' in printed
+    assert "STEP_START" not in printed
 
 
 def test_a_second_pipeline_lives_under_its_prefix(
