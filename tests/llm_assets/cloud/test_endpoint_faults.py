@@ -175,7 +175,11 @@ def test_model_that_the_accelerators_cannot_hold_is_refused_before_they_are_paid
     cloud: Cloud,
 ) -> None:
     cloud.serve(cloud.register("a"))
-    cloud.content["endpoint"] |= {"accelerator_type": "NVIDIA_L4", "accelerator_count": 1}
+    cloud.content["endpoint"] |= {
+        "machine_type": "g2-standard-8",
+        "accelerator_type": "NVIDIA_L4",
+        "accelerator_count": 1,
+    }
     number = cloud.register("b")
     store = Store(f"gs://{BUCKET}/models/b")
     store.write_bytes("config.json", b'{"n_layer": 48, "n_head": 8, "n_embd": 1000000}')

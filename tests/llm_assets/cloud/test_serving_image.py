@@ -28,7 +28,11 @@ def test_startup_probe_waits_as_long_as_the_settings_say() -> None:
 
 
 def test_engine_is_told_name_memory_and_the_arguments_of_the_settings() -> None:
-    made = spec(accelerator_count=2, vllm={"max_model_len": 4096, "arguments": ["--enforce-eager"]})
+    made = spec(
+        machine_type="g2-standard-24",
+        accelerator_count=2,
+        vllm={"max_model_len": 4096, "arguments": ["--enforce-eager"]},
+    )
     variables = {variable.name: variable.value for variable in made.env}
     assert variables["MODEL_NAME"] == "manuals" and variables["MODEL_VERSION"] == "3"
     assert int(variables["ENGINE_MEMORY_BYTES"]) == int(2 * (22 * 0.9 - 3) * 1024**3)
@@ -39,11 +43,12 @@ def test_engine_is_told_name_memory_and_the_arguments_of_the_settings() -> None:
 
 
 def test_accelerator_without_bfloat16_computes_in_half_precision() -> None:
-    assert "half" in spec(accelerator_type="NVIDIA_TESLA_T4").args
+    made = spec(machine_type="n1-standard-8", accelerator_type="NVIDIA_TESLA_T4")
+    assert "half" in made.args
 
 
 def test_another_engine_gets_no_arguments_of_vllm() -> None:
     made = spec(vllm=None)
     assert not made.args and engine_memory(settings(vllm=None).endpoint) is None
-    plain = spec(accelerator_type=None, accelerator_count=0)
+    plain = spec(machine_type="n1-standard-8", accelerator_type=None, accelerator_count=0)
     assert not plain.args
