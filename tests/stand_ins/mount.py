@@ -102,7 +102,8 @@ class FuseMount(Mount):
             self._process.wait(MOUNT_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
-        if os.path.ismount(self._folder):
+        # A mount that was in use outlives its process; `ismount` says no to one without a process.
+        if f" {self._folder} " in Path("/proc/self/mounts").read_text():
             command = ["umount", "--lazy"] if os.geteuid() == 0 else ["fusermount", "-u", "-z"]
             subprocess.run([*command, os.fspath(self._folder)], check=False)
 

@@ -5,11 +5,13 @@ import itertools
 import os
 from pathlib import Path
 
+import psutil
 import pytest
 from google.cloud import storage
 
 from tests.needs import FUSE, needs
 from tests.stand_ins.google import BUCKET, HIERARCHICAL_BUCKET, LocalGoogle
+from tests.stand_ins.mount import FuseMount
 
 pytestmark = needs(*FUSE)
 
@@ -43,6 +45,20 @@ def objects(folder: Path) -> dict[str, bytes]:
     """Name, as the folder's listing begins it, to content of what is in storage."""
     found = storage.Client().list_blobs(folder.parent.name, prefix=f"{folder.name}/")
     return {blob.name[len(folder.name) + 1 :]: blob.download_as_bytes() for blob in found}
+
+
+def test_a_mount_in_use_when_its_process_was_killed_is_taken_away(
+    google: LocalGoogle, tmp_path: Path
+) -> None:
+    folder = tmp_path / "gcs"
+    mount = FuseMount(folder, google.storage.url, [])
+    (child,) = [one for one in psutil.Process().children() if str(folder) in one.cmdline()]
+    child.kill()
+
+    mount.stop()
+
+    assert str(folder) not in Path("/proc/self/mounts").read_text()
+    folder.rmdir()
 
 
 def test_a_file_is_in_storage_once_it_is_closed_and_not_before(folder: Path) -> None:
