@@ -12,7 +12,13 @@ terraform {
 provider "google" {
   project = var.project
   region  = var.region
-  # Budgets are asked for in the name of this project, whatever the credentials belong to.
+}
+
+# Budgets are asked for in the name of this project, whatever the credentials belong to. Nothing else
+# is: while its APIs are being enabled, a project cannot be asked in its own name.
+provider "google" {
+  alias                 = "budget"
+  project               = var.project
   user_project_override = true
   billing_project       = var.project
 }

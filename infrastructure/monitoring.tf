@@ -21,6 +21,7 @@ resource "google_logging_project_sink" "logs" {
 }
 
 resource "google_billing_budget" "budget" {
+  provider        = google.budget
   count           = var.billing_account == "" ? 0 : 1
   billing_account = var.billing_account
   display_name    = "llm-assets"

@@ -7,6 +7,7 @@ output "settings" {
     region          = var.region
     bucket          = google_storage_bucket.bucket.name
     service_account = google_service_account.jobs.email
+    serving_account = google_service_account.serving.email
     builder_account = google_service_account.builder.email
     subnetwork      = google_compute_subnetwork.subnetwork.id
     tensorboard     = google_vertex_ai_tensorboard.tensorboard.name

@@ -3,7 +3,15 @@
 
 resource "google_service_account" "jobs" {
   account_id   = "llm-assets"
-  display_name = "Jobs and endpoints of llm-assets"
+  display_name = "Jobs of llm-assets"
+  depends_on   = [google_project_service.apis]
+}
+
+# It has no rights: Vertex AI lets it read the copy of its model, and whoever takes over a container
+# that the world can ask gets nothing else.
+resource "google_service_account" "serving" {
+  account_id   = "llm-assets-serving"
+  display_name = "Endpoints of llm-assets"
   depends_on   = [google_project_service.apis]
 }
 
@@ -30,6 +38,7 @@ locals {
 
   accounts = {
     jobs    = google_service_account.jobs.name
+    serving = google_service_account.serving.name
     builder = google_service_account.builder.name
   }
 
@@ -50,6 +59,7 @@ locals {
       secret     = ["roles/secretmanager.secretAccessor"]
       dataset    = ["roles/bigquery.dataViewer"]
       jobs       = ["roles/iam.serviceAccountUser"]
+      serving    = ["roles/iam.serviceAccountUser"]
       builder    = ["roles/iam.serviceAccountUser"]
     }
     jobs = {
@@ -64,7 +74,8 @@ locals {
       repository = ["roles/artifactregistry.writer"]
     }
     vertex_ai = {
-      jobs = ["roles/iam.serviceAccountAdmin"]
+      project = ["roles/aiplatform.serviceAgent"]
+      serving = ["roles/iam.serviceAccountAdmin"]
     }
   }
 

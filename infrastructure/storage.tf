@@ -37,6 +37,23 @@ resource "google_artifact_registry_repository" "images" {
   repository_id = "llm-assets"
   location      = var.region
   format        = "DOCKER"
+
+  # The newest of each image stay, however old: a version that serves may be made of one.
+  cleanup_policies {
+    id     = "newest"
+    action = "KEEP"
+    most_recent_versions {
+      keep_count = 10
+    }
+  }
+  cleanup_policies {
+    id     = "old"
+    action = "DELETE"
+    condition {
+      older_than = "180d"
+    }
+  }
+
   depends_on    = [google_project_service.apis]
 }
 

@@ -193,6 +193,8 @@ class EndpointMachineSettings(Settings):
     """Replicas of a version under load."""
     target_utilization: int = Field(default=60, ge=1, le=100)
     """Per cent of the accelerator (of the CPU, without one) above which replicas are added."""
+    access_logging: bool = False
+    """Write a line to Cloud Logging, which is paid for, for each request."""
     spot: bool = False
     """Use spot machines, which are cheaper and may go away while they answer."""
     vllm: VllmSettings | None = VllmSettings()
@@ -245,6 +247,9 @@ class GoogleCloudSettings(Settings):
     """Bucket for artifacts, specs and messages, without gs://."""
     service_account: str = Field(pattern=ACCOUNT)
     """The account that jobs run as."""
+    serving_account: str | None = Field(default=None, pattern=ACCOUNT)
+    """The account that the endpoint's containers run as, which needs no right at all; if absent,
+    that of the jobs, which may change the store and start jobs."""
     builder_account: str | None = Field(default=None, pattern=ACCOUNT)
     """The account that images are built as; Cloud Build's default one if absent."""
     subnetwork: str | None = None
@@ -296,6 +301,11 @@ class GoogleCloudSettings(Settings):
                 "images/build.sh tpu prints it"
             )
         return self
+
+    @property
+    def account_that_serves(self) -> str:
+        """The account that the endpoint's containers run as."""
+        return self.serving_account or self.service_account
 
     @property
     def parent(self) -> str:

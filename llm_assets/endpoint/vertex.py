@@ -161,8 +161,8 @@ class VertexTraffic:
             "model": model,
             "display_name": f"version-{version.version}",
             "dedicated_resources": machines,
-            "service_account": settings.service_account,
-            "enable_access_logging": True,
+            "service_account": settings.account_that_serves,
+            "enable_access_logging": settings.endpoint.access_logging,
         }
         self._new, self._old = TrafficSample(), TrafficSample()
         self._share = 0.0

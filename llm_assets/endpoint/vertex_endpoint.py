@@ -84,14 +84,18 @@ class VertexEndpoint:
 
         doing, backoff = "a look at running changes", Backoff(0.2, 10.0, factor=1.5)
         deadline = time.monotonic() + seconds
-        request = ListOperationsRequest(name=self.name)
+        page = ""
         while True:
+            request = ListOperationsRequest(name=self.name, page_token=page)
             answer = self._vertex.call(
                 doing, self._vertex.endpoints.list_operations, request=request
             )
             running = [operation.name for operation in answer.operations if not operation.done]
-            if not running:
+            page = "" if running else answer.next_page_token
+            if not running and not page:
                 return
+            if page:
+                continue
             if time.monotonic() > deadline:
                 raise VertexRefused(
                     f"The endpoint {self.name} was still being changed after {seconds:.0f} s by "

@@ -1,11 +1,13 @@
 """The model registry of Google Cloud: the state in the store, versions and aliases in Vertex AI.
 
 The state is one object of the bucket, replaced by its generation. A version of this project is an
-upload to the Vertex AI model named after the pipeline, with a label that says its number; the
-newest upload with a number holds. Aliases and labels there show what the state says.
+upload to the Vertex AI model named after the pipeline, whose description says its number; the
+newest upload with a number holds. Aliases and labels there show what the state says, and are not
+read: Vertex AI gives the labels of a version mixed with those of its model.
 """
 
 import math
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,16 +25,12 @@ from llm_assets.registry.card import CARD_NAME, render_card
 from llm_assets.registry.resource import RegistryResource
 from llm_assets.registry.state import Alias, ModelVersion, RegistryState, RegistryUnreachable
 
-NUMBER_LABEL = "number"
-STORE_LABEL = "store"
-MODEL_LABEL = "model"
-CONTAINER_LABEL = "container"
-VERDICT_LABEL = "verdict"
 DEFAULT_ALIAS = "default"
 METRICS_SCHEMA = (
     "gs://google-cloud-aiplatform/schema/modelevaluation/general_text_generation_metrics_1.0.0.yaml"
 )
 UPLOAD_SECONDS = 1800.0
+NUMBER = re.compile(r"[0-9]+ of [0-9a-f]{16}")
 
 
 class VertexModelRegistry(Registry):
@@ -67,7 +65,7 @@ class VertexModelRegistry(Registry):
                 )
             upload = self._ensure_upload(located, uploads)
             uploads[version.version] = upload
-            labels = self._labels(version) | self._standing(state, version)
+            labels = self._labels(state, version)
             if dict(upload.labels) != labels:
                 self._update_labels(self._upload_name(upload), version.version, labels)
             self._attach_evaluation(self._upload_name(upload), version)
@@ -86,10 +84,8 @@ class VertexModelRegistry(Registry):
 
     def _ensure_upload(self, version: ModelVersion, uploads: dict[int, Any]) -> Any:
         """The upload of this model and container, which Vertex AI shows to nobody."""
-        upload, wanted = uploads.get(version.version), self._labels(version)
-        if upload and all(
-            upload.labels.get(k) == wanted[k] for k in (MODEL_LABEL, CONTAINER_LABEL)
-        ):
+        upload = uploads.get(version.version)
+        if upload and upload.version_description == self._describe(version):
             return upload
         name = self._upload(version, is_first=not uploads)
         if upload is not None and upload.version_aliases:
@@ -103,10 +99,9 @@ class VertexModelRegistry(Registry):
         model = aiplatform_v1.Model(
             display_name=self._model_id,
             description=f"The versions of {self.folder}",
-            version_description=f"{self.folder}/versions/{version.version}",
+            version_description=self._describe(version),
             artifact_uri=version.model_url,
             container_spec=self._container(version),
-            labels=self._labels(version),
         )
         place = {"model_id": self._model_id} if is_first else {"parent_model": self._name}
         request = aiplatform_v1.UploadModelRequest(parent=self._vertex.parent, model=model, **place)
@@ -144,35 +139,32 @@ class VertexModelRegistry(Registry):
     def _attach_evaluation(self, name: str, version: ModelVersion) -> None:
         """Show a version's figures in the console; what Vertex AI does not take is only reported.
 
-        Its schema for text generation has BLEU and ROUGE-Lsum, which nothing here measures; so the
-        figures are the evaluation's metadata.
+        The next change of the version tries again. The schema of Vertex AI for text generation has
+        BLEU and ROUGE-Lsum, which nothing here measures; so the figures are metadata.
         """
-        from google.api_core.exceptions import InvalidArgument
+        from google.api_core.exceptions import AlreadyExists, NotFound
         from google.cloud import aiplatform_v1
 
         models, doing = self._vertex.models, f"the evaluation of version {version.version}"
         figures = finite(version.evaluation.get("metrics", {}))
         if not figures:
             return
-        with self._reachable():
+        evaluation = aiplatform_v1.ModelEvaluation(
+            display_name=f"version {version.version}",
+            metrics_schema_uri=METRICS_SCHEMA,
+            metadata={
+                "evaluation_fingerprint": version.evaluation.get("evaluation_fingerprint"),
+                "figures": figures,
+            },
+        )
+        try:
             if self._vertex.list_all(doing, models.list_model_evaluations, parent=name):
                 return
-            evaluation = aiplatform_v1.ModelEvaluation(
-                display_name=f"version {version.version}",
-                metrics_schema_uri=METRICS_SCHEMA,
-                metadata={
-                    "evaluation_fingerprint": version.evaluation.get("evaluation_fingerprint"),
-                    "figures": figures,
-                },
+            self._vertex.call(
+                doing, models.import_model_evaluation, parent=name, model_evaluation=evaluation
             )
-            try:
-                self._vertex.call(
-                    doing, models.import_model_evaluation, parent=name, model_evaluation=evaluation
-                )
-            except VertexRefused as error:
-                if not isinstance(error.__cause__, InvalidArgument):
-                    raise
-                self._vertex.report(f"WARNING: the console will not show {doing}: {error}")
+        except (VertexRefused, NotFound, AlreadyExists) as error:
+            self._vertex.report(f"WARNING: the console will not show {doing}: {error}")
 
     def _uploads(self) -> dict[int, Any]:
         """Number to the newest upload that has it; raises RegistryUnreachable."""
@@ -188,41 +180,40 @@ class VertexModelRegistry(Registry):
             except NotFound:
                 return {}
         for upload in found:
-            if upload.labels.get(STORE_LABEL) != self._store_label:
+            if not NUMBER.fullmatch(upload.version_description.removeprefix(self._versions)):
                 raise RegistryUnreachable(
                     f"The model {self._name} belongs to another store ({upload.version_description}"
                     f"), not to {self._store.root}. Give this pipeline another `name`, or use that "
-                    "store."
+                    f"store. Where somebody edited the description of version {upload.version_id} "
+                    "in the console, write it as it was."
                 )
         by_age = sorted(found, key=lambda upload: int(upload.version_id))
         return {self._number(upload): upload for upload in by_age}
 
-    def _labels(self, version: ModelVersion) -> dict[str, str]:
-        labels = {
-            NUMBER_LABEL: str(version.version),
-            STORE_LABEL: self._store_label,
-            MODEL_LABEL: version.weights,
-            CONTAINER_LABEL: hash_json(self._container(version))[:16],
-            "license": version.license,
-        }
-        return as_labels(labels)
+    def _describe(self, version: ModelVersion) -> str:
+        """What tells an upload from others: the version's folder, its weights and container."""
+        content = {"weights": version.weights, "container": self._container(version)}
+        return f"{self._versions}{version.version} of {hash_json(content)[:16]}"
 
     def _container(self, version: ModelVersion) -> dict[str, Any]:
         settings = self._vertex.settings
         return container_spec(settings, self._model_id, version.version, version.model_fingerprint)
 
-    def _standing(self, state: RegistryState, version: ModelVersion) -> dict[str, str]:
-        """The last word on a model as a label: a person's, else the gate's."""
+    def _labels(self, state: RegistryState, version: ModelVersion) -> dict[str, str]:
+        """For people: the last word on a model is a person's, else the gate's."""
+        labels = {"number": str(version.version), "license": version.license}
         words = [said.approved for said in state.decisions_of(version.weights)]
         words = words or [verdict.promoted for verdict in state.verdicts_of(version.weights)]
-        return {VERDICT_LABEL: "accepted" if words[-1] else "rejected"} if words else {}
+        if words:
+            labels["verdict"] = "accepted" if words[-1] else "rejected"
+        return as_labels(labels)
 
     @property
-    def _store_label(self) -> str:
-        return hash_json({"root": self._store.root})[:16]
+    def _versions(self) -> str:
+        return f"{self.folder}/versions/"
 
     def _number(self, model: Any) -> int:
-        return int(model.labels[NUMBER_LABEL])
+        return int(model.version_description.removeprefix(self._versions).partition(" ")[0])
 
     def _upload_name(self, upload: Any) -> str:
         return f"{self._name}@{upload.version_id}"

@@ -60,6 +60,7 @@ def bind(iam: Iam, settings: GoogleCloudSettings, without: Set[Binding] = frozen
         "tracking": f"//secretmanager.googleapis.com/{project}/secrets/weights-and-biases-key",
         "dataset": f"//bigquery.googleapis.com/{project}/datasets/corpus",
         "jobs": f"{accounts}/{settings.service_account}",
+        "serving": f"{accounts}/{settings.account_that_serves}",
         "builder": f"{accounts}/{settings.builder_account}",
     }
     iam.bindings = {

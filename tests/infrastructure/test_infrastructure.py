@@ -1,6 +1,7 @@
 """What Terraform makes is what `check` asks for: neither more nor less."""
 
 import re
+from typing import Any
 
 import pytest
 
@@ -12,8 +13,15 @@ from tests.infrastructure import terraform
 from tests.stand_ins.google import CUDA_IMAGE, SERVE_IMAGE, SPARK_IMAGE, LocalGoogle
 from tests.stand_ins.project import cloud_settings
 
+BUILD_METRIC = "cloudbuild.googleapis.com/concurrent_public_pool_build_cpus"
 SEEN_BY_USE = {"secret", "dataset"}
 ASKED_FOR = sorted(grant for grant in terraform.grants() if grant[1] not in SEEN_BY_USE)
+
+
+def resource(kind: str, name: str) -> dict[str, Any]:
+    """A resource's content."""
+    (found,) = [b[kind][name] for b in terraform.read("resource") if name in b.get(kind, {})]
+    return dict(found)
 
 
 @pytest.fixture
@@ -21,8 +29,10 @@ def settings(google: LocalGoogle) -> GoogleCloudSettings:
     """A project as `terraform apply` and `images/build.sh` leave it."""
     images = (CUDA_IMAGE, SPARK_IMAGE, SERVE_IMAGE)
     google.rest.images |= {image.split("/", 1)[1] for image in images}
+    google.rest.quotas[BUILD_METRIC] = 8
     accounts = {
         "service_account": "llm-assets@local-project.iam.gserviceaccount.com",
+        "serving_account": "llm-assets-serving@local-project.iam.gserviceaccount.com",
         "builder_account": "llm-assets-builder@local-project.iam.gserviceaccount.com",
     }
     secrets = {"secrets": {"weights_and_biases_key": "weights-and-biases-key"}}
@@ -51,6 +61,25 @@ def test_check_names_each_right_that_is_taken_away(
         problems = [finding.text for finding in found if finding.ok is False]
         assert len(problems) == len(taken)
         assert all(any(role in text for text in problems) for _, _, role in taken), problems
+
+
+def test_a_container_that_the_world_asks_may_do_nothing() -> None:
+    assert not [grant for grant in terraform.grants() if grant[0] == "serving"]
+    assert "account_id" in resource("google_service_account", "serving")
+
+
+def test_only_budgets_are_asked_for_in_the_name_of_a_project_whose_apis_are_still_off() -> None:
+    providers = [block["google"] for block in terraform.read("provider") if "google" in block]
+    in_its_name = [p.get("alias") for p in providers if p.get("user_project_override")]
+    assert in_its_name == ["budget"]
+    assert "google.budget" in resource("google_billing_budget", "budget")["provider"]
+    users = [named for block in terraform.read("resource") for named in block.values()]
+    assert sum("google.budget" in str(named) for named in users) == 1
+
+
+def test_old_images_go_and_the_newest_of_each_stay() -> None:
+    policies = resource("google_artifact_registry_repository", "images")["cleanup_policies"]
+    assert {policy["action"] for policy in policies} == {"KEEP", "DELETE"}
 
 
 def test_outputs_are_keys_of_the_settings() -> None:

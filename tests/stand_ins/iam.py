@@ -4,6 +4,11 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatch
 
 ROLES = {
+    "roles/aiplatform.serviceAgent": (
+        "aiplatform.*",
+        "artifactregistry.repositories.downloadArtifacts",
+        "storage.objects.*",
+    ),
     "roles/aiplatform.user": ("aiplatform.*", "resourcemanager.projects.get"),
     "roles/artifactregistry.reader": ("artifactregistry.repositories.downloadArtifacts",),
     "roles/artifactregistry.writer": (

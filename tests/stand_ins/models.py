@@ -35,6 +35,8 @@ class VertexModels:
         self._operations = operations
         self._versions: dict[str, dict[str, aiplatform_v1.Model]] = {}
         self._evaluations: dict[str, list[aiplatform_v1.ModelEvaluation]] = {}
+        self._labels: dict[str, dict[str, str]] = {}
+        """Model's name to the labels that its first upload came with."""
         self._lock = threading.RLock()
 
     def reset(self) -> None:
@@ -42,6 +44,7 @@ class VertexModels:
         with self._lock:
             self._versions.clear()
             self._evaluations.clear()
+            self._labels.clear()
 
     def find(self, name: str) -> aiplatform_v1.Model:
         """A version by `model`, `model@version` or `model@alias`."""
@@ -76,12 +79,12 @@ class VertexModels:
         return self._operations.run(name, lambda: self._add(name, model))
 
     def get_model(self, request: aiplatform_v1.GetModelRequest) -> Any:
-        return shown(self.find(request.name))
+        return self._shown(self.find(request.name))
 
     def list_model_versions(self, request: aiplatform_v1.ListModelVersionsRequest) -> Any:
         if request.name not in self._versions:
             raise not_found(request.name)
-        models = [shown(model) for model in self._versions[request.name].values()]
+        models = [self._shown(model) for model in self._versions[request.name].values()]
         return aiplatform_v1.ListModelVersionsResponse(models=models)
 
     def update_model(self, request: aiplatform_v1.UpdateModelRequest) -> Any:
@@ -91,7 +94,7 @@ class VertexModels:
                 raise refuse(f"The field {path} cannot be updated.")
             check_labels(request.model.labels)
             setattr(model, path, getattr(request.model, path))
-        return shown(model)
+        return self._shown(model)
 
     def merge_version_aliases(self, request: aiplatform_v1.MergeVersionAliasesRequest) -> Any:
         model = self.find(request.name)
@@ -102,7 +105,7 @@ class VertexModels:
                 if alias == "-default":
                     raise refuse("The default alias cannot be removed, only moved.")
                 self._set_alias(model, alias)
-        return shown(model)
+        return self._shown(model)
 
     def import_model_evaluation(self, request: aiplatform_v1.ImportModelEvaluationRequest) -> Any:
         parent = self._evaluated(request.parent)
@@ -127,6 +130,7 @@ class VertexModels:
     def _add(self, name: str, model: aiplatform_v1.Model) -> aiplatform_v1.UploadModelResponse:
         with self._lock:
             versions = self._versions.setdefault(name, {})
+            self._labels.setdefault(name, dict(model.labels))
             model.name, model.version_id = name, str(len(versions) + 1)
             wanted = list(model.version_aliases) or ([] if versions else ["default"])
             model.version_aliases = []
@@ -143,16 +147,17 @@ class VertexModels:
         if not alias.startswith("-"):
             model.version_aliases = [*model.version_aliases, alias]
 
+    def _shown(self, model: aiplatform_v1.Model) -> aiplatform_v1.Model:
+        """A version as callers see it: its labels are mixed with the model's, as the text on
+        `UpdateModelRequest.model` says, and the container's specification is never given again."""
+        copy = aiplatform_v1.Model(model)
+        copy.container_spec = None
+        copy.labels = {**model.labels, **self._labels[model.name]}
+        return copy
+
     def _evaluated(self, name: str) -> str:
         model = self.find(name)
         return f"{model.name}@{model.version_id}"
-
-
-def shown(model: aiplatform_v1.Model) -> aiplatform_v1.Model:
-    """A version as callers see it: the container's specification is never given out again."""
-    copy = aiplatform_v1.Model(model)
-    copy.container_spec = None
-    return copy
 
 
 def check_labels(labels: Mapping[str, str]) -> None:

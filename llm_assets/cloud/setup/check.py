@@ -22,6 +22,8 @@ QUOTA_KINDS = {
     "NVIDIA_H200_141GB": "nvidia_h200",
 }
 """Accelerators whose quotas leave their memory out; all others are named like the accelerator."""
+BUILD_CPUS = 8
+"""Of the machine that `images/cloudbuild.yaml` names."""
 DRIVER_CORES = 4
 EXECUTORS = 2
 EXECUTOR_CORES = 4
@@ -30,42 +32,44 @@ DISK_GB_PER_CORE = 100
 "Quotas")."""
 
 
-def check_accelerators(settings: GoogleCloudSettings) -> Iterator[Finding]:
-    """The region's quotas of Vertex AI for the accelerators of training, evaluation, endpoint."""
-    wanted = list(needs(settings))
-    limits = quota_limits(settings) if wanted else {}
-    for need in wanted:
-        limit = limits.get(need.metric)
+def check_quotas(settings: GoogleCloudSettings) -> Iterator[Finding]:
+    """The region's quotas for accelerators of training, evaluation, endpoint, and for builds."""
+    limits: dict[str, dict[str, int]] = {}
+    for need in needs(settings):
+        service = need.metric.partition("/")[0]
+        if service not in limits:
+            limits[service] = quota_limits(settings, service)
+        limit = limits[service].get(need.metric)
         if limit is None:
             yield Finding(
                 need.key,
                 False,
-                f"{need.metric} is not a quota of {settings.region}: is {need.accelerator} offered "
-                "there?",
+                f"{need.metric} is not a quota of {settings.region}: {need.offered}",
             )
-        elif limit < need.accelerators:
+        elif limit < need.number:
             yield Finding(
                 need.key,
                 False,
-                f"{need.metric} allows {limit} in {settings.region}, and {need.accelerators} are "
+                f"{need.metric} allows {limit} in {settings.region}, and {need.number} are "
                 "asked for. Ask for more: https://console.cloud.google.com/iam-admin/quotas"
                 f"?project={settings.project}",
             )
         else:
-            text = f"{need.metric} allows {limit}, {need.accelerators} asked for"
+            text = f"{need.metric} allows {limit}, {need.number} asked for"
             yield Finding(need.key, True, text)
 
 
 @dataclass(frozen=True)
 class Need:
-    """Accelerators of one kind for one use."""
+    """Accelerators or processors of one kind for one use."""
 
     key: str
     """The line of `config/google_cloud.yaml` that asks for them."""
-    accelerator: str
     metric: str
     """The quota that they count against, by its name."""
-    accelerators: int
+    number: int
+    offered: str
+    """What to ask oneself where the region has no such quota."""
 
 
 def needs(settings: GoogleCloudSettings) -> Iterator[Need]:
@@ -75,11 +79,17 @@ def needs(settings: GoogleCloudSettings) -> Iterator[Need]:
     yield from _need("evaluation", "training", evaluation, 1)
     beside = max(2 * endpoint.minimum_replicas, endpoint.maximum_replicas)
     yield from _need("endpoint", "serving", endpoint, beside)
+    builds = "cloudbuild.googleapis.com/concurrent_public_pool_build_cpus"
+    yield Need("images", builds, BUILD_CPUS, "does Cloud Build have a default pool there?")
 
 
 def _need(
     key: str, use: str, machines: MachineSettings | EndpointMachineSettings, replicas: int
 ) -> Iterator[Need]:
+    base = f"aiplatform.googleapis.com/custom_model_{use}_"
+    if isinstance(machines, MachineSettings) and machines.tpu:
+        chips = machines.tpu.chips
+        yield Need(key, f"{base}tpu_v5e", chips, "are TPU v5e offered there?")
     if machines.accelerator_type is None:
         return
     if isinstance(machines, EndpointMachineSettings):
@@ -89,16 +99,15 @@ def _need(
     accelerator = machines.accelerator_type
     kind = QUOTA_KINDS.get(accelerator) or accelerator.lower().replace("_tesla_", "_")
     bought = "preemptible_" if preemptible else ""
-    metric = f"aiplatform.googleapis.com/custom_model_{use}_{bought}{kind}_gpus"
     count = replicas * machines.accelerator_count
-    yield Need(key, accelerator, metric, count)
+    yield Need(key, f"{base}{bought}{kind}_gpus", count, f"is {accelerator} offered there?")
 
 
-def quota_limits(settings: GoogleCloudSettings) -> dict[str, int]:
-    """Metric to the limit in the region; -1, the word for unlimited, becomes a large number."""
+def quota_limits(settings: GoogleCloudSettings, service: str) -> dict[str, int]:
+    """A service's metric to the limit in the region; -1, unlimited, becomes a large number."""
     base = rest_url(settings, "serviceusage.googleapis.com")
     url = (
-        f"{base}/v1beta1/projects/{settings.project}/services/aiplatform.googleapis.com"
+        f"{base}/v1beta1/projects/{settings.project}/services/{service}"
         "/consumerQuotaMetrics?view=FULL&pageSize=500"
     )
     found: dict[str, int] = {}
@@ -213,7 +222,7 @@ def check(settings: GoogleCloudSettings, uses_bigquery: bool = True) -> list[Fin
         ("images", _check_images),
         ("secrets", _check_secrets),
         ("batch", check_spark),
-        ("training", check_accelerators),
+        ("training", check_quotas),
     ]
     findings: list[Finding] = []
     for key, test in tests:

@@ -12,6 +12,7 @@ KEYS: dict[Resource, str] = {
     "repository": "images",
     "tracking": "secrets.weights_and_biases_key",
     "jobs": "service_account",
+    "serving": "serving_account",
     "builder": "builder_account",
 }
 """Resource to its line in the settings; the others stand under `project`."""
@@ -157,6 +158,7 @@ def _full_name(settings: GoogleCloudSettings, resource: Resource) -> str:
         "repository": f"//artifactregistry.googleapis.com/{images}",
         "tracking": f"//secretmanager.googleapis.com/{project}/secrets/{key}",
         "jobs": f"{accounts}/{settings.service_account}",
+        "serving": f"{accounts}/{settings.account_that_serves}",
         "builder": f"{accounts}/{settings.builder_account}",
     }[resource]
 
@@ -169,5 +171,6 @@ def _describe(settings: GoogleCloudSettings, resource: Resource) -> str:
         "repository": f"the repository {REPOSITORY}",
         "tracking": f"the secret {settings.secrets.weights_and_biases_key}",
         "jobs": f"the account {settings.service_account}",
+        "serving": f"the account {settings.account_that_serves}",
         "builder": f"the account {settings.builder_account}",
     }[resource]

@@ -30,10 +30,18 @@ class Finding:
 Holder = Literal["operator", "jobs", "builder", "vertex_ai"]
 """Who runs Dagster, the account that jobs run as, the one that builds images, Vertex AI itself."""
 Resource = Literal[
-    "project", "bucket", "repository", "secret", "tracking", "dataset", "jobs", "builder"
+    "project",
+    "bucket",
+    "repository",
+    "secret",
+    "tracking",
+    "dataset",
+    "jobs",
+    "serving",
+    "builder",
 ]
-"""What a role is granted on; `jobs` and `builder` are the accounts as resources, `secret` is the
-Hugging Face token and `tracking` the secret with the Weights & Biases key."""
+"""What a role is granted on; `jobs`, `serving` and `builder` are the accounts as resources,
+`secret` is the Hugging Face token and `tracking` the secret with the Weights & Biases key."""
 REPOSITORY = "llm-assets"
 
 APIS = {
@@ -180,6 +188,13 @@ GRANTS = (
     ),
     Grant(
         "operator",
+        "serving",
+        "roles/iam.serviceAccountUser",
+        ("iam.serviceAccounts.actAs",),
+        "has endpoints run as that account",
+    ),
+    Grant(
+        "operator",
         "builder",
         "roles/iam.serviceAccountUser",
         ("iam.serviceAccounts.actAs",),
@@ -244,7 +259,15 @@ GRANTS = (
     ),
     Grant(
         "vertex_ai",
-        "jobs",
+        "project",
+        # The agent that Terraform makes does not have it by being made.
+        "roles/aiplatform.serviceAgent",
+        ("artifactregistry.repositories.downloadArtifacts", "storage.objects.get"),
+        "pulls images and copies models",
+    ),
+    Grant(
+        "vertex_ai",
+        "serving",
         # "Use a custom service account", step "Attach a service account to a resource".
         "roles/iam.serviceAccountAdmin",
         ("iam.serviceAccounts.setIamPolicy",),

@@ -26,6 +26,9 @@ METRIC = "aiplatform.googleapis.com/custom_model_training_preemptible_nvidia_a10
 LOCAL_METRIC = "aiplatform.googleapis.com/custom_model_training_nvidia_l4_gpus"
 SERVING_METRIC = "aiplatform.googleapis.com/custom_model_serving_nvidia_l4_gpus"
 
+BUILD_METRIC = "cloudbuild.googleapis.com/concurrent_public_pool_build_cpus"
+TPU_METRIC = "aiplatform.googleapis.com/custom_model_training_tpu_v5e"
+
 PIPELINE = {
     "name": "manual",
     "platform": "google_cloud",
@@ -41,6 +44,7 @@ def settings(google: LocalGoogle) -> GoogleCloudSettings:
     images = (CUDA_IMAGE, SPARK_IMAGE, SERVE_IMAGE)
     google.rest.images |= {image.split("/", 1)[1] for image in images}
     google.rest.quotas |= {METRIC: 8, LOCAL_METRIC: 1, SERVING_METRIC: 2}
+    google.rest.quotas[BUILD_METRIC] = 8
     google.secrets.values["token"] = "hf_secret"
     accelerated = {
         "secrets": {"hugging_face_token": "token"},
@@ -62,7 +66,7 @@ def test_project_in_which_all_is_well_has_no_problem(settings: GoogleCloudSettin
     assert [f for f in findings if not f.ok] == []
     assert {f.key.split(".")[0] for f in findings} == {
         *("project", "bucket", "images", "secrets", "training", "evaluation", "endpoint"),
-        *("service_account", "batch", "subnetwork"),
+        *("service_account", "serving_account", "batch", "subnetwork"),
     }
     assert "hf_secret" not in str(findings)
 
@@ -117,8 +121,13 @@ FAULTS: dict[str, tuple[Callable[[LocalGoogle], object], str, str]] = {
     ),
     "Vertex AI's right on the jobs' account": (
         lambda g: g.iam.denied.add("iam.serviceAccounts.setIamPolicy"),
-        "service_account",
+        "serving_account",
         "roles/iam.serviceAccountAdmin on the account",
+    ),
+    "builds' processors": (
+        lambda g: g.rest.quotas.update({BUILD_METRIC: 4}),
+        "images",
+        "allows 4 in us-central1, and 8 are asked for",
     ),
     "second version's quota": (
         lambda g: g.rest.quotas.update({SERVING_METRIC: 1}),
@@ -207,6 +216,21 @@ def test_subnetwork_without_private_access_is_told_with_the_command_that_gives_i
     google.rest.subnetworks["inside"] = False
     (told,) = [finding for finding in check(settings) if finding.ok is None]
     assert "subnets update inside --region=us-central1 --enable-private" in told.text
+
+
+def test_chips_of_a_tpu_machine_are_asked_for(
+    google: LocalGoogle, settings: GoogleCloudSettings
+) -> None:
+    machines = {"machine_type": "ct5lp-hightpu-4t", "accelerator_type": None}
+    images = settings.images.model_dump() | {"tpu": CUDA_IMAGE}
+    content = settings.model_dump() | {"images": images}
+    content["training"] = machines | {"accelerator_count": 0}
+    on_tpus = GoogleCloudSettings.model_validate(content)
+    assert "are TPU v5e offered there?" in problems(on_tpus)[0].text
+    google.rest.quotas[TPU_METRIC] = 1
+    assert "allows 1 in us-central1, and 4 are asked for" in problems(on_tpus)[0].text
+    google.rest.quotas[TPU_METRIC] = 4
+    assert problems(on_tpus) == []
 
 
 def test_a_batchs_own_sizes_and_tiers_are_what_is_asked_for(settings: GoogleCloudSettings) -> None:

@@ -2,12 +2,16 @@
 
 import subprocess
 import sys
+import threading
 
 import grpc
 import pytest
+from google.protobuf import empty_pb2
 
 from artifacts.errors import UserError
 from artifacts.store.store import Store
+from llm_assets.cloud.vertex import VertexRefused
+from llm_assets.endpoint.vertex_endpoint import VertexEndpoint
 from serving.rollout import RolloutFailed
 from tests.llm_assets.cloud.conftest import (
     BROKEN_IMAGE,
@@ -16,7 +20,7 @@ from tests.llm_assets.cloud.conftest import (
     SLOW_IMAGE,
     Cloud,
 )
-from tests.stand_ins.google import BUCKET, SERVE_IMAGE
+from tests.stand_ins.google import BUCKET, SERVE_IMAGE, LocalGoogle
 from tests.waiting import wait_until
 
 
@@ -187,3 +191,18 @@ def test_model_that_the_accelerators_cannot_hold_is_refused_before_they_are_paid
         cloud.serve(number)
     assert cloud.shares() == {"version-1": 100}
     assert cloud.google.server.faults.count("DeployModel") == 1
+
+
+def test_a_change_on_a_later_page_of_operations_is_awaited(
+    google: LocalGoogle, cloud: Cloud
+) -> None:
+    endpoint = VertexEndpoint(cloud.registry._vertex, "manual")
+    endpoint.create()
+    operations, over = google.server.operations, threading.Event()
+    for _ in range(3):
+        operations.run(endpoint.name, empty_pb2.Empty)
+    operations.run(endpoint.name, lambda: over.wait(30) and empty_pb2.Empty())
+    with pytest.raises(VertexRefused, match="still being changed"):
+        endpoint.settle(0.5)
+    over.set()
+    endpoint.settle(10)

@@ -65,7 +65,7 @@ def test_every_machine_gets_a_disk_and_a_quota_that_exist(
     check_job(aiplatform_v1.CustomJob(job))
     training = next(iter(needs(settings.model_copy(update={"training": machines}))))
     assert training.metric == f"aiplatform.googleapis.com/{QUOTAS[accelerator]}"
-    assert training.accelerators == 3 * count
+    assert training.number == 3 * count
 
 
 def test_every_accelerator_of_vertex_ai_is_known_or_left_out_by_name() -> None:

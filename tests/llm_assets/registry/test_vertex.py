@@ -34,7 +34,7 @@ def test_version_in_vertex_ai_says_what_it_is(
     assert model.container_spec.image_uri == SERVE_IMAGE
     assert model.labels["number"] == "1" and model.labels["verdict"] == "accepted"
     assert "previous" in google.models.find(f"{NAME}@1").version_aliases
-    card = Store(model.version_description).read_bytes("card.md") or b""
+    card = Store(model.version_description.partition(" ")[0]).read_bytes("card.md") or b""
     assert b"Measured against base" in card and b"approved by Ada" in card
 
 
@@ -58,7 +58,7 @@ def test_run_that_died_after_the_upload_is_completed_by_the_next(
 ) -> None:
     vertex_registry.register_base(base_entry())
     denied = grpc.StatusCode.PERMISSION_DENIED
-    google.server.faults.add("ImportModelEvaluation", denied, "no right", times=1)
+    google.server.faults.add("MergeVersionAliases", denied, "no right", times=1)
     with pytest.raises(RegistryUnreachable, match=r"roles/aiplatform\.user"):
         judge(vertex_registry, "a")
     assert judge(vertex_registry, "a").version == 1
@@ -67,12 +67,21 @@ def test_run_that_died_after_the_upload_is_completed_by_the_next(
     assert google.models.find(f"{NAME}@wanted").labels["number"] == "1"
 
 
+@pytest.mark.parametrize(
+    ("method", "code"),
+    [
+        ("ImportModelEvaluation", grpc.StatusCode.INVALID_ARGUMENT),
+        ("ImportModelEvaluation", grpc.StatusCode.PERMISSION_DENIED),
+        ("ImportModelEvaluation", grpc.StatusCode.FAILED_PRECONDITION),
+        ("ImportModelEvaluation", grpc.StatusCode.NOT_FOUND),
+        ("ListModelEvaluations", grpc.StatusCode.NOT_FOUND),
+    ],
+)
 def test_registration_does_not_depend_on_whether_the_evaluation_is_taken(
-    google: LocalGoogle, vertex_registry: VertexModelRegistry
+    google: LocalGoogle, vertex_registry: VertexModelRegistry, method: str, code: grpc.StatusCode
 ) -> None:
     vertex_registry.register_base(base_entry())
-    invalid = grpc.StatusCode.INVALID_ARGUMENT
-    google.server.faults.add("ImportModelEvaluation", invalid, "Invalid Metrics Format")
+    google.server.faults.add(method, code, "Invalid Metrics Format")
     reports: list[str] = []
     vertex_registry._vertex.report = reports.append
     assert judge(vertex_registry, "a").version == 1
@@ -94,6 +103,18 @@ def test_another_serving_image_is_a_new_upload_of_the_same_number(
     assert again.resource_name(0) == f"{NAME}@2"
     assert [version.version for version in again.versions()] == [0]
     assert google.models.find(f"{NAME}@champion").version_id == "2"
+
+
+def test_numbers_are_read_although_labels_of_model_and_versions_are_mixed(
+    google: LocalGoogle, vertex_registry: VertexModelRegistry
+) -> None:
+    vertex_registry.register_base(base_entry())
+    for model in "abc":
+        judge(vertex_registry, model)
+    listed = vertex_registry._vertex.models.list_model_versions(name=NAME)
+    assert [version.labels["number"] for version in listed] == ["0", "1", "2", "3"]
+    assert vertex_registry.resource_name(3) == f"{NAME}@4"
+    assert google.server.faults.count("UploadModel") == 4
 
 
 def test_alias_moved_in_the_console_is_put_back_by_the_next_change(
