@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+ALL_READY := $(VENV)/.all-ready
+SETUP := requirements.lock pyproject.toml scripts/setup.sh scripts/pip_settings.py
 BIGQUERY_READY := .venv-bigquery/.ready
 TPU_READY := .venv-tpu/.ready
 V ?= 0
@@ -18,19 +20,23 @@ unexport PYTHONDONTWRITEBYTECODE
 help: ## List the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
-setup: $(READY) ## Build the environment in .venv (about a minute, once)
+setup: $(ALL_READY) ## Build the environment in .venv with every extra (about a minute, once)
 
-$(READY): requirements.lock pyproject.toml scripts/setup.sh scripts/pip_settings.py
-	@PYTHON=$(PYTHON) VENV=$(VENV) scripts/setup.sh
+$(READY): $(SETUP)
+	@PYTHON=$(PYTHON) VENV=$(VENV) scripts/setup.sh local
 	@touch $(READY)
 
-$(BIGQUERY_READY): $(READY) scripts/setup_bigquery.sh
+$(ALL_READY): $(SETUP)
+	@PYTHON=$(PYTHON) VENV=$(VENV) scripts/setup.sh all
+	@touch $(READY) $(ALL_READY)
+
+$(BIGQUERY_READY): $(ALL_READY) scripts/setup_bigquery.sh
 	@PYTHON=$(PYTHON) scripts/setup_bigquery.sh
 	@touch $(BIGQUERY_READY)
 
 setup-tpu: $(TPU_READY) ## Build the environment that trains on TPUs, in .venv-tpu (8 GB)
 
-$(TPU_READY): $(READY) requirements.lock images/tpu/requirements.txt scripts/setup_tpu.sh
+$(TPU_READY): $(ALL_READY) requirements.lock images/tpu/requirements.txt scripts/setup_tpu.sh
 	@PYTHON=$(PYTHON) scripts/setup_tpu.sh
 	@touch $(TPU_READY)
 
@@ -49,33 +55,33 @@ up: $(READY) ## Keep UI, daemon and metrics running, on 127.0.0.1:3000 and :8011
 down: $(READY) ## End them; the endpoint goes on
 	@$(BIN)/llm-assets down
 
-demo-cloud: $(READY) $(BIGQUERY_READY) ## Run the whole graph on a local Google Cloud, no account needed
+demo-cloud: $(ALL_READY) $(BIGQUERY_READY) ## Run the whole graph on a local Google Cloud, no account needed
 	@. $(BIN)/activate && python -m tests.stand_ins.demo
 
-test: $(READY) $(BIGQUERY_READY) ## Run the tests
+test: $(ALL_READY) $(BIGQUERY_READY) ## Run the tests
 	@. $(BIN)/activate && pytest
 
-soak: $(READY) $(BIGQUERY_READY) $(TPU_READY) ## Run the tests that take longer than a minute each; the last takes ten, alone
+soak: $(ALL_READY) $(BIGQUERY_READY) $(TPU_READY) ## Run the tests that take longer than a minute each; the last takes ten, alone
 	@. $(BIN)/activate && pytest -m soak --ignore=tests/serving/test_soak.py \
 		&& pytest -n 0 -s -m soak tests/serving/test_soak.py
 
-lint: $(READY) ## Check style, security, format, types, imports and words
+lint: $(ALL_READY) ## Check style, security, format, types, imports and words
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports --no-logo \
 		&& $(BIN)/python scripts/check_vocabulary.py
 
-lock: $(READY) ## Renew requirements.lock; scripts/lock.sh --upgrade takes newer versions
+lock: $(ALL_READY) ## Renew requirements.lock; scripts/lock.sh --upgrade takes newer versions
 	@scripts/lock.sh
 
-format: $(READY) ## Format the code
+format: $(ALL_READY) ## Format the code
 	@$(BIN)/ruff check --fix . && $(BIN)/ruff format .
 
-docs: $(READY) ## Regenerate docs/settings.md and docs/benchmarks.md
+docs: $(ALL_READY) ## Regenerate docs/settings.md and docs/benchmarks.md
 	@$(BIN)/llm-assets docs
 
-bench: $(READY) ## Run one benchmark: make bench NAME=train_cpu (KEEP=1 puts its result into the docs)
+bench: $(ALL_READY) ## Run one benchmark: make bench NAME=train_cpu (KEEP=1 puts its result into the docs)
 	@. $(BIN)/activate && python -m benchmarks $(NAME) $(if $(filter-out 0,$(KEEP)),--keep)
 
-gpu-kit: $(READY) ## Fill gpu-kit/ with what `make gpu` needs on a machine without a network
+gpu-kit: $(ALL_READY) ## Fill gpu-kit/ with what `make gpu` needs on a machine without a network
 	@scripts/gpu_kit.sh
 
 gpu: ## Measure on a GPU, from this checkout and gpu-kit/ alone: make gpu PARTS="probe trainer"

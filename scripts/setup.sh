@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# Builds the environment in $VENV from requirements.lock. Needs Python 3.11, 3.12 or 3.13, nothing else.
-# Whatever interrupts it, the next call goes on from what is there.
+# Builds the environment in $VENV from requirements.lock: with `local` what `make run` uses, with `all`
+# every extra and what the tests use. Needs Python 3.11, 3.12 or 3.13, nothing else. Whatever interrupts
+# it, the next call goes on from what is there.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
 venv=${VENV:-.venv}
+part=$1
 
 stop() { printf '%s\n' "$@" >&2; exit 1; }
 interrupted() {
@@ -17,7 +19,7 @@ interrupted() {
 "$python" -c 'import ensurepip' 2>/dev/null ||
     stop "Python's venv module is missing; on Debian: apt-get install python3-venv"
 free=$(df -Pk . | awk 'NR == 2 { print int($4 / 1024) }')
-[[ $free -ge 4000 ]] || stop "The environment takes 3 GB, and $PWD has $free MB free."
+[[ $free -ge 4000 ]] || stop "The environment takes up to 3.5 GB, and $PWD has $free MB free."
 
 echo "Building the environment in $venv (about a minute, once) ..."
 trap interrupted ERR
@@ -35,7 +37,8 @@ else
     echo "uv cannot be installed here; trying pip alone, which takes about four minutes." >&2
     install=("${pip[@]}")
 fi
-"${install[@]}" --no-deps --require-hashes --requirement requirements.lock
+awk -v part="$part" '/^# Only for/ && part == "local" { exit } 1' requirements.lock >"$venv/$part.lock"
+"${install[@]}" --no-deps --require-hashes --requirement "$venv/$part.lock"
 
 # Where there is no GPU, torch's build for processors, which has a fifth of the size; without a way to
 # it, the default one.
@@ -57,7 +60,8 @@ line = f"import sys; sys.path.insert(0, {os.getcwd()!r})\n"
 END
 
 # Spark starts in half the time from classes that were parsed once.
-"$venv/bin/python" -m spark_jobs.runtime.class_archive >/dev/null 2>&1 ||
+[[ $venv/share/llm-assets/spark.jsa -nt requirements.lock ]] ||
+    "$venv/bin/python" -m spark_jobs.runtime.class_archive >/dev/null 2>&1 ||
     echo "Spark's Java classes could not be kept in a file; Spark will start slower." >&2
 
 # By these two `dagster asset materialize` finds the definitions and the history.

@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -44,22 +44,25 @@ class BareMachine:
     root: Path
     checkout: str
     """The clone's folder, as the user sees it."""
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str]
+    namespaces: Path
+    """Those of its mounts and processes."""
 
     def run(self, command: str, timeout: float = 3600) -> Ended:
-        """Run a shell command in the checkout, as the user, and show what it prints."""
-        # Both mounts are the namespace's own, and go with it.
-        root, variables = self.root, (f"{k}={v}" for k, v in self.environment.items())
-        typed = shlex.quote(f"cd {shlex.quote(self.checkout)} && {command}")
-        script = (
-            f"mount --rbind /dev {root}/dev && mount -t tmpfs tmpfs {root}/dev/shm && "
-            f"mount -t proc proc {root}/proc && exec chroot --userspec={USER}:{USER} {root} "
-            f"/usr/bin/env -i {shlex.join(variables)} /bin/sh -c {typed}"
+        """Run a shell command in the checkout, as the user, and show what it prints.
+
+        What it leaves running runs on, as on any machine.
+        """
+        enter = (
+            *("nsenter", f"--mount={self.namespaces}/mnt"),
+            f"--pid={self.namespaces}/pid_for_children",
+            *("chroot", f"--userspec={USER}:{USER}", self.root, "/usr/bin/env", "-i"),
+            *(f"{name}={value}" for name, value in self.environment.items()),
+            *("/bin/sh", "-c", f"cd {shlex.quote(self.checkout)} && {command}"),
         )
-        inside = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "bash", "-c", script)
         began = time.monotonic()
         process = subprocess.Popen(
-            inside, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+            enter, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
         )
         assert process.stdout
         lines = []
@@ -85,7 +88,8 @@ def bare_machine(
     root = folder / "root"
     subprocess.run(["cp", "--archive", "--reflink=auto", BASE, root], check=True)
     clone = root / checkout.removeprefix("/")
-    subprocess.run(["git", "clone", "--quiet", ROOT, clone], check=True)
+    # Its files change hands, so none is shared with this checkout.
+    subprocess.run(["git", "clone", "--quiet", "--no-hardlinks", ROOT, clone], check=True)
     subprocess.run(["chown", "--recursive", f"{USER}:{USER}", root / "home/user"], check=True)
     variables = {
         "PATH": "/usr/local/bin:/usr/bin:/bin",
@@ -93,9 +97,21 @@ def bare_machine(
         **_take_over_pip(root),
         **environment,
     }
+    # The mounts are the namespace's own, and go with it. Its first process lives as long as it and,
+    # as on any machine, buries what others leave.
+    start = (
+        f"mount --rbind /dev {root}/dev && mount -t tmpfs tmpfs {root}/dev/shm && "
+        f"mount -t proc proc {root}/proc && echo ready && sleep infinity & wait"
+    )
+    inside = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "bash", "-c", start)
+    machine = subprocess.Popen(inside, stdout=subprocess.PIPE, text=True)
     try:
-        yield BareMachine(root, checkout, {k: v for k, v in variables.items() if v})
+        assert machine.stdout and machine.stdout.readline() == "ready\n"
+        variables = {name: value for name, value in variables.items() if value}
+        yield BareMachine(root, checkout, variables, Path(f"/proc/{machine.pid}/ns"))
     finally:
+        machine.kill()
+        machine.wait()
         shutil.rmtree(root)
 
 
