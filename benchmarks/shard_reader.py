@@ -1,7 +1,7 @@
 """How fast training rows are read: shuffled, with targets, positions and segments made.
 
-Ours reads batches in the training order from a warm page cache on one core, through torchdata's
-`StatefulDataLoader` as training does. The peer is Hugging Face `datasets` on the same tokens with
+Ours reads batches in the training order from a warm page cache on one core, as training
+does. The peer is Hugging Face `datasets` on the same tokens with
 its own shuffle: rows of token ids alone, without the targets, positions and segments that ours
 makes besides. Rates are of processor time, since both keep one core busy and wait for nothing.
 """
@@ -26,7 +26,7 @@ from artifacts.shards.format import (
 )
 from artifacts.shards.shard_set import ShardSet
 from benchmarks.harness import alternate, at_least, at_most, record
-from recipes.data.reader import BatchSplit, DataOrder, StepInput, TrainingData, load
+from recipes.data.reader import BatchSplit, DataOrder, StepInput, StepReader
 
 LENGTH, BATCH = 2048, 32
 ROWS = 32_768
@@ -79,7 +79,7 @@ def _open_reader(shards: ShardSet) -> Iterator[StepInput]:
     """A reader in the middle of the second epoch, where entering costs most if it costs at all."""
     order = DataOrder(seed=0, train_rows=len(shards))
     start = len(shards) * 3 // 2
-    return iter(load(TrainingData(shards, order, BatchSplit(BATCH, BATCH), "", start)))
+    return StepReader(shards, order, BatchSplit(BATCH, BATCH), start)
 
 
 def read_peer(folder: Path) -> float:
@@ -125,7 +125,7 @@ def main() -> None:
         unit="tokens/s",
         peer_name="Hugging Face datasets",
         better="higher",
-        packages=["numpy", "torch", "torchdata", "datasets"],
+        packages=["numpy", "torch", "datasets"],
         checks={
             "tokens per second on one core": at_least(min(ours), 100e6, "tokens/s"),
             "more until the first batch with 32 times the rows": at_most(

@@ -275,9 +275,6 @@ class PlacementSettings(ExecutionSettings):
     rest of the workers shard and replicate. It has to divide the model's heads."""
     device_batch_size: int = Field(default=4, ge=1)
     """Rows per forward pass on one worker; the rest of the global batch is accumulated."""
-    reader_processes: int = Field(default=0, ge=0)
-    """Processes per worker that read rows ahead; 0 reads in the training process, at some hundred
-    million tokens per second, which only the fastest storage and models call for more than."""
     activation_checkpointing: bool | None = None
     """Keep only each layer's input and compute the rest again backwards: less memory, more time.
     Absent: on a GPU that would not hold the rest, by a reckoning."""

@@ -13,6 +13,6 @@ site=$(mktemp -d)
 trap 'rm -rf "$site"' EXIT
 "$python" -m pip --disable-pip-version-check --quiet install --no-index --no-deps --no-compile \
     --find-links gpu-kit --target "$site" \
-    annotated-types fsspec pydantic pydantic-core safetensors torchdata typing-extensions \
+    annotated-types fsspec pydantic pydantic-core safetensors typing-extensions \
     typing-inspection llm-assets
 PYTHONPATH="$PWD:$site" "$python" -m benchmarks.gpu --results "${OUT:-gpu-results}" "$@"

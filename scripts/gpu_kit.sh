@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 kit=gpu-kit
 rm -rf "$kit"
 mkdir -p "$kit"
-names=(annotated-types fsspec pydantic pydantic-core safetensors torchdata typing-extensions typing-inspection)
+names=(annotated-types fsspec pydantic pydantic-core safetensors typing-extensions typing-inspection)
 pinned() { sed -n "s/^\($1==[^ ;]*\).*/\1/p" requirements.lock; }
 for python in 3.11 3.12 3.13; do
     for name in "${names[@]}"; do

@@ -1,10 +1,7 @@
 """Which rows are trained on, and when, and a worker's part of every step read from the shards.
 
-    loader = StatefulDataLoader(TrainingData(...), batch_size=None, collate_fn=as_it_is)
-
-The loader's own `state_dict` and `load_state_dict` resume exactly with as many reader processes as
-before. A run resumes under any number of them, and of training workers, from `samples_seen` alone,
-since the order of the data is a pure function of it and the seed.
+A run resumes under any number of workers from `samples_seen` alone, since the order of the data is
+a pure function of it and the seed.
 """
 
 import hashlib
@@ -13,14 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import IterableDataset, get_worker_info
-from torchdata.stateful_dataloader import StatefulDataLoader
 
-from artifacts.errors import UserError
 from artifacts.numbers import permute
 from artifacts.shards.format import Split
 from artifacts.shards.shard_set import ShardSet
@@ -211,7 +204,7 @@ class BatchSplit:
     workers: int = 1
 
 
-class TrainingData(IterableDataset[StepInput]):
+class StepReader(Iterator[StepInput]):
     """A training worker's steps from some sample on, without end."""
 
     def __init__(
@@ -219,42 +212,23 @@ class TrainingData(IterableDataset[StepInput]):
         shards: ShardSet,
         order: DataOrder,
         split: BatchSplit,
-        manifest: str,
         samples_seen: int = 0,
         read: ReadBatch = read_batch,
     ) -> None:
-        """Describe the data; nothing is read before it is iterated.
+        """Nothing is read before the first step is asked for.
 
         Args:
             shards: the train split, and after it the replayed one where there is one.
-            manifest: fingerprint of the shards, kept with the state.
             samples_seen: samples of the whole run that were trained on before.
             read: makes a batch of rows.
         """
-        self.shards, self.order, self.split = shards, order, split
-        self.manifest, self.samples_seen, self.read = manifest, samples_seen, read
-
-    def __iter__(self) -> "StepReader":
-        process = get_worker_info()
-        if process is None:
-            return StepReader(self, self.samples_seen, self.split.global_batch_size)
-        first = self.samples_seen + process.id * self.split.global_batch_size
-        return StepReader(self, first, process.num_workers * self.split.global_batch_size)
-
-
-class StepReader(Iterator[StepInput]):
-    """Reads step after step; its state is `{seed, samples_seen, manifest}`."""
-
-    def __init__(self, data: TrainingData, samples_seen: int, stride: int) -> None:
-        self._data = data
-        self._samples_seen = samples_seen
-        self._stride = stride
-        """Samples from one step that is read here to the next."""
+        self._shards, self._order, self._split = shards, order, split
+        self._samples_seen, self._read = samples_seen, read
         self._ordered: np.ndarray = np.empty(0, np.int64)
         self._first_ordered = 0
 
     def __next__(self) -> StepInput:
-        split = self._data.split
+        split = self._split
         every = self._samples_seen + np.arange(split.global_batch_size)
         rows, samples = (
             worker_share(part, split.rank, split.workers) for part in (self._global_batch(), every)
@@ -263,46 +237,18 @@ class StepReader(Iterator[StepInput]):
             slice(start, start + split.device_batch_size)
             for start in range(0, len(rows), split.device_batch_size)
         ]
-        read, shards = self._data.read, self._data.shards
-        batches = [read(shards, rows[piece], samples[piece]) for piece in pieces]
-        self._samples_seen += self._stride
+        batches = [self._read(self._shards, rows[piece], samples[piece]) for piece in pieces]
+        self._samples_seen += split.global_batch_size
         return StepInput(rows, batches)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Where reading stands."""
-        return {
-            "seed": self._data.order.seed,
-            "samples_seen": self._samples_seen,
-            "manifest": self._data.manifest,
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state; raises UserError where it belongs to another seed or other shards."""
-        for name, mine in (("seed", self._data.order.seed), ("manifest", self._data.manifest)):
-            if state[name] != mine:
-                raise UserError(
-                    f"The reader's state is of {name} {state[name]!r}, this run has {mine!r}: the "
-                    "order of its data would be another one. Begin a new run."
-                )
-        self._samples_seen = state["samples_seen"]
-
     def _global_batch(self) -> np.ndarray:
-        size = self._data.split.global_batch_size
+        size = self._split.global_batch_size
         start = self._samples_seen - self._first_ordered
         if not 0 <= start <= len(self._ordered) - size:
             count = max(size, ORDERED_SAMPLES)
-            self._ordered = self._data.order.rows(self._samples_seen, count)
+            self._ordered = self._order.rows(self._samples_seen, count)
             self._first_ordered, start = self._samples_seen, 0
         return self._ordered[start : start + size]
-
-
-def load(data: TrainingData, processes: int = 0) -> "StatefulDataLoader[StepInput]":
-    """A loader over the data; the order is the same with any number of reader processes.
-
-    Args:
-        processes: how many read ahead; with 0 the training process reads when it needs a step.
-    """
-    return StatefulDataLoader(data, batch_size=None, num_workers=processes, collate_fn=_as_it_is)
 
 
 def read_ahead(
@@ -325,7 +271,3 @@ def read_ahead(
         while True:
             step, coming = coming.result(), thread.submit(read)
             yield step
-
-
-def _as_it_is(step: StepInput) -> StepInput:
-    return step

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from pkgutil import resolve_name
@@ -18,7 +19,7 @@ from recipes.checkpointing.checkpoint import Checkpointer, SavingPlan
 from recipes.checkpointing.export import BestExports, copy_model, export_model, is_whole
 from recipes.checkpointing.train_state import TrainState
 from recipes.data.batch import IGNORED, Batch, ExampleBatch, bytes_per_token
-from recipes.data.reader import BatchSplit, DataOrder, StepInput, TrainingData, load, read_ahead
+from recipes.data.reader import BatchSplit, DataOrder, StepInput, StepReader, read_ahead
 from recipes.data.records import (
     SEEN_NAME,
     TRAINED_NAME,
@@ -203,7 +204,12 @@ class Trainer:
 
     def _train(self) -> None:
         while self._step < self._steps and not self._state.diverged:
-            self._train_one_step()
+            profile: AbstractContextManager[None] = nullcontext()
+            if self._step + 1 in self._training.logging.profile_steps:
+                name = f"step-{self._step + 1}-{self._workers.rank}.json"
+                profile = profiled(self._run_folder / PROFILE_NAME / name)
+            with profile:
+                self._train_next_step()
             self._end_step()
 
     def _end_step(self) -> None:
@@ -240,13 +246,6 @@ class Trainer:
         step, state = restored
         self._report(f"Going on from the checkpoint of step {step}: {setting}")
         return step, TrainState.model_validate(state)
-
-    def _train_one_step(self) -> None:
-        if self._step + 1 not in self._training.logging.profile_steps:
-            return self._train_next_step()
-        name = f"step-{self._step + 1}-{self._workers.rank}.json"
-        with profiled(self._run_folder / PROFILE_NAME / name):
-            self._train_next_step()
 
     def _train_next_step(self) -> None:
         began = time.perf_counter()
@@ -300,16 +299,8 @@ class Trainer:
             workers.dp_rank,
             workers.dp_size,
         )
-        manifest = self._spec.inputs.get("tokenized_shards", "")
-        data = TrainingData(
-            self._shards,
-            self._order,
-            share,
-            manifest,
-            self._state.samples_seen,
-            self._objective.read_batch,
-        )
-        steps = iter(load(data, training.placement.reader_processes))
+        seen, read = self._state.samples_seen, self._objective.read_batch
+        steps = StepReader(self._shards, self._order, share, seen, read)
         reads_ahead = device_of(workers.device).reads_ahead
         return read_ahead(steps, workers.device) if reads_ahead else steps
 
