@@ -127,10 +127,8 @@ def _command(
     if options.launcher == "command":
         return program
     processes = commands.count_processes(options.processes)
-    if cluster.is_single:
-        return commands.local_command(processes, program)
-    if options.launcher == "torchrun":
-        return commands.torchrun_command(cluster, processes, program)
+    if cluster.is_single or options.launcher == "torchrun":
+        return commands.workers_command(cluster, processes, program)
     hostfile = folder / "hostfile"
     return commands.deepspeed_command(cluster, processes, hostfile, program, options.ssh)
 

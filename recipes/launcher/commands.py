@@ -46,27 +46,13 @@ def check_accelerators(asked: int) -> None:
         )
 
 
-def local_command(processes: int, program: Sequence[str]) -> list[str]:
-    """A process per rank on this machine, meeting on loopback; DeepSpeed's programs too."""
-    return [
-        *(sys.executable, "-m", "recipes.launcher.local", f"--workers={processes}"),
-        *("--", *program),
-    ]
-
-
-def torchrun_command(cluster: Cluster, processes: int, program: Sequence[str]) -> list[str]:
-    """torchrun on every one of several machines, joining the first one's store."""
-    return [
-        sys.executable,
-        "-m",
-        "recipes.launcher.torchrun",
-        f"--nproc-per-node={processes}",
-        f"--nnodes={len(cluster.hosts)}",
-        "--rdzv-backend=launcher",
-        f"--rdzv-endpoint={cluster.master_address}:{cluster.master_port}",
-        f"--rdzv-conf=rank={cluster.rank}",
-        *program,
-    ]
+def workers_command(cluster: Cluster, processes: int, program: Sequence[str]) -> list[str]:
+    """A process per rank on this machine, of one or of several; DeepSpeed's programs too."""
+    command = [sys.executable, "-m", "recipes.launcher.local", f"--workers={processes}"]
+    if not cluster.is_single:
+        command += [f"--machine={cluster.rank}", f"--machines={len(cluster.hosts)}"]
+        command += [f"--store={cluster.master_address}:{cluster.master_port}"]
+    return [*command, "--", *program]
 
 
 def write_hostfile(cluster: Cluster, slots: int, path: Path) -> Path:

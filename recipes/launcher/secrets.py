@@ -21,7 +21,11 @@ def with_secrets(environment: Mapping[str, str]) -> dict[str, str]:
     Raises:
         UserError: one cannot be read; the job's account needs the right to.
     """
-    names = {key.removeprefix(PREFIX): name for key, name in environment.items() if _named(key)}
+    names = {
+        key.removeprefix(PREFIX): name
+        for key, name in environment.items()
+        if key.startswith(PREFIX) and key != PREFIX
+    }
     if not names:
         return dict(environment)
     from google.api_core.exceptions import GoogleAPIError
@@ -42,7 +46,3 @@ def with_secrets(environment: Mapping[str, str]) -> dict[str, str]:
             ) from error
         values[variable] = reply.payload.data.decode().strip()
     return {**environment, **values}
-
-
-def _named(key: str) -> bool:
-    return key.startswith(PREFIX) and len(key) > len(PREFIX)

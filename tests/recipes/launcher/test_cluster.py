@@ -8,7 +8,7 @@ import pytest
 
 from artifacts.errors import UserError
 from recipes.launcher.cluster import read_cluster
-from recipes.launcher.commands import deepspeed_command, torchrun_command
+from recipes.launcher.commands import deepspeed_command, workers_command
 from recipes.launcher.folders import mounted, output_folders
 
 
@@ -73,11 +73,11 @@ def test_a_master_port_that_is_none_is_refused(port: str) -> None:
         read_cluster({"MASTER_PORT": port})
 
 
-def test_torchrun_gets_the_nodes_place() -> None:
+def test_workers_get_their_machines_place() -> None:
     cluster = read_cluster(cluster_spec("workerpool1", 1))
-    command = torchrun_command(cluster, 8, ["-m", "my.program"])
-    assert "--nnodes=3" in command and "--rdzv-conf=rank=2" in command
-    assert "--rdzv-endpoint=cmle-training-workerpool0-7-0:29500" in command
+    command = workers_command(cluster, 8, ["-m", "my.program"])
+    assert "--machines=3" in command and "--machine=2" in command
+    assert "--store=cmle-training-workerpool0-7-0:29500" in command
     assert command[-2:] == ["-m", "my.program"]
 
 
