@@ -1,7 +1,7 @@
 """Multiple choice by this project's backend and by lm-eval's own, on the same model and questions.
 
-The questions are made from the shipped general-English text. Both sides run lm-eval's task code;
-they differ only in how the log-likelihoods are computed.
+The questions ask how documents of the shipped general-English text go on. Both sides run lm-eval's
+task code; they differ only in how the log-likelihoods are computed.
 """
 
 import os
@@ -15,33 +15,37 @@ import numpy as np
 from artifacts.model import read_tokenizer
 from benchmarks.harness import at_least, at_most, record
 from benchmarks.models import small_model
-from recipes.evaluation.documents import TokenizedDocument, general_texts
-from recipes.evaluation.harness import (
-    MULTIPLE_CHOICE_TASK,
-    TaskScores,
-    make_questions,
-    run_tasks,
-    write_task,
-)
-from recipes.evaluation.settings import EvaluationSettings, MultipleChoiceSettings, TaskSettings
+from recipes.evaluation.documents import general_texts
+from recipes.evaluation.harness import TaskScores, run_tasks, write_task
+from recipes.evaluation.settings import EvaluationSettings, TaskSettings
 
-QUESTIONS = 40
+TASK = "which_goes_on"
+QUESTIONS, CHOICES = 40, 4
+CONTEXT_TOKENS, CHOICE_TOKENS = 96, 24
 ROUNDS = 2
 PEER_BATCH = 8
 
 
-def documents(tokenizer: Any) -> list[TokenizedDocument]:
-    """The shipped text's documents, tokenized."""
+def make_questions(tokenizer: Any) -> list[dict[str, Any]]:
+    """How a document goes on, and how the next ones go on at the same place."""
+    ends = CONTEXT_TOKENS + CHOICE_TOKENS
+    long = [tokens for text in general_texts() if len(tokens := tokenizer.encode(text)) >= ends]
+    beginnings = [tokenizer.decode(tokens[:CONTEXT_TOKENS]) for tokens in long]
+    endings = [tokenizer.decode(tokens[CONTEXT_TOKENS:ends]) for tokens in long]
     return [
-        TokenizedDocument(str(n), str(n), len(text.encode()), np.array(tokenizer.encode(text)))
-        for n, text in enumerate(general_texts())
+        {
+            "context": beginning,
+            "choices": [endings[(number + step) % len(long)] for step in range(CHOICES)],
+            "answer": 0,
+        }
+        for number, beginning in enumerate(beginnings[:QUESTIONS])
     ]
 
 
 def timed(lm: Any, folder: Path) -> tuple[float, list[TaskScores]]:
     """Questions a second, and the scores."""
     started = time.perf_counter()
-    scores = run_tasks(lm, [TaskSettings(name=MULTIPLE_CHOICE_TASK)], [folder])
+    scores = run_tasks(lm, [TaskSettings(name=TASK)], [folder])
     return len(scores[0].values) / (time.perf_counter() - started), scores
 
 
@@ -71,18 +75,17 @@ def main() -> None:
         folder = small_model(Path(scratch) / "model")
         tokenizer = read_tokenizer(folder)
         model = load_causal(folder).to(torch.bfloat16)
-        multiple_choice = MultipleChoiceSettings(questions=QUESTIONS)
-        questions = make_questions(documents(tokenizer), tokenizer, multiple_choice)
-        write_task(MULTIPLE_CHOICE_TASK, questions, Path(scratch) / "multiple_choice")
+        questions = make_questions(tokenizer)
+        write_task(TASK, questions, Path(scratch) / "tasks")
         batch = EvaluationSettings().batch_tokens
         ours = SharedContextLM(model, tokenizer, batch)
         peer = HFLM(pretrained=model, tokenizer=tokenizer, backend="causal", batch_size=PEER_BATCH)
-        timed(ours, Path(scratch) / "multiple_choice")
+        timed(ours, Path(scratch) / "tasks")
         our_rates, peer_rates = [], []
         for _ in range(ROUNDS):
-            rate, our_scores = timed(ours, Path(scratch) / "multiple_choice")
+            rate, our_scores = timed(ours, Path(scratch) / "tasks")
             our_rates.append(rate)
-            rate, peer_scores = timed(peer, Path(scratch) / "multiple_choice")
+            rate, peer_scores = timed(peer, Path(scratch) / "tasks")
             peer_rates.append(rate)
         model.float()
         few = questions[:8]

@@ -98,7 +98,6 @@ def metrics_view(stats: Mapping[str, Any]) -> dict[str, Any]:
             "evaluation_fingerprint": stats["evaluation_fingerprint"],
             "metrics": table(["metric", *ROLES], values),
             "bounds": table(["metric", "of", "low", "high"], bounds),
-            "contamination": _contamination(stats.get("contamination")),
             "intervals": figures.intervals(
                 f"{metric.unit} on held-out text, with 95 % intervals",
                 metric.unit,
@@ -160,17 +159,6 @@ def read_samples(evaluation: Artifact) -> dict[str, list[dict[str, str]]]:
         (evaluation.path / SAMPLES_NAME).read_text()
     )
     return samples
-
-
-def _contamination(stats: Mapping[str, Any] | None) -> str:
-    if stats is None:
-        return "not measured"
-    examples = f", such as {', '.join(stats['examples'])}" if stats["examples"] else ""
-    return (
-        f"{stats['mean_share']:.1%} of the runs of {stats['run_tokens']} tokens stand in the "
-        f"training rows; {stats['mostly_trained_on']} of {stats['documents']} documents do for the "
-        f"most part{examples}"
-    )
 
 
 def _confusion(stats: Mapping[str, Any]) -> dict[str, Any]:

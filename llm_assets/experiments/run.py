@@ -40,7 +40,6 @@ from recipes.evaluation.settings import (
     EvaluationSettings,
     GenerationSettings,
     ModelSource,
-    MultipleChoiceSettings,
 )
 from recipes.settings import package_of
 
@@ -82,10 +81,7 @@ def _alone(settings: EvaluationSettings) -> EvaluationSettings:
     """The settings for the metric that decides, and nothing besides."""
     others = {
         "generation": GenerationSettings(samples=0),
-        "multiple_choice": MultipleChoiceSettings(),
         "tasks": (),
-        "summaries": None,
-        "contamination_tokens": 0,
     }
     return settings.model_copy(update=others)
 

@@ -7,16 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from artifacts.errors import UserError
 from artifacts.model import read_tokenizer
 from artifacts.shards.format import ShardStats
 from recipes.causal.settings import ExactMatchSettings, FineTuningSettings
-from recipes.device import device_of, local_device
-from recipes.evaluation.bits import as_served, load_causal, text_bits
+from recipes.device import device_of
+from recipes.evaluation.bits import as_served, generate, load_causal, text_bits
 from recipes.evaluation.documents import TokenizedDocument, check_vocabulary
-from recipes.evaluation.results import ExampleScores
+from recipes.evaluation.results import SHOWN, ExampleScores, samples
 from recipes.evaluation.settings import BITS_PER_BYTE, Metric
 from recipes.model.base_model import check_family
 from recipes.model.causal_model import TrainableModel, create_model, load_model
@@ -25,9 +24,6 @@ from recipes.model.transformers_network import FLEX, TransformersNetwork
 from recipes.objective import Objective
 from recipes.settings import TrainingSettings
 from recipes.spec import TrainingSpec
-
-BATCH_EXAMPLES = 8
-SAMPLES = 2
 
 
 @dataclass(frozen=True)
@@ -62,20 +58,24 @@ class AnswerScorer:
             tokenizer.decode(example.tokens[at:], skip_special_tokens=True)
             for example, at in zip(examples, starts, strict=True)
         ]
-        written = _write(as_served(model), tokenizer, given, self.settings.new_tokens, stats)
+        ends = model.generation_config.eos_token_id
+        ends = {stats.end_token_id, *(ends if isinstance(ends, list) else [ends])} - {None}
+        written = generate(
+            as_served(model),
+            tokenizer,
+            given,
+            max_new_tokens=self.settings.new_tokens,
+            eos_token_id=sorted(ends),
+            pad_token_id=stats.end_token_id,
+        )
         matches = [
             final_answer(one, self.settings.after) == final_answer(other, self.settings.after)
             for one, other in zip(wanted, written, strict=True)
         ]
-        samples = [
-            {
-                "document": example.id,
-                "prompt": tokenizer.decode(prompt, skip_special_tokens=True),
-                "completion": text,
-            }
-            for example, prompt, text in list(zip(examples, given, written, strict=True))[:SAMPLES]
-        ]
-        return ExampleScores({self.metric.name: np.array(matches, float)}, samples=samples)
+        return ExampleScores(
+            {self.metric.name: np.array(matches, float)},
+            samples=samples(tokenizer, examples, given[:SHOWN], written),
+        )
 
 
 def answer_start(example: TokenizedDocument) -> int:
@@ -92,38 +92,6 @@ def final_answer(text: str, after: str | None) -> str:
     """
     found = text.rpartition(after)[2] if after else text
     return re.sub(r"(?<=\d),(?=\d)", "", found).strip()
-
-
-@torch.inference_mode()
-def _write(
-    model: Any, tokenizer: Any, given: Sequence[np.ndarray], new_tokens: int, stats: ShardStats
-) -> list[str]:
-    """What the model says after each of some tokens, those of about one length in a batch."""
-    ends = model.generation_config.eos_token_id
-    ends = {stats.end_token_id, *(ends if isinstance(ends, list) else [ends])} - {None}
-    order = sorted(range(len(given)), key=lambda number: -len(given[number]))
-    written = [""] * len(given)
-    for first in range(0, len(order), BATCH_EXAMPLES):
-        numbers = order[first : first + BATCH_EXAMPLES]
-        width = len(given[numbers[0]])
-        tokens = torch.full((len(numbers), width), stats.end_token_id)
-        mask = torch.zeros_like(tokens)
-        for row, number in enumerate(numbers):
-            # Padding stands before, so that all go on from the last place.
-            tokens[row, width - len(given[number]) :] = torch.from_numpy(given[number])
-            mask[row, width - len(given[number]) :] = 1
-        outputs = model.generate(
-            tokens.to(local_device()),
-            attention_mask=mask.to(local_device()),
-            do_sample=False,
-            max_new_tokens=new_tokens,
-            eos_token_id=sorted(ends),
-            pad_token_id=stats.end_token_id,
-        )
-        texts = tokenizer.batch_decode(outputs[:, width:], skip_special_tokens=True)
-        for number, text in zip(numbers, texts, strict=True):
-            written[number] = text
-    return written
 
 
 def load(spec: TrainingSpec) -> TrainableModel:

@@ -19,20 +19,19 @@ from recipes.device import local_device
 from recipes.encoders.settings import ClassificationSettings
 from recipes.evaluation.bits import as_served
 from recipes.evaluation.documents import TokenizedDocument
-from recipes.evaluation.results import ExampleScores
+from recipes.evaluation.results import SHOWN, ExampleScores, samples
 from recipes.evaluation.settings import Metric
 from recipes.model.base_model import check_family
 from recipes.model.causal_model import TrainableModel
 from recipes.model.transformers_network import (
     ExampleNetwork,
     config_without_dropout,
-    without_dropout,
+    read_inner,
 )
 from recipes.objective import Objective
 from recipes.spec import TrainingSpec
 
 BATCH_EXAMPLES = 16
-SAMPLES = 2
 
 
 class ClassificationNetwork(ExampleNetwork):
@@ -74,14 +73,10 @@ def load_classifier(
     config.id2label = dict(enumerate(labels))
     config.label2id = {label: number for number, label in enumerate(labels)}
     torch.manual_seed(seed)
-    inner = AutoModelForSequenceClassification.from_pretrained(
-        folder,
-        config=config,
-        dtype=torch.float32,
-        use_safetensors=True,
-        ignore_mismatched_sizes=True,
+    inner = read_inner(
+        folder, AutoModelForSequenceClassification, config, ignore_mismatched_sizes=True
     )
-    model = TrainableModel(without_dropout(ClassificationNetwork(inner, class_weights)))
+    model = TrainableModel(ClassificationNetwork(inner, class_weights))
     model.exported_config = {
         "architectures": [type(inner).__name__],
         "id2label": {str(number): label for number, label in enumerate(labels)},
@@ -125,19 +120,12 @@ class ClassScorer:
         count = len(stats.labels)
         confusion = np.zeros((count, count), np.int64)
         np.add.at(confusion, (truth, told), 1)
-        tokenizer = read_tokenizer(folder)
-        samples = [
-            {
-                "document": example.id,
-                "prompt": tokenizer.decode(example.input_tokens, skip_special_tokens=True),
-                "completion": stats.labels[label],
-            }
-            for example, label in list(zip(examples, told.tolist(), strict=True))[:SAMPLES]
-        ]
+        given = [example.input_tokens for example in examples[:SHOWN]]
+        named = [stats.labels[label] for label in told[:SHOWN]]
         return ExampleScores(
             {"accuracy": (truth == told).astype(float)},
             {"macro_f1": macro_f1(confusion)},
-            samples,
+            samples(read_tokenizer(folder), examples, given, named),
             {"labels": stats.labels, "confusion": confusion.tolist()},
         )
 
@@ -166,10 +154,7 @@ def knows_classes(folder: Path, labels: Sequence[str]) -> bool:
 @torch.inference_mode()
 def _classify(folder: Path, examples: Sequence[TokenizedDocument], stats: ShardStats) -> np.ndarray:
     """The most likely class of each example: int64, shape (examples,)."""
-    try:
-        network = load_classifier(folder, stats.labels, 0, None).network
-    except (OSError, ValueError, RuntimeError) as error:
-        raise UserError(f"The model in {folder} cannot be read: {error}") from error
+    network = load_classifier(folder, stats.labels, 0, None).network
     model = as_served(network.inner.eval().to(local_device()))
     pad = model.config.pad_token_id or 0
     told = np.empty(len(examples), np.int64)

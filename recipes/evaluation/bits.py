@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
 
 from artifacts.errors import UserError
 from artifacts.model import read_model
 from recipes.device import device_of, local_device, mixed_precision
 from recipes.evaluation.documents import TokenizedDocument
+from recipes.evaluation.results import samples
 from recipes.evaluation.settings import GenerationSettings
 from recipes.settings import Precision
 
@@ -44,38 +46,52 @@ def as_served(model: Any) -> Any:
 
 
 @torch.inference_mode()
+def generate(
+    model: Any, tokenizer: Any, prompts: Sequence[np.ndarray], at_once: int = 8, **options: Any
+) -> list[str]:
+    """What a model writes for each of some prompts, always by the most likely token or beam.
+
+    Args:
+        prompts: token ids, int64.
+        at_once: most prompts of a batch; those of about one length share one.
+        options: of transformers' `generate`.
+    """
+    # A causal model goes on from the last place, so its padding stands before.
+    is_causal = not model.config.is_encoder_decoder
+    side, padding = "left" if is_causal else "right", options.get("pad_token_id", 0)
+    order = sorted(range(len(prompts)), key=lambda number: -len(prompts[number]))
+    written = [""] * len(prompts)
+    for first in range(0, len(order), at_once):
+        numbers = order[first : first + at_once]
+        given = [torch.from_numpy(prompts[number]) for number in numbers]
+        tokens = pad_sequence(given, True, padding, side).to(model.device)
+        mask = pad_sequence([torch.ones_like(one) for one in given], True, 0, side)
+        outputs = model.generate(
+            tokens, attention_mask=mask.to(model.device), do_sample=False, **options
+        )
+        if is_causal:
+            outputs = outputs[:, tokens.shape[1] :]
+        texts = tokenizer.batch_decode(outputs, skip_special_tokens=True)
+        for number, text in zip(numbers, texts, strict=True):
+            written[number] = text
+    return written
+
+
 def complete(
     model: Any,
     tokenizer: Any,
     documents: Sequence[TokenizedDocument],
     settings: GenerationSettings,
 ) -> list[dict[str, str]]:
-    """Continue the documents' first tokens, each time by the most likely one.
-
-    Returns:
-        One dict a document: `document`, `prompt`, `completion`.
-    """
-    samples = []
-    for document in documents:
-        beginning = document.tokens[: settings.prompt_tokens]
-        if document.is_target is not None:
-            # Of a conversation, all that comes before the first answer.
-            beginning = document.tokens[: int(np.argmax(document.is_target))]
-        prompt = torch.from_numpy(beginning)[None].to(local_device())
-        written = model.generate(
-            prompt,
-            attention_mask=torch.ones_like(prompt),
-            max_new_tokens=settings.new_tokens,
-            do_sample=False,
-        )[0, prompt.shape[1] :]
-        samples.append(
-            {
-                "document": document.id,
-                "prompt": tokenizer.decode(prompt[0], skip_special_tokens=True),
-                "completion": tokenizer.decode(written, skip_special_tokens=True),
-            }
-        )
-    return samples
+    """Continue the documents' first tokens; of a conversation, all before its first answer."""
+    prompts = [
+        document.tokens[: settings.prompt_tokens]
+        if document.is_target is None
+        else document.tokens[: int(np.argmax(document.is_target))]
+        for document in documents
+    ]
+    written = generate(model, tokenizer, prompts, at_once=1, max_new_tokens=settings.new_tokens)
+    return samples(tokenizer, documents, prompts, written)
 
 
 BATCH_ROWS = 8

@@ -6,7 +6,6 @@ raw text in Ovadia and others (arXiv 2312.05934), so it is asked each time wheth
 """
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,7 @@ import numpy as np
 
 from recipes.evaluation.documents import TokenizedDocument, Tokenizer
 from recipes.evaluation.harness import TaskScores, write_task
-from recipes.evaluation.settings import EvaluationSettings
-from recipes.evaluation.statistics import Interval, studentized_interval
+from recipes.evaluation.statistics import Interval, interval
 
 LIBRARIES = frozenset({"lm-eval"})
 """Those that decide the scores, besides the settings' own."""
@@ -91,9 +89,7 @@ def prompts_of(
     ]
 
 
-def judge_exam(
-    tasks: Mapping[str, Sequence[TaskScores]], settings: EvaluationSettings
-) -> dict[str, Any] | None:
+def judge_exam(tasks: Mapping[str, Sequence[TaskScores]]) -> dict[str, Any] | None:
     """What training buys; None where no exam was taken.
 
     Args:
@@ -114,13 +110,8 @@ def judge_exam(
 
     def gain(task: str) -> Interval:
         differences = candidate[task].values - base[task].values
-        return studentized_interval(
-            differences,
-            np.ones(len(differences)),
-            np.array(base[task].clusters),
-            resamples=settings.bootstrap_resamples,
-            seed=settings.seed,
-        )
+        clusters = np.array(base[task].clusters)
+        return interval(differences, np.ones(len(differences)), clusters)
 
     learnt, beyond = gain(CLOSED_BOOK), gain(RETRIEVAL)
     facts = len(set(base[CLOSED_BOOK].clusters))
@@ -128,8 +119,8 @@ def judge_exam(
     suffices = reads and not beyond.low > 0
     return {
         "facts": facts,
-        "closed_book": _finite(learnt),
-        "beyond_retrieval": _finite(beyond),
+        "closed_book": learnt.figures(),
+        "beyond_retrieval": beyond.figures(),
         "retrieval_suffices": suffices,
         "sentence": _sentence(facts, learnt, beyond, reads),
     }
@@ -152,14 +143,4 @@ def _sentence(facts: int, learnt: Interval, beyond: Interval, reads: bool) -> st
 
 def _points(share: Interval) -> str:
     value, low, high = (f"{100 * one:+.0f}" for one in (share.value, share.low, share.high))
-    # Where the answers to hardly a fact differ, resamples do not tell how far they might.
-    bounds = (
-        f"95 % interval {low} to {high}"
-        if math.isfinite(share.high - share.low)
-        else "hardly a fact differs"
-    )
-    return f"{value} points ({bounds})"
-
-
-def _finite(interval: Interval) -> dict[str, float | None]:
-    return {name: one if math.isfinite(one) else None for name, one in vars(interval).items()}
+    return f"{value} points (95 % interval {low} to {high})"

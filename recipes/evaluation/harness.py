@@ -1,10 +1,4 @@
-"""Tasks of lm-eval, a multiple-choice set from held-out text in their form, and summaries.
-
-A question of the set is the beginning of a held-out document; the choices are how it goes on, and
-how as many other documents go on at the same place. The model chooses the likeliest. Documents,
-the other documents and the right choice's place follow from the order of the documents, which is a
-hash of their clusters, so the same shards and settings make the same questions.
-"""
+"""Tasks of lm-eval: its own, a project's files, and multiple choice written in their form."""
 
 import hashlib
 import json
@@ -18,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from artifacts.errors import UserError, first_line
-from recipes.evaluation.documents import TokenizedDocument, Tokenizer
-from recipes.evaluation.settings import MultipleChoiceSettings, SummarySettings, TaskSettings
+from recipes.evaluation.settings import TaskSettings
 
 SEED = 1234
 
@@ -137,8 +130,6 @@ def _likeliest(answers: Sequence[Any]) -> int | None:
     return int(np.argmax([likelihood for likelihood, _ in answers]))
 
 
-MULTIPLE_CHOICE_TASK = "domain_multiple_choice"
-
 _TASK = """\
 task: {name}
 dataset_path: json
@@ -163,26 +154,6 @@ metadata:
 """
 
 
-def make_questions(
-    documents: Sequence[TokenizedDocument], tokenizer: Tokenizer, settings: MultipleChoiceSettings
-) -> list[dict[str, object]]:
-    """Questions with `document`, `cluster`, `context`, `choices` and `answer` (a place in choices).
-
-    Raises:
-        UserError: too few held-out documents are long enough.
-    """
-    needed = settings.context_tokens + settings.choice_tokens
-    usable = [document for document in documents if len(document.tokens) >= needed]
-    if len({document.cluster for document in usable}) < settings.choices:
-        raise UserError(
-            f"Only {len(usable)} held-out documents have the {needed} tokens that a question "
-            "needs. Lower `eval_metrics.multiple_choice.context_tokens`, or set "
-            "`eval_metrics.multiple_choice.questions` to 0."
-        )
-    asked = usable[: settings.questions]
-    return [_question(number, usable, tokenizer, settings) for number in range(len(asked))]
-
-
 def write_task(name: str, questions: Sequence[dict[str, object]], folder: Path) -> None:
     """Write questions, each with `context`, `choices` and `answer`, as one of lm-eval's tasks."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -190,113 +161,3 @@ def write_task(name: str, questions: Sequence[dict[str, object]], folder: Path) 
     path.write_text("".join(json.dumps(question) + "\n" for question in questions))
     task = _TASK.format(name=name, path=json.dumps(str(path)))
     (folder / f"{name}.yaml").write_text(task)
-
-
-def _question(
-    number: int,
-    usable: Sequence[TokenizedDocument],
-    tokenizer: Tokenizer,
-    settings: MultipleChoiceSettings,
-) -> dict[str, object]:
-    document = usable[number]
-    others: list[TokenizedDocument] = []
-    clusters = {document.cluster}
-    for step in range(1, len(usable)):
-        other = usable[(number + step) % len(usable)]
-        if other.cluster not in clusters and len(others) < settings.choices - 1:
-            others.append(other)
-            clusters.add(other.cluster)
-    answer = hashlib.sha256(document.id.encode()).digest()[0] % settings.choices
-    choices = [_part(other, tokenizer, settings) for other in others]
-    choices.insert(answer, _part(document, tokenizer, settings))
-    return {
-        "document": document.id,
-        "cluster": document.cluster,
-        "context": _text(document, tokenizer, 0, settings.context_tokens),
-        "choices": choices,
-        "answer": answer,
-    }
-
-
-def _part(
-    document: TokenizedDocument, tokenizer: Tokenizer, settings: MultipleChoiceSettings
-) -> str:
-    return _text(document, tokenizer, settings.context_tokens, settings.choice_tokens)
-
-
-def _text(document: TokenizedDocument, tokenizer: Tokenizer, start: int, count: int) -> str:
-    tokens = document.tokens[start : start + count].tolist()
-    return tokenizer.decode(tokens, skip_special_tokens=True)
-
-
-ROUGE = ("rouge1", "rouge2", "rougeL")
-
-
-def score_summaries(model: Any, tokenizer: Any, settings: SummarySettings) -> list[TaskScores]:
-    """F-measures of ROUGE-1, -2 and -L, with stemming, one value a document.
-
-    Raises:
-        UserError: the file is absent or a line is wrong; the message names the line.
-    """
-    from rouge_score.rouge_scorer import RougeScorer
-
-    scorer = RougeScorer(list(ROUGE), use_stemmer=True)
-    records = read_summaries(settings)
-    found = [
-        scorer.score(record["summary"], _write(model, tokenizer, record["document"], settings))
-        for record in records
-    ]
-    names = [str(number) for number in range(len(records))]
-    return [
-        TaskScores(
-            task="summaries",
-            metric=rouge,
-            samples=names,
-            clusters=names,
-            values=np.array([score[rouge].fmeasure for score in found]),
-            chosen=[None] * len(names),
-        )
-        for rouge in ROUGE
-    ]
-
-
-def read_summaries(settings: SummarySettings) -> list[dict[str, str]]:
-    """The file's lines, up to the limit; raises UserError naming a wrong one."""
-    path = Path(settings.path)
-    try:
-        lines = path.read_text("utf-8").splitlines()[: settings.limit]
-    except FileNotFoundError as error:
-        raise UserError(f"`eval_metrics.summaries.path` names {path}, which is absent.") from error
-    records = []
-    for number, line in enumerate(lines, 1):
-        try:
-            record = json.loads(line)
-            records.append({key: str(record[key]) for key in ("document", "summary")})
-        except (ValueError, KeyError, TypeError) as error:
-            raise UserError(
-                f"{path} line {number} is not a JSON object with `document` and `summary`."
-            ) from error
-    if not records:
-        raise UserError(f"{path} holds no summaries.")
-    return records
-
-
-def _write(model: Any, tokenizer: Any, document: str, settings: SummarySettings) -> str:
-    import torch
-
-    before, after = settings.prompt.split("{document}")
-    text = tokenizer.encode(document, add_special_tokens=False)[: settings.document_tokens]
-    prompt = [
-        *tokenizer.encode(before, add_special_tokens=False),
-        *text,
-        *tokenizer.encode(after, add_special_tokens=False),
-    ]
-    tokens = torch.tensor([prompt], device=model.device)
-    with torch.inference_mode():
-        written = model.generate(
-            tokens,
-            attention_mask=torch.ones_like(tokens),
-            max_new_tokens=settings.new_tokens,
-            do_sample=False,
-        )[0, len(prompt) :]
-    return str(tokenizer.decode(written, skip_special_tokens=True))

@@ -23,22 +23,13 @@ from recipes.evaluation.documents import (
     check_tokenizer,
     check_vocabulary,
     digest,
-    find_contamination,
     general_documents,
     held_out_documents,
     in_rounds,
     newest_documents,
 )
 from recipes.evaluation.exam import judge_exam, prompts_of, read_questions, write_exam_tasks
-from recipes.evaluation.harness import (
-    MULTIPLE_CHOICE_TASK,
-    TaskScores,
-    digest_tasks,
-    make_questions,
-    run_tasks,
-    score_summaries,
-    write_task,
-)
+from recipes.evaluation.harness import TaskScores, digest_tasks, run_tasks
 from recipes.evaluation.results import (
     FINGERPRINT_KEY,
     HELD_OUT_TASK,
@@ -60,7 +51,6 @@ from recipes.evaluation.settings import (
     SCORES_NAME,
     TASK_SCORES_NAME,
     GateQuestion,
-    Metric,
     ModelSource,
     Rounds,
     TaskSettings,
@@ -123,17 +113,11 @@ def _scored_examples(
         if name != decisive[task].name
     ]
     for task, of_task in values.items():
-        report(
-            f"{role}: {decisive[task].unit} {_mean(of_task, data.tasks[task], decisive[task]):.4f} "
-            f"on {len(of_task)} {task} examples"
-        )
+        mean = of_task.sum() / sizes(data.tasks[task], decisive[task]).sum()
+        report(f"{role}: {decisive[task].unit} {mean:.4f} on {len(of_task)} {task} examples")
     figures = {f"{task}_{name}": v for task in found for name, v in found[task].figures.items()}
     main = found[spec.split]
     return Scores(values, main.samples, others, figures, main.details)
-
-
-def _mean(scores: np.ndarray, documents: Sequence[TokenizedDocument], metric: Metric) -> float:
-    return float(scores.sum() / sizes(documents, metric).sum())
 
 
 def _measured_bits(
@@ -157,7 +141,7 @@ def _written(
 ) -> tuple[list[dict[str, str]], list[TaskScores]]:
     """Completions, and answers to lm-eval's tasks, both in the precision of the endpoint."""
     settings = spec.settings
-    if not data.prompts and not data.lm_eval_tasks and not data.summaries:
+    if not data.prompts and not data.lm_eval_tasks:
         return [], []
     tokenizer, model = read_tokenizer(Path(spec.base.path)), as_served(model)
     samples, scored = [], []
@@ -170,9 +154,6 @@ def _written(
         report(f"{role}: answering {', '.join(task.name for task in data.lm_eval_tasks)}")
         lm = SharedContextLM(model, tokenizer, settings.batch_tokens)
         scored = run_tasks(lm, data.lm_eval_tasks, data.task_folders)
-    if data.summaries:
-        report(f"{role}: writing the summaries of {data.summaries.path}")
-        scored += score_summaries(model, tokenizer, data.summaries)
     for one in scored:
         report(f"{role}: {one.task} {one.metric} {one.values.mean():.4f}")
     return samples, scored
@@ -203,7 +184,7 @@ def scores_key(data: Data, source: ModelSource, scorer: Scorer | None = None) ->
     return cache_key(
         "scores",
         "recipes.evaluate",
-        ["lm-eval", "numpy", "rouge-score", "tokenizers", "torch", "transformers"],
+        ["lm-eval", "numpy", "tokenizers", "torch", "transformers"],
         evaluation=data.fingerprint,
         model=source.fingerprint,
         precision=precision(),
@@ -225,7 +206,6 @@ def to_json(content: Any) -> bytes:
 
 NEWEST = "_newest"
 """Ends the name of the newest slice by itself: what was learnt of the text that arrived last."""
-MULTIPLE_CHOICE_FOLDER, EXAM_FOLDER = QUESTION_FOLDERS
 
 
 def evaluate(spec: EvaluationSpec, report: Report, scorer: Scorer | None = None) -> dict[str, Any]:
@@ -238,8 +218,7 @@ def evaluate(spec: EvaluationSpec, report: Report, scorer: Scorer | None = None)
         The content of `result.json`, which is the artifact's `stats`: `metrics` (name to role to
         value, low, high), `evaluation_fingerprint`, `metric` (the one that decides),
         `documents`, `tokens`, `rounds` (how far it went), `precision`, `vocab_size`, `models`,
-        `faults` (role to why that model could not be measured), `contamination` (what of the
-        held-out text was trained on, see `find_contamination`), `exam` (see `judge_exam`).
+        `faults` (role to why that model could not be measured), `exam` (see `judge_exam`).
 
     Raises:
         UserError: the base cannot be read, or the data is empty. A candidate or incumbent that
@@ -250,7 +229,7 @@ def evaluate(spec: EvaluationSpec, report: Report, scorer: Scorer | None = None)
     data, scores, faults = _measure_until_decided(data, spec, report, scorer)
     rounds = Rounds(measured=planned - len(data.later), planned=planned, share=data.share)
     result = {
-        "metrics": metrics(data, scores, spec.settings),
+        "metrics": metrics(data, scores),
         FINGERPRINT_KEY: data.fingerprint,
         "metric": data.metric.model_dump(),
         "documents": {task: len(documents) for task, documents in data.tasks.items()},
@@ -261,8 +240,7 @@ def evaluate(spec: EvaluationSpec, report: Report, scorer: Scorer | None = None)
         "models": {role: source.fingerprint for role, source in _sources(spec)},
         "faults": faults,
         "details": {role: of_role.details for role, of_role in scores.items() if of_role.details},
-        "exam": judge_exam({role: s.tasks for role, s in scores.items()}, spec.settings),
-        "contamination": None if scorer else _contamination(data, spec, report),
+        "exam": judge_exam({role: s.tasks for role, s in scores.items()}),
     }
     output = Path(spec.output)
     output.mkdir(parents=True, exist_ok=True)
@@ -317,7 +295,8 @@ def _measure_models(
 ) -> tuple[dict[str, Scores], dict[str, str]]:
     """Scores by role, and why a candidate or incumbent has none."""
     tokens = sum(map(_count_tokens, data.tasks.values()))
-    report(f"Measuring {_describe_models(spec)} on {tokens:,} tokens")
+    distinct = {source.fingerprint: role for role, source in reversed(_sources(spec))}
+    report(f"Measuring {' and '.join(reversed(distinct.values()))} on {tokens:,} tokens")
     measured: dict[str, Scores] = {}
     scores: dict[str, Scores] = {}
     faults: dict[str, str] = {}
@@ -348,7 +327,11 @@ def read_data(spec: EvaluationSpec, scorer: Scorer | None = None) -> Data:
     tokenizer = read_tokenizer(Path(spec.base.path))
     shards = (Path(spec.shards), spec.shard_stats, tokenizer, settings, spec.split)
     budget = held_out_documents(*shards)
-    metric = _metric(spec, scorer)
+    metric = BITS_PER_BYTE
+    if scorer:
+        metric = scorer.metric
+    elif spec.shard_stats.form == "conversations":
+        metric = ANSWER_BITS_PER_BYTE
     # Figures of examples are no sums over rounds, so they are measured at once.
     rounds = in_rounds(budget, settings) if spec.question and metric == BITS_PER_BYTE else [budget]
     first, *later = rounds
@@ -361,13 +344,10 @@ def read_data(spec: EvaluationSpec, scorer: Scorer | None = None) -> Data:
         tasks[f"{spec.split}{NEWEST}"] = newest
     task_folders = [Path(settings.task_folder)] if settings.task_folder else []
     lm_eval_tasks = settings.lm_eval_tasks
-    if settings.multiple_choice.questions:
-        task_folders.append(_write_multiple_choice(spec, tokenizer))
-        lm_eval_tasks.insert(0, TaskSettings(name=MULTIPLE_CHOICE_TASK))
     prompts = first[: settings.generation.samples]
     if spec.exam:
         questions = read_questions(Path(spec.exam))
-        task_folders.append(folder := Path(spec.output) / EXAM_FOLDER)
+        task_folders.append(folder := Path(spec.output) / QUESTION_FOLDERS[-1])
         lm_eval_tasks += [TaskSettings(name=one) for one in write_exam_tasks(questions, folder)]
         prompts = prompts_of(questions, tokenizer, settings.generation.samples)
     identity = {
@@ -384,7 +364,6 @@ def read_data(spec: EvaluationSpec, scorer: Scorer | None = None) -> Data:
         prompts=prompts,
         task_folders=task_folders,
         lm_eval_tasks=lm_eval_tasks,
-        summaries=settings.summaries,
         metric=metric,
         fingerprint=hash_json(identity),
         share=len(budget)
@@ -393,46 +372,9 @@ def read_data(spec: EvaluationSpec, scorer: Scorer | None = None) -> Data:
     )
 
 
-def _metric(spec: EvaluationSpec, scorer: Scorer | None) -> Metric:
-    if scorer:
-        return scorer.metric
-    return ANSWER_BITS_PER_BYTE if spec.shard_stats.form == "conversations" else BITS_PER_BYTE
-
-
-def _contamination(data: Data, spec: EvaluationSpec, report: Report) -> dict[str, Any] | None:
-    length = spec.settings.contamination_tokens
-    if not length:
-        return None
-    found = find_contamination(data.tasks[spec.split], Path(spec.shards), spec.shard_stats, length)
-    measured = spec.split.replace("_", "-")
-    report(
-        f"{found['mean_share']:.1%} of the {measured} runs of {length} tokens stand in the "
-        f"training rows; {found['mostly_trained_on']} of {found['documents']} documents do for the "
-        "most part"
-    )
-    return found
-
-
-def _write_multiple_choice(spec: EvaluationSpec, tokenizer: Any) -> Path:
-    """Make the multiple-choice set from the whole split; returns its folder."""
-    everything = spec.settings.model_copy(update={"held_out_tokens": None, "document_tokens": None})
-    documents = held_out_documents(
-        Path(spec.shards), spec.shard_stats, tokenizer, everything, spec.split
-    )
-    folder = Path(spec.output) / MULTIPLE_CHOICE_FOLDER
-    questions = make_questions(documents, tokenizer, spec.settings.multiple_choice)
-    write_task(MULTIPLE_CHOICE_TASK, questions, folder)
-    return folder
-
-
 def _sources(spec: EvaluationSpec) -> list[tuple[str, ModelSource]]:
     sources = [("base", spec.base), ("candidate", spec.candidate), ("incumbent", spec.incumbent)]
     return [(role, source) for role, source in sources if source is not None]
-
-
-def _describe_models(spec: EvaluationSpec) -> str:
-    distinct = {source.fingerprint: role for role, source in reversed(_sources(spec))}
-    return " and ".join(reversed(distinct.values()))
 
 
 def _write_json(path: Path, content: Any) -> None:

@@ -13,8 +13,8 @@ from artifacts.shards.format import ShardStats
 from artifacts.store.identity import hash_json
 from recipes.evaluation.documents import TokenizedDocument, digest
 from recipes.evaluation.harness import TaskScores
-from recipes.evaluation.settings import EvaluationSettings, Metric, SummarySettings, TaskSettings
-from recipes.evaluation.statistics import studentized_interval
+from recipes.evaluation.settings import Metric, TaskSettings
+from recipes.evaluation.statistics import interval
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,27 @@ class ExampleScores:
     """A few examples with what the model made of them, for people to look at."""
     details: dict[str, Any] = field(default_factory=dict)
     """More that the asset shows, as JSON."""
+
+
+SHOWN = 2
+"""Samples of a scorer, for people to look at."""
+
+
+def samples(
+    tokenizer: Any,
+    documents: Sequence[TokenizedDocument],
+    prompts: Sequence[np.ndarray],
+    completions: Sequence[str],
+) -> list[dict[str, str]]:
+    """A dict with `document`, `prompt` and `completion` for each of the prompts."""
+    return [
+        {
+            "document": document.id,
+            "prompt": tokenizer.decode(prompt, skip_special_tokens=True),
+            "completion": completion,
+        }
+        for document, prompt, completion in zip(documents, prompts, completions, strict=False)
+    ]
 
 
 class Scorer(Protocol):
@@ -65,8 +86,7 @@ class Data:
     task_folders: list[Path]
     """Where the files of lm-eval's tasks are."""
     lm_eval_tasks: list[TaskSettings]
-    """The multiple-choice set first, then what the settings name."""
-    summaries: SummarySettings | None
+    """What the settings name, then the exam's."""
     metric: Metric
     """What the models are compared by."""
     fingerprint: str
@@ -84,7 +104,6 @@ class Data:
             prompts=[],
             task_folders=[],
             lm_eval_tasks=[],
-            summaries=None,
             metric=self.metric,
             fingerprint=hash_json({"before": self.fingerprint, "added": digest(added)}),
             share=self.share,
@@ -123,21 +142,19 @@ class Scores:
         return replace(self, values=self.values | {HELD_OUT_TASK: held_out})
 
 
-def metrics(
-    data: Data, scores: dict[str, Scores], settings: EvaluationSettings
-) -> dict[str, dict[str, dict[str, float | None]]]:
+def metrics(data: Data, scores: dict[str, Scores]) -> dict[str, dict[str, dict[str, float | None]]]:
     """Metric name to role to value with its 95 % interval."""
     found: dict[str, dict[str, dict[str, float | None]]] = {}
     for role, of_role in scores.items():
         for task, documents in data.tasks.items():
             metric = data.metric.of(task)
-            figures = _of_documents(documents, of_role.values[task], metric, settings)
-            found.setdefault(f"{task}_{metric.name}", {})[role] = figures
+            clusters = np.array([document.cluster for document in documents])
+            of_task = interval(of_role.values[task], sizes(documents, metric), clusters)
+            found.setdefault(f"{task}_{metric.name}", {})[role] = of_task.figures()
         for scored in of_role.tasks:
-            figures = _figures(
-                scored.values, np.ones(len(scored.values)), np.array(scored.clusters), settings
-            )
-            found.setdefault(f"{scored.task}_{scored.metric}", {})[role] = figures
+            clusters, ones = np.array(scored.clusters), np.ones(len(scored.values))
+            of_task = interval(scored.values, ones, clusters)
+            found.setdefault(f"{scored.task}_{scored.metric}", {})[role] = of_task.figures()
         for name, value in of_role.figures.items():
             one = {"value": value if math.isfinite(value) else None, "low": None, "high": None}
             found.setdefault(name, {})[role] = one
@@ -147,38 +164,6 @@ def metrics(
 def sizes(documents: Sequence[TokenizedDocument], metric: Metric) -> np.ndarray:
     """What each document counts in the metric: its bytes, or one."""
     return np.array([document.bytes if metric.is_bits else 1 for document in documents], float)
-
-
-def _of_documents(
-    documents: Sequence[TokenizedDocument],
-    values: np.ndarray,
-    metric: Metric,
-    settings: EvaluationSettings,
-) -> dict[str, float | None]:
-    return _figures(
-        values,
-        sizes(documents, metric),
-        np.array([document.cluster for document in documents]),
-        settings,
-    )
-
-
-def _figures(
-    numerators: np.ndarray,
-    denominators: np.ndarray,
-    clusters: np.ndarray,
-    settings: EvaluationSettings,
-) -> dict[str, float | None]:
-    """Value and 95 % interval; None stands for what is not finite, which JSON cannot say."""
-    interval = studentized_interval(
-        numerators,
-        denominators,
-        clusters,
-        resamples=settings.bootstrap_resamples,
-        seed=settings.seed,
-    )
-    figures = {"value": interval.value, "low": interval.low, "high": interval.high}
-    return {name: figure if math.isfinite(figure) else None for name, figure in figures.items()}
 
 
 def score_table(data: Data, scores: dict[str, Scores]) -> pa.Table:

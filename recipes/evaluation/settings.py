@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from artifacts.settings import Settings
 from artifacts.store.identity import FINGERPRINT_LENGTH
@@ -44,7 +44,7 @@ ANSWER_BITS_PER_BYTE = Metric(
 BITS_PER_BYTE = Metric(name="bits_per_byte", unit="bits per byte", has_general=True, is_bits=True)
 
 
-CODE_VERSION = "7"
+CODE_VERSION = "8"
 SCORES_NAME = "scores.parquet"
 TASK_SCORES_NAME = "task_scores.parquet"
 SAMPLES_NAME = "samples.json"
@@ -97,41 +97,6 @@ class TaskSettings(Settings):
         return self
 
 
-class MultipleChoiceSettings(Settings):
-    """A multiple-choice set made from held-out text: which of several texts goes on?"""
-
-    questions: int = Field(default=0, ge=0)
-    """Most questions, one a held-out document; 0 turns it off. 100 take two cores about 30 s."""
-    choices: int = Field(default=4, ge=2)
-    """Continuations to choose from; one is right."""
-    context_tokens: int = Field(default=96, ge=8)
-    """Length of the beginning that the model is given."""
-    choice_tokens: int = Field(default=24, ge=4)
-    """Length of each continuation."""
-
-
-class SummarySettings(Settings):
-    """Summaries written by the model, scored by ROUGE against people's."""
-
-    path: str
-    """A local JSON-lines file; each line has `document` and `summary`."""
-    prompt: str = "{document}\n\nSummary:"
-    """What the model is given; `{document}` stands for the text."""
-    document_tokens: int = Field(default=512, ge=1)
-    """Most tokens of the document; its end is cut."""
-    new_tokens: int = Field(default=64, ge=1)
-    """Longest summary that the model may write, always the most likely token."""
-    limit: int | None = Field(default=None, ge=1)
-    """First lines only; absent means all."""
-
-    @field_validator("prompt")
-    @classmethod
-    def _check_prompt(cls, prompt: str) -> str:
-        if prompt.count("{document}") != 1:
-            raise ValueError("the prompt must hold {document} once")
-        return prompt
-
-
 class EvaluationSettings(Settings):
     """The `eval_metrics` asset: which data the models are measured on, and how much of it."""
 
@@ -153,21 +118,12 @@ class EvaluationSettings(Settings):
     """Most tokens of the shipped general-English text to measure; absent: all 10,000."""
     generation: GenerationSettings = GenerationSettings()
     """Completions side by side."""
-    multiple_choice: MultipleChoiceSettings = MultipleChoiceSettings()
-    """Questions from held-out text: `domain_multiple_choice_acc` and `_acc_norm`."""
     tasks: tuple[TaskSettings, ...] = ()
     """Tasks of lm-eval, reported as `<task>_<metric>`; those on the hub need a connection."""
-    summaries: SummarySettings | None = None
-    """Summaries to write, reported as `summaries_rouge1`, `_rouge2` and `_rougeL`."""
     task_folder: str | None = None
     """Local folder of lm-eval task files of your own."""
-    contamination_tokens: int = Field(default=13, ge=0)
-    """Length of the runs of held-out tokens that are looked up in the training rows; 0 is off."""
-    bootstrap_resamples: int = Field(default=2_000, ge=200)
-    """Resamples behind each metric's 95 % interval."""
     seed: int = 0
-    """Decides, with the candidate's weights, which documents are taken and how the intervals
-    resample."""
+    """Decides, with the candidate's weights, which documents are taken."""
     batch_tokens: int = Field(default=2_048, ge=1)
     """Most tokens in one forward pass, by what the memory holds; where, not what."""
 
@@ -180,9 +136,7 @@ class EvaluationSettings(Settings):
     def libraries(self) -> set[str]:
         """Those that decide the scores."""
         used = {"tokenizers", "torch", "transformers"}
-        if self.lm_eval_tasks or self.multiple_choice.questions:
-            used.add("lm-eval")
-        return used | ({"rouge-score"} if self.summaries else set())
+        return used | ({"lm-eval"} if self.tasks else set())
 
     def drawn_for(self, model: str) -> "EvaluationSettings":
         """The settings with a seed of a candidate's own, which draws its documents.
@@ -194,12 +148,9 @@ class EvaluationSettings(Settings):
 
     def content(self) -> dict[str, Any]:
         """What decides the result, for the fingerprint: files count by what they hold."""
-        places: Any = {"batch_tokens": True, "task_folder": True, "summaries": {"path"}}
-        content = self.model_dump(mode="json", exclude=places)
+        content = self.model_dump(mode="json", exclude={"batch_tokens", "task_folder"})
         if self.task_folder:
             content["task_files"] = _hash_files(Path(self.task_folder))
-        if self.summaries:
-            content["summaries"]["file"] = _hash_files(Path(self.summaries.path))
         return content
 
 
@@ -213,9 +164,9 @@ def _parts(task: TaskSettings) -> list[TaskSettings]:
 
 
 def _hash_files(path: Path) -> str:
-    """A hash of a file, or of all files in a folder with their names; of nothing where absent."""
+    """A hash of all files in a folder with their names; of nothing where it is absent."""
     state = hashlib.sha256()
-    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+    for file in sorted(path.rglob("*")):
         if file.is_file():
             state.update(f"{file.relative_to(path)}\0".encode() + file.read_bytes())
     return state.hexdigest()[:FINGERPRINT_LENGTH]

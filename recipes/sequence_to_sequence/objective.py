@@ -11,35 +11,23 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from artifacts.errors import UserError
 from artifacts.model import read_tokenizer
 from artifacts.shards.format import ShardStats
 from recipes.data.batch import IGNORED, ExampleBatch, read_examples
 from recipes.device import local_device
-from recipes.evaluation.bits import as_served
+from recipes.evaluation.bits import as_served, generate
 from recipes.evaluation.documents import TokenizedDocument
-from recipes.evaluation.harness import ROUGE
-from recipes.evaluation.results import ExampleScores
+from recipes.evaluation.results import SHOWN, ExampleScores, samples
 from recipes.evaluation.settings import Metric
 from recipes.model.base_model import check_family
 from recipes.model.causal_model import TrainableModel
-from recipes.model.transformers_network import (
-    ExampleNetwork,
-    config_without_dropout,
-    without_dropout,
-)
+from recipes.model.transformers_network import ExampleNetwork, read_inner
 from recipes.objective import Objective
 from recipes.sequence_to_sequence.settings import SequenceToSequenceSettings
 from recipes.spec import TrainingSpec
 
-BATCH_EXAMPLES = 8
-SAMPLES = 2
-UNITS = {
-    "rouge1": "ROUGE-1",
-    "rouge2": "ROUGE-2",
-    "rougeL": "ROUGE-L",
-    "exact_match": "exact match",
-}
+ROUGE = {"rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L"}
+UNITS = ROUGE | {"exact_match": "exact match"}
 
 
 class SequenceToSequenceNetwork(ExampleNetwork):
@@ -75,11 +63,7 @@ def load_sequence_to_sequence(folder: Path) -> TrainableModel:
     from transformers import AutoModelForSeq2SeqLM
 
     check_family(folder, "sequence_to_sequence")
-    config = config_without_dropout(folder)
-    inner = AutoModelForSeq2SeqLM.from_pretrained(
-        folder, config=config, dtype=torch.float32, use_safetensors=True
-    )
-    return TrainableModel(without_dropout(SequenceToSequenceNetwork(inner)))
+    return TrainableModel(SequenceToSequenceNetwork(read_inner(folder, AutoModelForSeq2SeqLM)))
 
 
 def _blocks(part: Any) -> list[nn.Module]:
@@ -126,58 +110,18 @@ class TargetScorer:
         from rouge_score.rouge_scorer import RougeScorer
 
         tokenizer = read_tokenizer(folder)
-        try:
-            model = load_sequence_to_sequence(folder).network.inner
-        except (OSError, ValueError, RuntimeError) as error:
-            raise UserError(f"The model in {folder} cannot be read: {error}") from error
-        written = _write(
-            as_served(model.eval().to(local_device())), tokenizer, examples, self, stats
-        )
+        model = load_sequence_to_sequence(folder).network.inner.eval().to(local_device())
+        given = [example.input_tokens for example in examples]
+        options = _generation(self.settings, stats) | {"max_length": None}
+        written = generate(as_served(model), tokenizer, given, **options)
         wanted = [tokenizer.decode(e.target_tokens, skip_special_tokens=True) for e in examples]
         scorer = RougeScorer(list(ROUGE), use_stemmer=True)
-        found = [scorer.score(w, g) for w, g in zip(wanted, written, strict=True)]
-        values = {name: np.array([one[name].fmeasure for one in found]) for name in ROUGE}
+        scores = [scorer.score(w, g) for w, g in zip(wanted, written, strict=True)]
+        values = {name: np.array([one[name].fmeasure for one in scores]) for name in ROUGE}
         matches = [w.strip() == g.strip() for w, g in zip(wanted, written, strict=True)]
         values["exact_match"] = np.array(matches, float)
-        samples = [
-            {
-                "document": example.id,
-                "prompt": tokenizer.decode(example.input_tokens, skip_special_tokens=True),
-                "completion": text,
-            }
-            for example, text in list(zip(examples, written, strict=True))[:SAMPLES]
-        ]
-        return ExampleScores(values, samples=samples)
-
-
-@torch.inference_mode()
-def _write(
-    model: Any,
-    tokenizer: Any,
-    examples: Sequence[TokenizedDocument],
-    scorer: TargetScorer,
-    stats: ShardStats,
-) -> list[str]:
-    """What the model writes for each example, those of about one length in a batch."""
-    order = sorted(range(len(examples)), key=lambda n: -len(examples[n].input_tokens))
-    written = [""] * len(examples)
-    for first in range(0, len(order), BATCH_EXAMPLES):
-        numbers = order[first : first + BATCH_EXAMPLES]
-        inputs = [torch.from_numpy(examples[n].input_tokens) for n in numbers]
-        tokens = torch.nn.utils.rnn.pad_sequence(inputs, batch_first=True)
-        ones = [torch.ones_like(one) for one in inputs]
-        mask = torch.nn.utils.rnn.pad_sequence(ones, batch_first=True)
-        outputs = model.generate(
-            tokens.to(model.device),
-            attention_mask=mask.to(model.device),
-            do_sample=False,
-            max_length=None,
-            **_generation(scorer.settings, stats),
-        )
-        texts = tokenizer.batch_decode(outputs, skip_special_tokens=True)
-        for number, text in zip(numbers, texts, strict=True):
-            written[number] = text
-    return written
+        shown = samples(tokenizer, examples, given[:SHOWN], written)
+        return ExampleScores(values, samples=shown)
 
 
 def targets(settings: SequenceToSequenceSettings) -> Objective:

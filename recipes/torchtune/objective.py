@@ -17,13 +17,12 @@ from recipes.data.batch import IGNORED, ExampleBatch, check_token_ids, row_lengt
 from recipes.device import local_device, mixed_precision
 from recipes.evaluation.bits import load_causal, precision, text_bits
 from recipes.evaluation.documents import TokenizedDocument, check_vocabulary
-from recipes.evaluation.results import ExampleScores
+from recipes.evaluation.results import SHOWN, ExampleScores, samples
 from recipes.evaluation.settings import BITS_PER_BYTE, Metric
 from recipes.objective import Objective
 from recipes.torchtune.settings import TorchtuneSettings
 
 BATCH_EXAMPLES = 8
-SAMPLES = 2
 
 
 @dataclass(frozen=True)
@@ -123,7 +122,7 @@ class PreferenceScorer:
             raise UserError(f"The model in {folder} answers with numbers that are not finite.")
         return ExampleScores(
             {self.metric.name: (margins > 0).astype(float), "preference_margin": margins},
-            samples=_samples(read_tokenizer(folder), examples[:SAMPLES], margins),
+            samples=_samples(read_tokenizer(folder), examples, margins),
         )
 
 
@@ -170,17 +169,13 @@ def _samples(
     tokenizer: Any, examples: Sequence[TokenizedDocument], margins: np.ndarray
 ) -> list[dict[str, str]]:
     """A few prompts, each with the answer that the model finds the more likely."""
-    found = []
-    for example, margin in zip(examples, margins.tolist(), strict=False):
+    prompts, preferred = [], []
+    for example, margin in zip(examples[:SHOWN], margins.tolist(), strict=False):
         batch = _batch([example])
-        preferred = batch.targets[0 if margin > 0 else 1]
-        prompt = batch.tokens[0][: int((batch.targets[0] != IGNORED).int().argmax())]
-        texts = [
-            tokenizer.decode(tokens.tolist(), skip_special_tokens=True)
-            for tokens in (prompt, preferred[preferred != IGNORED])
-        ]
-        found.append({"document": example.id, "prompt": texts[0], "completion": texts[1]})
-    return found
+        answer = batch.targets[0 if margin > 0 else 1]
+        prompts.append(batch.tokens[0][: int((batch.targets[0] != IGNORED).int().argmax())].numpy())
+        preferred.append(tokenizer.decode(answer[answer != IGNORED], skip_special_tokens=True))
+    return samples(tokenizer, examples, prompts, preferred)
 
 
 def objective(settings: TorchtuneSettings) -> Objective:

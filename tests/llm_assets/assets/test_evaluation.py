@@ -44,20 +44,3 @@ def test_a_classifiers_confusions_are_a_picture() -> None:
     }
     picture = metrics_view(stats)["confusion_matrix"].value
     assert picture.startswith("![") and "data:image/png;base64," in picture
-
-
-def test_what_was_trained_on_word_for_word_is_a_sentence() -> None:
-    found = {
-        "run_tokens": 13,
-        "documents": 40,
-        "mean_share": 0.025,
-        "mostly_trained_on": 1,
-        "examples": ["page.md"],
-    }
-    figure = {"value": 1.2, "low": 1.1, "high": 1.3}
-    metrics = {"held_out_bits_per_byte": {"base": figure, "candidate": figure}}
-    stats = {"metrics": metrics, "metric": BITS_PER_BYTE.model_dump(), "contamination": found}
-    shown = metrics_view(stats | {"evaluation_fingerprint": "e"})
-    told = shown["contamination"]
-    assert told.startswith("2.5% of the runs of 13 tokens stand in the training rows")
-    assert told.endswith("1 of 40 documents do for the most part, such as page.md")

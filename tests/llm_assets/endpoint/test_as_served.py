@@ -52,8 +52,6 @@ def spec(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> E
             document_tokens=64,
             general_tokens=1_000,
             generation=GenerationSettings(samples=0),
-            contamination_tokens=0,
-            bootstrap_resamples=200,
         ),
     )
     evaluate(spec, lambda _: None)

@@ -50,7 +50,6 @@ def spec_of(model: Path, shards: Path, stats: ShardStats, output: Path) -> Evalu
             minimum_documents=4,
             general_tokens=100,
             generation=GenerationSettings(samples=0),
-            bootstrap_resamples=200,
         ),
     )
 

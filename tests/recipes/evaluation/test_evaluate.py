@@ -20,9 +20,8 @@ from hypothesis import strategies as st
 from artifacts import libraries
 from artifacts.errors import UserError
 from artifacts.shards.format import ShardStats
-from artifacts.shards.shard_set import ShardSet, read_documents
 from recipes.device import Device
-from recipes.evaluation.documents import TokenizedDocument, find_contamination, general_texts, take
+from recipes.evaluation.documents import TokenizedDocument, general_texts, take
 from recipes.evaluation.measure import evaluate, read_data, scores_key
 from recipes.evaluation.results import Data
 from recipes.evaluation.settings import (
@@ -42,7 +41,6 @@ SETTINGS = EvaluationSettings(
     minimum_documents=8,
     general_tokens=4_000,
     generation=GenerationSettings(samples=1, prompt_tokens=8, new_tokens=6),
-    bootstrap_resamples=200,
 )
 
 MakeSpec = Callable[..., EvaluationSpec]
@@ -166,7 +164,7 @@ def test_scores_measured_before_are_not_measured_again(
 def test_scores_measured_with_other_libraries_are_others(
     package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data = Data({}, [], [], [], None, BITS_PER_BYTE, "evaluation")
+    data = Data({}, [], [], [], BITS_PER_BYTE, "evaluation")
     model = ModelSource(path="model", fingerprint="model")
     before = scores_key(data, model)
     assert scores_key(replace(data, fingerprint="other"), model) != before
@@ -264,27 +262,6 @@ def test_smaller_limit_takes_a_subset(sizes: list[int], limits: tuple[int, int])
     few, many = (take(documents, limit, seed=0) for limit in sorted(limits))
     assert many[: len(few)] == few
     assert sum(d.bytes for d in few) >= min(min(limits), sum(sizes))
-
-
-def test_held_out_text_that_was_trained_on_is_found(
-    make_evaluation: MakeSpec, shards_folder: Path, shards: ShardStats
-) -> None:
-    trained = next(
-        np.asarray(tokens, np.int64)
-        for _, tokens in read_documents(ShardSet(shards_folder, shards, "train"))
-    )
-    fresh = np.arange(40, dtype=np.int64)
-    documents = [
-        TokenizedDocument("whole", "a", 1, trained),
-        TokenizedDocument("half", "b", 1, np.concatenate([trained[:40], fresh, fresh])),
-        TokenizedDocument("fresh", "c", 1, fresh),
-        TokenizedDocument("short", "d", 1, fresh[:3]),
-    ]
-    found = find_contamination(documents, shards_folder, shards, length=8)
-    assert found["examples"] == ["whole"]
-    assert found["mostly_trained_on"] == 1
-    assert found["mean_share"] == pytest.approx((1 + 33 / 113) / 4, abs=0.01)
-    assert evaluate(make_evaluation(), silent)["contamination"]["documents"] == 12
 
 
 def test_general_text_is_prose_of_a_fair_size() -> None:

@@ -17,9 +17,6 @@ from recipes.evaluation.exam import (
     write_exam_tasks,
 )
 from recipes.evaluation.harness import TaskScores
-from recipes.evaluation.settings import EvaluationSettings
-
-SETTINGS = EvaluationSettings(bootstrap_resamples=500)
 
 
 def scores(
@@ -47,7 +44,7 @@ def judge(base: dict[str, float], candidate: dict[str, float], seed: int, **of: 
         "base": scores(base, 2 * seed, **of),
         "candidate": scores(candidate, 2 * seed + 1, **of),
     }
-    return judge_exam(both, SETTINGS)
+    return judge_exam(both)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -82,22 +79,22 @@ def test_one_fact_that_differs_is_no_proof_of_anything() -> None:
         scored.values[:2] = 0, 1
     for scored in candidate:
         scored.values[:2] = 1, 0
-    judged = judge_exam({"base": base, "candidate": candidate}, SETTINGS)
+    judged = judge_exam({"base": base, "candidate": candidate})
     assert judged and judged["closed_book"]["value"] == 0
     assert judged["retrieval_suffices"]
     for scored in base:
         scored.values[2:4] = 0, 0
-    judged = judge_exam({"base": base, "candidate": candidate}, SETTINGS)
+    judged = judge_exam({"base": base, "candidate": candidate})
     assert judged and "nothing that is surely there" in judged["sentence"]
     assert "nan" not in judged["sentence"] and "inf" not in judged["sentence"]
 
 
 def test_without_an_exam_there_is_no_judgement() -> None:
-    assert judge_exam({"base": [], "candidate": []}, SETTINGS) is None
+    assert judge_exam({"base": [], "candidate": []}) is None
 
 
 def test_a_candidate_that_could_not_be_measured_is_not_judged() -> None:
-    assert judge_exam({"base": scores({CLOSED_BOOK: 0.2, PASSAGE: 0.9}, 0)}, SETTINGS) is None
+    assert judge_exam({"base": scores({CLOSED_BOOK: 0.2, PASSAGE: 0.9}, 0)}) is None
 
 
 def test_each_condition_is_a_task_of_its_own(tmp_path: Path) -> None:

@@ -10,30 +10,17 @@ from pydantic import ValidationError
 
 from artifacts.errors import UserError
 from artifacts.shards.format import ShardStats
-from recipes.evaluation.documents import held_out_documents
-from recipes.evaluation.harness import (
-    MULTIPLE_CHOICE_TASK,
-    index_tasks,
-    make_questions,
-    run_tasks,
-    score_summaries,
-    write_task,
-)
+from recipes.evaluation.harness import index_tasks, run_tasks, write_task
 from recipes.evaluation.measure import evaluate
 from recipes.evaluation.settings import (
     EvaluationSettings,
     GenerationSettings,
     ModelSource,
-    MultipleChoiceSettings,
-    SummarySettings,
     TaskSettings,
 )
 from recipes.evaluation.spec import EvaluationSpec
 
-MULTIPLE_CHOICE = MultipleChoiceSettings(
-    questions=10, choices=3, context_tokens=24, choice_tokens=8
-)
-WHOLE = EvaluationSettings(held_out_tokens=None, document_tokens=None)
+TASK = "which_goes_on"
 
 
 @pytest.fixture(autouse=True)
@@ -56,35 +43,19 @@ def tokenizer(base_model: Path) -> Any:
 
 
 @pytest.fixture
-def questions(shards_folder: Path, shards: ShardStats, tokenizer: Any) -> list[dict[str, Any]]:
-    documents = held_out_documents(shards_folder, shards, tokenizer, WHOLE)
-    return make_questions(documents, tokenizer, MULTIPLE_CHOICE)
-
-
-def test_questions_are_the_same_each_time_and_the_right_choice_goes_on(
-    questions: list[dict[str, Any]], shards_folder: Path, shards: ShardStats, tokenizer: Any
-) -> None:
-    documents = held_out_documents(shards_folder, shards, tokenizer, WHOLE)
-    assert make_questions(documents, tokenizer, MULTIPLE_CHOICE) == questions
-    texts = {
-        document.id: tokenizer.decode(document.tokens, skip_special_tokens=True)
-        for document in documents
-    }
-    for question in questions:
-        right = question["choices"][question["answer"]]
-        assert texts[question["document"]].startswith(question["context"] + right)
-        assert len(question["choices"]) == 3
-    assert len({question["answer"] for question in questions}) > 1
-
-
-def test_too_few_long_documents_are_named(
-    shards_folder: Path, shards: ShardStats, tokenizer: Any
-) -> None:
-    documents = held_out_documents(shards_folder, shards, tokenizer, WHOLE)
-    with pytest.raises(UserError, match=r"eval_metrics\.multiple_choice\.context_tokens"):
-        make_questions(
-            documents, tokenizer, MULTIPLE_CHOICE.model_copy(update={"context_tokens": 5_000})
-        )
+def questions() -> list[dict[str, Any]]:
+    """How texts of different lengths go on, among three choices."""
+    parts = ["The valve opens", "A pump fails at night", "Pressure rises in the second pipe"]
+    return [
+        {
+            "document": f"document-{number}",
+            "cluster": f"cluster-{number}",
+            "context": " and ".join([f"In case {number}", *parts] * (1 + number % 2)),
+            "choices": [f" {parts[(number + place) % 3]}." for place in range(3)],
+            "answer": number % 3,
+        }
+        for number in range(10)
+    ]
 
 
 @pytest.mark.parametrize("batch_tokens", [1, 300, 4_096])
@@ -117,8 +88,8 @@ def test_scores_are_lm_evals_own(
     ):
         assert mine[0] == pytest.approx(theirs[0], abs=1e-3)
         assert mine[1] == theirs[1]
-    write_task(MULTIPLE_CHOICE_TASK, questions, tmp_path)
-    tasks = [TaskSettings(name=MULTIPLE_CHOICE_TASK)]
+    write_task(TASK, questions, tmp_path)
+    tasks = [TaskSettings(name=TASK)]
     for mine, theirs in zip(
         run_tasks(ours, tasks, [tmp_path]), run_tasks(peer, tasks, [tmp_path]), strict=True
     ):
@@ -126,9 +97,14 @@ def test_scores_are_lm_evals_own(
         assert mine.values.tolist() == theirs.values.tolist()
 
 
-def test_multiple_choice_is_part_of_the_evaluation(
-    tmp_path: Path, base_model: Path, shards_folder: Path, shards: ShardStats
+def test_tasks_of_a_folder_are_part_of_the_evaluation(
+    tmp_path: Path,
+    questions: list[dict[str, Any]],
+    base_model: Path,
+    shards_folder: Path,
+    shards: ShardStats,
 ) -> None:
+    write_task(TASK, questions, tmp_path / "tasks")
     spec = EvaluationSpec(
         base=ModelSource(path=base_model, fingerprint="base"),
         candidate=ModelSource(path=base_model, fingerprint="base"),
@@ -138,18 +114,18 @@ def test_multiple_choice_is_part_of_the_evaluation(
         output=tmp_path / "output",
         cache=tmp_path / "cache",
         settings=EvaluationSettings(
-            multiple_choice=MULTIPLE_CHOICE,
+            tasks=(TaskSettings(name=TASK),),
+            task_folder=str(tmp_path / "tasks"),
             generation=GenerationSettings(samples=0),
-            bootstrap_resamples=200,
         ),
     )
     result = evaluate(spec, lambda _: None)
-    accuracy = result["metrics"]["domain_multiple_choice_acc"]
+    accuracy = result["metrics"][f"{TASK}_acc"]
     assert 0 <= accuracy["base"]["value"] <= 1
     assert accuracy["base"] == accuracy["candidate"]
     rows = pq.read_table(tmp_path / "output" / "task_scores.parquet").to_pylist()
     assert {row["metric"] for row in rows} == {"acc", "acc_norm"}
-    assert len(rows) == 2 * MULTIPLE_CHOICE.questions and rows[0]["cluster"].startswith("cluster-")
+    assert len(rows) == 2 * len(questions) and rows[0]["cluster"].startswith("cluster-")
     moved = spec.model_copy(update={"output": str(tmp_path / "elsewhere")})
     assert evaluate(moved, lambda _: None) == result
 
@@ -179,36 +155,8 @@ def test_unknown_task_and_task_without_its_data_are_named(
     lm = SharedContextLM(model, tokenizer, 512)
     with pytest.raises(UserError, match="no task 'nobody_knows'"):
         run_tasks(lm, [TaskSettings(name="nobody_knows")], [])
-    write_task(MULTIPLE_CHOICE_TASK, [], tmp_path)
-    (tmp_path / f"{MULTIPLE_CHOICE_TASK}.jsonl").unlink()
-    with pytest.raises(UserError, match=MULTIPLE_CHOICE_TASK):
-        run_tasks(lm, [TaskSettings(name=MULTIPLE_CHOICE_TASK)], [tmp_path])
+    write_task(TASK, [], tmp_path)
+    (tmp_path / f"{TASK}.jsonl").unlink()
+    with pytest.raises(UserError, match=TASK):
+        run_tasks(lm, [TaskSettings(name=TASK)], [tmp_path])
     assert json.dumps(TaskSettings(name="x").model_dump())
-
-
-def test_summaries_are_scored_and_wrong_lines_named(
-    tmp_path: Path, model: Any, tokenizer: Any
-) -> None:
-    import torch
-
-    path = tmp_path / "summaries.jsonl"
-    document = "The valve opens. A pump fails."
-    prompt = torch.tensor([tokenizer.encode(document) + tokenizer.encode(" The pump")])
-    written = model.generate(prompt, max_new_tokens=12, do_sample=False)[0, prompt.shape[1] :]
-    own = tokenizer.decode(written, skip_special_tokens=True)
-    assert any(character.isalpha() for character in own)
-    lines = [{"document": document, "summary": own}, {"document": document, "summary": "zzz"}]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    settings = SummarySettings(path=str(path), prompt="{document} The pump", new_tokens=12)
-    rouge1, _, longest = score_summaries(model, tokenizer, settings)
-    assert rouge1.values.tolist() == [1.0, 0.0] == longest.values.tolist()
-    path.write_text('{"document": "a"}\n')
-    with pytest.raises(UserError, match="line 1"):
-        score_summaries(model, tokenizer, settings)
-    absent = settings.model_copy(update={"path": str(tmp_path / "none")})
-    with pytest.raises(UserError, match="absent"):
-        score_summaries(model, tokenizer, absent)
-    contents = [EvaluationSettings(summaries=one).content() for one in (settings, absent)]
-    assert contents[0] != contents[1]
-    with pytest.raises(ValueError, match="document"):
-        SummarySettings(path="x", prompt="no place")
