@@ -39,7 +39,7 @@ def split_matrices(model: TrainableModel, mesh: DeviceMesh) -> None:
     if not isinstance(network, Decoder):
         raise UserError(
             "`checkpoint.placement.tensor_parallel` splits Llama-shaped models only (Llama, "
-            "Mistral, Qwen2, Qwen3, Phi-3); this one runs through transformers. Set it to 1."
+            "Mistral, Qwen2, Qwen3); this one runs through transformers. Set it to 1."
         )
     _check_divisible(network.shape, mesh.size())
     for layer in network.layers:

@@ -8,6 +8,7 @@ checkpoint is input.
 import hashlib
 import importlib.metadata
 import json
+import math
 import re
 import shutil
 import tempfile
@@ -368,10 +369,7 @@ def _describe(folder: Path) -> dict[str, Any]:
             for name in weights.keys():  # noqa: SIM118 - not a mapping
                 part = weights.get_slice(name)
                 dtypes.add(part.get_dtype())
-                count = 1
-                for size in part.get_shape():
-                    count *= size
-                parameters += count
+                parameters += math.prod(part.get_shape())
     return {
         "architecture": (config.get("architectures") or [config.get("model_type")])[0],
         "parameters": parameters,

@@ -4,7 +4,7 @@ import json
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -19,8 +19,6 @@ from recipes.model.decoder.network import (
     DECODER_MODEL_TYPES,
     Decoder,
     DecoderShape,
-    fuse,
-    split_fused,
 )
 from recipes.model.transformers_network import (
     TransformersNetwork,
@@ -31,6 +29,9 @@ from recipes.model.transformers_network import (
 
 class TrainableModel(nn.Module):
     """The model as the trainer sees it: its forward is the loss."""
+
+    is_exported_by_name: ClassVar[bool] = True
+    """Whether `to_hugging_face` takes each weight by itself; else it needs all at once."""
 
     def __init__(self, network: Decoder | TransformersNetwork) -> None:
         super().__init__()
@@ -80,12 +81,6 @@ class TrainableModel(nn.Module):
             loss = loss + network.router_loss(batch)
         return loss
 
-    @property
-    def is_exported_by_name(self) -> bool:
-        """Whether `to_hugging_face` takes each weight by itself; else it needs all at once."""
-        network = self.network
-        return isinstance(network, TransformersNetwork) or not network.shape.fused_checkpoint
-
     def to_hugging_face(self, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Whole weights under this model's names, in the form of the family's checkpoints.
 
@@ -97,8 +92,8 @@ class TrainableModel(nn.Module):
             doubled = every.keys() - dict(network.inner.named_parameters()).keys()
             return {name: tensor for name, tensor in weights.items() if name not in doubled}
         if network.shape.tied_embeddings:
-            weights = {name: tensor for name, tensor in weights.items() if name != "lm_head.weight"}
-        return fuse(weights) if network.shape.fused_checkpoint else weights
+            return {name: tensor for name, tensor in weights.items() if name != "lm_head.weight"}
+        return weights
 
     def read_weights(self, device: torch.device) -> None:
         """Read the weights of a model that was loaded without them, each worker its part alone."""
@@ -147,9 +142,6 @@ def load_model(folder: Path, reads: bool = True) -> TrainableModel:
     with torch.device("meta"):
         model = TrainableModel(Decoder(DecoderShape.from_config(config)))
     _check_weights(model.network, folder)
-    if model.network.shape.fused_checkpoint:
-        _read_fused(model.network, folder)
-        return model
     model.unread = folder
     if reads:
         model.read_weights(torch.device("cpu"))
@@ -180,7 +172,6 @@ def _check_weights(decoder: Decoder, folder: Path) -> None:
     shapes = {name: torch.empty(weight.size, device="meta") for name, weight in stored.items()}
     if decoder.shape.tied_embeddings:
         shapes.pop("lm_head.weight", None)
-    shapes = _split(shapes, decoder.shape)
     expected = decoder.state_dict()
     shared = expected.keys() & shapes.keys()
     wrong = [name for name in shared if expected[name].shape != shapes[name].shape]
@@ -190,24 +181,3 @@ def _check_weights(decoder: Decoder, folder: Path) -> None:
             f"{folder}: the weights do not fit config.json: {len(wrong)} parameters are absent, "
             f"left over or of another shape, for example {sorted(wrong)[0]}."
         )
-
-
-def _read_fused(decoder: Decoder, folder: Path) -> None:
-    """Read matrices that a checkpoint holds as one, whole on every worker."""
-    from safetensors.torch import load_file
-
-    weights: dict[str, torch.Tensor] = {}
-    for path in sorted(folder.glob("*.safetensors")):
-        weights |= {name: tensor.float() for name, tensor in load_file(path).items()}
-    if decoder.shape.tied_embeddings:
-        weights.pop("lm_head.weight", None)
-    decoder.load_state_dict(_split(weights, decoder.shape), assign=True)
-    decoder.requires_grad_(True)
-
-
-def _split(weights: dict[str, torch.Tensor], shape: DecoderShape) -> dict[str, torch.Tensor]:
-    if not shape.fused_checkpoint:
-        return weights
-    return split_fused(
-        weights, shape.heads * shape.head_dim, shape.key_value_heads * shape.head_dim
-    )

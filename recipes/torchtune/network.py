@@ -105,6 +105,8 @@ def _unlike(folder: Path, key: str, value: Any) -> UserError:
 class TuneModel(TrainableModel):
     """A torchtune model as the trainer sees it: its forward is the loss."""
 
+    is_exported_by_name = False
+
     def __init__(self, network: nn.Module, base_model: Path, arguments: dict[str, Any]) -> None:
         super().__init__(network)
         self._config = json.loads((base_model / "config.json").read_text())
@@ -129,10 +131,6 @@ class TuneModel(TrainableModel):
             ignore_index=IGNORED,
             reduction="sum",
         )
-
-    @property
-    def is_exported_by_name(self) -> bool:
-        return False
 
     def hugging_face_names(self) -> dict[str, str]:
         """This model's state-dict key to torchtune's own."""
@@ -178,13 +176,11 @@ def model_inputs(batch: Batch) -> dict[str, Any]:
         "tokens": batch.tokens,
         "labels": labels,
         "input_pos": batch.positions.long(),
-        "mask": packed_block_causal_mask([_lengths(row) for row in batch.segments]),
+        # Each stretch of padding is a segment as well.
+        "mask": packed_block_causal_mask(
+            [torch.unique_consecutive(row, return_counts=True)[1] for row in batch.segments]
+        ),
     }
-
-
-def _lengths(segments: torch.Tensor) -> torch.Tensor:
-    """Lengths of a row's segments; each stretch of padding is one."""
-    return torch.unique_consecutive(segments, return_counts=True)[1]
 
 
 class PreferenceModel(TuneModel):

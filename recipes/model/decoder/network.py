@@ -1,9 +1,9 @@
 """A Llama-shaped decoder for training on packed rows.
 
-Its parameters carry the names of Hugging Face checkpoints, so weights go in and out unchanged
-(Phi-3's fused matrices are kept apart). It covers Llama, SmolLM2, Mistral, Qwen2, Qwen3 and Phi-3:
-RMS norms, gated SiLU, rotary positions in the half-rotation layout, grouped queries, optional
-biases and query/key norms. Rows have to be no longer than a sliding window.
+Its parameters carry the names of Hugging Face checkpoints, so weights go in and out unchanged. It
+covers Llama, SmolLM2, Mistral, Qwen2 and Qwen3: RMS norms, gated SiLU, rotary positions in the
+half-rotation layout, grouped queries, optional biases and query/key norms. Rows have to be no
+longer than a sliding window.
 """
 
 from dataclasses import dataclass
@@ -25,9 +25,7 @@ from recipes.model.decoder.attention import (
     segment_mask,
 )
 
-DECODER_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "phi3")
-QUERY_KEY_VALUE = ("q_proj", "k_proj", "v_proj")
-GATE_UP = ("gate_proj", "up_proj")
+DECODER_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 
 
 @dataclass(frozen=True)
@@ -49,8 +47,6 @@ class DecoderShape:
     tied_embeddings: bool
     initializer_range: float
     rope: dict[str, Any]
-    fused_checkpoint: bool = False
-    """Checkpoints hold `qkv_proj` and `gate_up_proj`, as Phi-3's do."""
 
     @classmethod
     def from_config(cls, config: Any) -> "DecoderShape":
@@ -74,7 +70,6 @@ class DecoderShape:
             tied_embeddings=bool(config.tie_word_embeddings),
             initializer_range=config.initializer_range,
             rope=dict(config.rope_parameters),
-            fused_checkpoint=config.model_type == "phi3",
         )
 
 
@@ -218,44 +213,3 @@ class Decoder(nn.Module):
                     module.bias.zero_()
             elif isinstance(module, RMSNorm):
                 module.weight.fill_(1.0)
-
-
-def split_fused(
-    weights: dict[str, torch.Tensor], query_rows: int, key_value_rows: int
-) -> dict[str, torch.Tensor]:
-    """The decoder's weights from a checkpoint that has `qkv_proj` and `gate_up_proj`.
-
-    Args:
-        weights: by name, every tensor of shape (rows, columns) where it is fused.
-        query_rows: heads times head size.
-        key_value_rows: key and value heads times head size.
-    """
-    rows = [query_rows, key_value_rows, key_value_rows]
-    split: dict[str, torch.Tensor] = {}
-    for name, tensor in weights.items():
-        if ".qkv_proj." in name:
-            parts = zip(QUERY_KEY_VALUE, tensor.split(rows), strict=True)
-            split |= {name.replace("qkv_proj", part): piece.clone() for part, piece in parts}
-        elif ".gate_up_proj." in name:
-            parts = zip(GATE_UP, tensor.chunk(2), strict=True)
-            split |= {name.replace("gate_up_proj", part): piece.clone() for part, piece in parts}
-        else:
-            split[name] = tensor
-    return split
-
-
-def fuse(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The reverse of `split_fused`."""
-    fused: dict[str, torch.Tensor] = {}
-    for name, tensor in weights.items():
-        for whole, names in (("qkv_proj", QUERY_KEY_VALUE), ("gate_up_proj", GATE_UP)):
-            first, *rest = names
-            if f".{first}." in name:
-                parts = [weights[name.replace(first, part)] for part in names]
-                fused[name.replace(first, whole)] = torch.cat(parts)
-                break
-            if any(f".{part}." in name for part in rest):
-                break
-        else:
-            fused[name] = tensor
-    return fused
