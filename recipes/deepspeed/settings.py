@@ -4,7 +4,6 @@ Importing this loads neither torch nor DeepSpeed.
 """
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -24,7 +23,6 @@ PLACES = {
 }
 """Settings of this section → where a configuration has them, under `zero_optimization`."""
 
-SECTION = "placement.deepspeed.configuration"
 PASSED_ON = (
     "aio",
     "comms_logger",
@@ -42,24 +40,23 @@ PASSED_ON = (
     "zero_force_ds_cpu_optimizer",
     "zero_optimization",
 )
-"""Keys of a user's configuration that reach DeepSpeed; those in `_decided` are compared."""
-
-MICRO_BATCH = "train_micro_batch_size_per_gpu"
-BFLOAT16 = ("bf16.enabled", "torch_autocast.enabled")
-ADAM_EPSILON = 1e-8
-"""torch's default."""
+"""Keys of a user's configuration that reach DeepSpeed."""
 REDUCE_BUCKET_NUMBERS = 50_000_000
 """Gradients that travel at once, a buffer of 0.2 GB; DeepSpeed's own default takes 2 GB."""
 ELSEWHERE = {
     "activation_checkpointing": "placement.activation_checkpointing decides it",
+    "bf16": "precision decides it",
+    "fp16": "precision decides it",
     "gradient_accumulation_steps": "it follows from budget.global_batch_size, "
     "placement.device_batch_size and the number of workers",
+    "gradient_clipping": "optimizer.gradient_clip decides it",
+    "optimizer": "the section optimizer decides it",
     "scheduler": "the learning rate follows schedule",
+    "torch_autocast": "precision decides it",
+    "train_batch_size": "budget.global_batch_size decides it",
+    "train_micro_batch_size_per_gpu": "placement.device_batch_size decides it",
 }
 """Keys that have their place in other settings."""
-
-Decided = dict[str, tuple[Any, str]]
-"""Key of a configuration, dotted → the value that the settings give it, and the setting itself."""
 
 
 class DeepSpeedSettings(StrategySettings):
@@ -82,7 +79,7 @@ class DeepSpeedSettings(StrategySettings):
     """A folder on a fast local disk, for what goes to nvme."""
     configuration: dict[str, Any] = Field(default={})
     """A DeepSpeed configuration, or the path of its JSON file, for all that no setting here
-    decides, such as bucket sizes. What contradicts the settings is refused; `auto` never does."""
+    decides, such as bucket sizes. What other settings decide is refused, unless it is `auto`."""
 
     @model_validator(mode="before")
     @classmethod
@@ -97,6 +94,10 @@ class DeepSpeedSettings(StrategySettings):
         zero = configuration.get("zero_optimization", {})
         told = {name: _look_up(zero, place) for name, place in PLACES.items()}
         known = {name: value for name, value in told.items() if value not in (None, AUTO)}
+        for name, value in known.items():
+            if values.get(name, value) != value:
+                place = ".".join(PLACES[name])
+                raise ValueError(f"{name} is {values[name]}, but configuration's {place} {value}")
         return known | values | {"configuration": configuration}
 
     @model_validator(mode="after")
@@ -116,8 +117,13 @@ class DeepSpeedSettings(StrategySettings):
         return self
 
     def faults(self, training: TrainingSettings) -> list[str]:
-        own = contradictions(self, training.precision, training)
-        return training.faults_beside(self.asked_by, {}) + own
+        own = self.configuration
+        refused = [key for key in own if key not in PASSED_ON and not _is_automatic(own[key])]
+        return training.faults_beside(self.asked_by, {}) + [
+            f"placement.deepspeed.configuration: {key} has to be taken out: "
+            + ELSEWHERE.get(key, "it has no effect in these recipes")
+            for key in refused
+        ]
 
 
 def _read(path: Path) -> Any:
@@ -138,27 +144,8 @@ def _look_up(values: Any, place: tuple[str, ...]) -> Any:
     return values
 
 
-def contradictions(
-    settings: DeepSpeedSettings, precision: str, training: TrainingSettings
-) -> list[str]:
-    """What a user's configuration says otherwise than the settings, each fault naming both.
-
-    Args:
-        precision: of the training, which may be what `auto` came to.
-    """
-    decided = _decided(settings, precision, training)
-    faults = []
-    for key, value in _leaves(settings.configuration):
-        if value == AUTO or (key in BFLOAT16 and precision == AUTO):
-            continue
-        if key in decided:
-            wanted, setting = decided[key]
-            if _comparable(value) != _comparable(wanted):
-                faults.append(f"{SECTION}: {key} is {json.dumps(value)}, but {setting}")
-        elif (section := key.split(".")[0]) not in PASSED_ON:
-            why = ELSEWHERE.get(section, "it has no effect in these recipes")
-            faults.append(f"{SECTION}: {key} has to be taken out: {why}")
-    return faults
+def _is_automatic(value: Any) -> bool:
+    return all(map(_is_automatic, value.values())) if isinstance(value, dict) else value == AUTO
 
 
 def configuration(
@@ -177,7 +164,6 @@ def configuration(
         workers: among which it is divided.
         device_batch_size: most rows per forward pass.
         gradient_clip: largest gradient norm.
-        settings: checked by `contradictions`.
     """
     own = settings.configuration
     passed = {key: own[key] for key in PASSED_ON if own.get(key, AUTO) != AUTO}
@@ -194,7 +180,7 @@ def configuration(
         "zero_force_ds_cpu_optimizer": False,
         **passed,
         "train_batch_size": rows,
-        MICRO_BATCH: micro_batch,
+        "train_micro_batch_size_per_gpu": micro_batch,
         "gradient_clipping": gradient_clip,
         "torch_autocast": {"enabled": is_bfloat16, "dtype": "bfloat16"},
         "zero_optimization": zero | _zero(zero, settings),
@@ -215,50 +201,3 @@ def _zero(own: dict[str, Any], settings: DeepSpeedSettings) -> dict[str, Any]:
         folder = {"nvme_path": settings.nvme_folder} if device == "nvme" else {}
         section[key] = told | {"device": device} | folder
     return section
-
-
-def _decided(settings: DeepSpeedSettings, precision: str, training: TrainingSettings) -> Decided:
-    optimizer, rows = training.optimizer, training.budget.global_batch_size
-    clip, name = optimizer.gradient_clip, optimizer.name
-    micro_batch = training.placement.device_batch_size
-    decided: Decided = {
-        "train_batch_size": (rows, f"budget.global_batch_size is {rows}"),
-        MICRO_BATCH: (micro_batch, f"placement.device_batch_size is {micro_batch}"),
-        "gradient_clipping": (clip, f"optimizer.gradient_clip is {clip}"),
-        "optimizer.type": (name, f"optimizer.name is {name}"),
-        "optimizer.params.eps": (ADAM_EPSILON, f"AdamW's is {ADAM_EPSILON}"),
-        "fp16.enabled": (False, f"precision is {precision}"),
-    }
-    adam = {"lr": "learning_rate", "betas": "betas", "weight_decay": "weight_decay"}
-    for key, setting in adam.items():
-        value = getattr(optimizer, setting)
-        decided[f"optimizer.params.{key}"] = (value, f"optimizer.{setting} is {value}")
-    for setting, *places in (
-        ("stage", "stage"),
-        ("offload_optimizer", "offload_optimizer.device"),
-        ("offload_parameters", "offload_param.device"),
-        ("nvme_folder", "offload_optimizer.nvme_path", "offload_param.nvme_path"),
-    ):
-        value = getattr(settings, setting)
-        for place in places:
-            told = f"placement.deepspeed.{setting} is {value}"
-            decided[f"zero_optimization.{place}"] = (value, told)
-    is_bfloat16 = (precision == "bfloat16", f"precision is {precision}")
-    return decided | dict.fromkeys(BFLOAT16, is_bfloat16)
-
-
-def _leaves(values: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value in nested objects, by its dotted key."""
-    for key, value in values.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{path}{key}.")
-        else:
-            yield f"{path}{key}", value
-
-
-def _comparable(value: Any) -> Any:
-    if isinstance(value, list | tuple):
-        return tuple(value)
-    # DeepSpeed's Adam decouples weight decay, so its two names mean one thing.
-    name = value.lower() if isinstance(value, str) else value
-    return "adamw" if name == "adam" else name

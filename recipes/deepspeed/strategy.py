@@ -18,11 +18,9 @@ from pydantic import ValidationError
 from artifacts.errors import UserError
 from artifacts.storage import files
 from recipes.data.batch import Batch, ExampleBatch
-from recipes.deepspeed.settings import DeepSpeedSettings, configuration, contradictions
-from recipes.device import device_of
+from recipes.deepspeed.settings import DeepSpeedSettings, configuration
 from recipes.distributed.strategy import Strategy, Update
-from recipes.distributed.workers import Workers
-from recipes.launcher.local import LOOPBACK_INTERFACE
+from recipes.distributed.workers import Workers, form_group_of_one
 from recipes.model.causal_model import TrainableModel
 from recipes.optimization import adamw, set_learning_rate
 from recipes.quiet import silence_libraries
@@ -42,6 +40,11 @@ class GuardedAdamW(torch.optim.AdamW):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update the part of the weights that DeepSpeed has put into the groups."""
         return super().step(closure) if self.is_usable() else None
+
+
+MARKER = "zero.json"
+FOLDER = "zero"
+"""DeepSpeed's name for a checkpoint below the folder that it is told to save to."""
 
 
 def check_configuration(configuration: dict[str, Any]) -> None:
@@ -72,157 +75,6 @@ def check_configuration(configuration: dict[str, Any]) -> None:
         )
 
 
-def start_engine(
-    model: TrainableModel,
-    optimizer: OptimizerSettings,
-    configuration: dict[str, Any],
-    workers: Workers,
-) -> tuple[Any, GuardedAdamW]:
-    """Divide the model, which is changed in place, and what trains it over the workers."""
-    if not dist.is_initialized():
-        _form_group_of_one(workers.device)
-    import deepspeed
-
-    # Its import sets the level of its log again.
-    silence_libraries()
-    # It would compile an operator for inference at its first start, for minutes.
-    deepspeed.ops.__compatible_ops__ = {}
-    inner = adamw([p for p in model.parameters() if p.requires_grad], optimizer, GuardedAdamW)
-    engine, *_ = deepspeed.initialize(model=model, optimizer=inner, config=configuration)
-    return engine, inner
-
-
-def _form_group_of_one(device: torch.device) -> None:
-    """The process group that DeepSpeed wants of a single worker too; nobody can connect to it."""
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK_INTERFACE)
-    os.environ.setdefault("LOCAL_RANK", "0")
-    backend = device_of(device).group_backend
-    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-
-
-MARKER = "zero.json"
-FOLDER = "zero"
-"""DeepSpeed's name for a checkpoint below the folder that it is told to save to."""
-
-
-def write_state(engine: Any, url: str, workers: Workers, scratch: Path) -> None:
-    """Write each worker's part of weights and optimizer into an empty folder.
-
-    Raises:
-        OSError: storage failed; on every worker.
-    """
-    folder = Path(url) if files.is_local(url) else _empty(scratch / "saving", workers)
-    engine.save_checkpoint(
-        str(folder), tag=FOLDER, save_latest=False, exclude_frozen_parameters=True
-    )
-    if workers.is_rank_zero:
-        (folder / MARKER).write_text(json.dumps(_layout(engine, workers)))
-    workers.barrier()
-    if not files.is_local(url):
-        _upload(folder, url, workers)
-        _empty(folder, workers)
-
-
-def read_state(engine: Any, url: str, workers: Workers, scratch: Path) -> None:
-    """Load what `write_state` wrote, by any number of workers.
-
-    Raises:
-        UserError: it was written at another stage.
-    """
-    folder = Path(url)
-    if not files.is_local(url):
-        folder = _empty(scratch / "reading", workers)
-        if workers.is_local_rank_zero:
-            _download(url, folder)
-        workers.barrier()
-    written, wanted = json.loads((folder / MARKER).read_text()), _layout(engine, workers)
-    if written["stage"] != wanted["stage"]:
-        raise UserError(
-            f"{url} was written at stage {written['stage']}, but "
-            f"`checkpoint.placement.deepspeed.stage` is {wanted['stage']}. Go on at stage "
-            f"{written['stage']}."
-        )
-    if written == wanted:
-        engine.load_checkpoint(str(folder), tag=FOLDER, load_module_strict=False)
-    else:
-        _read_universally(engine, folder, workers, scratch)
-    workers.barrier()
-    _empty(scratch, workers)
-
-
-def _layout(engine: Any, workers: Workers) -> dict[str, Any]:
-    """What has to be the same for the state to be read part by part."""
-    zero = engine._config.zero_config
-    return {
-        "workers": workers.count,
-        "stage": int(engine.zero_optimization_stage()),
-        "sub_group_size": zero.sub_group_size,
-        "offload_optimizer": zero.offload_optimizer.device if zero.offload_optimizer else "none",
-    }
-
-
-def _read_universally(engine: Any, folder: Path, workers: Workers, scratch: Path) -> None:
-    from deepspeed.checkpoint.ds_to_universal import main as convert
-
-    universal = _empty(scratch / "universal", workers)
-    if workers.is_local_rank_zero:
-        arguments = argparse.Namespace(
-            input_folder=str(folder / FOLDER),
-            output_folder=str(universal / FOLDER),
-            num_extract_workers=1,
-            num_merge_workers=1,
-            keep_temp_folder=False,
-            strict=True,
-            inject_missing_state=True,
-        )
-        with contextlib.redirect_stdout(io.StringIO()):
-            convert(arguments)
-    workers.barrier()
-    groups = [_hyperparameters(group) for group in engine.optimizer.param_groups]
-    engine._config.load_universal_checkpoint = True
-    engine.load_checkpoint(str(universal), tag=FOLDER, load_module_strict=False)
-    engine._config.load_universal_checkpoint = False
-    # It gives every group the first one's settings, and all parts one counter of steps.
-    for group, before in zip(engine.optimizer.param_groups, groups, strict=True):
-        group |= before
-    for part in engine.optimizer.optimizer.state.values():
-        part["step"] = torch.as_tensor(part["step"]).clone()
-
-
-def _hyperparameters(group: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in group.items() if key != "params"}
-
-
-def _upload(folder: Path, url: str, workers: Workers) -> None:
-    failed: OSError | None = None
-    if workers.is_local_rank_zero:
-        try:
-            for path in filter(Path.is_file, sorted(folder.rglob("*"))):
-                files.upload(path, f"{url}/{path.relative_to(folder).as_posix()}")
-        except OSError as error:
-            failed = error
-    (failures,) = workers.sum(failed is not None)
-    if failures:
-        raise failed or OSError("another worker could not write its part")
-
-
-def _download(url: str, folder: Path) -> None:
-    for name in files.list_sizes(url):
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        files.download(f"{url}/{name}", path)
-
-
-def _empty(folder: Path, workers: Workers) -> Path:
-    """An empty folder of this machine, the same for all its workers."""
-    workers.barrier()
-    if workers.is_local_rank_zero:
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-    workers.barrier()
-    return folder
-
-
 class Zero(Strategy):
     """A model whose training state, gradients or weights DeepSpeed divides over the workers."""
 
@@ -241,11 +93,23 @@ class Zero(Strategy):
         """Divide a model, which is changed in place.
 
         Args:
-            configuration: of `recipes.settings.deepspeed_configuration`.
+            configuration: of `recipes.deepspeed.settings.configuration`.
             scratch: a folder of this machine for checkpoints on their way.
         """
+        os.environ.setdefault("LOCAL_RANK", "0")
+        form_group_of_one(workers.device)
+        import deepspeed
+
+        # Its import sets the level of its log again.
+        silence_libraries()
+        # It would compile an operator for inference at its first start, for minutes.
+        deepspeed.ops.__compatible_ops__ = {}
         self.model, self._workers, self._scratch = model, workers, scratch
-        self._engine, self._optimizer = start_engine(model, optimizer, configuration, workers)
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._optimizer = adamw(trained, optimizer, GuardedAdamW)
+        self._engine, *_ = deepspeed.initialize(
+            model=model, optimizer=self._optimizer, config=configuration
+        )
 
     def loss(self, batch: Batch | ExampleBatch) -> torch.Tensor:
         loss: torch.Tensor = self._engine(batch.to(self._workers.device))
@@ -274,6 +138,10 @@ class Zero(Strategy):
         self._engine.step()
         return Update(self._norm(), not is_usable())
 
+    def _norm(self) -> float:
+        # The engine's own accessor knows it only after the step.
+        return float(self._engine.optimizer._global_grad_norm)
+
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         from deepspeed.runtime.zero import GatheredParameters
         from deepspeed.utils import safe_get_full_fp32_param
@@ -295,14 +163,104 @@ class Zero(Strategy):
         return {}
 
     def write(self, url: str, tensors: dict[str, Any], group: dist.ProcessGroup | None) -> None:
-        write_state(self._engine, url, self._workers, self._scratch)
+        is_local = files.is_local(url)
+        folder = Path(url) if is_local else self._empty("saving")
+        self._engine.save_checkpoint(
+            str(folder), tag=FOLDER, save_latest=False, exclude_frozen_parameters=True
+        )
+        if self._workers.is_rank_zero:
+            (folder / MARKER).write_text(json.dumps(self._layout()))
+        self._workers.barrier()
+        if not is_local:
+            self._upload(folder, url)
+            self._empty("saving")
 
     def read(self, url: str) -> None:
-        read_state(self._engine, url, self._workers, self._scratch)
+        folder = Path(url)
+        if not files.is_local(url):
+            folder = self._empty("reading")
+            if self._workers.is_local_rank_zero:
+                for name in files.list_sizes(url):
+                    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                    files.download(f"{url}/{name}", folder / name)
+            self._workers.barrier()
+        written, wanted = json.loads((folder / MARKER).read_text()), self._layout()
+        if written["stage"] != wanted["stage"]:
+            raise UserError(
+                f"{url} was written at stage {written['stage']}, but "
+                f"`checkpoint.placement.deepspeed.stage` is {wanted['stage']}. Go on at stage "
+                f"{written['stage']}."
+            )
+        if written == wanted:
+            self._engine.load_checkpoint(str(folder), tag=FOLDER, load_module_strict=False)
+        else:
+            self._read_universally(folder)
+        self._workers.barrier()
+        self._empty("")
 
-    def _norm(self) -> float:
-        # The engine's own accessor knows it only after the step.
-        return float(self._engine.optimizer._global_grad_norm)
+    def _layout(self) -> dict[str, Any]:
+        """What has to be the same for the state to be read part by part."""
+        zero = self._engine._config.zero_config
+        offload = zero.offload_optimizer
+        return {
+            "workers": self._workers.count,
+            "stage": int(self._engine.zero_optimization_stage()),
+            "sub_group_size": zero.sub_group_size,
+            "offload_optimizer": offload.device if offload else "none",
+        }
+
+    def _read_universally(self, folder: Path) -> None:
+        from deepspeed.checkpoint.ds_to_universal import main as convert
+
+        universal, engine = self._empty("universal"), self._engine
+        if self._workers.is_local_rank_zero:
+            arguments = argparse.Namespace(
+                input_folder=str(folder / FOLDER),
+                output_folder=str(universal / FOLDER),
+                num_extract_workers=1,
+                num_merge_workers=1,
+                keep_temp_folder=False,
+                strict=True,
+                inject_missing_state=True,
+            )
+            with contextlib.redirect_stdout(io.StringIO()):
+                convert(arguments)
+        self._workers.barrier()
+        groups = [
+            {key: value for key, value in group.items() if key != "params"}
+            for group in engine.optimizer.param_groups
+        ]
+        engine._config.load_universal_checkpoint = True
+        engine.load_checkpoint(str(universal), tag=FOLDER, load_module_strict=False)
+        engine._config.load_universal_checkpoint = False
+        # It gives every group the first one's settings, and all parts one counter of steps.
+        for group, before in zip(engine.optimizer.param_groups, groups, strict=True):
+            group |= before
+        for part in engine.optimizer.optimizer.state.values():
+            part["step"] = torch.as_tensor(part["step"]).clone()
+
+    def _upload(self, folder: Path, url: str) -> None:
+        """Raises OSError where storage failed; on every worker."""
+        failed: OSError | None = None
+        if self._workers.is_local_rank_zero:
+            try:
+                for path in filter(Path.is_file, sorted(folder.rglob("*"))):
+                    files.upload(path, f"{url}/{path.relative_to(folder).as_posix()}")
+            except OSError as error:
+                failed = error
+        (failures,) = self._workers.sum(failed is not None)
+        if failures:
+            raise failed or OSError("another worker could not write its part")
+
+    def _empty(self, name: str) -> Path:
+        """An empty scratch folder of this machine, the same for all its workers."""
+        folder = self._scratch / name
+        self._workers.barrier()
+        if self._workers.is_local_rank_zero:
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+        self._workers.barrier()
+        return folder
 
 
 def build(
@@ -314,8 +272,6 @@ def build(
     """Raises UserError where a user's configuration cannot be used, before the model is read."""
     training, settings = spec.training, spec.training.placement.strategy
     assert isinstance(settings, DeepSpeedSettings)
-    if faults := contradictions(settings, precision, training):
-        raise UserError("; ".join(f"`checkpoint.{fault}`" for fault in faults))
     told = configuration(
         precision == "bfloat16",
         training.budget.global_batch_size,

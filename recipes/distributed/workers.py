@@ -134,6 +134,14 @@ def join_workers(strategy: StrategySettings | None = None) -> Workers:
     return Workers(0, 1, device, local_rank)
 
 
+def form_group_of_one(device: torch.device) -> None:
+    """The process group that some libraries want of a single worker too; it listens nowhere."""
+    if not dist.is_initialized():
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        backend = device_of(device).group_backend
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+
+
 def host_group() -> dist.ProcessGroup:
     """A group on the host that waits for the one worker that writes or checks files.
 

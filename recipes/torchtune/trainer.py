@@ -16,14 +16,13 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from artifacts.errors import UserError, first_line
-from recipes.data.batch import Batch, ExampleBatch
+from recipes.data.batch import Batch
 from recipes.data.reader import StepInput
 from recipes.distributed.strategy import FullySharded, StepOutcome, Strategy
-from recipes.distributed.workers import Workers
+from recipes.distributed.workers import Workers, form_group_of_one
 from recipes.model.base_model import check_family
 from recipes.model.lora import DOWN
 from recipes.torchtune.network import (
@@ -232,19 +231,12 @@ def _load(program: Program, workers: Workers) -> ModuleType:
     names = vars(module)
     names["log"].setLevel(logging.WARNING)
     if program.endswith("_distributed"):
-        _meet(workers)
+        form_group_of_one(workers.device)
         # The workers have met already.
         names["init_process_group"] = lambda *args, **kwargs: None
     if workers.device.type == "cpu":
         names["training"] = SimpleNamespace(**vars(names["training"]) | OF_A_GPU)
     return module
-
-
-def _meet(workers: Workers) -> None:
-    """A group of one, where a recipe for many has one worker; it listens nowhere."""
-    if workers.count == 1 and not dist.is_initialized():
-        backend = "nccl" if workers.device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
 
 
 @contextmanager
@@ -333,7 +325,11 @@ class TuneTrainer(Trainer):
             torch.manual_seed(hash((self._training.seed, self._step, self._workers.rank)))
             rate = self._recipe._optimizer.param_groups[0]["lr"]
             for batch in step_input.batches:
-                yield _as_taken(batch)
+                if isinstance(batch, PreferenceBatch):
+                    yield preference_inputs(batch)
+                else:
+                    assert isinstance(batch, Batch)
+                    yield model_inputs(batch)
             outcome = self._outcome(step_input, time.perf_counter() - began - waited)
             self._record(outcome, rate, time.perf_counter() - began, waited)
             self._end_step()
@@ -361,11 +357,3 @@ class TuneTrainer(Trainer):
             )
         tokens, targets, pairs = map(int, counts)
         return StepOutcome(loss, norm, tokens, targets, pairs, seconds, skipped=False)
-
-
-def _as_taken(batch: Batch | ExampleBatch) -> Inputs:
-    """A batch in the form in which torchtune's recipes take it."""
-    if isinstance(batch, PreferenceBatch):
-        return preference_inputs(batch)
-    assert isinstance(batch, Batch)
-    return model_inputs(batch)
