@@ -32,7 +32,8 @@ class Workers:
     chips: int = 1
     """Of a TPU that this worker spreads its rows over."""
     group: dist.ProcessGroup | None = None
-    """For what is told between the steps, while one worker may work for long; None of one alone."""
+    """On the host, for what is told beside the GPU's work, while one worker may work for long; None
+    of one alone."""
 
     @property
     def is_rank_zero(self) -> bool:
@@ -72,8 +73,9 @@ class Workers:
         """Sums of each value over all parts of the global batch."""
         if self.count == 1:
             return list(values)
-        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
-        dist.all_reduce(tensor)
+        # On the host: a sum on a GPU would wait for all that it still computes.
+        tensor = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(tensor, group=self.group)
         return (tensor / self.tensor_parallel).tolist()
 
     def agree(self, *wishes: bool) -> list[bool]:

@@ -13,10 +13,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from artifacts.errors import UserError
+from artifacts.model import read_tokenizer
 from artifacts.shards.format import ShardStats
 from artifacts.shards.shard_set import ShardSet
 from recipes.data.batch import IGNORED, PADDING_SEGMENT, Batch, read_batch
-from recipes.device import local_device
+from recipes.device import device_of, local_device
 from recipes.encoders.settings import MaskedLanguageModelingSettings
 from recipes.evaluation.bits import as_served
 from recipes.evaluation.documents import TokenizedDocument
@@ -24,11 +25,8 @@ from recipes.evaluation.results import ExampleScores
 from recipes.evaluation.settings import Metric
 from recipes.model.base_model import check_family
 from recipes.model.causal_model import TrainableModel
-from recipes.model.transformers_network import (
-    ExampleNetwork,
-    config_without_dropout,
-    without_dropout,
-)
+from recipes.model.decoder.attention import document_blocks
+from recipes.model.transformers_network import FLEX, ExampleNetwork, read_inner
 from recipes.objective import Objective
 from recipes.spec import TrainingSpec
 
@@ -155,10 +153,11 @@ class MaskedNetwork(ExampleNetwork):
         # answers with no number.
         arguments = {"attention_mask": (is_text | ~is_text.any(1, keepdim=True)).long()}
         if self.reads_packed_rows:
-            arguments = {
-                "attention_mask": (segments[:, :, None] == segments[:, None, :])[:, None],
-                "position_ids": batch.positions + self.first_position,
-            }
+            mask: Any = (segments[:, :, None] == segments[:, None, :])[:, None]
+            if self.inner.config._attn_implementation == FLEX:
+                mask = document_blocks(segments, is_causal=False)
+            positions = batch.positions + self.first_position
+            arguments = {"attention_mask": mask, "position_ids": positions}
         shown = batch.tokens.masked_fill(batch.tokens == HIDDEN, self._mask_token)
         pad = self.inner.config.pad_token_id or 0
         logits: torch.Tensor = self.inner(
@@ -192,7 +191,14 @@ class MaskedNetwork(ExampleNetwork):
         pad, size = config.pad_token_id or 0, config.vocab_size
         tokens = (pad + 1 + places % (size - 1)) % size
         batch = Batch(*(part[None] for part in (tokens, tokens, places - cut * text, text)))
-        apart = self.losses(batch)
+        apart, usual = self.losses(batch), config._attn_implementation
+        by_blocks = [FLEX] if device_of(device).attends_by_blocks else []
+        for attention in (*by_blocks, usual):
+            if self.set_attention(attention) and self._agrees(batch, apart):
+                return
+
+    def _agrees(self, batch: Batch, apart: torch.Tensor) -> bool:
+        """Whether tokens of one packed batch cost what they cost apart; then it is the form."""
         self.reads_packed_rows = True
         try:
             together = self.losses(batch)
@@ -200,29 +206,24 @@ class MaskedNetwork(ExampleNetwork):
             # Models without positions, or with masks of their own, say so in as many ways.
             together = torch.full_like(apart, torch.nan)
         self.reads_packed_rows = torch.allclose(together, apart, rtol=0, atol=SAME_LOSS)
+        return self.reads_packed_rows
 
 
 def load_masked(folder: Path) -> TrainableModel:
     """An encoder that tells hidden tokens; raises UserError for another family or tokenizer."""
-    from transformers import AutoModelForMaskedLM, AutoTokenizer
+    from transformers import AutoModelForMaskedLM
 
     check_family(folder, "encoder")
-    mask_token = AutoTokenizer.from_pretrained(folder).mask_token_id
+    mask_token = read_tokenizer(folder).mask_token_id
     if mask_token is None:
         raise UserError(
             f"The tokenizer in {folder} has no mask token, without which no token can be hidden. "
             "Choose a `base_model` that was trained on hidden tokens, such as RoBERTa."
         )
-    inner = AutoModelForMaskedLM.from_pretrained(
-        folder, config=config_without_dropout(folder), dtype=torch.float32, use_safetensors=True
-    )
-    model = TrainableModel(without_dropout(MaskedNetwork(inner, mask_token)))
+    inner = read_inner(folder, AutoModelForMaskedLM)
+    model = TrainableModel(MaskedNetwork(inner, mask_token))
     model.exported_config = {"architectures": [type(inner).__name__]}
     return model
-
-
-def _load(spec: TrainingSpec) -> TrainableModel:
-    return load_masked(Path(spec.base_model_folder))
 
 
 def _check(model: TrainableModel, spec: TrainingSpec) -> None:
@@ -256,16 +257,16 @@ class MaskedScorer:
         self, folder: Path, examples: Sequence[TokenizedDocument], stats: ShardStats
     ) -> ExampleScores:
         """The scores of a model; the same tokens are hidden from every model."""
-        try:
-            network = load_masked(folder).network
-        except (OSError, ValueError, RuntimeError) as error:
-            raise UserError(f"The model in {folder} cannot be read: {error}") from error
+        network = load_masked(folder).network
         assert isinstance(network, MaskedNetwork)
         as_served(network.eval().to(local_device()))
         windows = [
             (number, *hide(tokens, stats, _sample(example.id, part)))
             for number, example in enumerate(examples)
-            for part, tokens in enumerate(_cut(example.tokens, stats.sequence_length))
+            for part, tokens in enumerate(
+                example.tokens[start : start + stats.sequence_length]
+                for start in range(0, len(example.tokens), stats.sequence_length)
+            )
         ]
         bits, told = np.zeros(len(examples)), np.zeros(len(examples))
         for first in range(0, len(windows), BATCH_TEXTS):
@@ -287,10 +288,8 @@ def _sample(document: str, part: int) -> int:
     return int.from_bytes(digest, "little")
 
 
-def _cut(tokens: np.ndarray, length: int) -> list[np.ndarray]:
-    return [tokens[start : start + length] for start in range(0, len(tokens), length)]
-
-
 def hidden_tokens(settings: MaskedLanguageModelingSettings) -> Objective:
     """To tell hidden tokens."""
-    return Objective(_load, read_masked, _check, MaskedScorer())
+    return Objective(
+        lambda spec: load_masked(Path(spec.base_model_folder)), read_masked, _check, MaskedScorer()
+    )

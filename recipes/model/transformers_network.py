@@ -3,19 +3,19 @@
 import inspect
 import sys
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from artifacts.errors import UserError
+from artifacts.model import read_model
 from recipes.data.batch import IGNORED, PADDING_SEGMENT, Batch
 from recipes.model.decoder.attention import allowed_positions, document_blocks
 
 FLEX = "flex_attention"
 """transformers' name of the attention that skips pairs of positions of different documents."""
-Network = TypeVar("Network", bound=nn.Module)
 
 
 class TransformersNetwork(nn.Module):
@@ -162,21 +162,34 @@ class ExampleNetwork(TransformersNetwork):
 
 
 def load_transformers(folder: Path) -> TransformersNetwork:
-    """Read a Hugging Face folder into float32 weights, nothing about it random."""
+    """A causal model of a Hugging Face folder, as `read_inner` reads it."""
     from transformers import AutoModelForCausalLM
 
-    inner = AutoModelForCausalLM.from_pretrained(
-        folder, config=config_without_dropout(folder), dtype=torch.float32, use_safetensors=True
-    )
-    return without_dropout(TransformersNetwork(inner))
+    return TransformersNetwork(read_inner(folder, AutoModelForCausalLM))
 
 
 def create_transformers(folder: Path) -> TransformersNetwork:
     """A model of a Hugging Face folder's architecture with random float32 weights."""
     from transformers import AutoModelForCausalLM
 
-    inner = AutoModelForCausalLM.from_config(config_without_dropout(folder), dtype=torch.float32)
-    return without_dropout(TransformersNetwork(inner))
+    config = config_without_dropout(folder)
+    inner = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    return TransformersNetwork(_without_dropout(inner))
+
+
+def read_inner(folder: Path, kind: Any, config: Any = None, **arguments: Any) -> Any:
+    """A model of transformers in float32, nothing about it random.
+
+    Args:
+        kind: of transformers' classes, such as AutoModelForCausalLM.
+        config: a changed one of `config_without_dropout`.
+
+    Raises:
+        UserError: the folder cannot be read.
+    """
+    config = config or config_without_dropout(folder)
+    inner = read_model(folder, kind, config=config, dtype=torch.float32, **arguments)
+    return _without_dropout(inner)
 
 
 def config_without_dropout(folder: Path) -> Any:
@@ -195,9 +208,9 @@ def config_without_dropout(folder: Path) -> Any:
     return config
 
 
-def without_dropout(network: Network) -> Network:
-    """The network rid of dropout, whose figure some models write into their code."""
-    for module in network.modules():
+def _without_dropout(inner: Any) -> Any:
+    """The model rid of dropout, whose figure some models write into their code."""
+    for module in inner.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
             module.p = 0.0
-    return network
+    return inner

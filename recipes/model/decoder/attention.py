@@ -92,20 +92,25 @@ def segment_mask(segments: torch.Tensor, dtype: torch.dtype) -> SegmentMask:
     return SegmentMask(allowed, torch.where(allowed, zero, float("-inf")))
 
 
-def document_blocks(segments: torch.Tensor) -> BlockMask:
+def document_blocks(segments: torch.Tensor, is_causal: bool = True) -> BlockMask:
     """`block_mask`, on a GPU by one kernel of its own."""
     build = _compiled_block_mask() if segments.is_cuda else block_mask
-    blocks: BlockMask = build(segments)
+    blocks: BlockMask = build(segments, is_causal)
     return blocks
 
 
-def block_mask(segments: torch.Tensor) -> BlockMask:
-    """The mask of `allowed_positions` in flex attention's form, which skips whole blocks."""
+def block_mask(segments: torch.Tensor, is_causal: bool = True) -> BlockMask:
+    """The mask of `allowed_positions` in flex attention's form, which skips whole blocks.
+
+    Args:
+        is_causal: otherwise a position also looks at later ones of its segment.
+    """
 
     def may_look(
         row: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor
     ) -> torch.Tensor:
-        return (query >= key) & (segments[row, query] == segments[row, key])
+        is_inside = segments[row, query] == segments[row, key]
+        return is_inside & (query >= key) if is_causal else is_inside
 
     rows, length = segments.shape
     return create_block_mask(may_look, rows, None, length, length, device=segments.device)

@@ -93,3 +93,9 @@ def test_no_worker_of_many_holds_an_8b(tmp_path: Path) -> None:
     assert found["parameters"] == 8_030_261_248
     assert found["read"] == pytest.approx(found["parameters"] / 64, rel=0.01)
     assert found["peak_gb"] < 1.5
+
+
+def test_what_workers_tell_each_other_needs_no_device(workers: Workers) -> None:
+    """On a GPU, a sum there would wait until it has computed all that it was given."""
+    elsewhere = Workers(0, PROCESSES, torch.device("meta"))
+    assert elsewhere.sum(3.0, 4.0) == [3.0, 4.0], "the other seven are never heard of"

@@ -9,11 +9,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 import transformers
+from torch.nn.attention import flex_attention
 
 from artifacts.errors import UserError
 from artifacts.shards.format import ShardStats
 from artifacts.shards.shard_set import ShardSet
 from recipes.data.batch import IGNORED, PADDING_SEGMENT, Batch
+from recipes.device import Device
 from recipes.encoders.masked import (
     HIDDEN,
     MaskedNetwork,
@@ -103,6 +105,7 @@ def test_a_tokenizer_without_a_mask_token_is_refused(tmp_path: Path) -> None:
 MASK = 5
 
 
+@pytest.mark.parametrize("by_blocks", [False, True])
 @pytest.mark.parametrize(
     ("kind", "own", "shares_rows"),
     [
@@ -117,8 +120,15 @@ MASK = 5
     ],
 )
 def test_a_hidden_tokens_loss_is_that_of_its_text_by_itself(
-    kind: str, own: dict[str, Any], shares_rows: bool
+    kind: str,
+    own: dict[str, Any],
+    shares_rows: bool,
+    by_blocks: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """By blocks as on a GPU, whose kernels torch replaces here by plain products."""
+    monkeypatch.setattr(flex_attention, "_validate_device", lambda *tensors: None)
+    monkeypatch.setattr(Device, "attends_by_blocks", by_blocks)
     torch.manual_seed(0)
     ends = dict.fromkeys(("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), 1)
     config = getattr(transformers, f"{kind}Config")(
@@ -152,15 +162,20 @@ def test_a_hidden_tokens_loss_is_that_of_its_text_by_itself(
     expected = F.cross_entropy(torch.cat(alone), tokens[told], reduction="none")
 
     network = MaskedNetwork(inner, MASK)
-    network.try_packed_rows(40)
+    with torch.compiler.set_stance("force_eager"):
+        network.try_packed_rows(40)
+        losses = network.losses(row)
 
     assert network.reads_packed_rows == shares_rows
-    torch.testing.assert_close(network.losses(row), expected, atol=1e-5, rtol=0)
+    attention = inner.config._attn_implementation
+    assert (attention == "flex_attention") == (shares_rows and by_blocks)
+    torch.testing.assert_close(losses, expected, atol=1e-5, rtol=0)
 
     forgotten = replace(
         row,
         targets=torch.full_like(tokens, IGNORED),
         segments=torch.full_like(row.segments, PADDING_SEGMENT),
     )
-    network.loss(forgotten).backward()
+    with torch.compiler.set_stance("force_eager"):
+        network.loss(forgotten).backward()
     assert all(p.grad is None or p.grad.isfinite().all() for p in network.parameters())
