@@ -10,10 +10,6 @@ from recipes.model.causal_model import TrainableModel
 from recipes.spec import TrainingSpec
 
 
-def _accept(model: TrainableModel, spec: TrainingSpec) -> None:
-    """No check beyond what loading makes."""
-
-
 @dataclass(frozen=True)
 class Objective:
     """Order, steps, checkpoints, resume, export, evaluation, gate and serving are built on these.
@@ -26,7 +22,7 @@ class Objective:
     """The model to train, with float32 weights; raises UserError for one of another family."""
     read_batch: ReadBatch = read_batch
     """Rows of the shards as the model's forward takes them."""
-    check: Callable[[TrainableModel, TrainingSpec], None] = _accept
+    check: Callable[[TrainableModel, TrainingSpec], None] | None = None
     """Raises UserError where the model, on its device, cannot be trained on these rows."""
     scorer: Scorer | None = None
     """Scores held-out examples one by one, and says which metric decides; without one, models are

@@ -252,14 +252,10 @@ class Checkpointer:
     def _write(
         self, step: int, tensors: dict[str, Any], state: dict[str, Any], permanent: bool
     ) -> None:
-        with _naming_a_full_disk(self._run_url, step):
-            self._patiently(step, lambda: self._write_files(step, tensors))
+        url = checkpoints.step_url(self._run_url, step)
+        self._patiently(step, lambda: self._strategy.write(url, tensors, self._group))
         if self._workers.is_rank_zero:
-            with _naming_a_full_disk(self._run_url, step):
-                self._patiently(step, lambda: self._commit(step, state, permanent))
-
-    def _write_files(self, step: int, tensors: dict[str, Any]) -> None:
-        self._strategy.write(checkpoints.step_url(self._run_url, step), tensors, self._group)
+            self._patiently(step, lambda: self._commit(step, state, permanent))
 
     def _commit(self, step: int, state: dict[str, Any], permanent: bool) -> None:
         checkpoints.commit(self._run_url, step, self._content, state, permanent)
@@ -270,8 +266,14 @@ class Checkpointer:
         for seconds in (*self._retry_seconds, None):
             try:
                 return work()
-            except (OSError, CheckpointException) as error:
+            except (OSError, RuntimeError, CheckpointException) as error:
                 if _is_full_disk(error):
+                    raise UserError(
+                        f"No space left on the disk for the checkpoint of step {step} in "
+                        f"{self._run_url}. The checkpoints before are whole: free some space and "
+                        "start the same command again."
+                    ) from error
+                if isinstance(error, RuntimeError):
                     raise
                 fault = f"Saving the checkpoint of step {step} to {self._run_url} failed"
                 if seconds is None:
@@ -282,19 +284,6 @@ class Checkpointer:
                     ) from error
                 self._report(f"{fault} ({_reason(error)}); trying again in {seconds:g} s")
                 time.sleep(seconds)
-
-
-@contextmanager
-def _naming_a_full_disk(run_url: str, step: int) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, RuntimeError, CheckpointException) as error:
-        if not _is_full_disk(error):
-            raise
-        raise UserError(
-            f"No space left on the disk for the checkpoint of step {step} in {run_url}. The "
-            "checkpoints before are whole: free some space and start the same command again."
-        ) from error
 
 
 def _reason(error: BaseException) -> str:

@@ -3,12 +3,12 @@
 import math
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from pydantic import BaseModel
 
 from artifacts.errors import UserError
 from recipes.optimization import GradientGuard
-from recipes.settings import Precision
 from recipes.spec import METRICS_NAME, TrainingResult
 
 RECENT_STEPS = 64
@@ -48,17 +48,14 @@ class TrainState(BaseModel):
                     "are damaged, or too large for `checkpoint.precision`: try float32, or another "
                     "`base_model`."
                 )
-            self.diverged = self._not_a_number(step)
+            self.diverged = (
+                f"Training stopped at step {step}: the loss on the validation text is no number "
+                f"since some step after {max(self.validation)}. Every checkpoint that was saved "
+                "can be loaded. Lower `checkpoint.optimizer.learning_rate`, or set "
+                "`checkpoint.precision: float32`."
+            )
             return
         self.validation[step] = value
-
-    def _not_a_number(self, step: int) -> str:
-        last = max(self.validation)
-        return (
-            f"Training stopped at step {step}: the loss on the validation text is no number since "
-            f"some step after {last}. Every checkpoint that was saved can be loaded. Lower "
-            "`checkpoint.optimizer.learning_rate`, or set `checkpoint.precision: float32`."
-        )
 
     @property
     def best_step(self) -> int:
@@ -67,40 +64,27 @@ class TrainState(BaseModel):
         trained = {step: bits for step, bits in found.items() if step} or found
         return min(trained, key=lambda step: (trained[step], step), default=0)
 
-    def result(
-        self,
-        step: int,
-        run_folder: Path,
-        samples_replayed: int,
-        coverage: float,
-        tokens_seen_before: int,
-        validation_unit: str,
-        precision: Precision,
-        workers: int,
-        parameters: int,
-    ) -> TrainingResult:
-        """What `result.json` says after the last step."""
+    def result(self, step: int, run_folder: Path, **run: Any) -> TrainingResult:
+        """What `result.json` says after the last step.
+
+        Args:
+            run: the fields of the result that no state has, by name.
+        """
         validation, best = self.validation, self.best_step
         return TrainingResult(
             steps=step,
             tokens_seen=self.tokens_seen,
             samples_seen=self.samples_seen,
-            samples_replayed=samples_replayed,
-            coverage=coverage,
-            tokens_seen_before=tokens_seen_before,
             validation={
                 "start": validation[0],
                 "end": validation[max(validation)],
                 "best": validation[best],
             },
-            validation_unit=validation_unit,
             best_step=best,
             tokens_per_second=median(self.recent_tokens_per_second or [0.0]),
             final_loss=self.last_loss,
             skipped_steps=len(self.guard.skipped_steps),
             diverged=self.diverged,
-            precision=precision,
-            workers=workers,
-            parameters=parameters,
             metrics_path=str(run_folder / METRICS_NAME),
+            **run,
         )

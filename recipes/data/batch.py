@@ -16,8 +16,27 @@ IGNORED = -100
 PADDING_SEGMENT = -1
 
 
+class TensorBatch:
+    """Tensors that go to a device together, the fields of a frozen dataclass."""
+
+    targets: torch.Tensor
+
+    @property
+    def target_count(self) -> int:
+        """How many positions have a target."""
+        return int((self.targets != IGNORED).sum())
+
+    def to(self, device: torch.device) -> Self:
+        """The same batch on another device."""
+        return type(self)(*(tensor.to(device, non_blocking=True) for tensor in vars(self).values()))
+
+    def pin_memory(self) -> Self:
+        """The same batch in memory from which a GPU copies by itself."""
+        return type(self)(*(tensor.pin_memory() for tensor in vars(self).values()))
+
+
 @dataclass(frozen=True)
-class Batch:
+class Batch(TensorBatch):
     """Rows ready for the model; every tensor has the shape (rows, sequence_length)."""
 
     tokens: torch.Tensor
@@ -29,11 +48,6 @@ class Batch:
     """Number of the segment within its row, `PADDING_SEGMENT` for padding."""
 
     @property
-    def target_count(self) -> int:
-        """How many positions have a target."""
-        return int((self.targets != IGNORED).sum())
-
-    @property
     def token_count(self) -> int:
         """How many positions are not padding."""
         return int((self.segments != PADDING_SEGMENT).sum())
@@ -43,17 +57,9 @@ class Batch:
         """How many pairs of positions attend: each with itself and those before it in its text."""
         return int((self.positions + 1)[self.segments != PADDING_SEGMENT].sum())
 
-    def to(self, device: torch.device) -> "Batch":
-        """The same batch on another device."""
-        return Batch(*(tensor.to(device, non_blocking=True) for tensor in vars(self).values()))
-
-    def pin_memory(self) -> "Batch":
-        """The same batch in memory from which a GPU copies by itself."""
-        return Batch(*(tensor.pin_memory() for tensor in vars(self).values()))
-
 
 @dataclass(frozen=True)
-class ExampleBatch:
+class ExampleBatch(TensorBatch):
     """Inputs with what is learnt for each: an encoder's view of a batch."""
 
     tokens: torch.Tensor
@@ -64,11 +70,6 @@ class ExampleBatch:
     """Shape (rows, longest target): tokens or classes, `IGNORED` past a target's end."""
 
     @property
-    def target_count(self) -> int:
-        """How many targets there are."""
-        return int((self.targets != IGNORED).sum())
-
-    @property
     def token_count(self) -> int:
         """How many positions are not padding."""
         return int(self.is_input.sum()) + self.target_count
@@ -77,14 +78,6 @@ class ExampleBatch:
     def pair_count(self) -> int:
         """How many pairs of positions attend: all of an input."""
         return int(self.is_input.sum(dim=1).square().sum())
-
-    def to(self, device: torch.device) -> Self:
-        """The same batch on another device."""
-        return type(self)(*(tensor.to(device, non_blocking=True) for tensor in vars(self).values()))
-
-    def pin_memory(self) -> Self:
-        """The same batch in memory from which a GPU copies by itself."""
-        return type(self)(*(tensor.pin_memory() for tensor in vars(self).values()))
 
 
 def read_batch(shards: ShardSet, rows: np.ndarray, samples: np.ndarray | None = None) -> Batch:

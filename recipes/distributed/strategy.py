@@ -14,12 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint import (
-    FileSystemReader,
-    FileSystemWriter,
-    StorageReader,
-    StorageWriter,
-)
+from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -261,15 +256,17 @@ class FullySharded(Strategy):
                 state["step"].zero_()
 
     def write(self, url: str, tensors: dict[str, Any], group: dist.ProcessGroup | None) -> None:
+        writer = FsspecWriter(url) if "://" in url else FileSystemWriter(url)
         with _alone_is_meant():
-            dcp.save(tensors, storage_writer=_writer(url), process_group=group)
+            dcp.save(tensors, storage_writer=writer, process_group=group)
 
     def read(self, url: str) -> None:
         tensors = self._read_into()
         groups = tensors["optimizer"]["param_groups"]
         forms = [{name: group[name] for name in FORMS & group.keys()} for group in groups]
+        reader = FsspecReader(url) if "://" in url else FileSystemReader(url)
         with _alone_is_meant():
-            dcp.load(tensors, storage_reader=_reader(url))
+            dcp.load(tensors, storage_reader=reader)
             # In which form steps are taken is up to this hardware, not to what wrote the state.
             for group, form in zip(groups, forms, strict=True):
                 group |= form
@@ -279,14 +276,6 @@ class FullySharded(Strategy):
     def _read_into(self) -> dict[str, Any]:
         """Tensors that a training state is read into."""
         return self.tensors()
-
-
-def _writer(url: str) -> StorageWriter:
-    return FsspecWriter(url) if "://" in url else FileSystemWriter(url)
-
-
-def _reader(url: str) -> StorageReader:
-    return FsspecReader(url) if "://" in url else FileSystemReader(url)
 
 
 @contextmanager

@@ -143,7 +143,9 @@ def read_config(program: Program, given: Any, overrides: dict[str, Any]) -> dict
         raise ValueError(f"no torchtune configuration: {first_line(error)}") from None
     assert isinstance(resolved, dict)
     found = {str(key): value for key, value in resolved.items()}
-    _check(program, found, _referred_to(text))
+    # Keys that other values of the configuration are made of.
+    referred_to = set(re.findall(r"\$\{(\w+)", text))
+    _check(program, found, referred_to)
     return found
 
 
@@ -230,11 +232,6 @@ def model_package(model: dict[str, Any]) -> str:
     """`llama3_2` of `torchtune.models.llama3_2.llama3_2_1b`."""
     found = re.fullmatch(r"torchtune\.models\.(\w+)\.\w+", str(model["_component_"]))
     return found[1] if found else ""
-
-
-def _referred_to(text: str) -> set[str]:
-    """Top-level keys that other values of the configuration are made of."""
-    return set(re.findall(r"\$\{(\w+)", text))
 
 
 def _keys_read(program: Path) -> tuple[set[str], set[str]]:
@@ -397,14 +394,13 @@ class TorchtuneSettings(WarmStartSettings):
         """The same, of the configuration what decides what is learnt."""
         found = super().content()
         del found["overrides"], found["teacher"]
-        teacher = {"teacher": _digest(self.teacher)} if self.teacher else {}
+        teacher = {}
+        if self.teacher:
+            # What decides a model's answers, wherever its folder lies.
+            names = ["config.json", *_weight_files(self.teacher)]
+            hashes = {name: sha256_of(f"{self.teacher}/{name}") for name in names}
+            teacher["teacher"] = hash_json(hashes)
         return found | {"config": content(self.config, self.run)} | teacher
-
-
-def _digest(folder: str) -> str:
-    """A hash of what decides a model's answers, wherever its folder lies."""
-    names = ["config.json", *_weight_files(folder)]
-    return hash_json({name: sha256_of(f"{folder}/{name}") for name in names})
 
 
 def _weight_files(folder: str) -> list[str]:

@@ -33,7 +33,7 @@ def join(count: int) -> Workers:
     """The one worker that drives all chips, in a run of so many processes.
 
     Raises:
-        UserError: there are several processes, or no TPU can be used.
+        UserError: there are several processes, no TPU chips, or no torch_xla in this environment.
     """
     if count > 1:
         raise UserError(
@@ -41,16 +41,6 @@ def join(count: int) -> Workers:
             f"machine, but {count} were started. Train on one machine."
         )
     KINDS["xla"] = Tpu
-    device, chips = start_tpu()
-    return Workers(0, 1, device, chips=chips)
-
-
-def start_tpu() -> tuple[torch.device, int]:
-    """All TPU chips of this machine as one device: `(device, number of chips)`.
-
-    Raises:
-        UserError: there are none, or this environment has no torch_xla.
-    """
     asked = os.environ.get(TPU_VARIABLE)
     try:
         import torch_xla
@@ -68,4 +58,4 @@ def start_tpu() -> tuple[torch.device, int]:
             "the processor."
         )
     runtime.use_spmd()
-    return torch_xla.device(), runtime.global_runtime_device_count()
+    return Workers(0, 1, torch_xla.device(), chips=runtime.global_runtime_device_count())

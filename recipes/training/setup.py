@@ -190,7 +190,8 @@ def _build_model(spec: TrainingSpec, objective: Objective, workers: Workers) -> 
     device = device_of(workers.device)
     if model.unread is None:
         model.to(device.tries_on)
-    objective.check(model, spec)
+    if objective.check:
+        objective.check(model, spec)
     if training.adapters:
         add_adapters(model, training.adapters, training.seed)
         model.to(device.tries_on)

@@ -11,7 +11,7 @@ from artifacts.errors import UserError
 from llm_assets.runners.training import LocalTrainingRunner
 from recipes.distributed.workers import join_workers
 from recipes.spec import command
-from recipes.tpu.device import start_tpu
+from recipes.tpu.device import join
 from recipes.tpu.settings import TPU_ENVIRONMENT
 from tests.recipes.conftest import settings_of
 
@@ -74,7 +74,7 @@ def test_training_on_a_tpu_is_started_in_its_own_environment(
 
 def test_an_environment_without_torch_xla_is_told() -> None:
     with pytest.raises(UserError, match=r"has no torch_xla .* make setup-tpu"):
-        start_tpu()
+        join(1)
 
 
 def test_several_processes_on_a_tpu_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
