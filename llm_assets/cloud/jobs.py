@@ -101,10 +101,12 @@ def container_spec(
     if memory is not None:
         named[MEMORY_VARIABLE] = str(memory)
     seconds = round(settings.endpoint.start_minutes * 60)
+    by_prefix = settings.endpoint.openai_routes
+    routes = {"invoke_route_prefix": "/*"} if by_prefix else {"predict_route": PREDICT_ROUTE}
     spec: dict[str, Any] = {
         "image_uri": settings.images.serve,
         "ports": [{"container_port": PORT}],
-        "predict_route": PREDICT_ROUTE,
+        **routes,
         "health_route": HEALTH_ROUTE,
         "env": [{"name": name, "value": value} for name, value in named.items()],
         "args": engine_arguments(settings.endpoint),

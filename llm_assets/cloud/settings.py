@@ -197,6 +197,9 @@ class EndpointMachineSettings(Settings):
     """Write a line to Cloud Logging, which is paid for, for each request."""
     spot: bool = False
     """Use spot machines, which are cheaper and may go away while they answer."""
+    openai_routes: bool = False
+    """Let clients of OpenAI's API talk to the endpoint, by `invoke_route_prefix`, a preview of
+    Vertex AI; `:predict` and `:rawPredict` are not answered then."""
     vllm: VllmSettings | None = VllmSettings()
     """How vLLM serves where there are accelerators; null for an image with another engine."""
     start_minutes: float = Field(default=30.0, gt=0, le=120)
@@ -217,6 +220,8 @@ class EndpointMachineSettings(Settings):
             raise ValueError("maximum_replicas is smaller than minimum_replicas")
         if self.private_address and not self.private_projects:
             raise ValueError("private_address is for an endpoint with private_projects")
+        if self.openai_routes and self.private_projects:
+            raise ValueError("openai_routes needs a public endpoint, so no private_projects")
         return self
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import random
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
@@ -13,7 +14,7 @@ from artifacts.errors import UserError, first_line
 from artifacts.progress import Report
 from artifacts.store.identity import hash_json
 from artifacts.store.store import Store
-from llm_assets.cloud.jobs import dedicated_resources, engine_memory
+from llm_assets.cloud.jobs import PREDICT_ROUTE, dedicated_resources, engine_memory
 from llm_assets.cloud.settings import GoogleCloudSettings, load_cloud_settings
 from llm_assets.cloud.vertex import Vertex, open_session
 from llm_assets.config import PipelineSettings
@@ -35,6 +36,9 @@ from serving.vertex.context import longest_context
 
 PRIVATE = "its private address"
 AUTHORIZATION = '"Authorization: Bearer $(gcloud auth print-access-token)"'
+BY_ROUTE = "-openai"
+"""Ends the name of a deployed model that answers by the container's routes, not by `:predict`."""
+PROBES = 3
 SAMPLE_TOKENS = 8
 MACHINE_SECONDS = 900.0
 """Until there are machines and the image is on them, at most."""
@@ -69,10 +73,11 @@ class VertexServingPlatform(ServingPlatform):
                     raise RolloutFailed(
                         f"Version {version.version} is not served: {error}\n{_who_serves(endpoint)}"
                     ) from error
-        url = endpoint.predict_url() or PRIVATE
+        url = endpoint.url() or PRIVATE
+        by_route = vertex.settings.endpoint.openai_routes
         return LiveAddress(
             url=url,
-            predict_url=url,
+            predict_url=f"{url}{PREDICT_ROUTE}" if by_route else url,
             authorization=AUTHORIZATION,
             changed=changed,
             reason="serving now" if changed else "already serving",
@@ -122,12 +127,16 @@ def _who_serves(endpoint: VertexEndpoint) -> str:
 class VertexTraffic:
     """A new version beside those of an endpoint; see `Traffic` for what the methods promise.
 
-    A version without traffic cannot be asked on Vertex AI, so the probe is the serving image's: its
-    container is not healthy before the model has written, and one that is not is never deployed.
-    Vertex AI does not say either how a version does; so each observation sends a request of its
-    own. It is answered by one version or the other, which the answer says and a failure does not.
-    So where some fail, answers are looked at: if both versions fail alike, each of them is the new
-    one's as often as a request is.
+    By `:predict`, a version without traffic cannot be asked, so the probe is the serving image's:
+    its container is not healthy before the model has written, and one that is not is never
+    deployed. Vertex AI does not say either how a version does; so each observation sends a request
+    of its own. It is answered by one version or the other, which the answer says and a failure does
+    not. So where some fail, answers are looked at: if both versions fail alike, each of them is the
+    new one's as often as a request is.
+
+    With `endpoint.openai_routes` each version has an address, so the new one is asked before it has
+    traffic, and a failure counts against a version where the other one answers the same. A version
+    that answers by the other way than the one before takes all traffic at once: no client has both.
 
     The methods block: nothing else runs in a rollout's loop, and a run that is cancelled ends at
     once, while Google goes on with what it was asked; the next run waits for that.
@@ -153,19 +162,22 @@ class VertexTraffic:
         self._limit = math.log(QUESTIONS / rollout.false_alarm)
         self._report = report
         self.version = str(version.version)
+        self._way = BY_ROUTE if settings.endpoint.openai_routes else ""
         machines = dedicated_resources(settings.endpoint)
         digest = hash_json({"model": model, "machines": machines})
         self._id = str(int(digest, 16) % LONGEST_ID)
         self._deployed = {
             "id": self._id,
             "model": model,
-            "display_name": f"version-{version.version}",
+            "display_name": f"version-{version.version}{self._way}",
             "dedicated_resources": machines,
             "service_account": settings.account_that_serves,
             "enable_access_logging": settings.endpoint.access_logging,
         }
         self._new, self._old = TrafficSample(), TrafficSample()
         self._share = 0.0
+        self._others: list[str] = []
+        self._random = random.Random()  # noqa: S311
         self._missing = Bets()
         """That the new version gives fewer answers than its share."""
         self._answers: Counter[bool] = Counter()
@@ -193,11 +205,18 @@ class VertexTraffic:
                 self._endpoint.undeploy(deployed_id)
         if len(others) == len(found.deployed_models):
             self._endpoint.deploy(self._deployed, seconds)
-        return bool(self._serving_others(self._endpoint.read()))
+        if self._way and all(self._seconds_of(self._id) is None for _ in range(PROBES)):
+            raise CanaryFailed(f"it answered none of {PROBES} requests to its own address")
+        found = self._endpoint.read()
+        self._others = self._serving_others(found)
+        names = {deployed.id: deployed.display_name for deployed in found.deployed_models}
+        return bool(self._others) and all(
+            names[other].endswith(BY_ROUTE) == bool(self._way) for other in self._others
+        )
 
     async def set_share(self, share: float) -> None:
         found = self._endpoint.read()
-        old = self._serving_others(found)
+        old = self._others = self._serving_others(found)
         percent = 100 if not old else round(100 * share)
         if 0 < share < 1:
             percent = min(max(percent, 1), 100 - len(old)) if old else 100
@@ -212,7 +231,10 @@ class VertexTraffic:
     async def observe(self) -> tuple[TrafficSample, TrafficSample]:
         # The next request is always under way, so a step does not end before both were seen.
         self._new, self._old = TrafficSample(waiting=1), TrafficSample(waiting=1)
-        self._ask()
+        if self._way:
+            self._ask_by_address()
+        else:
+            self._ask()
         if self._failures and self._missing.logarithm >= self._limit:
             raise CanaryFailed(
                 f"{self._failures} requests failed, and of {self._answers.total()} others it "
@@ -221,31 +243,57 @@ class VertexTraffic:
         return self._new, self._old
 
     def _ask(self) -> None:
-        from google.auth.exceptions import GoogleAuthError
-        from requests import RequestException
-
-        instance = {"prompt": self._prompt, "max_tokens": SAMPLE_TOKENS}
         started = time.monotonic()
-        try:
-            reply = self._session.post(
-                self._url,
-                json={"instances": [instance]},
-                timeout=self._settings.endpoint.request_seconds,
-            )
-            if not reply.ok:
-                raise RequestException(f"{reply.status_code} {reply.text[:LONGEST_REPORT]}")
-            answered_by = reply.json()["deployedModelId"]
-        except (RequestException, GoogleAuthError) as error:
+        answer = self._post(self._url)
+        if answer is None:
             self._failures += 1
-            self._report(f"a request failed: {first_line(error)}")
             return
-        is_new = answered_by == self._id
+        is_new = answer["deployedModelId"] == self._id
         if 0 < self._share < 1:
             self._answers[is_new] += 1
             self._missing.add(float(not is_new), 1 - self._share)
         seen = self._new if is_new else self._old
         seen.answered += 1
         seen.seconds.append(time.monotonic() - started)
+
+    def _ask_by_address(self) -> None:
+        """Ask a version as often as it has traffic, and the other one where it fails."""
+        sides = [(self._id, self._new), (self._others[0], self._old)]
+        # Without a share the new version counts as if it had half, see `Evidence.add`.
+        if self._random.random() >= (self._share or 0.5):
+            sides.reverse()
+        (asked, seen), (other, _) = sides
+        if (seconds := self._seconds_of(asked)) is not None:
+            seen.answered += 1
+            seen.seconds.append(seconds)
+        elif self._seconds_of(other) is not None:
+            seen.failed += 1
+
+    def _seconds_of(self, deployed_id: str) -> float | None:
+        """How long a version took to answer at its own address; None where it did not."""
+        started = time.monotonic()
+        url = f"{self._endpoint.url(deployed_id)}{PREDICT_ROUTE}"
+        return None if self._post(url) is None else time.monotonic() - started
+
+    def _post(self, url: str) -> dict[str, Any] | None:
+        """The answer to a small request; None, and a line in the log, where there is none."""
+        from google.auth.exceptions import GoogleAuthError
+        from requests import RequestException
+
+        instance = {"prompt": self._prompt, "max_tokens": SAMPLE_TOKENS}
+        try:
+            reply = self._session.post(
+                url,
+                json={"instances": [instance]},
+                timeout=self._settings.endpoint.request_seconds,
+            )
+            if not reply.ok:
+                raise RequestException(f"{reply.status_code} {reply.text[:LONGEST_REPORT]}")
+            answer: dict[str, Any] = reply.json()
+        except (RequestException, GoogleAuthError) as error:
+            self._report(f"a request failed: {first_line(error)}")
+            return None
+        return answer
 
     async def promote(self) -> None:
         others = [d.id for d in self._endpoint.read().deployed_models if d.id != self._id]
@@ -273,7 +321,7 @@ class VertexTraffic:
 
     @cached_property
     def _url(self) -> str:
-        url = self._endpoint.predict_url()
+        url = self._endpoint.url()
         if url is None:
             raise UserError(
                 "The endpoint is private (`endpoint.private_projects`), and a rollout sends "

@@ -3,6 +3,7 @@
 import contextlib
 import time
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 from llm_assets.cloud.vertex import Vertex, VertexRefused
@@ -38,11 +39,28 @@ class VertexEndpoint:
             raise VertexRefused(f"The endpoint {self.name} is gone: somebody deleted it.")
         return found
 
-    def predict_url(self) -> str | None:
-        """Where requests are answered; None for a private endpoint whose address nobody told."""
-        host = self._vertex.settings.endpoint.private_address or self.read().dedicated_endpoint_dns
-        scheme = "" if "://" in host else "https://"
-        return f"{scheme}{host}/v1/{self.name}:predict" if host else None
+    def url(self, deployed_id: str | None = None) -> str | None:
+        """Where requests are answered; None for a private endpoint whose address nobody told.
+
+        With `endpoint.openai_routes` the routes of the container follow it.
+
+        Args:
+            deployed_id: the version to ask, whatever its share, which `:predict` cannot.
+        """
+        if not self._host:
+            return None
+        address = f"{'' if '://' in self._host else 'https://'}{self._host}/v1/{self.name}"
+        if not self._vertex.settings.endpoint.openai_routes:
+            return f"{address}:predict"
+        return (
+            f"{address}/deployedModels/{deployed_id}/invoke" if deployed_id else f"{address}/invoke"
+        )
+
+    @cached_property
+    def _host(self) -> str:
+        """Empty for a private endpoint whose address nobody told."""
+        told = self._vertex.settings.endpoint.private_address
+        return told or str(self.read().dedicated_endpoint_dns)
 
     def create(self) -> None:
         """Make the endpoint where there is none: a dedicated one, public or private."""

@@ -31,8 +31,6 @@ def settings(google: LocalGoogle) -> GoogleCloudSettings:
     google.rest.images |= {image.split("/", 1)[1] for image in images}
     google.rest.quotas[BUILD_METRIC] = 8
     accounts = {
-        "service_account": "llm-assets@local-project.iam.gserviceaccount.com",
-        "serving_account": "llm-assets-serving@local-project.iam.gserviceaccount.com",
         "builder_account": "llm-assets-builder@local-project.iam.gserviceaccount.com",
     }
     secrets = {"secrets": {"weights_and_biases_key": "weights-and-biases-key"}}

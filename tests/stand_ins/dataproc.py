@@ -15,7 +15,7 @@ from spark_jobs.runtime.session import local_conf
 from tests.stand_ins.faults import RpcFailed, not_found
 from tests.stand_ins.filters import matches_labels
 from tests.stand_ins.grpc_server import Operations
-from tests.stand_ins.job_rules import check_batch
+from tests.stand_ins.job_rules import batch_cores, check_batch
 from tests.stand_ins.processes import LocalImage, RealProcess
 
 State = dataproc_v1.Batch.State
@@ -55,6 +55,8 @@ class Dataproc:
     ) -> None:
         self.hold_pending = False
         """Leave new batches PENDING, as where nothing can be scheduled."""
+        self.free_cores: Callable[[], int] = lambda: 10**6
+        """Processors that the region's quota leaves."""
         self._region = region
         self._folder = folder
         self._images = images
@@ -167,6 +169,11 @@ class Dataproc:
                 f"Failed to pull the container image {uri}: manifest unknown, or the service "
                 "account lacks artifactregistry.repositories.downloadArtifacts.",
             )
+            return
+        wanted, free = batch_cores(batch), self.free_cores()
+        if wanted > free:
+            text = f"Insufficient 'CPUS' quota. Requested {wanted}.0, available {free}.0."
+            self._end(name, State.FAILED, text)
             return
         folder = self._folder / urllib.parse.quote(name, safe="")
         folder.mkdir(parents=True, exist_ok=True)

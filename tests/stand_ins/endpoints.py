@@ -16,6 +16,7 @@ from google.protobuf import empty_pb2
 
 from tests.stand_ins.faults import RpcFailed, not_found
 from tests.stand_ins.grpc_server import Operations
+from tests.stand_ins.job_rules import check_machine
 from tests.stand_ins.models import VertexModels, refuse
 from tests.stand_ins.prediction import PredictionServer
 from tests.stand_ins.processes import RealProcess
@@ -117,7 +118,16 @@ class VertexEndpoints:
         deployed = aiplatform_v1.DeployedModel(request.deployed_model)
         if not DEPLOYED_ID.fullmatch(deployed.id):
             raise refuse(f"deployed_model.id {deployed.id!r} is not valid.")
+        resources = deployed.dedicated_resources
+        check_machine(resources.machine_spec)
+        least, most = resources.min_replica_count, resources.max_replica_count
+        if least < 1 or 0 < most < least:
+            raise refuse(f"From {least} to {most} replicas are not valid.")
         model = self._models.find(deployed.model)
+        if model.container_spec.invoke_route_prefix and not endpoint.dedicated_endpoint_enabled:
+            raise refuse(
+                "Models with invoke_route_prefix are deployed to dedicated endpoints only."
+            )
         deployed.model, deployed.model_version_id = model.name, model.version_id
         key = (endpoint.name, deployed.id)
         with self._lock:

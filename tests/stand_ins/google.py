@@ -6,17 +6,24 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.stand_ins.conformance import check_call
 from tests.stand_ins.dataproc import Dataproc
 from tests.stand_ins.endpoints import VertexEndpoints
 from tests.stand_ins.grpc_server import GoogleServer
 from tests.stand_ins.iam import Iam
-from tests.stand_ins.identity import SERVICE_ACCOUNT, ServiceAccountKey, make_certificates
+from tests.stand_ins.identity import (
+    JOBS_ACCOUNT,
+    SERVICE_ACCOUNT,
+    SERVING_ACCOUNT,
+    ServiceAccountKey,
+    make_certificates,
+)
 from tests.stand_ins.model_copies import COPIES, ModelCopies
 from tests.stand_ins.models import VertexModels
 from tests.stand_ins.mount import open_mount
 from tests.stand_ins.processes import REPOSITORY, LocalImage
-from tests.stand_ins.projects import PROJECT_METHODS, Projects
-from tests.stand_ins.rest import RestServer
+from tests.stand_ins.projects import PROJECT_METHODS, VERTEX_AI_AGENT, Projects
+from tests.stand_ins.rest import USED, RestServer
 from tests.stand_ins.secret_manager import SecretManager
 from tests.stand_ins.serve_image import serve_image
 from tests.stand_ins.serving_containers import ServingContainers
@@ -57,15 +64,28 @@ class LocalGoogle:
         authority = folder / "authority.pem"
         authority.write_bytes(certificates.authority)
         self.tokens = TokenServer()
-        key = ServiceAccountKey(folder / "key.json", PROJECT, self.tokens.uri)
-        self.tokens.public_pem = key.public_pem
+        keys = [
+            ServiceAccountKey(folder / f"{account}.json", PROJECT, self.tokens.uri, account)
+            for account in (SERVICE_ACCOUNT, JOBS_ACCOUNT, SERVING_ACCOUNT)
+        ]
+        self.tokens.public_pems = {key.account: key.public_pem for key in keys}
+        credentials = {
+            key.account: {"GOOGLE_APPLICATION_CREDENTIALS": str(key.path)} for key in keys
+        }
+        self.iam = Iam(PROJECT)
         self.storage = StorageServer()
         self.storage.make_bucket(BUCKET)
         self.storage.make_bucket(HIERARCHICAL_BUCKET)
-        self.server = GoogleServer(certificates, self.tokens.authorize)
+        self.server = GoogleServer(
+            certificates,
+            self.tokens.authorize,
+            lambda method, request, caller: check_call(
+                method, request, caller, VERTEX_AI_AGENT, self.iam.allows
+            ),
+        )
         self.environment = {
             "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH": str(authority),
-            "GOOGLE_APPLICATION_CREDENTIALS": str(key.path),
+            **credentials[SERVICE_ACCOUNT],
             "GOOGLE_CLOUD_PROJECT": PROJECT,
             "STORAGE_EMULATOR_HOST": self.storage.url,
             "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
@@ -76,6 +96,7 @@ class LocalGoogle:
             "NO_PROXY": "127.0.0.1,localhost",
         }
         child_environment = self.environment | {"PYTHONPATH": str(REPOSITORY)}
+        of_jobs = child_environment | credentials[JOBS_ACCOUNT]
         self.images = {
             CUDA_IMAGE: LocalImage(),
             SPARK_IMAGE: LocalImage(),
@@ -85,7 +106,7 @@ class LocalGoogle:
             REGION,
             folder / "dataproc",
             self.images,
-            child_environment,
+            of_jobs,
             self.storage.download,
             self.server.operations,
         )
@@ -95,29 +116,27 @@ class LocalGoogle:
             [BUCKET, HIERARCHICAL_BUCKET],
             hierarchical=[HIERARCHICAL_BUCKET],
         )
-        self.vertex = VertexJobs(
-            REGION, folder / "vertex", self.images, child_environment, self.mount
-        )
+        self.vertex = VertexJobs(REGION, folder / "vertex", self.images, of_jobs, self.mount)
         self.models = VertexModels(self.server.operations)
         self.storage.make_bucket(COPIES)
         self.endpoints = VertexEndpoints(
             ServingContainers(
                 folder / "endpoints",
                 self.images,
-                child_environment,
+                child_environment | credentials[SERVING_ACCOUNT],
                 ModelCopies(self.storage.direct_url).copy,
             ),
             self.models,
             self.server.operations,
             self.tokens.authorize,
         )
-        self.secrets = SecretManager()
-        self.iam = Iam(PROJECT)
+        self.secrets = SecretManager(PROJECT)
         self.storage.allows = lambda bucket, permission: self.iam.allows(
             SERVICE_ACCOUNT, permission, f"//storage.googleapis.com/projects/_/buckets/{bucket}"
         )
         self.projects = Projects(self.iam)
         self.rest = RestServer(self.tokens, REGION, self.iam)
+        self.dataproc.free_cores = lambda: self.rest.region_quotas["CPUS"] - USED
         self.server.add_service(BatchControllerGrpcTransport, self.dataproc)
         self.server.add_service(JobServiceGrpcTransport, self.vertex)
         self.server.add_service(ModelServiceGrpcTransport, self.models)
@@ -140,7 +159,7 @@ class LocalGoogle:
         self.server.faults.clear()
         self.tokens.revoked = False
         self.storage.clear()
-        self.secrets.values.clear()
+        self.secrets.reset()
         self.iam.reset()
         self.rest.reset()
 

@@ -206,11 +206,23 @@ class _Handler(grpc.GenericRpcHandler):
 class GoogleServer:
     """A TLS server on a loopback port, behind a proxy that can cut its connections."""
 
-    def __init__(self, certificates: Certificates, authorize: Callable[[str | None], None]) -> None:
+    def __init__(
+        self,
+        certificates: Certificates,
+        authorize: Callable[[str | None], str],
+        check: Callable[[str, Any, str], None],
+    ) -> None:
+        """Not started yet.
+
+        Args:
+            authorize: the account of a request's credentials; refuses others.
+            check: refuses a method's request that an account may not make.
+        """
         self.faults = FaultScript()
         self.operations = Operations()
         self.methods: dict[str, tuple[MethodTypes, Callable[[Any], Any]]] = {}
         self._authorize = authorize
+        self._check = check
         self._server = grpc.server(ThreadPoolExecutor(max_workers=8))
         self._server.add_generic_rpc_handlers((_Handler(self),))
         credentials = grpc.ssl_server_credentials([(certificates.server_key, certificates.server)])
@@ -252,7 +264,8 @@ class GoogleServer:
         self.faults.record(method)
         metadata = dict(context.invocation_metadata())
         try:
-            self._authorize(metadata.get("authorization"))
+            caller = self._authorize(metadata.get("authorization"))
+            self._check(method, request, caller)
             self._strike(method, after_work=False)
             reply = first_page(request, implementation(request))
             self._strike(method, after_work=True)

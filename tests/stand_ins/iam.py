@@ -19,7 +19,7 @@ ROLES = {
     "roles/bigquery.jobUser": ("bigquery.jobs.create", "resourcemanager.projects.get"),
     "roles/cloudbuild.builds.editor": ("cloudbuild.builds.*", "resourcemanager.projects.get"),
     "roles/compute.networkViewer": ("compute.networks.*", "compute.subnetworks.*"),
-    "roles/dataproc.editor": ("dataproc.batches.*", "dataproc.operations.*"),
+    "roles/dataproc.editor": ("dataproc.batches.*", "dataproc.operations.*", "compute.regions.get"),
     "roles/dataproc.worker": ("dataproc.agents.*", "dataproc.tasks.*", "storage.objects.*"),
     "roles/iam.securityReviewer": ("*.getIamPolicy",),
     "roles/iam.serviceAccountAdmin": ("iam.serviceAccounts.*etIamPolicy",),

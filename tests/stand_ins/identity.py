@@ -12,6 +12,9 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.x509.oid import NameOID
 
 SERVICE_ACCOUNT = "runner@local-project.iam.gserviceaccount.com"
+"""Who runs Dagster, and calls from this process."""
+JOBS_ACCOUNT = "llm-assets@local-project.iam.gserviceaccount.com"
+SERVING_ACCOUNT = "llm-assets-serving@local-project.iam.gserviceaccount.com"
 
 
 @dataclass(frozen=True)
@@ -77,9 +80,9 @@ def make_certificates() -> Certificates:
 class ServiceAccountKey:
     """A service-account key file, and the public half that checks what it signed."""
 
-    def __init__(self, path: Path, project: str, token_uri: str) -> None:
+    def __init__(self, path: Path, project: str, token_uri: str, account: str) -> None:
         key = _private_key()
-        self.path = path
+        self.path, self.account = path, account
         self.public_pem = key.public_key().public_bytes(
             serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
         )
@@ -88,7 +91,7 @@ class ServiceAccountKey:
             "project_id": project,
             "private_key_id": "1",
             "private_key": _pem(key).decode(),
-            "client_email": SERVICE_ACCOUNT,
+            "client_email": account,
             "client_id": "1",
             "token_uri": token_uri,
         }

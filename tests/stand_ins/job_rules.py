@@ -59,6 +59,18 @@ RFC_1035 = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
 MOST_LABELS = 32
 RUNTIMES = re.compile(r"(2\.3|3\.0)(\.\d+)?")
 """Page "Serverless for Apache Spark runtime versions"; 2.2 had support until September 2026."""
+PROPERTIES = {
+    r"spark\.(driver|executor)\.cores": r"4|8|16",
+    r"spark\.executor\.instances": r"[2-9]|[1-9]\d{1,2}|1\d{3}|2000",
+    r"spark\.dynamicAllocation\.(min|max)Executors": r"[2-9]|[1-9]\d{1,2}|1\d{3}|2000",
+    r"spark\.dynamicAllocation\.initialExecutors": r"[2-9]|[1-9]\d|[1-4]\d{2}|500",
+    r"spark\.dynamicAllocation\.executorAllocationRatio": r"0?\.\d+|1(\.0*)?|0(\.0*)?",
+    r"spark\.(driver|executor)\.memory(Overhead)?": r"\d+[mgt]",
+    r"spark\.dataproc\.(driver|executor)\.(compute|disk)\.tier": r"standard|premium",
+}
+"""Page "Spark properties", table of resource allocation: name to the values that it may have."""
+UNSUPPORTED = re.compile(r"spark\.(master|yarn\..*|shuffle\.service\..*)")
+"""The same page: "does not support YARN-related and shuffle-related Spark properties"."""
 TIME_TO_LIVE_SECONDS = (600, 14 * 24 * 3600)
 """`ExecutionConfig.ttl`: 10 minutes to 14 days."""
 
@@ -75,10 +87,22 @@ def check_batch(batch_id: str, batch: dataproc_v1.Batch) -> None:
             _refuse(f"The label {text!r} does not conform to RFC 1035.")
     if len(batch.labels) > MOST_LABELS:
         _refuse(f"A batch has at most {MOST_LABELS} labels.")
+    for name, value in batch.runtime_config.properties.items():
+        allowed = [values for known, values in PROPERTIES.items() if re.fullmatch(known, name)]
+        if UNSUPPORTED.fullmatch(name) or (allowed and not re.fullmatch(allowed[0], value)):
+            _refuse(f"Spark property {name}={value!r} is not supported.")
     seconds = batch.environment_config.execution_config.ttl.total_seconds()
     shortest, longest = TIME_TO_LIVE_SECONDS
     if seconds and not shortest <= seconds <= longest:
         _refuse(f"ttl has to be between {shortest} s and {longest} s.")
+
+
+def batch_cores(batch: dataproc_v1.Batch) -> int:
+    """Processors that a batch begins with: page "Spark properties", defaults of its table."""
+    given = batch.runtime_config.properties
+    executors = given.get("spark.dynamicAllocation.minExecutors", 2)
+    cores = int(given.get("spark.executor.cores", 4))
+    return int(given.get("spark.driver.cores", 4)) + int(executors) * cores
 
 
 def check_job(job: aiplatform_v1.CustomJob) -> None:
@@ -105,8 +129,8 @@ def check_job(job: aiplatform_v1.CustomJob) -> None:
             _refuse("FLEX_START needs the same machine configuration for all worker pools.")
 
 
-def _check_pool(pool: aiplatform_v1.WorkerPoolSpec) -> None:
-    machine, disk = pool.machine_spec, pool.disk_spec.boot_disk_type
+def check_machine(machine: aiplatform_v1.MachineSpec) -> None:
+    """Raise INVALID_ARGUMENT for a machine that does not have such accelerators."""
     attached = ATTACHED.get(machine.machine_type)
     given = (machine.accelerator_type.name, machine.accelerator_count)
     if attached and given != attached:
@@ -117,11 +141,13 @@ def _check_pool(pool: aiplatform_v1.WorkerPoolSpec) -> None:
         _refuse(f"tpu_topology {machine.tpu_topology!r} is not {machine.machine_type}'s.")
     if machine.machine_type in TOPOLOGIES and given[1]:
         _refuse(f"Machine type {machine.machine_type} has its TPUs; it takes no accelerator.")
-    if (
-        machine.machine_type.startswith(("a2-", "a3-", "a4-", "a4x-", "g2-", "g4-"))
-        and not given[1]
-    ):
+    if machine.machine_type.startswith(WITH_ACCELERATORS) and not given[1]:
         _refuse(f"Machine type {machine.machine_type} needs its accelerators named.")
+
+
+def _check_pool(pool: aiplatform_v1.WorkerPoolSpec) -> None:
+    machine, disk = pool.machine_spec, pool.disk_spec.boot_disk_type
+    check_machine(machine)
     if disk and disk not in DISKS:
         _refuse(f"boot_disk_type {disk} is not one of {', '.join(DISKS)}.")
     if disk and machine.machine_type.startswith(HYPERDISK_ONLY) and disk != "hyperdisk-balanced":

@@ -1,7 +1,8 @@
 """A serving container of a few lines, for tests of what moves containers rather than models.
 
-It answers `POST /predict` with its version. `FAIL_SHARE` lets that share of the answers be errors,
-`ANSWER_SECONDS` makes each take so long, `BROKEN` ends it before it is healthy.
+It answers `POST /predict`, and OpenAI's completions, with its version. `FAIL_SHARE` lets that share
+of the answers be errors, `ANSWER_SECONDS` makes each take so long, `BROKEN` ends it before it is
+healthy.
 """
 
 import json
@@ -11,6 +12,7 @@ import sys
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+VERSION = os.environ.get("MODEL_VERSION", "")
 FAIL_SHARE = float(os.environ.get("FAIL_SHARE", "0"))
 ANSWER_SECONDS = float(os.environ.get("ANSWER_SECONDS", "0.03"))
 
@@ -24,10 +26,10 @@ class Handler(BaseHTTPRequestHandler):
         time.sleep(ANSWER_SECONDS)
         if random.random() < FAIL_SHARE:
             self._answer(500, {"error": "as asked for"})
+        elif "instances" in body:
+            self._answer(200, {"predictions": [VERSION] * len(body["instances"])})
         else:
-            self._answer(
-                200, {"predictions": [os.environ["MODEL_VERSION"]] * len(body["instances"])}
-            )
+            self._answer(200, {"choices": [{"index": 0, "text": VERSION}]})
 
     def _answer(self, status: int, content: object) -> None:
         body = json.dumps(content).encode()

@@ -15,6 +15,7 @@ from tests.stand_ins.grpc_server import Operations
 ALIAS = re.compile(r"[a-z][a-zA-Z0-9-]{0,126}[a-z0-9]")
 LABEL_KEY = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 LABEL_VALUE = re.compile(r"[a-z0-9_-]{0,63}")
+LONGEST_DEPLOYMENT = 2 * 3600
 MODEL_ID = re.compile(r"[a-z_][a-z0-9_-]{0,62}")
 METRICS = {
     "gs://google-cloud-aiplatform/schema/modelevaluation/"
@@ -65,6 +66,12 @@ class VertexModels:
             raise refuse(f"artifact_uri {model.artifact_uri!r} is not a Cloud Storage path.")
         if not model.container_spec.image_uri:
             raise refuse("container_spec.image_uri is required.")
+        if model.container_spec.invoke_route_prefix not in ("", "/*"):
+            raise refuse('container_spec.invoke_route_prefix: "/*" is the only supported value.')
+        if model.container_spec.invoke_route_prefix and model.container_spec.predict_route:
+            raise refuse("Only one of predict_route or invoke_route_prefix can be set.")
+        if model.container_spec.deployment_timeout.total_seconds() > LONGEST_DEPLOYMENT:
+            raise refuse("container_spec.deployment_timeout is two hours at most.")
         check_labels(model.labels)
         if request.parent_model:
             name = request.parent_model

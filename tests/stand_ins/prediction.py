@@ -2,19 +2,24 @@
 
 import json
 import random
-import urllib.error
-import urllib.request
+import re
 from collections.abc import Callable
 from typing import Any
 
 from tests.stand_ins.faults import RpcFailed
-from tests.stand_ins.http_server import Answer, json_answer, start_http_server
+from tests.stand_ins.http_server import Answer, forward, json_answer, start_http_server
 
-REQUEST_SECONDS = 60
+MOST_BYTES = 10_000_000
+"""Of a request to a dedicated endpoint: page "Choose an endpoint type", table of limits."""
+METHODS = re.compile(
+    r"/v1/(?P<name>projects/[^/]+/locations/[^/]+/endpoints/[^/:]+)"
+    r"(:(?P<method>predict|rawPredict|streamRawPredict)"
+    r"|(/deployedModels/(?P<chosen>[^/]+))?/invoke(?P<route>/.+))"
+)
 
 
 class PredictionServer:
-    """`POST /v1/<endpoint>:predict` over HTTP."""
+    """`:predict`, the raw predictions and `/invoke` over HTTP, as `aiplatform.v1.json` has them."""
 
     def __init__(
         self,
@@ -43,43 +48,50 @@ class PredictionServer:
             self._authorize(headers.get("authorization"))
         except RpcFailed as failure:
             return _error(401, failure.message)
-        return self._predict(target, body)
-
-    def _predict(self, target: str, body: bytes) -> Answer:
-        """The answer of a version chosen by its share; a container's error is passed on."""
-        name = target.split("?")[0].removeprefix("/v1/").removesuffix(":predict")
+        if len(body) > MOST_BYTES:
+            return _error(413, f"Request payload size exceeds the limit: {MOST_BYTES} bytes.")
+        asked = METHODS.fullmatch(target.split("?")[0])
+        if not asked or method != "POST":
+            return _error(404, f"There is no {method} {target}.")
         try:
-            endpoint = self._find_endpoint(name)
+            endpoint = self._find_endpoint(asked["name"])
         except RpcFailed as failure:
             return _error(404, failure.message)
+        return self._pass_on(endpoint, asked, headers, body)
+
+    def _pass_on(
+        self, endpoint: Any, asked: re.Match[str], headers: dict[str, str], body: bytes
+    ) -> Answer:
+        """The answer of the version that was named, or else of one chosen by its share."""
         shares = {key: share for key, share in endpoint.traffic_split.items() if share}
-        if not shares:
-            return _error(400, f"{name} has no deployed model with traffic.")
-        (chosen,) = self._random.choices(list(shares), list(shares.values()))
-        status, content = self._ask(self._find_replica(name, chosen), body)
-        self.answers.append((chosen, status))
-        if status != 200:
-            return _error(status, content.decode(errors="replace"))
-        deployed = next(d for d in endpoint.deployed_models if d.id == chosen)
+        known = {deployed.id: deployed for deployed in endpoint.deployed_models}
+        chosen = asked["chosen"]
+        if chosen is None and shares:
+            (chosen,) = self._random.choices(list(shares), list(shares.values()))
+        if chosen not in known:
+            return _error(400, f"{endpoint.name} has no deployed model with traffic, or {chosen}.")
+        replica = self._find_replica(endpoint.name, chosen)
+        if bool(replica.predict_route) == bool(asked["route"]):
+            return _error(400, f"Deployed model {chosen} does not take {asked[0]}.")
+        kept = {"content-type": headers.get("content-type", "application/json")}
+        try:
+            reply = forward(
+                replica.port, "POST", asked["route"] or replica.predict_route, kept, body
+            )
+        except OSError as error:
+            reply = _error(503, str(error))
+        self.answers.append((chosen, reply[0]))
+        if asked["method"] != "predict":
+            return reply
+        if reply[0] != 200:
+            return _error(reply[0], reply[2].decode(errors="replace"))
         answer = {
-            "predictions": json.loads(content)["predictions"],
+            "predictions": json.loads(reply[2])["predictions"],
             "deployedModelId": chosen,
-            "model": deployed.model,
-            "modelVersionId": deployed.model_version_id,
+            "model": known[chosen].model,
+            "modelVersionId": known[chosen].model_version_id,
         }
         return json_answer(200, answer)
-
-    def _ask(self, replica: Any, body: bytes) -> tuple[int, bytes]:
-        url = f"http://127.0.0.1:{replica.port}{replica.predict_route}"
-        headers = {"content-type": "application/json"}
-        request = urllib.request.Request(url, data=body, headers=headers)
-        try:
-            with urllib.request.urlopen(request, timeout=REQUEST_SECONDS) as reply:
-                return reply.status, reply.read()
-        except urllib.error.HTTPError as error:
-            return error.code, error.read()
-        except OSError as error:
-            return 503, str(error).encode()
 
 
 def _error(code: int, message: str) -> Answer:

@@ -16,7 +16,7 @@ from tests.stand_ins.google import (
     SPARK_IMAGE,
     LocalGoogle,
 )
-from tests.stand_ins.identity import SERVICE_ACCOUNT
+from tests.stand_ins.identity import JOBS_ACCOUNT, SERVING_ACCOUNT
 from tests.stand_ins.processes import LocalImage
 from tests.stand_ins.serve_image import serve_image
 
@@ -31,7 +31,8 @@ def cloud_settings(google: LocalGoogle, replicas: int = 1) -> dict[str, Any]:
         "project": PROJECT,
         "region": REGION,
         "bucket": BUCKET,
-        "service_account": SERVICE_ACCOUNT,
+        "service_account": JOBS_ACCOUNT,
+        "serving_account": SERVING_ACCOUNT,
         "images": {"spark": SPARK_IMAGE, "cuda": CUDA_IMAGE, "serve": SERVE_IMAGE},
         "training": machines | {"replicas": replicas, "strategy": "SPOT"},
         "evaluation": machines,

@@ -4,11 +4,35 @@ import json
 import urllib.parse
 from typing import Any
 
+import grpc
+
+from tests.stand_ins import discovery
+from tests.stand_ins.conformance import TABLE, check_rights
 from tests.stand_ins.faults import RpcFailed
 from tests.stand_ins.http_server import Answer, json_answer, start_http_server
 from tests.stand_ins.iam import Iam
 from tests.stand_ins.identity import SERVICE_ACCOUNT
 from tests.stand_ins.tokens import TokenServer
+
+METHODS = {
+    method: row["api"]
+    for method, row in TABLE.items()
+    if row.get("api", "").startswith(
+        (
+            "artifactregistry",
+            "cloudbilling",
+            "compute",
+            "iam",
+            "policytroubleshooter",
+            "serviceusage",
+        )
+    )
+}
+"""Those that are answered here, and the descriptions of their APIs."""
+MOST_NAMES = 30
+PAGE_SIZE = 2
+USED = 4
+"""Processors and GB of disks that others use in the region."""
 
 
 class RestServer:
@@ -50,35 +74,63 @@ class RestServer:
 
     def _answer(self, method: str, target: str, headers: dict[str, str], body: bytes) -> Answer:
         try:
-            self._tokens.authorize(headers.get("authorization"))
-        except RpcFailed:
-            return json_answer(401, {})
-        return json_answer(*self.answer(target, body))
+            caller = self._tokens.authorize(headers.get("authorization"))
+            return json_answer(*self.answer(method, target, body, caller))
+        except RpcFailed as failure:
+            status = 401 if failure.code is grpc.StatusCode.UNAUTHENTICATED else 403
+            return json_answer(status, {"error": {"message": failure.message}})
 
-    def answer(self, target: str, body: bytes) -> tuple[int, Any]:
-        """Status and JSON content for a request."""
+    def answer(self, verb: str, target: str, body: bytes, caller: str) -> tuple[int, Any]:
+        """Status and JSON content for a request; raises RpcFailed where the caller may not."""
         parts = urllib.parse.urlparse(target)
         query = urllib.parse.parse_qs(parts.query)
-        if parts.path.endswith("/services:batchGet"):
-            return 200, {"services": [self._service(name) for name in query["names"]]}
-        if parts.path.endswith("/billingInfo"):
-            return self._billing(parts.path.removeprefix("/v1/"))
-        if parts.path.endswith("/consumerQuotaMetrics"):
-            return 200, {"metrics": [self._metric(m, v) for m, v in self.quotas.items()]}
-        if parts.path.endswith(":testIamPermissions"):
-            return 200, {"permissions": self._granted(parts.path, json.loads(body))}
-        if parts.path.endswith("/iam:troubleshoot"):
-            asked = json.loads(body)["accessTuple"]
-            state = self._iam.troubleshoot(
-                asked["principal"], asked["permission"], asked["fullResourceName"]
-            )
-            return 200, {"access": state}
-        if parts.path.startswith("/compute/v1/"):
-            return self._network(parts.path)
         if parts.path.startswith("/v2/") and "/manifests/" in parts.path:
             image = parts.path.removeprefix("/v2/").replace("/manifests/", ":")
             return (200 if image in self.images else 404), {}
+        content = json.loads(body or b"null")
+        for method, api in METHODS.items():
+            if (
+                discovery.pattern(api, method).fullmatch(parts.path)
+                and discovery.methods(api)[method]["httpMethod"] == verb
+            ):
+                if unknown := discovery.unknown_names(api, method, query, content):
+                    return 400, {"error": {"message": f"Unknown names: {', '.join(unknown)}"}}
+                check_rights(method, None, {"caller": caller}, self._iam.allows)
+                return self._perform(method, parts.path, query, content)
         return 404, {}
+
+    def _perform(
+        self, method: str, path: str, query: dict[str, list[str]], content: Any
+    ) -> tuple[int, Any]:
+        match method.rpartition(".")[2]:
+            case "batchGet":
+                names = query["names"]
+                if len(names) > MOST_NAMES:
+                    return 400, {"error": {"message": f"At most {MOST_NAMES} names."}}
+                return 200, {"services": [self._service(name) for name in names]}
+            case "getBillingInfo":
+                return self._billing(path.removeprefix("/v1/"))
+            case "list":
+                return 200, self._limits(query)
+            case "testIamPermissions" if "*" in str(content["permissions"]):
+                return 400, {"error": {"message": "Permissions with wildcards are not allowed."}}
+            case "testIamPermissions":
+                return 200, {"permissions": self._granted(path, content)}
+            case "troubleshoot":
+                asked = content["accessTuple"]
+                state = self._iam.troubleshoot(
+                    asked["principal"], asked["permission"], asked["fullResourceName"]
+                )
+                return 200, {"access": state}
+        return self._network(path)
+
+    def _limits(self, query: dict[str, list[str]]) -> dict[str, Any]:
+        """A page of quotas; those of regions are in the full view alone."""
+        start = int(query.get("pageToken", ["0"])[0])
+        end = start + PAGE_SIZE
+        limits = list(self.quotas.items()) if query.get("view") == ["FULL"] else []
+        page = {"metrics": [self._metric(metric, limit) for metric, limit in limits[start:end]]}
+        return page | ({"nextPageToken": str(end)} if end < len(limits) else {})
 
     def _granted(self, path: str, body: dict[str, list[str]]) -> list[str]:
         """The caller's permissions on a service account or a repository."""
@@ -104,7 +156,7 @@ class RestServer:
             return 404, {}
         if name:
             return 200, {"name": name, "privateIpGoogleAccess": self.subnetworks[name]}
-        quotas = [{"metric": m, "limit": v, "usage": 4} for m, v in self.region_quotas.items()]
+        quotas = [{"metric": m, "limit": v, "usage": USED} for m, v in self.region_quotas.items()]
         return 200, {"name": self.region, "quotas": quotas}
 
     def _service(self, name: str) -> dict[str, str]:

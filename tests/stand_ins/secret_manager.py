@@ -1,24 +1,44 @@
-"""Secret Manager: values by name."""
+"""Secret Manager: the versions of a project's secrets."""
 
+import re
 from typing import Any
 
 import google_crc32c
+import grpc
 from google.cloud import secretmanager_v1
 
-from tests.stand_ins.faults import not_found
+from tests.stand_ins.faults import RpcFailed, not_found
+
+VERSION = re.compile(r"projects/([^/]+)/secrets/([^/]+)/versions/(latest|[0-9]+)")
 
 
 class SecretManager:
-    """Holds the latest version of each secret."""
+    """Holds one version of each secret, which may have been destroyed."""
 
-    def __init__(self) -> None:
+    def __init__(self, project: str) -> None:
+        self._project = project
         self.values: dict[str, str] = {}
         """Secret's short name to its value."""
+        self.destroyed: set[str] = set()
+        """Secrets whose version has no value any more."""
+
+    def reset(self) -> None:
+        """No secrets."""
+        self.values.clear()
+        self.destroyed.clear()
 
     def access_secret_version(self, request: secretmanager_v1.AccessSecretVersionRequest) -> Any:
-        name = request.name.split("/")[3]
-        if name not in self.values:
+        named = VERSION.fullmatch(request.name)
+        if not named:
+            raise RpcFailed(grpc.StatusCode.INVALID_ARGUMENT, f"{request.name} names no version.")
+        project, name, version = named.groups()
+        if project != self._project or name not in self.values or version not in ("1", "latest"):
             raise not_found(f"Secret [{request.name}]")
+        if name in self.destroyed:
+            raise RpcFailed(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"Secret Version [{request.name}] is in DESTROYED state.",
+            )
         data = self.values[name].encode()
         checksum = int.from_bytes(google_crc32c.Checksum(data).digest(), "big")
         payload = secretmanager_v1.SecretPayload(data=data, data_crc32c=checksum)

@@ -28,6 +28,7 @@ class Replica:
     process: RealProcess
     port: int
     predict_route: str
+    """Empty where the container's own routes are asked."""
 
 
 class ServingContainers:
@@ -68,13 +69,14 @@ class ServingContainers:
         environment = {
             "AIP_MODE": "PREDICTION",
             "AIP_HTTP_PORT": str(port),
-            "AIP_PREDICT_ROUTE": spec.predict_route,
             "AIP_HEALTH_ROUTE": spec.health_route,
             "AIP_STORAGE_URI": self._copy_model(model.artifact_uri),
             "AIP_ENDPOINT_ID": endpoint.rsplit("/", 1)[1],
             "AIP_DEPLOYED_MODEL_ID": deployed.id,
             "AIP_MACHINE_TYPE": machine.machine_type,
         }
+        if spec.predict_route:
+            environment["AIP_PREDICT_ROUTE"] = spec.predict_route
         if machine.accelerator_type:
             environment["AIP_ACCELERATOR_TYPE"] = machine.accelerator_type.name
         given = {variable.name: variable.value for variable in spec.env}

@@ -17,6 +17,9 @@ from tests.stand_ins.http_server import Answer, forward, json_answer, start_http
 from tests.stand_ins.processes import start_process
 
 START_SECONDS = 120
+WRITES_AT_ONCE = 10
+NAMED = re.compile(r"/upload/storage/.*[?&]name=([^&]+)")
+NAMED_INSIDE = re.compile(r'"name": ?"([^"]+)"')
 BUCKET = re.compile(r"/storage/v1/b/[^/?]+(\?.*)?")
 
 
@@ -57,6 +60,8 @@ class StorageServer:
         self.soft_delete_days = 0
         """How long buckets keep deleted objects."""
         self._faults: list[StorageFault] = []
+        self._written: dict[str, tuple[float, float]] = {}
+        """Object to how many writes it is ahead of its rate, and when that was."""
         self._lock = threading.Lock()
         self._rewriting = threading.Lock()
         self._port = FakeGCSServer().port
@@ -147,6 +152,8 @@ class StorageServer:
             answer = self._test_permissions(raw_path)
         elif self.soft_delete_days and method == "GET" and BUCKET.fullmatch(raw_path):
             answer = self._describe_bucket(raw_path, headers)
+        elif method in ("POST", "PUT") and self._is_too_often(path, body):
+            answer = _failing(429)
         elif "/rewriteTo/" in raw_path:
             answer = self._rewrite(method, raw_path, headers, body)
         else:
@@ -169,6 +176,23 @@ class StorageServer:
                     fault.times -= 1
                     return fault
         return None
+
+    def _is_too_often(self, path: str, body: bytes) -> bool:
+        """An object is written once a second, some more at once are let through.
+
+        Page "Quotas and limits", "Maximum rate of writes to the same object name".
+        """
+        named = NAMED.search(path) or NAMED_INSIDE.search(body[:1000].decode(errors="replace"))
+        if not named or "upload_id=" in path:
+            return False
+        with self._lock:
+            now = time.monotonic()
+            ahead, since = self._written.get(named[1], (0.0, now))
+            ahead = max(0.0, ahead - (now - since)) + 1
+            if ahead > WRITES_AT_ONCE:
+                return True
+            self._written[named[1]] = (ahead, now)
+            return False
 
     def _rewrite(
         self, method: str, raw_path: str, headers: dict[str, str], body: bytes

@@ -53,8 +53,6 @@ class VertexJobs:
         custom training service", "Queue a new job"): over quota, none is refused."""
         self.out_of_stock = 0
         """How many of the next jobs fail since the region has no machines."""
-        self.denied: set[str] = set()
-        """Service accounts that the caller may not act as (`iam.serviceAccounts.actAs`)."""
         self.cancel_seconds = 0.0
         """How long a job is being cancelled before it is."""
         self._region = region
@@ -83,7 +81,6 @@ class VertexJobs:
             self._jobs.clear()
             self.hold_pending = self.hold_queued = False
             self.out_of_stock = 0
-            self.denied.clear()
             self.cancel_seconds = 0.0
 
     def jobs(self) -> list[aiplatform_v1.CustomJob]:
@@ -132,12 +129,6 @@ class VertexJobs:
             )
         job = aiplatform_v1.CustomJob(request.custom_job)
         check_job(job)
-        account = job.job_spec.service_account
-        if account in self.denied:
-            raise RpcFailed(
-                grpc.StatusCode.PERMISSION_DENIED,
-                f"You do not have permission to act as service_account: {account}",
-            )
         with self._lock:
             number = next(self._job_numbers)
             # Names that come back hold the project's number, whatever the request called it.

@@ -347,7 +347,7 @@ def _check_images(settings: GoogleCloudSettings) -> Iterator[Finding]:
 
 
 def _check_secrets(settings: GoogleCloudSettings) -> Iterator[Finding]:
-    from google.api_core.exceptions import NotFound, PermissionDenied
+    from google.api_core.exceptions import FailedPrecondition, NotFound, PermissionDenied
 
     from llm_assets.cloud.jobs import read_secret
 
@@ -358,14 +358,14 @@ def _check_secrets(settings: GoogleCloudSettings) -> Iterator[Finding]:
     try:
         read_secret(settings, name)
         yield Finding(key, True, f"secret {name} can be read")
-    except NotFound:
+    except (NotFound, FailedPrecondition):
         place = f"{name} --data-file=- --project={settings.project}"
         yield Finding(
             key,
             False,
-            f"there is no secret {name}, or it has no value. Run, with the token as its input: "
-            f"gcloud secrets create {place} (or `versions add` where it is there). Where no model "
-            "is gated, remove this line.",
+            f"there is no secret {name}, or its newest version was destroyed. Run, with the token "
+            f"as its input: gcloud secrets create {place} (or `versions add` where it is there). "
+            "Where no model is gated, remove this line.",
         )
     except PermissionDenied:
         role = "roles/secretmanager.secretAccessor"

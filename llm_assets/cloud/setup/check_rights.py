@@ -98,11 +98,11 @@ def _check_others(
     }
     unseen: list[str] = []
     for grant in grants:
+        principal = principals[grant.holder]
         states = {
-            permission: _troubleshoot(
-                session, settings, principals[grant.holder] or "", grant.resource, permission
-            )
+            permission: _troubleshoot(session, settings, principal, grant.resource, permission)
             for permission in grant.permissions
+            if principal
         }
         lacking = [name for name, state in states.items() if state == "NOT_GRANTED"]
         if lacking:
@@ -134,14 +134,18 @@ def _troubleshoot(
     return str(answer.get("access", "ACCESS_STATE_UNSPECIFIED"))
 
 
-def _vertex_ai_agent(settings: GoogleCloudSettings) -> str:
-    """The account that Vertex AI itself acts as in a project."""
+def _vertex_ai_agent(settings: GoogleCloudSettings) -> str | None:
+    """The account that Vertex AI itself acts as in a project; None where its number is hidden."""
+    from google.api_core.exceptions import PermissionDenied
     from google.cloud.resourcemanager_v3 import ProjectsClient
 
     options = {"api_endpoint": settings.api_endpoint} if settings.api_endpoint else None
-    project = ProjectsClient(client_options=options).get_project(
-        name=f"projects/{settings.project}", timeout=REST_SECONDS
-    )
+    try:
+        project = ProjectsClient(client_options=options).get_project(
+            name=f"projects/{settings.project}", timeout=REST_SECONDS
+        )
+    except PermissionDenied:
+        return None
     number = project.name.rsplit("/", 1)[1]
     return f"service-{number}@gcp-sa-aiplatform.iam.gserviceaccount.com"
 

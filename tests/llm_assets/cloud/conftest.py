@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -94,10 +95,18 @@ class Cloud:
             for deployed in endpoint.deployed_models
         }
 
-    def ask(self, url: str) -> httpx.Response:
+    def set_rollout(self, **changes: Any) -> None:
+        """Change how the pipeline rolls out."""
+        endpoint = self.pipeline.endpoint
+        rollout = endpoint.rollout.model_copy(update=changes)
+        endpoint = endpoint.model_copy(update={"rollout": rollout})
+        self.pipeline = self.pipeline.model_copy(update={"endpoint": endpoint})
+
+    def ask(self, url: str, body: dict[str, Any] | None = None) -> httpx.Response:
         token = self.google.tokens.issue()["access_token"]
         headers = {"Authorization": f"Bearer {token}"}
-        return httpx.post(url, json={"instances": ["The valve"]}, headers=headers, timeout=30)
+        body = body or {"instances": ["The valve"]}
+        return httpx.post(url, json=body, headers=headers, timeout=30)
 
     @contextmanager
     def load(self, url: str) -> Iterator[list[httpx.Response]]:

@@ -98,6 +98,11 @@ FAULTS: dict[str, tuple[Callable[[LocalGoogle], object], str, str]] = {
         "secrets.hugging_face_token",
         "gcloud secrets create",
     ),
+    "destroyed secret": (
+        lambda g: g.secrets.destroyed.add("token"),
+        "secrets.hugging_face_token",
+        "newest version was destroyed",
+    ),
     "quota": (lambda g: g.rest.quotas.update({METRIC: 1}), "training", "allows 1"),
     "no quota at all": (
         lambda g: g.rest.quotas.update({METRIC: 0}),

@@ -8,6 +8,7 @@ import yaml
 from click.testing import CliRunner
 from dagster import materialize
 from google.cloud.aiplatform_v1 import PredictionServiceClient
+from openai import OpenAI
 
 from artifacts.storage.files import CACHE_VARIABLE
 from artifacts.store.identity import Identity
@@ -22,9 +23,10 @@ from llm_assets.endpoint.vertex import VertexTraffic
 from llm_assets.endpoint.vertex_endpoint import VertexEndpoint
 from llm_assets.platform import build_resources
 from serving.rollout import RolloutFailed
-from tests.llm_assets.cloud.conftest import Cloud
+from tests.llm_assets.cloud.conftest import FAILING_IMAGE, FLAKY_IMAGE, SLOW_IMAGE, Cloud
 from tests.llm_assets.registry.conftest import base_entry
 from tests.stand_ins.google import BUCKET, SERVE_IMAGE
+from tests.stand_ins.prediction import MOST_BYTES
 from tests.stand_ins.serve_image import serve_image
 
 
@@ -77,6 +79,68 @@ def test_real_models_are_deployed_share_the_traffic_and_go_back(
     assert {answer.status_code for answer in answers} == {200}
     assert {answer.json()["modelVersionId"] for answer in answers} == {"2", "3"}
     assert cloud.shares() == {"version-1": 100}
+
+
+def test_openai_clients_talk_to_the_endpoint_while_versions_follow_each_other(
+    cloud: Cloud,
+) -> None:
+    cloud.content["endpoint"] |= {"openai_routes": True}
+    served = cloud.serve(cloud.register("a"))
+    token = str(cloud.google.tokens.issue()["access_token"])
+    client = OpenAI(base_url=f"{served.url}/v1", api_key=token)
+
+    def ask() -> str:
+        answer = client.completions.create(model="manual", prompt="The valve", max_tokens=4)
+        return answer.choices[0].text
+
+    assert ask() == "1"
+    assert cloud.ask(served.predict_url).json()["predictions"] == ["1"]
+    assert cloud.ask(served.url.replace("/invoke", ":predict")).status_code == 400
+    with cloud.load(served.predict_url) as answers:
+        cloud.serve(cloud.register("b"))
+    assert {answer.status_code for answer in answers} == {200}
+    assert "version 2 gets 50% of the traffic" in cloud.reports
+    assert ask() == "2" and cloud.shares() == {"version-2-openai": 100}
+
+
+@pytest.mark.parametrize(
+    ("image", "reason"),
+    [
+        (FAILING_IMAGE, "answered none of 3 requests to its own address"),
+        (FLAKY_IMAGE, "requests failed on it, and 0 of|answered none"),
+        (SLOW_IMAGE, "slower than the version before"),
+    ],
+)
+def test_openai_version_that_does_worse_is_taken_back(
+    cloud: Cloud, image: str, reason: str
+) -> None:
+    cloud.content["endpoint"] |= {"openai_routes": True}
+    cloud.serve(cloud.register("a"))
+    version = cloud.register("b", image)
+    cloud.set_rollout(min_requests=100, block=1, warm_up=0)
+    with pytest.raises(RolloutFailed, match=rf"(?s)({reason}).*Still serving: version 1"):
+        cloud.serve(version)
+    assert cloud.shares() == {"version-1-openai": 100}
+
+
+def test_openai_routes_take_over_at_once_and_go_back_so(cloud: Cloud) -> None:
+    """No client has both addresses, so there are no shares between the two ways."""
+    cloud.serve(cloud.register("a"))
+    for routes, name in ((True, "version-1-openai"), (False, "version-1")):
+        cloud.content["endpoint"] |= {"openai_routes": routes}
+        cloud.use_image(SERVE_IMAGE)
+        cloud.reports.clear()
+        assert cloud.serve(1).changed and cloud.shares() == {name: 100}
+        assert not [line for line in cloud.reports if "% of the traffic" in line]
+
+
+def test_openai_bodies_pass_raw_prediction_and_large_ones_nowhere(cloud: Cloud) -> None:
+    url = cloud.serve(cloud.register("a")).url
+    for method in (":rawPredict", ":streamRawPredict"):
+        answer = cloud.ask(url.replace(":predict", method), {"prompt": "The valve"})
+        assert answer.json()["choices"][0]["text"] == "1"
+    large = cloud.ask(url, {"instances": ["a" * MOST_BYTES]})
+    assert large.status_code == 413 and "exceeds the limit" in large.text
 
 
 def test_endpoint_is_a_dedicated_one_with_the_machines_of_the_settings(cloud: Cloud) -> None:

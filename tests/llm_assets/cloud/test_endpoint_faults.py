@@ -42,11 +42,7 @@ from tests.waiting import wait_until
 def test_version_that_disappoints_is_taken_back(cloud: Cloud, image: str, reason: str) -> None:
     cloud.serve(cloud.register("a"))
     version = cloud.register("b", image)
-    more = cloud.pipeline.endpoint.rollout.model_copy(
-        update={"min_requests": 100, "block": 1, "warm_up": 0}
-    )
-    endpoint = cloud.pipeline.endpoint.model_copy(update={"rollout": more})
-    cloud.pipeline = cloud.pipeline.model_copy(update={"endpoint": endpoint})
+    cloud.set_rollout(min_requests=100, block=1, warm_up=0)
     with pytest.raises(RolloutFailed, match=rf"(?s){reason}.*Still serving: version 1"):
         cloud.serve(version)
     assert cloud.shares() == {"version-1": 100}

@@ -136,7 +136,7 @@ def test_a_flex_start_job_waits_as_long_as_it_asked_for(settings: GoogleCloudSet
 def test_account_that_the_caller_may_not_act_as_is_told_with_its_role(
     google: LocalGoogle, settings: GoogleCloudSettings
 ) -> None:
-    google.vertex.denied.add(settings.service_account)
+    google.iam.denied.add("iam.serviceAccounts.actAs")
     client = aiplatform_v1.JobServiceClient(client_options={"api_endpoint": google.endpoint})
     job = custom_job(settings, settings.training, [], "gs://local-bucket/jobs/output")
     with pytest.raises(PermissionDenied, match="act as service_account") as raised:

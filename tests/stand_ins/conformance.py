@@ -1,0 +1,176 @@
+"""What Google's services ask of each call that the product makes: rights, fields, rules.
+
+`conformance.json` says it, method by method, and every call to the local Google is held against it:
+the caller needs the rights, and sets no field that is not listed; of REST calls, none that Google's
+description of the API does not have. Each rule says which stand-in keeps it and where it is
+written: in the installed proto or description, with the text's hash, or on a page. A test notices a
+text that has changed; after reading it,
+
+    python -m tests.stand_ins.conformance [CALLS]
+
+enters the new hashes and, from the file that RECORD_CALLS named while tests ran, the fields, and
+writes the table of docs/google_cloud.md.
+"""
+
+import hashlib
+import importlib
+import inspect
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+from google.protobuf.message import Message
+
+from tests.stand_ins import discovery
+from tests.stand_ins.faults import RpcFailed
+
+PATH = Path(__file__).with_suffix(".json")
+TABLE: dict[str, dict[str, Any]] = json.loads(PATH.read_text())
+DOCUMENT = Path(__file__).parents[2] / "docs" / "google_cloud.md"
+BEGIN, END = "<!-- python -m tests.stand_ins.conformance -->\n", "<!-- end -->\n"
+RECORD = "RECORD_CALLS"
+PAGE = "page: "
+WELL_KNOWN = "google.protobuf."
+"""Times, structures, masks: whole values, of which nothing is looked into."""
+PROJECT = "projects/local-project"
+Allows = Callable[[str, str, str], bool]
+"""Whether an account has a permission on a resource."""
+
+
+def set_fields(message: Message, prefix: str = "") -> Iterator[str]:
+    """Paths of everything that is set, repeated fields without their numbers."""
+    for field, value in message.ListFields():
+        path = f"{prefix}{field.name}"
+        kind = field.message_type
+        if kind is None or kind.GetOptions().map_entry or kind.full_name.startswith(WELL_KNOWN):
+            yield path
+        else:
+            for item in value if field.label == field.LABEL_REPEATED else [value]:
+                yield from set_fields(item, f"{path}.")
+
+
+def check_call(method: str, request: Any, caller: str, agent: str, allows: Allows) -> None:
+    """Refuse a call that its caller has no right to, or that is not as the table has it.
+
+    Args:
+        caller: the account that calls.
+        agent: the account that Vertex AI itself acts as.
+    """
+    if method not in TABLE:
+        raise RpcFailed(grpc.StatusCode.UNIMPLEMENTED, f"{method} is not in {PATH.name}")
+    message = request if isinstance(request, Message) else type(request).pb(request)
+    fields = set(set_fields(message))
+    if file := os.environ.get(RECORD):
+        with open(file, "a") as calls:
+            calls.writelines(f"{method} {field}\n" for field in sorted(fields))
+    elif unlisted := fields - set(TABLE[method]["fields"]):
+        text = f"{method}: {sorted(unlisted)} are not in {PATH.name}: read what Google says of them"
+        raise RpcFailed(grpc.StatusCode.UNIMPLEMENTED, text)
+    check_rights(method, message, {"caller": caller, "vertex_ai": agent}, allows)
+
+
+def check_rights(method: str, request: Any, accounts: dict[str, str], allows: Allows) -> None:
+    """Refuse a call for which an account has not the right that the table names."""
+    for who, permission, place in TABLE[method]["rights"]:
+        resource = _resource(request, place)
+        if allows(accounts[who], permission, resource):
+            continue
+        text = f"Permission '{permission}' denied on '{resource}' (or it may not exist)."
+        if permission == "iam.serviceAccounts.actAs":
+            account = resource.rpartition("/")[2]
+            text = f"You do not have permission to act as service_account: {account}"
+        raise RpcFailed(grpc.StatusCode.PERMISSION_DENIED, text)
+
+
+def _resource(message: Any, place: str) -> str:
+    """The full name of what a right is asked on: the project, or what a field names."""
+    if place == "project":
+        return f"//cloudresourcemanager.googleapis.com/{PROJECT}"
+    value = message
+    for name in place.split("."):
+        value = getattr(value, name)
+    if "/secrets/" in value:
+        return f"//secretmanager.googleapis.com/{value.partition('/versions/')[0]}"
+    return f"//iam.googleapis.com/{PROJECT}/serviceAccounts/{value}"
+
+
+def described(written: str) -> str | None:
+    """What the installed packages say at a place; None for a page.
+
+    Args:
+        written: such as `aiplatform_v1.CustomJobSpec.tensorboard` in a proto, or
+            `compute.v1 regions.get.region` in an API's description.
+    """
+    if written.startswith(PAGE):
+        return None
+    if " " in written:
+        return discovery.text(*written.split())
+    module, name, field = written.split(".")
+    kind = getattr(importlib.import_module(f"google.cloud.{module}"), name)
+    text = inspect.getdoc(kind) or ""
+    (said,) = re.findall(rf"^    {field} \(.*?(?=^    \S|\Z)", text, re.MULTILINE | re.DOTALL)
+    return str(said)
+
+
+def digest(written: str) -> str | None:
+    """The hash of a place's text; None for a page."""
+    text = described(written)
+    return text and hashlib.sha256(" ".join(text.split()).encode()).hexdigest()[:12]
+
+
+def render() -> str:
+    """The table as docs/google_cloud.md has it."""
+    rules = [rule for row in TABLE.values() for rule in row["rules"]]
+    hashed = sum(rule["hash"] is not None for rule in rules)
+    fields = sum(len(row.get("fields", ())) for row in TABLE.values())
+    lines = [
+        f"{len(rules)} rules of {len(TABLE)} methods are checked: {hashed} as the protos and API",
+        "descriptions of the installed client packages have them, and",
+        f"{len(rules) - hashed} as Google's pages do. Requests of gRPC methods set {fields}",
+        "fields; no others pass.",
+        "",
+        "| call | right | rule, and the stand-in that keeps it | only Google can tell |",
+        "|---|---|---|---|",
+    ]
+    for method, row in sorted(TABLE.items()):
+        rights = [f"`{permission}`{_of(who, place)}" for who, permission, place in row["rights"]]
+        kept: dict[str, list[str]] = {}
+        for rule in row["rules"]:
+            kept.setdefault(rule["kept_by"], []).append(rule["rule"])
+        said = "; ".join(f"`{module}`: {', '.join(texts)}" for module, texts in kept.items())
+        unknown = row.get("only_google", "")
+        lines.append(f"| `{method}` | {', '.join(rights)} | {said} | {unknown} |")
+    return "\n".join(lines) + "\n"
+
+
+def _of(who: str, place: str) -> str:
+    if who == "vertex_ai":
+        return " of the Vertex AI Service Agent"
+    return " on the account" if place.endswith("service_account") else ""
+
+
+def document(text: str) -> str:
+    """A page with the table of today in its place."""
+    before, _, rest = text.partition(BEGIN)
+    return before + BEGIN + render() + END + rest.partition(END)[2]
+
+
+def main() -> None:
+    """Enter hashes, and the fields of recorded calls; write the table."""
+    for call in Path(sys.argv[1]).read_text().splitlines() if sys.argv[1:] else []:
+        method, field = call.split()
+        TABLE[method]["fields"] = sorted({*TABLE[method]["fields"], field})
+    for row in TABLE.values():
+        for rule in row["rules"]:
+            rule["hash"] = digest(rule["written"])
+    PATH.write_text(json.dumps(TABLE, indent=1) + "\n")
+    DOCUMENT.write_text(document(DOCUMENT.read_text()))
+
+
+if __name__ == "__main__":
+    main()

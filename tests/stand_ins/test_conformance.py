@@ -1,0 +1,510 @@
+"""The stand-ins keep the rules of conformance.json, which has every call of shipped code."""
+
+import ast
+import json
+import os
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from google.cloud import aiplatform_v1, dataproc_v1, secretmanager_v1
+from google.cloud.aiplatform_v1.services.endpoint_service.transports import (
+    EndpointServiceGrpcTransport,
+)
+from google.cloud.aiplatform_v1.services.job_service.transports import JobServiceGrpcTransport
+from google.cloud.aiplatform_v1.services.model_service.transports import ModelServiceGrpcTransport
+from google.cloud.dataproc_v1.services.batch_controller.transports import (
+    BatchControllerGrpcTransport,
+)
+from google.cloud.secretmanager_v1.services.secret_manager_service.transports import (
+    SecretManagerServiceGrpcTransport,
+)
+
+from tests.stand_ins import conformance
+from tests.stand_ins.conformance import DOCUMENT, TABLE, check_call, check_rights, digest
+from tests.stand_ins.faults import RpcFailed
+from tests.stand_ins.filters import matches_labels
+from tests.stand_ins.google import BUCKET, LocalGoogle
+from tests.stand_ins.grpc_server import OPERATIONS, first_page, service_methods, snake_case
+from tests.stand_ins.identity import SERVICE_ACCOUNT
+from tests.stand_ins.job_rules import check_batch, check_job
+from tests.stand_ins.models import METRICS
+from tests.stand_ins.processes import RealProcess, free_port
+from tests.stand_ins.projects import PROJECT_METHODS
+from tests.stand_ins.rest import MOST_NAMES
+from tests.stand_ins.serving_containers import Replica
+from tests.stand_ins.storage import WRITES_AT_ONCE
+from tests.waiting import wait_until
+
+ROOT = Path(__file__).parents[2]
+SHIPPED = ("artifacts", "llm_assets", "recipes", "serving", "spark_jobs")
+TRANSPORTS = (
+    *(EndpointServiceGrpcTransport, JobServiceGrpcTransport, ModelServiceGrpcTransport),
+    *(BatchControllerGrpcTransport, SecretManagerServiceGrpcTransport),
+)
+IMPLIED = {"GetOperation"}
+"""Methods that Google's clients call by themselves, while they wait for a change."""
+RULES = [(method, rule["rule"]) for method, row in TABLE.items() for rule in row["rules"]]
+PLACE = "projects/local-project/locations/us-central1"
+MODEL, ENDPOINT = f"{PLACE}/models/m", f"{PLACE}/endpoints/here"
+Breach = Callable[[LocalGoogle], object]
+
+
+def job(machine: str = "n1-standard-4", replicas: int = 1, pools: int = 1, **spec: Any) -> Breach:
+    """A custom job, whose pools are alike."""
+    given: dict[str, Any] = {"machine_type": machine} | spec.pop("machine_spec", {})
+    pool = {"machine_spec": given, "replica_count": replicas} | spec.pop("pool", {})
+    content = {"job_spec": {"worker_pool_specs": [pool] * pools} | spec}
+    return lambda google: check_job(aiplatform_v1.CustomJob(content))
+
+
+def batch(name: str = "batch", version: str = "2.3", **content: Any) -> Breach:
+    """A Spark batch."""
+    runtime = {"version": version, "properties": content.pop("properties", {})}
+    made = dataproc_v1.Batch(runtime_config=runtime, **content)
+    return lambda google: check_batch(name, made)
+
+
+def upload(labels: dict[str, str] | None = None, **changes: Any) -> Breach:
+    """An upload of a model; other changes are the container's, `artifact` and `request` aside."""
+    model = {
+        "labels": labels or {},
+        "artifact_uri": changes.pop("artifact", "gs://b/m"),
+        "version_aliases": changes.pop("aliases", []),
+    }
+    request = {"parent": PLACE, "model_id": "m"} | changes.pop("request", {})
+    container = {"image_uri": "i"} | changes
+    made = aiplatform_v1.UploadModelRequest(model=model | {"container_spec": container}, **request)
+    return lambda google: google.models.upload_model(made)
+
+
+def deploy(
+    endpoint: dict[str, Any], machine: str = "n1-standard-4", id: str = "1", replicas: int = 1
+) -> Breach:
+    """A model with the prefix is deployed to an endpoint of its own."""
+
+    def run(google: LocalGoogle) -> None:
+        upload(invoke_route_prefix="/*")(google)
+        wait_until(lambda: MODEL in google.models._versions)
+        made = {"parent": PLACE, "endpoint_id": "here", "endpoint": endpoint}
+        google.endpoints.create_endpoint(aiplatform_v1.CreateEndpointRequest(made))
+        resources = {"machine_spec": {"machine_type": machine}, "min_replica_count": replicas}
+        deployed = {"id": id, "model": MODEL, "dedicated_resources": resources}
+        request = aiplatform_v1.DeployModelRequest(endpoint=ENDPOINT, deployed_model=deployed)
+        google.endpoints.deploy_model(request)
+
+    return run
+
+
+def post(method: str, path: str, **content: Any) -> Breach:
+    """A REST call."""
+
+    def run(google: LocalGoogle) -> None:
+        body = json.dumps(content).encode() if content else b""
+        status, _ = google.rest.answer(method, path, body, SERVICE_ACCOUNT)
+        if status >= 400:
+            raise RpcFailed(None, str(status))  # type: ignore[arg-type]
+
+    return run
+
+
+def secret(name: str, destroyed: bool = False) -> Breach:
+    """Read a version of the secret `token`, or of another."""
+
+    def run(google: LocalGoogle) -> None:
+        google.secrets.values["token"] = "value"
+        google.secrets.destroyed |= {"token"} if destroyed else set()
+        request = secretmanager_v1.AccessSecretVersionRequest(name=name)
+        google.secrets.access_secret_version(request)
+
+    return run
+
+
+def on_upload(method: str, **request: Any) -> Breach:
+    """Change or evaluate a model that is there."""
+
+    def run(google: LocalGoogle) -> None:
+        upload()(google)
+        wait_until(lambda: MODEL in google.models._versions)
+        kind = getattr(aiplatform_v1, f"{method}Request")
+        getattr(google.models, snake_case(method))(kind(request))
+
+    return run
+
+
+def on_endpoint(id: str = "here", **update: Any) -> Breach:
+    """Make an endpoint, and change it."""
+
+    def run(google: LocalGoogle) -> None:
+        made = {"parent": PLACE, "endpoint_id": id, "endpoint": {}}
+        google.endpoints.create_endpoint(aiplatform_v1.CreateEndpointRequest(made))
+        if update:
+            changed = {"endpoint": {"name": ENDPOINT, "traffic_split": update["split"]}}
+            mask = {"update_mask": {"paths": update["paths"]}}
+            request = aiplatform_v1.UpdateEndpointRequest(changed | mask)
+            google.endpoints.update_endpoint(request)
+
+    return run
+
+
+def empty(google: LocalGoogle, method: str) -> Any:
+    """A request that says nothing; None for a REST method."""
+    known = {path.rsplit("/", 1)[1]: types for path, (types, _) in google.server.methods.items()}
+    return known[method].deserialize(b"") if method in known else None
+
+
+def without_rights(method: str, google: LocalGoogle) -> None:
+    """Nobody may act as anybody."""
+
+    def allows(account: str, permission: str, resource: str) -> bool:
+        return not permission.startswith("iam.")
+
+    check_rights(method, empty(google, method), {"caller": "a", "vertex_ai": "b"}, allows)
+
+
+POOL = {"machine_spec": {"machine_type": "n1-standard-4"}, "replica_count": 1}
+LARGER = {"machine_spec": {"machine_type": "n1-standard-8"}, "replica_count": 1}
+L4 = {"accelerator_type": "NVIDIA_L4", "accelerator_count": 1}
+SCHEMA = next(iter(METRICS))
+SERVICES = "/v1/projects/local-project/services:batchGet?"
+REGIONS = "/compute/v1/projects/local-project/regions"
+ACCOUNT = f"/v1/projects/local-project/serviceAccounts/{SERVICE_ACCOUNT}:testIamPermissions"
+REFUSED: dict[tuple[str, str], Breach] = {
+    ("CreateCustomJob", "the first worker pool has one replica"): job(replicas=2),
+    ("CreateCustomJob", "worker pools are there"): job(pools=0),
+    ("CreateCustomJob", "the caller may act as the account"): partial(
+        without_rights, "CreateCustomJob"
+    ),
+    ("CreateCustomJob", "machine and accelerators go together"): job(
+        "a2-highgpu-1g", machine_spec=L4
+    ),
+    ("CreateCustomJob", "the boot disk is one of the machine's"): job(
+        pool={"disk_spec": {"boot_disk_type": "pd-balanced"}}
+    ),
+    ("CreateCustomJob", "at most 100 variables"): job(
+        pool={"container_spec": {"env": [{"name": "A", "value": "a"}] * 101}}
+    ),
+    ("CreateCustomJob", "at most seven days"): job(scheduling={"timeout": {"seconds": 604_801}}),
+    ("CreateCustomJob", "a TensorBoard needs account and output folder"): job(tensorboard="t"),
+    ("CreateCustomJob", "flex-start has the same machines in all pools"): job(
+        worker_pool_specs=[POOL, LARGER], scheduling={"strategy": "FLEX_START"}
+    ),
+    ("CreateCustomJob", "a TPU machine's topology is its own"): job("ct5lp-hightpu-4t"),
+    ("CreateBatch", "form of the id"): batch("A_batch"),
+    ("CreateBatch", "form and number of labels"): batch(labels={"Upper": "a"}),
+    ("CreateBatch", "10 minutes to 14 days"): batch(
+        environment_config={"execution_config": {"ttl": {"seconds": 60}}}
+    ),
+    ("CreateBatch", "runtimes that have support"): batch(version="2.2"),
+    ("CreateBatch", "cores, executors and tiers of properties"): batch(
+        properties={"spark.executor.cores": "3"}
+    ),
+    ("CreateBatch", "no properties of YARN or the shuffle service"): batch(
+        properties={"spark.yarn.queue": "a"}
+    ),
+    ("AccessSecretVersion", "project, secret and version are there"): secret(
+        "projects/local-project/secrets/token/versions/2"
+    ),
+    ("AccessSecretVersion", "a destroyed version has no value"): secret(
+        "projects/local-project/secrets/token/versions/latest", destroyed=True
+    ),
+    ("UploadModel", "form of the id"): upload(request={"model_id": "Model!"}),
+    ("UploadModel", "a version belongs to a model that is there"): upload(
+        request={"parent_model": MODEL}
+    ),
+    ("UploadModel", "the artifact is a folder of Cloud Storage"): upload(artifact="/models/m"),
+    ("UploadModel", "form of labels"): upload(labels={"Upper": "a"}),
+    ("UploadModel", "one of predict route and invoke prefix"): upload(
+        predict_route="/predict", invoke_route_prefix="/*"
+    ),
+    ("UploadModel", "a deployment takes two hours at most"): upload(
+        deployment_timeout={"seconds": 7_201}
+    ),
+    ("UpdateModel", "labels of model and version are mixed; which fields change"): on_upload(
+        "UpdateModel", model={"name": MODEL}, update_mask={"paths": ["container_spec"]}
+    ),
+    ("MergeVersionAliases", "form of aliases; an alias names one version"): on_upload(
+        "MergeVersionAliases", name=MODEL, version_aliases=["An alias"]
+    ),
+    ("ImportModelEvaluation", "metrics are the schema's, numbers finite"): on_upload(
+        "ImportModelEvaluation",
+        parent=MODEL,
+        model_evaluation={"metrics_schema_uri": SCHEMA, "metrics": {"unknown": 1.0}},
+    ),
+    ("CreateEndpoint", "form of the id"): on_endpoint("E_"),
+    ("DeployModel", "form of the id"): deploy({"dedicated_endpoint_enabled": True}, id="one"),
+    ("DeployModel", "the caller may act as the account"): partial(without_rights, "DeployModel"),
+    ("DeployModel", "machine and accelerators go together"): deploy(
+        {"dedicated_endpoint_enabled": True}, "a2-highgpu-1g"
+    ),
+    ("DeployModel", "at least one replica, and no fewer at most"): deploy(
+        {"dedicated_endpoint_enabled": True}, replicas=0
+    ),
+    ("DeployModel", "an invoke prefix needs a dedicated endpoint"): deploy({}),
+    ("UpdateEndpoint", "shares sum to 100, or there are none"): on_endpoint(
+        split={"1": 50}, paths=["traffic_split"]
+    ),
+    ("UpdateEndpoint", "only what the mask names"): on_endpoint(split={}, paths=["labels"]),
+    ("serviceusage.services.batchGet", "at most 30 names"): post(
+        "GET", SERVICES + "&".join(["names=projects/1/services/a"] * (MOST_NAMES + 1))
+    ),
+    (
+        "iam.projects.serviceAccounts.testIamPermissions",
+        "no patterns of permissions",
+    ): post("POST", ACCOUNT, permissions=["iam.*"]),
+    ("compute.regions.get", "only regions that are there"): post("GET", f"{REGIONS}/europe-west9"),
+    ("compute.subnetworks.get", "a subnetwork is of one region"): post(
+        "GET", f"{REGIONS}/europe-west9/subnetworks/inside"
+    ),
+}
+"""Rule to a request that breaks it."""
+HERE = "stand_ins/test_conformance.py::"
+CLOUD = "llm_assets/cloud/test_"
+LISTS = f"{HERE}test_every_list_has_pages"
+LABELS = f"{HERE}test_labels_are_filtered"
+FAULTS = f"{CLOUD}check.py::test_each_fault_names_its_line_and_remedy"
+RIGHTS = "infrastructure/test_infrastructure.py::test_check_names_each_right_that_is_taken_away"
+JOBS = "llm_assets/pipes/test_faults.py::test_"
+ENDPOINTS = f"{CLOUD}endpoint.py::test_"
+BIGQUERY = "spark_jobs/read/test_bigquery.py::test_"
+LAUNCHER = "recipes/launcher/test_launcher.py::test_"
+KEPT = {
+    ("CreateCustomJob", "the folders of the output become variables"): (
+        f"{LAUNCHER}two_nodes_train_together_under_torchrun"
+    ),
+    ("CreateCustomJob", "a restart starts every replica"): (
+        f"{JOBS}worker_restart_inside_a_job_loses_no_messages"
+    ),
+    ("CreateCustomJob", "over quota a job is queued"): f"{JOBS}job_that_waits_for_a_quota_says_so",
+    ("GetCustomJob", "the error comes after the state"): f"{LAUNCHER}failed_training_never_exits_0",
+    ("GetCustomJob", "names hold the project's number"): (
+        f"{JOBS}killed_dagster_finds_its_job_again"
+    ),
+    ("ListCustomJobs", "pages"): LISTS,
+    ("ListCustomJobs", "labels are filtered"): LABELS,
+    ("CancelCustomJob", "a cancelled job is kept"): (
+        f"{JOBS}job_that_is_being_cancelled_is_not_adopted"
+    ),
+    ("CreateBatch", "processors of the region's quota"): (
+        f"{HERE}test_a_batch_without_processors_fails"
+    ),
+    ("ListBatches", "pages"): LISTS,
+    ("ListBatches", "labels are filtered"): LABELS,
+    ("AccessSecretVersion", "the checksum is the data's"): (
+        f"{CLOUD}secrets.py::test_token_is_there_while_the_block_runs"
+    ),
+    ("UploadModel", "the container is shown to nobody"): (
+        "llm_assets/registry/test_vertex.py::"
+        "test_another_serving_image_is_a_new_upload_of_the_same_number"
+    ),
+    ("UploadModel", "a probe that fails ends the container"): (
+        f"{HERE}test_a_container_whose_probe_fails_is_ended"
+    ),
+    ("ListModelVersions", "pages"): LISTS,
+    ("ListModelEvaluations", "pages"): LISTS,
+    ("CreateEndpoint", "a dedicated endpoint has an address of its own"): (
+        f"{ENDPOINTS}endpoint_is_a_dedicated_one_with_the_machines_of_the_settings"
+    ),
+    ("ListOperations", "pages"): (
+        f"{CLOUD}endpoint_faults.py::test_a_change_on_a_later_page_of_operations_is_awaited"
+    ),
+    ("GetOperation", "a failed operation holds its error"): (
+        f"{CLOUD}endpoint_faults.py::test_version_that_disappoints_is_taken_back"
+    ),
+    ("UndeployModel", "what has traffic is not undeployed"): (
+        f"{ENDPOINTS}stopping_a_half_done_rollout_removes_both_versions"
+    ),
+    ("DeleteEndpoint", "nothing is deployed"): f"{ENDPOINTS}stopping_removes_all_that_costs",
+    ("GetProject", "the name holds the number"): FAULTS,
+    ("TestIamPermissions", "only what the caller has"): RIGHTS,
+    ("serviceusage.services.batchGet", "an API that is off has a state of its own"): FAULTS,
+    (
+        "serviceusage.services.consumerQuotaMetrics.list",
+        "limits of regions are in the full view alone",
+    ): FAULTS,
+    ("serviceusage.services.consumerQuotaMetrics.list", "pages"): (
+        f"{CLOUD}check.py::test_project_in_which_all_is_well_has_no_problem"
+    ),
+    ("cloudbilling.projects.getBillingInfo", "a closed account keeps its name"): FAULTS,
+    (
+        "iam.projects.serviceAccounts.testIamPermissions",
+        "only what the caller has on that account",
+    ): RIGHTS,
+    (
+        "artifactregistry.projects.locations.repositories.testIamPermissions",
+        "only what the caller has on that repository",
+    ): RIGHTS,
+    ("policytroubleshooter.iam.troubleshoot", "who may not see a policy is told so"): (
+        f"{CLOUD}check.py::test_rights_that_the_caller_may_not_see_are_unknown_and_no_problem"
+    ),
+    ("compute.regions.get", "quotas with what is used of them"): (
+        f"{CLOUD}check.py::test_a_batchs_own_sizes_and_tiers_are_what_is_asked_for"
+    ),
+    ("compute.subnetworks.get", "whether Google's APIs are reached"): (
+        f"{CLOUD}check.py::"
+        "test_subnetwork_without_private_access_is_told_with_the_command_that_gives_it"
+    ),
+    ("storage.objects.insert", "a generation that is not the object's is refused"): (
+        "artifacts/test_object_lease.py::test_lost_lease_is_an_error_for_who_held_it"
+    ),
+    ("storage.objects.insert", "an object is written once a second"): (
+        f"{HERE}test_an_object_is_not_written_over_and_over"
+    ),
+    ("storage.objects.rewrite", "a generation that is not the object's is refused"): (
+        "artifacts/test_transfer.py::test_large_file_goes_up_in_parallel_parts_and_comes_back_equal"
+    ),
+    ("storage.buckets.get", "deleted objects are kept where the bucket says so"): (
+        f"{CLOUD}check.py::test_bucket_that_keeps_what_is_deleted_is_told_with_what_that_costs"
+    ),
+    ("storage.buckets.testIamPermissions", "only what the caller has on that bucket"): RIGHTS,
+    ("bigquery.jobs.insert", "files of a given-up export stay"): (
+        f"{BIGQUERY}files_of_an_export_that_was_given_up_are_not_read"
+    ),
+    ("bigquery.jobs.cancel", "a job may go on for ever"): (
+        f"{BIGQUERY}job_that_takes_too_long_is_cancelled_and_told"
+    ),
+    ("bigquery.tables.get", "what has changed has another etag"): (
+        f"{BIGQUERY}a_row_edited_in_place_is_noticed_without_a_watermark"
+    ),
+    ("aiplatform.projects.locations.endpoints.predict", "a version by its share"): (
+        f"{ENDPOINTS}versions_follow_each_other_and_go_back_without_a_failed_request"
+    ),
+    ("aiplatform.projects.locations.endpoints.predict", "ten megabytes at most"): (
+        f"{ENDPOINTS}openai_bodies_pass_raw_prediction_and_large_ones_nowhere"
+    ),
+    (
+        "aiplatform.projects.locations.endpoints.predict",
+        "the answer says which version gave it",
+    ): f"{ENDPOINTS}versions_follow_each_other_and_go_back_without_a_failed_request",
+    (
+        "aiplatform.projects.locations.endpoints.deployedModels.invoke.invoke",
+        "only versions with the prefix; they take nothing else",
+    ): f"{ENDPOINTS}openai_clients_talk_to_the_endpoint_while_versions_follow_each_other",
+    (
+        "aiplatform.projects.locations.endpoints.deployedModels.invoke.invoke",
+        "the version that is named, whatever its share",
+    ): f"{ENDPOINTS}openai_version_that_does_worse_is_taken_back",
+}
+"""Rule to a test, in this folder's neighbors, that holds only where the stand-in keeps it."""
+
+
+def called() -> set[str]:
+    """Methods of Google's services that shipped code of the cloud names."""
+    services = [service_methods(transport) for transport in TRANSPORTS]
+    services += [PROJECT_METHODS, OPERATIONS]
+    methods = {path.rsplit("/", 1)[1] for service in services for path in service}
+    by_name = {snake_case(method): method for method in methods}
+    sources = [path for folder in SHIPPED for path in (ROOT / folder).rglob("*.py")]
+    trees = [ast.parse(text) for path in sources if "google" in (text := path.read_text())]
+    names = {n.attr for tree in trees for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
+    return {method for name, method in by_name.items() if name in names}
+
+
+def test_table_has_every_method_that_is_called_and_no_other(google: LocalGoogle) -> None:
+    of_grpc = {method for method, row in TABLE.items() if "api" not in row}
+    assert called() | IMPLIED == of_grpc
+    assert {path.rsplit("/", 1)[1] for path in google.server.methods} >= of_grpc
+
+
+def test_texts_of_the_rules_are_those_that_were_read() -> None:
+    rules = [rule for row in TABLE.values() for rule in row["rules"]]
+    changed = [rule for rule in rules if digest(rule["written"]) != rule["hash"]]
+    assert not changed, "Google says something else now: read it, then see conformance.py"
+
+
+def test_page_has_the_table_of_today() -> None:
+    page = DOCUMENT.read_text()
+    assert page == conformance.document(page), "run: python -m tests.stand_ins.conformance"
+
+
+def test_every_rule_is_broken_here_or_kept_in_another_test() -> None:
+    assert sorted([*REFUSED, *KEPT]) == sorted(RULES)
+    for rule in (rule for row in TABLE.values() for rule in row["rules"]):
+        assert (Path(__file__).parent / rule["kept_by"]).exists()
+    for name in KEPT.values():
+        path, _, test = name.partition("::")
+        assert f"def {test}(" in (ROOT / "tests" / path).read_text(), name
+
+
+@pytest.mark.parametrize("rule", REFUSED, ids=str)
+def test_what_breaks_a_rule_is_refused(google: LocalGoogle, rule: tuple[str, str]) -> None:
+    with pytest.raises(RpcFailed):
+        REFUSED[rule](google)
+
+
+def test_what_keeps_them_is_not(google: LocalGoogle) -> None:
+    on_own = {"dedicated_endpoint_enabled": True}
+    for keeps in (job(), batch(), on_endpoint(), deploy(on_own)):
+        google.reset()
+        keeps(google)
+
+
+@pytest.mark.parametrize("method", [m for m, row in TABLE.items() if row["rights"]])
+def test_caller_without_the_right_is_refused(google: LocalGoogle, method: str) -> None:
+    with pytest.raises(RpcFailed, match=r"denied|permission"):
+        accounts = {"caller": "a", "vertex_ai": "b"}
+        check_rights(method, empty(google, method), accounts, lambda *_: False)
+
+
+def test_field_that_nobody_has_read_about_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(conformance.RECORD, raising=False)
+    request = aiplatform_v1.GetCustomJobRequest(name="a")
+    check_call("GetCustomJob", request, "a", "b", lambda *_: True)
+    filtered = aiplatform_v1.ListModelVersionsRequest(name="a", order_by="b")
+    with pytest.raises(RpcFailed, match="order_by"):
+        check_call("ListModelVersions", filtered, "a", "b", lambda *_: True)
+    with pytest.raises(RpcFailed, match="not in conformance"):
+        check_call("DeleteModel", request, "a", "b", lambda *_: True)
+
+
+def test_rest_calls_are_as_their_descriptions_have_them(google: LocalGoogle) -> None:
+    path = "/v1/iam:troubleshoot"
+    asked = {"principal": "a", "permission": "b", "fullResourceName": "c"}
+    post("POST", path, accessTuple=asked)(google)
+    for broken in (
+        post("GET", path),
+        post("POST", f"{path}?unknown=1", accessTuple=asked),
+        post("POST", path, accessTuple=asked | {"unknown": 1}),
+    ):
+        with pytest.raises(RpcFailed):
+            broken(google)
+
+
+def test_every_list_has_pages() -> None:
+    request = aiplatform_v1.ListCustomJobsRequest()
+    reply = aiplatform_v1.ListCustomJobsResponse(custom_jobs=[{"name": str(n)} for n in range(3)])
+    page = first_page(request, reply)
+    assert [job.name for job in page.custom_jobs] == ["0", "1"] and page.next_page_token
+
+
+def test_labels_are_filtered() -> None:
+    assert matches_labels('labels.a="b"', {"a": "b"}) and not matches_labels('labels.a="b"', {})
+
+
+def test_a_batch_without_processors_fails(google: LocalGoogle) -> None:
+    google.rest.region_quotas["CPUS"] = 8
+    made = dataproc_v1.Batch(runtime_config={"version": "2.3"})
+    request = dataproc_v1.CreateBatchRequest(parent=PLACE, batch_id="batch", batch=made)
+    google.dataproc.create_batch(request)
+    wait_until(lambda: "Insufficient" in google.dataproc.batches()[0].state_message)
+
+
+def test_a_container_whose_probe_fails_is_ended(google: LocalGoogle, tmp_path: Path) -> None:
+    process = RealProcess(["sleep", "60"], tmp_path, dict(os.environ), tmp_path / "log")
+    probe = {"http_get": {"path": "/health"}, "period_seconds": 1, "failure_threshold": 1}
+    timeout = {"seconds": 60}
+    spec = aiplatform_v1.ModelContainerSpec(startup_probe=probe, deployment_timeout=timeout)
+    replica = Replica(process, free_port(), "/predict")
+    with pytest.raises(RpcFailed, match="exited"):
+        google.endpoints.containers.wait_healthy(replica, spec, threading.Event())
+    assert process.poll() is not None
+
+
+def test_an_object_is_not_written_over_and_over(google: LocalGoogle) -> None:
+    url = f"{google.storage.url}/upload/storage/v1/b/{BUCKET}/o?uploadType=media&name=often"
+    statuses = [httpx.post(url, content=b"a").status_code for _ in range(WRITES_AT_ONCE + 3)]
+    assert statuses[0] == 200 and statuses[-1] == 429
