@@ -39,7 +39,7 @@ from recipes.settings import (
     training_settings,
 )
 from serving.settings import QUANTIZED, EndpointSettings
-from spark_jobs.read.settings import Files, RawCorpusSettings
+from spark_jobs.read.settings import RawCorpusSettings
 from spark_jobs.settings import (
     COPIED_BY_PROCESS,
     DOCUMENTS_IN_MEMORY,
@@ -166,17 +166,6 @@ class PipelineSettings(Settings):
                     f"the recipe {self.checkpoint.recipe} learns from {FORM_WORDS[wanted]}, but "
                     f"the source {name!r} gives {FORM_WORDS[form]}; its key `examples` says which "
                     "columns are an example"
-                )
-        return self
-
-    @model_validator(mode="after")
-    def _jobs_reach_what_is_pinned(self) -> Self:
-        for source in self.raw_corpus.sources:
-            is_here = isinstance(source, Files) and source.pin and is_local(source.path)
-            if is_here and (self.spark.runner or self.platform) == "google_cloud":
-                raise ValueError(
-                    f"the source {source.name!r} pins files of this machine, which Spark on Google "
-                    "Cloud cannot read; leave out `pin`, or put them into a bucket"
                 )
         return self
 

@@ -63,7 +63,6 @@ def raw_view(artifact: Artifact) -> dict[str, Any]:
         "not_read_by_kind": table(["kind", "files", "such as"], unread),
         "set_aside": table(["document", ""], [(fault, "") for fault in stats["faults"]]),
         "repeated_ids": stats["repeated_ids"],
-        "pinned_files": stats.get("pinned_files", 0),
         "sources": table(["source", "documents", "bytes"], sources),
     }
 
@@ -116,9 +115,8 @@ def raw_corpus(
 ) -> BuildPlan:
     """A pinned snapshot of the source text, as Parquet rows `(id, text, source, ...)`.
 
-    All that follows reads this copy, so text that changes meanwhile changes nothing; of files that
-    are pinned in place of copied, a change is noticed. What was found and not read is counted by
-    kind.
+    All that follows reads this copy, so text that changes meanwhile changes nothing. What was
+    found and not read is counted by kind.
     """
     store = pipeline.store
     opened = snapshot.open_sources(settings, context.log.info, store.root)

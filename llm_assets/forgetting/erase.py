@@ -37,7 +37,6 @@ from recipes.evaluation.settings import QUESTION_FOLDERS, SAMPLES_NAME
 from spark_jobs.clean.decide.decider import find_duplicates
 from spark_jobs.clean.forgotten import ForgottenText, ForgottenTexts
 from spark_jobs.clean.history import read_history
-from spark_jobs.runtime.pinned import find_pinned, parts_of
 
 FORGOTTEN_INPUT = "forgotten"
 """Name of the list's digest among a clean corpus's inputs; absent while the list is empty."""
@@ -253,11 +252,6 @@ def erase(record: Pipeline, state: RegistryState, listed: ForgottenList, report:
     for raw in made_by(record, state, "raw_corpus"):
         gone = ids | raw_ids.get(raw.fingerprint, set())
         _rewrite(raw, _without_rows(raw, gone), raw.stats, report)
-        for url in _pinned_with(raw, gone):
-            report(
-                f"{url}, which raw_corpus {raw.fingerprint} pins, is not ours to change: take the "
-                "text out there."
-            )
     for shards in made_by(record, state, "tokenized_shards"):
         erased = sorted({*shards.stats.get("erased", []), *_held(shards, listed.texts)})
         stats = shards.stats | ({"erased": erased} if erased else {})
@@ -288,9 +282,7 @@ def find_holders(record: Pipeline, state: RegistryState, listed: ForgottenList) 
     found = []
     for kind, without in contents.items():
         for artifact in made_by(record, state, kind):
-            if next(without(artifact), None) or (
-                kind == "raw_corpus" and next(_pinned_with(artifact, ids), None)
-            ):
+            if next(without(artifact), None):
                 found.append(f"{kind}/{artifact.fingerprint}")
     return found
 
@@ -330,16 +322,6 @@ def _ids_of(corpus: Artifact, ids: Collection[str], texts: Collection[str]) -> s
     survivors = pa.array(sorted(found | set(ids)), pa.string())
     copies = find_duplicates(corpus.url, "survivor", survivors)
     return found | set(copies["id"].to_pylist())
-
-
-def _pinned_with(raw: Artifact, ids: Collection[str]) -> Iterator[str]:
-    """The files that a raw corpus pins and that hold one of them; one that changed is none."""
-    wanted = pa.array(sorted(ids), pa.string())
-    for file in find_pinned(raw.url):
-        if file.find_change() is None and any(
-            pc.any(pc.is_in(part.read(["id"])["id"], wanted)).as_py() for part in parts_of(file)
-        ):
-            yield file.url
 
 
 def _without_rows(corpus: Artifact, ids: Collection[str]) -> Iterator[tuple[str, bytes]]:

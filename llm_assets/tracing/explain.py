@@ -20,8 +20,7 @@ from llm_assets.registry.state import ModelVersion, RegistryState
 from llm_assets.tracing.training_text import runs_behind
 from spark_jobs.clean.decide.decider import DUPLICATE_SCHEMA, EXACT, NEAR
 from spark_jobs.clean.forgotten import read_similar
-from spark_jobs.runtime.parquet import read_table
-from spark_jobs.runtime.pinned import find_raw_parts
+from spark_jobs.runtime.parquet import RAW_COLUMNS, find_parts, read_table
 
 ORDER = ("checkpoint", "base_model", "tokenized_shards", "clean_corpus", "raw_corpus")
 
@@ -214,7 +213,7 @@ def _texts(raw_corpus: str, ids: Iterable[str]) -> dict[str, str]:
     """Ids to texts, of those that the raw corpus has; parts are read until all are found."""
     wanted = pa.array(sorted(ids), pa.string())
     found: dict[str, str] = {}
-    for part in find_raw_parts(raw_corpus):
+    for part in find_parts(raw_corpus, RAW_COLUMNS, "raw_corpus"):
         if len(found) == len(wanted):
             break
         if pc.any(pc.is_in(part.read(["id"])["id"], wanted)).as_py():

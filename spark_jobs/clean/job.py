@@ -52,8 +52,15 @@ from spark_jobs.clean.prepare import EXAMPLE_COLUMN, prepare_parts, prepare_rows
 from spark_jobs.clean.repeated import REPEATED, trim_repeats
 from spark_jobs.clean.write import CLEAN_SCHEMA, write_part, writing_key
 from spark_jobs.decontaminate.overlap import save_evaluation_ngrams
-from spark_jobs.runtime.parquet import SAMPLED, PartRows, find_rows, spread, write_table
-from spark_jobs.runtime.pinned import RAW_COLUMNS, find_raw_parts
+from spark_jobs.runtime.parquet import (
+    RAW_COLUMNS,
+    SAMPLED,
+    PartRows,
+    find_parts,
+    find_rows,
+    spread,
+    write_table,
+)
 from spark_jobs.runtime.scratch import scratch_folder
 from spark_jobs.runtime.session import measured, session
 from spark_jobs.runtime.tasks import map_tasks
@@ -124,7 +131,7 @@ def _run(spark: SparkSession, spec: CleanSpec, scratch: str, report: Report) -> 
     settings = spec.settings
     # First of all, since nothing is to be made while a file of them is damaged.
     signatures = read_signatures(spec.forgotten.signatures)
-    raw = find_raw_parts(spec.raw_corpus)
+    raw = find_parts(spec.raw_corpus, RAW_COLUMNS, "raw_corpus")
     history = read_history(spec.earlier)
     ngrams = save_evaluation_ngrams(spec.evaluation_texts, scratch, settings.decontamination)
     decided = [field for field in CLEAN_SCHEMA if field.name in DECIDED_SCHEMA.names]
@@ -342,7 +349,9 @@ def compare_documents(spec: CleanSpec, clean_corpus: str) -> Iterator[tuple[str,
     be one of a template's many texts, which are not on record.
     """
     settings = spec.settings
-    raw = spread(find_raw_parts(spec.raw_corpus), [*RAW_COLUMNS, EXAMPLE_COLUMN])
+    raw = spread(
+        find_parts(spec.raw_corpus, RAW_COLUMNS, "raw_corpus"), [*RAW_COLUMNS, EXAMPLE_COLUMN]
+    )
     raw = raw.take(pc.sort_indices(pc.string_is_ascii(raw["text"]).cast("int8"))).slice(0, SAMPLED)
     with tempfile.TemporaryDirectory() as folder:
         ngrams = save_evaluation_ngrams(spec.evaluation_texts, folder, settings.decontamination)

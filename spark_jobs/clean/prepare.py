@@ -30,8 +30,7 @@ from artifacts.libraries import UNICODE
 from artifacts.progress import Report
 from spark_jobs.clean.classify import classify, label_fields
 from spark_jobs.decontaminate.overlap import load_ngrams, ngrams_of, overlaps
-from spark_jobs.runtime.parquet import Part, read_table, to_parquet
-from spark_jobs.runtime.pinned import RAW_COLUMNS
+from spark_jobs.runtime.parquet import RAW_COLUMNS, Part, read_table, to_parquet
 from spark_jobs.runtime.tasks import map_tasks
 from spark_jobs.settings import CleanCorpusSettings, QualityFilter
 from spark_jobs.text import (

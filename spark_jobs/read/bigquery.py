@@ -17,11 +17,9 @@ from artifacts.storage import files, transfer
 from artifacts.store.identity import hash_json
 from spark_jobs.read.document import Document
 from spark_jobs.read.files.find import find_files
-from spark_jobs.read.files.pinned import pin_files
-from spark_jobs.read.files.streams import RemoteFile, SourceChanged
-from spark_jobs.read.opened import Batch, Chunks, OpenedSource, group, listed_key, no_chunks
+from spark_jobs.read.files.streams import ListedFile, RemoteFile, SourceChanged
+from spark_jobs.read.opened import Batch, Chunks, OpenedSource, group, listed_key
 from spark_jobs.read.settings import BigQuery, Files
-from spark_jobs.runtime.pinned import ListedFile, PinnedFile
 
 BATCH_DOCUMENTS = 1_000
 JOB_SECONDS = 3_600.0
@@ -82,17 +80,13 @@ def export_folder(source: BigQuery, fingerprint: str) -> str:
 def open_bigquery(source: BigQuery, report: Callable[[str], None]) -> OpenedSource:
     """The source's rows as they are now.
 
-    Cutting them into chunks, or pinning, exports them, unless this state of the source was exported
-    before.
+    Cutting them into chunks exports them, unless this state of the source was exported before.
 
     Raises:
         UserError: as `fingerprint_bigquery`; from cutting, that the export is empty.
         SourceChanged: from reading, that exported files were changed or removed.
     """
     fingerprint = fingerprint_bigquery(source)
-    if source.pin:
-        pin = partial(pin_export, source, fingerprint, report)
-        return OpenedSource({source.name: fingerprint}, no_chunks, pin=pin)
     return OpenedSource(
         {source.name: fingerprint}, partial(cut_export, source, fingerprint, report)
     )
@@ -130,18 +124,8 @@ def read_exported(source: BigQuery, listed: ListedFile) -> Iterator[Batch]:
         raise SourceChanged(f"{listed.url} was removed while it was read") from error
 
 
-def pin_export(
-    source: BigQuery, fingerprint: str, report: Callable[[str], None]
-) -> tuple[list[PinnedFile], int]:
-    """The files of one state of the source, pinned (`files.pinned.pin_files`)."""
-    exported = _exported(source, fingerprint, report)
-    found = find_files(exported).files
-    checksums = [file.digest(lambda number: None) for file in found]
-    return pin_files(exported, found, checksums, report)
-
-
 def _exported(source: BigQuery, fingerprint: str, report: Callable[[str], None]) -> Files:
-    """One state of the source as a source of files, which stay where they are.
+    """One state of the source as a source of files.
 
     Each export has a folder of its own, since BigQuery deletes nothing of an earlier one, and a job
     that was given up may still write. `exported.json`, written last, says which files count.
@@ -152,7 +136,7 @@ def _exported(source: BigQuery, fingerprint: str, report: Callable[[str], None])
     if not names:
         raise UserError(f"{folder} holds no exported Parquet files. Delete it and ask again.")
     path = f"{folder}/{names[0].partition('/')[0]}"
-    return Files(type="files", name=source.name, path=path, id_column="id", pin=True)
+    return Files(type="files", name=source.name, path=path)
 
 
 def _export(source: BigQuery, folder: str, report: Callable[[str], None]) -> list[str]:

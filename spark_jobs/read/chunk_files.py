@@ -19,9 +19,16 @@ from artifacts.cache import read_cached, write_cached
 from artifacts.errors import shown_in_line
 from artifacts.settings import with_whole_characters
 from artifacts.storage import files
-from spark_jobs.read.document import EMPTY, EXAMPLES, SCHEMA, Document, Fault, to_table
+from spark_jobs.read.document import (
+    EMPTY,
+    EXAMPLES,
+    SCHEMA,
+    Document,
+    Fault,
+    find_id_fault,
+    to_table,
+)
 from spark_jobs.read.opened import Batch, Chunks, Cutter, hash64
-from spark_jobs.runtime.pinned import find_id_fault
 
 PART_BYTES = (2 * 1024 * 1024, 16 * 1024 * 1024)
 """Least and most text in one row group, which is what one Spark task reads."""

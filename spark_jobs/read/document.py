@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from artifacts.errors import UserError
+from artifacts.errors import UserError, has_control_characters
 from artifacts.examples import Example, find_fault, plain_text, read_example, write_example
 from spark_jobs.read.settings import (
     ConversationColumns,
@@ -29,6 +29,20 @@ EMPTY = "empty"
 """The reason of documents without text, and of files without documents."""
 SET_ASIDE = ("bad_file", "no_text_layer", EMPTY)
 """Reasons that never count towards `maximum_faulty_share`: whole files, and where nothing is."""
+
+
+MOST_ID_BYTES = 1_024
+
+
+def find_id_fault(identifier: str) -> str | None:
+    """What is wrong with an id, in words that follow it; None where nothing is."""
+    if has_control_characters(identifier):
+        return "holds control characters or half a surrogate pair"
+    if not identifier.strip():
+        return "is empty"
+    if len(identifier.encode()) > MOST_ID_BYTES:
+        return f"has more than {MOST_ID_BYTES:,} bytes"
+    return None
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from artifacts.program.entry import run_program
 from artifacts.progress import Report
 from artifacts.storage import files
 from spark_jobs.read.chunk_files import ChunkRecord
-from spark_jobs.read.files.streams import SourceChanged
+from spark_jobs.read.files.streams import ListedFile, SourceChanged
 from spark_jobs.read.opened import SkippedFiles
 from spark_jobs.read.repeated_ids import number_repeated_ids
 from spark_jobs.read.settings import Source
@@ -35,7 +35,6 @@ from spark_jobs.read.snapshot import (
     listed_chunk,
     snapshot_stats,
 )
-from spark_jobs.runtime.pinned import ListedFile
 from spark_jobs.runtime.scratch import scratch_folder
 from spark_jobs.runtime.session import measured, session
 from spark_jobs.runtime.tasks import Work, map_tasks
@@ -53,7 +52,7 @@ class SourceToCopy(BaseModel):
     chunks: list[list[ListedFile]] = []
     """Of each chunk the files."""
     records: list[ChunkRecord] = []
-    """Of chunks whose files are in the cache, and of pinned files."""
+    """Of chunks whose files are in the cache."""
     unread: SkippedFiles = SkippedFiles()
 
 
@@ -70,8 +69,6 @@ class ReadSpec(BaseModel):
     """Folder through which the chunks' files go (`artifacts.cache`)."""
     libraries: dict[str, str] = {}
     """Versions of those that decide the result, without which the program does not run."""
-    pinned_files: int = 0
-    """How many are listed in the corpus beside what is copied."""
 
 
 def run(spark: SparkSession, spec: ReadSpec, report: Report = print) -> dict[str, Any]:
@@ -101,7 +98,7 @@ def run(spark: SparkSession, spec: ReadSpec, report: Report = print) -> dict[str
     with scratch_folder(f"{spec.output}.scratch") as scratch:
         work = Work(spark, stats["documents"], scratch, report)
         repeated = number_repeated_ids(work, parts, report)
-    return stats | {"repeated_ids": repeated, "pinned_files": spec.pinned_files}
+    return stats | {"repeated_ids": repeated}
 
 
 def _by_source(spec: ReadSpec, copied: list[dict[str, Any]]) -> Records:

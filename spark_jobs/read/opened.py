@@ -12,7 +12,7 @@ from itertools import islice
 from artifacts.errors import shown_in_line
 from artifacts.store.identity import hash_json
 from spark_jobs.read.document import Document, Fault
-from spark_jobs.runtime.pinned import ListedFile, PinnedFile
+from spark_jobs.read.files.streams import ListedFile
 
 _LEAST_BYTES, _MOST_BYTES = 2 * 1024 * 1024, 64 * 1024 * 1024
 
@@ -30,11 +30,6 @@ class Chunks:
     files: list[list[ListedFile]] | None = None
     """Of each chunk the files, where they lie in a bucket, so that any machine can read them
     (`snapshot.listed_chunk`)."""
-
-
-def no_chunks() -> Chunks:
-    """Of a source that is not read."""
-    return Chunks([], lambda numbers: iter(()))
 
 
 def group(elements: Iterable[tuple[str, int]]) -> list[range]:
@@ -139,19 +134,13 @@ class OpenedSource:
     """What was found beside it."""
     sizes: dict[str, int] = field(default_factory=dict, repr=False)
     """Digest of each file to its bytes, where the source is made of files."""
-    pin: Callable[[], tuple[list[PinnedFile], int]] | None = field(default=None, repr=False)
-    """Of a source that is pinned and not copied, its files and the bytes of text in them; it has no
-    chunks then."""
     libraries: frozenset[str] = frozenset()
     """Those that decide its text."""
     extracted: Callable[[Collection[str]], Texts] | None = field(default=None, repr=False)
     """Of a source of files, the texts of some of those that the named libraries read."""
 
     def sample(self, libraries: Collection[str]) -> Texts:
-        """Some texts that are copied, of those that the named libraries read where there are any;
-        nothing of a source that is pinned."""
-        if self.pin:
-            return {}
+        """Some texts, of those that the named libraries read where there are any."""
         if self.extracted and (found := self.extracted(libraries)):
             return found
         documents = (one for _, batch in self.chunks.read([0]) for one in batch)

@@ -6,8 +6,7 @@ from pathlib import Path
 from spark_jobs.read.job import ReadSpec, SourceToCopy
 from spark_jobs.read.opened import OpenedSource
 from spark_jobs.read.settings import RawCorpusSettings
-from spark_jobs.read.snapshot import copy_source, list_pinned, pinned_record
-from spark_jobs.runtime.pinned import PinnedFile
+from spark_jobs.read.snapshot import copy_source
 from spark_jobs.runtime.scratch import scratch_folder
 
 
@@ -27,7 +26,7 @@ def plan_tasks(
     """Leave the files of buckets to tasks; read here what only this machine may reach.
 
     Args:
-        folder: of this machine, where files are pinned.
+        folder: of this machine, beside which files pass through.
         output: where tasks write the raw corpus.
         cache: folder that tasks reach.
 
@@ -35,19 +34,11 @@ def plan_tasks(
         UserError, SourceChanged: as `snapshot.write_snapshot`.
     """
     sources: list[SourceToCopy] = []
-    pinned: list[PinnedFile] = []
     with scratch_folder(str(folder.with_name(f"{folder.name}.scratch"))) as scratch:
         for source in settings.sources:
-            of_source = opened[source.name]
-            to_copy = SourceToCopy(source=source, unread=of_source.unread)
-            if of_source.pin:
-                found, text_bytes = of_source.pin()
-                pinned += found
-                to_copy.records = [pinned_record(found, text_bytes)]
-            elif of_source.chunks.files is None:
-                to_copy.records = copy_source(of_source.chunks, source, Path(scratch), cache)
-            else:
-                to_copy.chunks = of_source.chunks.files
+            chunks, unread = opened[source.name].chunks, opened[source.name].unread
+            to_copy = SourceToCopy(source=source, chunks=chunks.files or [], unread=unread)
+            if chunks.files is None:
+                to_copy.records = copy_source(chunks, source, Path(scratch), cache)
             sources.append(to_copy)
-    list_pinned(pinned, folder)
-    return ReadSpec(sources=sources, output=output, cache=cache, pinned_files=len(pinned))
+    return ReadSpec(sources=sources, output=output, cache=cache)

@@ -282,12 +282,6 @@ class Files(Settings):
     """The columns of examples to learn a task from, in place of a text column."""
     id_column: str | None = None
     """The column or JSON key that holds the document's id; without one, the file and row are it."""
-    pin: bool = False
-    """Whether files of Parquet or JSON lines (`.jsonl`, `.ndjson`, not compressed) stay where they
-    lie, and the corpus holds their names, generations and checksums in place of a copy: for text in
-    a bucket that is too large to copy. Cleaning reads them there, and names one that has changed
-    since. What is wrong with a row is fatal then, but for a text that is null, which is counted as
-    empty."""
     maximum_faulty_share: float = Field(default=0.01, ge=0, le=1)
     """Share of documents that may be unreadable; they are set aside and counted, more is fatal."""
     formats: tuple[FormatName, ...] = tuple(name for name in FORMATS if name != "code")
@@ -310,11 +304,7 @@ class Files(Settings):
     """Times its compressed size that a file may unpack to; more is taken for a compression bomb."""
 
     @model_validator(mode="after")
-    def _pins_text_alone(self) -> Self:
-        if self.pin and self.examples:
-            raise ValueError(f"{self.name} has `pin` and `examples`; examples are always copied")
-        if self.pin and self.text_template:
-            raise ValueError(f"{self.name} has `pin` and `text_template`; such text is copied")
+    def _has_one_form(self) -> Self:
         if self.examples and self.text_template:
             raise ValueError(f"{self.name} has `examples` and `text_template`; give one of them")
         return self
@@ -400,9 +390,6 @@ class BigQuery(Settings):
     rows it tells whether the text changed; without it, when the table was last modified does."""
     export: str = Field(pattern=r"^gs://[a-z0-9][a-z0-9._-]{1,61}[a-z0-9](/[\w.=@+/-]*)?$")
     """Folder in Cloud Storage for the exported Parquet files; letters, digits and `._=@+-`."""
-    pin: bool = False
-    """Whether the exported files are the corpus where they lie, in place of a copy: for tables that
-    are too large to copy."""
     project: str
     """The project that runs and pays for the BigQuery jobs."""
     location: str = "US"
@@ -497,9 +484,7 @@ class RawCorpusSettings(Settings):
 def content_of(source: Source) -> dict[str, Any]:
     """The settings of a source that decide what is read of it."""
     found = source.model_dump(mode="json", exclude=PLACES)
-    if not found.get("pin"):
-        # What was made before there were pins and templates, without them, is what it was.
-        found.pop("pin", None)
     if found.get("text_template") is None:
+        # What was made before there were templates, without one, is what it was.
         found.pop("text_template", None)
     return found

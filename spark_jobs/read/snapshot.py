@@ -23,6 +23,7 @@ from spark_jobs.read.docstrings import open_packages
 from spark_jobs.read.document import DECODED, EMPTY, EXAMPLES, UNREAD, judge_faults
 from spark_jobs.read.facts import open_facts
 from spark_jobs.read.files.reading import EXTRACTORS, Digests, open_files, read_listed
+from spark_jobs.read.files.streams import ListedFile
 from spark_jobs.read.hugging_face import open_dataset
 from spark_jobs.read.opened import (
     Batch,
@@ -43,7 +44,6 @@ from spark_jobs.read.settings import (
     content_of,
 )
 from spark_jobs.runtime.parquet import find_rows
-from spark_jobs.runtime.pinned import PINNED_NAME, ListedFile, PinnedFile
 from spark_jobs.runtime.scratch import scratch_folder
 
 Records = dict[str, list[ChunkRecord]]
@@ -71,7 +71,7 @@ def file_names(records: Records) -> list[str]:
 
 
 def snapshot_stats(records: Records, unread: Iterable[SkippedFiles]) -> dict[str, Any]:
-    """The stats of `write_snapshot` but for `repeated_ids` and `pinned_files`.
+    """The stats of `write_snapshot` but for `repeated_ids`.
 
     Args:
         unread: of each source what lies beside its text.
@@ -209,8 +209,6 @@ def write_snapshot(
 ) -> dict[str, Any]:
     """Read every source and write `part-NNNNN.parquet` files; the same input gives the same bytes.
 
-    Files that are pinned are listed in place of that (`spark_jobs.runtime.pinned`).
-
     Args:
         cache: folder of what earlier runs have read (`artifacts.cache`); it decides speed, never
             the result.
@@ -220,9 +218,7 @@ def write_snapshot(
         The manifest's stats: `documents`, `bytes` (UTF-8), `dropped` (reason to count), `sources`
         (name to documents and bytes), `licenses` (name to documents), `faults` (the first ones of
         each source and reason, named), `unread` (kind of file to count), `unread_examples` (kind to
-        the first names), `repeated_ids` (ids that were given a number), `pinned_files`. Of pinned
-        text, `documents` are its rows, and `bytes` what its files' footers say, of JSON lines those
-        of the lines.
+        the first names), `repeated_ids` (ids that were given a number).
 
     Raises:
         UserError: a source cannot be read, or all of them together hold no document.
@@ -230,21 +226,14 @@ def write_snapshot(
     """
     opened = opened or open_sources(settings, report)
     records: Records = {}
-    pinned: list[PinnedFile] = []
     with scratch_folder(str(folder.with_name(f"{folder.name}.scratch"))) as scratch:
         for source in settings.sources:
-            of_source = opened[source.name]
-            if of_source.pin:
-                found, text_bytes = of_source.pin()
-                pinned += found
-                records[source.name] = [pinned_record(found, text_bytes)]
-            else:
-                records[source.name] = copy_source(of_source.chunks, source, Path(scratch), cache)
-                judge_source(source, records[source.name])
+            chunks = opened[source.name].chunks
+            records[source.name] = copy_source(chunks, source, Path(scratch), cache)
+            judge_source(source, records[source.name])
         files = _lay_out([Path(scratch) / name for name in file_names(records)], folder)
-    list_pinned(pinned, folder)
     stats = snapshot_stats(records, [one.unread for one in opened.values()])
-    return stats | {"repeated_ids": number_repeated_ids(files), "pinned_files": len(pinned)}
+    return stats | {"repeated_ids": number_repeated_ids(files)}
 
 
 def listed_chunk(source: Source, listed: list[ListedFile]) -> Chunks:
@@ -276,18 +265,6 @@ def copy_source(
         for key in chunks.keys
     ]
     return write_chunks(replace(set_unusable_aside(chunks), keys=keys), folder, cache)
-
-
-def pinned_record(found: list[PinnedFile], text_bytes: int) -> ChunkRecord:
-    """What is in files that are pinned."""
-    return ChunkRecord(documents=sum(file.rows for file in found), bytes=text_bytes)
-
-
-def list_pinned(pinned: list[PinnedFile], folder: Path) -> None:
-    """Write the list of pinned files, where there are any, into the snapshot's folder."""
-    if pinned:
-        lines = "".join(f"{file.model_dump_json()}\n" for file in pinned)
-        (folder / PINNED_NAME).write_text(lines)
 
 
 def _lay_out(kept: list[Path], folder: Path) -> list[Path]:

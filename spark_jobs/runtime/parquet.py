@@ -32,6 +32,8 @@ READERS = 16
 """Threads of the driver that read footers; a bucket answers several requests at a time."""
 
 PART_NAMES = "part-*.parquet"
+RAW_COLUMNS = ["id", "text", "source"]
+"""That every raw corpus has."""
 
 ORIGIN_KEY = b"origin"
 """Of a clean part's Parquet metadata (`Part.origin`)."""

@@ -76,16 +76,6 @@ def test_a_wrong_key_inside_a_source_names_that_sources_keys(tmp_path: Path) -> 
         load_settings(write(tmp_path, text))
 
 
-def test_files_of_this_machine_are_not_pinned_for_spark_on_google_cloud(tmp_path: Path) -> None:
-    here = MINIMAL.replace("path: manuals", "path: manuals, pin: true")
-    bucket = here.replace("path: manuals", 'path: "gs://bucket/manuals"')
-
-    assert load_settings(write(tmp_path, here)).raw_corpus.sources[0].pin
-    load_settings(write(tmp_path, bucket + "spark: {runner: google_cloud}"))
-    with pytest.raises(UserError, match=r"'manuals' pins files of this machine.*into a bucket"):
-        load_settings(write(tmp_path, here + "spark: {runner: google_cloud}"))
-
-
 def test_all_faults_are_reported_at_once(tmp_path: Path) -> None:
     with pytest.raises(UserError) as error:
         load_settings(

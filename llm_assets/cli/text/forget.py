@@ -56,8 +56,7 @@ from spark_jobs.clean.forgotten import (
     write_signatures,
 )
 from spark_jobs.clean.history import PAST_FOLDER
-from spark_jobs.runtime.parquet import open_parts
-from spark_jobs.runtime.pinned import find_raw_parts
+from spark_jobs.runtime.parquet import RAW_COLUMNS, find_parts, open_parts
 
 JUDGED = ("eval_metrics", "model_version", "endpoint")
 
@@ -340,7 +339,8 @@ def _look_up(
     for row in record.to_table(filter=pc.field("id").isin(list(found))).to_pylist():
         found[row["id"]].append(row)
     missing = {one for one, texts in found.items() if not texts}
-    for part in find_raw_parts(raw.url) if raw and missing else []:
+    raw_parts = find_parts(raw.url, RAW_COLUMNS, "raw_corpus") if raw and missing else []
+    for part in raw_parts:
         missing -= set(part.read(["id"])["id"].to_pylist())
     for identifier in identifiers:
         if survivors.get(identifier, identifier) in missing:

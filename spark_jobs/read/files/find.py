@@ -15,10 +15,9 @@ from fsspec.utils import glob_translate
 
 from artifacts.errors import UserError, shown_in_line
 from artifacts.storage import files, transfer
-from spark_jobs.read.files.streams import LocalFile, RemoteFile, StoredFile
+from spark_jobs.read.files.streams import ListedFile, LocalFile, RemoteFile, StoredFile
 from spark_jobs.read.opened import EXAMPLES, SkippedFiles
 from spark_jobs.read.settings import FORMATS, Files, format_of, kind_of
-from spark_jobs.runtime.pinned import ListedFile
 
 _SPECIAL = {
     stat.S_IFIFO: "FIFO",

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,11 +19,11 @@ from artifacts.store.identity import hash_json
 from spark_jobs.read.document import EMPTY, UNREAD, Document, Fault, of_example
 from spark_jobs.read.files import office, rows
 from spark_jobs.read.files.find import find_files
-from spark_jobs.read.files.pinned import pin_files
 from spark_jobs.read.files.rows import Row
 from spark_jobs.read.files.streams import (
     BadFile,
     Content,
+    ListedFile,
     RemoteFile,
     SkippedMember,
     SourceChanged,
@@ -33,9 +32,8 @@ from spark_jobs.read.files.streams import (
     Tick,
     members,
 )
-from spark_jobs.read.opened import Batch, Chunks, OpenedSource, Texts, group, hash64, no_chunks
+from spark_jobs.read.opened import Batch, Chunks, OpenedSource, Texts, group, hash64
 from spark_jobs.read.settings import Files, FormatName, format_of
-from spark_jobs.runtime.pinned import ListedFile
 
 SETTLED_NANOSECONDS = 2_000_000_000
 """A file that was written so shortly before it was hashed may change again within one step of its
@@ -166,9 +164,6 @@ def open_files(
     by_name = {f"{n}/{file.name}": hashes[n] for n, file in enumerate(found.files)}
     whole = hash_json(by_name)
     sizes = {one: file.size for file, one in zip(found.files, hashes, strict=True)}
-    if source.pin:
-        pin = partial(pin_files, source, found.files, hashes, report)
-        return OpenedSource({source.name: whole}, no_chunks, found.unread, sizes, pin=pin)
     chunks = Chunks(keys, read, listed)
 
     def extracted(libraries: Collection[str]) -> Texts:

@@ -23,12 +23,12 @@ from functools import cache, partial
 from typing import IO, Any
 
 import pyarrow as pa
+from pydantic import BaseModel, ConfigDict
 
 from artifacts.errors import UserError, shown_in_line
 from artifacts.storage import files, transfer
 from spark_jobs.read.document import DECODED, Fault
 from spark_jobs.read.settings import Files, Format, format_of, kind_of
-from spark_jobs.runtime.pinned import ListedFile
 
 Tick = Callable[[int], None]
 """Told of every so many bytes that were read."""
@@ -231,6 +231,21 @@ class LocalFile(StoredFile):
                 digest.update(block)
                 tick(len(block))
         return digest.hexdigest()
+
+
+class ListedFile(BaseModel):
+    """A file of a source, as it was when the source was listed."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    url: str
+    name: str
+    """Relative to the source's folder."""
+    bytes: int
+    """As stored."""
+    generation: str
+    """Of this content (`artifacts.storage.transfer`); in Cloud Storage, the object's own."""
+    checksum: str
 
 
 @dataclass(frozen=True)

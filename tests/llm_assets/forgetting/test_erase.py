@@ -23,8 +23,6 @@ from llm_assets.registry.state import RegistryState
 from recipes.evaluation.exam import read_questions
 from spark_jobs.clean.decide.decider import DUPLICATE_SCHEMA
 from spark_jobs.clean.history import PAST_FOLDER
-from spark_jobs.read.settings import RawCorpusSettings
-from spark_jobs.read.snapshot import write_snapshot
 from spark_jobs.runtime.parquet import write_table
 from tests.llm_assets.registry.conftest import entry
 from tests.tiny import tiny_shards, tiny_texts
@@ -218,30 +216,6 @@ def test_killed_halfway_nobody_reads_half_of_it_and_the_next_call_goes_on(
     corpora.current("raw_corpus").verify()
     assert corpora.ids_of("raw_corpus") == [one for one in corpora.ids if one != "text-3"]
     assert not (Path(raw.url) / BEFORE_NAME).exists()
-
-
-def test_a_pinned_file_that_holds_it_is_named_until_it_is_changed(
-    corpora: Corpora, tmp_path: Path
-) -> None:
-    table = pa.table({"id": corpora.ids, "text": corpora.texts})
-    held, other = tmp_path / "text" / "held.parquet", tmp_path / "text" / "other.parquet"
-    for path, rows in ((held, table[:9]), (other, table[9:])):
-        write_table(str(path), rows)
-    source = {"type": "files", "path": str(tmp_path / "text"), "id_column": "id", "pin": True}
-    settings = RawCorpusSettings.model_validate({"sources": [source]})
-    corpora._make(
-        "raw_corpus",
-        {"source": "pinned"},
-        lambda draft: draft.stats.update(write_snapshot(settings, draft.path)),
-    )
-
-    (told,) = [one for one in corpora.erase() if "pins, is not ours" in one]
-    assert told.startswith(str(held))
-    assert "raw_corpus" in corpora.holders()
-
-    write_table(str(held), table[:3])
-    assert not any("is not ours" in one for one in corpora.erase())
-    assert "raw_corpus" not in corpora.holders()
 
 
 def test_what_was_made_elsewhere_is_named_and_left_as_it_is(

@@ -14,12 +14,10 @@ from spark_jobs.read.bigquery import (
     export_folder,
     export_statement,
     fingerprint_bigquery,
-    pin_export,
 )
 from spark_jobs.read.document import Document
 from spark_jobs.read.settings import BigQuery
 from spark_jobs.read.snapshot import listed_chunk
-from spark_jobs.runtime.pinned import RAW_COLUMNS, parts_of
 from tests.stand_ins.bigquery import Slowness, add_rows, fill_table, running_bigquery
 from tests.stand_ins.google import BUCKET, PROJECT, LocalGoogle
 
@@ -111,20 +109,6 @@ def test_files_of_an_export_that_was_given_up_are_not_read(client: "Client") -> 
     files.write(f"{folder}/part-000000000007.parquet", b"half a file")
     files.write(f"{folder}/before/part-000000000007.parquet", b"half a file")
     assert [d.id for d in documents_of(source, state)] == ["a"]
-
-
-def test_an_export_is_pinned_where_it_lies(client: "Client") -> None:
-    fill_table(client, TABLE, {"b": "second", "a": "first"})
-    source = settings(watermark_column="ingested_at", export=f"gs://{BUCKET}/export", pin=True)
-
-    found, text_bytes = pin_export(source, fingerprint_bigquery(source), lambda line: None)
-
-    assert text_bytes > 0 and all(file.url.startswith(f"gs://{BUCKET}/export/") for file in found)
-    tables = [part.read(RAW_COLUMNS) for file in found for part in parts_of(file)]
-    assert sorted(tuple(row.values()) for table in tables for row in table.to_pylist()) == [
-        ("a", "first", "bigquery"),
-        ("b", "second", "bigquery"),
-    ]
 
 
 def test_job_that_takes_too_long_is_cancelled_and_told(

@@ -97,11 +97,9 @@ def test_tasks_write_the_bytes_and_the_figures_of_one_process(
     write_texts(f"{bucket}/manual")
     (tmp_path / "here").mkdir()
     (tmp_path / "here" / "local.jsonl").write_text('{"id": "3", "text": "On this machine."}')
-    files.write(f"{bucket}/large/a.jsonl", b'{"id": "p", "text": "Pinned where it lies."}\n')
     settings = settings_of(
         {"path": f"{bucket}/manual"},
         {"path": str(tmp_path / "here"), "name": "here"},
-        {"path": f"{bucket}/large", "name": "large", "pin": True},
         {"path": f"{bucket}/manual/*.jsonl", "name": "again"},
     )
 
@@ -111,7 +109,7 @@ def test_tasks_write_the_bytes_and_the_figures_of_one_process(
     written, stats = expected
     assert len(written) > 8 and stats["repeated_ids"] > 100
     assert stats["dropped"] == {"empty": 9, "no_id": 9, "bad_id": 9}
-    assert stats["unread"] == {".png": 2} and stats["pinned_files"] == 1
+    assert stats["unread"] == {".png": 2}
 
 
 def test_what_is_cached_is_not_read_again(spark: SparkSession, bucket: str, tmp_path: Path) -> None:
