@@ -2,7 +2,7 @@
 
 from pyspark.sql import SparkSession
 
-from spark_jobs.runtime.session import USAGE, StageTimes, measured, name_skew
+from spark_jobs.runtime.session import USAGE, measured
 
 
 def run(spark: SparkSession, spec: int, report: object) -> dict[str, int]:
@@ -19,13 +19,4 @@ def test_a_jobs_own_stages_count_alone(spark: SparkSession) -> None:
     assert shuffled[0] == shuffled[1] > 0
     assert first[USAGE]["spark_failed_tasks"] == 0
     nothing = measured(lambda spark, spec, report: {}, spark, None, lambda line: None)[USAGE]
-    assert nothing["spark_task_seconds"] == 0 and nothing["spark_skew"] == "none"
-
-
-def test_the_stage_that_one_task_held_up_longest_is_named() -> None:
-    even = StageTimes("writing clean text", tasks=8, middle=60.0, slowest=60.9)
-    uneven = StageTimes("comparing windows", tasks=1_000, middle=0.4, slowest=12.34)
-    assert name_skew([even, uneven]) == (
-        "comparing windows: the slowest of 1,000 tasks took 12.3 s, the middle one 0.4 s"
-    )
-    assert name_skew([even]) == name_skew([]) == "none"
+    assert nothing["spark_task_seconds"] == 0

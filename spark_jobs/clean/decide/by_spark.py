@@ -11,25 +11,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql import DataFrame
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from spark_jobs.clean.decide.decider import (
-    CHOSEN_SCHEMA,
-    DECIDED_SCHEMA,
-    DUPLICATE_SCHEMA,
-    EXACT,
-    GUARDED,
-    NEAR,
-    SPOILT,
-    TEMPLATE,
-    DecidedDocuments,
-    Decider,
-    DecisionContext,
-    DocumentPart,
-    Example,
-)
+from spark_jobs.clean.decide import decider
 from spark_jobs.clean.decide.pairs import (
     EDGE_SCHEMA,
     Verifier,
@@ -38,12 +25,324 @@ from spark_jobs.clean.decide.pairs import (
     star_pairs,
     window_pairs,
 )
-from spark_jobs.clean.decide.record import group_exact, read_documents, read_record, thin_out
-from spark_jobs.clean.forgotten import FORGOTTEN, SIMILAR
-from spark_jobs.clean.history import NAMES, ClusterFacts, TextFacts, by_hash, decide, final_splits
-from spark_jobs.runtime.parquet import PartRows
+from spark_jobs.clean.forgotten import FORGOTTEN, SIMILAR, ForgottenTexts
+from spark_jobs.clean.history import (
+    NAMES,
+    NONE,
+    ON_RECORD,
+    VALIDATION,
+    ClusterFacts,
+    TextFacts,
+    by_hash,
+    by_source,
+    codes_of,
+    decide,
+    final_splits,
+    representative_rank,
+)
+from spark_jobs.runtime.parquet import Part, PartRows
 from spark_jobs.runtime.tasks import Work
 from spark_jobs.settings import SplitSettings
+
+ROWS_PER_DOCUMENT = 20
+"""Of the largest shuffle, that of the bands."""
+
+_COUNTED_SCHEMA = pa.schema(
+    [
+        ("reason", pa.string()),
+        ("source", pa.string()),
+        ("documents", pa.int64()),
+        ("bytes", pa.int64()),
+        ("repaired", pa.int64()),
+    ]
+)
+_SLICE_SCHEMA = pa.schema(
+    [("slice", pa.int64()), ("split", pa.string()), ("documents", pa.int64())]
+)
+
+
+@dataclass(frozen=True)
+class _Near:
+    """Near-copies among different texts."""
+
+    edges: DataFrame
+    """Rows of `pairs.EDGE_SCHEMA`."""
+    clusters: DataFrame
+    """Of `pairs.connect`."""
+    candidates: int
+    verified: int
+
+
+class SparkDecider(decider.Decider):
+    """Decides over any number of documents; the driver holds a few numbers of each part."""
+
+    def __init__(
+        self, run: decider.DecisionContext, parts: list[decider.DocumentPart], documents: int
+    ) -> None:
+        """With about how many documents there are, those of the record included."""
+        self._run = run
+        self._parts = parts
+        self._work = Work(run.spark, documents * ROWS_PER_DOCUMENT, run.scratch, run.report)
+        self._record: DataFrame | None = None
+        if run.history:
+            self._record = self._work.keep_parts(
+                run.history.parts, _read_record, RECORD_SCHEMA, "reading the record"
+            )
+
+    @cached_property
+    def _corpus(self) -> DataFrame:
+        return self._read(enumerate(self._parts))
+
+    def repeated_ids(self) -> list[tuple[str, int]]:
+        counts = self._corpus.groupBy("id").count().where("count > 1")
+        rows = self._work.collect(counts.orderBy("id").limit(3), "counting ids")
+        return [(str(row["id"]), int(row["count"])) for row in rows]
+
+    def sources(self) -> set[str]:
+        found = self._corpus.select("source").distinct()
+        return {str(row["source"]) for row in self._work.collect(found, "listing sources")}
+
+    def texts_left(self) -> PartRows:
+        return self._not_among(self._corpus.where("fault is null"))
+
+    def decide(self, past: list[decider.DocumentPart]) -> decider.DecidedDocuments:
+        work = self._work
+        parts = [*self._parts, *past]
+        documents = self._corpus
+        if past:
+            documents = documents.union(self._read(enumerate(past, len(self._parts))))
+        slice_ = self._slice()
+        groups = group_exact(work, documents, self._record, slice_)
+        groups = thin_out(work, groups, self._run.settings.templates.keep)
+        near = self._find_near(groups, parts)
+        texts = decide_survivors(work, groups, near.clusters, self._run.settings.split)
+        fates = work.keep(_document_fates(documents.where("not past"), texts), "deciding documents")
+        counted = work.collect(_count_fates(fates), "counting documents")
+        copies = _exact_copies(fates).union(_near_copies(texts, near.edges))
+        stay = texts.where("stays")
+        decided = stay.select(
+            "part", "row", F.col("cluster_name").alias("cluster"), "split", "slice"
+        )
+        return decider.DecidedDocuments(
+            stay=work.by_part(decided, decider.DECIDED_SCHEMA, "bringing decisions to parts"),
+            left=self._not_among(stay),
+            duplicates=work.in_order(copies, "id", decider.DUPLICATE_SCHEMA),
+            fates=pa.Table.from_pylist(counted, _COUNTED_SCHEMA),
+            slices=self._slices(stay),
+            lengths=self._histogram(
+                stay.select((F.length(F.bin("characters")) - 1).alias("value"))
+            ),
+            cluster_sizes=self._histogram(_cluster_sizes(texts)),
+            examples=self._examples(fates, counted),
+            slice=slice_,
+            exact_copies=self._sum(groups, F.col("members") - 1),
+            near_copies=near.edges.count(),
+            candidates=near.candidates,
+            verified=near.verified,
+        )
+
+    def _read(self, parts: Iterable[tuple[int, decider.DocumentPart]]) -> DataFrame:
+        run = self._run
+        read = partial(_read_documents, forgotten=run.forgotten, split=run.settings.split)
+        return self._work.keep_parts(list(parts), read, PLACED_SCHEMA, "reading documents")
+
+    def _slice(self) -> int:
+        """Number of this corpus in its lineage."""
+        if self._record is None:
+            return 1
+        last = self._work.collect(self._record.agg(F.max("slice").alias("last")), "counting")
+        return int(last[0]["last"] or 0) + 1
+
+    def _find_near(self, texts: DataFrame, parts: list[decider.DocumentPart]) -> _Near:
+        """Cluster the near-copies among different texts, as `in_memory.near_duplicates` does."""
+        work, settings = self._work, self._run.settings.near_duplicates
+        if not settings.enabled:
+            edges = work.empty(EDGE_SCHEMA)
+            return _Near(edges, connect(work, edges), 0, 0)
+        verifier = Verifier(work, texts, parts, settings)
+        buckets = shared_buckets(work, texts, parts)
+        stars = star_pairs(work, buckets)
+        first = verifier.verify(stars)
+        clusters = connect(work, first.edges)
+        window = window_pairs(work, buckets, clusters, stars)
+        second = verifier.verify(window)
+        if not second.edges.isEmpty():
+            linked = clusters.selectExpr("cluster as low", "text as high")
+            clusters = connect(work, linked.union(second.edges.select("low", "high")))
+        return _Near(
+            edges=first.edges.union(second.edges),
+            clusters=clusters,
+            candidates=stars.count() + window.count(),
+            verified=first.compared + second.compared,
+        )
+
+    def _not_among(self, documents: DataFrame) -> PartRows:
+        """Rows of the record whose texts none of these documents has, and are not forgotten."""
+        if self._record is None:
+            return PartRows({})
+        forgotten = F.col("text_hash").isin(list(self._run.forgotten.hidden))
+        left = self._record.where(~forgotten).join(documents, "text_hash", "left_anti")
+        return self._work.by_part(left, decider.CHOSEN_SCHEMA, "comparing with the record")
+
+    def _slices(self, stay: DataFrame) -> pa.Table:
+        counts = stay.groupBy("slice", "split").agg(F.count("*").alias("documents"))
+        return pa.Table.from_pylist(self._work.collect(counts, "counting splits"), _SLICE_SCHEMA)
+
+    def _histogram(self, values: DataFrame) -> dict[int, int]:
+        """The different values of a frame's one column, `value`, and how often each occurs."""
+        rows = self._work.collect(values.groupBy("value").count(), "counting")
+        return {int(row["value"]): int(row["count"]) for row in rows}
+
+    def _sum(self, frame: DataFrame, values: F.Column) -> int:
+        row = self._work.collect(frame.agg(F.sum(values).alias("sum")), "counting")[0]
+        return int(row["sum"] or 0)
+
+    def _examples(
+        self, fates: DataFrame, counted: list[dict[str, Any]]
+    ) -> dict[str, list[decider.Example]]:
+        examples = {}
+        for reason in sorted({row["reason"] for row in counted} - {None, FORGOTTEN, SIMILAR}):
+            chosen = fates.where(F.col("reason") == reason).select("id", "part", "row")
+            chosen = chosen.orderBy("id").limit(self._run.settings.examples_per_reason)
+            rows = self._work.collect(chosen, "choosing examples")
+            examples[reason] = [decider.Example(**row) for row in rows]
+        return examples
+
+
+_PLACE = [("part", pa.int64()), ("row", pa.int64())]
+PLACED_SCHEMA = pa.schema(
+    [*_PLACE, *decider.DOCUMENT_SCHEMA, ("forced", pa.int64()), ("rank", pa.int64())]
+)
+"""A document, where it is, the code of the split that its source is assigned to, and its rank
+among documents of equal text (`history.representative_rank`)."""
+RECORD_SCHEMA = pa.schema(
+    [
+        *_PLACE,
+        ("id", pa.string()),
+        ("text_hash", pa.string()),
+        ("split", pa.int64()),
+        ("slice", pa.int64()),
+    ]
+)
+"""A text of the record, with the code of its split."""
+
+
+def _read_documents(
+    _: int, item: tuple[int, decider.DocumentPart], forgotten: ForgottenTexts, split: SplitSettings
+) -> pa.Table:
+    number, part = item
+    documents = part.read(forgotten)
+    forced = by_source(documents["source"], split)
+    rank = representative_rank(documents["past"].to_numpy(), forced)
+    columns = [*_places(number, documents), *documents.columns, pa.array(forced), pa.array(rank)]
+    return pa.Table.from_arrays(columns, schema=PLACED_SCHEMA)
+
+
+def _read_record(number: int, part: Part) -> pa.Table:
+    record = part.read(["id", "text_hash", "split", "slice"])
+    splits = pa.array(codes_of(record["split"]))
+    columns = [*_places(number, record), record["id"], record["text_hash"], splits, record["slice"]]
+    return pa.Table.from_arrays(columns, schema=RECORD_SCHEMA)
+
+
+def _places(number: int, table: pa.Table) -> list[pa.Array]:
+    return [pa.array(np.full(table.num_rows, number)), pa.array(np.arange(table.num_rows))]
+
+
+def group_exact(
+    work: Work, documents: DataFrame, record: DataFrame | None, slice_: int
+) -> DataFrame:
+    """The different texts of documents without a fault.
+
+    Args:
+        record: of earlier corpora, if there is one.
+        slice_: number of the corpus in its lineage.
+
+    Returns:
+        `text` (numbers that rise with the hash), `text_hash`, `part`, `row`, `id`, `characters`,
+        `past`, `forced`, `slice`, `shape` (of the document that stands for the text), `by_text`,
+        `by_id` (`history.TextFacts`), `members` (documents) and `present` (those still in the
+        sources).
+    """
+    best = F.struct(
+        (-F.col("rank")).alias("rank"),
+        (-F.col("characters")).alias("characters"),
+        *("id", "part", "row", "past", "forced", "slice", "shape"),
+    )
+    sound = _look_up(documents.where("fault is null"), record, slice_)
+    texts = (
+        # In ranges, equal texts lie together, and so all of it is one shuffle and one sort.
+        sound.repartitionByRange(work.partitions, "text_hash")
+        .groupBy("text_hash")
+        .agg(
+            F.min(best).alias("best"),
+            F.max("by_text").alias("by_text"),
+            F.max("by_id").alias("by_id"),
+            F.count("*").alias("members"),
+            F.sum((~F.col("past")).cast("long")).alias("present"),
+        )
+        .select(
+            "text_hash",
+            *(f"best.{name}" for name in ("id", "part", "row", "past", "forced", "slice", "shape")),
+            (-F.col("best.characters")).alias("characters"),
+            "by_text",
+            F.when(F.col("by_text") == NONE, F.col("by_id")).otherwise(NONE).alias("by_id"),
+            "members",
+            "present",
+        )
+    )
+    numbered = texts.sortWithinPartitions("text_hash").select(
+        F.monotonically_increasing_id().alias("text"), "*"
+    )
+    return work.keep(numbered, "grouping exact copies")
+
+
+def thin_out(work: Work, texts: DataFrame, keep: int | None) -> DataFrame:
+    """The texts that `in_memory.thin_out` leaves."""
+    order = Window.partitionBy("shape").orderBy(F.col("by_text") == NONE, "text_hash")
+    ranked = texts.where("shape is not null and not past").select(
+        "text", "by_text", F.row_number().over(order).alias("rank")
+    )
+    is_too_much = (F.col("by_text") == NONE) & (F.col("rank") > F.lit(keep))
+    too_many = work.keep(ranked.where(is_too_much).select("text"), "thinning templates out")
+    if too_many.isEmpty():
+        return texts
+    return work.keep(texts.join(too_many, "text", "left_anti"), "thinning templates out")
+
+
+def _look_up(documents: DataFrame, record: DataFrame | None, slice_: int) -> DataFrame:
+    """Documents with what the record says of each: `by_text`, `by_id` and `slice`.
+
+    Where the record has a text or an id several times, the first place counts.
+    """
+    if record is None:
+        unknown = F.lit(NONE).cast("long")
+        return documents.select(
+            *("*", unknown.alias("by_text"), unknown.alias("by_id")),
+            F.lit(slice_).cast("long").alias("slice"),
+        )
+    first = F.min(F.struct("part", "row", "split", "slice", "id"))
+    texts = record.groupBy("text_hash").agg(first.alias("known"))
+    ids = record.groupBy("id").agg(first.alias("known_id"))
+    past = F.col("past")
+
+    def known(recorded: str, field: str, otherwise: int) -> F.Column:
+        found = F.coalesce(F.col(f"known.{field}"), F.lit(otherwise))
+        # Under other cleaning settings a text may have another hash than it was recorded with.
+        return F.when(past, F.col(recorded).cast("long")).otherwise(found)
+
+    is_same, judges = F.col("known.id") == F.col("id"), F.col("known.split") >= VALIDATION
+    added = F.when(~is_same | past, 0).when(judges, ON_RECORD).when(is_same, 1).otherwise(0)
+    of_id = F.coalesce(F.col("known_id.split"), F.lit(NONE))
+    return (
+        documents.join(texts, "text_hash", "left")
+        .withColumn("by_text", known("recorded_split", "split", NONE))
+        .withColumn("slice", known("recorded_slice", "slice", slice_))
+        .withColumn("rank", F.col("rank") + added)
+        .join(ids, "id", "left")
+        .withColumn("by_id", F.when(F.col("by_text") == NONE, of_id).otherwise(NONE))
+    )
+
 
 _NUMBER, _STRING, _TRUTH = pa.int64(), pa.string(), pa.bool_()
 _TEXT = [
@@ -158,176 +457,18 @@ def _apply_rules(
         )
         new = by_hash(batch["cluster_name"], split, batch["groups"].to_numpy())
         fates = decide(texts, clusters, new)
-        reason = np.where(fates.guarded, 1, np.where(fates.spoilt, 2, 0))
+        spoilt = pc.if_else(pa.array(fates.spoilt), decider.SPOILT, pa.scalar(None, _STRING))
         yield pa.record_batch(
             [
                 *(batch[name] for name, _ in _TEXT),
                 batch["cluster_name"],
-                pa.array([None, GUARDED, SPOILT], _STRING).take(pa.array(reason)),
+                pc.if_else(pa.array(fates.guarded), decider.GUARDED, spoilt),
                 pa.array(fates.eligible),
                 pa.array(fates.stays),
                 pa.array(NAMES, _STRING).take(pa.array(final_splits(fates, texts))),
             ],
             schema=FATE_SCHEMA,
         )
-
-
-ROWS_PER_DOCUMENT = 20
-"""Of the largest shuffle, that of the bands."""
-
-_COUNTED_SCHEMA = pa.schema(
-    [
-        ("reason", pa.string()),
-        ("source", pa.string()),
-        ("documents", pa.int64()),
-        ("bytes", pa.int64()),
-        ("repaired", pa.int64()),
-    ]
-)
-_SLICE_SCHEMA = pa.schema(
-    [("slice", pa.int64()), ("split", pa.string()), ("documents", pa.int64())]
-)
-
-
-@dataclass(frozen=True)
-class _Near:
-    """Near-copies among different texts."""
-
-    edges: DataFrame
-    """Rows of `pairs.EDGE_SCHEMA`."""
-    clusters: DataFrame
-    """Of `pairs.connect`."""
-    candidates: int
-    verified: int
-
-
-class SparkDecider(Decider):
-    """Decides over any number of documents; the driver holds a few numbers of each part."""
-
-    def __init__(self, run: DecisionContext, parts: list[DocumentPart], documents: int) -> None:
-        """With about how many documents there are, those of the record included."""
-        self._run = run
-        self._parts = parts
-        self._work = Work(run.spark, documents * ROWS_PER_DOCUMENT, run.scratch, run.report)
-        self._record = read_record(self._work, run.history) if run.history else None
-
-    @cached_property
-    def _corpus(self) -> DataFrame:
-        return self._read(enumerate(self._parts))
-
-    def repeated_ids(self) -> list[tuple[str, int]]:
-        counts = self._corpus.groupBy("id").count().where("count > 1")
-        rows = self._work.collect(counts.orderBy("id").limit(3), "counting ids")
-        return [(str(row["id"]), int(row["count"])) for row in rows]
-
-    def sources(self) -> set[str]:
-        found = self._corpus.select("source").distinct()
-        return {str(row["source"]) for row in self._work.collect(found, "listing sources")}
-
-    def texts_left(self) -> PartRows:
-        return self._not_among(self._corpus.where("fault is null"))
-
-    def decide(self, past: list[DocumentPart]) -> DecidedDocuments:
-        work = self._work
-        parts = [*self._parts, *past]
-        documents = self._corpus
-        if past:
-            documents = documents.union(self._read(enumerate(past, len(self._parts))))
-        slice_ = self._slice()
-        groups = group_exact(work, documents, self._record, slice_)
-        groups = thin_out(work, groups, self._run.settings.templates.keep)
-        near = self._find_near(groups, parts)
-        texts = decide_survivors(work, groups, near.clusters, self._run.settings.split)
-        fates = work.keep(_document_fates(documents.where("not past"), texts), "deciding documents")
-        counted = work.collect(_count_fates(fates), "counting documents")
-        copies = _exact_copies(fates).union(_near_copies(texts, near.edges))
-        stay = texts.where("stays")
-        decided = stay.select(
-            "part", "row", F.col("cluster_name").alias("cluster"), "split", "slice"
-        )
-        return DecidedDocuments(
-            stay=work.by_part(decided, DECIDED_SCHEMA, "bringing decisions to parts"),
-            left=self._not_among(stay),
-            duplicates=work.in_order(copies, "id", DUPLICATE_SCHEMA),
-            fates=pa.Table.from_pylist(counted, _COUNTED_SCHEMA),
-            slices=self._slices(stay),
-            lengths=self._histogram(
-                stay.select((F.length(F.bin("characters")) - 1).alias("value"))
-            ),
-            cluster_sizes=self._histogram(_cluster_sizes(texts)),
-            examples=self._examples(fates, counted),
-            slice=slice_,
-            exact_copies=self._sum(groups, F.col("members") - 1),
-            near_copies=near.edges.count(),
-            candidates=near.candidates,
-            verified=near.verified,
-        )
-
-    def _read(self, parts: Iterable[tuple[int, DocumentPart]]) -> DataFrame:
-        run = self._run
-        return read_documents(self._work, list(parts), run.forgotten, run.settings.split)
-
-    def _slice(self) -> int:
-        """Number of this corpus in its lineage."""
-        if self._record is None:
-            return 1
-        last = self._work.collect(self._record.agg(F.max("slice").alias("last")), "counting")
-        return int(last[0]["last"] or 0) + 1
-
-    def _find_near(self, texts: DataFrame, parts: list[DocumentPart]) -> _Near:
-        """Cluster the near-copies among different texts, as `in_memory.near_duplicates` does."""
-        work, settings = self._work, self._run.settings.near_duplicates
-        if not settings.enabled:
-            edges = work.empty(EDGE_SCHEMA)
-            return _Near(edges, connect(work, edges), 0, 0)
-        verifier = Verifier(work, texts, parts, settings)
-        buckets = shared_buckets(work, texts, parts)
-        stars = star_pairs(work, buckets)
-        first = verifier.verify(stars)
-        clusters = connect(work, first.edges)
-        window = window_pairs(work, buckets, clusters, stars)
-        second = verifier.verify(window)
-        if not second.edges.isEmpty():
-            linked = clusters.selectExpr("cluster as low", "text as high")
-            clusters = connect(work, linked.union(second.edges.select("low", "high")))
-        return _Near(
-            edges=first.edges.union(second.edges),
-            clusters=clusters,
-            candidates=stars.count() + window.count(),
-            verified=first.compared + second.compared,
-        )
-
-    def _not_among(self, documents: DataFrame) -> PartRows:
-        """Rows of the record whose texts none of these documents has, and are not forgotten."""
-        if self._record is None:
-            return PartRows({})
-        forgotten = F.col("text_hash").isin(list(self._run.forgotten.hidden))
-        left = self._record.where(~forgotten).join(documents, "text_hash", "left_anti")
-        return self._work.by_part(left, CHOSEN_SCHEMA, "comparing with the record")
-
-    def _slices(self, stay: DataFrame) -> pa.Table:
-        counts = stay.groupBy("slice", "split").agg(F.count("*").alias("documents"))
-        return pa.Table.from_pylist(self._work.collect(counts, "counting splits"), _SLICE_SCHEMA)
-
-    def _histogram(self, values: DataFrame) -> dict[int, int]:
-        """The different values of a frame's one column, `value`, and how often each occurs."""
-        rows = self._work.collect(values.groupBy("value").count(), "counting")
-        return {int(row["value"]): int(row["count"]) for row in rows}
-
-    def _sum(self, frame: DataFrame, values: F.Column) -> int:
-        row = self._work.collect(frame.agg(F.sum(values).alias("sum")), "counting")[0]
-        return int(row["sum"] or 0)
-
-    def _examples(
-        self, fates: DataFrame, counted: list[dict[str, Any]]
-    ) -> dict[str, list[Example]]:
-        examples = {}
-        for reason in sorted({row["reason"] for row in counted} - {None, FORGOTTEN, SIMILAR}):
-            chosen = fates.where(F.col("reason") == reason).select("id", "part", "row")
-            chosen = chosen.orderBy("id").limit(self._run.settings.examples_per_reason)
-            rows = self._work.collect(chosen, "choosing examples")
-            examples[reason] = [Example(**row) for row in rows]
-        return examples
 
 
 def _document_fates(documents: DataFrame, texts: DataFrame) -> DataFrame:
@@ -349,7 +490,11 @@ def _document_fates(documents: DataFrame, texts: DataFrame) -> DataFrame:
     stands_for_it = F.col("place") == F.struct("part", "row")
     # What was thinned out has no text any more; what goes for its template alone is its own best.
     of_template = F.col("neighbor").isNull() | (stands_for_it & F.col("is_best"))
-    own = F.when(of_template, TEMPLATE).when(stands_for_it, NEAR).otherwise(EXACT)
+    own = (
+        F.when(of_template, decider.TEMPLATE)
+        .when(stands_for_it, decider.NEAR)
+        .otherwise(decider.EXACT)
+    )
     reason = F.when(stands_for_it & F.col("stays"), F.lit(None)).otherwise(
         F.coalesce("cluster_reason", own)
     )
@@ -386,7 +531,7 @@ def _exact_copies(fates: DataFrame) -> DataFrame:
     """Rows of `DUPLICATE_SCHEMA`, each with its text's representative as the neighbor."""
     return fates.where("is_exact").select(
         *("id", "survivor", "cluster"),
-        F.lit(EXACT).alias("reason"),
+        F.lit(decider.EXACT).alias("reason"),
         "neighbor",
         F.lit(1.0).alias("similarity"),
     )
@@ -406,7 +551,7 @@ def _near_copies(texts: DataFrame, edges: DataFrame) -> DataFrame:
         .join(others, "other")
         .select(
             *("id", "survivor", F.col("cluster_name").alias("cluster")),
-            F.lit(NEAR).alias("reason"),
+            F.lit(decider.NEAR).alias("reason"),
             "neighbor",
             (-F.col("nearest.unlike")).alias("similarity"),
         )

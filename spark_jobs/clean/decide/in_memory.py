@@ -1,95 +1,140 @@
-"""Decides with a row of every document in the driver's memory: some 970 bytes each."""
+"""Decides with a row of every document in the driver's memory: some 970 bytes each.
+
+The survivor is the longest document, of several the one with the smallest id. Near-copies and texts
+of one template are a cluster, whose id is the smallest of its members'. None of it depends on how
+the text is partitioned.
+
+Texts of earlier corpora that have left the sources are clustered with the others, so that a cluster
+stays in its split; `spark_jobs.clean.history` says which that is, and who may survive in it.
+
+Four steps, each on columns of whole arrays: `group_exact` finds the documents of equal text, one of
+which represents them; `thin_out` leaves a few texts of each template; `find_near_duplicates`
+clusters the representatives; `decide_survivors` says of every document whether it stays.
+"""
 
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_jobs.clean.decide.decider import (
-    CHOSEN_SCHEMA,
-    DECIDED_SCHEMA,
-    DUPLICATE_SCHEMA,
-    PAST,
-    DecidedDocuments,
-    Decider,
-    DecisionContext,
-    DocumentPart,
-    Example,
+from artifacts.numbers import run_starts
+from spark_jobs.clean.decide import decider
+from spark_jobs.clean.decide.near_duplicates import (
+    Edges,
+    NearDuplicates,
+    PreparedParts,
+    comparison,
+    components,
+    fetch_shingles,
+    find_near_duplicates,
 )
-from spark_jobs.clean.decide.deduplicate import (
-    Decisions,
-    decide_survivors,
-    find_near,
-    group_exact,
-    thin_out,
-)
-from spark_jobs.clean.decide.near_duplicates import PreparedParts, fetch_shingles
 from spark_jobs.clean.forgotten import FORGOTTEN, SIMILAR
+from spark_jobs.clean.history import (
+    NAMES,
+    NONE,
+    ON_RECORD,
+    VALIDATION,
+    ClusterFacts,
+    History,
+    TextFacts,
+    by_hash,
+    by_source,
+    codes_of,
+    decide,
+    final_splits,
+    representative_rank,
+)
+from spark_jobs.clean.prepare import bands_of
 from spark_jobs.runtime.parquet import PartRows, split_rows, write_part_rows
+from spark_jobs.settings import SplitSettings
+from spark_jobs.text import HASH_BYTES
 
 
-class InMemoryDecider(Decider):
+class InMemoryDecider(decider.Decider):
     """Decides on columns of whole arrays; Spark's tasks only make shingles, where the texts are."""
 
-    def __init__(self, run: DecisionContext, parts: list[DocumentPart]) -> None:
-        self._run = run
-        self._parts = parts
+    def __init__(self, run: decider.DecisionContext, parts: list[decider.DocumentPart]) -> None:
+        self._run, self._parts = run, parts
         self._corpus = PreparedParts(parts, run.forgotten)
 
     def repeated_ids(self) -> list[tuple[str, int]]:
-        ids = self._corpus.documents["id"]
-        if len(ids.unique()) == len(ids):
-            return []
-        counts = pc.value_counts(ids)
+        counts = pc.value_counts(self._corpus.documents["id"])
         repeated = counts.filter(pc.greater(counts.field("counts"), 1)).to_pylist()
-        repeated.sort(key=lambda item: item["values"])
-        return [(item["values"], item["counts"]) for item in repeated[:3]]
+        return sorted((item["values"], item["counts"]) for item in repeated)[:3]
 
     def sources(self) -> set[str]:
         return set(self._corpus.documents["source"].unique().to_pylist())
 
     def texts_left(self) -> PartRows:
         documents = self._corpus.documents
-        sound = documents["text_hash"].filter(pc.is_null(documents["fault"]))
-        return self._not_among(sound)
+        return self._not_among(documents["text_hash"].filter(pc.is_null(documents["fault"])))
 
-    def decide(self, past: list[DocumentPart]) -> DecidedDocuments:
+    def decide(self, past: list[decider.DocumentPart]) -> decider.DecidedDocuments:
         run, settings = self._run, self._run.settings
         prepared = PreparedParts([*self._parts, *past], run.forgotten) if past else self._corpus
-        texts = group_exact(prepared.documents, run.history, settings.split)
-        keep = settings.templates.keep
-        documents, texts = thin_out(prepared.documents, texts, run.history, keep)
-        words = settings.near_duplicates.shingle_words
-        shingles = partial(
-            fetch_shingles,
-            run.spark,
-            prepared,
-            words=words,
-            scratch=run.scratch,
-            cache=run.cache,
-            report=run.report,
-        )
-        near = find_near(prepared, texts, settings, shingles)
-        decisions = decide_survivors(documents, texts, near, run.history, settings.split)
-        documents = decisions.documents
+        documents = prepared.documents
+        recorded = look_up(documents, run.history)
+        texts = group_exact(documents, recorded, settings.split)
+        documents, texts = thin_out(documents, texts, run.history, settings.templates.keep)
+        near = self._find_near(prepared, texts.representatives)
+        decided = decide_survivors(documents, texts, near, recorded, settings.split)
+        documents = decided.documents
         present = documents.filter(pc.invert(documents["past"]))
         stay = present.filter(pc.is_null(present["reason"]))
-        return DecidedDocuments(
-            stay=_stay(decisions, prepared, run.scratch),
+        fates = present.group_by(["reason", "source"]).aggregate(
+            [("bytes", "count"), ("bytes", "sum"), ("repaired", "sum")]
+        )
+        slices = stay.group_by(["slice", "split"]).aggregate([([], "count_all")])
+        return decider.DecidedDocuments(
+            stay=self._staying(documents, prepared.offsets),
             left=self._not_among(stay["text_hash"]),
-            duplicates=_duplicates(decisions, run.scratch),
-            fates=_fates(present),
-            slices=_slices(stay),
-            lengths=_lengths(stay),
-            cluster_sizes=_histogram(decisions.cluster_sizes),
-            examples=_examples(documents, prepared, settings.examples_per_reason),
+            duplicates=write_part_rows(
+                run.scratch,
+                decider.DUPLICATE_SCHEMA,
+                enumerate(decided.duplicates.combine_chunks().to_batches()),
+            ),
+            fates=fates.rename_columns(["reason", "source", "documents", "bytes", "repaired"]),
+            slices=slices.rename_columns({"count_all": "documents"}),
+            lengths=_histogram(np.frexp(stay["characters"].to_numpy())[1] - 1),
+            cluster_sizes=_histogram(decided.cluster_sizes),
+            examples=_examples(documents, prepared.offsets, settings.examples_per_reason),
             slice=run.history.slice if run.history else 1,
             exact_copies=len(texts.members) - len(texts.representatives),
             near_copies=len(near.edges.left),
             candidates=near.candidates,
             verified=near.verified,
         )
+
+    def _find_near(self, prepared: PreparedParts, documents: np.ndarray) -> NearDuplicates:
+        """Cluster the near-copies among documents of different text, numbered by their places."""
+        run, settings = self._run, self._run.settings
+        keys = np.empty((len(documents), 0), np.uint64)
+        if bands_of(settings) and len(documents):
+            keys = prepared.fetch_matrix(documents, "bands", np.uint64)
+        shingles = partial(
+            fetch_shingles,
+            run.spark,
+            prepared,
+            words=settings.near_duplicates.shingle_words,
+            scratch=run.scratch,
+            cache=run.cache,
+            report=run.report,
+        )
+        threshold = settings.near_duplicates.threshold
+        compare = comparison(
+            lambda numbers: prepared.fetch_matrix(documents[numbers], "signature", np.uint8),
+            lambda numbers: shingles(documents[numbers]),
+            threshold,
+        )
+        return find_near_duplicates(keys, compare, threshold)
+
+    def _staying(self, documents: pa.Table, offsets: np.ndarray) -> PartRows:
+        numbers = np.flatnonzero(np.asarray(pc.is_null(documents["reason"])))
+        columns = documents.select(decider.DECIDED_SCHEMA.names[1:]).take(pa.array(numbers))
+        rows = split_rows(numbers, offsets, columns)
+        return write_part_rows(self._run.scratch, decider.DECIDED_SCHEMA, rows)
 
     def _not_among(self, hashes: pa.ChunkedArray) -> PartRows:
         """Rows of the record whose texts have none of these hashes, and are not forgotten."""
@@ -100,53 +145,278 @@ class InMemoryDecider(Decider):
         places = history.missing(pa.chunked_array([*hashes.chunks, forgotten]))
         offsets = np.cumsum([0, *(part.rows for part in history.parts)])
         chosen = split_rows(places, offsets, pa.table({}))
-        return write_part_rows(self._run.scratch, CHOSEN_SCHEMA, chosen)
-
-
-def _stay(decisions: Decisions, prepared: PreparedParts, scratch: str) -> PartRows:
-    numbers = np.flatnonzero(decisions.stays)
-    columns = decisions.documents.select(DECIDED_SCHEMA.names[1:]).take(pa.array(numbers))
-    return write_part_rows(scratch, DECIDED_SCHEMA, split_rows(numbers, prepared.offsets, columns))
-
-
-def _duplicates(decisions: Decisions, scratch: str) -> PartRows:
-    batches = enumerate(decisions.duplicates.combine_chunks().to_batches())
-    return write_part_rows(scratch, DUPLICATE_SCHEMA, batches)
-
-
-def _fates(present: pa.Table) -> pa.Table:
-    groups = present.group_by(["reason", "source"])
-    sums = [("bytes", "count"), ("bytes", "sum"), ("repaired", "sum")]
-    found = groups.aggregate(sums)
-    names = {"bytes_count": "documents", "bytes_sum": "bytes", "repaired_sum": "repaired"}
-    return found.rename_columns([names.get(name, name) for name in found.column_names])
-
-
-def _slices(stay: pa.Table) -> pa.Table:
-    found = stay.group_by(["slice", "split"]).aggregate([([], "count_all")])
-    return found.rename_columns({"count_all": "documents"})
-
-
-def _lengths(stay: pa.Table) -> dict[int, int]:
-    return _histogram(np.frexp(stay["characters"].to_numpy())[1] - 1)
+        return write_part_rows(self._run.scratch, decider.CHOSEN_SCHEMA, chosen)
 
 
 def _histogram(values: np.ndarray) -> dict[int, int]:
-    found, counts = np.unique(values, return_counts=True)
-    return dict(zip(found.tolist(), counts.tolist(), strict=True))
+    different, counts = np.unique(values, return_counts=True)
+    return dict(zip(different.tolist(), counts.tolist(), strict=True))
 
 
-def _examples(documents: pa.Table, prepared: PreparedParts, count: int) -> dict[str, list[Example]]:
-    examples: dict[str, list[Example]] = {}
-    unshown = {None, PAST, FORGOTTEN, SIMILAR}
+def _examples(
+    documents: pa.Table, offsets: np.ndarray, count: int
+) -> dict[str, list[decider.Example]]:
+    examples: dict[str, list[decider.Example]] = {}
+    unshown = {None, decider.PAST, FORGOTTEN, SIMILAR}
     for reason in sorted({*pc.unique(documents["reason"]).to_pylist()} - unshown):
-        is_meant = np.asarray(pc.equal(documents["reason"], reason).fill_null(False))
-        numbers = np.flatnonzero(is_meant)
-        ids = documents["id"].take(pa.array(numbers)).combine_chunks()
+        numbers = np.flatnonzero(pc.equal(documents["reason"], reason).fill_null(False))
+        ids = documents["id"].take(pa.array(numbers))
         examples[reason] = []
         for place in np.asarray(pc.sort_indices(ids))[:count].tolist():
-            number = int(numbers[place])
-            part = int(np.searchsorted(prepared.offsets, number, side="right")) - 1
-            row = number - int(prepared.offsets[part])
-            examples[reason].append(Example(ids[place].as_py(), part, row))
+            part = int(np.searchsorted(offsets, numbers[place], side="right")) - 1
+            row = int(numbers[place] - offsets[part])
+            examples[reason].append(decider.Example(ids[place].as_py(), part, row))
     return examples
+
+
+class Recorded(NamedTuple):
+    """What the record of earlier corpora says of documents; all arrays: shape (documents,)."""
+
+    by_text: np.ndarray
+    """Code of the split that its text was in."""
+    by_id: np.ndarray
+    """Code of the split that its id was in, where its text is new."""
+    slices: np.ndarray
+    rank: np.ndarray
+    """Added to `history.representative_rank`."""
+
+
+def look_up(documents: pa.Table, history: History | None) -> Recorded:
+    """What is on record of documents, rows of `decider.DOCUMENT_SCHEMA`."""
+    if history is None:
+        zeros = np.zeros(documents.num_rows, np.int64)
+        return Recorded(zeros, zeros, zeros + 1, zeros)
+    record, past = history.documents, documents["past"].to_numpy()
+    known = pc.index_in(documents["text_hash"], record["text_hash"])
+    is_same = np.asarray(pc.equal(record["id"].take(known), documents["id"]).fill_null(False))
+    places = np.asarray(known.fill_null(-1))
+    ids = np.asarray(pc.index_in(documents["id"], record["id"]).fill_null(-1))
+    splits = np.append(codes_of(record["split"]), NONE)
+    slices = np.append(record["slice"].to_numpy(), history.slice)
+    # Under other cleaning settings a text may have another hash than it was recorded with.
+    by_text = np.where(past, documents["recorded_split"].to_numpy(), splits[places])
+    return Recorded(
+        by_text,
+        np.where(by_text == NONE, splits[ids], NONE),
+        np.where(past, documents["recorded_slice"].to_numpy(), slices[places]),
+        np.where(is_same & ~past, np.where(splits[places] >= VALIDATION, ON_RECORD, 1), 0),
+    )
+
+
+class Texts(NamedTuple):
+    """Documents grouped by equal texts."""
+
+    members: np.ndarray
+    """Document numbers, group by group in the order of the texts' hashes."""
+    group: np.ndarray
+    """The group of each."""
+    representatives: np.ndarray
+    """Of each group, the document that stands for it."""
+
+
+def group_exact(documents: pa.Table, recorded: Recorded, split: SplitSettings) -> Texts:
+    """Group documents (rows of `decider.DOCUMENT_SCHEMA`) of equal text, faulty ones left out."""
+    # Equally long ASCII strings are numpy bytes as they lie, which sort without Python.
+    content = documents["text_hash"].combine_chunks().cast(pa.binary(2 * HASH_BYTES))
+    hashes = np.frombuffer(content.buffers()[1], f"S{2 * HASH_BYTES}")[: len(content)]
+    sound = np.flatnonzero(np.asarray(pc.is_null(documents["fault"])))
+    members = sound[np.argsort(hashes[sound], kind="stable")]
+    begins = run_starts(hashes[members])
+    group = np.cumsum(begins) - 1
+    forced = by_source(documents["source"], split)
+    rank = representative_rank(documents["past"].to_numpy(), forced) + recorded.rank
+    survivor = _survivors(documents, members, group, rank[members])
+    return Texts(members, group, members[survivor[begins]])
+
+
+def thin_out(
+    documents: pa.Table, texts: Texts, history: History | None, keep: int | None
+) -> tuple[pa.Table, Texts]:
+    """Leave a few texts of each template, and give the documents of the others a fault.
+
+    Those on record all stay, and come first; then those of smaller hash.
+    """
+    table = documents.select(["shape", "text_hash", "past"]).take(texts.representatives)
+    known = history.documents["text_hash"] if history else pa.array([], pa.string())
+    is_new = np.asarray(pc.invert(pc.is_in(table["text_hash"], known)))
+    numbers = np.flatnonzero(pc.and_not(table["shape"].is_valid(), table["past"]))
+    shapes = table["shape"].take(numbers).to_numpy()
+    order = np.lexsort((numbers, is_new[numbers], shapes))
+    numbers, places = numbers[order], np.arange(len(order))
+    first = np.maximum.accumulate(np.where(run_starts(shapes[order]), places, 0))
+    stays = np.ones(len(is_new), bool)
+    stays[numbers] = ~is_new[numbers] | (places - first < (keep or len(numbers)))
+    is_left = stays[texts.group]
+    faults = np.zeros(documents.num_rows, bool)
+    faults[texts.members[~is_left]] = True
+    column = pc.if_else(pa.array(faults), decider.TEMPLATE, documents["fault"])
+    group = (np.cumsum(stays) - 1)[texts.group[is_left]]
+    left = Texts(texts.members[is_left], group, texts.representatives[stays])
+    return documents.set_column(documents.column_names.index("fault"), "fault", column), left
+
+
+class Decisions(NamedTuple):
+    """What became of every prepared document, in the order of the parts."""
+
+    documents: pa.Table
+    """Those of `PreparedParts`, with `cluster`, `reason` (null: stays), `split` and `slice`."""
+    duplicates: pa.Table
+    """Rows of `decider.DUPLICATE_SCHEMA`."""
+    cluster_sizes: np.ndarray
+    """Documents in each cluster, survivor included."""
+
+
+def decide_survivors(
+    documents: pa.Table,
+    texts: Texts,
+    near: NearDuplicates,
+    recorded: Recorded,
+    split: SplitSettings,
+) -> Decisions:
+    """Give every document its cluster, the reason why it goes or its split.
+
+    Args:
+        documents: the small columns, one row a document; nothing else of the corpus is needed.
+        texts: of `group_exact`, `near`: their near-copies.
+    """
+    representatives, past = texts.representatives, documents["past"].to_numpy()
+    numbers = np.arange(len(representatives))
+    linked = Edges(_first_of_shape(documents, representatives), numbers, np.zeros(len(numbers)))
+    cluster = components(near.edges + linked, len(numbers))
+    facts = _text_facts(documents, texts, recorded, split)
+    # Texts are in the order of their hashes, so the first names its cluster.
+    named_by = pa.array(representatives[_first_of(cluster, numbers)])
+    names = documents["text_hash"].take(named_by).combine_chunks()
+    groups = np.bincount(cluster, _first_of(near.component, numbers) == numbers)[cluster]
+    fates = decide(facts, _largest(facts.for_cluster(), cluster), by_hash(names, split, groups))
+    eligible = fates.eligible.astype(np.int64)
+    best = _survivors(documents, representatives, near.component, eligible)
+    stays = fates.stays | (fates.eligible & (best == numbers))
+    survivor = np.where(stays, numbers, best)
+
+    nothing = pa.scalar(None, pa.string())
+    spoilt = pc.if_else(pa.array(fates.spoilt), decider.SPOILT, nothing)
+    of_cluster = pc.if_else(pa.array(fates.guarded), decider.GUARDED, spoilt)
+    own = pc.if_else(pa.array(survivor == numbers), decider.TEMPLATE, decider.NEAR)
+    of_representative = pc.if_else(pa.array(stays), nothing, pc.coalesce(of_cluster, own))
+
+    text = np.full(documents.num_rows, -1)
+    text[texts.members] = texts.group
+    stands = np.zeros(documents.num_rows, bool)
+    stands[representatives] = True
+    text_of, represented = pa.array(text, mask=text < 0), pa.array(text, mask=~stands)
+    of_copy = pc.coalesce(of_cluster, decider.EXACT).take(text_of)
+    reason = pc.if_else(pa.array(stands), of_representative.take(text_of), of_copy)
+    reason = pc.if_else(pa.array(past), decider.PAST, reason)
+    splits = pa.array(NAMES).take(pa.array(np.where(stays, final_splits(fates, facts), NONE)))
+    columns = {
+        "cluster": pc.coalesce(names.take(text_of), documents["text_hash"]),
+        "reason": pc.coalesce(reason, documents["fault"]),
+        "split": splits.take(represented),
+        "slice": pa.array(facts.slices).take(represented),
+    }
+    for name, values in columns.items():
+        documents = documents.append_column(name, values)
+    sizes = np.bincount(cluster[texts.group], ~past[texts.members])
+    duplicates = _list_duplicates(documents, texts, survivor, near.edges)
+    return Decisions(documents, duplicates, sizes[sizes > 0].astype(np.int64))
+
+
+def _text_facts(
+    documents: pa.Table, texts: Texts, recorded: Recorded, split: SplitSettings
+) -> TextFacts:
+    """What is known of each text, the strictest where its documents differ."""
+    by_text, by_id = np.zeros((2, len(texts.representatives)), np.int64)
+    np.maximum.at(by_text, texts.group, recorded.by_text[texts.members])
+    np.maximum.at(by_id, texts.group, recorded.by_id[texts.members])
+    return TextFacts(
+        present=~documents["past"].to_numpy()[texts.representatives],
+        forced=by_source(documents["source"], split)[texts.representatives],
+        by_text=by_text,
+        by_id=np.where(by_text == NONE, by_id, NONE),
+        slices=recorded.slices[texts.representatives],
+    )
+
+
+def _list_duplicates(
+    documents: pa.Table, texts: Texts, survivor: np.ndarray, edges: Edges
+) -> pa.Table:
+    """Rows of `DUPLICATE_SCHEMA` for all copies of the corpus, by id.
+
+    The neighbor of an exact copy is its text's representative, that of a near-copy the most similar
+    text that it was compared with.
+
+    Args:
+        survivor: shape (texts,), the text that stays in the place of each.
+    """
+    representatives, past = texts.representatives, documents["past"].to_numpy()
+    own = representatives[texts.group]
+    exact = np.flatnonzero((texts.members != own) & ~past[texts.members])
+    near = np.flatnonzero(~past[representatives] & (survivor != np.arange(len(survivor))))
+    ends = np.concatenate([edges.left, edges.right])
+    others = np.concatenate([edges.right, edges.left])
+    similarity = np.tile(edges.similarity, 2)
+    order = np.lexsort((others, -similarity, ends))
+    first = order[np.searchsorted(ends[order], near)] if len(near) else order[:0]
+    copies = pa.array(np.concatenate([texts.members[exact], representatives[near]]))
+    replaced = np.concatenate([texts.group[exact], near])
+    neighbors = np.concatenate([own[exact], representatives[others[first]]])
+    ids = documents["id"].combine_chunks()
+    columns = {
+        "id": ids.take(copies),
+        "survivor": ids.take(pa.array(representatives[survivor[replaced]])),
+        "cluster": documents["cluster"].combine_chunks().take(copies),
+        "reason": [decider.EXACT] * len(exact) + [decider.NEAR] * len(near),
+        "neighbor": ids.take(pa.array(neighbors)),
+        "similarity": np.concatenate([np.ones(len(exact)), similarity[first]]),
+    }
+    return pa.table(columns, decider.DUPLICATE_SCHEMA).sort_by("id")
+
+
+def _first_of_shape(documents: pa.Table, numbers: np.ndarray) -> np.ndarray:
+    """For each of some documents, the place among them of the first of its shape."""
+    shapes = documents["shape"].take(pa.array(numbers))
+    first = np.arange(len(numbers))
+    places = np.flatnonzero(shapes.is_valid())
+    group = np.unique(shapes.drop_null().to_numpy(), return_inverse=True)[1]
+    first[places] = places[_first_of(group, places)]
+    return first
+
+
+def _largest(facts: ClusterFacts, component: np.ndarray) -> ClusterFacts:
+    """Of each text's cluster, the largest codes."""
+
+    def largest(codes: np.ndarray) -> np.ndarray:
+        of_component = np.zeros(component.max(initial=-1) + 1, np.int64)
+        np.maximum.at(of_component, component, codes)
+        return of_component[component]
+
+    return ClusterFacts(**{name: largest(codes) for name, codes in vars(facts).items()})
+
+
+def _survivors(
+    documents: pa.Table, numbers: np.ndarray, component: np.ndarray, preferred: np.ndarray
+) -> np.ndarray:
+    """For each of some documents, the place among them of its component's survivor.
+
+    The most preferred one is the survivor, of several the longest.
+    """
+    survivor = np.arange(len(numbers))
+    # Nearly all are alone in their component, and need not be compared.
+    several = np.flatnonzero(np.bincount(component)[component] > 1) if len(component) else survivor
+    columns = documents.select(["characters", "id"]).take(numbers[several])
+    columns = columns.append_column("preferred", pa.array(preferred[several]))
+    keys = [("preferred", "descending"), ("characters", "descending"), ("id", "ascending")]
+    rank = np.empty(len(several), np.int64)
+    rank[np.asarray(pc.sort_indices(columns, sort_keys=keys))] = np.arange(len(several))
+    survivor[several] = several[_first_of(component[several], rank)]
+    return survivor
+
+
+def _first_of(component: np.ndarray, rank: np.ndarray) -> np.ndarray:
+    """For each element, the element of lowest rank in its component."""
+    order = np.lexsort((rank, component))
+    first = order[run_starts(component[order])]
+    best = np.empty(component.max(initial=-1) + 1, np.int64)
+    best[component[first]] = first
+    return best[component]
