@@ -48,7 +48,7 @@ def write_part(
 
     Args:
         part: its number, its prepared rows, which of them stay (`decider.DECIDED_SCHEMA`), and the
-            texts of those that lost some of it (`repeated.trim.TRIMMED_SCHEMA`).
+            texts of those that lost some of it (`repeated.TRIMMED_SCHEMA`).
         classifiers: whose columns the text has.
         output: folder of the clean corpus.
         key: of `writing_key`.

@@ -10,10 +10,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark_jobs.clean import job as clean
-from spark_jobs.clean.repeated import repeated_spans
-from spark_jobs.clean.repeated_spans import (
+from spark_jobs.clean.repeated import (
     fingerprints,
     fold_words,
+    repeated_spans,
     windows_with,
     word_spans,
 )
