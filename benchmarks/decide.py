@@ -29,6 +29,7 @@ from typing import Any
 
 import psutil
 
+from artifacts.storage.files import scratch_folder
 from benchmarks.corpora import FOLDER
 from benchmarks.harness import Check, at_most, record
 from benchmarks.memory import PeakMemory
@@ -41,7 +42,6 @@ from spark_jobs.clean.decide.decider import (
     write_duplicates,
 )
 from spark_jobs.clean.decide.in_memory import InMemoryDecider
-from spark_jobs.runtime.scratch import scratch_folder
 from spark_jobs.runtime.session import local_conf, local_session, prepare_environment
 from spark_jobs.settings import CleanCorpusSettings
 

@@ -76,12 +76,6 @@ def read(url: str | Path) -> bytes:
     return bytes(filesystem.cat_file(path))
 
 
-def read_range(url: str, start: int, length: int) -> bytes:
-    """Some bytes of a file; raises FileNotFoundError where there is none."""
-    filesystem, path = resolve(url)
-    return bytes(filesystem.cat_file(path, start=start, end=start + length))
-
-
 def find(url: str | Path) -> bytes | None:
     """A file's content, or None where there is none."""
     try:
@@ -242,6 +236,16 @@ def remove(url: str | Path) -> None:
     filesystem.invalidate_cache()
     if filesystem.exists(name):
         filesystem.rm(name, recursive=True)
+
+
+@contextmanager
+def scratch_folder(url: str) -> Iterator[str]:
+    """A folder with nothing in it, which is removed at the end, whatever that is."""
+    remove(url)
+    try:
+        yield url
+    finally:
+        remove(url)
 
 
 def flush(path: Path) -> None:

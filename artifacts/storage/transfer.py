@@ -4,10 +4,8 @@ A large file goes up as parts named by its content (`uploads/<sha256>/<number>`)
 joins. So an interrupted upload, asked for again, sends only the parts that are not there yet, by
 whatever process and for whatever artifact.
 
-Whether a file still holds what it held is told by generation or by checksum. A generation is
-another one after each write, and costs no reading to ask: in Cloud Storage it is the object's
-generation number, on a local disk size and time. A checksum is of the content: in Cloud Storage it
-is the object's own, of a local file its SHA-256.
+Whether a file still holds what it held is told by its checksum: in Cloud Storage it is the object's
+own, which costs no reading, of a local file its SHA-256.
 """
 
 import base64
@@ -28,16 +26,6 @@ if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
 
-def generation_of(url: str) -> str:
-    """A file's generation now; raises FileNotFoundError where there is none."""
-    if files.is_local(url):
-        found = os.stat(url)
-        return f"{found.st_size}-{found.st_mtime_ns}"
-    filesystem, path = files.resolve(url)
-    filesystem.invalidate_cache()
-    return stated_generation(filesystem, path, filesystem.info(path))
-
-
 def checksum_of(url: str) -> str:
     """A file's checksum now; raises FileNotFoundError where there is none."""
     if files.is_local(url):
@@ -45,11 +33,6 @@ def checksum_of(url: str) -> str:
     filesystem, path = files.resolve(url)
     filesystem.invalidate_cache()
     return stated_checksum(filesystem, path, filesystem.info(path))
-
-
-def stated_generation(filesystem: "AbstractFileSystem", path: str, details: dict[str, Any]) -> str:
-    """The generation in what a file system says of a file."""
-    return str(details.get("generation") or stated_checksum(filesystem, path, details))
 
 
 def stated_checksum(filesystem: "AbstractFileSystem", path: str, details: dict[str, Any]) -> str:

@@ -115,7 +115,7 @@ class Store:
         editions = self.editions(identity).editions
         known = [one.fingerprint for one in editions if one.libraries == identity.libraries]
         names = (*reversed(known), identity.fingerprint)
-        return next(filter(None, (self._read(identity.kind, name) for name in names)), None)
+        return next(filter(None, (self.find_named(identity.kind, name) for name in names)), None)
 
     def editions(self, identity: Identity) -> Editions:
         """What came of what an identity asks for; raises DamagedArtifact."""
@@ -172,11 +172,14 @@ class Store:
 
     def find_named(self, kind: str, fingerprint: str) -> Artifact | None:
         """The artifact of this name, or None where it does not exist."""
-        return self._read(kind, fingerprint)
+        content = self.read_bytes(layout.manifest(kind, fingerprint))
+        if content is None:
+            return None
+        return Artifact(self, parse_manifest(content, self.folder_url(kind, fingerprint)))
 
     def load(self, kind: str, fingerprint: str, needed_by: str | None = None) -> Artifact:
         """Read an artifact by name; raises MissingArtifact where it does not exist."""
-        artifact = self._read(kind, fingerprint)
+        artifact = self.find_named(kind, fingerprint)
         if artifact is None:
             raise MissingArtifact(
                 f"The store {self.root} has no {kind} {fingerprint} (no "
@@ -339,12 +342,6 @@ class Store:
             make_private(Path(self.root))
             return Path(self.root)
         return cache_folder() / "work" / self.root.removeprefix("gs://")
-
-    def _read(self, kind: str, fingerprint: str) -> Artifact | None:
-        content = self.read_bytes(layout.manifest(kind, fingerprint))
-        if content is None:
-            return None
-        return Artifact(self, parse_manifest(content, self.folder_url(kind, fingerprint)))
 
     def _write_manifest(self, manifest: Manifest) -> None:
         path = layout.manifest(manifest.kind, manifest.fingerprint)

@@ -34,9 +34,8 @@ from spark_jobs.read import job as read
 from spark_jobs.read import snapshot
 from spark_jobs.read.document import SCHEMA as RAW_SCHEMA
 from spark_jobs.read.files.streams import SourceChanged
-from spark_jobs.read.job import CHANGED
+from spark_jobs.read.job import CHANGED, bytes_in_buckets, plan_tasks
 from spark_jobs.read.opened import SkippedFiles
-from spark_jobs.read.plan import bytes_in_buckets, plan_tasks
 from spark_jobs.read.settings import RawCorpusSettings
 from spark_jobs.read.snapshot import compare_texts
 from spark_jobs.read.snapshot import libraries_of as source_libraries

@@ -26,6 +26,7 @@ from artifacts.errors import UserError
 from artifacts.program.entry import run_program
 from artifacts.progress import Report
 from artifacts.shards.format import SPLITS
+from artifacts.storage.files import scratch_folder
 from spark_jobs.clean.classify import check_models, label_fields
 from spark_jobs.clean.decide.by_spark import SparkDecider
 from spark_jobs.clean.decide.decider import (
@@ -61,7 +62,6 @@ from spark_jobs.runtime.parquet import (
     spread,
     write_table,
 )
-from spark_jobs.runtime.scratch import scratch_folder
 from spark_jobs.runtime.session import measured, session
 from spark_jobs.runtime.tasks import map_tasks
 from spark_jobs.settings import DOCUMENTS_IN_MEMORY, CleanCorpusSettings

@@ -10,6 +10,7 @@ Run as a program: `python -m spark_jobs.read.job --spec spec.json`.
 
 import sys
 import tempfile
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,12 @@ from artifacts.errors import UserError, make_command
 from artifacts.program.entry import run_program
 from artifacts.progress import Report
 from artifacts.storage import files
+from artifacts.storage.files import scratch_folder
 from spark_jobs.read.chunk_files import ChunkRecord
 from spark_jobs.read.files.streams import ListedFile, SourceChanged
-from spark_jobs.read.opened import SkippedFiles
+from spark_jobs.read.opened import OpenedSource, SkippedFiles
 from spark_jobs.read.repeated_ids import number_repeated_ids
-from spark_jobs.read.settings import Source
+from spark_jobs.read.settings import RawCorpusSettings, Source
 from spark_jobs.read.snapshot import (
     Records,
     copy_source,
@@ -35,7 +37,6 @@ from spark_jobs.read.snapshot import (
     listed_chunk,
     snapshot_stats,
 )
-from spark_jobs.runtime.scratch import scratch_folder
 from spark_jobs.runtime.session import measured, session
 from spark_jobs.runtime.tasks import Work, map_tasks
 
@@ -69,6 +70,40 @@ class ReadSpec(BaseModel):
     """Folder through which the chunks' files go (`artifacts.cache`)."""
     libraries: dict[str, str] = {}
     """Versions of those that decide the result, without which the program does not run."""
+
+
+def bytes_in_buckets(opened: Mapping[str, OpenedSource]) -> int:
+    """Of the files that tasks can copy, as they are stored."""
+    chunks = [chunk for one in opened.values() for chunk in one.chunks.files or []]
+    return sum(file.bytes for chunk in chunks for file in chunk)
+
+
+def plan_tasks(
+    settings: RawCorpusSettings,
+    opened: Mapping[str, OpenedSource],
+    folder: Path,
+    output: str,
+    cache: str,
+) -> ReadSpec:
+    """Leave the files of buckets to tasks; read here what only this machine may reach.
+
+    Args:
+        folder: of this machine, beside which files pass through.
+        output: where tasks write the raw corpus.
+        cache: folder that tasks reach.
+
+    Raises:
+        UserError, SourceChanged: as `snapshot.write_snapshot`.
+    """
+    sources: list[SourceToCopy] = []
+    with scratch_folder(str(folder.with_name(f"{folder.name}.scratch"))) as scratch:
+        for source in settings.sources:
+            chunks, unread = opened[source.name].chunks, opened[source.name].unread
+            to_copy = SourceToCopy(source=source, chunks=chunks.files or [], unread=unread)
+            if chunks.files is None:
+                to_copy.records = copy_source(chunks, source, Path(scratch), cache)
+            sources.append(to_copy)
+    return ReadSpec(sources=sources, output=output, cache=cache)
 
 
 def run(spark: SparkSession, spec: ReadSpec, report: Report = print) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from artifacts.cache import cache_key
 from artifacts.errors import UserError
-from artifacts.storage.files import link
+from artifacts.storage.files import link, scratch_folder
 from spark_jobs.read.bigquery import open_bigquery, read_exported
 from spark_jobs.read.chunk_files import (
     ChunkRecord,
@@ -44,7 +44,6 @@ from spark_jobs.read.settings import (
     content_of,
 )
 from spark_jobs.runtime.parquet import find_rows
-from spark_jobs.runtime.scratch import scratch_folder
 
 Records = dict[str, list[ChunkRecord]]
 """Of each source, by name, what was read of it."""

@@ -11,17 +11,14 @@ import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from py4j.java_gateway import JavaObject
 from py4j.protocol import Py4JJavaError
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from artifacts.progress import Report
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 
 ARROW_BATCH_ROWS = 1_000
 
@@ -89,24 +86,20 @@ def _java_options() -> str:
     return f"{_JAVA_OPTIONS} -XX:SharedArchiveFile={CLASS_ARCHIVE} -Xlog:cds=off,cds+dynamic=off"
 
 
-def local_session(driver_memory: str = "2g", partitions: int = 4) -> "SparkSession":
+def local_session(driver_memory: str = "2g", partitions: int = 4) -> SparkSession:
     """A Spark session in this process; a second call gives the same one."""
     prepare_environment()
-    from pyspark.sql import SparkSession
-
     session = SparkSession.builder.config(map=local_conf(driver_memory, partitions)).getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     return session
 
 
-def session() -> "SparkSession":
+def session() -> SparkSession:
     """The session of a job run as a program: the cluster's under spark-submit, else a local one.
 
     By its gateway's port pyspark itself tells a Java that is there from one that it has to start.
     """
     if "PYSPARK_GATEWAY_PORT" in os.environ:
-        from pyspark.sql import SparkSession
-
         return SparkSession.builder.getOrCreate()
     return local_session()
 
@@ -116,9 +109,6 @@ def end_local_session() -> None:
 
     pyspark keeps its Java until Python ends. That Java ends when its standard input closes.
     """
-    from pyspark import SparkContext
-    from pyspark.sql import SparkSession
-
     session = SparkSession.getActiveSession()
     if session is None:
         return

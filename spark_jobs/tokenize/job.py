@@ -25,6 +25,7 @@ from artifacts.program.entry import run_program
 from artifacts.shards.format import ALL_SPLITS, SPLITS, ShardEntry, ShardStats, token_dtype
 from artifacts.shards.shard_set import ShardSet, tokens_of
 from artifacts.storage import files
+from artifacts.storage.files import scratch_folder
 from spark_jobs.clean.write import NEEDED_COLUMNS
 from spark_jobs.decontaminate.overlap import DOCUMENTS_PER_LIST, save_evaluation_ngrams
 from spark_jobs.decontaminate.references import (
@@ -34,7 +35,6 @@ from spark_jobs.decontaminate.references import (
     find_references,
 )
 from spark_jobs.runtime.parquet import SAMPLED, Part, find_parts, spread
-from spark_jobs.runtime.scratch import scratch_folder
 from spark_jobs.runtime.session import measured, session
 from spark_jobs.settings import HELD_OUT_IN_MEMORY, TokenizedShardsSettings
 from spark_jobs.tokenize.documents import CUT, DocumentCache, tokenize_part

@@ -35,7 +35,7 @@ from artifacts.shards.format import (
 from artifacts.storage import files
 from spark_jobs.decontaminate.overlap import write_list
 from spark_jobs.decontaminate.references import References
-from spark_jobs.runtime.parquet import Part
+from spark_jobs.runtime.parquet import Part, to_stream
 from spark_jobs.runtime.tasks import progress, spread, user_errors
 from spark_jobs.settings import DecontaminationSettings, ExampleSettings
 from spark_jobs.tokenize.examples import ExampleTokenizer
@@ -386,14 +386,7 @@ def _streams(
         ordered = rows.combine_chunks().take(order)
         found = np.unique(to[order], return_index=True, return_counts=True)
         for number, first, count in zip(*(column.tolist() for column in found), strict=True):
-            yield number, _to_stream(ordered.slice(first, count))
-
-
-def _to_stream(rows: pa.Table) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, rows.schema) as stream:
-        stream.write_table(rows)
-    return sink.getvalue().to_pybytes()
+            yield number, to_stream(ordered.slice(first, count))
 
 
 def _receive(

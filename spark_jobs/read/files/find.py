@@ -260,7 +260,6 @@ def _match_remote(
                 url=filesystem.unstrip_protocol(found),
                 name=name,
                 bytes=about.get("size") or 0,
-                generation=transfer.stated_generation(filesystem, found, about),
                 checksum=transfer.stated_checksum(filesystem, found, about),
             )
             yield RemoteFile(listed.url, name, listed.bytes, form, listed)

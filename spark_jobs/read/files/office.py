@@ -5,16 +5,15 @@ import io
 import posixpath
 import re
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from email.message import EmailMessage
 from email.policy import default
-from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
 from artifacts.errors import first_line
 from spark_jobs.read.document import Fault
-from spark_jobs.read.files.rows import FILE_BYTES, Row, check_unpacked, one_document
+from spark_jobs.read.files.rows import Row, one_document
 from spark_jobs.read.files.streams import Content, OverlongLine, decode, lines_of, too_large
 
 _TIMING = re.compile(r"\d+|.*-->.*|WEBVTT.*|(NOTE|STYLE|REGION)\b.*")
@@ -29,7 +28,7 @@ def read_mail(content: Content) -> Iterator[Row]:
     Addresses and attachments are left out: of the headers a model learns the subject alone.
     """
     if content.file.format.ending != ".mbox":
-        yield from one_document(content, FILE_BYTES, _mail_text)
+        yield from one_document(content, _mail_text)
         return
     shown = content.file.shown
     for number, message in enumerate(_messages(content), start=1):
@@ -81,12 +80,8 @@ def _mail_text(found: bytes) -> str:
     return f"{subject}\n\n{text.strip()}".strip()
 
 
-def read_subtitles(content: Content) -> Iterator[Row]:
+def subtitles_text(found: bytes) -> str:
     """What is said, without numbers and times; a line that goes on is written once."""
-    yield from one_document(content, content.maximum_bytes, _subtitles_text)
-
-
-def _subtitles_text(found: bytes) -> str:
     said: list[str] = []
     for line in decode(found)[0].splitlines():
         line = _TAG.sub("", line).strip()
@@ -95,21 +90,13 @@ def _subtitles_text(found: bytes) -> str:
     return "\n".join(said)
 
 
-def read_xml(content: Content) -> Iterator[Row]:
+def xml_text(found: bytes) -> str:
     """All text between the tags, a line for each element that has some."""
-    yield from one_document(content, content.maximum_bytes, _xml_text)
-
-
-def _xml_text(found: bytes) -> str:
     return "\n".join(filter(None, (" ".join(t.split()) for t in _parse(found).itertext())))
 
 
-def read_rtf(content: Content) -> Iterator[Row]:
+def rtf_text(found: bytes) -> str:
     """A rich text file's text, by striprtf."""
-    yield from one_document(content, FILE_BYTES, _rtf_text)
-
-
-def _rtf_text(found: bytes) -> str:
     from striprtf.striprtf import rtf_to_text
 
     if not found.lstrip().startswith(b"{\\rtf"):
@@ -118,29 +105,25 @@ def _rtf_text(found: bytes) -> str:
     return str(rtf_to_text(found.decode("latin-1")))
 
 
-def read_odt(content: Content) -> Iterator[Row]:
+def odt_text(found: bytes) -> str:
     """An OpenDocument text's headings and paragraphs."""
-    members = partial(_members, content, names=lambda archive: ["content.xml"])
-    yield from one_document(content, FILE_BYTES, lambda found: _paragraphs(members(found)))
+    return _paragraphs(found, lambda archive: ["content.xml"])
 
 
-def read_pptx(content: Content) -> Iterator[Row]:
+def pptx_text(found: bytes) -> str:
     """A presentation's text, slide by slide."""
 
     def slides(archive: zipfile.ZipFile) -> list[str]:
         numbers = {int(m[1]): m[0] for name in archive.namelist() if (m := _SLIDE.fullmatch(name))}
         return [numbers[number] for number in sorted(numbers)]
 
-    members = partial(_members, content, names=slides)
-    yield from one_document(content, FILE_BYTES, lambda found: _paragraphs(members(found)))
+    return _paragraphs(found, slides)
 
 
-def read_epub(content: Content) -> Iterator[Row]:
+def epub_text(found: bytes) -> str:
     """A book's chapters, in their order."""
-    members = partial(_members, content, names=_chapters)
-    yield from one_document(
-        content, FILE_BYTES, lambda found: "\n\n".join(map(_html_text, members(found)))
-    )
+    with zipfile.ZipFile(io.BytesIO(found)) as archive:
+        return "\n\n".join(_html_text(archive.read(name)) for name in _chapters(archive))
 
 
 def _chapters(archive: zipfile.ZipFile) -> list[str]:
@@ -154,41 +137,32 @@ def _chapters(archive: zipfile.ZipFile) -> list[str]:
     return [posixpath.join(folder, unquote(place)) for place in spine if place]
 
 
-def read_xlsx(content: Content) -> Iterator[Row]:
+def xlsx_text(found: bytes) -> str:
     """A workbook's cells, a line for each row, by openpyxl; sheets begin with their names."""
+    import openpyxl
 
-    def text_of(found: bytes) -> str:
-        import openpyxl
-
-        check_unpacked(found, content.maximum_unpacked)
-        workbook = openpyxl.load_workbook(io.BytesIO(found), read_only=True, data_only=True)
-        sheets = []
-        for sheet in workbook.worksheets:
-            rows = (
-                " | ".join(str(cell) for cell in row if cell is not None)
-                for row in sheet.iter_rows(values_only=True)
-            )
-            if lines := [row for row in rows if row]:
-                sheets.append("\n".join([f"# {sheet.title}", *lines]))
-        return "\n\n".join(sheets)
-
-    yield from one_document(content, FILE_BYTES, text_of)
+    workbook = openpyxl.load_workbook(io.BytesIO(found), read_only=True, data_only=True)
+    sheets = []
+    for sheet in workbook.worksheets:
+        rows = (
+            " | ".join(str(cell) for cell in row if cell is not None)
+            for row in sheet.iter_rows(values_only=True)
+        )
+        if lines := [row for row in rows if row]:
+            sheets.append("\n".join([f"# {sheet.title}", *lines]))
+    return "\n\n".join(sheets)
 
 
-def _members(content: Content, found: bytes, names: Any) -> Iterator[bytes]:
-    """Members of a zipped document, in the order that `names` gives of its archive."""
-    check_unpacked(found, content.maximum_unpacked)
+def _paragraphs(found: bytes, names: Callable[[zipfile.ZipFile], list[str]]) -> str:
+    """The paragraphs of a zipped document's members in XML, these in the order of `names`.
+
+    A part of a paragraph's text is no paragraph.
+    """
+    texts = []
     with zipfile.ZipFile(io.BytesIO(found)) as archive:
         for name in names(archive):
-            yield archive.read(name)
-
-
-def _paragraphs(members: Iterable[bytes]) -> str:
-    """The paragraphs of documents in XML; a part of a paragraph's text is no paragraph."""
-    texts = []
-    for member in members:
-        for element in _parse(member).iter("{*}p", "{*}h"):
-            texts.append("".join(element.itertext()).strip())
+            for element in _parse(archive.read(name)).iter("{*}p", "{*}h"):
+                texts.append("".join(element.itertext()).strip())
     return "\n\n".join(filter(None, texts))
 
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -89,22 +90,25 @@ def _hashable(state: Any) -> Any:
 READERS: dict[FormatName, Callable[[Content], Iterator[Row]]] = {
     "text": rows.read_text,
     "code": rows.read_text,
-    "html": rows.read_html,
     "pdf": rows.read_pdf,
-    "docx": rows.read_docx,
-    "notebook": rows.read_notebook,
     "mail": office.read_mail,
-    "subtitles": office.read_subtitles,
-    "xml": office.read_xml,
-    "rtf": office.read_rtf,
-    "odt": office.read_odt,
-    "pptx": office.read_pptx,
-    "xlsx": office.read_xlsx,
-    "epub": office.read_epub,
     "json": rows.read_json,
     "csv": rows.read_csv,
     "parquet": rows.read_parquet,
 }
+TEXTS: dict[FormatName, Callable[[bytes], str]] = {
+    "html": rows.html_text,
+    "docx": rows.docx_text,
+    "notebook": rows.notebook_text,
+    "subtitles": office.subtitles_text,
+    "xml": office.xml_text,
+    "rtf": office.rtf_text,
+    "odt": office.odt_text,
+    "pptx": office.pptx_text,
+    "xlsx": office.xlsx_text,
+    "epub": office.epub_text,
+}
+"""Of formats that need no more: a file's content to its text, which is one document."""
 EXTRACTORS: dict[FormatName, frozenset[str]] = {
     "html": frozenset({"charset-normalizer", "justext", "lxml", "trafilatura"}),
     "pdf": frozenset({"pypdf"}),
@@ -293,7 +297,8 @@ def _document(row: tuple[str, str, str], file: SourceFile, source: Files) -> Doc
 
 def _rows(content: Content) -> Iterator[Row]:
     """A file's rows; with quarantine, all of them or one fault."""
-    read = READERS[content.file.format.name]
+    name = content.file.format.name
+    read = READERS.get(name) or partial(rows.one_document, extract=TEXTS[name])
     if content.source.on_bad_file == "stop":
         yield from read(content)
         return

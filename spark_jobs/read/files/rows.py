@@ -314,6 +314,9 @@ def whole(stream: IO[bytes], maximum: int) -> bytes | OverlongLine:
 
 FILE_BYTES = 512 * 1024 * 1024
 """Largest PDF or Word file, pictures included; it is read into memory as a whole."""
+PLAIN = ("text", "code", "html", "subtitles", "xml")
+"""Formats whose files are hardly larger than their text."""
+ZIPPED = ("docx", "odt", "pptx", "xlsx", "epub")
 
 
 def read_text(content: Content) -> Iterator[Row]:
@@ -325,24 +328,14 @@ def read_text(content: Content) -> Iterator[Row]:
         encodings.extend([encoding] if encoding else [])
         return text
 
-    for row in one_document(content, content.maximum_bytes, text_of):
+    for row in one_document(content, text_of):
         yield from (decoded(content, encoding) for encoding in encodings)
         yield row
 
 
-def read_html(content: Content) -> Iterator[Row]:
-    """A page's main text, as trafilatura finds it; where it finds none, all its text."""
-    yield from one_document(content, content.maximum_bytes, _html_text)
-
-
-def read_notebook(content: Content) -> Iterator[Row]:
-    """A Jupyter notebook: its text, and its code between fences; outputs are left out."""
-    yield from one_document(content, FILE_BYTES, _notebook_text)
-
-
 def read_pdf(content: Content) -> Iterator[Row]:
     """A PDF's text layer, page by page."""
-    for row in one_document(content, FILE_BYTES, _pdf_text):
+    for row in one_document(content, _pdf_text):
         if isinstance(row, Fault) or row[1].strip():
             yield row
         else:
@@ -353,29 +346,22 @@ def read_pdf(content: Content) -> Iterator[Row]:
             )
 
 
-def read_docx(content: Content) -> Iterator[Row]:
-    """A Word file's paragraphs and tables, in their order."""
-    yield from one_document(
-        content, FILE_BYTES, lambda found: _docx_text(found, content.maximum_unpacked)
-    )
-
-
-def one_document(content: Content, maximum: int, extract: Callable[[bytes], str]) -> Iterator[Row]:
+def one_document(content: Content, extract: Callable[[bytes], str]) -> Iterator[Row]:
     """A file whose whole text is one document, or what is wrong with it.
-
-    Args:
-        maximum: bytes of a file that is read into memory as a whole.
 
     Raises:
         BadFile: the extractor stumbles over it.
         UserError: the extractor's library is not installed.
     """
+    form = content.file.format.name
     with content.open() as stream:
-        found = whole(stream, maximum)
+        found = whole(stream, content.maximum_bytes if form in PLAIN else FILE_BYTES)
     if isinstance(found, OverlongLine):
         yield too_large(content, "the file", found.length)
         return
     try:
+        if form in ZIPPED and zipfile.is_zipfile(io.BytesIO(found)):
+            _check_unpacked(found, content.maximum_unpacked)
         text = extract(found) if found.strip() else ""
     except UnicodeDecodeError as error:
         yield not_utf8(content, "the file", error)
@@ -388,7 +374,7 @@ def one_document(content: Content, maximum: int, extract: Callable[[bytes], str]
         # Extractors meet any file at all, and raise whatever they stumble over.
         reason = first_line(error)
         raise BadFile(
-            f"{content.file.shown} cannot be read as {content.file.format.name} ({reason}). "
+            f"{content.file.shown} cannot be read as {form} ({reason}). "
             "Fetch the file again, or take it out of the source."
         ) from error
     else:
@@ -398,7 +384,8 @@ def one_document(content: Content, maximum: int, extract: Callable[[bytes], str]
             yield content.file.name, text, content.file.shown
 
 
-def _html_text(found: bytes) -> str:
+def html_text(found: bytes) -> str:
+    """A page's main text, as trafilatura finds it; where it finds none, all its text."""
     import trafilatura
 
     logging.getLogger("trafilatura").setLevel(logging.CRITICAL)
@@ -418,7 +405,7 @@ def _pdf_text(found: bytes) -> str:
     return "\n\n".join(page.extract_text().strip() for page in reader.pages)
 
 
-def check_unpacked(found: bytes, maximum_unpacked: int) -> None:
+def _check_unpacked(found: bytes, maximum_unpacked: int) -> None:
     """Refuse a zipped document that unpacks to more than is allowed; raises ValueError."""
     with zipfile.ZipFile(io.BytesIO(found)) as archive:
         size = sum(member.file_size for member in archive.infolist())
@@ -426,10 +413,10 @@ def check_unpacked(found: bytes, maximum_unpacked: int) -> None:
         raise ValueError(f"it unpacks to {size / 1e6:,.0f} MB, see `maximum_expansion`")
 
 
-def _docx_text(found: bytes, maximum_unpacked: int) -> str:
+def docx_text(found: bytes) -> str:
+    """A Word file's paragraphs and tables, in their order."""
     import docx
 
-    check_unpacked(found, maximum_unpacked)
     blocks = []
     for block in docx.Document(io.BytesIO(found)).iter_inner_content():
         if isinstance(block, docx.table.Table):
@@ -447,7 +434,8 @@ def _paragraph(block: Any) -> str:
     return f"{'#' * int(level)} {block.text}" if level.isdigit() else str(block.text)
 
 
-def _notebook_text(found: bytes) -> str:
+def notebook_text(found: bytes) -> str:
+    """A Jupyter notebook's text, and its code between fences; outputs are left out."""
     notebook = json.loads(found)
     cells = notebook.get("cells")
     if cells is None:

@@ -243,8 +243,6 @@ class ListedFile(BaseModel):
     """Relative to the source's folder."""
     bytes: int
     """As stored."""
-    generation: str
-    """Of this content (`artifacts.storage.transfer`); in Cloud Storage, the object's own."""
     checksum: str
 
 

@@ -19,7 +19,7 @@ from artifacts.storage import files
 from spark_jobs.read import chunk_files, job, opened, repeated_ids
 from spark_jobs.read.chunk_files import open_parquet
 from spark_jobs.read.document import Document, to_table
-from spark_jobs.read.plan import bytes_in_buckets, plan_tasks
+from spark_jobs.read.job import bytes_in_buckets, plan_tasks
 from spark_jobs.read.settings import RawCorpusSettings
 from spark_jobs.read.snapshot import open_sources, write_snapshot
 from spark_jobs.runtime.session import end_local_session, local_session
