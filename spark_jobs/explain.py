@@ -1,6 +1,5 @@
 """What became of one document: what it was merged with, what it lost, which rows hold it."""
 
-import fnmatch
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,13 +10,12 @@ import pyarrow.compute as pc
 from artifacts.errors import UserError
 from artifacts.shards.format import ShardStats
 from artifacts.shards.shard_set import Occurrence, find_occurrences
-from artifacts.storage import files
 from spark_jobs.clean.decide.decider import find_duplicates
 from spark_jobs.clean.forgotten import read_similar
 from spark_jobs.clean.history import PAST_FOLDER
 from spark_jobs.clean.repeated import DROPPED_PREFIX, REPEATED, SPAN_SCHEMA
 from spark_jobs.decontaminate.overlap import find_overlap
-from spark_jobs.runtime.parquet import find_parts, read_table
+from spark_jobs.runtime.parquet import find_parts, list_files, read_table
 
 
 @dataclass(frozen=True)
@@ -156,17 +154,12 @@ def _clean_rows(clean_corpus: str) -> Iterator[pa.Table]:
     """`_CLEAN_COLUMNS` of what is kept, and of what was dropped for its repeated spans."""
     for part in find_parts(clean_corpus, _CLEAN_COLUMNS, "clean_corpus"):
         yield part.read(_CLEAN_COLUMNS)
-    for url in _listed(f"{clean_corpus}/{PAST_FOLDER}", f"{DROPPED_PREFIX}*"):
+    for url in list_files(f"{clean_corpus}/{PAST_FOLDER}", f"{DROPPED_PREFIX}*"):
         yield read_table(url, _CLEAN_COLUMNS)
 
 
 def _repeated_spans(clean_corpus: str, identifier: str) -> Iterator[RepeatedSpan]:
-    for url in _listed(f"{clean_corpus}/{REPEATED}", "part-*"):
+    for url in list_files(f"{clean_corpus}/{REPEATED}"):
         spans = read_table(url, SPAN_SCHEMA.names)
         for row in spans.filter(pc.equal(spans["id"], identifier)).drop_columns("id").to_pylist():
             yield RepeatedSpan(**row)
-
-
-def _listed(folder: str, pattern: str) -> list[str]:
-    """Files of a folder that need not be there."""
-    return [f"{folder}/{name}" for name in fnmatch.filter(files.list_names(folder), pattern)]

@@ -6,7 +6,6 @@ may hold nearly all of a shorter one. The hashes are those of `spark_jobs.text`.
 much is left out, and listed.
 """
 
-import fnmatch
 import hashlib
 import io
 import json
@@ -22,7 +21,7 @@ import pyarrow.compute as pc
 from artifacts.errors import UserError
 from artifacts.numbers import run_starts, spans
 from artifacts.storage import files
-from spark_jobs.runtime.parquet import read_table, write_table
+from spark_jobs.runtime.parquet import list_files, read_table, write_table
 from spark_jobs.settings import DecontaminationSettings
 from spark_jobs.text import Shingles, WordSums, fold, mix, shingle, sum_words
 
@@ -303,8 +302,8 @@ def write_list(number: int, removed: pa.Table, folder: str) -> dict[str, int]:
 
 def find_overlap(folder: str, identifier: str) -> float | None:
     """The share of a document that is reference text, where it was left out for that."""
-    for name in fnmatch.filter(files.list_names(folder), "overlaps_held_out*.parquet"):
-        removed = read_table(f"{folder}/{name}", ["id", "overlap"])
+    for url in list_files(folder, "overlaps_held_out*.parquet"):
+        removed = read_table(url, ["id", "overlap"])
         row = pc.index(removed["id"], pa.scalar(identifier)).as_py()
         if row >= 0:
             return float(removed["overlap"][row].as_py())

@@ -194,7 +194,7 @@ def number_repeated_ids(parts: list[Path]) -> int:
     """Number ids that come again, in the order of the parts: `a`, `a#2`, `a#3`.
 
     A part that needs it is written again. Returns how many ids were given a number. Past one
-    machine's memory Spark does the same (`repeated_ids`).
+    machine's memory Spark does the same (`job.number_repeated_ids`).
     """
     ids = [_read_ids(part) for part in parts]
     together = pa.chunked_array(ids, pa.string())

@@ -10,24 +10,29 @@ Run as a program: `python -m spark_jobs.read.job --spec spec.json`.
 
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from artifacts.cache import read_cached
 from artifacts.errors import UserError, make_command
+from artifacts.numbers import run_starts
 from artifacts.program.entry import run_program
 from artifacts.progress import Report
 from artifacts.storage import files
 from artifacts.storage.files import scratch_folder
-from spark_jobs.read.chunk_files import ChunkRecord
+from spark_jobs.read.chunk_files import ChunkRecord, UniqueIds, change_ids
 from spark_jobs.read.files.streams import ListedFile, SourceChanged
 from spark_jobs.read.opened import OpenedSource, SkippedFiles
-from spark_jobs.read.repeated_ids import number_repeated_ids
 from spark_jobs.read.settings import RawCorpusSettings, Source
 from spark_jobs.read.snapshot import (
     Records,
@@ -37,6 +42,7 @@ from spark_jobs.read.snapshot import (
     listed_chunk,
     snapshot_stats,
 )
+from spark_jobs.runtime.parquet import RowLocation
 from spark_jobs.runtime.session import measured, session
 from spark_jobs.runtime.tasks import Work, map_tasks
 
@@ -171,6 +177,67 @@ def _lay_out(item: tuple[str, str], cache: str) -> dict[str, Any]:
             f"lost: {make_command('raw_corpus')}"
         )
     files.write(part, bytes(content), sync=False)
+    return {}
+
+
+_ID_SCHEMA = pa.schema([("part", pa.int64()), ("row", pa.int64()), ("id", pa.string())])
+_CHANGED_SCHEMA = pa.schema([("row", pa.int64()), ("id", pa.string())])
+_ENDINGS = "(#[0-9]+)+$"
+
+
+def number_repeated_ids(work: Work, parts: list[str], report: Report) -> int:
+    """Number ids that come again, over any number of documents; returns how many were.
+
+    It gives what `chunk_files.number_repeated_ids` gives in the memory of one process. An id that
+    comes again becomes `a#2`, and if that is taken `a#2#2`: so only ids that are the same without
+    such endings have to do with each other. They are a family, and one task goes through it in the
+    snapshot's order.
+    """
+    ids = work.over_parts(parts, _read_ids, _ID_SCHEMA)
+    families = ids.withColumn("family", F.xxhash64(F.regexp_replace("id", _ENDINGS, "")))
+    ordered = families.repartition("family").sortWithinPartitions("family", "part", "row")
+    changes = ordered.mapInArrow(_changes, from_arrow_schema(_ID_SCHEMA))
+    changed = work.by_part(changes, _CHANGED_SCHEMA, "numbering ids that come again")
+    items = [(parts[number], place) for number, place in changed.places.items()]
+    map_tasks(work.spark, "writing numbered ids", items, _write_numbered, report)
+    return changed.count
+
+
+def _read_ids(number: int, part: str) -> pa.Table:
+    with files.open_file(part) as file:
+        ids = pq.ParquetFile(file, page_checksum_verification=True).read(["id"])["id"]
+    places = [np.full(len(ids), number), np.arange(len(ids))]
+    return pa.Table.from_arrays([*map(pa.array, places), ids], schema=_ID_SCHEMA)
+
+
+def _changes(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Of ids in the order of families and places, those that come again, as they are numbered."""
+    family, unique = None, UniqueIds()
+    for batch in batches:
+        families = batch["family"].to_numpy()
+        changed: list[dict[str, Any]] = []
+        for place in _not_alone(families):
+            if families[place] != family:
+                family, unique = families[place], UniqueIds()
+            for _, numbered in unique.changes([batch["id"][place].as_py()]):
+                row = {name: batch[name][place].as_py() for name in ("part", "row")}
+                changed.append(row | {"id": numbered})
+        yield pa.RecordBatch.from_pylist(changed, _ID_SCHEMA)
+
+
+def _not_alone(families: np.ndarray) -> list[int]:
+    """Places of the ids whose family has others, as far as a batch tells."""
+    starts = run_starts(families)
+    alone = starts & np.append(starts[1:], False)
+    # The batch before may have ended with the first one's family.
+    alone[:1] = False
+    return np.flatnonzero(~alone).tolist()
+
+
+def _write_numbered(item: tuple[str, RowLocation]) -> dict[str, Any]:
+    part, place = item
+    rows = place.read()
+    change_ids(part, dict(zip(rows["row"].to_pylist(), rows["id"].to_pylist(), strict=True)))
     return {}
 
 

@@ -77,22 +77,26 @@ class Part:
         return digest.hexdigest()
 
 
+def list_files(folder: str, pattern: str = PART_NAMES) -> list[str]:
+    """The files of a folder whose names match, in order; none where there is no folder."""
+    return [f"{folder}/{name}" for name in fnmatch.filter(files.list_names(folder), pattern)]
+
+
 def find_parts(url: str, columns: list[str], asset: str) -> list[Part]:
     """The parts of a corpus folder in a fixed order.
 
     Raises:
         UserError: the folder holds no `part-*.parquet`, one is damaged or lacks a column.
     """
-    names = fnmatch.filter(files.list_names(url), PART_NAMES)
-    if not names:
+    urls = list_files(url)
+    if not urls:
         raise UserError(
             f"{url} holds no part-*.parquet files, so there is no `{asset}` to read. Make it with: "
             f"{make_command(asset)}"
         )
     parts_of = partial(_parts_of, columns=columns, asset=asset)
     with ThreadPoolExecutor(READERS) as readers:
-        found = readers.map(parts_of, [f"{url}/{name}" for name in names])
-        return list(itertools.chain.from_iterable(found))
+        return list(itertools.chain.from_iterable(readers.map(parts_of, urls)))
 
 
 def _parts_of(file: str, columns: list[str], asset: str) -> list[Part]:
@@ -131,8 +135,7 @@ def open_parts(folders: Sequence[str], columns: Sequence[str]) -> "Dataset":
     """
     from pyarrow.dataset import ParquetFileFormat, ParquetFragmentScanOptions, dataset
 
-    names = [f"{one}/{n}" for one in folders for n in sorted(files.list_names(one))]
-    parts = [files.resolve(name)[1] for name in fnmatch.filter(names, f"*/{PART_NAMES}")]
+    parts = [files.resolve(url)[1] for folder in folders for url in list_files(folder)]
     schema = pa.schema([(column, pa.string()) for column in columns])
     checked = ParquetFragmentScanOptions(page_checksum_verification=True)
     parquet = ParquetFileFormat(default_fragment_scan_options=checked)
@@ -272,11 +275,10 @@ def find_rows(url: str, which: "Expression", columns: list[str], most: int) -> l
     rule them out."""
     from pyarrow.dataset import dataset
 
-    names = fnmatch.filter(files.list_names(url), PART_NAMES)
-    if not names:
+    parts = [files.resolve(part)[1] for part in list_files(url)]
+    if not parts:
         return []
-    filesystem, folder = files.resolve(url)
-    corpus = dataset([f"{folder}/{name}" for name in names], filesystem=filesystem)
+    corpus = dataset(parts, filesystem=files.resolve(url)[0])
     found: list[dict[str, Any]] = corpus.head(most, columns=columns, filter=which).to_pylist()
     return found
 

@@ -3,7 +3,6 @@
 import hashlib
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache, partial
 
 import numpy as np
@@ -47,32 +46,14 @@ CUT = "cut"
 """Among the reasons why examples are left out: those that are used in part."""
 
 
-@dataclass(frozen=True)
-class DocumentCache:
-    """Where tokens and n-grams of documents are cached, part by part.
-
-    By document, since other documents of a part may be copies of other parts' next time. For 1 GB
-    of text, cached tokens spare 9 s of one core with gigatoken and 440 s with Hugging Face.
-    """
-
-    folder: str | None
-    tokens: str
-    """Key of `artifacts.cache.cache_key`, but for the part."""
-    overlaps: PartOverlaps
-
-    @classmethod
-    def of(
-        cls, folder: str | None, files: TokenizerFiles, engine: Engine, plan: ShardPlan
-    ) -> "DocumentCache":
-        """The keys for a tokenizer and a plan."""
-        tokens = tokens_key(files, engine, (plan.start_token_id, plan.end_token_id), plan)
-        return cls(folder, tokens, PartOverlaps.of(plan.decontamination.ngram_size, folder))
-
-
 def tokens_key(
     files: TokenizerFiles, backend: Engine, ends: tuple[int, int], plan: ShardPlan | None = None
 ) -> str:
-    """The cache's key of tokens, but for the part; backends never share an entry."""
+    """The cache's key of tokens, but for the part; backends never share an entry.
+
+    Tokens are cached by document, since other documents of a part may be copies of other parts'
+    next time. For 1 GB of text they spare 9 s of one core with gigatoken, 440 s with Hugging Face.
+    """
     libraries = {"gigatoken": ["gigatoken", "awkward"], "hugging_face": ["tokenizers"]}
     return cache_key(
         "tokens",
@@ -91,9 +72,14 @@ def tokenize_part(
     files: TokenizerFiles,
     engine: Engine,
     plan: ShardPlan,
-    cache: DocumentCache,
+    key: str,
+    overlaps: PartOverlaps,
 ) -> list[NumberedRows]:
     """Tokenize a part, given with its number, which `plan.references` knows.
+
+    Args:
+        key: of `tokens_key`.
+        overlaps: by which documents are compared with reference text.
 
     Returns:
         Documents (`SENT_SCHEMA`) for their shards, those that overlap too much with reference text
@@ -101,7 +87,7 @@ def tokenize_part(
         used, `CUT` to how many were cut.
     """
     tokenizer = partial(_cached_tokenizer, files, engine)
-    documents, removed = _documents_of(*part, cache, tokenizer, plan)
+    documents, removed = _documents_of(*part, key, overlaps, tokenizer, plan)
     left_out = documents["left_out"]
     counts = Counter(left_out.filter(left_out.is_valid()).to_pylist())
     documents = documents.filter(left_out.is_null())
@@ -122,7 +108,8 @@ def _as(rows: pa.Table, schema: pa.Schema) -> pa.Table:
 def _documents_of(
     number: int,
     part: Part,
-    cached: DocumentCache,
+    key: str,
+    overlaps: PartOverlaps,
     tokenizer: Callable[[], DocumentTokenizer],
     plan: ShardPlan,
 ) -> tuple[pa.Table, pa.Table]:
@@ -141,13 +128,13 @@ def _documents_of(
         _refuse_plain_text(documents.take(places), lines, plan)
         return _tokenize_examples(chosen, lines, tokenizer(), plan)
 
-    tokens = cached_rows(cached.folder, entry_key(cached.tokens, name), ids, tokenize)
+    tokens = cached_rows(overlaps.ngrams.folder, entry_key(key, name), ids, tokenize)
     for column in tokens.schema.names:
         documents = documents.append_column(column, tokens[column])
     found = np.zeros(len(ids))
     if plan.references:
         references = plan.references.of_part(number)
-        found = cached.overlaps.of_documents(name, ids, texts, references)
+        found = overlaps.of_documents(name, ids, texts, references)
     return _choose(documents, found, plan)
 
 

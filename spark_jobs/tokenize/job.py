@@ -37,7 +37,7 @@ from spark_jobs.decontaminate.references import (
 from spark_jobs.runtime.parquet import SAMPLED, Part, find_parts, spread
 from spark_jobs.runtime.session import measured, session
 from spark_jobs.settings import HELD_OUT_IN_MEMORY, TokenizedShardsSettings
-from spark_jobs.tokenize.documents import CUT, DocumentCache, tokenize_part
+from spark_jobs.tokenize.documents import CUT, tokenize_part, tokens_key
 from spark_jobs.tokenize.examples import ExampleTokenizer, check_template, find_labels
 from spark_jobs.tokenize.shards import ShardPlan, count_receivers, receive, shuffle
 from spark_jobs.tokenize.survey import CorpusSurvey, count_shards, plan_mixing, survey_parts
@@ -118,7 +118,8 @@ def _run(
         files=files,
         engine=engine,
         plan=plan,
-        cache=DocumentCache.of(spec.cache, files, engine, plan),
+        key=tokens_key(files, engine, (plan.start_token_id, plan.end_token_id), plan),
+        overlaps=PartOverlaps.of(plan.decontamination.ngram_size, spec.cache),
     )
     write = partial(receive, plan=plan)
     records = shuffle(spark, parts, tokenize, write, count_receivers(plan), report)

@@ -1,7 +1,6 @@
 """The store: nothing half-written is ever read, and nothing is made twice."""
 
 import errno
-import json
 import multiprocessing
 import os
 import stat
@@ -33,39 +32,6 @@ def store(tmp_path: Path) -> Store:
     return Store(str(tmp_path / "store"))
 
 
-def test_an_artifact_lists_its_files_with_sizes_and_checksums(store: Store) -> None:
-    artifact, made = store.make(identity(), write_hello)
-
-    assert made
-    (entry,) = artifact.manifest.files
-    assert (entry.path, entry.bytes) == ("part/a.txt", 5)
-    assert entry.sha256.startswith("2cf24dba")
-    assert store.load("corpus", artifact.fingerprint).stats == {"documents": 1}
-
-
-def test_making_an_existing_artifact_builds_nothing(store: Store) -> None:
-    store.make(identity(), write_hello)
-
-    def refuse(draft: Draft) -> None:
-        raise AssertionError("built twice")
-
-    artifact, made = store.make(identity(), refuse)
-    assert not made and artifact.stats == {"documents": 1}
-
-
-def test_without_its_manifest_an_artifact_does_not_exist(store: Store) -> None:
-    def fail_after_writing(draft: Draft) -> None:
-        write_hello(draft)
-        raise RuntimeError("killed")
-
-    with pytest.raises(RuntimeError):
-        store.make(identity(), fail_after_writing)
-
-    assert store.find(identity()) is None
-    with pytest.raises(MissingArtifact, match=r'--select "\*corpus"'):
-        store.load("corpus", identity().fingerprint)
-
-
 def test_what_an_interrupted_maker_left_is_gone_from_the_next_one(store: Store) -> None:
     leftover = Path(store.folder_url("corpus", identity().fingerprint)) / "leftover.bin"
     leftover.parent.mkdir(parents=True)
@@ -75,22 +41,6 @@ def test_what_an_interrupted_maker_left_is_gone_from_the_next_one(store: Store) 
 
     assert [entry.path for entry in artifact.manifest.files] == ["part/a.txt"]
     assert not leftover.exists()
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda path: path.write_text("hellO"), "has another checksum"),
-        (lambda path: path.write_text("hell"), "has 4 bytes, not 5"),
-        (lambda path: path.unlink(), "is absent"),
-    ],
-)
-def test_damage_is_found_and_named(store: Store, damage, message: str) -> None:  # type: ignore[no-untyped-def]
-    artifact, _ = store.make(identity(), write_hello)
-    damage(artifact.path / "part" / "a.txt")
-
-    with pytest.raises(DamagedArtifact, match=f"part/a.txt {message}"):
-        artifact.verify()
 
 
 @pytest.mark.fault("store", "manifest cannot be read", sees="the file", then="nothing is used")
@@ -182,21 +132,6 @@ def test_adopting_copies_nothing_and_verifies(store: Store, tmp_path: Path) -> N
     assert adopted.path == elsewhere
     folder = Path(store.folder_url("corpus", identity().fingerprint))
     assert [path.name for path in folder.iterdir()] == ["manifest.json"]
-
-
-def test_the_pipeline_record_keeps_what_was_before(store: Store) -> None:
-    pipeline = Pipeline(store, "docs")
-    first, _ = store.make(identity(1), write_hello)
-    second, _ = store.make(identity(2), write_hello)
-    pipeline.advance(first)
-    pipeline.advance(second)
-    pipeline.advance(second)
-
-    history = json.loads((Path(store.root) / "pipelines" / "docs.json").read_text())
-    corpus = history["assets"]["corpus"]
-    assert corpus["current"]["fingerprint"] == second.fingerprint
-    assert [entry["fingerprint"] for entry in corpus["previous"]] == [first.fingerprint]
-    assert pipeline.explain_change(identity(3)) == ["settings.steps: 2 -> 3"]
 
 
 def test_a_missing_input_names_the_command_that_makes_it(store: Store) -> None:

@@ -95,9 +95,12 @@ def test_pipeline_record_keeps_current_and_previous(any_store: Store) -> None:
     second, _ = any_store.make(IDENTITY.model_copy(update={"code_version": "2"}), build_by_url)
     record.advance(first)
     record.advance(second)
+    record.advance(second)
     history = record.history().assets["clean_corpus"]
     assert history.current.fingerprint == second.fingerprint
     assert [entry.fingerprint for entry in history.previous] == [first.fingerprint]
+    third = IDENTITY.extend(settings={"a": 3})
+    assert record.explain_change(third) == ["code version: 2 -> 1", "settings.a: 1 -> 3"]
 
 
 def test_second_manifest_is_refused_by_storage(cloud_root: str) -> None:

@@ -4,7 +4,6 @@ import json
 import random
 from pathlib import Path
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
@@ -230,23 +229,3 @@ def test_a_document_of_200_mb_is_dropped_for_its_length(
 
     assert stats["dropped"] == {"too_long": 1}
     assert documents(tmp_path / "clean").keys() == {"sound"}
-
-
-def test_nul_bytes_and_a_hundred_thousand_empty_documents_are_counted(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    text = "A valve opens before start-up\x00 and closes at the end of the week."
-    table = pa.table(
-        {
-            "id": ["nul", *map(str, range(100_000))],
-            "text": [text, *[""] * 100_000],
-            "source": ["manual"] * 100_001,
-        }
-    )
-    (tmp_path / "raw").mkdir()
-    pq.write_table(table, tmp_path / "raw" / "part-00000.parquet", row_group_size=10_000)
-
-    stats = run(spark, str(tmp_path / "raw"), tmp_path / "clean")
-
-    assert stats["dropped"] == {"empty": 100_000}
-    assert documents(tmp_path / "clean")["nul"]["text"] == text.replace("\x00", "")

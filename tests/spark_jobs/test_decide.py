@@ -15,10 +15,6 @@ from pyspark.sql import SparkSession
 from artifacts.errors import UserError
 from spark_jobs.clean import job as clean
 from spark_jobs.clean.decide import pairs
-from spark_jobs.clean.decide.near_duplicates import Edges, components
-from spark_jobs.clean.decide.pairs import connect
-from spark_jobs.runtime.parquet import PartRows, RowLocation
-from spark_jobs.runtime.tasks import Work
 from spark_jobs.settings import CleanCorpusSettings, SplitSettings
 from tests.spark_jobs.conftest import forget
 from tests.spark_jobs.test_duplicates import edited, families
@@ -220,46 +216,3 @@ def test_a_window_is_found_however_its_rows_are_cut(
         if one < other and key == other_key and cluster != other_cluster
     ]
     assert sorted(found) == sorted(expected)
-
-
-def test_components_are_those_of_a_search_on_one_machine(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    generator = np.random.default_rng(7)
-    path = np.arange(12)
-    star = np.concatenate([[100], generator.permutation(np.arange(101, 200))])
-    loose = generator.integers(300, 400, (60, 2))
-    pairs = np.concatenate(
-        [
-            generator.permutation(np.stack([path[:-1], path[1:]], axis=1)),
-            np.stack([np.full(99, star[50]), np.delete(star, 50)], axis=1),
-            loose[loose[:, 0] != loose[:, 1]],
-        ]
-    )
-    low, high = pairs.min(axis=1), pairs.max(axis=1)
-    work = Work(spark, 400, str(tmp_path), lambda line: None)
-    rows = list(zip(low.tolist(), high.tolist(), strict=True))
-    edges = spark.createDataFrame(rows, "low long, high long")
-
-    found = {row.text: row.cluster for row in connect(work, edges).collect()}
-
-    component = components(Edges(low, high, np.ones(len(low))), 400)
-    smallest = {number: int(np.argmax(component == number)) for number in set(component.tolist())}
-    assert found == {
-        text: smallest[number]
-        for text, number in enumerate(component.tolist())
-        if smallest[number] != text
-    }
-
-
-def test_rows_of_parts_are_cut_into_groups_of_one_size() -> None:
-    rows = PartRows(
-        {2: RowLocation("b", 0, 5), 0: RowLocation("a", 0, 3), 5: RowLocation("b", 1, 4)}
-    )
-
-    groups = [
-        [(number, first, last) for number, _, first, last in group] for group in rows.groups(4)
-    ]
-
-    assert groups == [[(0, 0, 3), (2, 0, 1)], [(2, 1, 5)], [(5, 0, 4)]]
-    assert rows.count == 12

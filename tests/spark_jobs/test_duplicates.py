@@ -75,29 +75,6 @@ def test_every_edge_is_true_and_hardly_any_is_missed(seed: int) -> None:
     assert connected >= 0.98 * len(pairs)
 
 
-@settings(max_examples=10)
-@given(st.randoms(use_true_random=False))
-def test_clusters_do_not_depend_on_the_order(generator: random.Random) -> None:
-    texts = list(dict.fromkeys(families(8, 5)))
-    shuffled = generator.sample(texts, len(texts))
-
-    def partition(order: list[str]) -> set[frozenset[str]]:
-        component = cluster(order)[0].component
-        return {
-            frozenset(text for text, c in zip(order, component, strict=True) if c == number)
-            for number in set(component.tolist())
-        }
-
-    assert partition(texts) == partition(shuffled)
-
-
-def test_texts_with_one_shingle_set_are_duplicates() -> None:
-    # The same five-word n-grams, a different number of times: no exact copies, one shingle set.
-    once, twice = "a b c d e a b c d e", "a b c d e a b c d e a b c d e"
-
-    assert len(set(cluster([once, twice])[0].component.tolist())) == 1
-
-
 def test_a_large_bucket_stays_affordable_and_complete() -> None:
     generator = random.Random(1)
     body = " ".join(f"w{number}" for number in range(200))
@@ -120,14 +97,6 @@ def test_documents_of_a_bucket_may_be_like_each_other_and_not_like_its_first() -
 
     assert found.component[1] == found.component[2] != found.component[0]
     assert found.candidates == found.verified == 3
-
-
-def test_no_documents_and_one_document_are_no_special_case() -> None:
-    assert len(cluster(["a b c d e f"])[0].component) == 1
-    empty = find_near_duplicates(
-        np.empty((0, 21), np.uint64), lambda pairs: np.empty(len(pairs)), THRESHOLD
-    )
-    assert len(empty.component) == 0
 
 
 @pytest.mark.soak

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jobs.clean.prepare import Bands, band_keys, derive_bands, signatures
+from spark_jobs.clean.prepare import Bands, derive_bands, signatures
 from spark_jobs.text import fold, shingle, sum_words
 
 WORDS = 5
@@ -30,17 +30,6 @@ def test_shingle_sets_have_the_similarity_of_the_word_sets(texts: list[list[str]
         for other_text, other in zip(folded, sets, strict=True):
             assert len(one & other) == len(defined(text) & defined(other_text))
             assert len(one | other) == len(defined(text) | defined(other_text))
-
-
-@given(st.lists(words, min_size=2, max_size=6))
-def test_a_signature_depends_on_its_own_text_alone(texts: list[list[str]]) -> None:
-    folded = [fold(" ".join(text)) for text in texts]
-    together = signatures(shingle(sum_words(folded), WORDS), 24)
-
-    for number, text in enumerate(folded):
-        assert np.array_equal(
-            signatures(shingle(sum_words([text]), WORDS), 24)[0], together[number]
-        )
 
 
 def test_signatures_estimate_the_similarity() -> None:
@@ -69,13 +58,3 @@ def test_bands_find_nearly_every_pair_at_the_threshold(threshold: float) -> None
     assert bands.candidate_probability(threshold) >= 0.995
     coarser = Bands(126 // (bands.rows + 1), bands.rows + 1)
     assert coarser.candidate_probability(threshold) < 0.995
-
-
-def test_equal_band_keys_mean_equal_rows() -> None:
-    signature = np.random.default_rng(0).integers(0, 2, (200, 12), np.uint32)
-    bands = Bands(4, 3)
-    keys = band_keys(signature, bands)
-
-    for band in range(4):
-        rows = [tuple(row) for row in signature[:, 3 * band : 3 * band + 3]]
-        assert len(set(rows)) == len(set(keys[:, band].tolist()))

@@ -58,13 +58,3 @@ def test_texts_that_were_compared_are_not_read_again(tmp_path: Path) -> None:
     assert find_overlaps(tmp_path / "cache", TEXTS[1:], fewer, may_read=False) == first[1:]
     assert find_overlaps(tmp_path / "cache", TEXTS, more, may_read=False) > first
     assert find_overlaps(tmp_path / "cache", TEXTS, fewer, may_read=False) == first
-
-
-def test_an_entry_without_the_references_it_names_is_made_again(tmp_path: Path) -> None:
-    cache = tmp_path / "cache"
-    fewer, more = written(TEXTS[:2], tmp_path), written(TEXTS[:4], tmp_path)
-    find_overlaps(cache, TEXTS, fewer)
-    for entry in cache.glob(f"*-{fewer.name}"):
-        entry.unlink()
-
-    assert find_overlaps(cache, TEXTS, more) == find_overlaps(None, TEXTS, more)

@@ -6,7 +6,6 @@ what both work with: the small columns of prepared documents, how alike two text
 of the copies that were dropped, each with the document that it was found a copy of.
 """
 
-import fnmatch
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -21,11 +20,17 @@ from pyspark.sql import SparkSession
 
 from artifacts.numbers import sorted_unique
 from artifacts.progress import Report
-from artifacts.storage import files
 from spark_jobs.clean.forgotten import FORGOTTEN, SIMILAR, ForgottenTexts
 from spark_jobs.clean.history import History, codes_of
 from spark_jobs.clean.prepare import PreparedPart
-from spark_jobs.runtime.parquet import Part, PartRows, RowLocation, read_table, write_table
+from spark_jobs.runtime.parquet import (
+    Part,
+    PartRows,
+    RowLocation,
+    list_files,
+    read_table,
+    write_table,
+)
 from spark_jobs.runtime.tasks import map_tasks
 from spark_jobs.settings import CleanCorpusSettings
 from spark_jobs.text import fold, shingle, sum_words
@@ -297,7 +302,7 @@ def _write_file(
 def find_duplicates(clean_corpus: str, column: str, values: pa.Array) -> pa.Table:
     """The dropped copies that have one of some values in a column; rows of `DUPLICATE_SCHEMA`."""
     found = [DUPLICATE_SCHEMA.empty_table()]
-    for name in fnmatch.filter(files.list_names(clean_corpus), "duplicates*.parquet"):
-        copies = read_table(f"{clean_corpus}/{name}", DUPLICATE_SCHEMA.names)
+    for url in list_files(clean_corpus, "duplicates*.parquet"):
+        copies = read_table(url, DUPLICATE_SCHEMA.names)
         found.append(copies.filter(pc.is_in(copies[column], values)).cast(DUPLICATE_SCHEMA))
     return pa.concat_tables(found)

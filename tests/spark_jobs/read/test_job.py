@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from artifacts.errors import UserError
 from artifacts.storage import files
-from spark_jobs.read import chunk_files, job, opened, repeated_ids
+from spark_jobs.read import chunk_files, job, opened
 from spark_jobs.read.chunk_files import open_parquet
 from spark_jobs.read.document import Document, to_table
 from spark_jobs.read.job import bytes_in_buckets, plan_tasks
@@ -213,7 +213,7 @@ def test_ids_are_numbered_alike_in_memory_and_by_spark(spark: SparkSession, tmp_
         by_spark = list(map(str, write(tmp_path / f"spark-{turn}")))
         work = Work(spark, 400, str(tmp_path / f"scratch-{turn}"), print)
 
-        assert repeated_ids.number_repeated_ids(work, by_spark, print) == expected > 0
+        assert job.number_repeated_ids(work, by_spark, print) == expected > 0
         made = files_below(tmp_path / f"spark-{turn}")
         assert made == files_below(tmp_path / f"memory-{turn}")
         ids = [pq.read_table(path)["id"].to_pylist() for path in by_spark]

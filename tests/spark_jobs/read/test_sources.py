@@ -24,11 +24,6 @@ def test_a_range_names_every_number_once(first: int, more: int) -> None:
     assert expand_braces(f"a/{{{first}..{first + more}}}-of-9.gz") == expected
 
 
-def test_lists_ranges_and_leading_zeros_combine() -> None:
-    assert expand_braces("{a,b}{08..10}") == ["a08", "a09", "a10", "b08", "b09", "b10"]
-    assert expand_braces("plain") == ["plain"]
-
-
 @pytest.mark.parametrize(
     ("path", "message"),
     [
