@@ -53,15 +53,7 @@ from spark_jobs.clean.prepare import EXAMPLE_COLUMN, prepare_parts, prepare_rows
 from spark_jobs.clean.repeated import REPEATED, trim_repeats
 from spark_jobs.clean.write import CLEAN_SCHEMA, write_part, writing_key
 from spark_jobs.decontaminate.overlap import save_evaluation_ngrams
-from spark_jobs.runtime.parquet import (
-    RAW_COLUMNS,
-    SAMPLED,
-    PartRows,
-    find_parts,
-    find_rows,
-    spread,
-    write_table,
-)
+from spark_jobs.runtime import parquet
 from spark_jobs.runtime.session import measured, session
 from spark_jobs.runtime.tasks import map_tasks
 from spark_jobs.settings import DOCUMENTS_IN_MEMORY, CleanCorpusSettings
@@ -131,7 +123,7 @@ def _run(spark: SparkSession, spec: CleanSpec, scratch: str, report: Report) -> 
     settings = spec.settings
     # First of all, since nothing is to be made while a file of them is damaged.
     signatures = read_signatures(spec.forgotten.signatures)
-    raw = find_parts(spec.raw_corpus, RAW_COLUMNS, "raw_corpus")
+    raw = parquet.find_parts(spec.raw_corpus, parquet.RAW_COLUMNS, "raw_corpus")
     history = read_history(spec.earlier)
     ngrams = save_evaluation_ngrams(spec.evaluation_texts, scratch, settings.decontamination)
     decided = [field for field in CLEAN_SCHEMA if field.name in DECIDED_SCHEMA.names]
@@ -190,7 +182,7 @@ def _run(spark: SparkSession, spec: CleanSpec, scratch: str, report: Report) -> 
         f"{outcome.verified:,} of them compared, {outcome.near_copies:,} near-copies"
     )
     stats = corpus_stats(outcome, settings) | {"past": outcome.left.count}
-    changed = PartRows({})
+    changed = parquet.PartRows({})
     if settings.repeated_spans.action != "ignore":
         trimmed = trim_repeats(run, outcome, parts, spec.output)
         outcome, changed, stats = trimmed.outcome, trimmed.texts, trimmed.stats(stats)
@@ -198,7 +190,7 @@ def _run(spark: SparkSession, spec: CleanSpec, scratch: str, report: Report) -> 
     if history:
         write_past(spark, history, outcome.left, f"{spec.output}/{PAST_FOLDER}", report)
     if similar.num_rows:
-        write_table(f"{spec.output}/{SIMILAR_NAME}", similar)
+        parquet.write_table(f"{spec.output}/{SIMILAR_NAME}", similar)
         report(
             f"{similar.num_rows:,} documents are left out, since they hold text that was "
             f"forgotten: {tell_similar(similar)}"
@@ -292,7 +284,7 @@ def _nothing_left(dropped: dict[str, int], settings: CleanCorpusSettings) -> str
 def _write(
     run: DecisionContext,
     outcome: DecidedDocuments,
-    changed: PartRows,
+    changed: parquet.PartRows,
     parts: list[DocumentPart],
     output: str,
 ) -> dict[str, dict[str, int]]:
@@ -349,20 +341,25 @@ def compare_documents(spec: CleanSpec, clean_corpus: str) -> Iterator[tuple[str,
     be one of a template's many texts, which are not on record.
     """
     settings = spec.settings
-    raw = spread(
-        find_parts(spec.raw_corpus, RAW_COLUMNS, "raw_corpus"), [*RAW_COLUMNS, EXAMPLE_COLUMN]
+    raw = parquet.spread(
+        parquet.find_parts(spec.raw_corpus, parquet.RAW_COLUMNS, "raw_corpus"),
+        [*parquet.RAW_COLUMNS, EXAMPLE_COLUMN],
     )
-    raw = raw.take(pc.sort_indices(pc.string_is_ascii(raw["text"]).cast("int8"))).slice(0, SAMPLED)
+    raw = raw.take(pc.sort_indices(pc.string_is_ascii(raw["text"]).cast("int8"))).slice(
+        0, parquet.SAMPLED
+    )
     with tempfile.TemporaryDirectory() as folder:
         ngrams = save_evaluation_ngrams(spec.evaluation_texts, folder, settings.decontamination)
         prepared = prepare_rows(raw, settings, ngrams)
     columns = ["text", *(name for name, _ in label_fields(settings.classifiers))]
     ids = raw["id"].combine_chunks()
-    found = find_rows(clean_corpus, pc.field("id").isin(ids), ["id", *columns], SAMPLED)
+    found = parquet.find_rows(
+        clean_corpus, pc.field("id").isin(ids), ["id", *columns], parquet.SAMPLED
+    )
     kept = {row["id"]: [row[name] for name in columns] for row in found}
     copies = set(find_duplicates(clean_corpus, "id", ids)["id"].to_pylist())
     cut = pc.field("id").isin(ids) & (pc.field("fate") != "counted")
-    trimmed = find_rows(f"{clean_corpus}/{REPEATED}", cut, ["id"], 100 * SAMPLED)
+    trimmed = parquet.find_rows(f"{clean_corpus}/{REPEATED}", cut, ["id"], 100 * parquet.SAMPLED)
     passed_over = {*spec.forgotten.ids, *(row["id"] for row in trimmed)}
     passed_over.update(read_similar(clean_corpus)["id"].to_pylist())
     for row in prepared.to_pylist():

@@ -11,13 +11,7 @@ import pyarrow as pa
 
 from artifacts.errors import UserError, has_control_characters
 from artifacts.examples import Example, find_fault, plain_text, read_example, write_example
-from spark_jobs.read.settings import (
-    ConversationColumns,
-    ExampleColumns,
-    LabeledColumns,
-    PairColumns,
-    PreferenceColumns,
-)
+from spark_jobs.read import settings
 
 EXAMPLES = 5
 """First ones that are named, of each source and reason."""
@@ -143,17 +137,17 @@ ALPACA_WITH_INPUT = (
 """The prompts of Stanford Alpaca (Taori and others, 2023)."""
 
 
-def take_example(look: Look, columns: ExampleColumns, place: str) -> str | Fault:
+def take_example(look: Look, columns: settings.ExampleColumns, place: str) -> str | Fault:
     """The example of a row as `artifacts.examples.write_example` writes it, or its fault.
 
     Args:
         place: the row, for people.
     """
-    if isinstance(columns, ConversationColumns):
+    if isinstance(columns, settings.ConversationColumns):
         found = _conversation(look, columns)
-    elif isinstance(columns, PairColumns):
+    elif isinstance(columns, settings.PairColumns):
         found = _texts(look, {"input": columns.document_column, "target": columns.summary_column})
-    elif isinstance(columns, PreferenceColumns):
+    elif isinstance(columns, settings.PreferenceColumns):
         found = _preference(look, columns)
     else:
         found = _labeled(look, columns)
@@ -172,7 +166,7 @@ def _texts(look: Look, keys: dict[str, str]) -> Example | str:
     return found
 
 
-def _labeled(look: Look, columns: LabeledColumns) -> Example | str:
+def _labeled(look: Look, columns: settings.LabeledColumns) -> Example | str:
     label = look(columns.label_column)
     if isinstance(label, bool) or not isinstance(label, str | int):
         return f"no class, a word or a whole number, under the key {columns.label_column!r}"
@@ -180,7 +174,7 @@ def _labeled(look: Look, columns: LabeledColumns) -> Example | str:
     return found if isinstance(found, str) else found | {"label": str(label)}
 
 
-def _conversation(look: Look, columns: ConversationColumns) -> Example | str:
+def _conversation(look: Look, columns: settings.ConversationColumns) -> Example | str:
     if columns.layout == "messages":
         return _messages(look(columns.messages_column), columns.messages_column)
     if columns.layout == "prompt_answer":
@@ -198,7 +192,7 @@ def _conversation(look: Look, columns: ConversationColumns) -> Example | str:
     return {"messages": [{"role": role, "content": found[role]} for role in roles]}
 
 
-def _preference(look: Look, columns: PreferenceColumns) -> Example | str:
+def _preference(look: Look, columns: settings.PreferenceColumns) -> Example | str:
     keys = {"chosen": columns.chosen_column, "rejected": columns.rejected_column}
     if columns.layout == "answers":
         found = _texts(look, {"prompt": columns.prompt_column} | keys)

@@ -30,18 +30,11 @@ from artifacts.program.entry import run_program
 from artifacts.progress import Report
 from artifacts.storage import files
 from artifacts.storage.files import scratch_folder
+from spark_jobs.read import snapshot
 from spark_jobs.read.chunk_files import ChunkRecord, UniqueIds, change_ids
 from spark_jobs.read.files.streams import ListedFile, SourceChanged
 from spark_jobs.read.opened import OpenedSource, SkippedFiles
 from spark_jobs.read.settings import RawCorpusSettings, Source
-from spark_jobs.read.snapshot import (
-    Records,
-    copy_source,
-    file_names,
-    judge_source,
-    listed_chunk,
-    snapshot_stats,
-)
 from spark_jobs.runtime.parquet import RowLocation
 from spark_jobs.runtime.session import measured, session
 from spark_jobs.runtime.tasks import Work, map_tasks
@@ -107,7 +100,7 @@ def plan_tasks(
             chunks, unread = opened[source.name].chunks, opened[source.name].unread
             to_copy = SourceToCopy(source=source, chunks=chunks.files or [], unread=unread)
             if chunks.files is None:
-                to_copy.records = copy_source(chunks, source, Path(scratch), cache)
+                to_copy.records = snapshot.copy_source(chunks, source, Path(scratch), cache)
             sources.append(to_copy)
     return ReadSpec(sources=sources, output=output, cache=cache)
 
@@ -129,9 +122,9 @@ def run(spark: SparkSession, spec: ReadSpec, report: Report = print) -> dict[str
         return changed
     records = _by_source(spec, copied)
     for one in spec.sources:
-        judge_source(one.source, records[one.source.name])
-    stats = snapshot_stats(records, [one.unread for one in spec.sources])
-    names = file_names(records)
+        snapshot.judge_source(one.source, records[one.source.name])
+    stats = snapshot.snapshot_stats(records, [one.unread for one in spec.sources])
+    names = snapshot.file_names(records)
     lay_out = partial(_lay_out, cache=spec.cache)
     parts = [f"{spec.output}/part-{number:05d}.parquet" for number in range(len(names))]
     places = list(zip(names, parts, strict=True))
@@ -142,10 +135,10 @@ def run(spark: SparkSession, spec: ReadSpec, report: Report = print) -> dict[str
     return stats | {"repeated_ids": repeated}
 
 
-def _by_source(spec: ReadSpec, copied: list[dict[str, Any]]) -> Records:
+def _by_source(spec: ReadSpec, copied: list[dict[str, Any]]) -> snapshot.Records:
     """The records of the chunks that were read before, and of those that tasks have copied."""
     left = iter(copied)
-    records: Records = {}
+    records: snapshot.Records = {}
     for one in spec.sources:
         of_tasks = [ChunkRecord.model_validate(next(left)) for _ in one.chunks]
         records[one.source.name] = one.records + of_tasks
@@ -157,7 +150,9 @@ def _copy_chunk(item: tuple[Source, list[ListedFile]], cache: str) -> dict[str, 
     source, listed = item
     try:
         with tempfile.TemporaryDirectory() as folder:
-            (record,) = copy_source(listed_chunk(source, listed), source, Path(folder), cache)
+            (record,) = snapshot.copy_source(
+                snapshot.listed_chunk(source, listed), source, Path(folder), cache
+            )
     except SourceChanged as error:
         # Doing the task again would not help.
         return {CHANGED: str(error)}

@@ -12,14 +12,9 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from spark_jobs.runtime.session import (
-    CLASS_ARCHIVE,
-    end_local_session,
-    local_conf,
-    prepare_environment,
-)
+from spark_jobs.runtime import session
 
-_JAVA_ARCHIVE = CLASS_ARCHIVE.with_name("java.jsa")
+_JAVA_ARCHIVE = session.CLASS_ARCHIVE.with_name("java.jsa")
 """Java's own classes, which the bundled Java comes without; Spark's lie on top of them."""
 
 
@@ -29,21 +24,21 @@ def make() -> None:
     Raises:
         subprocess.CalledProcessError: Java could not write it.
     """
-    prepare_environment()
-    CLASS_ARCHIVE.parent.mkdir(parents=True, exist_ok=True)
-    for path in (CLASS_ARCHIVE, _JAVA_ARCHIVE):
+    session.prepare_environment()
+    session.CLASS_ARCHIVE.parent.mkdir(parents=True, exist_ok=True)
+    for path in (session.CLASS_ARCHIVE, _JAVA_ARCHIVE):
         path.unlink(missing_ok=True)
     java = f"{os.environ['JAVA_HOME']}/bin/java"
     dump = ["-Xshare:dump", "-XX:+UseSerialGC", f"-XX:SharedArchiveFile={_JAVA_ARCHIVE}"]
     subprocess.run([java, *dump], check=True, capture_output=True)
-    with tempfile.TemporaryDirectory(dir=CLASS_ARCHIVE.parent) as folder:
-        new = Path(folder) / CLASS_ARCHIVE.name
+    with tempfile.TemporaryDirectory(dir=session.CLASS_ARCHIVE.parent) as folder:
+        new = Path(folder) / session.CLASS_ARCHIVE.name
         _use_spark(f"-XX:SharedArchiveFile={_JAVA_ARCHIVE} -XX:ArchiveClassesAtExit={new}", folder)
-        new.rename(CLASS_ARCHIVE)
+        new.rename(session.CLASS_ARCHIVE)
 
 
 def _use_spark(java_options: str, folder: str) -> None:
-    conf = local_conf("512m", 2)
+    conf = session.local_conf("512m", 2)
     conf["spark.driver.extraJavaOptions"] += f" {java_options}"
     spark = SparkSession.builder.config(map=conf).getOrCreate()
     path = f"{folder}/rows"
@@ -51,7 +46,7 @@ def _use_spark(java_options: str, folder: str) -> None:
     rows = spark.read.parquet(path)
     mapped = rows.mapInArrow(lambda batches: batches, rows.schema)
     mapped.join(rows.groupBy("k").count(), "k").orderBy("id").collect()
-    end_local_session()
+    session.end_local_session()
 
 
 if __name__ == "__main__":

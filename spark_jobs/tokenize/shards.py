@@ -23,15 +23,7 @@ from pyspark.sql import SparkSession
 from artifacts.examples import Form
 from artifacts.numbers import run_starts, sorted_unique
 from artifacts.progress import Report
-from artifacts.shards.format import (
-    DOCUMENT_SCHEMA,
-    SEGMENT,
-    PackedRows,
-    Split,
-    join_rows,
-    token_dtype,
-    write_shard,
-)
+from artifacts.shards import format
 from artifacts.storage import files
 from spark_jobs.decontaminate.overlap import write_list
 from spark_jobs.decontaminate.references import References
@@ -53,7 +45,9 @@ class DocumentTokens:
     """Where each document begins; documents are not empty."""
 
 
-def concatenate(documents: DocumentTokens, sequence_length: int, padding_id: int) -> PackedRows:
+def concatenate(
+    documents: DocumentTokens, sequence_length: int, padding_id: int
+) -> format.PackedRows:
     """Fill rows with one document after another; what does not fit goes on in the next row.
 
     Only the last row is padded.
@@ -64,16 +58,16 @@ def concatenate(documents: DocumentTokens, sequence_length: int, padding_id: int
     tokens[:total], tokens[total:] = documents.tokens, padding_id
     cuts = sorted_unique(np.concatenate([documents.starts, np.arange(0, total, sequence_length)]))
     number = np.searchsorted(documents.starts, cuts, side="right") - 1
-    segments = np.empty(len(cuts), SEGMENT)
+    segments = np.empty(len(cuts), format.SEGMENT)
     segments["start"] = cuts % sequence_length
     segments["length"] = np.diff(cuts, append=total)
     segments["document"] = number
     segments["offset"] = cuts - documents.starts[number]
     row_offsets = np.searchsorted(cuts, np.arange(rows + 1) * sequence_length)
-    return PackedRows(tokens.reshape(rows, sequence_length), segments, row_offsets)
+    return format.PackedRows(tokens.reshape(rows, sequence_length), segments, row_offsets)
 
 
-def best_fit(documents: DocumentTokens, sequence_length: int, padding_id: int) -> PackedRows:
+def best_fit(documents: DocumentTokens, sequence_length: int, padding_id: int) -> format.PackedRows:
     """Keep every document that fits into a row whole; longer ones are cut into whole rows first.
 
     Each piece, longest first, goes into the fullest row that has room for it: the best-fit
@@ -87,14 +81,14 @@ def best_fit(documents: DocumentTokens, sequence_length: int, padding_id: int) -
     number, offset, length, row_of = (part[order] for part in (number, offset, length, row_of))
     row_offsets = np.searchsorted(row_of, np.arange(rows + 1))
     before = np.cumsum(length) - length
-    segments = np.empty(len(number), SEGMENT)
+    segments = np.empty(len(number), format.SEGMENT)
     segments["start"] = before - before[row_offsets[row_of]]
     segments["length"], segments["document"], segments["offset"] = length, number, offset
     tokens = np.full(rows * sequence_length, padding_id, documents.tokens.dtype)
     within = np.arange(length.sum()) - np.repeat(before, length)
     places = np.repeat(row_of * sequence_length + segments["start"], length) + within
     tokens[places] = documents.tokens[np.repeat(documents.starts[number] + offset, length) + within]
-    return PackedRows(tokens.reshape(rows, sequence_length), segments, row_offsets)
+    return format.PackedRows(tokens.reshape(rows, sequence_length), segments, row_offsets)
 
 
 def _pieces(sizes: np.ndarray, row: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -133,22 +127,24 @@ def _best_fit_rows(lengths: np.ndarray, row: int) -> tuple[np.ndarray, int]:
     return row_of, rows
 
 
-def one_per_row(documents: DocumentTokens, sequence_length: int, padding_id: int) -> PackedRows:
+def one_per_row(
+    documents: DocumentTokens, sequence_length: int, padding_id: int
+) -> format.PackedRows:
     """A row for each document, none of which is longer than that."""
     ends = np.append(documents.starts[1:], len(documents.tokens))
     lengths = ends - documents.starts
     count = len(lengths)
     tokens = np.full((count, sequence_length), padding_id, documents.tokens.dtype)
     tokens[np.arange(sequence_length) < lengths[:, None]] = documents.tokens
-    segments = np.zeros(count, SEGMENT)
+    segments = np.zeros(count, format.SEGMENT)
     segments["length"], segments["document"] = lengths, np.arange(count)
-    return PackedRows(tokens, segments, np.arange(count + 1))
+    return format.PackedRows(tokens, segments, np.arange(count + 1))
 
 
 PACKINGS = {"concatenate": concatenate, "best_fit": best_fit, "one_per_row": one_per_row}
 
 
-def count_cut_documents(rows: PackedRows) -> int:
+def count_cut_documents(rows: format.PackedRows) -> int:
     """How many documents lie in more than one segment."""
     return len(sorted_unique(rows.segments["document"][rows.segments["offset"] > 0]))
 
@@ -191,7 +187,7 @@ class ShardPlan:
     examples: ExampleSettings
     labels: tuple[str, ...]
     """Of labeled texts, the classes by their numbers."""
-    shards: dict[Split, int]
+    shards: dict[format.Split, int]
     """Into how many shards each split is cut; follows from the corpus alone."""
 
     lists: int
@@ -213,10 +209,10 @@ class ShardPlan:
 
     @property
     def dtype(self) -> np.dtype:
-        return np.dtype(token_dtype(self.vocab_size)).newbyteorder("<")
+        return np.dtype(format.token_dtype(self.vocab_size)).newbyteorder("<")
 
     @cached_property
-    def shard_names(self) -> list[tuple[Split, str]]:
+    def shard_names(self) -> list[tuple[format.Split, str]]:
         """The split and the name of every shard, by its number over all splits."""
         return [
             (split, f"{split}-{number:05d}")
@@ -249,7 +245,7 @@ def write_shard_of(number: int, documents: pa.Table, plan: ShardPlan) -> dict[st
 
 
 def write_documents(
-    name: str, split: Split, documents: pa.Table, plan: ShardPlan
+    name: str, split: format.Split, documents: pa.Table, plan: ShardPlan
 ) -> dict[str, Any]:
     """Write documents (`SENT_SCHEMA`, in order) as one shard, and describe it."""
     tokens, lengths = _flat_tokens(documents["tokens"].combine_chunks(), plan.dtype)
@@ -261,7 +257,7 @@ def write_documents(
     table = documents.append_column("length", pa.array(lengths, pa.int64()))
     columns = ["id", "cluster", "source", "bytes", "length", "text_hash", "slice"]
     table = table.select(columns)
-    _store(plan.output, name, rows, table.rename_columns(DOCUMENT_SCHEMA.names))
+    _store(plan.output, name, rows, table.rename_columns(format.DOCUMENT_SCHEMA.names))
     by_source = table.group_by("source").aggregate([("length", "sum")]).to_pylist()
     return {
         "name": name,
@@ -288,7 +284,7 @@ def _pack(
     lengths: np.ndarray,
     slices: np.ndarray,
     plan: ShardPlan,
-) -> PackedRows:
+) -> format.PackedRows:
     """Rows of documents in the order of their slices, of which no row mixes two.
 
     So the rows of earlier slices stay as they are when text arrives, and training can take the rows
@@ -306,7 +302,7 @@ def _pack(
         rows = PACKINGS[plan.packing](content, plan.sequence_length, plan.end_token_id)
         rows.segments["document"] += first
         packed.append(rows)
-    rows = join_rows(packed)
+    rows = format.join_rows(packed)
     if marks is None:
         return rows
     unmarked = (rows.tokens & ((1 << MARK_BIT) - 1)).astype(plan.dtype)
@@ -320,19 +316,19 @@ def _flat_tokens(chunk: pa.Array, dtype: np.dtype) -> tuple[np.ndarray, np.ndarr
     return content.view(dtype), np.diff(offsets).astype(np.int64) // dtype.itemsize
 
 
-def _check_nothing_lost(name: str, rows: PackedRows, tokens: int) -> None:
+def _check_nothing_lost(name: str, rows: format.PackedRows, tokens: int) -> None:
     packed = int(rows.segments["length"].sum())
     if packed != tokens:
         raise AssertionError(f"packing {name} made {packed} tokens of {tokens}")
 
 
-def _store(url: str, name: str, rows: PackedRows, documents: pa.Table) -> None:
+def _store(url: str, name: str, rows: format.PackedRows, documents: pa.Table) -> None:
     if files.is_local(url):
         files.make_folder(url)
-        write_shard(Path(url), name, rows, documents)
+        format.write_shard(Path(url), name, rows, documents)
         return
     with tempfile.TemporaryDirectory() as scratch:
-        write_shard(Path(scratch), name, rows, documents)
+        format.write_shard(Path(scratch), name, rows, documents)
         for file in sorted(Path(scratch).iterdir()):
             files.upload(file, f"{url}/{file.name}")
 

@@ -10,15 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from artifacts.errors import DamagedArtifact, UserError
-from artifacts.shards.format import (
-    DOCUMENT_SCHEMA,
-    SEGMENT,
-    PackedRows,
-    ShardEntry,
-    ShardStats,
-    token_dtype,
-    write_shard,
-)
+from artifacts.shards import format
 from artifacts.shards.shard_set import (
     ShardSet,
     find_shared_clusters,
@@ -30,15 +22,15 @@ from artifacts.storage.files import CACHE_VARIABLE
 from tests.tiny import tiny_shards
 
 
-def write_two_shards(folder: Path) -> ShardStats:
+def write_two_shards(folder: Path) -> format.ShardStats:
     """Rows of 4: shard 0 holds documents of 5 and 2 tokens, shard 1 one of 3."""
-    segments = np.array([(0, 4, 0, 0), (0, 1, 0, 4), (1, 2, 1, 0)], SEGMENT)
-    first = PackedRows(
+    segments = np.array([(0, 4, 0, 0), (0, 1, 0, 4), (1, 2, 1, 0)], format.SEGMENT)
+    first = format.PackedRows(
         np.array([[1, 2, 3, 4], [5, 6, 7, 0]], np.uint16), segments, np.array([0, 1, 3])
     )
-    second = PackedRows(
+    second = format.PackedRows(
         np.array([[8, 9, 10, 0]], np.uint16),
-        np.array([(0, 3, 0, 0)], SEGMENT),
+        np.array([(0, 3, 0, 0)], format.SEGMENT),
         np.array([0, 1]),
     )
     entries = []
@@ -53,12 +45,12 @@ def write_two_shards(folder: Path) -> ShardStats:
                 "text_hash": ["t"] * len(lengths),
                 "slice": [1] * len(lengths),
             },
-            DOCUMENT_SCHEMA,
+            format.DOCUMENT_SCHEMA,
         )
         name = f"train-{number:05d}"
-        write_shard(folder, name, rows, documents)
+        format.write_shard(folder, name, rows, documents)
         entries.append(
-            ShardEntry(
+            format.ShardEntry(
                 name=name,
                 split="train",
                 rows=len(rows.tokens),
@@ -66,7 +58,7 @@ def write_two_shards(folder: Path) -> ShardStats:
                 documents=len(lengths),
             )
         )
-    return ShardStats(
+    return format.ShardStats(
         sequence_length=4,
         dtype="uint16",
         vocab_size=11,
@@ -116,7 +108,7 @@ def test_a_short_or_absent_file_is_damage(tmp_path: Path) -> None:
     ("size", "expected"), [(49_152, "uint16"), (65_536, "uint16"), (65_537, "uint32")]
 )
 def test_the_narrowest_type_is_chosen(size: int, expected: str) -> None:
-    assert token_dtype(size) == expected
+    assert format.token_dtype(size) == expected
 
 
 def test_rows_of_several_shards_and_splits_are_read_in_the_order_asked_for(tmp_path: Path) -> None:

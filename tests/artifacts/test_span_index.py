@@ -9,14 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from artifacts.errors import DamagedArtifact
-from artifacts.shards.format import (
-    DOCUMENT_SCHEMA,
-    SEGMENT,
-    PackedRows,
-    ShardEntry,
-    ShardStats,
-    write_shard,
-)
+from artifacts.shards import format
 from artifacts.shards.shard_set import Shard, ShardFiles, text_numbers
 from artifacts.shards.span_index import SHORTEST, SpanIndex, build_index
 
@@ -32,18 +25,20 @@ def make_shard(folder: Path, documents: list[list[int]]) -> Shard:
             part = document[offset : offset + ROW]
             tokens.append(part + [0] * (ROW - len(part)))
             segments.append((0, len(part), number, offset))
-    rows = PackedRows(
-        np.array(tokens, "<u2"), np.array(segments, SEGMENT), np.arange(len(tokens) + 1)
+    rows = format.PackedRows(
+        np.array(tokens, "<u2"), np.array(segments, format.SEGMENT), np.arange(len(tokens) + 1)
     )
     names = [f"d{number}" for number in range(len(documents))]
     table = pa.table(
         [names, names, names, [1] * len(names), list(map(len, documents)), names, [1] * len(names)],
-        names=DOCUMENT_SCHEMA.names,
+        names=format.DOCUMENT_SCHEMA.names,
     )
     folder.mkdir(exist_ok=True)
-    write_shard(folder, "train-00000", rows, table)
-    entry = ShardEntry(name="train-00000", split="train", rows=len(tokens), tokens=1, documents=1)
-    stats = ShardStats(
+    format.write_shard(folder, "train-00000", rows, table)
+    entry = format.ShardEntry(
+        name="train-00000", split="train", rows=len(tokens), tokens=1, documents=1
+    )
+    stats = format.ShardStats(
         sequence_length=ROW,
         dtype="uint16",
         vocab_size=VOCAB,

@@ -10,31 +10,26 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from spark_jobs import settings
 from spark_jobs.clean import job as clean
 from spark_jobs.read import opened
 from spark_jobs.read.settings import RawCorpusSettings
 from spark_jobs.read.snapshot import write_snapshot
-from spark_jobs.settings import (
-    CleanCorpusSettings,
-    DecontaminationSettings,
-    RepeatedSpanSettings,
-    TokenizedShardsSettings,
-)
 from spark_jobs.tokenize import job as tokenize
 from tests.spark_jobs.read.test_job import settings_of, spec_of, write_texts
 from tests.spark_jobs.test_decide import SPLIT, first_texts, write_raw
 from tests.spark_jobs.test_growth import files_below
 from tests.stand_ins.google import BUCKET, LocalGoogle
 
-CLEANING = CleanCorpusSettings(
+CLEANING = settings.CleanCorpusSettings(
     minimum_characters=40,
     split=SPLIT,
-    repeated_spans=RepeatedSpanSettings(action="remove", minimum_words=12),
+    repeated_spans=settings.RepeatedSpanSettings(action="remove", minimum_words=12),
 )
-TOKENIZING = TokenizedShardsSettings(
+TOKENIZING = settings.TokenizedShardsSettings(
     sequence_length=64,
     shard_bytes=4_096,
-    decontamination=DecontaminationSettings(ngram_size=5, maximum_overlap=0.3),
+    decontamination=settings.DecontaminationSettings(ngram_size=5, maximum_overlap=0.3),
 )
 IN_MEMORY, BY_SPARK = 10**6, 0
 """Most that is done on whole arrays."""

@@ -9,25 +9,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
+from spark_jobs import settings
 from spark_jobs.runtime.parquet import Part
-from spark_jobs.settings import (
-    DecontaminationSettings,
-    SourceMix,
-    SplitSettings,
-    TokenizedShardsSettings,
-)
 from spark_jobs.tokenize import job as tokenize
 from spark_jobs.tokenize.shards import NumberedRows, shuffle
 from tests.spark_jobs.splits import clean_table
 from tests.spark_jobs.test_growth import files_below
 from tests.spark_jobs.test_held_out import overlapping_texts
 
-SPLIT = SplitSettings(validation=0.1, held_out=0.3)
-SETTINGS = TokenizedShardsSettings(
+SPLIT = settings.SplitSettings(validation=0.1, held_out=0.3)
+SETTINGS = settings.TokenizedShardsSettings(
     sequence_length=64,
     shard_bytes=4096,
-    decontamination=DecontaminationSettings(ngram_size=5, maximum_overlap=0.3),
-    mixing={"wiki": SourceMix(weight=1.5), "manual": SourceMix(documents=50)},
+    decontamination=settings.DecontaminationSettings(ngram_size=5, maximum_overlap=0.3),
+    mixing={"wiki": settings.SourceMix(weight=1.5), "manual": settings.SourceMix(documents=50)},
 )
 
 

@@ -16,15 +16,7 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from spark_jobs.clean.decide import decider
-from spark_jobs.clean.decide.pairs import (
-    EDGE_SCHEMA,
-    Verifier,
-    connect,
-    shared_buckets,
-    star_pairs,
-    window_pairs,
-)
+from spark_jobs.clean.decide import decider, pairs
 from spark_jobs.clean.forgotten import FORGOTTEN, SIMILAR, ForgottenTexts
 from spark_jobs.clean.history import (
     NAMES,
@@ -157,18 +149,18 @@ class SparkDecider(decider.Decider):
         """Cluster the near-copies among different texts, as `in_memory.near_duplicates` does."""
         work, settings = self._work, self._run.settings.near_duplicates
         if not settings.enabled:
-            edges = work.empty(EDGE_SCHEMA)
-            return _Near(edges, connect(work, edges), 0, 0)
-        verifier = Verifier(work, texts, parts, settings)
-        buckets = shared_buckets(work, texts, parts)
-        stars = star_pairs(work, buckets)
+            edges = work.empty(pairs.EDGE_SCHEMA)
+            return _Near(edges, pairs.connect(work, edges), 0, 0)
+        verifier = pairs.Verifier(work, texts, parts, settings)
+        buckets = pairs.shared_buckets(work, texts, parts)
+        stars = pairs.star_pairs(work, buckets)
         first = verifier.verify(stars)
-        clusters = connect(work, first.edges)
-        window = window_pairs(work, buckets, clusters, stars)
+        clusters = pairs.connect(work, first.edges)
+        window = pairs.window_pairs(work, buckets, clusters, stars)
         second = verifier.verify(window)
         if not second.edges.isEmpty():
             linked = clusters.selectExpr("cluster as low", "text as high")
-            clusters = connect(work, linked.union(second.edges.select("low", "high")))
+            clusters = pairs.connect(work, linked.union(second.edges.select("low", "high")))
         return _Near(
             edges=first.edges.union(second.edges),
             clusters=clusters,
@@ -391,7 +383,9 @@ def decide_survivors(
     """
     first = texts.where("shape is not null").groupBy("shape").agg(F.min("text").alias("low"))
     linked = texts.join(first, "shape").where("low < text").selectExpr("low", "text as high")
-    clusters = connect(work, copies.selectExpr("cluster as low", "text as high").union(linked))
+    clusters = pairs.connect(
+        work, copies.selectExpr("cluster as low", "text as high").union(linked)
+    )
     clustered = texts
     for name, found in (("copies", copies), ("cluster", clusters)):
         found = found.withColumnRenamed("cluster", name)

@@ -23,14 +23,7 @@ from artifacts.progress import Report
 from spark_jobs.clean.forgotten import FORGOTTEN, SIMILAR, ForgottenTexts
 from spark_jobs.clean.history import History, codes_of
 from spark_jobs.clean.prepare import PreparedPart
-from spark_jobs.runtime.parquet import (
-    Part,
-    PartRows,
-    RowLocation,
-    list_files,
-    read_table,
-    write_table,
-)
+from spark_jobs.runtime import parquet
 from spark_jobs.runtime.tasks import map_tasks
 from spark_jobs.settings import CleanCorpusSettings
 from spark_jobs.text import fold, shingle, sum_words
@@ -63,7 +56,7 @@ class DocumentPart:
     """A prepared part over which is decided."""
 
     prepared: PreparedPart
-    record: Part | None = None
+    record: parquet.Part | None = None
     """Of texts that have left the sources: the record's rows that were prepared."""
 
     def read(self, forgotten: ForgottenTexts) -> pa.Table:
@@ -207,11 +200,11 @@ class Example(NamedTuple):
 class DecidedDocuments:
     """What was decided over all documents."""
 
-    stay: PartRows
+    stay: parquet.PartRows
     """Rows of `DECIDED_SCHEMA`, by the number of the document part."""
-    left: PartRows
+    left: parquet.PartRows
     """Rows of the record that are none of the documents that stay, by its part's number."""
-    duplicates: PartRows
+    duplicates: parquet.PartRows
     """Rows of `DUPLICATE_SCHEMA`, numbered in the order of their ids."""
     fates: pa.Table
     """`reason` (null: stays) and `source` to `documents`, `bytes` and `repaired`, those that have
@@ -248,7 +241,7 @@ class Decider(ABC):
         """The sources that the corpus has documents of."""
 
     @abstractmethod
-    def texts_left(self) -> PartRows:
+    def texts_left(self) -> parquet.PartRows:
         """Rows of the record whose texts no sound document of the corpus has."""
 
     @abstractmethod
@@ -279,7 +272,9 @@ ROWS_IN_FILE = 500_000
 """Which the task that writes it holds."""
 
 
-def write_duplicates(spark: SparkSession, copies: PartRows, folder: str, report: Report) -> None:
+def write_duplicates(
+    spark: SparkSession, copies: parquet.PartRows, folder: str, report: Report
+) -> None:
     """Write the list as `duplicates-NNNNN.parquet`, a task for each file.
 
     Args:
@@ -290,19 +285,19 @@ def write_duplicates(spark: SparkSession, copies: PartRows, folder: str, report:
 
 
 def _write_file(
-    group: tuple[int, list[tuple[int, RowLocation, int, int]]], folder: str
+    group: tuple[int, list[tuple[int, parquet.RowLocation, int, int]]], folder: str
 ) -> dict[str, Any]:
     number, pieces = group
     batches = [place.read().slice(first, last - first) for _, place, first, last in pieces]
     copies = pa.Table.from_batches(batches, DUPLICATE_SCHEMA).combine_chunks()
-    write_table(f"{folder}/duplicates-{number:05d}.parquet", copies)
+    parquet.write_table(f"{folder}/duplicates-{number:05d}.parquet", copies)
     return {}
 
 
 def find_duplicates(clean_corpus: str, column: str, values: pa.Array) -> pa.Table:
     """The dropped copies that have one of some values in a column; rows of `DUPLICATE_SCHEMA`."""
     found = [DUPLICATE_SCHEMA.empty_table()]
-    for url in list_files(clean_corpus, "duplicates*.parquet"):
-        copies = read_table(url, DUPLICATE_SCHEMA.names)
+    for url in parquet.list_files(clean_corpus, "duplicates*.parquet"):
+        copies = parquet.read_table(url, DUPLICATE_SCHEMA.names)
         found.append(copies.filter(pc.is_in(copies[column], values)).cast(DUPLICATE_SCHEMA))
     return pa.concat_tables(found)

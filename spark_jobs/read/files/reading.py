@@ -18,21 +18,9 @@ from artifacts.progress import CountedProgress
 from artifacts.storage import files
 from artifacts.store.identity import hash_json
 from spark_jobs.read.document import EMPTY, UNREAD, Document, Fault, of_example
-from spark_jobs.read.files import office, rows
+from spark_jobs.read.files import office, rows, streams
 from spark_jobs.read.files.find import find_files
 from spark_jobs.read.files.rows import Row
-from spark_jobs.read.files.streams import (
-    BadFile,
-    Content,
-    ListedFile,
-    RemoteFile,
-    SkippedMember,
-    SourceChanged,
-    SourceFile,
-    StoredFile,
-    Tick,
-    members,
-)
 from spark_jobs.read.opened import Batch, Chunks, OpenedSource, Texts, group, hash64
 from spark_jobs.read.settings import Files, FormatName, format_of
 
@@ -56,12 +44,12 @@ class Digests:
             with contextlib.suppress(OSError, ValueError, TypeError):
                 self._known = {k: (_hashable(s), d) for k, (s, d) in json.loads(path.read_bytes())}
 
-    def find(self, source: str, file: StoredFile, state: object) -> str | None:
+    def find(self, source: str, file: streams.StoredFile, state: object) -> str | None:
         """A file's digest, if its state is what it was before."""
         known = self._known.get(f"{source}\0{file.path}")
         return known[1] if known is not None and known[0] == state else None
 
-    def read(self, source: str, file: StoredFile, state: object, tick: Tick) -> str:
+    def read(self, source: str, file: streams.StoredFile, state: object, tick: streams.Tick) -> str:
         """A file's digest, for which the file is read."""
         began = time.time_ns()
         digest = file.digest(tick)
@@ -70,7 +58,7 @@ class Digests:
             self._changed = True
         return digest
 
-    def keep(self, source: str, found: Iterable[StoredFile]) -> None:
+    def keep(self, source: str, found: Iterable[streams.StoredFile]) -> None:
         """Forget the files of a source that are no longer there, and write what is known."""
         there = {f"{source}\0{file.path}" for file in found}
         of_source = f"{source}\0"
@@ -87,7 +75,7 @@ def _hashable(state: Any) -> Any:
     return tuple(state) if isinstance(state, list) else state
 
 
-READERS: dict[FormatName, Callable[[Content], Iterator[Row]]] = {
+READERS: dict[FormatName, Callable[[streams.Content], Iterator[Row]]] = {
     "text": rows.read_text,
     "code": rows.read_text,
     "pdf": rows.read_pdf,
@@ -150,7 +138,9 @@ def open_files(
         states = [file.state_when_found() for file in found.files]
         hashes = _hashes(found.files, states, source, report, digests or Digests())
     except FileNotFoundError as error:
-        raise SourceChanged(f"{error.filename} was removed while the source was read") from error
+        raise streams.SourceChanged(
+            f"{error.filename} was removed while the source was read"
+        ) from error
     groups = group((file.name, file.size) for file in found.files)
     keys = [hash_json({found.files[n].name: hashes[n] for n in numbers}) for numbers in groups]
 
@@ -162,7 +152,7 @@ def open_files(
                 for batch in _read(found.files[n], states[n], source, tick):
                     yield number, batch
 
-    remote = [file.listed for file in found.files if isinstance(file, RemoteFile)]
+    remote = [file.listed for file in found.files if isinstance(file, streams.RemoteFile)]
     in_bucket = len(remote) == len(found.files)
     listed = [remote[numbers.start : numbers.stop] for numbers in groups] if in_bucket else None
     by_name = {f"{n}/{file.name}": hashes[n] for n, file in enumerate(found.files)}
@@ -176,7 +166,7 @@ def open_files(
         for file in sorted(by_them, key=lambda file: hash64(file.name))[:SAMPLED_FILES]:
             if file.format.name != "archive":
                 texts[file.name] = None
-            with suppress(BadFile):
+            with suppress(streams.BadFile):
                 for one in islice(documents_of(file, source, lambda number: None), SAMPLED_FILES):
                     # What is a file's whole text is known by the file's name.
                     if isinstance(one, Document) and one.id == one.path:
@@ -193,30 +183,32 @@ def open_files(
     )
 
 
-def _extractors(file: SourceFile, source: Files) -> frozenset[str]:
+def _extractors(file: streams.SourceFile, source: Files) -> frozenset[str]:
     """The libraries that decide a file's text."""
     if file.format.name == "archive":
         return frozenset().union(*(EXTRACTORS.get(name, ()) for name in source.formats))
     return EXTRACTORS.get(file.format.name, frozenset())
 
 
-def read_listed(source: Files, listed: ListedFile) -> Iterator[Batch]:
+def read_listed(source: Files, listed: streams.ListedFile) -> Iterator[Batch]:
     """A file of a chunk (`Chunks.files`), in whichever process reads it; raises as `open_files`
     does from reading."""
     form = format_of(listed.name)
     assert form is not None, "files of other formats are not listed"
-    file = RemoteFile(listed.url, listed.name, listed.bytes, form, listed)
+    file = streams.RemoteFile(listed.url, listed.name, listed.bytes, form, listed)
     return _read(file, file.state_when_found(), source, lambda number: None)
 
 
-def _read(file: StoredFile, state: object, source: Files, tick: Tick) -> Iterator[Batch]:
+def _read(
+    file: streams.StoredFile, state: object, source: Files, tick: streams.Tick
+) -> Iterator[Batch]:
     """A file's documents; raises SourceChanged where it is no longer in that state."""
     yield from _batches(documents_of(file, source, tick))
     _refuse_change(file, state)
 
 
 def _hashes(
-    files: list[StoredFile],
+    files: list[streams.StoredFile],
     states: list[object],
     source: Files,
     report: Callable[[str], None],
@@ -237,8 +229,8 @@ def _hashes(
 
 
 def _progress(
-    report: Callable[[str], None], source: Files, what: str, files: list[StoredFile]
-) -> Tick:
+    report: Callable[[str], None], source: Files, what: str, files: list[streams.StoredFile]
+) -> streams.Tick:
     total = sum(file.size for file in files)
     progress = CountedProgress(report, f"{source.name}: {what}", round(total / 1e6), "MB")
     done = 0
@@ -251,16 +243,18 @@ def _progress(
     return tick
 
 
-def _refuse_change(file: StoredFile, before: object) -> None:
+def _refuse_change(file: streams.StoredFile, before: object) -> None:
     try:
         changed = file.state() != before
     except FileNotFoundError:
         changed = True
     if changed:
-        raise SourceChanged(f"{file.shown} changed while it was read")
+        raise streams.SourceChanged(f"{file.shown} changed while it was read")
 
 
-def documents_of(file: SourceFile, source: Files, tick: Tick) -> Iterator[Document | Fault]:
+def documents_of(
+    file: streams.SourceFile, source: Files, tick: streams.Tick
+) -> Iterator[Document | Fault]:
     """All that is in a file; one in which nothing is, such as an upload that was cut, is named."""
     documents = _of_file(file, source, tick)
     first = next(documents, None)
@@ -268,26 +262,28 @@ def documents_of(file: SourceFile, source: Files, tick: Tick) -> Iterator[Docume
     yield from documents
 
 
-def _of_file(file: SourceFile, source: Files, tick: Tick) -> Iterator[Document | Fault]:
-    content = Content(file, source, tick)
+def _of_file(
+    file: streams.SourceFile, source: Files, tick: streams.Tick
+) -> Iterator[Document | Fault]:
+    content = streams.Content(file, source, tick)
     if file.format.name != "archive":
         for row in _rows(content):
             yield row if isinstance(row, Fault) else _document(row, file, source)
         return
     try:
-        for member in members(content):
-            if isinstance(member, SkippedMember):
+        for member in streams.members(content):
+            if isinstance(member, streams.SkippedMember):
                 reason = f"{UNREAD}{member.kind}"
                 yield Fault(reason, f"{reason}: {member.name}")
             else:
                 yield from documents_of(member, source, tick)
-    except BadFile as error:
+    except streams.BadFile as error:
         if source.on_bad_file == "stop":
             raise
         yield Fault("bad_file", str(error))
 
 
-def _document(row: tuple[str, str, str], file: SourceFile, source: Files) -> Document:
+def _document(row: tuple[str, str, str], file: streams.SourceFile, source: Files) -> Document:
     identifier, text, place = row
     if source.examples:
         return of_example(identifier, text, source.name, place, file.name)
@@ -295,7 +291,7 @@ def _document(row: tuple[str, str, str], file: SourceFile, source: Files) -> Doc
     return Document(identifier, text, source.name, path=file.name, language=language, place=place)
 
 
-def _rows(content: Content) -> Iterator[Row]:
+def _rows(content: streams.Content) -> Iterator[Row]:
     """A file's rows; with quarantine, all of them or one fault."""
     name = content.file.format.name
     read = READERS.get(name) or partial(rows.one_document, extract=TEXTS[name])
@@ -313,7 +309,7 @@ def _rows(content: Content) -> Iterator[Row]:
                 break
         # Of a file that is damaged further on, nothing is kept: it is read through before.
         longer = sum(1 for _ in rows_left) > 0
-    except BadFile as error:
+    except streams.BadFile as error:
         yield Fault("bad_file", str(error))
         return
     if longer:

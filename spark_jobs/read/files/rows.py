@@ -21,17 +21,7 @@ import pyarrow.parquet as pq
 from artifacts.errors import UserError, first_line, install_advice
 from artifacts.settings import value_at
 from spark_jobs.read.document import Fault, Look, take_example
-from spark_jobs.read.files.streams import (
-    BLOCK_BYTES,
-    BadFile,
-    Content,
-    OverlongLine,
-    decode,
-    decoded,
-    lines_of,
-    not_utf8,
-    too_large,
-)
+from spark_jobs.read.files import streams
 from spark_jobs.read.settings import template_columns
 
 WHOLE_JSON_BYTES = 256 * 1024 * 1024
@@ -43,38 +33,38 @@ Row = tuple[str, str, str] | Fault
 """A document's id, its text (of an example, `take_example`) and its place, or its fault."""
 
 
-def read_json(content: Content) -> Iterator[Row]:
+def read_json(content: streams.Content) -> Iterator[Row]:
     """The rows of JSON lines, or of a file that is one list or one object."""
     if content.file.format.ending == ".json" and not _holds_lines(content):
         yield from _read_whole_json(content)
         return
     with content.open() as stream:
-        for number, line in enumerate(lines_of(stream, content.maximum_bytes), start=1):
+        for number, line in enumerate(streams.lines_of(stream, content.maximum_bytes), start=1):
             where = f"line {number}"
-            if isinstance(line, OverlongLine):
-                yield too_large(content, where, line.length)
+            if isinstance(line, streams.OverlongLine):
+                yield streams.too_large(content, where, line.length)
             elif line.strip():
                 yield _parse(line, content, where, number)
 
 
-def _parse(line: bytes, content: Content, where: str, number: int) -> Row:
+def _parse(line: bytes, content: streams.Content, where: str, number: int) -> Row:
     try:
         record = json.loads(line)
     except UnicodeDecodeError as error:
-        return not_utf8(content, where, error)
+        return streams.not_utf8(content, where, error)
     except (ValueError, RecursionError) as error:
         return Fault("not_json", f"{content.file.shown}, {where}: not valid JSON ({error}).")
     return pick(record, content, where, number)
 
 
-def _holds_lines(content: Content) -> bool:
+def _holds_lines(content: streams.Content) -> bool:
     """Whether a `.json` file has an object on its first line, so that it is read line by line."""
     with content.open() as stream:
-        lines = lines_of(stream, content.maximum_bytes)
+        lines = streams.lines_of(stream, content.maximum_bytes)
         first = next(
-            (line for line in lines if isinstance(line, OverlongLine) or line.strip()), b""
+            (line for line in lines if isinstance(line, streams.OverlongLine) or line.strip()), b""
         )
-    if isinstance(first, OverlongLine):
+    if isinstance(first, streams.OverlongLine):
         return False
     try:
         return isinstance(json.loads(first), dict)
@@ -82,28 +72,28 @@ def _holds_lines(content: Content) -> bool:
         return False
 
 
-def _read_whole_json(content: Content) -> Iterator[Row]:
+def _read_whole_json(content: streams.Content) -> Iterator[Row]:
     with content.open() as stream:
         found = stream.read(WHOLE_JSON_BYTES + 1)
     if len(found) > WHOLE_JSON_BYTES:
-        raise BadFile(
+        raise streams.BadFile(
             f"{content.file.shown} is one JSON value of over {WHOLE_JSON_BYTES / 1e6:,.0f} MB. "
             "Make it JSON lines, which are read one by one: jq -c '.[]' file.json > file.jsonl"
         )
     try:
         records = json.loads(found)
     except (ValueError, RecursionError) as error:
-        raise BadFile(f"{content.file.shown} is not valid JSON ({error}).") from error
+        raise streams.BadFile(f"{content.file.shown} is not valid JSON ({error}).") from error
     for number, record in enumerate(records if isinstance(records, list) else [records], start=1):
         yield pick(record, content, f"element {number}", number)
 
 
-def read_csv(content: Content) -> Iterator[Row]:
+def read_csv(content: streams.Content) -> Iterator[Row]:
     """The rows of a table with a line of column names."""
     csv.field_size_limit(min(content.maximum_bytes, sys.maxsize))
     encoding = _other_encoding(content)
     if encoding:
-        yield decoded(content, encoding)
+        yield streams.decoded(content, encoding)
     with content.open() as stream:
         text = io.TextIOWrapper(stream, encoding=encoding or "utf-8-sig", newline="")
         try:
@@ -112,7 +102,9 @@ def read_csv(content: Content) -> Iterator[Row]:
             for number, record in enumerate(rows, start=1):
                 yield pick(record, content, f"row {number}", number)
         except csv.Error as error:
-            raise BadFile(f"{content.file.shown} is not a readable table ({error}).") from error
+            raise streams.BadFile(
+                f"{content.file.shown} is not a readable table ({error})."
+            ) from error
 
 
 def table_rows(text: TextIO) -> "csv.DictReader[str]":
@@ -126,7 +118,7 @@ def table_rows(text: TextIO) -> "csv.DictReader[str]":
     return csv.DictReader(chain([head], text), delimiter=separator, restkey="(more columns)")
 
 
-def _other_encoding(content: Content) -> str | None:
+def _other_encoding(content: streams.Content) -> str | None:
     """The encoding of a table that is not UTF-8, by the first place that shows it.
 
     Raises:
@@ -134,18 +126,20 @@ def _other_encoding(content: Content) -> str | None:
     """
     decoder = codecs.getincrementaldecoder("utf-8")()
     with content.open() as stream:
-        while block := stream.read(BLOCK_BYTES):
+        while block := stream.read(streams.BLOCK_BYTES):
             try:
                 decoder.decode(block)
             except UnicodeDecodeError as error:
                 try:
-                    return decode(error.object)[1]
+                    return streams.decode(error.object)[1]
                 except UnicodeDecodeError:
-                    raise BadFile(not_utf8(content, "the file", error).message) from error
+                    raise streams.BadFile(
+                        streams.not_utf8(content, "the file", error).message
+                    ) from error
     return None
 
 
-def read_parquet(content: Content) -> Iterator[Row]:
+def read_parquet(content: streams.Content) -> Iterator[Row]:
     """The rows of a Parquet file; checksums of its pages are compared where it has them."""
     source = content.source
     number = 0
@@ -191,20 +185,20 @@ def _records(batch: pa.RecordBatch) -> Iterator[dict[str, Any] | UnicodeDecodeEr
             yield error
 
 
-def _row(record: dict[str, Any] | UnicodeDecodeError, content: Content, number: int) -> Row:
+def _row(record: dict[str, Any] | UnicodeDecodeError, content: streams.Content, number: int) -> Row:
     if isinstance(record, UnicodeDecodeError):
-        return not_utf8(content, f"row {number}", record)
+        return streams.not_utf8(content, f"row {number}", record)
     return pick(record, content, f"row {number}", number)
 
 
-def _need_columns(content: Content, names: Iterable[str]) -> None:
+def _need_columns(content: streams.Content, names: Iterable[str]) -> None:
     found, source = list(names), content.source
     wanted = [template_columns(one) for one in source.templates] or [source.columns]
     if any(all(_has(found, column) for column in one) for one in wanted):
         wanted = [(source.id_column,)] if source.id_column else []
     for column in wanted[0] if wanted else ():
         if not _has(found, column):
-            raise BadFile(
+            raise streams.BadFile(
                 f"{content.file.shown} has no column {column!r}; its columns are "
                 f"{', '.join(found) or 'none'}. Name the columns in the source's settings, or take "
                 f"{content.file.format.name!r} out of `formats` of the source."
@@ -215,7 +209,7 @@ def _has(names: list[str], column: str) -> bool:
     return column in names or column.split(".")[0] in names
 
 
-def pick(record: Any, content: Content, where: str, number: int) -> Row:
+def pick(record: Any, content: streams.Content, where: str, number: int) -> Row:
     """A record's id and text, or what is wrong with it."""
     source, shown = content.source, content.file.shown
     if source.examples:
@@ -229,7 +223,7 @@ def pick(record: Any, content: Content, where: str, number: int) -> Row:
     if not isinstance(text, str):
         return Fault("no_text", _no_text(record, text, content, where))
     if len(text) > content.maximum_bytes:
-        return too_large(content, where, len(text))
+        return streams.too_large(content, where, len(text))
     if source.id_column is None:
         return f"{content.file.name}:{number}", text, f"{shown}, {where}"
     found = value_at(record, source.id_column)
@@ -274,7 +268,7 @@ def _as_text(value: Any) -> str:
     return str(value).strip() if is_text else ""
 
 
-def _no_text(record: Any, found: Any, content: Content, where: str) -> str:
+def _no_text(record: Any, found: Any, content: streams.Content, where: str) -> str:
     key, shown = content.source.text_column, content.file.shown
     if content.source.templates:
         return f"{shown}, {where}: nothing under {', '.join(content.source.columns)}."
@@ -301,7 +295,7 @@ def _kind(value: Any) -> str:
     return next(found, f"of the type {type(value).__name__}")
 
 
-def whole(stream: IO[bytes], maximum: int) -> bytes | OverlongLine:
+def whole(stream: IO[bytes], maximum: int) -> bytes | streams.OverlongLine:
     """All of a stream, or its length where it is longer than `maximum` bytes."""
     found = stream.read(maximum + 1)
     if len(found) <= maximum:
@@ -309,7 +303,7 @@ def whole(stream: IO[bytes], maximum: int) -> bytes | OverlongLine:
     length = len(found)
     while block := stream.read(1024 * 1024):
         length += len(block)
-    return OverlongLine(length)
+    return streams.OverlongLine(length)
 
 
 FILE_BYTES = 512 * 1024 * 1024
@@ -319,21 +313,21 @@ PLAIN = ("text", "code", "html", "subtitles", "xml")
 ZIPPED = ("docx", "odt", "pptx", "xlsx", "epub")
 
 
-def read_text(content: Content) -> Iterator[Row]:
+def read_text(content: streams.Content) -> Iterator[Row]:
     """A text file as one document."""
     encodings: list[str] = []
 
     def text_of(found: bytes) -> str:
-        text, encoding = decode(found)
+        text, encoding = streams.decode(found)
         encodings.extend([encoding] if encoding else [])
         return text
 
     for row in one_document(content, text_of):
-        yield from (decoded(content, encoding) for encoding in encodings)
+        yield from (streams.decoded(content, encoding) for encoding in encodings)
         yield row
 
 
-def read_pdf(content: Content) -> Iterator[Row]:
+def read_pdf(content: streams.Content) -> Iterator[Row]:
     """A PDF's text layer, page by page."""
     for row in one_document(content, _pdf_text):
         if isinstance(row, Fault) or row[1].strip():
@@ -346,7 +340,7 @@ def read_pdf(content: Content) -> Iterator[Row]:
             )
 
 
-def one_document(content: Content, extract: Callable[[bytes], str]) -> Iterator[Row]:
+def one_document(content: streams.Content, extract: Callable[[bytes], str]) -> Iterator[Row]:
     """A file whose whole text is one document, or what is wrong with it.
 
     Raises:
@@ -356,15 +350,15 @@ def one_document(content: Content, extract: Callable[[bytes], str]) -> Iterator[
     form = content.file.format.name
     with content.open() as stream:
         found = whole(stream, content.maximum_bytes if form in PLAIN else FILE_BYTES)
-    if isinstance(found, OverlongLine):
-        yield too_large(content, "the file", found.length)
+    if isinstance(found, streams.OverlongLine):
+        yield streams.too_large(content, "the file", found.length)
         return
     try:
         if form in ZIPPED and zipfile.is_zipfile(io.BytesIO(found)):
             _check_unpacked(found, content.maximum_unpacked)
         text = extract(found) if found.strip() else ""
     except UnicodeDecodeError as error:
-        yield not_utf8(content, "the file", error)
+        yield streams.not_utf8(content, "the file", error)
     except MemoryError:
         raise
     except ModuleNotFoundError as error:
@@ -373,13 +367,13 @@ def one_document(content: Content, extract: Callable[[bytes], str]) -> Iterator[
     except Exception as error:
         # Extractors meet any file at all, and raise whatever they stumble over.
         reason = first_line(error)
-        raise BadFile(
+        raise streams.BadFile(
             f"{content.file.shown} cannot be read as {form} ({reason}). "
             "Fetch the file again, or take it out of the source."
         ) from error
     else:
         if len(text) > content.maximum_bytes:
-            yield too_large(content, "the text", len(text))
+            yield streams.too_large(content, "the text", len(text))
         else:
             yield content.file.name, text, content.file.shown
 
