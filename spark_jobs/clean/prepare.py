@@ -298,7 +298,7 @@ def prepare_rows(raw: pa.Table, settings: CleanCorpusSettings, ngrams: str | Non
     examples = _normalized_examples(raw, settings)
     texts = [plain_text(e) if e else text for e, text in zip(examples, texts, strict=True)]
     faults = [
-        _example_fault(example) if example else _length_fault(text, settings)
+        (find_fault(example) or (None,))[0] if example else _length_fault(text, settings)
         for example, text in zip(examples, texts, strict=True)
     ]
     for name in settings.quality_filters:
@@ -371,12 +371,6 @@ def _normalized_examples(raw: pa.Table, settings: CleanCorpusSettings) -> list[E
         map_texts(read_example(line), normalized) if line else None
         for line in raw[EXAMPLE_COLUMN].to_pylist()
     ]
-
-
-def _example_fault(example: Example) -> str | None:
-    """Examples may be short, but each of their texts says something."""
-    fault = find_fault(example)
-    return fault[0] if fault else None
 
 
 def fixed_binary(rows: np.ndarray) -> pa.Array:

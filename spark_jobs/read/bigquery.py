@@ -17,8 +17,8 @@ from artifacts.storage import files, transfer
 from artifacts.store.identity import hash_json
 from spark_jobs.read.document import Document
 from spark_jobs.read.files.find import find_files
-from spark_jobs.read.files.streams import ListedFile, RemoteFile, SourceChanged
-from spark_jobs.read.opened import Batch, Chunks, OpenedSource, group, listed_key
+from spark_jobs.read.files.streams import RemoteFile, SourceChanged
+from spark_jobs.read.opened import Batch, Chunks, ListedFile, OpenedSource, group, listed_key
 from spark_jobs.read.settings import BigQuery, Files
 
 BATCH_DOCUMENTS = 1_000

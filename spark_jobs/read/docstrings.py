@@ -72,11 +72,12 @@ def find_package(name: str) -> Package:
             f"Source `package_docs` names the package {name!r}, which is not installed here as "
             "Python source. Install it into this environment, or take it out of `packages`."
         )
-    distribution = _distribution(name)
-    if distribution is None:
+    candidates = importlib.metadata.packages_distributions().get(name, [])
+    if not candidates:
         if name in sys.stdlib_module_names:
             return Package(name, root, platform.python_version(), "PSF-2.0")
         return Package(name, root, "unknown", "unknown")
+    distribution = importlib.metadata.distribution(candidates[0])
     return Package(name, root, distribution.version, _license(distribution))
 
 
@@ -131,7 +132,7 @@ def _read(
         (number, (package, files, source.minimum_characters))
         for number in numbers
         for package in chunks[number]
-        for files in _chunks(package.source_files())
+        for files in _cut(package.source_files())
     ]
     files_in_all = sum(len(files) for _, (_, files, _) in tasks)
     progress = CountedProgress(report, source.name, files_in_all, "source files")
@@ -161,11 +162,10 @@ def _read_files(task: tuple[Package, list[Path], int]) -> list[dict[str, str]]:
         for name, text in docstrings_of(file.read_bytes()):
             if len(text) >= minimum_characters:
                 module = package.module_name(file)
+                place = f"{package.name}/{module}"
                 documents.append(
                     {
-                        "id": f"{package.name}/{module}:{name}"
-                        if name
-                        else f"{package.name}/{module}",
+                        "id": f"{place}:{name}" if name else place,
                         "text": text,
                         "package": package.name,
                         "version": package.version,
@@ -206,14 +206,9 @@ def _walk(node: ast.AST, name: str) -> Iterator[tuple[str, str]]:
                 yield from _walk(child, name)
 
 
-def _chunks(files: list[Path]) -> Iterator[list[Path]]:
-    for first in range(0, len(files), FILES_PER_TASK):
-        yield files[first : first + FILES_PER_TASK]
-
-
-def _distribution(name: str) -> importlib.metadata.Distribution | None:
-    candidates = importlib.metadata.packages_distributions().get(name, [])
-    return importlib.metadata.distribution(candidates[0]) if candidates else None
+def _cut(files: list[Path]) -> list[list[Path]]:
+    firsts = range(0, len(files), FILES_PER_TASK)
+    return [files[first : first + FILES_PER_TASK] for first in firsts]
 
 
 def _license(distribution: importlib.metadata.Distribution) -> str:

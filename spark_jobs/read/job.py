@@ -32,8 +32,8 @@ from artifacts.storage import files
 from artifacts.storage.files import scratch_folder
 from spark_jobs.read import snapshot
 from spark_jobs.read.chunk_files import ChunkRecord, UniqueIds, change_ids
-from spark_jobs.read.files.streams import ListedFile, SourceChanged
-from spark_jobs.read.opened import OpenedSource, SkippedFiles
+from spark_jobs.read.files.streams import SourceChanged
+from spark_jobs.read.opened import ListedFile, OpenedSource, SkippedFiles
 from spark_jobs.read.settings import RawCorpusSettings, Source
 from spark_jobs.runtime.parquet import RowLocation
 from spark_jobs.runtime.session import measured, session

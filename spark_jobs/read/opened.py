@@ -9,14 +9,28 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 
+from pydantic import BaseModel, ConfigDict
+
 from artifacts.errors import shown_in_line
 from artifacts.store.identity import hash_json
 from spark_jobs.read.document import Document, Fault
-from spark_jobs.read.files.streams import ListedFile
 
 _LEAST_BYTES, _MOST_BYTES = 2 * 1024 * 1024, 64 * 1024 * 1024
 
 Batch = list[Document | Fault]
+
+
+class ListedFile(BaseModel):
+    """A file of a source, as it was when the source was listed."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    url: str
+    name: str
+    """Relative to the source's folder."""
+    bytes: int
+    """As stored."""
+    checksum: str
 
 
 @dataclass(frozen=True)

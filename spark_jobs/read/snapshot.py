@@ -18,11 +18,11 @@ from spark_jobs.read.docstrings import open_packages
 from spark_jobs.read.document import DECODED, EMPTY, EXAMPLES, UNREAD, judge_faults
 from spark_jobs.read.facts import open_facts
 from spark_jobs.read.files.reading import EXTRACTORS, Digests, open_files, read_listed
-from spark_jobs.read.files.streams import ListedFile
 from spark_jobs.read.hugging_face import open_dataset
 from spark_jobs.read.opened import (
     Batch,
     Chunks,
+    ListedFile,
     OpenedSource,
     SkippedFiles,
     listed_key,
@@ -73,18 +73,15 @@ def snapshot_stats(records: Records, unread: Iterable[SkippedFiles]) -> dict[str
     Raises:
         UserError: there is no document.
     """
-    decoded, decoded_examples = _by_kind(DECODED, records)
-    stats = _counts(records) | _unread(records, list(unread))
-    stats |= {"decoded": dict(decoded.most_common()), "decoded_examples": decoded_examples}
-    _refuse_nothing(stats)
-    return stats
-
-
-def _counts(records: Records) -> dict[str, Any]:
     of_all = [record for found in records.values() for record in found]
-    reasons = _sum("faults", of_all)
-    faults = {k: n for k, n in reasons.items() if not k.startswith((UNREAD, DECODED))}
-    return {
+    decoded, decoded_examples = _by_kind(DECODED, records)
+    skipped, examples = _by_kind(UNREAD, records)
+    for one in unread:
+        skipped += Counter(one.counts)
+        for kind, names in one.examples.items():
+            examples[kind] = [*names, *examples.get(kind, [])][:EXAMPLES]
+    reasons = _sum("faults", of_all).items()
+    stats = {
         "documents": sum(record.documents for record in of_all),
         "bytes": sum(record.bytes for record in of_all),
         "sources": {
@@ -96,19 +93,15 @@ def _counts(records: Records) -> dict[str, Any]:
             if any(record.documents for record in found)
         },
         "licenses": dict(sorted(_sum("licenses", of_all).items())),
-        "dropped": faults,
+        "dropped": {k: n for k, n in reasons if not k.startswith((UNREAD, DECODED))},
         "faults": [example for found in records.values() for example in _examples(found)],
+        "unread": dict(skipped.most_common()),
+        "unread_examples": examples,
+        "decoded": dict(decoded.most_common()),
+        "decoded_examples": decoded_examples,
     }
-
-
-def _unread(records: Records, found: list[SkippedFiles]) -> dict[str, Any]:
-    """What was found and not read, beside the files and within archives."""
-    counts, examples = _by_kind(UNREAD, records)
-    for one in found:
-        counts += Counter(one.counts)
-        for kind, names in one.examples.items():
-            examples[kind] = ([*names, *examples.get(kind, [])])[:EXAMPLES]
-    return {"unread": dict(counts.most_common()), "unread_examples": examples}
+    _refuse_nothing(stats)
+    return stats
 
 
 def _by_kind(beginning: str, records: Records) -> tuple[Counter[str], dict[str, list[str]]]:

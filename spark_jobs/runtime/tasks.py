@@ -305,8 +305,11 @@ def _write_by_part(
     batches: Iterator[pa.RecordBatch], folder: str, schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
     """Write rows, which come in the order of their parts, and say where."""
-    rows = ((number, _joined(held, schema)) for number, held in _by_number(batches))
-    yield _written(write_part_rows(folder, schema, rows))
+    tables = ((number, pa.Table.from_batches(held)) for number, held in _by_number(batches))
+    chosen = ((n, table.select(schema.names).cast(schema)) for n, table in tables)
+    rows = ((number, table.combine_chunks().to_batches()[0]) for number, table in chosen)
+    written = write_part_rows(folder, schema, rows).places
+    yield _records([(part, *place) for part, place in written.items()])
 
 
 def _by_number(
@@ -328,11 +331,6 @@ def _by_number(
         yield number, held
 
 
-def _joined(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
-    table = pa.Table.from_batches(batches).select(schema.names).cast(schema)
-    return table.combine_chunks().to_batches()[0]
-
-
 def _write_ordered(
     batches: Iterator[pa.RecordBatch], folder: str, schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
@@ -341,10 +339,6 @@ def _write_ordered(
     written = write_part_rows(folder, schema, numbered).places
     partition = TaskContext.get().partitionId()
     yield _records([(partition, *place) for place in written.values()])
-
-
-def _written(rows: PartRows) -> pa.RecordBatch:
-    return _records([(part, *place) for part, place in rows.places.items()])
 
 
 def _records(rows: list[tuple[int, str, int, int]]) -> pa.RecordBatch:

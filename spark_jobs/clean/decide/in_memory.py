@@ -12,7 +12,6 @@ which represents them; `thin_out` leaves a few texts of each template; `find_nea
 clusters the representatives; `decide_survivors` says of every document whether it stays.
 """
 
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -113,19 +112,10 @@ class InMemoryDecider(decider.Decider):
         keys = np.empty((len(documents), 0), np.uint64)
         if bands_of(settings) and len(documents):
             keys = prepared.fetch_matrix(documents, "bands", np.uint64)
-        shingles = partial(
-            fetch_shingles,
-            run.spark,
-            prepared,
-            words=settings.near_duplicates.shingle_words,
-            scratch=run.scratch,
-            cache=run.cache,
-            report=run.report,
-        )
         threshold = settings.near_duplicates.threshold
         compare = comparison(
             lambda numbers: prepared.fetch_matrix(documents[numbers], "signature", np.uint8),
-            lambda numbers: shingles(documents[numbers]),
+            lambda numbers: fetch_shingles(run, prepared, documents[numbers]),
             threshold,
         )
         return find_near_duplicates(keys, compare, threshold)

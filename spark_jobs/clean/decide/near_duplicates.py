@@ -18,13 +18,18 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql import SparkSession
 
 from artifacts.cache import cache_key
 from artifacts.numbers import run_starts, sorted_unique
-from artifacts.progress import Report
 from artifacts.storage import files
-from spark_jobs.clean.decide.decider import DocumentPart, chunks, jaccard, plausible, shingle_sets
+from spark_jobs.clean.decide.decider import (
+    DecisionContext,
+    DocumentPart,
+    chunks,
+    jaccard,
+    plausible,
+    shingle_sets,
+)
 from spark_jobs.clean.forgotten import ForgottenTexts
 from spark_jobs.clean.prepare import BUCKET_WINDOW, matrix_of
 from spark_jobs.runtime.parquet import READERS, cached_rows
@@ -98,27 +103,19 @@ def comparison(
 
 
 def fetch_shingles(
-    spark: SparkSession,
-    prepared: PreparedParts,
-    numbers: np.ndarray,
-    words: int,
-    scratch: str,
-    cache: str | None,
-    report: Report,
+    run: DecisionContext, prepared: PreparedParts, numbers: np.ndarray
 ) -> list[np.ndarray]:
     """The shingle sets of documents, made by tasks where their texts are: sorted hashes.
 
     Args:
         numbers: of documents in `prepared`; only candidates for near-copies are asked for.
-        words: in a shingle.
-        scratch: folder that the sets pass through.
-        cache: folder of those that earlier runs made.
     """
+    words = run.settings.near_duplicates.shingle_words
     found = prepared.by_part(numbers)
-    items = [(part, rows, f"{scratch}/shingles-{uuid.uuid4().hex}") for part, _, rows in found]
+    items = [(part, rows, f"{run.scratch}/shingles-{uuid.uuid4().hex}") for part, _, rows in found]
     key = cache_key("shingles", shingle_sets.__module__, ["numpy"], words=words)
-    work = partial(_shingle, words=words, cache=cache, key=key)
-    map_tasks(spark, "shingling candidates", items, work, report)
+    work = partial(_shingle, words=words, cache=run.cache, key=key)
+    map_tasks(run.spark, "shingling candidates", items, work, run.report)
     sets: list[np.ndarray] = [np.empty(0, np.uint64)] * len(numbers)
     for (_, places, _), (_, _, url) in zip(found, items, strict=True):
         with files.open_file(url) as file, pa.ipc.open_stream(file) as stream:

@@ -15,8 +15,8 @@ from fsspec.utils import glob_translate
 
 from artifacts.errors import UserError, shown_in_line
 from artifacts.storage import files, transfer
-from spark_jobs.read.files.streams import ListedFile, LocalFile, RemoteFile, StoredFile
-from spark_jobs.read.opened import EXAMPLES, SkippedFiles
+from spark_jobs.read.files.streams import LocalFile, RemoteFile, StoredFile
+from spark_jobs.read.opened import EXAMPLES, ListedFile, SkippedFiles
 from spark_jobs.read.settings import FORMATS, Files, format_of, kind_of
 
 _SPECIAL = {
@@ -90,7 +90,7 @@ class Walk:
             self._add("broken link", entry)
         elif os.path.isdir(target):
             self._add("link to a folder", entry)
-        elif not self.source.follow_links and not _is_within(target, self.root):
+        elif not self.source.follow_links and os.path.commonpath([target, self.root]) != self.root:
             self._add("link out of the folder", entry)
         else:
             return False
@@ -113,10 +113,6 @@ class Walk:
 
     def _name(self, path: str) -> str:
         return os.path.relpath(path, self.root)
-
-
-def _is_within(path: str, folder: str) -> bool:
-    return os.path.commonpath([path, folder]) == folder
 
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
@@ -148,7 +144,12 @@ def find_files(source: Files, apart: str | None = None, names: int = EXAMPLES) -
     places: set[tuple[str, str]] = set()
     real_folder = cache(os.path.realpath)
     for url in expand_braces(source.path):
-        matched = _match(source, url, found.unread, apart)
+        filesystem, path = files.resolve(url)
+        matched = list(
+            _match_local(source, path, found.unread, apart)
+            if files.is_local(url)
+            else _match_remote(source, filesystem, path, found.unread)
+        )
         if not matched:
             raise UserError(_nothing_found(source, url, found.unread))
         for file in sorted(matched, key=lambda one: one.name):
@@ -179,13 +180,6 @@ def _nothing_found(source: Files, url: str, unread: SkippedFiles) -> str:
         f"Source {source.name!r}: {shown_in_line(url)} matches no file. "
         f"Check `raw_corpus.sources` ({source.name}), key `path`."
     )
-
-
-def _match(source: Files, url: str, unread: SkippedFiles, apart: str | None) -> list[StoredFile]:
-    filesystem, path = files.resolve(url)
-    if files.is_local(url):
-        return list(_match_local(source, path, unread, apart))
-    return list(_match_remote(source, filesystem, path, unread))
 
 
 def _match_local(

@@ -21,7 +21,7 @@ from spark_jobs.read.document import EMPTY, UNREAD, Document, Fault, of_example
 from spark_jobs.read.files import office, rows, streams
 from spark_jobs.read.files.find import find_files
 from spark_jobs.read.files.rows import Row
-from spark_jobs.read.opened import Batch, Chunks, OpenedSource, Texts, group, hash64
+from spark_jobs.read.opened import Batch, Chunks, ListedFile, OpenedSource, Texts, group, hash64
 from spark_jobs.read.settings import Files, FormatName, format_of
 
 SETTLED_NANOSECONDS = 2_000_000_000
@@ -190,7 +190,7 @@ def _extractors(file: streams.SourceFile, source: Files) -> frozenset[str]:
     return EXTRACTORS.get(file.format.name, frozenset())
 
 
-def read_listed(source: Files, listed: streams.ListedFile) -> Iterator[Batch]:
+def read_listed(source: Files, listed: ListedFile) -> Iterator[Batch]:
     """A file of a chunk (`Chunks.files`), in whichever process reads it; raises as `open_files`
     does from reading."""
     form = format_of(listed.name)
@@ -204,7 +204,12 @@ def _read(
 ) -> Iterator[Batch]:
     """A file's documents; raises SourceChanged where it is no longer in that state."""
     yield from _batches(documents_of(file, source, tick))
-    _refuse_change(file, state)
+    try:
+        changed = file.state() != state
+    except FileNotFoundError:
+        changed = True
+    if changed:
+        raise streams.SourceChanged(f"{file.shown} changed while it was read")
 
 
 def _hashes(
@@ -241,15 +246,6 @@ def _progress(
         progress.advance(round(done / 1e6))
 
     return tick
-
-
-def _refuse_change(file: streams.StoredFile, before: object) -> None:
-    try:
-        changed = file.state() != before
-    except FileNotFoundError:
-        changed = True
-    if changed:
-        raise streams.SourceChanged(f"{file.shown} changed while it was read")
 
 
 def documents_of(

@@ -158,7 +158,11 @@ def read_parquet(content: streams.Content) -> Iterator[Row]:
         for batch in parquet.iter_batches(_batch_rows(parquet, columns), columns=columns):
             for record in _records(batch):
                 number += 1
-                yield _row(record, content, number)
+                where = f"row {number}"
+                if isinstance(record, UnicodeDecodeError):
+                    yield streams.not_utf8(content, where, record)
+                else:
+                    yield pick(record, content, where, number)
 
 
 def _batch_rows(parquet: pq.ParquetFile, columns: list[str]) -> int:
@@ -183,12 +187,6 @@ def _records(batch: pa.RecordBatch) -> Iterator[dict[str, Any] | UnicodeDecodeEr
             yield {name: batch[name][place].as_py() for name in batch.schema.names}
         except UnicodeDecodeError as error:
             yield error
-
-
-def _row(record: dict[str, Any] | UnicodeDecodeError, content: streams.Content, number: int) -> Row:
-    if isinstance(record, UnicodeDecodeError):
-        return streams.not_utf8(content, f"row {number}", record)
-    return pick(record, content, f"row {number}", number)
 
 
 def _need_columns(content: streams.Content, names: Iterable[str]) -> None:

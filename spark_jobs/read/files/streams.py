@@ -23,11 +23,11 @@ from functools import cache, partial
 from typing import IO, Any
 
 import pyarrow as pa
-from pydantic import BaseModel, ConfigDict
 
 from artifacts.errors import UserError, shown_in_line
 from artifacts.storage import files, transfer
 from spark_jobs.read.document import DECODED, Fault
+from spark_jobs.read.opened import ListedFile
 from spark_jobs.read.settings import Files, Format, format_of, kind_of
 
 Tick = Callable[[int], None]
@@ -233,19 +233,6 @@ class LocalFile(StoredFile):
         return digest.hexdigest()
 
 
-class ListedFile(BaseModel):
-    """A file of a source, as it was when the source was listed."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    url: str
-    name: str
-    """Relative to the source's folder."""
-    bytes: int
-    """As stored."""
-    checksum: str
-
-
 @dataclass(frozen=True)
 class RemoteFile(StoredFile):
     """An object in the cloud, or a file of any other file system that fsspec knows; its path is a
@@ -440,8 +427,10 @@ def _tar(content: Content) -> Iterator[Member | SkippedMember]:
                 if entry.isfile() and entry.size > TAR_MEMBER_BYTES:
                     yield SkippedMember("too large file in an archive", _name(content, entry.name))
                 elif entry.isfile():
+                    # In memory: readers go back and forth, which the archive's stream does not.
                     read = cache(partial(_tar_member, archive, entry))
-                    yield _member(content, entry.name, entry.size, partial(_in_memory, read))
+                    opener = partial(lambda read: io.BytesIO(read()), read)
+                    yield _member(content, entry.name, entry.size, opener)
                 elif not entry.isdir():
                     kind = "link" if entry.issym() or entry.islnk() else "special file"
                     yield SkippedMember(f"{kind} in an archive", _name(content, entry.name))
@@ -457,14 +446,9 @@ def _unreadable(content: Content, kind: str, error: Exception) -> BadFile:
 
 
 def _tar_member(archive: tarfile.TarFile, entry: tarfile.TarInfo) -> bytes:
-    """Its content, for readers that go back and forth, as the archive's stream does not."""
     file = archive.extractfile(entry)
     assert file is not None, "a regular file has content"
     return file.read()
-
-
-def _in_memory(read: Callable[[], bytes]) -> IO[bytes]:
-    return io.BytesIO(read())
 
 
 def _member(
