@@ -15,7 +15,6 @@ import pytest
 
 from artifacts.errors import extra_of, reason_of
 from tests.conftest import ROOT
-from tests.tiny import tiny_base_model
 
 PACKAGES = ("artifacts", "llm_assets", "recipes", "serving", "spark_jobs")
 ELSEWHERE = {"torch_xla"}
@@ -150,13 +149,15 @@ def test_the_graph_loads_with_the_extra_of_the_corpus_alone(project: Path) -> No
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-def test_an_engine_that_is_absent_is_named_with_its_extra(tmp_path: Path) -> None:
-    tiny_base_model(tmp_path / "base")
-    program = """
+def test_an_engine_that_is_absent_is_named_with_its_extra(
+    tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    program = f"""
 from pathlib import Path
 from serving.engine.program import choose_engine
 from serving.settings import EndpointSettings
-choose_engine(Path("base"), EndpointSettings(engine="openvino", weights="f32"), Path("cache"))
+settings = EndpointSettings(engine="openvino", weights="f32")
+choose_engine(Path({str(tiny_model_folder)!r}), settings, Path("cache"))
 """
     serving = {name for name in outside_the_core() if extra_of(name) == "serve"}
     done = without(serving, tmp_path, program)

@@ -11,12 +11,10 @@ from llm_assets.assets.corpus import every_file_was_read
 from tests.conftest import Project
 from tests.faults import small_disk
 
-MATERIALIZE = ("dagster", "asset", "materialize", "--select", "base_model")
-
 
 def make_history(project: Project) -> list[Path]:
     """Have something recorded in Dagster's history: its files."""
-    ended = project.run(*MATERIALIZE)
+    ended = project.materialize("base_model")
     assert ended.returncode == 0, ended.stderr
     return list((project.folder / ".llm_assets" / "dagster").rglob("*.db"))
 
@@ -32,18 +30,12 @@ def _without_trace(text: str) -> str:
     sees="the file, and that it is not UTF-8",
     then="nothing is read as something else",
 )
-@pytest.mark.parametrize(
-    "command",
-    [("llm-assets", "run"), ("dagster", "asset", "materialize", "--select", "raw_corpus")],
-)
-def test_text_in_another_encoding_is_named_without_a_trace(
-    project: Project, command: tuple[str, ...]
-) -> None:
+def test_text_in_another_encoding_is_named_without_a_trace(project: Project) -> None:
     for number in range(10):
         foreign = "ポンプは毎週開きます。".encode("shift_jis")
         (project.folder / "text" / f"foreign-{number}.txt").write_bytes(foreign)
 
-    ended = project.run(*command)
+    ended = project.materialize("raw_corpus")
 
     assert ended.returncode == 1
     assert "is not UTF-8" in _without_trace(ended.stdout + ended.stderr)
@@ -118,7 +110,7 @@ def test_a_history_on_a_full_disk_is_called_what_it_is(project: Project) -> None
         said = _without_trace(ended.stdout + ended.stderr)
         assert "full or failing (0.0 GB free" in said and ".llm_assets" in said
         disk.grow(20)
-        assert project.run(*MATERIALIZE).returncode == 0
+        assert project.materialize("base_model").returncode == 0
 
 
 def test_runs_of_one_second_have_a_log_each(project: Project) -> None:
@@ -131,33 +123,13 @@ def test_runs_of_one_second_have_a_log_each(project: Project) -> None:
 def test_what_is_not_read_is_on_the_screen_and_in_the_log(project: Project) -> None:
     (project.folder / "text" / "scan.png").write_bytes(b"x")
 
-    ended = project.run("dagster", "asset", "materialize", "--select", "raw_corpus")
+    ended = project.materialize("raw_corpus")
 
     assert ended.returncode == 0, ended.stderr
     assert "Not read: 1 .png (scan.png)" in ended.stdout + ended.stderr
     checked = every_file_was_read(project.record.current("raw_corpus", needed_by="test"))
     assert not checked.passed
     assert "1 files or documents were left out: 1 .png" in str(checked.description)
-
-
-def test_status_and_versions_speak_json(project: Project) -> None:
-    import json
-
-    status = project.run("llm-assets", "--config", str(project.config), "status", "--json")
-    versions = project.run("llm-assets", "versions", "--json")
-
-    assert json.loads(status.stdout)["pipeline"] == "manual"
-    assert json.loads(status.stdout)["champion"] is None
-    assert json.loads(versions.stdout) == []
-
-
-def test_the_preflight_refuses_a_run_before_any_work(project: Project, tmp_path: Path) -> None:
-    project.configure(base_model={"folder": str(tmp_path / "nothing")})
-
-    ended = project.run("llm-assets", "run")
-
-    assert ended.returncode == 1 and "it has no config.json" in ended.stderr
-    assert not (project.folder / "store" / "raw_corpus").exists()
 
 
 @pytest.mark.fault(
@@ -179,7 +151,7 @@ def test_a_source_that_never_rests_is_read_again_and_then_named(project: Project
     writer = threading.Thread(target=append)
     writer.start()
     try:
-        run = project.run("dagster", "asset", "materialize", "--select", "raw_corpus")
+        run = project.materialize("raw_corpus")
     finally:
         ended.set()
         writer.join()
