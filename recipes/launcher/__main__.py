@@ -6,20 +6,28 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 from artifacts.errors import UserError
-from artifacts.program.lifetime import Child, Interruption, use_own_temporary_folder, wait_for_all
-from recipes.launcher import commands, ssh
+from artifacts.program.lifetime import (
+    Child,
+    Interruption,
+    importing,
+    use_own_temporary_folder,
+    wait_for_all,
+)
+from recipes.launcher import ssh
 from recipes.launcher.cluster import (
-    JOIN_VARIABLES,
+    LOOPBACK,
     Cluster,
     find_interface,
     opened_store,
     read_cluster,
 )
 from recipes.launcher.folders import localize_spec, make_folders, output_folders
+from recipes.launcher.local import run_workers
 from recipes.launcher.relay import relayed_messages, without_session
 from recipes.launcher.secrets import with_secrets
 from recipes.spec import SECONDS_TO_SAVE
@@ -67,77 +75,116 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _launch(options: argparse.Namespace, cluster: Cluster, folder: Path) -> int:
-    commands.check_accelerators(options.accelerators)
+    _check_accelerators(options.accelerators)
     make_folders(os.environ)
     program = list(options.program)
     if options.spec:
         local = localize_spec(options.spec, folder / "spec.json", os.environ)
         program += ["--spec", os.fspath(local)]
     environment = with_secrets({**os.environ, **output_folders(os.environ)})
-    if cluster.is_single or options.launcher == "command":
-        return _start(options, cluster, folder, program, environment)
-    interface = find_interface(cluster, environment)
-    environment |= {**interface.variables(environment), **JOIN_VARIABLES}
-    if not cluster.is_master:
-        return _start(options, cluster, folder, program, environment)
-    cluster = dataclasses.replace(cluster, master_address=interface.address)
-    with opened_store(interface.address, cluster.master_port):
-        return _start(options, cluster, folder, program, environment)
-
-
-def _start(
-    options: argparse.Namespace,
-    cluster: Cluster,
-    folder: Path,
-    program: list[str],
-    environment: dict[str, str],
-) -> int:
-    uses_ssh = options.ssh and options.launcher == "deepspeed" and not cluster.is_single
     if not cluster.is_master:
         environment = without_session(environment)
-        if uses_ssh:
-            command = ssh.server_command(cluster, _shared_folder(), folder / "ssh", environment)
-        else:
-            command = _command(options, cluster, folder, program)
-        return _run(cluster, command, environment)
-    command = _command(options, cluster, folder, program)
-    with relayed_messages(environment) as relayed:
-        if not uses_ssh:
-            return _run(cluster, command, relayed)
-        with ssh.joined_nodes(cluster, _shared_folder(), folder / "ssh", relayed) as joined:
-            return _run(cluster, command, joined)
+    with relayed_messages(environment) as environment:
+        if options.launcher == "command":
+            return _run(cluster, program, environment)
+        processes = _count_processes(options.processes)
+        with _met(cluster, environment) as (cluster, environment):
+            if options.launcher == "deepspeed" and options.ssh and not cluster.is_single:
+                return _run_by_ssh(cluster, processes, folder, program, environment)
+            _tell(cluster, program)
+            machines = len(cluster.hosts)
+            return run_workers(
+                program, processes, environment, Interruption(), cluster.rank, machines
+            )
+
+
+@contextmanager
+def _met(
+    cluster: Cluster, environment: Mapping[str, str]
+) -> Iterator[tuple[Cluster, dict[str, str]]]:
+    """The cluster, its master by address, and the environment in which its workers meet."""
+    if cluster.is_single:
+        with opened_store(LOOPBACK.address) as port:
+            yield cluster, {**environment, **LOOPBACK.meeting({}, port)}
+        return
+    interface, port = find_interface(cluster, environment), cluster.master_port
+    store: AbstractContextManager[object] = nullcontext()
+    if cluster.is_master:
+        cluster = dataclasses.replace(cluster, master_address=interface.address)
+        store = opened_store(interface.address, port)
+    with store:
+        yield (
+            cluster,
+            {**environment, **interface.meeting(environment, port, cluster.master_address)},
+        )
+
+
+def _run_by_ssh(
+    cluster: Cluster,
+    processes: int,
+    folder: Path,
+    program: Sequence[str],
+    environment: Mapping[str, str],
+) -> int:
+    if "CHECKPOINT_FOLDER" not in environment:
+        raise UserError("--ssh shares a key through the job's output: set base_output_directory.")
+    shared, own = Path(environment["CHECKPOINT_FOLDER"]) / "launcher", folder / "ssh"
+    if not cluster.is_master:
+        return _run(cluster, ssh.server_command(cluster, shared, own, environment), environment)
+    command = ssh.deepspeed_command(cluster, processes, folder / "hostfile", program)
+    with ssh.joined_nodes(cluster, shared, own, environment) as joined:
+        return _run(cluster, command, joined)
 
 
 def _run(cluster: Cluster, command: Sequence[str], environment: Mapping[str, str]) -> int:
     """Run to the end, passing SIGTERM and SIGINT on; a program killed by a signal never gives 0."""
-    print(
-        f"Node {cluster.rank} of {len(cluster.hosts)}, master {cluster.master_address}: "
-        f"{' '.join(command)}",
-        flush=True,
-    )
+    _tell(cluster, command)
     interruption = Interruption()
     child = Child(command, environment=environment, heeds_parent=False)
     (status,) = wait_for_all([child], interruption, SECONDS_TO_END)
     return 128 - status if status < 0 else status
 
 
-def _command(
-    options: argparse.Namespace, cluster: Cluster, folder: Path, program: list[str]
-) -> list[str]:
-    if options.launcher == "command":
-        return program
-    processes = commands.count_processes(options.processes)
-    if cluster.is_single or options.launcher == "torchrun":
-        return commands.workers_command(cluster, processes, program)
-    hostfile = folder / "hostfile"
-    return commands.deepspeed_command(cluster, processes, hostfile, program, options.ssh)
+def _tell(cluster: Cluster, command: Sequence[str]) -> None:
+    print(
+        f"Node {cluster.rank} of {len(cluster.hosts)}, master {cluster.master_address}: "
+        f"{' '.join(command)}",
+        flush=True,
+    )
 
 
-def _shared_folder() -> Path:
-    folders = output_folders(os.environ)
-    if "CHECKPOINT_FOLDER" not in folders:
-        raise UserError("--ssh shares a key through the job's output: set base_output_directory.")
-    return Path(folders["CHECKPOINT_FOLDER"]) / "launcher"
+def _count_processes(asked: str) -> int:
+    """`auto` is one process an accelerator, or one without any; else the number itself."""
+    if asked != "auto":
+        if not asked.isdecimal() or int(asked) < 1:
+            raise UserError(f"--processes has to be `auto` or a number from 1, not {asked!r}.")
+        return int(asked)
+    with importing():
+        from recipes.device import count_gpus
+
+    return max(1, count_gpus())
+
+
+def _check_accelerators(asked: int) -> None:
+    """Raise UserError where PyTorch sees fewer GPUs than this machine was asked for with.
+
+    Training would go on without them, hundreds of times slower at the same price.
+    """
+    if not asked:
+        return
+    with importing():
+        import torch
+
+        from recipes.device import count_gpus
+
+    found = count_gpus()
+    if found < asked:
+        raise UserError(
+            f"This machine was asked for with {asked} accelerator(s), and PyTorch "
+            f"{torch.__version__} (CUDA {torch.version.cuda or 'none'}) sees {found}. Its CUDA may "
+            "be newer than the machine's driver: build the image for an older one (CUDA in "
+            "images/cuda/Dockerfile)."
+        )
 
 
 def _idle(cluster: Cluster, hours: float) -> int:

@@ -115,9 +115,24 @@ class Interface:
     name: str
     address: str
 
-    def variables(self, environment: Mapping[str, str]) -> dict[str, str]:
-        """What keeps gloo and NCCL on it, unless the environment says otherwise for NCCL."""
-        return {GLOO_VARIABLE: self.name, NCCL_VARIABLE: environment.get(NCCL_VARIABLE, self.name)}
+    def meeting(
+        self, environment: Mapping[str, str], port: int, master_address: str | None = None
+    ) -> dict[str, str]:
+        """What has workers join the store there, or at the master's address, and messages keep to
+        this interface, unless the environment says otherwise for NCCL's.
+
+        Without the first, the first worker would open another store.
+        """
+        return {
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "MASTER_ADDR": master_address or self.address,
+            "MASTER_PORT": str(port),
+            GLOO_VARIABLE: self.name,
+            NCCL_VARIABLE: environment.get(NCCL_VARIABLE, self.name),
+        }
+
+
+LOOPBACK = Interface("lo", "127.0.0.1")
 
 
 def find_interface(cluster: Cluster, environment: Mapping[str, str]) -> Interface:
@@ -178,9 +193,6 @@ def _are_loopback(*addresses: str) -> bool:
     return all(ipaddress.ip_address(address).is_loopback for address in addresses)
 
 
-JOIN_VARIABLES = {"TORCHELASTIC_USE_AGENT_STORE": "True"}
-"""By these a worker joins the store at MASTER_ADDR and MASTER_PORT; without them, the first worker
-would open another."""
 BACKLOG = 1024
 """Workers that may knock at once."""
 

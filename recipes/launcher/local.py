@@ -10,8 +10,8 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 
 from artifacts.program.entry import INTERRUPTED
@@ -22,82 +22,70 @@ from artifacts.program.lifetime import (
     importing,
     wait_for_all,
 )
-from recipes.launcher.cluster import GLOO_VARIABLE, JOIN_VARIABLES, NCCL_VARIABLE, opened_store
+from recipes.launcher.cluster import LOOPBACK, opened_store
 from recipes.spec import SECONDS_TO_SAVE
 
-LOOPBACK = "127.0.0.1"
-LOOPBACK_INTERFACE = "lo"
 SECONDS_TO_END_TOGETHER = timedelta(seconds=300)
 
 
 def main() -> int:
-    """Run the workers to their end and return one exit code for all of them."""
+    """Run workers on this machine alone, which meet on loopback."""
     end_with_parent()
-    options = _parse()
+    parser = argparse.ArgumentParser(prog="recipes.launcher.local", description=__doc__)
+    parser.add_argument("--workers", type=int, required=True, help="processes on this machine")
+    parser.add_argument("program", nargs="+", help="after `--`: `-m module` or a script, arguments")
+    options = parser.parse_args()
     interruption = Interruption()
-    with _store(options.store) as (address, port):
-        place = {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
-        if not options.store:
-            place |= {GLOO_VARIABLE: LOOPBACK_INTERFACE, NCCL_VARIABLE: LOOPBACK_INTERFACE}
-        workers = [
-            Child(
-                [sys.executable, *options.program],
-                environment=os.environ | place | _environment(rank, options),
-            )
-            for rank in range(options.workers)
-        ]
-        codes = wait_for_all(workers, interruption, SECONDS_TO_SAVE)
-        if options.store and not any(codes):
-            _wait_for_machines(address, port, options)
+    with opened_store(LOOPBACK.address) as port:
+        environment = os.environ | LOOPBACK.meeting({}, port)
+        return run_workers(options.program, options.workers, environment, interruption)
+
+
+def run_workers(
+    program: Sequence[str],
+    count: int,
+    environment: Mapping[str, str],
+    interruption: Interruption,
+    machine: int = 0,
+    machines: int = 1,
+) -> int:
+    """Run the workers of one machine to their end; returns one exit code for all of them.
+
+    Args:
+        program: `-m module` or a script, and its arguments.
+        environment: of which `Interface.meeting` is a part.
+        machine: its number among `machines`, from 0; each has as many workers.
+    """
+    # Threads of all workers together are as many as there are processors.
+    threads = max(1, len(os.sched_getaffinity(0)) // count)
+    shared = {
+        "OMP_NUM_THREADS": str(threads),
+        **environment,
+        "WORLD_SIZE": str(machines * count),
+        "LOCAL_WORLD_SIZE": str(count),
+        "GROUP_RANK": str(machine),
+    }
+    ranks = ({"RANK": str(machine * count + n), "LOCAL_RANK": str(n)} for n in range(count))
+    workers = [Child([sys.executable, *program], environment=shared | rank) for rank in ranks]
+    codes = wait_for_all(workers, interruption, SECONDS_TO_SAVE)
     if not any(codes):
+        if machines > 1:
+            _wait_for_machines(environment, machine, machines)
         return 0
     return INTERRUPTED if interruption.requested else failure_code(codes)
 
 
-def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="recipes.launcher.local", description=__doc__)
-    parser.add_argument("--workers", type=int, required=True, help="processes on this machine")
-    parser.add_argument("--machine", type=int, default=0, help="its number, from 0")
-    parser.add_argument("--machines", type=int, default=1, help="how many there are")
-    parser.add_argument("--store", help="address:port where the workers of several machines meet")
-    parser.add_argument("program", nargs="+", help="after `--`: `-m module` or a script, arguments")
-    return parser.parse_args()
-
-
-@contextmanager
-def _store(given: str | None) -> Iterator[tuple[str, int]]:
-    if given:
-        address, _, port = given.rpartition(":")
-        yield address, int(port)
-        return
-    with opened_store(LOOPBACK) as bound:
-        yield LOOPBACK, bound
-
-
-def _environment(local_rank: int, options: argparse.Namespace) -> dict[str, str]:
-    # Threads of all workers together are as many as there are processors.
-    threads = max(1, len(os.sched_getaffinity(0)) // options.workers)
-    return {
-        "RANK": str(options.machine * options.workers + local_rank),
-        "LOCAL_RANK": str(local_rank),
-        "WORLD_SIZE": str(options.machines * options.workers),
-        "LOCAL_WORLD_SIZE": str(options.workers),
-        "GROUP_RANK": str(options.machine),
-        **JOIN_VARIABLES,
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
-    }
-
-
-def _wait_for_machines(address: str, port: int, options: argparse.Namespace) -> None:
+def _wait_for_machines(environment: Mapping[str, str], machine: int, machines: int) -> None:
     """Return once the workers of all machines have ended, as the store ends with the first one."""
     with importing():
         from torch.distributed import DistError, TCPStore
 
     with suppress(DistError):
+        address, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
         store = TCPStore(address, port, is_master=False)
-        store.set(f"ended/{options.machine}", "")
-        if options.machine == 0:
-            store.wait([f"ended/{n}" for n in range(options.machines)], SECONDS_TO_END_TOGETHER)
+        store.set(f"ended/{machine}", "")
+        if machine == 0:
+            store.wait([f"ended/{n}" for n in range(machines)], SECONDS_TO_END_TOGETHER)
 
 
 def failure_code(codes: Sequence[int]) -> int:

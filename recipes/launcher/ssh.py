@@ -10,21 +10,22 @@ bucket believes for a minute that a name is not there.
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from artifacts.errors import UserError
+from artifacts.errors import UserError, install_advice
 from artifacts.program.lifetime import Child, run_to_end
 from artifacts.storage import files
 from recipes.launcher import session
 from recipes.launcher.cluster import Cluster, find_interface
-from recipes.launcher.commands import SSH_PORT
 
+SSH_PORT = 2222
 JOIN_SECONDS = 1800.0
 """Machines of a job start minutes apart."""
 LOGIN_SECONDS = 20
@@ -32,6 +33,37 @@ POLL_SECONDS = 1.0
 HOST_KEY = re.compile(r"(?P<rank>\d+)-(?P<token>[0-9a-f]{32})\.host")
 KEY_NAME = "id_ed25519"
 STOP_SECONDS = 10.0
+
+
+def deepspeed_command(
+    cluster: Cluster, processes: int, hostfile: Path, program: Sequence[str]
+) -> list[str]:
+    """On the master: DeepSpeed's own launcher, which starts the program on all machines.
+
+    Args:
+        hostfile: where to write its list of machines.
+
+    Raises:
+        UserError: there is no DeepSpeed.
+    """
+    beside = Path(sys.executable).with_name("deepspeed")
+    found = str(beside) if beside.exists() else shutil.which("deepspeed")
+    if found is None:
+        raise UserError(f"--launcher deepspeed: {install_advice('deepspeed')}")
+    hostfile.write_text("".join(f"{host} slots={processes}\n" for host in cluster.hosts))
+    options = {
+        "master_addr": cluster.master_address,
+        "master_port": cluster.master_port,
+        "hostfile": hostfile,
+        "ssh_port": SSH_PORT,
+        "num_nodes": len(cluster.hosts),
+    }
+    command = [found, *(f"--{name}={value}" for name, value in options.items())]
+    # All nodes were logged in to already, with a key that DeepSpeed's own check does not use.
+    command += ["--no_local_rank", "--no_ssh_check"]
+    if program[0] == "-m":
+        return [*command, "--module", *program[1:]]
+    return [*command, *program]
 
 
 def server_command(

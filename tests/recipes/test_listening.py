@@ -11,7 +11,7 @@ import pytest
 
 from recipes.spec import read_metrics
 from tests.listening import listening_addresses, outside_loopback, run_watched
-from tests.recipes.conftest import SpecMaker, finish, launcher, start
+from tests.recipes.conftest import SpecMaker, finish, start
 from tests.stand_ins.processes import free_port
 
 SUM_RANKS = str(Path(__file__).parent / "launcher" / "sum_ranks.py")
@@ -19,48 +19,20 @@ MACHINES = ("127.0.0.2", "127.0.0.3")
 
 
 def test_one_worker_needs_no_door_at_all(make_spec: SpecMaker) -> None:
-    """Those of two listen on loopback alone, which `distributed/test_workers.py` holds."""
+    """Those of two listen on loopback alone, which `distributed/test_world_size.py` holds."""
     spec = make_spec("listening", steps=6)
-    process = start(spec, launcher(1))
+    process = start(spec)
     assert run_watched(process) == set()
     code, output = finish(process)
     assert code == 0, output
     assert read_metrics(Path(spec.run_folder))[-1]["step"] == 6
 
 
-@pytest.mark.parametrize(
-    "launcher", ["torchrun", pytest.param("deepspeed", marks=pytest.mark.soak)]
-)
-def test_a_users_own_program_on_one_machine_listens_on_loopback_alone(
-    launcher: str, tmp_path: Path
-) -> None:
-    arguments = ["--launcher", launcher, "--processes", "2", "--", SUM_RANKS, "0"]
-    environment = {key: value for key, value in os.environ.items() if key != "CLUSTER_SPEC"}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "recipes.launcher", *arguments],
-        env=environment | {"OUTPUT_FOLDER": str(tmp_path)},
-        text=True,
-    )
-    seen = run_watched(process)
-    assert process.returncode == 0
-    assert json.loads((tmp_path / "sum.json").read_text())["world"] == 2
-    assert seen and outside_loopback(seen) == set()
-
-
-@pytest.mark.parametrize(
-    ("launcher", "status"),
-    [
-        ("torchrun", 0),
-        *(
-            pytest.param(*run, marks=pytest.mark.soak)
-            for run in (("torchrun", 75), ("deepspeed", 0))
-        ),
-    ],
-)
+@pytest.mark.parametrize("status", [0, pytest.param(75, marks=pytest.mark.soak)])
 def test_machines_of_one_job_listen_on_the_addresses_that_name_them_alone(
-    launcher: str, status: int, tmp_path: Path
+    status: int, tmp_path: Path
 ) -> None:
-    arguments = ["--launcher", launcher, "--processes", "1", "--", SUM_RANKS, str(status)]
+    arguments = ["--processes", "1", "--", SUM_RANKS, str(status)]
     port = str(free_port())
     pools = {f"workerpool{rank}": [f"{host}:2222"] for rank, host in enumerate(MACHINES)}
     machines = []

@@ -8,8 +8,8 @@ import pytest
 
 from artifacts.errors import UserError
 from recipes.launcher.cluster import read_cluster
-from recipes.launcher.commands import deepspeed_command, workers_command
 from recipes.launcher.folders import mounted, output_folders
+from recipes.launcher.ssh import deepspeed_command
 
 
 def cluster_spec(pool: str, index: int, workers: int = 2) -> dict[str, str]:
@@ -73,26 +73,6 @@ def test_a_master_port_that_is_none_is_refused(port: str) -> None:
         read_cluster({"MASTER_PORT": port})
 
 
-def test_workers_get_their_machines_place() -> None:
-    cluster = read_cluster(cluster_spec("workerpool1", 1))
-    command = workers_command(cluster, 8, ["-m", "my.program"])
-    assert "--machines=3" in command and "--machine=2" in command
-    assert "--store=cmle-training-workerpool0-7-0:29500" in command
-    assert command[-2:] == ["-m", "my.program"]
-
-
-def test_deepspeed_gets_a_hostfile_and_no_ssh(tmp_path: Path) -> None:
-    cluster = read_cluster(cluster_spec("workerpool1", 0, workers=1))
-    hostfile = tmp_path / "hostfile"
-    command = deepspeed_command(cluster, 4, hostfile, ["-m", "my.program"], ssh=False)
-    assert hostfile.read_text().splitlines() == [
-        "cmle-training-workerpool0-7-0 slots=4",
-        "cmle-training-workerpool1-7-0 slots=4",
-    ]
-    assert "--no_ssh" in command and "--node_rank=1" in command
-    assert command[-2:] == ["--module", "my.program"]
-
-
 def test_without_deepspeed_its_extra_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,7 +80,7 @@ def test_without_deepspeed_its_extra_is_named(
     monkeypatch.setenv("PATH", str(tmp_path))
     cluster = read_cluster(cluster_spec("workerpool1", 0, workers=1))
     with pytest.raises(UserError, match=r"llm-assets\[deepspeed\]"):
-        deepspeed_command(cluster, 4, tmp_path / "hostfile", ["-m", "my.program"], ssh=False)
+        deepspeed_command(cluster, 4, tmp_path / "hostfile", ["-m", "my.program"])
 
 
 def test_output_folders_are_those_the_job_has() -> None:

@@ -19,8 +19,10 @@ def cluster(hosts: tuple[str, ...], rank: int = 0, master: str | None = None) ->
 def test_a_machine_meets_the_others_where_they_know_it(rank: int) -> None:
     found = find_interface(cluster(HOSTS, rank), {})
     assert found == Interface("lo", HOSTS[rank])
-    assert found.variables({}) == {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-    assert found.variables({"NCCL_SOCKET_IFNAME": "=eth0,eth1"})["NCCL_SOCKET_IFNAME"] != "lo"
+    told = found.meeting({}, 29500)
+    assert told["GLOO_SOCKET_IFNAME"] == told["NCCL_SOCKET_IFNAME"] == "lo"
+    named = found.meeting({"NCCL_SOCKET_IFNAME": "=eth0,eth1"}, 29500)
+    assert named["NCCL_SOCKET_IFNAME"] == "=eth0,eth1"
 
 
 def test_an_interface_that_is_named_holds() -> None:
