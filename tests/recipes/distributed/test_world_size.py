@@ -1,22 +1,25 @@
 """What a step reckons with is how many processes run; one, two and four of them train one model."""
 
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
+from artifacts.errors import UserError
+from artifacts.program.lifetime import Interruption
+from recipes.distributed.workers import Workers
 from recipes.settings import training_settings
 from recipes.spec import TrainingSpec
+from recipes.training.trainer import train
+from tests.listening import outside_loopback, run_watched
 from tests.recipes.conftest import (
-    PATIENCE_SECONDS,
-    REPOSITORY,
     SpecMaker,
     course,
-    launcher,
+    finish,
+    forked_workers,
     planned,
-    run,
     train_here,
 )
 
@@ -48,22 +51,13 @@ def test_another_number_of_processes_than_planned_ends_the_run_before_its_first_
     make_spec: SpecMaker, plan: int, started: int, settings: dict[str, Any]
 ) -> None:
     made = make_spec("planned").model_copy(update={"training": training_settings(settings)})
-    spec = planned(made, plan)
-    path = Path(spec.run_folder).parent / "planned.json"
-    spec.write(path)
-    ended = subprocess.run(
-        [*launcher(started), str(path)],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_SECONDS,
-    )
-    output = ended.stdout + ended.stderr
-    assert ended.returncode == 1, output
-    assert f"planned for {plan} training process(es), but {started} were started" in output
-    assert f"set `checkpoint.placement.workers` to {started}" in output
-    assert "Traceback" not in output
-    assert [path.name for path in Path(spec.run_folder).iterdir()] == ["run.lock"]
+    spec, workers = planned(made, plan), Workers(0, started, torch.device("cpu"))
+    with pytest.raises(UserError) as refusal:
+        train(spec, workers, Interruption(), lambda line: None)
+    told = str(refusal.value)
+    assert f"planned for {plan} training process(es), but {started} were started" in told
+    assert f"set `checkpoint.placement.workers` to {started}" in told
+    assert not Path(spec.run_folder).exists()
 
 
 def test_torchtune_counts_the_rows_of_a_step_by_the_processes() -> None:
@@ -73,18 +67,31 @@ def test_torchtune_counts_the_rows_of_a_step_by_the_processes() -> None:
     assert eight.placed(1) == settings.placed(1)
 
 
-@pytest.mark.parametrize("precision", ["float32", pytest.param("bfloat16", marks=pytest.mark.soak)])
-def test_one_two_and_four_processes_train_one_model(make_spec: SpecMaker, precision: Any) -> None:
-    alone, *others = (make_spec(f"by{n}", precision=precision) for n in (1, 2, 4))
+@pytest.mark.parametrize(
+    ("count", "precision"),
+    [
+        (2, "float32"),
+        *(
+            pytest.param(*placed, marks=pytest.mark.soak)
+            for placed in ((4, "float32"), (2, "bfloat16"), (4, "bfloat16"))
+        ),
+    ],
+)
+def test_several_processes_train_the_model_of_one_and_are_heard_of_on_loopback_alone(
+    make_spec: SpecMaker, count: int, precision: Any
+) -> None:
+    alone, spec = (make_spec(f"by{n}", precision=precision) for n in (1, count))
     train_here(alone)
-    for spec, workers in zip(others, (2, 4), strict=True):
-        code, output = run(spec, launcher(workers))
-        assert code == 0, output
-        # The first step starts from the same weights, so that nothing but rounding is another.
-        loss, norm, _ = course(alone)[0]
-        assert course(spec)[0][0] == pytest.approx(loss, rel=1e-5)
-        assert course(spec)[0][1] == pytest.approx(norm, rel=1e-3)
-        assert distance(spec, alone) < SAME_WEIGHTS[precision] * way(alone)
+    with forked_workers(spec, count) as workers:
+        listened = run_watched(*workers)
+        codes = [finish(worker) for worker in workers]
+    assert [code for code, _ in codes] == [0] * count, codes
+    assert listened and outside_loopback(listened) == set()
+    # The first step starts from the same weights, so that nothing but rounding is another.
+    loss, norm, _ = course(alone)[0]
+    assert course(spec)[0][0] == pytest.approx(loss, rel=1e-5)
+    assert course(spec)[0][1] == pytest.approx(norm, rel=1e-3)
+    assert distance(spec, alone) < SAME_WEIGHTS[precision] * way(alone)
 
 
 def distance(one: TrainingSpec, other: TrainingSpec) -> float:

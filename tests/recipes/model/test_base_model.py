@@ -3,8 +3,6 @@
 import json
 import shlex
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -100,8 +98,8 @@ def test_sharded_pickled_weights_are_refused_with_a_command_that_converts_them(
     (source / "pytorch_model.bin.index.json").write_text(json.dumps(index))
     with pytest.raises(UserError, match="pytorch_model-00001-of-00002") as refused:
         prepare(BaseModelSettings(folder=str(source)), tmp_path / "out")
-    command = str(refused.value).partition("python -c ")[2]
-    subprocess.run([sys.executable, "-c", *shlex.split(command)], check=True, capture_output=True)
+    (program,) = shlex.split(str(refused.value).partition("python -c ")[2])
+    exec(program, {})
     prepare(BaseModelSettings(folder=str(source)), tmp_path / "out")
     converted = load_file(tmp_path / "out" / "model.safetensors")
     assert converted.keys() == weights.keys()

@@ -14,7 +14,7 @@ from recipes.model.causal_model import TrainableModel, TransformersNetwork
 from recipes.model.lora import add_adapters
 from recipes.settings import LoraSettings
 from recipes.spec import TrainingSpec, read_metrics, read_result
-from tests.recipes.conftest import SpecMaker, launcher, run, train_here
+from tests.recipes.conftest import SpecMaker, train_here, train_together
 
 LORA = {"rank": 4, "alpha": 8.0, "targets": ("q_proj", "v_proj", "down_proj")}
 
@@ -87,8 +87,7 @@ def test_dora_starts_at_the_base_model_and_is_merged_into_what_was_trained(
 @pytest.mark.soak
 def test_two_workers_train_the_same_adapters(make_spec: SpecMaker, adapted: TrainingSpec) -> None:
     spec = make_spec("shared", steps=20, learning_rate=1e-2, lora=LORA)
-    code, output = run(spec, launcher(2))
-    assert code == 0, output
+    train_together(spec, 2)
     losses = [
         [line["loss"] for line in read_metrics(Path(one.run_folder))] for one in (spec, adapted)
     ]

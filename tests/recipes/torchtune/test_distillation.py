@@ -17,7 +17,7 @@ from artifacts.shards.format import ShardStats
 from artifacts.shards.shard_set import ShardSet
 from recipes.settings import training_settings
 from recipes.spec import TrainingSpec, read_result
-from tests.recipes.conftest import launcher, run, spec_in, train_here
+from tests.recipes.conftest import spec_in, train_here, train_together
 from tests.recipes.model.architectures import architectures, tiny_config, write_tiny
 from tests.tiny import tiny_base_model
 from tests.tiny_models import far_model
@@ -100,8 +100,7 @@ def test_two_workers_take_the_steps_of_one(make: Make) -> None:
     one = make(program)
     two = make(program, {"batch_size": 2}, placement={"workers": 2})
     for spec, workers in ((one, 1), (two, 2)):
-        code, output = run(spec, launcher(workers))
-        assert code == 0, output
+        train_together(spec, workers)
     assert one.content() == two.content()
     # What that recipe tells of a step is the loss of one worker's last batch.
     ends, others = (read_result(Path(spec.run_folder)) for spec in (one, two))

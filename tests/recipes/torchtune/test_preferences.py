@@ -19,7 +19,7 @@ from recipes.settings import training_settings
 from recipes.spec import TrainingSpec
 from recipes.torchtune.objective import PreferenceScorer, read_preferences
 from tests.example_shards import example_shards
-from tests.recipes.conftest import course, launcher, run, spec_in, train_here
+from tests.recipes.conftest import course, spec_in, train_here, train_together
 from tests.tiny_tasks import SMALL, TASKS
 
 STEPS = 8
@@ -108,8 +108,7 @@ def test_two_workers_take_the_steps_of_one(program: str, make: Make) -> None:
     one = make(program)
     two = make(program, {"batch_size": 2}, placement={"workers": 2})
     for spec, workers in ((one, 1), (two, 2)):
-        code, output = run(spec, launcher(workers))
-        assert code == 0, output
+        train_together(spec, workers)
     assert one.content() == two.content()
     losses, others = ([step[0] for step in course(spec)] for spec in (one, two))
     assert others == pytest.approx(losses, abs=2e-3)

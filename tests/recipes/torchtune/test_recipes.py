@@ -24,11 +24,10 @@ from recipes.torchtune.trainer import runnable
 from tests.recipes.conftest import (
     SpecMaker,
     course,
-    launcher,
-    run,
     spec_in,
     stop_here,
     train_here,
+    train_together,
 )
 from tests.recipes.model.architectures import architectures, tiny_config, write_tiny
 from tests.tiny_models import wide_model
@@ -184,8 +183,7 @@ def test_two_workers_take_the_steps_of_one(program: str, make: Make) -> None:
     one = make(program, rate)
     two = make(program, rate | {"batch_size": 2}, placement={"workers": 2})
     for spec, workers in ((one, 1), (two, 2)):
-        code, output = run(spec, launcher(workers))
-        assert code == 0, output
+        train_together(spec, workers)
     assert one.content() == two.content()
     losses = [[step[0] for step in course(spec)] for spec in (one, two)]
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
