@@ -28,6 +28,10 @@ from serving.state import OfVersion
 MAX_INSTANCES = 32
 MAX_STOPS = 4
 MAX_CHOICES = 8
+LEAST_TEMPERATURE = 1e-5
+"""Below it the most likely token is taken, as vLLM does: engines divide by it in 32 bits."""
+LEAST_TOP_P = 1e-5
+"""What engines round to 0, which is no share."""
 REPEATED = {
     *("instructions", "max_output_tokens", "metadata", "temperature", "text", "tool_choice"),
     *("tools", "top_p", "truncation"),
@@ -82,8 +86,8 @@ class Sampling(Strict):
             allow_role_tokens=settings.allow_role_tokens,
             max_tokens=self.max_tokens,
             max_prompt_tokens=settings.max_prompt_tokens,
-            temperature=self.temperature,
-            top_p=self.top_p,
+            temperature=self.temperature if self.temperature >= LEAST_TEMPERATURE else 0.0,
+            top_p=max(self.top_p, LEAST_TOP_P),
             stop=[self.stop] if isinstance(self.stop, str) else self.stop,
             **asked,
         )

@@ -156,6 +156,14 @@ def test_every_request_has_its_own_temperature(client: Client) -> None:
     assert len(cold) == 1
 
 
+@pytest.mark.parametrize("least", [{"temperature": 1e-300}, {"temperature": 1.0, "top_p": 1e-300}])
+def test_numbers_that_are_nothing_in_32_bits_take_the_likeliest_token(
+    client: Client, least: dict[str, float]
+) -> None:
+    likeliest = client.complete(max_tokens=4).json()["choices"][0]["text"]
+    assert client.complete(max_tokens=4, **least).json()["choices"][0]["text"] == likeliest
+
+
 def test_text_ends_before_a_stop_string(client: Client) -> None:
     whole = client.complete(max_tokens=24).json()["choices"][0]["text"]
     stop = whole[len(whole) // 2 : len(whole) // 2 + 3]
