@@ -1,4 +1,4 @@
-"""The log: lines of JSON on standard error, and files of a bounded size that take them."""
+"""The log: lines of JSON, on standard error or in a file of a bounded size."""
 
 import json
 import logging
@@ -17,16 +17,24 @@ MAX_BYTES = 16 * 1024 * 1024
 TALLY_SECONDS = 10.0
 
 
-def event(name: str, **fields: Any) -> str:
-    """One line of the log, as JSON."""
-    line = {"at": datetime.now(UTC).isoformat(timespec="milliseconds"), "event": name} | fields
-    return json.dumps(line)
+_path: Path | None = None
+
+
+def log_to(path: Path | None) -> None:
+    """Have this process's log go to a file; None is standard error."""
+    global _path
+    _path = path
 
 
 def log(name: str, **fields: Any) -> None:
     """Write one line of JSON to the log; a full disk must not stop the server."""
+    at = datetime.now(UTC).isoformat(timespec="milliseconds")
+    line = json.dumps({"at": at, "event": name} | fields)
+    if _path is not None:
+        append(_path, f"{line}\n".encode())
+        return
     with suppress(OSError):
-        print(event(name, **fields), file=sys.stderr, flush=True)
+        print(line, file=sys.stderr, flush=True)
 
 
 class LogHandler(logging.Handler):

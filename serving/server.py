@@ -24,7 +24,7 @@ from serving.api.metrics import Metrics
 from serving.connections import HttpServer
 from serving.engine.process import EngineProcess
 from serving.journal import Journal
-from serving.logs import LogHandler, log
+from serving.logs import LogHandler, log, log_to
 from serving.rollout import RolledBack, roll_out
 from serving.settings import bearer_token
 from serving.state import Desired, Phase, RolloutOutcome, State, StateFile, StateFolder, Status
@@ -199,12 +199,13 @@ def main() -> int:
     parser.add_argument("--state", type=Path, required=True)
     parser.add_argument("--listener", type=int, required=True)
     parser.add_argument("--beats", type=int, required=True)
+    parser.add_argument("--log", type=Path, help="file for the log; else standard error")
     arguments = parser.parse_args()
     # Engines end with this process, so nothing is left for it to do.
     end_with_parent(signal.SIGKILL)
-    for descriptor in (sys.stderr.fileno(), arguments.beats):
-        # A supervisor that stands still must not stop the answers.
-        os.set_blocking(descriptor, False)
+    log_to(arguments.log)
+    # A supervisor that stands still must not stop the answers.
+    os.set_blocking(arguments.beats, False)
     logging.basicConfig(level=logging.WARNING, handlers=[LogHandler()])
     state = StateFolder(arguments.state)
     try:

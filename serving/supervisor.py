@@ -1,4 +1,4 @@
-"""Keeps the API server alive: holds its socket and its log, starts it again when it dies.
+"""Keeps the API server alive: holds its socket, starts it again when it dies.
 
 It does nothing else, so that there is little that could end it. Connections that arrive while the
 API server is down wait in the socket for the next one.
@@ -16,7 +16,7 @@ from types import FrameType
 
 from artifacts.errors import UserError
 from artifacts.program.lifetime import Child
-from serving.logs import append, event, log
+from serving.logs import log, log_to
 from serving.state import StateFolder, restart_pause
 
 CANNOT_SERVE = 3
@@ -39,10 +39,11 @@ class Supervisor:
 
         Args:
             silence: seconds without a sign of life after which an API server is ended.
-            log_path: gets what the API server says; None leaves that on standard error.
+            log_path: takes the log of both; None leaves that on standard error.
         """
         self._state, self._listener = state, listener
         self._silence, self._log_path = silence, log_path
+        log_to(log_path)
         self._stop_by: float | None = None
         self._unsaid: list[signal.Signals] = []
         """Signals for the API server."""
@@ -60,7 +61,7 @@ class Supervisor:
             deaths = 0 if monotonic() - began > STEADY_SECONDS else deaths
             pause = restart_pause(deaths)
             deaths += 1
-            self._log("api_server_ended", status=code, restarted_in_seconds=pause)
+            log("api_server_ended", status=code, restarted_in_seconds=pause)
             self._note_death()
             end = monotonic() + pause
             while monotonic() < end:
@@ -71,56 +72,45 @@ class Supervisor:
 
     def _run_once(self) -> int:
         """Start an API server and wait until it ends; returns its exit code."""
-        (life, beats), (words, speech) = os.pipe(), os.pipe()
+        life, beats = os.pipe()
+        log_path = ("--log", str(self._log_path)) if self._log_path else ()
         try:
             # What changes while it starts is told to it once it can hear.
             signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
             server = Child(
                 [
-                    *(sys.executable, "-m", "serving.server"),
+                    *(sys.executable, "-m", "serving.server", *log_path),
                     *("--state", str(self._state.folder)),
                     *("--listener", str(self._listener.fileno()), "--beats", str(beats)),
                 ],
-                output=speech if self._log_path else None,
                 descriptors=[beats, self._listener.fileno()],
             )
         finally:
             os.close(beats)
-            os.close(speech)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGHUP])
         try:
-            return self._watch(server, life, words)
+            return self._watch(server, life)
         finally:
             server.kill()
             os.close(life)
-            os.close(words)
 
-    def _watch(self, server: Child, life: int, words: int) -> int:
-        """Pass on what an API server says, until it has ended; end it where it stands still."""
+    def _watch(self, server: Child, life: int) -> int:
+        """Wait until an API server has ended; end it where it stands still."""
         heard, allowed = monotonic(), START_SECONDS
-        sources = [life, words]
-        while True:
-            code = server.poll()
+        while (code := server.poll()) is None:
             while self._unsaid:
                 server.signal(self._unsaid.pop(0))
-            ready = select(sources, [], [], POLL_SECONDS if code is None else 0)[0]
-            for source in ready:
-                content = os.read(source, 65_536)
-                if not content:
-                    sources.remove(source)
-                elif source == life:
-                    heard, allowed = monotonic(), self._silence
-                elif self._log_path:
-                    append(self._log_path, content)
-            if code is not None:
-                if not ready:
-                    return code
-                continue
-            silent = not ready and monotonic() - heard > allowed
-            if silent or (self._stop_by is not None and monotonic() > self._stop_by):
-                self._log("api_server_stands_still", seconds=round(monotonic() - heard, 1))
-                heard = monotonic()
+            if select([life], [], [], POLL_SECONDS)[0]:
+                heard, allowed = monotonic(), self._silence
+                if not os.read(life, 65_536):
+                    # It is about to end.
+                    server.wait(POLL_SECONDS)
+            elif monotonic() - heard > allowed or (
+                self._stop_by is not None and monotonic() > self._stop_by
+            ):
+                log("api_server_stands_still", seconds=round(monotonic() - heard, 1))
                 server.kill()
+        return code
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGHUP:
@@ -136,9 +126,3 @@ class Supervisor:
             if status:
                 dead: dict[str, object] = {"phase": "starting", "routes": [], "outcome": None}
                 self._state.status.write(status.model_copy(update=dead))
-
-    def _log(self, name: str, **fields: object) -> None:
-        if self._log_path:
-            append(self._log_path, f"{event(name, **fields)}\n".encode())
-        else:
-            log(name, **fields)
