@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import socket
 import sys
 from collections.abc import AsyncGenerator, Callable
@@ -29,6 +30,8 @@ STILL_LOOKS = 4
 """In a row that see an engine which does not answer do nothing since the look before, so that it
 stands still. Looks, not seconds: this process may itself have been kept from its work meanwhile."""
 AT_WORK = "RDt"
+CONTINUED_LOOKS = 1
+"""After so many of them it is told to go on (SIGCONT), which costs nothing where it was stopped."""
 """States of threads, as /proc tells them: they run or wait for a processor, wait for a disk, or are
 looked at by a debugger."""
 STOP_SECONDS = 5.0
@@ -190,6 +193,8 @@ class EngineProcess:
             # One that writes is slow, or the machine is: it does not stand still.
             return self._channel.heard > began
         except EngineLost:
+                    if still == CONTINUED_LOOKS:
+                        self._child.signal(signal.SIGCONT)
             return False
         return True
 

@@ -130,7 +130,8 @@ def test_what_neither_version_answers_says_nothing_about_one(
 def test_what_the_other_version_answers_counts_against_one_that_does_not(
     loop: asyncio.Runner, versions: Versions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # It is not replaced meanwhile.
+    # It is neither told to go on nor replaced meanwhile.
+    monkeypatch.setattr(engine_process, "CONTINUED_LOOKS", 1_000)
     monkeypatch.setattr(engine_process, "STILL_LOOKS", 1_000)
 
     async def ask() -> list[TrafficSample]:

@@ -112,6 +112,31 @@ def test_engine_killed_while_its_health_is_checked_is_started_again(
     asyncio.run(kill_in_checks())
 
 
+@pytest.mark.fault(
+    "endpoint", "engine stands still for good", sees="a pause", then="the engine is replaced"
+)
+def test_engine_that_stands_still_for_good_is_replaced(
+    tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One whose threads wait for each other, for which it makes no difference to be told on."""
+    monkeypatch.setattr(engine_process, "CONTINUED_LOOKS", engine_process.STILL_LOOKS + 1)
+
+    async def stop_for_good() -> None:
+        engine = EngineProcess(_desired(tiny_model_folder), tmp_path / "engine.log", lambda: None)
+        await engine.start()
+        assert engine.pid is not None
+        still = psutil.Process(engine.pid)
+        still.suspend()
+        async with asyncio.timeout(60):
+            while engine.pid == still.pid or not engine.ready.is_set():
+                await asyncio.sleep(0.1)
+        await probe(engine, SETTINGS)
+        await engine.stop()
+        assert not still.is_running()
+
+    asyncio.run(stop_for_good())
+
+
 def test_a_new_engine_that_ends_at_its_first_request_leaves_its_last_words(
     tiny_model_folder: Path, tmp_path: Path
 ) -> None:

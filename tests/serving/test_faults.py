@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import socket
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -158,22 +159,6 @@ def test_client_that_leaves_mid_stream_gives_its_place_back(strict: Client) -> N
 
 @pytest.mark.fault(
     "endpoint",
-    "engine stands still for good",
-    sees="504 with the limit",
-    then="the engine is replaced",
-)
-def test_answer_that_takes_too_long_is_504_and_a_hung_engine_is_replaced(strict: Client) -> None:
-    (pid,) = strict.engine_pids()
-    psutil.Process(pid).suspend()
-    answer = strict.complete(max_tokens=2)
-    assert answer.status_code == 504
-    assert "3 s" in answer.json()["error"]["message"]
-    wait_until(lambda: strict.complete(max_tokens=2).status_code == 200)
-    assert not psutil.pid_exists(pid)
-
-
-@pytest.mark.fault(
-    "endpoint",
     "more requests than it takes",
     sees="429 with Retry-After",
     then="all others are answered",
@@ -217,21 +202,20 @@ def test_metrics_count_requests_and_tokens(client: Client) -> None:
     "endpoint",
     "engine {how} in the middle of a stream",
     sees="a pause",
-    then="the stream is completed by the next engine",
+    then="the stream is completed, by the next engine where this one died",
 )
 @pytest.mark.parametrize("how", ["killed", "stopped (SIGSTOP)"])
-def test_engine_lost_mid_answer_is_replaced_and_the_answer_completed(
-    client: Client, how: str
-) -> None:
-    """A stopped one is known by doing nothing, long before `endpoint.engine_timeout`."""
+def test_engine_lost_mid_answer_and_the_answer_completed(client: Client, how: str) -> None:
+    """A stopped one is known by doing nothing, and told to go on: 10 s at most, also under load."""
     whole = client.complete(max_tokens=150).json()["choices"][0]["text"]
     body = {"prompt": "The valve", "max_tokens": 150, "stream": True}
     for _ in range(5):
         wait_until(lambda: client.http.get("/health").status_code == 200)
         before = metric(client, "serving_engine_restarts_total")
-        pieces: list[str] = []
+        pieces, gap, heard = [], 0.0, time.monotonic()
         with client.http.stream("POST", "/v1/completions", json=body) as answer:
             for line in answer.iter_lines():
+                gap, heard = max(gap, time.monotonic() - heard), time.monotonic()
                 if not line or line == "data: [DONE]":
                     continue
                 pieces.append(json.loads(line[6:])["choices"][0]["text"])
@@ -240,7 +224,9 @@ def test_engine_lost_mid_answer_is_replaced_and_the_answer_completed(
                     os.kill(pid, signal.SIGKILL if how == "killed" else signal.SIGSTOP)
         written = "".join(pieces)
         assert written[:20] == whole[:20] and len(written) > len(whole) // 2
+        restarts = metric(client, "serving_engine_restarts_total") - before
         # A tiny model may have ended its answer before the engine was killed.
-        if metric(client, "serving_engine_restarts_total") > before:
+        if restarts if how == "killed" else gap > 1:
+            assert restarts == (how == "killed") and (restarts or gap <= 10), gap
             return
-    raise AssertionError("no engine was killed in the middle of an answer")
+    raise AssertionError("no engine was lost in the middle of an answer")
