@@ -26,7 +26,6 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serving.api.dispatcher import Answer, Dispatcher, Stream
-from serving.api.pages import PAGES
 from serving.api.requests import (
     Body,
     ChatRequest,
@@ -168,6 +167,7 @@ def build_app(context: ApiContext) -> Starlette:
 
     app = Starlette(
         routes=[
+            told("/", _root),
             told("/health", _health),
             told("/metrics", _metrics),
             told("/v1/models", _models),
@@ -176,13 +176,20 @@ def build_app(context: ApiContext) -> Starlette:
             generated("/v1/completions", partial(_generate, CompletionRequest)),
             generated("/v1/chat/completions", partial(_generate, ChatRequest)),
             generated("/v1/responses", partial(_generate, ResponsesRequest)),
-            *PAGES,
         ],
         middleware=[Middleware(OriginMiddleware, context.dispatcher.settings)],
         exception_handlers=dict.fromkeys([ServingError, HTTPException, Exception], answer_error),
     )
     app.router.redirect_slashes = False
     return app
+
+
+async def _root(_: ApiContext, __: Request) -> Response:
+    return PlainTextResponse(
+        "This is an endpoint for programs; its OpenAI base URL is this address with /v1.\n"
+        "State: /health\n"
+        "To ask it in a browser, and see which text stands behind an answer: llm-assets board\n"
+    )
 
 
 async def _health(context: ApiContext, _: Request) -> Response:

@@ -176,12 +176,9 @@ def test_refusals_are_in_the_apis_words(official: OpenAI, asked: dict, told: str
         assert "messages" in supported and "stop" in supported and "tools" not in supported
 
 
-def test_root_and_openapi_describe_the_endpoint(chat: Client) -> None:
+def test_root_describes_the_endpoint_and_its_own_page_may_ask(chat: Client) -> None:
     root = chat.http.get("/")
     assert root.headers["content-type"].startswith("text/plain") and "llm-assets board" in root.text
-    routes = chat.http.get("/openapi.json").json()
-    assert {"/v1/responses", "/v1/completions", "/predict"} <= set(routes["paths"])
-    assert routes["components"]["schemas"]["CompletionRequest"]["properties"]["max_tokens"]
     own = {"origin": chat.url}
     asked = {"prompt": "The valve", "max_tokens": 1}
     assert chat.http.post("/v1/completions", json=asked, headers=own).status_code == 200
