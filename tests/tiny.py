@@ -58,7 +58,9 @@ def with_a_word_changed(text: str) -> str:
     return " ".join([*words[:5], "otherwise", *words[6:]])
 
 
-def tiny_base_model(folder: Path, seed: int = 0, vocab_size: int = VOCAB_SIZE) -> None:
+def tiny_base_model(
+    folder: Path, seed: int = 0, vocab_size: int = VOCAB_SIZE, heads: int = 4
+) -> None:
     """Write a Hugging Face folder: a random two-layer Llama of hidden size 64, and a tokenizer."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -71,7 +73,7 @@ def tiny_base_model(folder: Path, seed: int = 0, vocab_size: int = VOCAB_SIZE) -
         hidden_size=64,
         intermediate_size=160,
         num_hidden_layers=2,
-        num_attention_heads=4,
+        num_attention_heads=heads,
         num_key_value_heads=2,
         max_position_embeddings=256,
         tie_word_embeddings=True,

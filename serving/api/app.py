@@ -27,7 +27,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serving.api.dispatcher import Answer, Dispatcher, Stream
 from serving.api.requests import (
-    Body,
     ChatRequest,
     CompletionRequest,
     OpenAIRequest,
@@ -69,16 +68,15 @@ class ApiContext:
             text = f"There is no model {model!r} here."
             raise ServingError(404, text, "model_not_found", "model")
 
-    async def read(self, request: Request, kind: type[Body]) -> Body:
-        """The request's body as a model; raises ServingError 400, 408, 413 or 415."""
+    async def read(self, request: Request) -> Any:
+        """What the request's body says; raises ServingError 400, 408, 413 or 415."""
         settings = self.dispatcher.settings
         form = request.headers.get("content-type", "").split(";")[0].strip().lower()
         if form != "application/json":
             # What a web page can send without asking is of another type.
             text = "Send the body with the header `Content-Type: application/json`."
             raise ServingError(415, text, "content_type")
-        content = await read_json(request, settings.max_body_bytes, settings.body_timeout)
-        return parse(kind, content)
+        return await read_json(request, settings.max_body_bytes, settings.body_timeout)
 
     def _admit(self, request: Request) -> None:
         """Let a request in that is complete and right; raises ServingError 429.
@@ -155,8 +153,12 @@ class Guard:
 Handler = Callable[[ApiContext, Request], Awaitable[Response]]
 
 
-def build_app(context: ApiContext) -> Starlette:
-    """The routes: health, metrics, models, predict, completions, chat, responses, a page."""
+def build_app(context: ApiContext, health: str = "/health", predict: str = "/predict") -> Starlette:
+    """The routes: health, metrics, models, predict, completions, chat, responses, a page.
+
+    Args:
+        health, predict: where Vertex AI, which may choose them, asks.
+    """
 
     def told(path: str, handler: Handler) -> Route:
         return Route(path, partial(handler, context))
@@ -168,11 +170,11 @@ def build_app(context: ApiContext) -> Starlette:
     app = Starlette(
         routes=[
             told("/", _root),
-            told("/health", _health),
+            told(health, _health),
             told("/metrics", _metrics),
             told("/v1/models", _models),
             told("/v1/models/{name}", _model),
-            generated("/predict", _predict),
+            generated(predict, _predict),
             generated("/v1/completions", partial(_generate, CompletionRequest)),
             generated("/v1/chat/completions", partial(_generate, ChatRequest)),
             generated("/v1/responses", partial(_generate, ResponsesRequest)),
@@ -228,8 +230,12 @@ def _listed(context: ApiContext, name: str) -> dict[str, Any]:
 
 
 async def _predict(context: ApiContext, request: Request) -> Response:
-    body = await context.read(request, PredictRequest)
-    wanted = body.generate_requests(context.dispatcher.settings)
+    """Vertex AI's own shape, and OpenAI's as `rawPredict` and `streamRawPredict` send them."""
+    content = await context.read(request)
+    for name, kind in (("messages", ChatRequest), ("prompt", CompletionRequest)):
+        if isinstance(content, dict) and name in content:
+            return await _answer(context, request, parse(kind, content))
+    wanted = parse(PredictRequest, content).generate_requests(context.dispatcher.settings)
     answers = await context.answered(request, wanted)
     # The text that was written, or the class that was told.
     predictions = [
@@ -243,7 +249,12 @@ async def _generate(
     kind: type[OpenAIRequest | ResponsesRequest], context: ApiContext, request: Request
 ) -> Response:
     """OpenAI's routes, which differ by what `kind` says."""
-    body = await context.read(request, kind)
+    return await _answer(context, request, parse(kind, await context.read(request)))
+
+
+async def _answer(
+    context: ApiContext, request: Request, body: OpenAIRequest | ResponsesRequest
+) -> Response:
     context.check_model(body.model)
     wanted = body.generate_requests(context.dispatcher.settings)
     name = request.state.id
@@ -320,9 +331,13 @@ async def _disconnected(request: Request) -> None:
         pass
 
 
-async def read_json(
-    request: Request, limit: int, seconds: float, parse_float: Callable[[str], Any] = float
-) -> Any:
+def _number(text: str) -> float:
+    """Vertex AI writes every number with a point, since a protobuf value knows no whole numbers."""
+    value = float(text)
+    return int(value) if value.is_integer() else value
+
+
+async def read_json(request: Request, limit: int, seconds: float) -> Any:
     """What a request's body says; raises ServingError 400, 408 or 413.
 
     Args:
@@ -345,7 +360,7 @@ async def read_json(
         text = f"The body was not complete after {seconds:g} s."
         raise ServingError(408, text, "slow_body") from None
     try:
-        value = json.loads(content, parse_float=parse_float)
+        value = json.loads(content, parse_float=_number)
         # Half a surrogate pair passes as JSON and is no character.
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:

@@ -6,9 +6,10 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncGenerator, Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from time import monotonic
+from typing import IO
 
 from artifacts.errors import UserError
 from artifacts.model import check_model_folder
@@ -29,9 +30,9 @@ LOOK_SECONDS = 0.5
 STILL_LOOKS = 4
 """In a row that see an engine which does not answer do nothing since the look before, so that it
 stands still. Looks, not seconds: this process may itself have been kept from its work meanwhile."""
-AT_WORK = "RDt"
 CONTINUED_LOOKS = 1
 """After so many of them it is told to go on (SIGCONT), which costs nothing where it was stopped."""
+AT_WORK = "RDt"
 """States of threads, as /proc tells them: they run or wait for a processor, wait for a disk, or are
 looked at by a debugger."""
 STOP_SECONDS = 5.0
@@ -49,12 +50,15 @@ ENGINE_ENVIRONMENT = {
 class EngineProcess:
     """One version's engine: at most one child process at a time."""
 
-    def __init__(self, desired: Desired, log_path: Path, on_change: Callable[[], None]) -> None:
+    def __init__(
+        self, desired: Desired, log_path: Path | None, on_change: Callable[[], None] = lambda: None
+    ) -> None:
         """Nothing is started yet.
 
         Args:
             desired: the model to load.
-            log_path: what the child says is appended to it.
+            log_path: what the child says is appended to it; None leaves that where this process
+                writes, and takes the conversions' folder from `desired`.
             on_change: called when the engine becomes ready or is lost.
         """
         self.desired = desired
@@ -65,7 +69,6 @@ class EngineProcess:
         self.comparison: EngineComparison | None = None
         """Of its bits with the evaluation's, once made."""
         self.log_path = log_path
-        self._conversions = desired.conversions or log_path.parent / "conversions"
         self._on_change = on_change
         self._child: Child | None = None
         self._channel: Channel | None = None
@@ -89,8 +92,8 @@ class EngineProcess:
             await self._end()
             raise UserError(
                 f"The engine of version {self.desired.version} was not ready after "
-                f"{self.desired.settings.start_timeout:.0f} s (`endpoint.start_timeout`). Its log: "
-                f"{self.log_path}"
+                f"{self.desired.settings.start_timeout:.0f} s (`endpoint.start_timeout`)."
+                f"{self.last_words()}"
             ) from None
         self._keeper = asyncio.create_task(self._keep_alive())
 
@@ -108,20 +111,35 @@ class EngineProcess:
             raise EngineLost("the engine is not ready")
         return self._channel.generate(request)
 
-    async def _spawn(self) -> None:
+    def last_words(self) -> str:
+        """The end of its log, and where that lies, for a message about its end."""
+        if self.log_path is None or not self.log_path.exists():
+            return ""
+        return f" The end of its log ({self.log_path}):\n{tail(self.log_path)}"
+
+    def _open_log(self) -> AbstractContextManager[IO[bytes] | None]:
+        if self.log_path is None:
+            return nullcontext()
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         make_room(self.log_path)
+        return self.log_path.open("ab")
+
+    async def _spawn(self) -> None:
         # Clients' token is the API server's alone.
         own = self.desired.settings.token_variable
         kept = {name: value for name, value in os.environ.items() if name != own}
+        conversions = self.desired.conversions
+        if conversions is None:
+            assert self.log_path is not None
+            conversions = self.log_path.parent / "conversions"
         end, engines_end = socket.socketpair()
-        with engines_end, self.log_path.open("ab") as log_file:
+        with engines_end, self._open_log() as log_file:
             self._child = Child(
                 [
                     *(sys.executable, "-m", "serving.engine.program"),
                     *("--model", str(self.desired.model_folder)),
                     *("--settings", self.desired.settings.model_dump_json()),
-                    *("--conversions", str(self._conversions)),
+                    *("--conversions", str(conversions)),
                     *("--channel", str(engines_end.fileno())),
                 ],
                 environment=kept | ENGINE_ENVIRONMENT,
@@ -135,7 +153,7 @@ class EngineProcess:
             code = await self._end()
             raise UserError(
                 f"The engine of version {self.desired.version} {how_it_ended(code)} while it "
-                f"loaded {self.desired.model_folder}:\n{tail(self.log_path)}"
+                f"loaded {self.desired.model_folder}.{self.last_words()}"
             ) from None
         log("engine_ready", version=self.desired.version, engine=self.engine)
         self.ready.set()
@@ -146,7 +164,7 @@ class EngineProcess:
             status = await self._until_broken()
             self._on_change()
             # One that was killed had no time for last words.
-            said = {"said": tail(self.log_path, 1)} if status > 0 else {}
+            said = {"said": tail(self.log_path, 1)} if status > 0 and self.log_path else {}
             log("engine_ended", version=self.desired.version, status=status, **said)
             pause = restart_pause(self.restarts)
             self.restarts += 1
@@ -162,8 +180,8 @@ class EngineProcess:
         """Wait until the child ends, or end it when it no longer answers; returns its exit code.
 
         One that is slow, or on a machine that is, uses processor time or waits for it or for a
-        disk, and is given `engine_timeout`. One that does none of it has been stopped, or its
-        threads wait for each other for ever.
+        disk, and is given `engine_timeout`. One that does none of it has been stopped, and goes on
+        when it is told to, or its threads wait for each other for ever.
         """
         assert self._child is not None and self._channel is not None
         while not (await asyncio.wait([self._channel.ended], timeout=HEALTH_SECONDS))[0]:
@@ -175,6 +193,8 @@ class EngineProcess:
                 ):
                     look = _look_at(self._child.pid)
                     still, last = still + 1 if look == last and not look[1] else 0, look
+                    if still == CONTINUED_LOOKS:
+                        self._child.signal(signal.SIGCONT)
                 if still == STILL_LOOKS:
                     log("engine_stands_still", version=self.desired.version)
                 if still == STILL_LOOKS or not await check:
@@ -193,8 +213,6 @@ class EngineProcess:
             # One that writes is slow, or the machine is: it does not stand still.
             return self._channel.heard > began
         except EngineLost:
-                    if still == CONTINUED_LOOKS:
-                        self._child.signal(signal.SIGCONT)
             return False
         return True
 

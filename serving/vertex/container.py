@@ -1,12 +1,12 @@
-"""The program of the `serve` image: a model on the port and routes that Vertex AI asks for.
+"""The program of the `serve` images: the endpoint's app on the port and routes of Vertex AI.
 
     python -m serving.vertex.container -- vllm serve {model} --host 127.0.0.1 --port {port}
 
-After `--` stands the command of an engine with OpenAI's routes; `{model}`, `{port}`, `{name}` and
-`{context}` in it are filled in. The port is open from the start, since Vertex AI ends a container
-whose port is not, and answers 503 while the model is fetched, checked and loaded. It must continue
-a probe before the container counts as healthy; so Vertex AI never gives traffic to a version that
-cannot generate.
+After `--` stands the command of an engine with OpenAI's completions (`settings.OpenAIEngine`), in
+which `{context}` is filled in, too; without it an engine of this project's own is chosen. The port
+is open from the start, since Vertex AI ends a container whose port is not, and answers 503 while
+the model is fetched, checked and loaded. It must continue a probe before the container counts as
+healthy; so Vertex AI never gives traffic to a version that cannot generate.
 
 `llm-assets check --smoke` starts the image with the same command, and `CHECK_SPEC` in its
 environment: then vLLM's own parser is asked whether it takes the command, and nothing is served.
@@ -20,55 +20,44 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import httpx
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
 
 from artifacts.errors import UserError
-from artifacts.model import check_model_folder, write_older_names
+from artifacts.model import write_older_names
 from artifacts.program.entry import CHECK_VARIABLE, SmokeSpec, run_program
-from artifacts.program.lifetime import Child, how_it_ended, run_to_end
+from artifacts.program.lifetime import run_to_end
 from artifacts.progress import Report
 from artifacts.storage import files
-from serving.api.app import read_json
-from serving.api.requests import PredictRequest, parse
+from serving.api.app import ApiContext, build_app
+from serving.api.dispatcher import Dispatcher, Route, Router
+from serving.api.metrics import Metrics
 from serving.connections import HttpServer
-from serving.engine.protocol import GenerateRequest
-from serving.errors import ServingError, answer_error, invalid, message_of, unavailable
+from serving.engine.process import EngineProcess
+from serving.engine.protocol import EngineLost, Refused
+from serving.journal import Journal
 from serving.logs import log
-from serving.settings import EndpointSettings
-from serving.state import OfVersion
+from serving.settings import EndpointSettings, JournalSettings, OpenAIEngine
+from serving.state import Desired
+from serving.traffic import probe
 from serving.vertex.context import longest_context
 
-HEALTH_SECONDS = 0.5
-STOP_SECONDS = 10.0
 ENGINE = "vllm"
 PARSE = f"""
 from vllm.entrypoints.cli.serve import ServeSubcommand
-from vllm.utils import FlexibleArgumentParser
+from vllm.utils.argparse_utils import FlexibleArgumentParser
 command = ServeSubcommand()
 parser = FlexibleArgumentParser(prog={ENGINE!r})
 command.subparser_init(parser.add_subparsers())
 command.validate(parser.parse_args())
 """
 """What vLLM's command line does before it serves."""
-EXAMPLES = {"{model}": "/model", "{port}": "8000", "{name}": "model", "{context}": "1024"}
+EXAMPLES = {"{model}": "/model", "{port}": "8000", "{context}": "1024"}
 """What stands for values that are known once there is a model."""
-COMPLETIONS = "/v1/completions"
-CHAT = "/v1/chat/completions"
-LIMITS = EndpointSettings(max_new_tokens=1_000_000, max_prompt_tokens=1_000_000)
-"""None of its own: the engine refuses what its model does not take."""
-LARGEST_BODY = 10 * 1024 * 1024
-"""Bytes; what Vertex AI takes at most."""
-PROBE = GenerateRequest(prompt="The", max_tokens=8, max_prompt_tokens=8)
+DAY = 24 * 60 * 60.0
 
 
 class ContainerEnvironment(BaseModel):
@@ -88,87 +77,84 @@ class ContainerEnvironment(BaseModel):
     memory_bytes: int | None = Field(default=None, alias="ENGINE_MEMORY_BYTES")
 
 
-@dataclass
-class Backend:
-    """The engine behind the routes."""
-
-    engine: httpx.AsyncClient
-    serves: OfVersion
-    ready: bool = False
-    """Whether the model has continued its probe."""
-
-
 async def serve(environment: ContainerEnvironment, command: Sequence[str]) -> int:
-    """Serve until a signal, or until the engine ends; returns the exit code.
+    """Serve until a signal.
 
     Raises:
         UserError: the model cannot be fetched, is not whole, does not fit, or generates nothing.
     """
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = int(free.getsockname()[1])
-    serves = OfVersion(version=environment.version, fingerprint=environment.fingerprint)
-    backend = Backend(engine_client(port), serves)
-    app = build_app(backend, environment.health_route, environment.predict_route)
-    server = HttpServer(app, LIMITS, log_level="warning")
+    # What Vertex AI takes and waits for; beyond that the model refuses what does not fit it.
+    settings = EndpointSettings(
+        host=environment.host,
+        port=environment.port,
+        max_new_tokens=1_000_000,
+        max_prompt_tokens=1_000_000,
+        max_body_bytes=10 * 1024 * 1024,
+        max_waiting=512,
+        request_timeout=DAY,
+        start_timeout=DAY,
+        journal=JournalSettings(keep="off"),
+    )
+    dispatcher = Dispatcher(Router(), settings, Metrics())
     with (
         socket.create_server((environment.host, environment.port)) as listener,
-        tempfile.TemporaryDirectory(prefix="model-") as scratch,
+        tempfile.TemporaryDirectory(prefix="model-") as folder,
     ):
+        journal = Journal(Path(folder), lambda: settings.journal)
+        context = ApiContext(dispatcher, None, journal)
+        app = build_app(context, environment.health_route, environment.predict_route)
+        server = HttpServer(app, settings, log_level="warning")
         listening = asyncio.create_task(server.serve([listener]))
         log("listening", port=environment.port)
-        running = asyncio.create_task(
-            _run_engine(environment, command, port, backend, Path(scratch))
-        )
-        await asyncio.wait([listening, running], return_when=asyncio.FIRST_COMPLETED)
-        is_told_to_end = not running.done()
-        server.should_exit = True
-        running.cancel()
-        await asyncio.wait([listening, running])
-    if is_told_to_end:
-        # A model that is being fetched would be waited for.
-        os._exit(0)
-    return running.result()
+        loading = asyncio.create_task(_load(environment, command, dispatcher, Path(folder)))
+        await asyncio.wait([listening, loading], return_when=asyncio.FIRST_COMPLETED)
+        if not loading.done():
+            # A model that is being fetched would be waited for; an engine ends with this process.
+            os._exit(0)
+        server.should_exit |= loading.exception() is not None
+        await listening
+        await (await loading).stop()
+    return 0
 
 
-async def _run_engine(
-    environment: ContainerEnvironment,
-    command: Sequence[str],
-    port: int,
-    backend: Backend,
-    scratch: Path,
-) -> int:
-    """Fetch the model and have an engine serve it to its end; returns the exit code.
-
-    When the engine has ended so does the container, and Vertex AI starts another.
-    """
-    model = await asyncio.to_thread(fetch, environment.storage_uri, scratch)
-    check_model_folder(model)
-    filled = fill(command, environment, model, port)
-    log("engine_starts", command=filled)
-    engine = Child(filled, heeds_parent=False)
+async def _load(
+    environment: ContainerEnvironment, command: Sequence[str], dispatcher: Dispatcher, folder: Path
+) -> EngineProcess:
+    """Fetch the model, and give an engine that continues the probe all traffic."""
+    model = await asyncio.to_thread(fetch, environment.storage_uri, folder / "model")
+    settings = dispatcher.settings
+    if command:
+        engine_settings = engine_of(command, model, environment.memory_bytes)
+        settings = settings.model_copy(update={"engine": engine_settings})
+    desired = Desired(
+        model_folder=model,
+        version=environment.version,
+        fingerprint=environment.fingerprint,
+        name=environment.name,
+        settings=settings,
+        conversions=folder / "conversions",
+    )
+    engine = EngineProcess(desired, None)
+    await engine.start()
     try:
-        await _wait_until_it_generates(backend.engine, engine)
-        backend.ready = True
-        log("ready", version=environment.version, port=environment.port)
-        while (status := engine.poll()) is None:
-            await asyncio.sleep(HEALTH_SECONDS)
-        log("engine_ended", status=status)
-        return status
-    finally:
-        engine.end(STOP_SECONDS)
+        await probe(engine, settings)
+    except (EngineLost, Refused) as error:
+        raise UserError(f"The model does not continue the probe: {error}") from error
+    dispatcher.router.routes.append(Route(engine, 1.0))
+    log("ready", version=environment.version, engine=engine.engine)
+    return engine
 
 
-def fill(
-    command: Sequence[str], environment: ContainerEnvironment, model: Path, port: int
-) -> list[str]:
-    """The engine's command with what it is to serve; raises UserError where that does not fit."""
-    values = {"model": str(model), "port": str(port), "name": environment.name}
-    if any("{context}" in part for part in command):
-        values["context"] = str(longest_context(str(model), environment.memory_bytes))
-    filled = list(command)
-    for name, value in values.items():
-        filled = [part.replace(f"{{{name}}}", value) for part in filled]
-    return filled
+def engine_of(command: Sequence[str], model: Path, memory_bytes: int | None) -> OpenAIEngine:
+    """An engine by its command; raises UserError where the model does not fit, or no port is."""
+    words = list(command)
+    if any("{context}" in word for word in words):
+        context = str(longest_context(str(model), memory_bytes))
+        words = [word.replace("{context}", context) for word in words]
+    try:
+        return OpenAIEngine(command=tuple(words))
+    except ValidationError as error:
+        raise UserError(f"The engine's command: {error.errors()[0]['msg']}.") from error
 
 
 def fetch(uri: str, folder: Path) -> Path:
@@ -177,136 +163,15 @@ def fetch(uri: str, folder: Path) -> Path:
     if files.is_local(uri):
         return Path(path)
     started = time.monotonic()
+    folder.mkdir()
     try:
         filesystem.get(f"{path.rstrip('/')}/", f"{folder}/", recursive=True)
     except FileNotFoundError as error:
         raise UserError(f"There is no model at {uri} (AIP_STORAGE_URI).") from error
-    # vLLM carries transformers 4.
+    # vLLM may carry transformers 4.
     write_older_names(folder)
     log("model_fetched", uri=uri, seconds=round(time.monotonic() - started, 1))
     return folder
-
-
-async def _wait_until_it_generates(client: httpx.AsyncClient, engine: Child) -> None:
-    while not await is_healthy(client):
-        if (code := engine.poll()) is not None:
-            raise UserError(f"The engine {how_it_ended(code)} while it loaded.")
-        await asyncio.sleep(HEALTH_SECONDS)
-    try:
-        text = await complete(client, PROBE)
-    except ServingError as error:
-        raise UserError(f"The model does not continue the probe: {error}") from error
-    if not text:
-        raise UserError("The model generated nothing after the probe.")
-
-
-def build_app(backend: Backend, health_route: str, predict_route: str) -> Starlette:
-    """The routes; nothing else of the engine can be reached.
-
-    Vertex AI passes on requests to the predict route alone. So that one takes its own shape
-    (`instances`), and OpenAI's bodies as `rawPredict` and `streamRawPredict` send them.
-    """
-
-    async def health(_: Request) -> Response:
-        healthy = backend.ready and await is_healthy(backend.engine)
-        return Response(status_code=200 if healthy else 503)
-
-    async def predict(request: Request) -> Response:
-        body = await _read(request, backend)
-        if "messages" in body:
-            return await _pass_on(backend, CHAT, body)
-        if "prompt" in body:
-            return await _pass_on(backend, COMPLETIONS, body)
-        return await _predict(backend, body)
-
-    async def openai(request: Request) -> Response:
-        return await _pass_on(backend, request.url.path, await _read(request, backend))
-
-    asked = {predict_route: predict, COMPLETIONS: openai, CHAT: openai}
-    posts = [Route(path, handler, methods=["POST"]) for path, handler in asked.items()]
-    return Starlette(
-        routes=[Route(health_route, health), *posts],
-        exception_handlers={ServingError: answer_error},
-    )
-
-
-def engine_client(port: int) -> httpx.AsyncClient:
-    """A client of an engine, which waits for its answers as long as they take."""
-    return httpx.AsyncClient(
-        base_url=f"http://127.0.0.1:{port}",
-        timeout=httpx.Timeout(None, connect=5.0),
-        # Any number, kept for less than uvicorn keeps them: none is closed as it is used again.
-        limits=httpx.Limits(keepalive_expiry=2.0),
-        trust_env=False,
-    )
-
-
-async def is_healthy(engine: httpx.AsyncClient) -> bool:
-    """Whether an engine answers its health check."""
-    try:
-        return (await engine.get("/health", timeout=5.0)).status_code == 200
-    except httpx.HTTPError:
-        return False
-
-
-async def complete(engine: httpx.AsyncClient, wanted: GenerateRequest) -> str:
-    """One continuation; raises ServingError."""
-    fields = {"prompt", "max_tokens", "temperature", "top_p", "stop"}
-    try:
-        answer = await engine.post(COMPLETIONS, json=wanted.model_dump(include=fields))
-    except httpx.HTTPError as error:
-        raise unavailable(f"The model's engine did not answer ({type(error).__name__}).") from error
-    if answer.status_code != 200:
-        raise _refusal(answer.status_code, answer.content)
-    return str(answer.json()["choices"][0]["text"])
-
-
-async def _predict(backend: Backend, body: dict[str, Any]) -> Response:
-    wanted = parse(PredictRequest, body).generate_requests(LIMITS)
-    texts = await asyncio.gather(*(complete(backend.engine, one) for one in wanted))
-    return JSONResponse({"predictions": texts}, headers=backend.serves.headers)
-
-
-async def _pass_on(backend: Backend, route: str, body: dict[str, Any]) -> Response:
-    """Send a request to the engine and its answer back, piece by piece."""
-    request = backend.engine.build_request("POST", route, json=body)
-    try:
-        answer = await backend.engine.send(request, stream=True)
-    except httpx.HTTPError as error:
-        raise unavailable(f"The model's engine did not answer ({type(error).__name__}).") from error
-
-    async def pieces() -> AsyncIterator[bytes]:
-        try:
-            async for piece in answer.aiter_bytes():
-                yield piece
-        finally:
-            await answer.aclose()
-
-    kind = answer.headers.get("content-type", "application/json")
-    return StreamingResponse(pieces(), answer.status_code, backend.serves.headers, kind)
-
-
-async def _read(request: Request, backend: Backend) -> dict[str, Any]:
-    if not backend.ready:
-        raise unavailable("The model is still being loaded.")
-    body = await read_json(request, LARGEST_BODY, LIMITS.body_timeout, _number)
-    if not isinstance(body, dict):
-        raise invalid("The body is not a JSON object.", None)
-    return body
-
-
-def _number(text: str) -> float:
-    """Vertex AI writes every number with a point, since a protobuf value knows no whole numbers."""
-    value = float(text)
-    return int(value) if value.is_integer() else value
-
-
-def _refusal(status: int, content: bytes) -> ServingError:
-    """An engine's error in this server's shape; its faults are not the client's."""
-    message = message_of(content)
-    if 400 <= status < 500:
-        return ServingError(status, message or f"The engine answered {status}.", "refused")
-    return unavailable(f"The model's engine answered {status}. {message}".strip())
 
 
 def check_arguments(command: Sequence[str], spec: str) -> int:
@@ -321,22 +186,22 @@ def check_arguments(command: Sequence[str], spec: str) -> int:
 
 def parse_command(command: Sequence[str]) -> dict[str, Any]:
     """What starts, vLLM's version, and why its parser refuses; empty where it takes all."""
-    engine, *arguments = (EXAMPLES.get(part, part) for part in command)
-    if engine != ENGINE:
-        return {"engine": engine}
+    if command[:1] != [ENGINE]:
+        return {"engine": next(iter(command), "this project's own")}
+    arguments = (EXAMPLES.get(part, part) for part in command[1:])
     ended = run_to_end([sys.executable, "-c", PARSE, *arguments])
     lines = ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"]
     refusal = lines[-1] if ended.returncode else ""
-    return {"engine": engine, ENGINE: importlib.metadata.version(ENGINE), "refusal": refusal}
+    return {"engine": ENGINE, ENGINE: importlib.metadata.version(ENGINE), "refusal": refusal}
 
 
 def main(arguments: Sequence[str], environment: dict[str, Any]) -> int:
     """Entry point; what a user can mend is one message."""
     try:
-        if arguments[:1] != ["--"] or len(arguments) < 2:
+        if arguments and arguments[0] != "--":
             raise UserError("Give the engine's command after `--`, with {model} and {port} in it.")
         if CHECK_VARIABLE in environment:
-            return check_arguments(arguments[1:], environment[CHECK_VARIABLE])
+            return check_arguments(list(arguments[1:]), environment[CHECK_VARIABLE])
         try:
             wanted = ContainerEnvironment.model_validate(environment)
         except ValidationError as error:

@@ -1,4 +1,4 @@
-"""The serve image's program on the variables of Vertex AI, before a real engine."""
+"""The serve images' program on the variables of Vertex AI, with a real engine."""
 
 import json
 import os
@@ -16,12 +16,12 @@ import psutil
 import pytest
 
 from artifacts.leases import process_started
-from serving.vertex.container import ContainerEnvironment, fill
+from serving.vertex.container import engine_of
 from tests.stand_ins.processes import free_port
 from tests.waiting import WAIT_SECONDS, wait_until
 
-ENGINE = (sys.executable, "-m", "serving", "--model", "{model}", "--port", "{port}")
-ENGINE += ("--name", "{name}")
+BY_COMMAND = (sys.executable, "-m", "tests.stand_ins.openai_without_echo", "{port}")
+LOADS = ("sleep", "600", "{port}")
 
 
 def container(model: Path, port: int, log: Path, *engine: str) -> subprocess.Popen[bytes]:
@@ -37,7 +37,12 @@ def container(model: Path, port: int, log: Path, *engine: str) -> subprocess.Pop
     }
     with log.open("wb") as output:
         return subprocess.Popen(
-            [sys.executable, "-m", "serving.vertex.container", "--", *(engine or ENGINE)],
+            [
+                sys.executable,
+                "-m",
+                "serving.vertex.container",
+                *(("--", *engine) if engine else ()),
+            ],
             env=environment,
             stdout=output,
             stderr=output,
@@ -55,12 +60,10 @@ def client(
         wait_until(lambda: is_healthy(client) or process.poll() is not None)
         assert process.poll() is None, log.read_text()
         yield client
-    # The endpoint's supervisor, its API server and the engine.
-    processes = psutil.Process(process.pid).children(recursive=True)
+    (engine,) = psutil.Process(process.pid).children(recursive=True)
     process.terminate()
     assert process.wait(WAIT_SECONDS) == 0, log.read_text()
-    assert len(processes) == 3
-    wait_until(lambda: all(process_started(one.pid) is None for one in processes))
+    wait_until(lambda: process_started(engine.pid) is None)
 
 
 def is_healthy(client: httpx.Client) -> bool:
@@ -96,6 +99,7 @@ def test_raw_predict_takes_openai_bodies_and_streams(client: httpx.Client) -> No
     ("body", "status"),
     [
         ("{", 400),
+        ('{"instances": ["a"], "parameters": {"max_tokens": 1.5}}', 400),
         ("[]", 400),
         ('{"instances": []}', 400),
         ('{"instances": ["a"], "parameters": {"temperature": -1}}', 400),
@@ -107,13 +111,13 @@ def test_raw_predict_takes_openai_bodies_and_streams(client: httpx.Client) -> No
 def test_bad_request_gets_its_status_and_a_message(
     client: httpx.Client, body: str, status: int
 ) -> None:
-    answer = client.post("/answer", content=body)
+    form = {"content-type": "application/json"}
+    answer = client.post("/answer", content=body, headers=form)
     assert answer.status_code == status
     assert answer.json()["error"]["message"]
 
 
-def test_nothing_else_of_the_engine_can_be_reached(client: httpx.Client) -> None:
-    assert client.get("/metrics").status_code == 404
+def test_no_other_route_can_be_reached(client: httpx.Client) -> None:
     assert client.post("/load_lora_adapter", json={}).status_code == 404
     assert client.get("/health").status_code == 404, "the health route is the one asked for"
 
@@ -129,14 +133,14 @@ def test_port_is_open_while_the_model_is_loaded_and_says_that_it_is_not_ready(
 ) -> None:
     """Vertex AI ends a container whose port is closed; a health of 503 it waits for."""
     port = free_port()
-    process = container(tiny_model_folder, port, tmp_path / "log", "sleep", "600")
+    process = container(tiny_model_folder, port, tmp_path / "log", *LOADS)
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
             wait_until(lambda: is_listening(client))
             assert client.get("/alive").status_code == 503
             answer = client.post("/answer", json={"instances": ["The valve"]})
             assert answer.status_code == 503
-            assert "still being loaded" in answer.json()["error"]["message"]
+            assert "no version is being served" in answer.json()["error"]["message"]
     finally:
         process.terminate()
         process.wait(WAIT_SECONDS)
@@ -148,7 +152,7 @@ def test_container_that_is_told_to_end_while_it_begins_ends(
     seed: int, tmp_path: Path, tiny_model_folder: Path
 ) -> None:
     port = free_port()
-    process = container(tiny_model_folder, port, tmp_path / "log", "sleep", "600")
+    process = container(tiny_model_folder, port, tmp_path / "log", *LOADS)
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
         wait_until(lambda: is_listening(client))
     time.sleep(random.Random(seed).uniform(0, 0.1))
@@ -164,30 +168,51 @@ def is_listening(client: httpx.Client) -> bool:
     return True
 
 
-def test_command_is_filled_in_and_braces_of_its_own_stay(tiny_model_folder: Path) -> None:
-    environment = ContainerEnvironment(AIP_STORAGE_URI="gs://b/m", MODEL_NAME="manuals")
-    command = ["--name", "{name}", "--length", "{context}", "--json", '{"a": 1}']
-    filled = fill(command, environment, tiny_model_folder, 1)
+def test_command_is_told_how_long_a_text_fits_and_braces_of_its_own_stay(
+    tiny_model_folder: Path,
+) -> None:
+    command = ["a", "{model}", "{port}", "--length", "{context}", "--json", '{"a": 1}']
     config = json.loads((tiny_model_folder / "config.json").read_text())
-    context = str(config["max_position_embeddings"])
-    assert filled == ["--name", "manuals", "--length", context, "--json", '{"a": 1}']
+    told = engine_of(command, tiny_model_folder, None).command
+    assert told == (*command[:4], str(config["max_position_embeddings"]), *command[5:])
+
+
+def test_an_engine_by_its_command_answers_and_is_started_again(
+    tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    port = free_port()
+    process = container(tiny_model_folder, port, tmp_path / "log", *BY_COMMAND)
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+            wait_until(lambda: is_healthy(client))
+            for _ in range(2):
+                answer = client.post("/answer", json={"instances": ["The valve"]})
+                assert answer.json() == {"predictions": [" word"]}
+                program, server = psutil.Process(process.pid).children(recursive=True)
+                server.kill()
+                program.wait(WAIT_SECONDS)
+                wait_until(lambda: is_healthy(client))
+    finally:
+        process.terminate()
+        process.wait(WAIT_SECONDS)
 
 
 @pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGKILL])
 def test_container_ended_while_its_engine_loads_takes_the_engine_along(
     tmp_path: Path, tiny_model_folder: Path, ending: signal.Signals
 ) -> None:
-    process = container(tiny_model_folder, free_port(), tmp_path / "log", "sleep", "600")
-    wait_until(psutil.Process(process.pid).children)
-    (engine,) = psutil.Process(process.pid).children()
+    process = container(tiny_model_folder, free_port(), tmp_path / "log", *LOADS)
+    container_process = psutil.Process(process.pid)
+    wait_until(lambda: len(container_process.children(recursive=True)) == 2)
+    engines = container_process.children(recursive=True)
     process.send_signal(ending)
     process.wait(WAIT_SECONDS)
-    wait_until(lambda: process_started(engine.pid) is None)
+    wait_until(lambda: all(process_started(one.pid) is None for one in engines))
 
 
 def run_to_its_end(model: Path, log: Path, *engine: str) -> str:
     process = container(model, free_port(), log, *engine)
-    assert process.wait(WAIT_SECONDS) == 1
+    assert process.wait(WAIT_SECONDS) == 1, log.read_text()
     return log.read_text()
 
 
@@ -196,8 +221,9 @@ def test_container_that_cannot_serve_ends_and_says_why(
 ) -> None:
     log = tmp_path / "log"
     assert "is not a whole model folder" in run_to_its_end(tmp_path, log)
-    ends = (sys.executable, "-c", "import sys; sys.exit(3)")
+    ends = (sys.executable, "-c", "import sys; sys.exit(3)", "{port}")
     assert "ended with exit code 3" in run_to_its_end(tiny_model_folder, log, *ends)
+    assert "give a command with {port}" in run_to_its_end(tiny_model_folder, log, "sleep", "1")
     missing = f"env -u AIP_STORAGE_URI {sys.executable} -m serving.vertex.container -- x".split()
     done = subprocess.run(missing, capture_output=True, text=True)
     assert done.returncode == 1 and "AIP_STORAGE_URI" in done.stderr

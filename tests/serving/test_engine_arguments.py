@@ -18,7 +18,7 @@ def command(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_the_images_own_command_is_taken_and_nothing_is_served(command: list[str]) -> None:
-    assert parse_command(command) == {"engine": "vllm", "vllm": "0.11.0", "refusal": ""}
+    assert parse_command(command) == {"engine": "vllm", "vllm": "0.32.0", "refusal": ""}
 
 
 @pytest.mark.parametrize(
@@ -37,4 +37,5 @@ def test_a_refusal_is_the_parsers_last_line(
 
 
 def test_another_engine_is_named() -> None:
-    assert parse_command(["python", "-m", "serving"]) == {"engine": "python"}
+    assert parse_command(["python", "-m", "served"]) == {"engine": "python"}
+    assert parse_command([]) == {"engine": "this project's own"}

@@ -1,4 +1,4 @@
-"""What stands for the serve image: its own program, with this project's server for the engine."""
+"""What stands for the serve image: its own program, with an engine of this project's own."""
 
 import json
 import re
@@ -7,15 +7,13 @@ from pathlib import Path
 
 from tests.stand_ins.processes import REPOSITORY, LocalImage
 
-ENGINE = (sys.executable, "-m", "serving", "--model", "{model}", "--port", "{port}")
-ENGINE += ("--name", "{name}")
 VLLM_COMMAND = Path(__file__).parent / "vllm_command"
 
 
 def serve_image() -> LocalImage:
     """An image whose containers listen on loopback alone."""
     return LocalImage(
-        entrypoint=(sys.executable, "-m", "serving.vertex.container", "--", *ENGINE),
+        entrypoint=(sys.executable, "-m", "serving.vertex.container"),
         environment={"HOST": "127.0.0.1", "OMP_NUM_THREADS": "1"},
     )
 

@@ -108,8 +108,8 @@ def test_vllms_own_parser_is_asked_about_the_endpoints_arguments(
     google: LocalGoogle, tmp_path: Path
 ) -> None:
     starts, takes = check_serving(google, tmp_path, {"max_model_len": 4096})
-    assert starts.ok and "vllm 0.11.0" in starts.text
-    assert takes == Finding("endpoint.vllm", True, "vLLM 0.11.0 takes its arguments")
+    assert starts.ok and "vllm 0.32.0" in starts.text
+    assert takes == Finding("endpoint.vllm", True, "vLLM 0.32.0 takes its arguments")
     (job,) = google.vertex.jobs()
     machine = job.job_spec.worker_pool_specs[0].machine_spec
     assert machine.machine_type == "g2-standard-8", "the evaluation has no accelerators here"

@@ -1,4 +1,4 @@
-"""`vllm serve` as far as its arguments: those that this project gives, as vLLM 0.11.0 takes them.
+"""`vllm serve` as far as its arguments: those that this project gives, as vLLM 0.32.0 takes them.
 
 The real parser was seen to answer alike to what the tests give both, with the package's wheel on a
 machine without accelerators, its device named by hand.
@@ -14,6 +14,7 @@ class ServeSubcommand:
         parser.add_argument("--host")
         parser.add_argument("--port", type=int)
         parser.add_argument("--served-model-name", nargs="+")
+        parser.add_argument("--generation-config")
         parser.add_argument("--max-model-len", type=int)
         parser.add_argument("--gpu-memory-utilization", type=float)
         parser.add_argument("--tensor-parallel-size", type=int)

@@ -1,0 +1,146 @@
+"""vLLM itself, on a processor, behind the container of Vertex AI and behind a local endpoint."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from serving import endpoint as process
+from serving.settings import OpenAIEngine
+from tests.needs import needs, vllm
+from tests.serving.conftest import Client
+from tests.serving.test_comparison import desired, judge
+from tests.serving.test_container import container, is_healthy
+from tests.stand_ins.processes import free_port
+from tests.tiny import tiny_base_model, train_tiny_model
+from tests.waiting import wait_until
+
+pytestmark = [pytest.mark.soak, needs("vLLM's program, in VLLM_PROGRAM or the path")]
+COMMAND = (vllm() or "vllm", "serve", "{model}", "--host", "127.0.0.1", "--port", "{port}")
+COMMAND += ("--generation-config", "vllm", "--enforce-eager", "--max-model-len")
+LOAD_SECONDS = 400
+CONTEXT = 256
+TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def on_a_processor() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+        patch.setenv("VLLM_NO_USAGE_STATS", "1")
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        yield
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trained tiny model, whose heads are as wide as vLLM's kernels for processors take them."""
+    folder = tmp_path_factory.mktemp("vllm")
+    tiny_base_model(folder / "base", heads=2)
+    train_tiny_model(folder / "model", folder / "base", 60)
+    (folder / "model" / "chat_template.jinja").write_text(TEMPLATE)
+    return folder / "model"
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[httpx.Client]:
+    log, port = tmp_path_factory.mktemp("container") / "log", free_port()
+    started = container(model, port, log, *COMMAND, "{context}")
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as client:
+        wait_until(lambda: is_healthy(client) or started.poll() is not None, LOAD_SECONDS)
+        assert started.poll() is None, log.read_text()
+        yield client
+    processes = psutil.Process(started.pid).children(recursive=True)
+    started.terminate()
+    assert started.wait(60) == 0, log.read_text()
+    wait_until(lambda: not any(one.is_running() for one in processes))
+
+
+def complete(client: httpx.Client, **body: Any) -> dict[str, Any]:
+    answer = client.post("/answer", json={"prompt": "The valve", "max_tokens": 8} | body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["choices"][0]
+
+
+def test_predict_raw_predict_and_streams_say_the_same(served: httpx.Client) -> None:
+    text = complete(served)["text"]
+    asked = {"instances": ["The valve", {"prompt": "The valve", "max_tokens": 8.0}]}
+    answer = served.post("/answer", json=asked | {"parameters": {"max_tokens": 8}})
+    assert answer.json() == {"predictions": [text, text]}
+    assert answer.headers["x-model-version"] == "7"
+    body, pieces = {"prompt": "The valve", "max_tokens": 8, "stream": True}, ""
+    with served.stream("POST", "/answer", json=body) as stream:
+        for line in stream.iter_lines():
+            if line.startswith("data: {"):
+                pieces += json.loads(line[6:])["choices"][0]["text"]
+    assert pieces == text
+
+
+def test_a_chat_has_the_models_template(served: httpx.Client) -> None:
+    chat = {"messages": [{"role": "user", "content": "The valve"}], "max_tokens": 6}
+    answer = served.post("/answer", json=chat).json()
+    raw = complete(served, prompt="<user>The valve<assistant>", max_tokens=6)
+    assert answer["choices"][0]["message"]["content"] == raw["text"]
+
+
+def test_tokens_of_prompt_and_answer_have_their_log_probabilities(served: httpx.Client) -> None:
+    choice = complete(served, echo=True, logprobs=2, max_tokens=3)
+    told = choice["logprobs"]
+    assert "".join(told["tokens"]) == choice["text"]
+    assert told["token_logprobs"][0] is None and all(x <= 0 for x in told["token_logprobs"][1:])
+    for token, logprob, top in list(
+        zip(told["tokens"], told["token_logprobs"], told["top_logprobs"], strict=True)
+    )[-3:]:
+        assert top[token] == pytest.approx(logprob) and logprob == pytest.approx(max(top.values()))
+
+
+def test_what_is_too_long_is_refused(served: httpx.Client) -> None:
+    for body in ({"prompt": "The valve " * CONTEXT}, {"max_tokens": CONTEXT}):
+        answer = served.post("/answer", json={"prompt": "The valve"} | body)
+        assert answer.status_code == 400 and "at most" in answer.json()["error"]["message"]
+
+
+def test_a_killed_engine_is_started_again_and_the_stream_completed(served: httpx.Client) -> None:
+    whole = complete(served, max_tokens=200, ignore_eos=True)["text"]
+    body = {"prompt": "The valve", "max_tokens": 200, "ignore_eos": True, "stream": True}
+    text = ""
+    with served.stream("POST", "/answer", json=body, timeout=LOAD_SECONDS) as stream:
+        for line in stream.iter_lines():
+            if line.startswith("data: {"):
+                if not text:
+                    kill_vllm(os.getpid())
+                text += json.loads(line[6:])["choices"][0]["text"]
+    assert text == whole
+    wait_until(lambda: is_healthy(served), LOAD_SECONDS)
+
+
+def kill_vllm(of: int) -> None:
+    """Kill the server, which its own workers do not outlive."""
+    servers = [
+        one
+        for one in psutil.Process(of).children(recursive=True)
+        if COMMAND[0] in one.cmdline() and "serve" in one.cmdline()
+    ]
+    assert servers
+    servers[-1].kill()
+
+
+def test_it_serves_what_was_judged(tmp_path: Path, model: Path, conversions: Path) -> None:
+    engine = OpenAIEngine(command=(*COMMAND, str(CONTEXT)))
+    limits = {"start_timeout": float(LOAD_SECONDS), "request_timeout": 120.0}
+    judged = judge(model)
+    try:
+        endpoint = process.start(
+            tmp_path, desired(model, judged, conversions, engine=engine, **limits)
+        )
+        found = endpoint.route.comparison
+        assert found is not None and found.fits and found.documents == len(judged)
+        answer = Client(endpoint, tmp_path).complete(max_tokens=0, echo=True, logprobs=0)
+        assert answer.status_code == 200
+    finally:
+        process.stop(tmp_path)
