@@ -4,13 +4,15 @@ import json
 import math
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from artifacts.errors import DamagedArtifact, UserError
-from artifacts.progress import Report
+from artifacts.progress import Report, format_duration
 from artifacts.shards.format import ShardStats, Split
 from artifacts.shards.shard_set import MaskedShardSet, ShardSet
 from artifacts.storage import files
@@ -29,6 +31,7 @@ BEST_NAME = "best"
 PROFILE_NAME = "profile"
 RESULT_NAME = "result.json"
 METRICS_NAME = "metrics.jsonl"
+STEPS_FOR_ESTIMATE = 8
 TENSORBOARD_NAME = "tensorboard"
 
 
@@ -166,6 +169,24 @@ def read_metrics(run_folder: str | Path) -> list[dict[str, Any]]:
     except (ValueError, KeyError, RecursionError) as error:
         raise _damaged(path, str(error)) from None
     return found
+
+
+def describe_progress(lines: Sequence[Mapping[str, Any]]) -> str:
+    """How far a run is, in words.
+
+    Args:
+        lines: those of its newest steps, oldest first; the time to go is reckoned from the last
+            `STEPS_FOR_ESTIMATE`, so that a slow beginning does not count.
+    """
+    newest = lines[-1]
+    step, steps, loss = newest["step"], newest["steps"], newest["loss"]
+    pace = median(line["seconds"] for line in list(lines)[-STEPS_FOR_ESTIMATE:])
+    ending = (
+        f"about {format_duration((steps - step) * pace)} to go" if step < steps else "last step"
+    )
+    told = "not finite" if loss is None else f"{loss:.3f}"
+    speed = newest["tokens_per_second"]
+    return f"step {step} of {steps} · loss {told} · {speed:,.0f} tokens/s · {ending}"
 
 
 def _damaged(path: str | Path, fault: str) -> DamagedArtifact:

@@ -14,7 +14,7 @@ from llm_assets.board.pages import Board, page
 from llm_assets.exam.answers import AnswerPair, read_answers
 from llm_assets.registry.state import ModelVersion, RegistryState
 from recipes.evaluation.settings import SCORES_NAME, Metric
-from recipes.spec import read_metrics
+from recipes.spec import describe_progress, read_metrics
 
 MOST_SHOWN = 8
 
@@ -122,9 +122,10 @@ def _gains(evaluation: Artifact, role: str, metric: Metric) -> list[DocumentGain
     return sorted(found, key=lambda one: -one.gain)
 
 
-def _making(store: Store) -> Iterator[tuple[Identity, int | None]]:
+def _making(store: Store) -> Iterator[tuple[Identity, str]]:
     """What is being made, and how far a training is."""
     for identity in store.in_the_making():
         run = f"{store.root}/{layout.run(identity.fingerprint)}"
-        steps = read_metrics(run) if identity.kind == "checkpoint" else []
-        yield identity, steps[-1]["step"] if steps else None
+        lines = read_metrics(run) if identity.kind == "checkpoint" else []
+        # A line of an older version does not say how many steps there are.
+        yield identity, describe_progress(lines) if lines and "steps" in lines[-1] else ""

@@ -1,8 +1,10 @@
 """The versions through time, one of them, and two compared."""
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import pyarrow.parquet as pq
@@ -22,9 +24,12 @@ from llm_assets.registry.state import ModelVersion, RegistryState
 from llm_assets.tracing.explain import ORDER, explain, listed
 from recipes.evaluation.exam import CLOSED_BOOK
 from recipes.evaluation.settings import SCORES_NAME, Metric
+from recipes.spec import read_metrics
 
 MOST_ON_PAGE = 50
 MOST_EXAMPLES = 20
+MOST_POINTS = 200
+"""Of a curve."""
 PAGE_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; sandbox"
 """Of a version's own page, which has its style in it and needs nothing else."""
 
@@ -178,6 +183,7 @@ def _compared(store: Store, one: ModelVersion, other: ModelVersion) -> dict[str,
         ),
         "won": [pair for pair in asked if pair[1].after > pair[0].after],
         "lost": [pair for pair in asked if pair[1].after < pair[0].after],
+        "losses": [_losses(store, version) for version in (one, other)],
         "settings": list(_differences(store, one, other)),
     }
 
@@ -190,6 +196,17 @@ def _measured(store: Store, version: ModelVersion, other: ModelVersion) -> RoleI
     beside = store.find_named("eval_metrics", other.lineage.get("eval_metrics", ""))
     is_its_base = other.lineage.get("base_model") == version.model_fingerprint
     return (beside, "base") if beside and version.is_base and is_its_base else None
+
+
+def _losses(store: Store, version: ModelVersion) -> list[tuple[float, float]]:
+    """Step and training loss, a mean over a stretch of steps where there are many."""
+    made = store.find_named("checkpoint", version.lineage.get("checkpoint", ""))
+    lines = read_metrics(made.url) if made else []
+    known = [(line["step"], line["loss"]) for line in lines if line["loss"] is not None]
+    finite = [point for point in known if math.isfinite(point[1])]
+    width = math.ceil(len(finite) / MOST_POINTS) or 1
+    stretches = (finite[start : start + width] for start in range(0, len(finite), width))
+    return [(stretch[-1][0], fmean(loss for _, loss in stretch)) for stretch in stretches]
 
 
 def _figures(pairs: Iterable[tuple[SizedScore, SizedScore]]) -> dict[str, tuple[float, float, int]]:

@@ -7,19 +7,25 @@ files are closed, and go on, every few minutes and before each checkpoint.
 import json
 import os
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
 
 from artifacts.errors import DamagedArtifact, UserError
-from artifacts.progress import Report, format_duration
+from artifacts.progress import Report
 from artifacts.storage import files
 from recipes.distributed.workers import Workers
-from recipes.spec import METRICS_NAME, TENSORBOARD_NAME, read_metrics
+from recipes.spec import (
+    METRICS_NAME,
+    STEPS_FOR_ESTIMATE,
+    TENSORBOARD_NAME,
+    describe_progress,
+    read_metrics,
+)
 
 
 def training_flops(
@@ -39,7 +45,6 @@ SECONDS_BETWEEN_LINES = 5.0
 SECONDS_BETWEEN_PUBLICATIONS = 300.0
 LOG_FOLDER_VARIABLE = "LOG_FOLDER"
 """Set by the launcher in a job of Vertex AI: what is there goes to its TensorBoard."""
-STEPS_FOR_ESTIMATE = 8
 
 
 class Telemetry:
@@ -57,7 +62,7 @@ class Telemetry:
 
         self._report = report
         self._steps = steps
-        self._seconds: list[float] = []
+        self._recent: deque[dict[str, Any]] = deque(maxlen=STEPS_FOR_ESTIMATE)
         self._last_line = 0.0
         self._published = time.monotonic()
         # A run that went on from a checkpoint makes the steps after it once more.
@@ -83,8 +88,10 @@ class Telemetry:
             values: figures under stable names; `loss` and `tokens_per_second` among them.
             is_shown: whether TensorBoard and Weights & Biases get them too.
         """
-        self._seconds.append(seconds)
-        self._write_line({"step": step, "seconds": round(seconds, 4)} | values)
+        line = {"step": step, "steps": self._steps, "seconds": round(seconds, 4)} | values
+        self._recent.append(line)
+        self._metrics.write(json.dumps(line) + "\n")
+        self._metrics.flush()
         for name, value in values.items() if is_shown else ():
             if isinstance(value, int | float):
                 self._events.add_scalar(f"train/{name}", value, step)
@@ -93,7 +100,7 @@ class Telemetry:
         now = time.monotonic()
         if step == self._steps or now - self._last_line >= SECONDS_BETWEEN_LINES:
             self._last_line = now
-            self._report(self._progress_line(step, values))
+            self._report(describe_progress(self._recent))
         if now - self._published >= SECONDS_BETWEEN_PUBLICATIONS:
             self.publish()
 
@@ -119,18 +126,6 @@ class Telemetry:
         self._events.close()
         if self._remote:
             self._remote.finish()
-
-    def _progress_line(self, step: int, values: dict[str, Any]) -> str:
-        left = (self._steps - step) * median(self._seconds[-STEPS_FOR_ESTIMATE:])
-        ending = f"about {format_duration(left)} to go" if step < self._steps else "last step"
-        return (
-            f"step {step} of {self._steps} · loss {values['loss']:.3f} · "
-            f"{values['tokens_per_second']:,.0f} tokens/s · {ending}"
-        )
-
-    def _write_line(self, line: dict[str, Any]) -> None:
-        self._metrics.write(json.dumps(line) + "\n")
-        self._metrics.flush()
 
 
 def _join_weights_and_biases(project: str | None, run_folder: Path) -> Any:

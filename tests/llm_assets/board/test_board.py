@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import sys
 import threading
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import axe_core_python
+import pyarrow.parquet as pq
 import pytest
 import uvicorn
 import yaml
@@ -23,15 +25,19 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from artifacts.leases import process_started
+from artifacts.store.identity import Identity
 from artifacts.store.pipelines import Pipeline
-from artifacts.store.store import Store
+from artifacts.store.store import Draft, Store
 from llm_assets.board.pages import Board, read_key
 from llm_assets.board.server import build_app
 from llm_assets.endpoint.folder import endpoint_folder
+from llm_assets.forgetting.erase import read_list
 from llm_assets.registry.local import LocalRegistry
+from recipes.spec import METRICS_NAME, read_metrics
 from serving.settings import EndpointSettings, listen
 from serving.state import RouteStatus, StateFolder, Status
 from tests.browser import SECONDS, Browser, browser
+from tests.conftest import Project
 from tests.llm_assets.registry.conftest import base_entry, entry, verdict
 from tests.llm_assets.trained_store import TrainedStore
 from tests.needs import needs
@@ -47,6 +53,7 @@ PAGES = (
     *("/text/document?id=manual%2F0", "/decide", "/decide/work", "/sign-in"),
 )
 MOST_BYTES = 150_000
+LLM_ASSETS = str(Path(sys.executable).parent / "llm-assets")
 NOTHING: dict[str, Any] = {
     "served": None,
     "wanted": None,
@@ -66,6 +73,7 @@ class Shop(TrainedStore):
             texts[number] = f"{PLANTED[number:] + PLANTED[:number]} {HOSTILE}"
         super().__init__(folder, model, texts)
         first = self.train(steps=12)
+        self.first = first.model_fingerprint
         self.read = next(n for n in range(0, 60, 10) if self.first_step(first, f"text-{n}"))
         self.documents = texts
         self.train(steps=4)
@@ -141,6 +149,29 @@ def test_pages_pass_an_audit_at_every_width_and_nothing_in_them_runs(
                 page.evaluate(f"{AXE}; 0")
                 found = page._call("Runtime.evaluate", expression=AUDIT, awaitPromise=True)
                 assert json.loads(found["result"]["value"]) == [], (path, width)
+
+
+def test_a_training_says_how_far_it_is_and_two_that_ended_show_their_losses(shop: Shop) -> None:
+    identity = Identity(kind="checkpoint", code_version="of a run")
+    run = shop.run_folder(identity.fingerprint)
+    run.mkdir(parents=True)
+    line = {"step": 3, "steps": 10, "seconds": 20.0, "loss": 2.0, "tokens_per_second": 500.0}
+    (run / METRICS_NAME).write_text(json.dumps(line) + "\n")
+
+    def build(draft: Draft) -> None:
+        with client_of(board_of(shop)) as client:
+            shown = client.get("/").text
+        assert "step 3 of 10 · loss 2.000 · 500 tokens/s · about 2 min" in shown, shown
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        shop.store.make(identity, build)
+    with client_of(board_of(shop)) as client:
+        compared = client.get("/versions/compare?a=1&b=2").text
+        beside_the_base = client.get("/versions/compare?a=0&b=1").text
+    assert compared.count("<polyline") == 2 and beside_the_base.count("<polyline") == 1
+    losses = [record["loss"] for record in read_metrics(shop.run_folder(shop.first))]
+    assert f"{losses[0]:.3f} → {losses[-1]:.3f} in 12 steps" in compared
 
 
 def test_pages_are_small_and_say_what_a_browser_may_do(shop: Shop) -> None:
@@ -276,6 +307,33 @@ def test_a_decision_that_cannot_be_is_refused_in_words(shop: Shop, fields: dict,
         assert answer.status_code == 400 and told in answer.text
 
 
+def sign_in_to_decide(page: Browser, address: str) -> None:
+    page.open(f"{address}/sign-in?next=/decide")
+    page.evaluate("document.getElementById('key').value = 'the key'")
+    page.evaluate("document.querySelector('main button').click()")
+    wait_for(page, "document.querySelector('fieldset:enabled #reason')")
+
+
+def fill_in(page: Browser, fields: dict[str, str]) -> None:
+    for name, value in fields.items():
+        page.evaluate(f"document.getElementById('{name}').value = {json.dumps(value)}")
+
+
+def confirm_and_wait(page: Browser) -> str:
+    """Make the decision that is shown; gives what the command line said of it."""
+    page.evaluate("document.querySelector('main form button').click()")
+    wait_for(page, "/: (not )?done/.test(document.querySelector('h1')?.textContent)")
+    return str(page.evaluate("document.querySelector('main').innerText"))
+
+
+DECISIONS = (
+    ("reject", "2", "version 2 → version 1"),
+    ("approve", "2", "version 1 → version 2"),
+    ("rollback", "", "version 2 → version 1"),
+)
+"""Each with its version, and what is shown to change; in this order, each after the one before."""
+
+
 @needs("Chromium")
 def test_a_decision_is_shown_and_then_made_by_the_command_line(tmp_path: Path) -> None:
     registry = LocalRegistry(tmp_path / "store", "manual")
@@ -284,7 +342,6 @@ def test_a_decision_is_shown_and_then_made_by_the_command_line(tmp_path: Path) -
         # Its weights are nowhere, so that nothing is served by it.
         found = entry(f"weights-{number}").model_copy(update={"model_url": str(tmp_path / "gone")})
         registry.enter(found, verdict(f"weights-{number}", before))
-    shown = "What would change"
     config = tmp_path / "manual.yaml"
     files = {"type": "files", "path": str(tmp_path)}
     config.write_text(
@@ -297,36 +354,71 @@ def test_a_decision_is_shown_and_then_made_by_the_command_line(tmp_path: Path) -
             }
         )
     )
-    program = str(Path(sys.executable).parent / "llm-assets")
     store = Store(str(tmp_path / "store"))
     empty = SimpleNamespace(store=store, record=Pipeline(store, "manual"), registry=registry)
-    board = board_of(empty, command=[program, "--config", str(config)])
+    board = board_of(empty, command=[LLM_ASSETS, "--config", str(config)])
     with served(build_app(board)) as address, browser(tmp_path) as page:
-        page.open(f"{address}/sign-in?next=/decide")
-        page.evaluate("document.getElementById('key').value = 'the key'")
-        page.evaluate("document.querySelector('main button').click()")
-        wait_for(page, "document.querySelector('fieldset:enabled #reason')")
-        fields = {
-            "action": "reject",
-            "version": "2",
-            "name": HOSTILE[:-1],
-            "reason": "; rm -rf $HOME",
-        }
-        for name, value in fields.items():
-            page.evaluate(f"document.getElementById('{name}').value = {json.dumps(value)}")
-        page.evaluate("document.querySelector('fieldset button').click()")
-        wait_for(page, "document.querySelector('dl.facts')")
-        text = page.evaluate("document.querySelector('main').innerText")
-        assert shown in text and "version 2 → version 1" in text
-        assert registry.state().decisions == []
-        page.evaluate("document.querySelector('main button').click()")
-        wait_for(page, "/: (not )?done/.test(document.querySelector('h1')?.textContent)")
-        assert page.evaluate("window.ran") is None
-        told = page.evaluate("document.querySelector('pre').textContent")
-    assert registry.state().decisions, told
-    (said,) = registry.state().decisions
-    assert (said.name, said.reason) == (HOSTILE[:-1], "; rm -rf $HOME") and not said.approved
-    assert registry.state().find("wanted").version == 1
+        sign_in_to_decide(page, address)
+        for action, version, change in DECISIONS:
+            page.open(f"{address}/decide")
+            reason = f"{action}; rm -rf $HOME"
+            given = {"action": action, "version": version, "name": HOSTILE[:-1], "reason": reason}
+            fill_in(page, given)
+            before = registry.state()
+            page.evaluate("document.querySelector('fieldset button').click()")
+            wait_for(page, "document.querySelector('dl.facts')")
+            shown = page.evaluate("document.querySelector('main').innerText")
+            assert "What would change" in shown and change in shown
+            assert registry.state() == before
+            told = confirm_and_wait(page)
+            assert page.evaluate("window.ran") is None
+            state = registry.state()
+            assert state.find("wanted").version == int(change[-1]), told
+            said = state.decisions[-1] if version else state.history[-1]
+            assert reason in said.reason, told
+            assert (said.name if version else said.by) == HOSTILE[:-1]
+
+
+@pytest.mark.soak
+@needs("Chromium")
+def test_a_document_is_forgotten_from_its_page_once_its_preview_was_confirmed(
+    judged: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a copy of a real project, whose document no model has read."""
+    folder = tmp_path / "project"
+    shutil.copytree(judged.folder / "as it was", folder / "store")
+    shutil.copytree(judged.folder / "text", folder / "text")
+    copied = Project(folder)
+    settings = yaml.safe_load(judged.config.read_text())
+    (source,) = settings["raw_corpus"]["sources"]
+    source["path"], settings["store"] = str(folder / "text"), str(folder / "store")
+    copied.config.write_text(yaml.safe_dump(settings))
+    registry = LocalRegistry(Path(copied.record.store.root), "manual")
+    corpus = copied.record.current("clean_corpus", "test").path
+    rows = pq.read_table(sorted(corpus.glob("part-*"))).to_pylist()
+    document = next(row["id"] for row in rows if row["split"] == "held_out")
+    parts = SimpleNamespace(store=copied.record.store, record=copied.record, registry=registry)
+    board = board_of(parts, command=[LLM_ASSETS, "--config", str(copied.config)])
+    for name, value in copied.environment().items():
+        monkeypatch.setenv(name, value)
+    with served(build_app(board)) as address, browser(tmp_path) as page:
+        sign_in_to_decide(page, address)
+        page.open(f"{address}/text/document?id={document}")
+        page.evaluate("document.querySelector('main p a').click()")
+        wait_for(page, f"document.getElementById('documents')?.value === {json.dumps(document)}")
+        fill_in(page, {"forgetter": "Ada", "why": "its author asked"})
+        page.evaluate("document.querySelectorAll('fieldset button')[1].click()")
+        wait_for(page, "document.querySelector('main form button')?.textContent.includes('Forget')")
+        preview = page.evaluate("document.querySelector('main').innerText")
+        assert document in preview and "Nothing was done" in preview
+        assert read_list(copied.record.store, "manual").documents == []
+        told = confirm_and_wait(page)
+        page.open(f"{address}/decide")
+        listed = page.evaluate("document.querySelector('main').innerText")
+    # With it go the documents whose text it holds, as the preview said.
+    forgotten = {one.id for one in read_list(copied.record.store, "manual").documents}
+    assert document in forgotten and all(f"{name} (manual)" in preview for name in forgotten), told
+    assert all(name in listed.partition("Forgotten")[2] for name in forgotten)
 
 
 def test_no_version_at_all_and_ten_thousand(shop: Shop, tmp_path: Path) -> None:

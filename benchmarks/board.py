@@ -1,0 +1,106 @@
+"""What twenty people who read the board cost the endpoint, on the project in this folder.
+
+`make run` comes first. Eight clients keep the endpoint busy throughout; in every other stretch of
+time, twenty viewers each open a page of the board and read it for ten seconds. The peer is the
+endpoint without viewers.
+"""
+
+import itertools
+import json
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+
+from benchmarks.harness import alternate, at_least, at_most, record
+
+LLM_ASSETS = str(Path(sys.executable).parent / "llm-assets")
+CLIENTS = 8
+TOKENS = 32
+VIEWERS = 20
+SECONDS_ON_A_PAGE = 10.0
+STRETCH_SECONDS = 60.0
+ROUNDS = 5
+PAGES = ("/", "/versions", "/versions/1", "/versions/compare?a=0&b=1", "/ask", "/text", "/decide")
+
+
+@contextmanager
+def crowd(count: int, turn: Callable[[httpx.Client, int], None], url: str) -> Iterator[None]:
+    """So many threads that take their turn again and again while the block runs."""
+    over = threading.Event()
+
+    def repeat(number: int) -> None:
+        with httpx.Client(base_url=url, timeout=180) as http:
+            while not over.is_set():
+                turn(http, number)
+
+    threads = [threading.Thread(target=repeat, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+
+
+def main() -> None:
+    """Measure both in turn, and record tokens per second."""
+    status = subprocess.run([LLM_ASSETS, "status", "--json"], capture_output=True, check=True)
+    served = json.loads(status.stdout)["served"]
+    if served is None:
+        sys.exit("Nothing serves in this folder. First: make run")
+    written = itertools.count()
+    page_seconds: list[float] = []
+
+    def ask(http: httpx.Client, number: int) -> None:
+        body = {"prompt": f"Part {number} of the manual", "max_tokens": TOKENS, "temperature": 0.7}
+        answer = http.post("/v1/completions", json=body).raise_for_status().json()
+        for _ in range(answer["usage"]["completion_tokens"]):
+            next(written)
+
+    def view(http: httpx.Client, number: int) -> None:
+        # Viewers do not come in step.
+        time.sleep(random.uniform(0, 2 * SECONDS_ON_A_PAGE))
+        began = time.perf_counter()
+        http.get(random.choice(PAGES)).raise_for_status()
+        page_seconds.append(time.perf_counter() - began)
+
+    def tokens_per_second() -> float:
+        before, began = next(written), time.perf_counter()
+        time.sleep(STRETCH_SECONDS)
+        return (next(written) - before - 1) / (time.perf_counter() - began)
+
+    def with_viewers() -> float:
+        with crowd(VIEWERS, view, board):
+            return tokens_per_second()
+
+    command = [LLM_ASSETS, "board", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            board = next(word for word in process.stdout.readline().split() if "://" in word)
+            with crowd(CLIENTS, ask, served["url"]):
+                time.sleep(SECONDS_ON_A_PAGE)
+                ours, peer = alternate(with_viewers, tokens_per_second, ROUNDS)
+        finally:
+            process.terminate()
+    ordered = sorted(page_seconds)
+    checks = {
+        "speed beside an endpoint without viewers": at_least(sum(ours) / sum(peer), 0.95),
+        "pages that were read": at_least(len(ordered), ROUNDS * STRETCH_SECONDS),
+        "95th percentile of a page": at_most(ordered[len(ordered) * 95 // 100], 1, "s"),
+    }
+    peer_name = "the endpoint without viewers"
+    record("board", ours, peer, "tokens/s", peer_name, "higher", ["starlette", "jinja2"], checks)
+
+
+if __name__ == "__main__":
+    main()
