@@ -44,10 +44,10 @@ finally:
 
 
 def share(folder: Path) -> dict[Path, str]:
-    """A folder that an image's user reads and writes as /work."""
+    """A folder that an image's user reads and writes as /job."""
     for path in (folder, *folder.rglob("*")):
         path.chmod(0o777 if path.is_dir() else 0o666)
-    return {folder: "/work"}
+    return {folder: "/job"}
 
 
 def run_spark(container: str, folder: Path) -> None:
@@ -55,8 +55,8 @@ def run_spark(container: str, folder: Path) -> None:
     generator = random.Random(11)
     write_raw(folder / "raw", first_texts(generator), generator)
     spec = CleanSpec(
-        raw_corpus="/work/raw",
-        output="/work/clean",
+        raw_corpus="/job/raw",
+        output="/job/clean",
         settings=CLEANING,
         documents_in_memory=BY_SPARK,
     )
@@ -67,7 +67,7 @@ def run_spark(container: str, folder: Path) -> None:
     building.run(
         container,
         *("/usr/lib/spark/bin/spark-submit", "--master", "local[2]", program),
-        *("--spec", "/work/spec.json"),
+        *("--spec", "/job/spec.json"),
         volumes=volumes,
         environment={
             "SPARK_HOME": "/usr/lib/spark",
@@ -84,10 +84,10 @@ def run_cuda(container: str, folder: Path) -> None:
     tiny_base_model(folder / "base")
     shards = tiny_shards(folder / "shards", folder / "base")
     training = settings_of(steps=3, precision="float32", placement={"workers": 2})
-    spec = spec_in(Path("/work"), Path("/work/base"), Path("/work/shards"), shards, training)
+    spec = spec_in(Path("/job"), Path("/job/base"), Path("/job/shards"), shards, training)
     (folder / "spec.json").write_text(spec.model_dump_json())
     launcher = ["tini", "--", "python", "-m", "recipes.launcher", "--processes", "2", "--"]
-    program = ["-m", "recipes.continued_pretraining", "--spec", "/work/spec.json"]
+    program = ["-m", "recipes.continued_pretraining", "--spec", "/job/spec.json"]
     building.run(container, *launcher, *program, volumes=share(folder))
     assert (folder / "exports" / "run" / "model.safetensors").exists()
 
@@ -95,7 +95,7 @@ def run_cuda(container: str, folder: Path) -> None:
 def run_serve_transformers(container: str, folder: Path) -> None:
     """The container's program, a model, and an answer."""
     tiny_base_model(folder / "model")
-    variables = {"AIP_STORAGE_URI": "/work/model", "AIP_HTTP_PORT": "18080", "HOST": "127.0.0.1"}
+    variables = {"AIP_STORAGE_URI": "/job/model", "AIP_HTTP_PORT": "18080", "HOST": "127.0.0.1"}
     said = building.run(
         container, "python", "-c", SERVE, volumes=share(folder), environment=variables
     )
