@@ -47,7 +47,6 @@ from llm_assets.forgetting.erase import (
     made_by,
     read_list,
 )
-from llm_assets.forgetting.loss import ModelLoss
 from llm_assets.registry.start import START_INPUT
 from llm_assets.registry.state import RegistryState
 from llm_assets.tracing.training_text import lessons_of, runs_behind
@@ -129,10 +128,9 @@ class Forgetting(BaseModel):
     """Whether the texts were taken out of what was made before."""
     search: Search | None = None
     """After all else was done; None in certificates of earlier versions of this program."""
-    loss: dict[str, ModelLoss] | None = None
-    """Of the models `before` and `after`; None where it was not measured."""
+    loss: dict[str, Any] | None = None
     memory: dict[str, Any] | None = None
-    """In certificates of earlier versions of this program, what a probe found."""
+    """Both in certificates of earlier versions of this program: what was measured of the models."""
     verified_by: str = "llm-assets verify CERTIFICATE --retrain"
 
 
@@ -247,7 +245,6 @@ def issue(
     documents: Sequence[ForgottenDocument],
     erased: bool,
     search: Search | None,
-    loss: Mapping[str, ModelLoss] | None,
     key: Path,
 ) -> str:
     """Sign the statement on some documents of the list, whose texts are its subjects.
@@ -269,7 +266,6 @@ def issue(
         replaced=[one for one in replaced if set(texts) <= set(one.masked)],
         erased=erased,
         search=search,
-        loss=dict(loss) if loss else None,
     )
     statement = {
         "_type": STATEMENT_TYPE,

@@ -1,13 +1,9 @@
 """Programs of `recipes` in child processes, for a Dagster run or for a command."""
 
-import json
 import os
 import signal
-import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from dagster import (
     AssetExecutionContext,
@@ -15,11 +11,10 @@ from dagster import (
     PipesTempFileMessageReader,
     open_pipes_session,
 )
-from pydantic import BaseModel
 
 from artifacts.errors import LOST_WORKER, UserError, free_space, shown, why_killed
 from artifacts.program.entry import ERROR_MESSAGE, INTERRUPTED
-from artifacts.program.lifetime import Child, how_it_ended, run_to_end
+from artifacts.program.lifetime import Child, how_it_ended
 
 TERMINATION_SECONDS = 60
 LOG_TAIL_LINES = 25
@@ -100,20 +95,3 @@ def _tail(path: Path) -> str:
     if not lines:
         return f"(it is empty; {free_space(str(path))})"
     return "\n".join(lines[-LOG_TAIL_LINES:])
-
-
-def ask_program(module: str, spec: BaseModel, purpose: str) -> dict[str, Any]:
-    """What a program returns that runs to its end in a child process, which takes its memory along.
-
-    Raises:
-        UserError: it failed; the message names the purpose and has the last of what it said.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        stated, result = Path(folder, "spec.json"), Path(folder, "result.json")
-        stated.write_text(spec.model_dump_json())
-        program = [sys.executable, "-m", module, "--spec", str(stated), "--stats", str(result)]
-        ended = run_to_end(program)
-        if ended.returncode:
-            raise UserError(f"{purpose} failed: {ended.stderr.strip()[-_LAST_CHARACTERS:]}")
-        found: dict[str, Any] = json.loads(result.read_text())
-        return found

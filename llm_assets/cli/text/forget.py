@@ -18,7 +18,6 @@ from llm_assets.automation.jobs import training_config
 from llm_assets.cli.pipeline.run import materialize_assets
 from llm_assets.cli.session import Session
 from llm_assets.forgetting.certificate import (
-    REPLACES,
     Forgetting,
     issue,
     read_signed,
@@ -38,7 +37,6 @@ from llm_assets.forgetting.erase import (
     forgotten_folder,
     read_list,
 )
-from llm_assets.forgetting.loss import ModelLoss, measure_loss
 from llm_assets.forgetting.replay import MASKED_INPUT
 from llm_assets.forgetting.verification import examine, is_here, train_again
 from llm_assets.registry.start import retire
@@ -146,7 +144,7 @@ def forget(
         change_documents(record.store, pipeline, lambda one: one.id in ids, similar=similar)
     report("They are in no corpus that is made from now on. Take them out of your sources as well.")
     texts = [one.text_hash for one in entries if one.text_hash]
-    loss = _retrain(session, texts, decision, report)
+    _retrain(session, texts, decision, report)
     erased = session.settings.forgetting.erase
     if erased:
         _refuse_while_making(session)
@@ -166,7 +164,7 @@ def forget(
             f"certificate says: {tell_similar(found)}. To forget these, too, name them."
         )
     key = Path(session.settings.forgetting.signing_key)
-    place = f"{record.store.root}/{issue(record, state, entries, erased, search, loss, key)}"
+    place = f"{record.store.root}/{issue(record, state, entries, erased, search, key)}"
     report(f"Signed: {place}. Check it with: llm-assets verify {place}")
 
 
@@ -249,8 +247,6 @@ def _stated(stated: Forgetting) -> Iterator[str]:
         yield f"version {reading.version} was trained on it in {steps:,} steps"
     if stated.search:
         yield f"looked for: {stated.search.method}"
-    for role, loss in (stated.loss or {}).items():
-        yield f"loss {role}: {loss}"
 
 
 def _plan(
@@ -383,17 +379,13 @@ def _list(session: Session, plan: ForgetPlan, report: Report) -> None:
 
 def _retrain(
     session: Session, texts: Sequence[str], decision: ForgetDecision, report: Report
-) -> dict[str, ModelLoss] | None:
-    """Make what serves once more without the texts, and withdraw every version that read them.
-
-    Returns:
-        The loss of the texts before and after, where a model of plain text was replaced.
-    """
+) -> None:
+    """Make what serves once more without the texts, and withdraw every version that read them."""
     state = session.registry.state()
     affected = [one.version for one in readings(session.record.store, state, texts)]
     if not affected:
         report("No version was trained on them: nothing is trained again.")
-        return None
+        return
     wanted = state.find("wanted")
     replayed = wanted is not None and wanted.version in affected
     if wanted and replayed:
@@ -405,16 +397,6 @@ def _retrain(
         report("The gate judges the version without them, and the endpoint follows.")
         materialize_assets(session.settings, JUDGED)
         report("Done: `llm-assets versions` shows what serves.")
-    current = session.record.find_current("checkpoint")
-    if not current or not set(texts) <= set(current.stats.get("masked", [])):
-        return None
-    if session.settings.form != "pretraining":
-        report("The loss of the texts is not measured: that is done for models of plain text.")
-        return None
-    loss = measure_loss(session.record.store, current.stats[REPLACES], current, texts)
-    for role, of_model in (loss or {}).items():
-        report(f"loss {role}: {of_model}")
-    return loss
 
 
 def _withdraw(

@@ -164,8 +164,6 @@ def check_certificate(project: Project, text: str, said: str) -> None:
     assert f"Signed: {path}" in said
     stated = json.loads(base64.b64decode(json.loads(path.read_text())["payload"]))["predicate"]
     assert stated["read_by"][0]["version"] == 1 and stated["replaced"][0]["masked"] == [text]
-    loss = {role: one["forgotten"][text] for role, one in stated["loss"].items()}
-    assert loss["before"] < loss["after"] and len(stated["loss"]["after"]["others"]) > 9
     assert stated["search"]["texts"] == [text] and stated["search"]["found"] == {}
     public = str(project.folder / ".llm_assets" / "forgetting.pub")
 
