@@ -20,7 +20,7 @@ from llm_assets.tracing.training_text import all_runs
 from spark_jobs.explain import DocumentStory, explain_document
 from spark_jobs.runtime.parquet import open_parts
 
-MOST_COPIES = 6
+MOST_COPIES = 20
 MOST_FOUND = 30
 AROUND = 120
 """Characters that are shown on either side of what was searched."""

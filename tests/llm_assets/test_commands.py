@@ -63,12 +63,6 @@ def test_a_document_tells_its_story(served: Project) -> None:
     assert ended.returncode == 1 and "knows no document 'nowhere.txt'" in ended.stderr
 
 
-def test_what_was_dropped_is_written_as_a_page(served: Project) -> None:
-    assert "documents dropped" in ask(served, "dropped", "dropped.html")
-    page = (served.folder / "dropped.html").read_text()
-    assert "documents are kept" in page and "<script" not in page
-
-
 def test_an_answer_of_the_endpoint_is_traced_by_its_request_id(served: Project) -> None:
     status = ask(served, "status")
     url = next(word.strip(",") for word in status.split() if word.startswith("http://"))

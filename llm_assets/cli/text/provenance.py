@@ -47,28 +47,6 @@ def document(identifier: str, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("path", type=click.Path(dir_okay=False, path_type=Path), metavar="PAGE")
-@click.option(
-    "--copies", type=click.IntRange(0, 1_000), default=50, help="Most near-copies; 50 by default."
-)
-def dropped(path: Path, copies: int) -> None:
-    """Write a page of what cleaning dropped, and why.
-
-    Copies are shown beside what they are copies of.
-
-    It holds text of the corpus.
-
-    \b
-    Example:
-      llm-assets dropped dropped.html
-    """
-    from llm_assets.cli.session import open_session
-    from llm_assets.cli.text.trace import write_page
-
-    write_page(open_session(), path, copies, click.echo)
-
-
-@click.command()
 @click.argument("identifiers", nargs=-1, metavar="[ID]...")
 @click.option("--file", "path", type=click.Path(path_type=Path), help="A file, an id on each line.")
 @click.option("--source", help="All documents of a source.")
@@ -171,4 +149,4 @@ def verify(path: Path, key: Path | None, retrain: bool) -> None:
         sys.exit(1)
 
 
-PROVENANCE = (explain, document, dropped, forget, trace, verify)
+PROVENANCE = (explain, document, forget, trace, verify)

@@ -1,19 +1,14 @@
-"""`llm-assets trace` and `dropped`: from an answer to its text, and what cleaning left out."""
+"""`llm-assets trace`: from an answer to the text behind it."""
 
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader
-
 from artifacts.errors import UserError, shown_in_line
 from artifacts.progress import Report
-from artifacts.storage import files
 from llm_assets.cli.session import Session
 from llm_assets.endpoint.folder import endpoint_folder
-from llm_assets.forgetting.erase import read_list
-from llm_assets.tracing.explain import find_dropped
 from llm_assets.tracing.trace import (
     MOST_CHARACTERS,
     AnswerToTrace,
@@ -112,24 +107,3 @@ def _source(source: Source) -> Iterator[str]:
     yield f"    license {shown_in_line(source.license)}; {'; '.join(map(str, source.lessons))}"
     around = f"…{source.before}[{source.text}]{source.after}…"
     yield f"    {shown_in_line(' '.join(around.split()))}"
-
-
-_DROPPED_PAGES = Environment(loader=PackageLoader("llm_assets.cli.text"), autoescape=True)
-
-
-def write_page(session: Session, path: Path, most: int, report: Report) -> None:
-    """Write the page of the current clean corpus; raises MissingArtifact where there is none."""
-    record = session.record
-    clean = record.current("clean_corpus", needed_by="clean_corpus")
-    raw = record.store.find_named("raw_corpus", clean.manifest.inputs["raw_corpus"])
-    forgotten = {one.id for one in read_list(record.store, session.settings.name).documents}
-    dropped = find_dropped(clean, raw, forgotten, most)
-    threshold = clean.manifest.settings["near_duplicates"]["threshold"]
-    page = _DROPPED_PAGES.get_template("dropped.html").render(
-        pipeline=session.settings.name, dropped=dropped, stats=clean.stats, threshold=threshold
-    )
-    files.write(path, page.encode())
-    report(
-        f"Wrote {path}: {len(dropped.copies):,} copies beside what they copy, of "
-        f"{sum(dropped.counts.values()):,} documents dropped."
-    )
