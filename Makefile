@@ -49,7 +49,7 @@ stop: $(READY) ## End the endpoint
 ui: $(READY) ## Open the Dagster UI on http://127.0.0.1:3000
 	@. $(BIN)/activate && env -u DAGSTER_MODULE_NAME dagster dev -w workspace.yaml -h 127.0.0.1 -p $(PORT)
 
-up: $(READY) ## Keep UI, daemon and metrics running, on 127.0.0.1:3000 and :8011
+up: $(READY) ## Keep UI, daemon and board running, on 127.0.0.1:3000 and :8012
 	@$(BIN)/llm-assets up --port $(PORT)
 
 down: $(READY) ## End them; the endpoint goes on

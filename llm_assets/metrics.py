@@ -11,11 +11,10 @@ from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 
 from dagster import DagsterInstance, RunsFilter
-from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from artifacts.errors import UserError, reason_of
+from artifacts.errors import reason_of
 from artifacts.progress import Report
 from artifacts.store.pipelines import Pipeline
 from llm_assets.automation.decision import ENDED
@@ -24,27 +23,10 @@ from llm_assets.config import PipelineSettings
 from llm_assets.endpoint.folder import endpoint_folder
 from llm_assets.registry.base import Registry
 from llm_assets.registry.state import Alias
-from llm_assets.services import HOST
 from serving import endpoint as process
 
 ALIASES: tuple[Alias, ...] = ("wanted", "champion")
 Part = Callable[[], Iterator[Metric]]
-
-
-def serve_metrics(
-    settings: PipelineSettings, record: Pipeline, models: Registry, port: int, report: Report
-) -> None:
-    """Answer Prometheus until the process is ended; raises UserError where the port is taken."""
-    registry = CollectorRegistry()
-    registry.register(GraphCollector(settings, record, models, DagsterInstance.get, report))
-    try:
-        _, thread = start_http_server(port, HOST, registry)
-    except OSError as error:
-        raise UserError(
-            f"Port {port} of {HOST} cannot be used ({error.strerror}): choose another with --port."
-        ) from None
-    report(f"metrics: http://{HOST}:{port}/metrics")
-    thread.join()
 
 
 class GraphCollector(Collector):

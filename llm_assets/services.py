@@ -1,4 +1,4 @@
-"""Webserver, daemon, metrics and board of a project, which supervisord keeps running.
+"""Webserver, daemon and board of a project, which supervisord keeps running.
 
 supervisord starts a program again whenever it ends, and keeps its log at a bounded size. It listens
 on a socket in a folder that its owner alone may enter, among the machine's temporary ones: the
@@ -32,7 +32,6 @@ from artifacts.storage.files import make_private
 
 HOST = "127.0.0.1"
 PORT = 3000
-METRICS_PORT = 8011
 BOARD_PORT = 8012
 STATE_FOLDER = Path(".llm_assets/services")
 PROJECT_FILES = ("dagster.yaml", "workspace.yaml")
@@ -102,15 +101,13 @@ class ServiceState:
     """By supervisord, for people: pid and uptime, or how it ended."""
 
 
-def bring_up(
-    folder: Path, config: Path, port: int, metrics_port: int, board_port: int, report: Report
-) -> None:
+def bring_up(folder: Path, config: Path, port: int, board_port: int, report: Report) -> None:
     """Have a project's services run, and return once the UI answers; those that run already stay.
 
     Args:
         folder: absolute; holds dagster.yaml and workspace.yaml.
         config: the pipeline file.
-        port: of the UI; it, the metrics and the board listen on loopback alone.
+        port, board_port: of the UI and the board, which listen on loopback alone.
 
     Raises:
         UserError: the folder is no project, a port is taken, or a service does not start.
@@ -132,16 +129,13 @@ def bring_up(
     # What a supervisor that was killed has left still holds the ports.
     end_leftovers(state)
     _check_port("--port", port)
-    _check_port("--metrics-port", metrics_port)
     _check_port("--board-port", board_port)
     programs, workspace = Path(sys.executable).parent, ("-w", "workspace.yaml")
     webserver = str(programs / "dagster-webserver")
-    program = str(programs / "llm-assets")
     services = {
         "daemon": [str(programs / "dagster-daemon"), "run", *workspace],
         "webserver": [webserver, *workspace, "-h", HOST, "-p", str(port)],
-        "metrics": [program, "metrics", "--port", str(metrics_port)],
-        "board": [program, "board", "--port", str(board_port)],
+        "board": [str(programs / "llm-assets"), "board", "--port", str(board_port)],
     }
     environment = os.environ | {
         CONFIG_VARIABLE: str(config.absolute()),
@@ -152,7 +146,7 @@ def bring_up(
     environment.pop("DAGSTER_MODULE_NAME", None)
     try:
         start(state, services, environment)
-        _wait(state, (port, metrics_port, board_port), report)
+        _wait(state, (port, board_port), report)
     except BaseException:
         # Ctrl-C among them: nothing half started stays.
         stop(state)

@@ -124,7 +124,7 @@ def test_wheel_makes_and_serves_a_model_in_a_fresh_environment(tmp_path: Path) -
 def _materialize_from_the_ui(project: Path, shell: tuple[str, ...]) -> None:
     """What the UI's button does: a run that the webserver queues and the daemon launches."""
     port = free_port()
-    ports = f"--port {port} --metrics-port {free_port()} --board-port {free_port()}"
+    ports = f"--port {port} --board-port {free_port()}"
     try:
         _run(project, *shell, f". ./env.sh; llm-assets up {ports}")
         query = {"query": "{ assetNodes { assetKey { path } } }"}

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -55,12 +56,12 @@ def serve_board(board: Board, port: int, report: Report) -> None:
         address = f"http://{HOST}:{listener.getsockname()[1]}"
         report(f"The board is at {address} (end it with Ctrl-C).")
         report(f"To decide there, sign in with {board.key_name}.")
-        server = HttpServer(build_app(board), EndpointSettings(), log_level="warning")
+        server = HttpServer(build_app(board, report), EndpointSettings(), log_level="warning")
         server.run(sockets=[listener])
 
 
-def build_app(board: Board) -> Starlette:
-    """All pages."""
+def build_app(board: Board, report: Report = print) -> Starlette:
+    """All pages, and the graph's metrics, of which `report` gets what cannot be read."""
     form, take = sign_in(board)
     answer = apology(board)
     return Starlette(
@@ -74,6 +75,7 @@ def build_app(board: Board) -> Starlette:
             Route("/sign-in", take, methods=["POST"]),
             _file("board.css", "text/css"),
             _file("board.js", "text/javascript"),
+            _metrics(board, report),
         ],
         middleware=[Middleware(Doorkeeper, board)],
         # What is cleaned while a page is read is told, not thrown.
@@ -88,3 +90,23 @@ def _file(name: str, media_type: str) -> Route:
         return Response(content, media_type=media_type)
 
     return Route(f"/{name}", answer)
+
+
+def _metrics(board: Board, report: Report) -> Route:
+    """Metrics for Prometheus, which gives the key as its bearer token where one is needed."""
+
+    def answer(_: Request) -> Response:
+        # Dagster's import takes longer than all else of the board, whose pages do without it.
+        from dagster import DagsterInstance
+
+        from llm_assets.metrics import GraphCollector
+
+        registry = CollectorRegistry()
+        registry.register(
+            GraphCollector(
+                board.settings, board.record, board.registry, DagsterInstance.get, report
+            )
+        )
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+    return Route("/metrics", answer)

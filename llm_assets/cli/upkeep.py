@@ -1,4 +1,4 @@
-"""Commands that look after the store, and those that keep webserver, daemon and metrics running."""
+"""Commands that look after the store, and those that keep webserver, daemon and board running."""
 
 import json
 import sys
@@ -11,7 +11,6 @@ from llm_assets.cli.options import json_option
 from llm_assets.services import (
     BOARD_PORT,
     HOST,
-    METRICS_PORT,
     PORT,
     STATE_FOLDER,
     bring_up,
@@ -110,10 +109,9 @@ port_option = click.option("--port", default=PORT, show_default=True, help=f"Of 
 
 @click.command()
 @port_option
-@click.option("--metrics-port", default=METRICS_PORT, show_default=True, help="Of the metrics.")
 @click.option("--board-port", default=BOARD_PORT, show_default=True, help="Of the board.")
-def up(port: int, metrics_port: int, board_port: int) -> None:
-    """Start the board, the UI, the daemon and the metrics.
+def up(port: int, board_port: int) -> None:
+    """Start the board, the UI and the daemon.
 
     Whichever of them dies is started again.
 
@@ -124,10 +122,8 @@ def up(port: int, metrics_port: int, board_port: int) -> None:
     from llm_assets.config import config_path, load_settings
 
     load_settings(config_path())
-    bring_up(Path.cwd(), config_path(), port, metrics_port, board_port, click.echo)
-    click.echo(
-        f"board: http://{HOST}:{board_port}   UI: http://{HOST}:{port}   metrics: http://{HOST}:{metrics_port}/metrics"
-    )
+    bring_up(Path.cwd(), config_path(), port, board_port, click.echo)
+    click.echo(f"board: http://{HOST}:{board_port}   UI: http://{HOST}:{port}")
     click.echo(shown(f"logs: {Path.cwd() / STATE_FOLDER}   end them with: llm-assets down"))
 
 
@@ -146,29 +142,12 @@ def down() -> None:
 
 
 @click.command()
-@click.option("--port", default=METRICS_PORT, show_default=True, help=f"On {HOST}.")
-def metrics(port: int) -> None:
-    """Serve metrics for Prometheus; part of `up`.
-
-    \b
-    Example:
-      llm-assets metrics --port 8012
-    """
-    from llm_assets.cli.session import open_session, use_this_folders_history
-    from llm_assets.metrics import serve_metrics
-
-    use_this_folders_history()
-    session = open_session()
-    serve_metrics(session.settings, session.record, session.registry, port, click.echo)
-
-
-@click.command()
 @click.option("--port", default=BOARD_PORT, show_default=True, help=f"On {HOST}; 0 takes any.")
 def board(port: int) -> None:
     """Ask, compare, see why and decide, in the browser.
 
     What the model knows now that it did not know before, its versions, the text behind an answer,
-    and decisions. Part of `up`.
+    and decisions. Prometheus reads the graph's metrics at /metrics. Part of `up`.
 
     \b
     Example:
@@ -190,4 +169,4 @@ def board(port: int) -> None:
     serve_board(opened, port, click.echo)
 
 
-SERVICES = (up, down, metrics, board)
+SERVICES = (up, down, board)

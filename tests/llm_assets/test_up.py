@@ -17,9 +17,9 @@ from tests.waiting import wait_until
 
 
 @pytest.fixture
-def ports() -> tuple[str, str, str]:
-    """Three that nobody uses."""
-    return str(free_port()), str(free_port()), str(free_port())
+def ports() -> tuple[str, str]:
+    """Two that nobody uses."""
+    return str(free_port()), str(free_port())
 
 
 @pytest.fixture
@@ -38,26 +38,23 @@ def _pid(project: Project, name: str) -> int:
 
 @pytest.mark.soak
 def test_services_answer_come_back_when_killed_and_leave_nothing_behind(
-    ready: Project, ports: tuple[str, str, str]
+    ready: Project, ports: tuple[str, str]
 ) -> None:
-    port, metrics, board = ports
-    options = ("--port", port, "--metrics-port", metrics, "--board-port", board)
+    port, board = ports
+    options = ("--port", port, "--board-port", board)
     done = ready.run("llm-assets", "up", *options)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"http://127.0.0.1:{port}" in done.stdout
     assert httpx.get(f"http://127.0.0.1:{port}/server_info").is_success
-    assert "llm_assets_readable" in httpx.get(f"http://127.0.0.1:{metrics}/metrics").text
     assert httpx.get(f"http://127.0.0.1:{board}/").is_success
     status = json.loads(ready.run("llm-assets", "status", "--json").stdout)
-    assert status["services"] == dict.fromkeys(
-        ("board", "daemon", "metrics", "webserver"), "running"
-    )
+    assert status["services"] == dict.fromkeys(("board", "daemon", "webserver"), "running")
     state = ready.folder / STATE_FOLDER
     addresses = set().union(*(listening_addresses(pid) for pid in find_leftovers(state)))
     assert addresses and not outside_loopback(addresses)
 
     beat = 'llm_assets_daemon_heartbeat_timestamp_seconds{daemon="sensor"}'
-    wait_until(lambda: beat in httpx.get(f"http://127.0.0.1:{metrics}/metrics").text)
+    wait_until(lambda: beat in httpx.get(f"http://127.0.0.1:{board}/metrics").text)
     before = _pid(ready, "daemon")
     os.kill(before, signal.SIGKILL)
     wait_until(lambda: _pid(ready, "daemon") not in (0, before))
@@ -76,18 +73,9 @@ def test_a_folder_that_is_no_project_is_told(project: Project) -> None:
 
 
 def test_a_port_in_use_is_named_before_anything_starts(
-    ready: Project, ports: tuple[str, str, str]
+    ready: Project, ports: tuple[str, str]
 ) -> None:
     with socket.create_server(("127.0.0.1", int(ports[0]))):
-        done = ready.run(
-            "llm-assets",
-            "up",
-            "--port",
-            ports[0],
-            "--metrics-port",
-            ports[1],
-            "--board-port",
-            ports[2],
-        )
+        done = ready.run("llm-assets", "up", "--port", ports[0], "--board-port", ports[1])
     assert done.returncode == 1 and f"Port {ports[0]} of 127.0.0.1 cannot be used" in done.stderr
     assert read_states(ready.folder / STATE_FOLDER) is None

@@ -71,8 +71,7 @@ def _runs(project: Project) -> list[DagsterRun]:
 def test_nothing_is_lost_or_launched_twice_when_postgres_starts_again_during_a_run(
     postgres: Postgres, automated: Project
 ) -> None:
-    ports = ("--port", str(free_port()), "--metrics-port", str(free_port()))
-    ports += ("--board-port", str(free_port()))
+    ports = ("--port", str(free_port()), "--board-port", str(free_port()))
     up = automated.run("llm-assets", "up", *ports)
     assert up.returncode == 0, up.stdout + up.stderr
     trainings = automated.folder / "store" / "runs"

@@ -280,6 +280,9 @@ def test_without_the_key_nothing_is_decided_and_no_other_page_may_ask(shop: Shop
         assert client.get("/board.css").status_code == 200
         bearer = {"authorization": "Bearer the key"}
         assert client.get("/text", headers=bearer).status_code == 200
+        assert client.get("/metrics").headers["location"].startswith("/sign-in")
+        metrics = client.get("/metrics", headers=bearer).text
+        assert 'llm_assets_readable{part="registry"} 1.0' in metrics
 
 
 @pytest.mark.parametrize(
