@@ -22,7 +22,7 @@ from tests.needs import needs
 PAGE = (ROOT / "docs" / "operations.md").read_text().partition("## Backup")[2]
 FOLDER, WITH_RSYNC, WITH_TAR = (
     re.search(pattern, PAGE, re.MULTILINE)[0]  # type: ignore[index]
-    for pattern in (r"^copy=.*$", r"^rsync -a .*\nrsync -a .*$", r"^tar -c .*\ntar -c .*$")
+    for pattern in (r"^copy=.*$", r"^rsync -a .*\nrsync -a .*$", r"^\(tar -c .*\n\(tar -c .*$")
 )
 """The commands that the page gives."""
 
