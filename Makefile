@@ -1,6 +1,6 @@
 # The two commands a new user needs: `make run` and `make test`. `make help` lists the rest.
 PYTHON ?= python3
-VENV ?= .venv
+VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 ALL_READY := $(VENV)/.all-ready
