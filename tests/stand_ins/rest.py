@@ -31,6 +31,7 @@ METHODS = {
 """Those that are answered here, and the descriptions of their APIs."""
 MOST_NAMES = 30
 PAGE_SIZE = 2
+REGION_QUOTAS = {"CPUS": 24, "N2_CPUS": 24, "DISKS_TOTAL_GB": 4096}
 USED = 4
 """Processors and GB of disks that others use in the region."""
 
@@ -49,7 +50,7 @@ class RestServer:
         """`project/repository/name:tag`."""
         self.billing: bool | None = True
         """Whether the project has an open billing account; None where the caller may not see."""
-        self.region_quotas: dict[str, int] = {}
+        self.region_quotas = dict(REGION_QUOTAS)
         """Compute Engine's quotas of the region."""
         self.subnetworks: dict[str, bool] = {}
         """Name to whether it has private access to Google's APIs."""
@@ -68,7 +69,7 @@ class RestServer:
         self.quotas.clear()
         self.images.clear()
         self.billing = True
-        self.region_quotas = {"CPUS": 24, "N2_CPUS": 24, "DISKS_TOTAL_GB": 4096}
+        self.region_quotas = dict(REGION_QUOTAS)
         self.subnetworks.clear()
         self.hides_network = False
 
