@@ -1,15 +1,17 @@
 """The pipeline in force, as the commands use it outside Dagster."""
 
+import os
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from artifacts.errors import DamagedArtifact
+from artifacts.errors import DamagedArtifact, UserError
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Store
 from llm_assets.config import PipelineSettings, config_path, load_settings, refuse_second_file
+from llm_assets.history import make_history_private
 from llm_assets.registry.base import Registry
 from llm_assets.registry.local import LocalRegistry
 
@@ -68,3 +70,14 @@ def open_session() -> Session:
     with suppress(DamagedArtifact):  # Whoever needs the record says so.
         refuse_second_file(path, session.settings, session.record)
     return session
+
+
+def use_this_folders_history() -> None:
+    """Have Dagster read dagster.yaml of this folder; raises UserError where it is no project."""
+    if not Path("dagster.yaml").exists():
+        raise UserError(
+            "There is no dagster.yaml here. Run this in the project's folder, or make this folder "
+            "one with: llm-assets init FOLDER_OF_TEXT"
+        )
+    os.environ.setdefault("DAGSTER_HOME", os.getcwd())
+    make_history_private()

@@ -26,7 +26,7 @@ def status_of(session: Session) -> dict[str, Any]:
     state = session.registry.state()
     champion, wanted = state.find("champion"), state.find("wanted")
     history = session.record.history().assets
-    activity = read_activity()
+    activity = read_activity(Path.cwd())
     return {
         "pipeline": session.settings.name,
         "champion": champion.version if champion else None,

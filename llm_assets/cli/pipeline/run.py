@@ -29,8 +29,8 @@ from artifacts.storage.files import make_private
 from llm_assets.assets.stage import asset_key, failure_reason, was_interrupted
 from llm_assets.automation.launched import ASSET_JOB, PIPELINE_TAG, PROCESS_TAG
 from llm_assets.cli.pipeline.summary import print_summary
+from llm_assets.cli.session import use_this_folders_history
 from llm_assets.config import PipelineSettings, config_path, load_settings
-from llm_assets.history import use_this_folders_history
 from llm_assets.pipeline import REBUILD_TAG
 from llm_assets.preflight import preflight, seconds_before_run
 

@@ -15,17 +15,7 @@ from dagster import (
     define_asset_job,
 )
 from dagster._core.definitions.run_request import InstigatorType
-from dagster._core.remote_origin import (
-    RegisteredCodeLocationOrigin,
-    RemoteInstigatorOrigin,
-    RemoteRepositoryOrigin,
-)
-from dagster._core.scheduler.instigation import (
-    InstigatorState,
-    InstigatorStatus,
-    TickData,
-    TickStatus,
-)
+from dagster._core.scheduler.instigation import TickData, TickStatus
 from dagster_shared.error import SerializableErrorInfo
 
 from tests.conftest import Project
@@ -41,7 +31,7 @@ finally:
 """
 
 
-@pytest.mark.parametrize("arguments", [("versions",), ("--version",), ("--help",)])
+@pytest.mark.parametrize("arguments", [("status",), ("versions",), ("--version",), ("--help",)])
 def test_a_quick_command_loads_nothing_slow(project: Project, arguments: tuple[str, ...]) -> None:
     done = subprocess.run(
         [sys.executable, "-c", SAY_WHAT_IS_LOADED, *arguments],
@@ -63,10 +53,6 @@ def test_status_names_what_runs_and_why_the_sensors_wait(
     monkeypatch.chdir(project.folder)
     job = Definitions([anything], jobs=[define_asset_job("any")]).resolve_job_def("any")
     with DagsterInstance.from_config(str(project.folder)) as instance:
-        for sensor in ("source_text_changed", "endpoint_follows"):
-            instance.add_instigator_state(
-                InstigatorState(_origin(sensor), InstigatorType.SENSOR, InstigatorStatus.RUNNING)
-            )
         ids = {
             status: instance.create_run_for_job(job, status=status).run_id
             for status in (DagsterRunStatus.STARTED, DagsterRunStatus.SUCCESS)
@@ -84,18 +70,13 @@ def test_status_names_what_runs_and_why_the_sensors_wait(
     assert status["services"] is None
 
 
-def _origin(sensor: str) -> RemoteInstigatorOrigin:
-    location = RegisteredCodeLocationOrigin("here")
-    return RemoteInstigatorOrigin(RemoteRepositoryOrigin(location, "__repository__"), sensor)
-
-
 def _tick(sensor: str, **outcome: Any) -> TickData:
     return TickData(
-        instigator_origin_id=_origin(sensor).get_id(),
+        instigator_origin_id="origin",
         instigator_name=sensor,
         instigator_type=InstigatorType.SENSOR,
         status=TickStatus.FAILURE if "error" in outcome else TickStatus.SKIPPED,
         timestamp=time.time(),
-        selector_id=_origin(sensor).get_selector().get_id(),
+        selector_id=sensor,
         **outcome,
     )
