@@ -10,15 +10,12 @@ import json
 import random
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 
-from benchmarks.harness import alternate, at_least, at_most, record
+from benchmarks.harness import alternate, at_least, at_most, crowd, record
 
 LLM_ASSETS = str(Path(sys.executable).parent / "llm-assets")
 CLIENTS = 8
@@ -28,27 +25,6 @@ SECONDS_ON_A_PAGE = 10.0
 STRETCH_SECONDS = 60.0
 ROUNDS = 5
 PAGES = ("/", "/versions", "/versions/1", "/versions/compare?a=0&b=1", "/ask", "/text", "/decide")
-
-
-@contextmanager
-def crowd(count: int, turn: Callable[[httpx.Client, int], None], url: str) -> Iterator[None]:
-    """So many threads that take their turn again and again while the block runs."""
-    over = threading.Event()
-
-    def repeat(number: int) -> None:
-        with httpx.Client(base_url=url, timeout=180) as http:
-            while not over.is_set():
-                turn(http, number)
-
-    threads = [threading.Thread(target=repeat, args=(number,)) for number in range(count)]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        for thread in threads:
-            thread.join()
 
 
 def main() -> None:

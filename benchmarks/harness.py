@@ -10,11 +10,16 @@ import os
 import platform
 import statistics
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import httpx
 
 ROOT = Path(__file__).parents[1]
 MEASURED = ROOT / ".llm_assets" / "benchmarks" / "results"
@@ -50,6 +55,30 @@ def alternate(
         our_values.append(ours())
         peer_values.append(peer())
     return our_values, peer_values
+
+
+@contextmanager
+def crowd(count: int, turn: "Callable[[httpx.Client, int], None]", url: str) -> Iterator[None]:
+    """So many threads that take their turn again and again while the block runs."""
+    # The machine with the GPU, which imports this module too, has torch alone.
+    import httpx
+
+    over = threading.Event()
+
+    def repeat(number: int) -> None:
+        with httpx.Client(base_url=url, timeout=180) as http:
+            while not over.is_set():
+                turn(http, number)
+
+    threads = [threading.Thread(target=repeat, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
 
 
 def seconds(work: Callable[[], object]) -> float:

@@ -10,14 +10,13 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import httpx
 import psutil
 
-from benchmarks.harness import at_least, at_most, record
+from benchmarks.harness import at_least, at_most, crowd, record
 from benchmarks.models import small_model
 from serving import endpoint as process
 from serving.settings import EndpointSettings, RolloutSettings
@@ -37,45 +36,33 @@ def version(model: Path, name: str) -> Desired:
 
 
 class Load:
-    """Clients that ask until told to stop."""
+    """What clients got of an endpoint."""
 
     def __init__(self, url: str) -> None:
         self.counts: Counter[str] = Counter()
         self.versions: Counter[str] = Counter()
         self.slowest = 0.0
         self._url = url
-        self._over = threading.Event()
         self._lock = threading.Lock()
 
-    @contextmanager
-    def running(self) -> Iterator[None]:
+    def running(self) -> AbstractContextManager[None]:
         """Keep the load up while the block runs."""
-        threads = [threading.Thread(target=self._ask, args=(n,)) for n in range(CLIENTS)]
-        for thread in threads:
-            thread.start()
-        try:
-            yield
-        finally:
-            self._over.set()
-            for thread in threads:
-                thread.join()
+        return crowd(CLIENTS, self._ask, self._url)
 
     @property
     def kept(self) -> float:
         """Share of requests that were answered completely."""
         return self.counts["kept"] / max(sum(self.counts.values()), 1)
 
-    def _ask(self, number: int) -> None:
-        with httpx.Client(base_url=self._url, timeout=180) as http:
-            while not self._over.is_set():
-                started = time.monotonic()
-                outcome, version = self._request(http, stream=number % 2 == 0)
-                with self._lock:
-                    self.counts[outcome] += 1
-                    self.versions[version] += 1
-                    self.slowest = max(self.slowest, time.monotonic() - started)
-                if outcome != "kept":
-                    time.sleep(0.2)
+    def _ask(self, http: httpx.Client, number: int) -> None:
+        started = time.monotonic()
+        outcome, version = self._request(http, stream=number % 2 == 0)
+        with self._lock:
+            self.counts[outcome] += 1
+            self.versions[version] += 1
+            self.slowest = max(self.slowest, time.monotonic() - started)
+        if outcome != "kept":
+            time.sleep(0.2)
 
     def _request(self, http: httpx.Client, stream: bool) -> tuple[str, str]:
         body = {"prompt": "The function numpy.dot", "max_tokens": TOKENS, "stream": stream}
