@@ -1,6 +1,7 @@
 """A user's mistake is one message without a trace, on both ways in."""
 
 import contextlib
+import json
 import sqlite3
 import threading
 from pathlib import Path
@@ -130,6 +131,24 @@ def test_what_is_not_read_is_on_the_screen_and_in_the_log(project: Project) -> N
     checked = every_file_was_read(project.record.current("raw_corpus", needed_by="test"))
     assert not checked.passed
     assert "1 files or documents were left out: 1 .png" in str(checked.description)
+
+
+def test_status_and_versions_speak_json(project: Project) -> None:
+    status = project.run("llm-assets", "--config", str(project.config), "status", "--json")
+    versions = project.run("llm-assets", "versions", "--json")
+
+    assert json.loads(status.stdout)["pipeline"] == "manual"
+    assert json.loads(status.stdout)["champion"] is None
+    assert json.loads(versions.stdout) == []
+
+
+def test_the_preflight_refuses_a_run_before_any_work(project: Project, tmp_path: Path) -> None:
+    project.configure(base_model={"folder": str(tmp_path / "nothing")})
+
+    ended = project.run("llm-assets", "run")
+
+    assert ended.returncode == 1 and "it has no config.json" in ended.stderr
+    assert not (project.folder / "store" / "raw_corpus").exists()
 
 
 @pytest.mark.fault(
