@@ -177,6 +177,7 @@ class VertexTraffic:
         self._new, self._old = TrafficSample(), TrafficSample()
         self._share = 0.0
         self._others: list[str] = []
+        # It shares out traffic; nothing secret comes of it.
         self._random = random.Random()  # noqa: S311
         self._missing = Bets()
         """That the new version gives fewer answers than its share."""
