@@ -76,7 +76,7 @@ format: $(ALL_READY) ## Format the code
 	@$(BIN)/ruff check --fix . && $(BIN)/ruff format .
 
 docs: $(ALL_READY) ## Regenerate docs/settings.md and docs/benchmarks.md
-	@$(BIN)/llm-assets docs
+	@$(BIN)/python -m scripts.write_reference
 
 bench: $(ALL_READY) ## Run one benchmark: make bench NAME=train_cpu (KEEP=1 puts its result into the docs)
 	@. $(BIN)/activate && python -m benchmarks $(NAME) $(if $(filter-out 0,$(KEEP)),--keep)

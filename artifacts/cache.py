@@ -5,7 +5,7 @@ content; or, where programs read its files themselves, a local folder with a man
 checksums. It is read whole and compared, so one that is cut, changed or gone is made again. It is
 written under a name of its own and renamed, so several makers at once do no harm. A reader holds
 the bytes, so it misses nothing that is removed meanwhile. Reading renews an entry's time: what was
-used longest ago goes first, when the caches have to be cut (`llm_assets.maintenance.retention`).
+used longest ago goes first, when the caches have to be cut (`llm_assets.maintenance.cleaning`).
 """
 
 import hashlib

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from benchmarks.harness import MEASURED, ROOT
-from llm_assets.cli.reference import benchmarks_page
+from scripts.write_reference import benchmarks_page
 
 
 def main() -> None:

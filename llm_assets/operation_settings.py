@@ -160,9 +160,6 @@ class RetentionSettings(Settings):
 class ForgettingSettings(Settings):
     """What `llm-assets forget` does beside keeping a document out of every later corpus."""
 
-    erase: bool = True
-    """Whether its text is also taken out of the snapshots, corpora, shards and caches that were
-    made before. Off, it stays there until retention removes them."""
     signing_key: str = ".llm_assets/forgetting.pem"
     """File with the ed25519 key, in PEM, that signs certificates; one that is absent is made, and
     its public half beside it with the ending `.pub`."""

@@ -146,20 +146,25 @@ def _need_space(store: str, needed: float) -> None:
 
 def _coverage(settings: PipelineSettings, text: TextEstimate) -> list[str]:
     budget = settings.checkpoint.budget
-    if budget.epochs or text.documents is None or not text.tokens:
+    if text.documents is None or not text.tokens:
         return []
     row_tokens = settings.tokenized_shards.sequence_length * budget.global_batch_size
     planned = budget.tokens or (budget.steps or 32) * row_tokens
+    if budget.epochs:
+        planned = round(budget.epochs * text.tokens)
     steps = -(-planned // row_tokens)
-    whole = round(text.tokens / row_tokens) or 1
     share = planned / text.tokens
-    told = f"{steps:,} steps read about {share:.1%} of the text"
-    if share >= 0.95:
-        return [f"{told}."]
     speed = _tokens_per_second(settings)
-    seconds = "" if speed is None else format_duration(text.tokens / speed)
-    hours = f", {seconds} as fast as it trained last" if seconds else ""
-    return [f"{told}; all of it once is about {whole:,} (`checkpoint.budget.steps`){hours}."]
+
+    def time(tokens: float) -> str:
+        return f" in about {format_duration(tokens / speed)}" if speed else ""
+
+    told = f"{steps:,} steps read about {share:.1%} of the text{time(steps * row_tokens)}"
+    if share < 0.95:
+        whole = round(text.tokens / row_tokens) or 1
+        budget_key = "`checkpoint.budget.steps`"
+        told += f"; all of it once is about {whole:,} ({budget_key}){time(text.tokens)}"
+    return [f"{told}, as fast as it trained last." if speed else f"{told}."]
 
 
 def _tokens_per_second(settings: PipelineSettings) -> float | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import harness
-from llm_assets.cli.reference import benchmarks_page
+from scripts.write_reference import benchmarks_page
 from tests.conftest import ROOT
 
 EXAMPLE = """

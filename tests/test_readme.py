@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from llm_assets.cli.reference import benchmarks_page, settings_page
+from scripts.write_reference import benchmarks_page, settings_page
 from tests.listening import listening_addresses, outside_loopback
 from tests.stand_ins.processes import free_port
 

@@ -4,7 +4,7 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -103,47 +103,32 @@ def _smoke(cloud: "GoogleCloudSettings", yes: bool, as_json: bool) -> "list[Find
 
 
 @click.command()
-@click.option("--corpus-gb", type=POSITIVE, help="Text to clean, in gigabytes; 1 by default.")
-@click.option("--tokens", type=POSITIVE, help="To train on, repeats counted; 1e9 by default.")
-@click.option("--parameters", type=POSITIVE, help="Of the model; 1.24e9 by default.")
+@click.option("--corpus-gb", type=POSITIVE, default=1.0, help="Text to clean, in gigabytes.")
+@click.option("--tokens", type=POSITIVE, default=1e9, help="To train on, repeats counted.")
+@click.option("--parameters", type=POSITIVE, default=1.24e9, help="Of the model.")
 @json_option
-def estimate(
-    corpus_gb: float | None, tokens: float | None, parameters: float | None, as_json: bool
-) -> None:
-    """Estimate time and cost.
+def estimate(corpus_gb: float, tokens: float, parameters: float, as_json: bool) -> None:
+    """Estimate time and cost on Google Cloud.
 
-    Of a training here, or, with sizes given, of a run on Google Cloud.
+    How long a training takes on this machine, `llm-assets check` says.
 
     \b
-    Examples:
-      llm-assets estimate
+    Example:
       llm-assets estimate --corpus-gb 20 --tokens 4e9 --parameters 1.24e9
     """
-    from llm_assets.cli.session import open_session
-
-    sizes = (corpus_gb, tokens, parameters)
-    if sizes == (None, None, None) and (session := open_session()).settings.platform == "local":
-        from llm_assets.cli.pipeline.estimate import expect
-
-        expected = expect(session)
-        told, lines = expected.as_json(), list(expected.lines())
-    else:
-        told, lines = _estimate_cloud(corpus_gb or 1.0, tokens or 1e9, parameters or 1.24e9)
-    click.echo(json.dumps(told, indent=2) if as_json else "\n".join(lines))
-
-
-def _estimate_cloud(
-    corpus_gb: float, tokens: float, parameters: float
-) -> tuple[dict[str, Any], list[str]]:
-    """What a run on Google Cloud takes by stage, as JSON values and in words."""
     from llm_assets.cloud.settings import load_cloud_settings
     from llm_assets.cloud.spending import PRICES_AS_OF
     from llm_assets.cloud.spending import estimate as estimate_stages
 
     settings = load_cloud_settings()
     stages = estimate_stages(settings, int(corpus_gb * 1e9), int(tokens), int(parameters))
-    told = {"stages": [asdict(stage) for stage in stages], "prices": PRICES_AS_OF}
-    return told, [*(stage.line() for stage in stages), f"Prices: {PRICES_AS_OF}"]
+    if as_json:
+        told = {"stages": [asdict(stage) for stage in stages], "prices": PRICES_AS_OF}
+        click.echo(json.dumps(told, indent=2))
+        return
+    for stage in stages:
+        click.echo(stage.line())
+    click.echo(f"Prices: {PRICES_AS_OF}")
 
 
 @click.command()

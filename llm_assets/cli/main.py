@@ -125,14 +125,13 @@ def run(rebuild: tuple[str, ...], unjudged: bool) -> None:
 
 
 @commands.command()
-@click.argument("file", required=False, type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--set", "assignments", multiple=True, metavar="KEY=A,B,C", help="Values to try.")
 @json_option
-def experiment(file: Path | None, assignments: tuple[str, ...], as_json: bool) -> None:
+def experiment(assignments: tuple[str, ...], as_json: bool) -> None:
     """Compare trainings with other settings.
 
-    All combinations of the values that --set and FILE (a YAML mapping of keys to lists) name are
-    tried. What is equal is made once; nothing is promoted or served.
+    All combinations of the values that --set names are tried. What is equal is made once; nothing
+    is promoted or served.
 
     \b
     Example:
@@ -141,10 +140,9 @@ def experiment(file: Path | None, assignments: tuple[str, ...], as_json: bool) -
     from rich.console import Console
 
     from llm_assets.cli.pipeline.experiment import print_results, run_experiment
-    from llm_assets.experiments.trials import parse_changes, read_changes
+    from llm_assets.experiments.trials import parse_changes
 
-    changes = (read_changes(file) if file else {}) | parse_changes(assignments)
-    results = run_experiment(changes, quiet=as_json)
+    results = run_experiment(parse_changes(assignments), quiet=as_json)
     if as_json:
         click.echo(json.dumps([one.model_dump(mode="json") for one in results], indent=2))
     else:
@@ -311,20 +309,6 @@ def rollback(name: str, reason: str) -> None:
     from llm_assets.cli.session import open_session
 
     promotion.roll_back(open_session(), name, reason, click.echo)
-
-
-@commands.command()
-def docs() -> None:
-    """Generate docs/settings.md and docs/benchmarks.md.
-
-    \b
-    Example:
-      llm-assets docs     in a checkout
-    """
-    from llm_assets.cli.reference import write_reference
-
-    for path in write_reference(Path("docs")):
-        click.echo(f"wrote {path}")
 
 
 for command in (*CLOUD, *MAINTENANCE, *PROVENANCE, *SERVICES):

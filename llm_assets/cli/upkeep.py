@@ -2,6 +2,7 @@
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 import click
@@ -32,7 +33,7 @@ def clean(yes: bool, as_json: bool) -> None:
       llm-assets clean --yes
     """
     from llm_assets.cli.session import open_session
-    from llm_assets.maintenance.clean import clean as clean_store
+    from llm_assets.maintenance.cleaning import clean as clean_store
 
     session = open_session()
     settings = session.settings
@@ -65,15 +66,18 @@ def doctor(artifacts: tuple[str, ...], repair: bool, as_json: bool) -> None:
       llm-assets doctor --repair
       llm-assets doctor checkpoint/0123456789abcdef0123
     """
-    from llm_assets.cli.doctor import examine
     from llm_assets.cli.session import open_session
+    from llm_assets.endpoint.folder import endpoint_folder
+    from llm_assets.maintenance.doctor import examine
 
-    examination = examine(open_session(), artifacts)
+    session = open_session()
+    endpoint = endpoint_folder(session.settings)
+    examination = examine(session.record, session.registry, endpoint, artifacts)
     if not as_json:
         for line in examination.lines(repair):
             click.echo(shown(line))
     faults = examination.faults
-    left = examination.repair() if repair else faults
+    left = examination.repair(partial(click.echo, err=True)) if repair else faults
     if as_json:
         click.echo(json.dumps(examination.as_json(left), indent=2))
     elif repair:
@@ -82,26 +86,7 @@ def doctor(artifacts: tuple[str, ...], repair: bool, as_json: bool) -> None:
         sys.exit(1)
 
 
-@click.command()
-def restore_registry() -> None:
-    """Restore a lost or damaged registry.
-
-    From the newest of its earlier states that can be read.
-
-    \b
-    Example:
-      llm-assets restore-registry
-    """
-    from llm_assets.cli.session import open_session
-
-    state = open_session().registry.restore()
-    at = max((move.at for move in state.history), default=None)
-    since = f" of {at:%Y-%m-%d %H:%M} UTC" if at else ""
-    click.echo(f"The registry's state{since} is back, {len(state.versions)} versions.")
-    click.echo("`llm-assets versions` lists them; materialize the graph to enter the newest again.")
-
-
-MAINTENANCE = (clean, doctor, restore_registry)
+MAINTENANCE = (clean, doctor)
 
 
 port_option = click.option("--port", default=PORT, show_default=True, help=f"Of the UI, on {HOST}.")

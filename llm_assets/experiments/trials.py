@@ -10,7 +10,6 @@ from typing import Any
 import yaml
 
 from artifacts.errors import UserError
-from artifacts.settings import read_yaml
 from artifacts.store.identity import hash_json
 from llm_assets.config import changed_settings
 
@@ -62,20 +61,6 @@ def parse_changes(assignments: Sequence[str]) -> dict[str, Any]:
         except yaml.YAMLError as error:
             raise UserError(f"{key}: {values!r} is no list of values such as 1,2,3.") from error
     return changes
-
-
-def read_changes(path: Path) -> dict[str, Any]:
-    """An experiment's file: a YAML mapping of keys to lists of values; raises UserError."""
-    try:
-        content = read_yaml(path)
-    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read as YAML: {error}") from error
-    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
-        raise UserError(
-            f"{path} must be a YAML mapping of keys to lists of values, such as "
-            "checkpoint.optimizer.learning_rate: [1e-4, 3e-4]"
-        )
-    return content
 
 
 def plan_trials(pipeline_file: Path, changes: Mapping[str, Any]) -> list[Trial]:

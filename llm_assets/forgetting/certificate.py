@@ -125,7 +125,8 @@ class Forgetting(BaseModel):
     replaced: list[Replacement]
     """Oldest first; the last one is the version that takes the place of what served."""
     erased: bool
-    """Whether the texts were taken out of what was made before."""
+    """Whether the texts were taken out of what was made before; False in certificates of earlier
+    versions of this program alone."""
     search: Search | None = None
     """After all else was done; None in certificates of earlier versions of this program."""
     loss: dict[str, Any] | None = None
@@ -243,8 +244,7 @@ def issue(
     record: Pipeline,
     state: RegistryState,
     documents: Sequence[ForgottenDocument],
-    erased: bool,
-    search: Search | None,
+    search: Search,
     key: Path,
 ) -> str:
     """Sign the statement on some documents of the list, whose texts are its subjects.
@@ -264,7 +264,7 @@ def issue(
         documents=list(documents),
         read_by=read_by,
         replaced=[one for one in replaced if set(texts) <= set(one.masked)],
-        erased=erased,
+        erased=True,
         search=search,
     )
     statement = {

@@ -243,24 +243,8 @@ def erase(record: Pipeline, state: RegistryState, listed: ForgottenList, report:
     Raises:
         DamagedArtifact: a manifest or a file cannot be read.
     """
-    ids = set(listed.ids)
-    raw_ids: dict[str, set[str]] = {}
-    for corpus in made_by(record, state, "clean_corpus"):
-        found = ids | _ids_of(corpus, ids, set(listed.texts))
-        raw_ids.setdefault(corpus.manifest.inputs.get("raw_corpus", ""), set()).update(found)
-        _rewrite(corpus, _without_rows(corpus, found), _without_examples(corpus, found), report)
-    for raw in made_by(record, state, "raw_corpus"):
-        gone = ids | raw_ids.get(raw.fingerprint, set())
-        _rewrite(raw, _without_rows(raw, gone), raw.stats, report)
-    for shards in made_by(record, state, "tokenized_shards"):
-        erased = sorted({*shards.stats.get("erased", []), *_held(shards, listed.texts)})
-        stats = shards.stats | ({"erased": erased} if erased else {})
-        _rewrite(shards, _without_tokens(shards, erased), stats, report)
-    everywhere = ids.union(*raw_ids.values())
-    for exam in made_by(record, state, "exam"):
-        _rewrite(exam, _without_questions(exam, everywhere), exam.stats, report)
-    for evaluation in made_by(record, state, "eval_metrics"):
-        _rewrite(evaluation, _without_samples(evaluation, ids), evaluation.stats, report)
+    for artifact, contents, stats in _without_texts(record, state, listed):
+        _rewrite(artifact, contents, stats, report)
     for version in state.versions:
         files.remove(f"{record.store.root}/{page_path(record.name, version.version)}")
     _drop_caches(record)
@@ -269,22 +253,40 @@ def erase(record: Pipeline, state: RegistryState, listed: ForgottenList, report:
 
 def find_holders(record: Pipeline, state: RegistryState, listed: ForgottenList) -> list[str]:
     """What a pipeline has made and that still holds a text of a list, as `kind/fingerprint`."""
-    ids, texts = set(listed.ids), set(listed.texts)
-    contents: dict[str, Callable[[Artifact], Iterator[tuple[str, bytes]]]] = {
-        "raw_corpus": lambda raw: _without_rows(raw, ids),
-        "clean_corpus": lambda clean: _without_rows(clean, ids | _ids_of(clean, ids, texts)),
-        "tokenized_shards": lambda shards: _without_tokens(shards, texts),
-    }
-    everywhere = ids.union(
-        *(_ids_of(clean, ids, texts) for clean in made_by(record, state, "clean_corpus"))
-    )
-    contents["exam"] = lambda exam: _without_questions(exam, everywhere)
-    found = []
-    for kind, without in contents.items():
-        for artifact in made_by(record, state, kind):
-            if next(without(artifact), None):
-                found.append(f"{kind}/{artifact.fingerprint}")
-    return found
+    return [
+        f"{artifact.manifest.kind}/{artifact.fingerprint}"
+        for artifact, contents, _ in _without_texts(record, state, listed)
+        if next(contents, None)
+    ]
+
+
+def _without_texts(
+    record: Pipeline, state: RegistryState, listed: ForgottenList
+) -> Iterator[tuple[Artifact, Iterator[tuple[str, bytes]], dict[str, Any]]]:
+    """All that a pipeline made, each with those of its files that hold a text, without it, and with
+    its stats then.
+
+    Clean corpora come first: they alone know which other documents of their snapshot had the texts,
+    and still know it when the rows are gone.
+    """
+    ids = set(listed.ids)
+    raw_ids: dict[str, set[str]] = {}
+    for corpus in made_by(record, state, "clean_corpus"):
+        gone = ids | _ids_of(corpus, ids, set(listed.texts))
+        raw_ids.setdefault(corpus.manifest.inputs.get("raw_corpus", ""), set()).update(gone)
+        yield corpus, _without_rows(corpus, gone), _without_examples(corpus, gone)
+    for raw in made_by(record, state, "raw_corpus"):
+        gone = ids | raw_ids.get(raw.fingerprint, set())
+        yield raw, _without_rows(raw, gone), raw.stats
+    for shards in made_by(record, state, "tokenized_shards"):
+        erased = sorted({*shards.stats.get("erased", []), *_held(shards, listed.texts)})
+        stats = shards.stats | ({"erased": erased} if erased else {})
+        yield shards, _without_tokens(shards, erased), stats
+    everywhere = ids.union(*raw_ids.values())
+    for exam in made_by(record, state, "exam"):
+        yield exam, _without_questions(exam, everywhere), exam.stats
+    for evaluation in made_by(record, state, "eval_metrics"):
+        yield evaluation, _without_samples(evaluation, ids), evaluation.stats
 
 
 def made_by(record: Pipeline, state: RegistryState, kind: str) -> Iterator[Artifact]:

@@ -73,7 +73,7 @@ def examine(
     if stated.erased:
         holders = find_holders(record, state, ForgottenList(documents=documents))
         but = f", but for {', '.join(holders)}" if holders else ""
-        yield not holders, f"no snapshot, corpus or shard holds the texts{but}"
+        yield not holders, f"no snapshot, corpus, shard, exam or evaluation holds them{but}"
 
 
 def _of_versions(

@@ -228,7 +228,7 @@ class Registry(ABC):
         return RegistryDamaged(
             f"{self.folder}/{name} {fault}. Nobody knows which model is to serve, so nothing was "
             "promoted; what serves goes on serving. Bring the file back from a backup, or run "
-            "`llm-assets restore-registry`, which goes back to before the last change."
+            "`llm-assets doctor --repair`, which goes back to the newest state that can be read."
         )
 
     def _relative(self, entry: ModelEntry) -> ModelEntry:

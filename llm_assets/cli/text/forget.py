@@ -145,26 +145,18 @@ def forget(
     report("They are in no corpus that is made from now on. Take them out of your sources as well.")
     texts = [one.text_hash for one in entries if one.text_hash]
     _retrain(session, texts, decision, report)
-    erased = session.settings.forgetting.erase
-    if erased:
-        _refuse_while_making(session)
-        listed = read_list(record.store, pipeline)
-        erase(record, session.registry.state(), listed, report)
-    else:
-        report(
-            "What was made before still holds their text until retention removes it, since "
-            "`forgetting.erase` is off."
-        )
+    _refuse_while_making(session)
+    erase(record, session.registry.state(), read_list(record.store, pipeline), report)
     state = session.registry.state()
     entries = [one for one in read_list(record.store, pipeline).active if one.id in ids]
-    search, found = search_again(record, state, entries, erased, report)
+    search, found = search_again(record, state, entries, True, report)
     if found.num_rows:
         report(
             f"{found.num_rows:,} documents of earlier corpora still hold their text, which the "
             f"certificate says: {tell_similar(found)}. To forget these, too, name them."
         )
     key = Path(session.settings.forgetting.signing_key)
-    place = f"{record.store.root}/{issue(record, state, entries, erased, search, key)}"
+    place = f"{record.store.root}/{issue(record, state, entries, search, key)}"
     report(f"Signed: {place}. Check it with: llm-assets verify {place}")
 
 

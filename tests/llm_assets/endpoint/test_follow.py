@@ -14,7 +14,7 @@ from artifacts.store.store import Artifact, Draft, Store
 from llm_assets.config import PipelineSettings
 from llm_assets.endpoint.base import LocalServingPlatform
 from llm_assets.endpoint.follow import serve_wanted
-from llm_assets.maintenance.examine import check_registry
+from llm_assets.maintenance.doctor import check_registry
 from llm_assets.registry.base import STATE_NAME
 from llm_assets.registry.card import weights_fingerprint
 from llm_assets.registry.local import LocalRegistry

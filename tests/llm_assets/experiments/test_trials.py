@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from artifacts.errors import UserError
 from llm_assets.cli.main import commands
-from llm_assets.experiments.trials import parse_changes, plan_trials, read_changes
+from llm_assets.experiments.trials import parse_changes, plan_trials
 from tests.conftest import Project, make_project
 
 RATE = "checkpoint.optimizer.learning_rate"
@@ -27,12 +27,6 @@ def test_all_combinations_are_tried_each_under_a_name_that_says_them(project: Pr
         f"{RATE}=1e-3 checkpoint.seed=1",
         f"{RATE}=1e-3 checkpoint.seed=2",
     ]
-
-
-def test_a_file_names_the_same(project: Project) -> None:
-    file = project.folder / "rates.yaml"
-    file.write_text(f"{RATE}: [0.01, 0.001]\n")
-    assert read_changes(file) == parse_changes([f"{RATE}=0.01,0.001"])
 
 
 @pytest.mark.parametrize(
@@ -68,14 +62,6 @@ def test_what_cannot_be_tried_is_named(
 def test_what_is_no_assignment_is_named(typed: list[str], told: str) -> None:
     with pytest.raises(UserError, match=told):
         parse_changes(typed)
-
-
-@pytest.mark.parametrize("content", ["- 1", "key: [", "1: [2]"])
-def test_a_file_of_another_form_is_named(tmp_path: Path, content: str) -> None:
-    file = tmp_path / "rates.yaml"
-    file.write_text(content)
-    with pytest.raises(UserError, match=r"rates\.yaml"):
-        read_changes(file)
 
 
 def test_the_command_refuses_before_any_work(

@@ -146,7 +146,8 @@ def test_the_text_is_in_no_snapshot_corpus_or_shard_and_in_no_cache(corpora: Cor
     masked = MaskedShardSet(folder, stats, ["text-3"], "train").read(every)
     order = ShardSet(folder, stats, "train").read(every).segments.tolist()
 
-    assert corpora.holders() == {"raw_corpus", "clean_corpus", "tokenized_shards", "exam"}
+    every_kind = {"raw_corpus", "clean_corpus", "tokenized_shards", "exam", "eval_metrics"}
+    assert corpora.holders() == every_kind
 
     said = corpora.erase()
 
@@ -171,7 +172,7 @@ def test_the_text_is_in_no_snapshot_corpus_or_shard_and_in_no_cache(corpora: Cor
     samples = json.loads((evaluation / "samples.json").read_text())
     assert [one["document"] for one in samples["base"]] == ["text-2"]
     assert not (evaluation / "multiple_choice" / "set.jsonl").read_text()
-    for kind in ("raw_corpus", "clean_corpus", "tokenized_shards", "exam", "eval_metrics"):
+    for kind in every_kind:
         artifact = corpora.current(kind)
         artifact.verify()
         assert artifact.manifest.provenance["rewritten"][0]["reason"] == "texts were forgotten"

@@ -10,8 +10,8 @@ from artifacts.storage.files import CACHE_VARIABLE
 from artifacts.store.identity import Identity
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Artifact, Draft, Store
-from llm_assets.maintenance.examine import check_artifacts
-from llm_assets.maintenance.retention import plan_removals, read_contents, remove, take_inventory
+from llm_assets.maintenance.cleaning import plan_removals, read_contents, remove, take_inventory
+from llm_assets.maintenance.doctor import check_artifacts
 from llm_assets.operation_settings import RetentionSettings
 from tests.stand_ins.google import BUCKET, LocalGoogle
 

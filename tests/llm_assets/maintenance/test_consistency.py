@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from llm_assets.maintenance.examine import find_contradictions
+from llm_assets.maintenance.doctor import find_contradictions
 from llm_assets.registry.state import Decision, RegistryState
 from tests.llm_assets.registry.conftest import base_entry, entry, verdict
 

@@ -153,7 +153,7 @@ def test_a_lost_record_is_written_anew_from_what_versions_stand_on(configured: W
 @pytest.mark.fault(
     "store",
     "every file of the registry cut",
-    sees="the registry, and `llm-assets restore-registry`",
+    sees="the registry, and that nothing of it can be restored",
     then="nothing is guessed, nothing is changed",
 )
 def test_a_registry_that_cannot_be_read_is_told(configured: Weeks) -> None:
@@ -161,6 +161,7 @@ def test_a_registry_that_cannot_be_read_is_told(configured: Weeks) -> None:
         cut(path)
     code, told = doctor("--repair")
     assert code == 1 and "registry/manual" in told and "0 of 1 faults mended" in told
+    assert "nothing can be restored" in " ".join(told.split())
 
 
 @pytest.mark.fault(

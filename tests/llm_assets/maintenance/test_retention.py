@@ -21,7 +21,7 @@ from llm_assets.cli.main import commands
 from llm_assets.config import load_settings
 from llm_assets.definitions import build_definitions
 from llm_assets.forgetting.erase import WithdrawnVersion, add_to_list
-from llm_assets.maintenance.retention import Name, Version, plan_removals, reach, read_contents
+from llm_assets.maintenance.cleaning import Name, Version, plan_removals, reach, read_contents
 from llm_assets.operation_settings import RetentionSettings
 from llm_assets.tracing.explain import explain
 from tests.damage import cut_manifest

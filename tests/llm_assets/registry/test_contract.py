@@ -234,7 +234,7 @@ def test_of_two_changes_at_one_time_the_second_sees_the_first(
 @pytest.mark.fault(
     "model_version",
     "registry {damage}",
-    sees="the file and `llm-assets restore-registry`",
+    sees="the file and `llm-assets doctor --repair`",
     then="nothing is promoted; restored, no number is given twice",
 )
 @pytest.mark.parametrize("damage", ["lost", "cut", "wrong fields"])
@@ -245,7 +245,7 @@ def test_a_lost_or_damaged_state_is_named_and_its_way_out_works(
     judge(registry, "b")
     break_state(registry, damage)
     for use in (registry.state, lambda: registry.register_base(base_entry())):
-        with pytest.raises(RegistryDamaged, match=f"{STATE_NAME} .*restore-registry"):
+        with pytest.raises(RegistryDamaged, match=f"{STATE_NAME} .*doctor --repair"):
             use()
     restored = open_registry().restore()
     assert [found.weights for found in restored.versions] == ["base", "a"]
@@ -257,7 +257,7 @@ def test_a_lost_or_damaged_state_is_named_and_its_way_out_works(
 @pytest.mark.fault(
     "model_version",
     "registry brought back from an old backup",
-    sees="that it is an older one, by how many changes, and `llm-assets restore-registry`",
+    sees="that it is an older one, by how many changes, and `llm-assets doctor --repair`",
     then="nothing is promoted or served by it; taken all the same, no number is given twice",
 )
 @pytest.mark.parametrize("brought_back", [[STATE_NAME], [STATE_NAME, BACKUP_NAME]])
@@ -272,7 +272,7 @@ def test_an_older_state_is_known_and_taken_only_on_demand(
     for name in brought_back:
         files.write(f"{registry.folder}/{name}", old)
 
-    older = f"{STATE_NAME} is an older one: it is as after 2 changes, and there were 4.*restore"
+    older = f"{STATE_NAME} is an older one: it is as after 2 changes, and there were 4.*repair"
     for use in (registry.state, lambda: judge(registry, "b"), lambda: registry.confirm(1)):
         with pytest.raises(RegistryDamaged, match=older):
             use()
@@ -288,14 +288,14 @@ def test_an_older_state_is_known_and_taken_only_on_demand(
     "model_version",
     "registry edited by hand",
     sees="that it was changed after it was written",
-    then="nothing is promoted or served by it; `llm-assets restore-registry` goes back",
+    then="nothing is promoted or served by it; `llm-assets doctor --repair` goes back",
 )
 def test_an_edited_state_is_refused(registry: Registry) -> None:
     judge(registry, "a")
     content = files.find(f"{registry.folder}/{STATE_NAME}")
     assert content is not None
     files.write(f"{registry.folder}/{STATE_NAME}", content.replace(b"models/a", b"models/base"))
-    with pytest.raises(RegistryDamaged, match=r"changed after it was written.*restore-registry"):
+    with pytest.raises(RegistryDamaged, match=r"changed after it was written.*doctor --repair"):
         registry.find("wanted")
 
 

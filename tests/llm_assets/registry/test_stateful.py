@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from artifacts.errors import UserError
 from llm_assets.gate.verdict import GateSettings
-from llm_assets.maintenance.examine import find_contradictions
+from llm_assets.maintenance.doctor import find_contradictions
 from llm_assets.registry.local import LocalRegistry
 from llm_assets.registry.state import GATE, IncumbentChanged, RegistryState, RegistryUnreachable
 from tests.llm_assets.registry.conftest import base_entry, entry, verdict
@@ -122,7 +122,7 @@ class RegistryHistory(RuleBasedStateMachine):
         if not (Path(registry.folder) / "registry.before.json").exists():
             return
         path.write_bytes(path.read_bytes()[:-20])
-        with pytest.raises(UserError, match="restore-registry"):
+        with pytest.raises(UserError, match="doctor --repair"):
             registry.state()
         self.before = registry.restore()
         known = {found.version for found in self.before.versions}

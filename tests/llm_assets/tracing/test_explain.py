@@ -10,7 +10,7 @@ from artifacts.shards.shard_set import ShardSet
 from artifacts.store.identity import Identity
 from artifacts.store.layout import RETIRED_FOLDER
 from artifacts.store.store import Draft, Store
-from llm_assets.maintenance.retention import Removal, remove
+from llm_assets.maintenance.cleaning import Removal, remove
 from llm_assets.registry.local import LocalRegistry
 from llm_assets.tracing.explain import explain
 from llm_assets.tracing.passages import Exposure, find_passages

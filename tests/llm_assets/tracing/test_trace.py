@@ -15,8 +15,8 @@ from tokenizers import Tokenizer
 from artifacts.errors import MissingArtifact, UserError
 from artifacts.shards.shard_set import Shard, ShardSet
 from llm_assets.cli.text.trace import read_answer, told
-from llm_assets.maintenance import clean as maintenance
-from llm_assets.maintenance.retention import Removal, remove
+from llm_assets.maintenance import cleaning as maintenance
+from llm_assets.maintenance.cleaning import Removal, remove
 from llm_assets.operation_settings import ForgettingSettings, RetentionSettings
 from llm_assets.registry.state import ModelVersion
 from llm_assets.tracing import indexed

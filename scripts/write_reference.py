@@ -1,4 +1,7 @@
-"""Writes the reference pages from the code: every setting, and every benchmark's result."""
+"""Writes docs/settings.md and docs/benchmarks.md from the settings models and the results.
+
+python -m scripts.write_reference
+"""
 
 import inspect
 import json
@@ -53,15 +56,6 @@ run: `make bench NAME=<name>`. A ratio above 1 is better for this project. A run
 here; `make bench NAME=<name> KEEP=1` puts its result, with the machine that it ran on, into
 `benchmarks/results/` and writes this page again.
 """
-
-
-def write_reference(folder: Path) -> list[Path]:
-    """Write `settings.md` and `benchmarks.md` into a folder; returns their paths."""
-    folder.mkdir(parents=True, exist_ok=True)
-    pages = {"settings.md": settings_page(), "benchmarks.md": benchmarks_page()}
-    for name, text in pages.items():
-        (folder / name).write_text(text)
-    return [folder / name for name in pages]
 
 
 def settings_page() -> str:
@@ -201,3 +195,8 @@ def _result(result: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
     lines += [f"`{result['command']}` on {result['machine']}; {versions}.", ""]
     return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    Path("docs/settings.md").write_text(settings_page())
+    Path("docs/benchmarks.md").write_text(benchmarks_page())

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,6 +19,7 @@ from pydantic import ValidationError
 
 from artifacts import checkpoints
 from artifacts.errors import DamagedArtifact, UserError, first_line, make_command
+from artifacts.progress import Report
 from artifacts.storage import files
 from artifacts.store import layout
 from artifacts.store.identity import Identity
@@ -26,12 +28,11 @@ from artifacts.store.pipelines import Pipeline, PipelineHistory
 from artifacts.store.store import Artifact, Store
 from llm_assets.forgetting.certificate import restore_list
 from llm_assets.forgetting.erase import give_up_signatures, read_list
-from llm_assets.maintenance.clean import find_versions
-from llm_assets.maintenance.retention import Inventory, Version
+from llm_assets.maintenance.cleaning import Inventory, Version, find_versions, take_inventory
 from llm_assets.registry.base import Registry
 from llm_assets.registry.card import weights_at
 from llm_assets.registry.start import find_manifest, retire
-from llm_assets.registry.state import GATE, Alias, ModelVersion, RegistryState
+from llm_assets.registry.state import GATE, Alias, ModelVersion, RegistryDamaged, RegistryState
 from recipes.spec import METRICS_NAME, RESULT_NAME, read_metrics, read_result
 from serving import endpoint as process
 from spark_jobs.clean.forgotten import read_signatures
@@ -45,10 +46,99 @@ class StoreFault:
     """Path relative to the store's root."""
     fault: str
     remedy: str
-    """What `repair` does; where that is None, what a person can do."""
-    repair: Callable[[], None] | None = None
+    """What `repair` does; where that is None, what a person can do or has to know."""
+    repair: Callable[[], object] | None = None
     is_fault: bool = True
     """False for what is only worth knowing: something was deleted, and is made when asked for."""
+
+
+@dataclass(frozen=True)
+class Examination:
+    """What a store was found to be like."""
+
+    root: str
+    artifacts: int
+    """So many were read."""
+    findings: list[StoreFault]
+
+    @property
+    def faults(self) -> list[StoreFault]:
+        """The findings that are more than worth knowing."""
+        return [finding for finding in self.findings if finding.is_fault]
+
+    def repair(self, report: Report) -> list[StoreFault]:
+        """Mend what can be mended, and report why what could not be; returns the faults left."""
+        left = []
+        for finding in self.faults:
+            if finding.repair is None:
+                left.append(finding)
+                continue
+            try:
+                finding.repair()
+            except UserError as error:
+                report(f"{finding.place}: {error}")
+                left.append(finding)
+        return left
+
+    def lines(self, repairing: bool) -> Iterator[str]:
+        """Every finding with its remedy, in words."""
+        for finding in self.findings:
+            yield f"{finding.place}: {finding.fault}."
+            can_mend = "" if repairing or finding.repair is None else "With --repair: "
+            yield f"  {can_mend}{finding.remedy}."
+        if not self.findings:
+            yield f"{self.artifacts} artifacts checked in {self.root}: everything is in order."
+
+    def as_json(self, left: Sequence[StoreFault]) -> dict[str, Any]:
+        """The same as JSON values.
+
+        Args:
+            left: the faults that are still there.
+        """
+        return {
+            "store": self.root,
+            "artifacts": self.artifacts,
+            "in_order": not left,
+            "findings": [
+                {
+                    "place": finding.place,
+                    "fault": finding.fault,
+                    "remedy": finding.remedy,
+                    "is_fault": finding.is_fault,
+                    "can_be_mended": finding.repair is not None,
+                    "mended": finding.is_fault and finding not in left,
+                }
+                for finding in self.findings
+            ],
+        }
+
+
+def examine(
+    record: Pipeline, registry: Registry, endpoint: Path, names: Sequence[str]
+) -> Examination:
+    """Read a store, or some artifacts of it, byte by byte.
+
+    Args:
+        endpoint: the folder of the local endpoint's state.
+        names: artifacts as `kind/fingerprint`; empty for the whole store.
+    """
+    store = record.store
+    inventory = take_inventory(store)
+    artifacts = [parse_name(name) for name in names] or list(inventory.artifacts())
+    findings = list(check_artifacts(store, artifacts))
+    if not names:
+        # Before the record, whose mending reads the registry's versions.
+        findings += check_registry(store, registry, record.name)
+        findings += check_record(record, registry)
+        findings += check_runs(store, inventory)
+        findings += check_caches(store, inventory)
+        findings += check_retired(store)
+        findings += check_forgotten(store, record.name)
+        findings += check_making(store)
+        findings += check_editions(store)
+        if store.is_local:
+            findings += check_endpoint(registry, endpoint)
+    return Examination(store.root, len(artifacts), findings)
 
 
 def check_artifacts(store: Store, names: Sequence[tuple[str, str]]) -> Iterator[StoreFault]:
@@ -202,11 +292,12 @@ def check_registry(store: Store, registry: Registry, pipeline: str) -> Iterator[
         versions = find_versions(registry)
         contradictions = list(find_contradictions(registry.state()))
         contradictions += _other_weights(store, registry.versions())
+    except RegistryDamaged as error:
+        remedy = "restored to the newest of its states that can be read"
+        yield StoreFault(place, first_line(error), remedy, registry.restore)
+        return
     except UserError as error:
-        fault = first_line(error)
-        yield StoreFault(
-            place, fault, "llm-assets restore-registry, or bring it back from a backup"
-        )
+        yield StoreFault(place, first_line(error), "nobody knows what its versions are")
         return
     for fault in contradictions:
         yield StoreFault(
