@@ -92,10 +92,7 @@ def stop(state_folder: Path) -> bool:
 def _spawn(state: StateFolder) -> Child:
     with state.log_path.open("ab") as log:
         return Child(
-            [
-                *(sys.executable, "-m", "serving"),
-                *("--state", str(state.folder), "--log", str(state.log_path)),
-            ],
+            [sys.executable, "-m", "serving", "--state", str(state.folder)],
             output=log,
             outlives_parent=True,
         )

@@ -20,8 +20,8 @@ TALLY_SECONDS = 10.0
 _path: Path | None = None
 
 
-def log_to(path: Path | None) -> None:
-    """Have this process's log go to a file; None is standard error."""
+def log_to(path: Path) -> None:
+    """Have this process's log go to a file, not to standard error."""
     global _path
     _path = path
 

@@ -199,15 +199,14 @@ def main() -> int:
     parser.add_argument("--state", type=Path, required=True)
     parser.add_argument("--listener", type=int, required=True)
     parser.add_argument("--beats", type=int, required=True)
-    parser.add_argument("--log", type=Path, help="file for the log; else standard error")
     arguments = parser.parse_args()
     # Engines end with this process, so nothing is left for it to do.
     end_with_parent(signal.SIGKILL)
-    log_to(arguments.log)
+    state = StateFolder(arguments.state)
+    log_to(state.log_path)
     # A supervisor that stands still must not stop the answers.
     os.set_blocking(arguments.beats, False)
     logging.basicConfig(level=logging.WARNING, handlers=[LogHandler()])
-    state = StateFolder(arguments.state)
     try:
         desired = state.desired.read()
         if desired is None:

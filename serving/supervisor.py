@@ -9,7 +9,6 @@ import signal
 import socket
 import sys
 from contextlib import suppress
-from pathlib import Path
 from select import select
 from time import monotonic, sleep
 from types import FrameType
@@ -32,18 +31,14 @@ STOP_SECONDS = 15.0
 class Supervisor:
     """The parent of the API server of one state folder."""
 
-    def __init__(
-        self, state: StateFolder, listener: socket.socket, silence: float, log_path: Path | None
-    ) -> None:
+    def __init__(self, state: StateFolder, listener: socket.socket, silence: float) -> None:
         """Nothing is started yet.
 
         Args:
             silence: seconds without a sign of life after which an API server is ended.
-            log_path: takes the log of both; None leaves that on standard error.
         """
-        self._state, self._listener = state, listener
-        self._silence, self._log_path = silence, log_path
-        log_to(log_path)
+        self._state, self._listener, self._silence = state, listener, silence
+        log_to(state.log_path)
         self._stop_by: float | None = None
         self._unsaid: list[signal.Signals] = []
         """Signals for the API server."""
@@ -73,13 +68,12 @@ class Supervisor:
     def _run_once(self) -> int:
         """Start an API server and wait until it ends; returns its exit code."""
         life, beats = os.pipe()
-        log_path = ("--log", str(self._log_path)) if self._log_path else ()
         try:
             # What changes while it starts is told to it once it can hear.
             signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
             server = Child(
                 [
-                    *(sys.executable, "-m", "serving.server", *log_path),
+                    *(sys.executable, "-m", "serving.server"),
                     *("--state", str(self._state.folder)),
                     *("--listener", str(self._listener.fileno()), "--beats", str(beats)),
                 ],

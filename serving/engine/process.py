@@ -26,15 +26,8 @@ from serving.logs import log, make_room, tail
 from serving.state import Desired, restart_pause
 
 HEALTH_SECONDS = 1.0
-LOOK_SECONDS = 0.5
-STILL_LOOKS = 4
-"""In a row that see an engine which does not answer do nothing since the look before, so that it
-stands still. Looks, not seconds: this process may itself have been kept from its work meanwhile."""
-CONTINUED_LOOKS = 1
-"""After so many of them it is told to go on (SIGCONT), which costs nothing where it was stopped."""
-AT_WORK = "RDt"
-"""States of threads, as /proc tells them: they run or wait for a processor, wait for a disk, or are
-looked at by a debugger."""
+CONTINUE_SECONDS = 1.0
+"""Without an answer to its health check, after which an engine is told to go on; repeatedly."""
 STOP_SECONDS = 5.0
 ENGINE_ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
@@ -179,25 +172,16 @@ class EngineProcess:
     async def _until_broken(self) -> int:
         """Wait until the child ends, or end it when it no longer answers; returns its exit code.
 
-        One that is slow, or on a machine that is, uses processor time or waits for it or for a
-        disk, and is given `engine_timeout`. One that does none of it has been stopped, and goes on
-        when it is told to, or its threads wait for each other for ever.
+        One that was stopped goes on when it is told to, and to any other that makes no difference:
+        so nobody has to find out whether it is slow, on a busy machine, or stands still.
         """
         assert self._child is not None and self._channel is not None
         while not (await asyncio.wait([self._channel.ended], timeout=HEALTH_SECONDS))[0]:
-            check, last, still = asyncio.create_task(self._answers()), (0, True), 0
+            check = asyncio.create_task(self._answers())
             try:
-                while (
-                    still < STILL_LOOKS
-                    and not (await asyncio.wait([check], timeout=LOOK_SECONDS))[0]
-                ):
-                    look = _look_at(self._child.pid)
-                    still, last = still + 1 if look == last and not look[1] else 0, look
-                    if still == CONTINUED_LOOKS:
-                        self._child.signal(signal.SIGCONT)
-                if still == STILL_LOOKS:
-                    log("engine_stands_still", version=self.desired.version)
-                if still == STILL_LOOKS or not await check:
+                while not (await asyncio.wait([check], timeout=CONTINUE_SECONDS))[0]:
+                    self._child.signal(signal.SIGCONT)
+                if not await check:
                     self._child.kill()
             finally:
                 check.cancel()
@@ -222,15 +206,3 @@ class EngineProcess:
         if self._channel:
             self._channel.close()
         return await asyncio.to_thread(self._child.end, STOP_SECONDS) if self._child else 0
-
-
-def _look_at(pid: int) -> tuple[int, bool]:
-    """Clock ticks of processor time that a process has used, and whether a thread is at work."""
-    ticks, at_work = 0, False
-    for path in Path(f"/proc/{pid}/task").glob("*/stat"):
-        with suppress(OSError):
-            # The name before it, in brackets, may hold anything.
-            state, *numbers = path.read_text().rpartition(")")[2].split()
-            ticks += int(numbers[10]) + int(numbers[11])
-            at_work = at_work or state in AT_WORK
-    return ticks, at_work

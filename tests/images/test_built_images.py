@@ -23,8 +23,9 @@ MOST_MEGABYTES = {"spark": 1_600, "cuda": 2_800, "serve_transformers": 2_000}
 PROCESSORS = {"CUDA": "cpu", "INDEX": "file:///tmp"}
 SERVE = """
 import json, os, subprocess, sys, time, urllib.request
-command = [sys.executable, "-m", "serving.vertex.container", "--", sys.executable, "-m", "serving"]
-command += ["--model", "{model}", "--port", "{port}", "--name", "{name}"]
+container = [sys.executable, "-m", "serving.vertex.container"]
+inner = ["AIP_STORAGE_URI={model}", "AIP_HTTP_PORT={port}", "HOST=127.0.0.1", "MODEL_NAME=default"]
+command = [*container, "--", "env", *inner, *container]
 server = subprocess.Popen(command)
 url = "http://127.0.0.1:" + os.environ["AIP_HTTP_PORT"]
 body = json.dumps({"instances": [{"prompt": "The valve", "max_tokens": 4}]}).encode()

@@ -131,8 +131,7 @@ def test_what_the_other_version_answers_counts_against_one_that_does_not(
     loop: asyncio.Runner, versions: Versions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # It is neither told to go on nor replaced meanwhile.
-    monkeypatch.setattr(engine_process, "CONTINUED_LOOKS", 1_000)
-    monkeypatch.setattr(engine_process, "STILL_LOOKS", 1_000)
+    monkeypatch.setattr(engine_process, "CONTINUE_SECONDS", 1_000)
 
     async def ask() -> list[TrafficSample]:
         patient = SETTINGS.model_copy(update={"request_timeout": 10.0})

@@ -21,8 +21,15 @@ from tests.tiny import change_config, train_tiny_model
 from tests.waiting import wait_until
 
 KEY = "a key that is told to nobody"
-SERVE = (sys.executable, "-m", "serving", "--port", "{port}", "--model")
-BY_COMMAND = OpenAIEngine(command=(*SERVE, "{model}"), model="default")
+
+
+def serving(model: str) -> tuple[str, ...]:
+    """The command of another endpoint of this project, as the serve image begins it."""
+    variables = (f"AIP_STORAGE_URI={model}", "AIP_HTTP_PORT={port}", "HOST=127.0.0.1")
+    return ("env", *variables, sys.executable, "-m", "serving.vertex.container")
+
+
+BY_COMMAND = OpenAIEngine(command=serving("{model}"), model="default")
 WITHOUT_ECHO = (sys.executable, "-m", "tests.stand_ins.openai_without_echo", "{port}")
 ASKED: list[dict[str, Any]] = [
     {"max_tokens": 6},
@@ -245,7 +252,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -
 def test_server_that_writes_another_models_tokens_gets_no_traffic(
     tmp_path: Path, trained: Path, tiny_model_folder: Path, conversions: Path
 ) -> None:
-    wrong = BY_COMMAND.model_copy(update={"command": (*SERVE, str(tiny_model_folder))})
+    wrong = BY_COMMAND.model_copy(update={"command": serving(str(tiny_model_folder))})
     judged = judge(trained)
     start(tmp_path, tiny_model_folder, "1")
     try:
