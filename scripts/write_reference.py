@@ -66,7 +66,8 @@ def settings_page() -> str:
         CLOUD_INTRODUCTION,
         *_tables("", GoogleCloudSettings, "Cloud project"),
     ]
-    return "\n".join(parts)
+    # What several variants hold, such as the columns of examples, is told once.
+    return "\n".join(dict.fromkeys(parts))
 
 
 def benchmarks_page(folder: Path = Path("benchmarks")) -> str:
