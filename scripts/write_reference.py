@@ -144,7 +144,7 @@ def _tag_of(model: type[BaseModel]) -> str:
 
 def _type(field: FieldInfo) -> str:
     if models_in(field.annotation):
-        return "see below"
+        return "see its table"
     annotation = field.annotation
     text = annotation.__name__ if isinstance(annotation, type) else str(annotation)
     return "`" + text.replace("typing.", "").replace("|", "or") + "`"
