@@ -145,7 +145,7 @@ class PipelineSettings(Settings):
             section: Model = getattr(self, name)
             return section
         values = self.stages.get(name, {})
-        return _validate(values, model, f"`stages.{name}` of the pipeline {self.name}")
+        return check_settings(values, model, f"`stages.{name}` of the pipeline {self.name}")
 
     def leaves_out(self, name: str) -> bool:
         """Whether the graph is without a stage, since the file is without its section."""
@@ -265,7 +265,7 @@ def changed_settings(path: Path, changes: Mapping[str, Any]) -> PipelineSettings
                 raise UserError(f"{key}: in {path}, `{section}` has no keys of its own.")
         inner[name] = value
     said = ", ".join(f"{key}={value}" for key, value in changes.items())
-    return _validate(content, PipelineSettings, f"{path} with {said}")
+    return check_settings(content, PipelineSettings, f"{path} with {said}")
 
 
 def read_settings_file(path: Path, model: type[Model], variable: str) -> Model:
@@ -275,7 +275,7 @@ def read_settings_file(path: Path, model: type[Model], variable: str) -> Model:
         UserError: the file is absent, is not YAML, or has wrong settings. All faults are listed at
             once, each with its key and, for an unknown key, the nearest valid name.
     """
-    return _validate(_read_mapping(path, model, variable), model, str(path))
+    return check_settings(_read_mapping(path, model, variable), model, str(path))
 
 
 def _read_mapping(path: Path, model: type[BaseModel], variable: str) -> dict[str, Any]:
@@ -299,9 +299,12 @@ def _read_mapping(path: Path, model: type[BaseModel], variable: str) -> dict[str
     return content
 
 
-def _validate(content: dict[str, Any], model: type[Model], source: str) -> Model:
+def check_settings(
+    content: dict[str, Any], model: type[Model], source: str, strict: bool = False
+) -> Model:
+    """Settings as a model; raises UserError with every fault of them, and where they came from."""
     try:
-        return model.model_validate(content)
+        return model.model_validate(content, strict=strict)
     except ValidationError as error:
         faults = [_describe(fault, model, content) for fault in error.errors()]
         raise UserError(f"{source} has wrong settings:\n  " + "\n  ".join(faults)) from error
@@ -320,7 +323,9 @@ def _describe(fault: Any, model: type[BaseModel], content: Any) -> str:
         nearest = difflib.get_close_matches(location[-1], names, n=1, cutoff=0.0)
         hint = f"did you mean `{nearest[0]}`? " if nearest else ""
         return f"{key}: unknown key; {hint}Valid here: {', '.join(names)}."
-    return f"{key}: {fault['msg']} (got {fault['input']!r})"
+    if fault["type"] == "missing":
+        return f"{key}: missing."
+    return f"{key + ': ' if key else ''}{fault['msg']} (got {fault['input']!r})"
 
 
 def _field_names(model: Any, location: tuple[Any, ...], content: Any) -> list[str]:

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from artifacts.errors import UserError
 from artifacts.settings import Settings
 from llm_assets.cloud.machines import BUILT_IN
 from llm_assets.cloud.settings import EndpointMachineSettings, MachineSettings
-from llm_assets.config import PipelineSettings
+from llm_assets.config import PipelineSettings, check_settings
 
 INPUT_TOKENS, TARGET_TOKENS = 256, 30
 """Fixed in the programs that read this JSON."""
@@ -132,12 +132,9 @@ def import_file(path: Path, revision: str | None) -> ImportResult:
         },
     }
     cloud = _cloud(settings)
-    try:
-        PipelineSettings.model_validate(pipeline | {"store": "gs://bucket/store"})
-        MachineSettings.model_validate(cloud["training"])
-        EndpointMachineSettings.model_validate(cloud["endpoint"])
-    except ValidationError as error:
-        raise UserError(_faults(path, error)) from None
+    check_settings(pipeline | {"store": "gs://bucket/store"}, PipelineSettings, str(path))
+    check_settings(cloud["training"], MachineSettings, str(path))
+    check_settings(cloud["endpoint"], EndpointMachineSettings, str(path))
     return ImportResult(pipeline, cloud, _notes(settings, rows))
 
 
@@ -163,10 +160,7 @@ def _read(path: Path) -> ImportedSettings:
             if not isinstance(of_section, dict) or name in of_section:
                 raise UserError(f"{path}: {key} says what {section} says, too. Leave one out.")
             of_section[name] = content[key]
-    try:
-        return ImportedSettings.model_validate(nested, strict=True)
-    except ValidationError as error:
-        raise UserError(_faults(path, error)) from None
+    return check_settings(nested, ImportedSettings, str(path), strict=True)
 
 
 def _once(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -177,20 +171,6 @@ def _once(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         again = next(key for key in found if keys.count(key) > 1)
         raise UserError(f"{path}: {again} comes {keys.count(again)} times. Leave one.")
     return found
-
-
-def _faults(path: Path, error: ValidationError) -> str:
-    return f"{path}:\n  " + "\n  ".join(map(_fault, error.errors()))
-
-
-def _fault(fault: Any) -> str:
-    key = ".".join(str(part) for part in fault["loc"])
-    if fault["type"] == "extra_forbidden":
-        known = sorted({*ImportedSettings.model_fields, *FLAT})
-        return f"{key}: unknown key; known are {', '.join(known)}."
-    if fault["type"] == "missing":
-        return f"{key}: missing."
-    return f"{key + ': ' if key else ''}{fault['msg']} (got {fault['input']!r})."
 
 
 def _corpus(settings: ImportedSettings) -> dict[str, Any]:

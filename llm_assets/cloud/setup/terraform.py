@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from artifacts.errors import UserError
 from llm_assets.cloud.settings import GoogleCloudSettings
+from llm_assets.config import check_settings
 
 INFRASTRUCTURE = Path("infrastructure")
 TERRAFORM_SECONDS = 120
@@ -66,13 +67,8 @@ def write_settings(outputs: Outputs, path: Path) -> GoogleCloudSettings:
     if secrets.get("hugging_face_token"):
         secrets = secrets | {"hugging_face_token": outputs.secret}
     content = before | outputs.settings | {"images": images, "secrets": secrets}
-    try:
-        settings = GoogleCloudSettings.model_validate(content)
-    except ValidationError as error:
-        faults = "; ".join(
-            f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()
-        )
-        raise UserError(f"{path} would not be valid, and was left alone: {faults}") from error
+    source = f"{path} was left alone: what Terraform made, with what the file says,"
+    settings = check_settings(content, GoogleCloudSettings, source)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(HEADER + yaml.safe_dump(content, sort_keys=False, width=100))
     return settings
