@@ -84,6 +84,7 @@ def commit(
     url = step_url(run_url, step)
     entries = list_files(url)
     if files.is_local(url):
+        # Before the manifest: after a loss of power it must not name files that are empty.
         files.flush_folder(Path(url), [entry.path for entry in entries])
     manifest = CheckpointManifest(
         step=step,

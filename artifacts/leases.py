@@ -140,6 +140,8 @@ def _lock(path: Path, on_wait: Callable[[str], None] | None) -> IO[str]:
         file = path.open("a+")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Its holder may have removed it between our opening and locking: such a lock keeps
+            # nobody out.
             if _is_same(path, file):
                 return file
         except BlockingIOError:
@@ -203,6 +205,7 @@ def object_lease(
     finally:
         lease.stop()
     if lease.lost:
+        # Not reached where the block itself failed: its own error says more.
         raise LeaseLost(f"The lease {url} was lost: another maker may have taken over.")
 
 
@@ -269,6 +272,7 @@ class ObjectLease:
         """
         target = files.blob_of(url)
         with self._lock:
+            # No renewal may come between this one and the copy, which names its generation.
             self._renew(content)
             self.check()
             if files.copy_new(self._blob, self._generation, target):
@@ -282,6 +286,7 @@ class ObjectLease:
         from google.api_core.exceptions import NotFound, PreconditionFailed
 
         self._stopped.set()
+        # The generation to delete is that of the last renewal.
         self._thread.join()
         if not self.lost:
             try:
@@ -290,6 +295,7 @@ class ObjectLease:
                 self.lost = True
 
     def _keep_renewing(self) -> None:
+        # So three renewals may fail before others take over.
         while not self._stopped.wait(self._lifetime / 4):
             try:
                 with self._lock:

@@ -55,9 +55,11 @@ def start(state_folder: Path, desired: Desired, report: Report = lambda _: None)
         if running and _serves(running, desired):
             state.desired.write(desired)
             return Endpoint(running, _route(running, desired), changed=False)
+        # Outcomes from before this moment are of earlier changes.
         began, child = time.time(), None
         if running is None:
             bearer_token(settings)
+            # Tried here, where the error reaches whoever asked, and not only a log.
             listen(settings.host, settings.port).close()
             state.desired.write(desired)
             child = _spawn(state)

@@ -149,6 +149,8 @@ class Evidence:
         if self._new.answered > self._warm_up:
             (self._even if exposure == 0.5 else self._uneven).add(new.seconds, old.seconds)
         for deviation in new.deviations:
+            # Bets take numbers between 0 and 1. What the format explains is a deviation of 1, here
+            # 0.5.
             self._deviations.add(min(deviation, 2.0) / 2, 0.5)
 
     @property
@@ -268,6 +270,8 @@ async def roll_out(
         if isinstance(error, UserError | CanaryFailed | TimeoutError):
             raise RolledBack(str(error)) from error
         raise
+    # Outside of the above: a version that has all the traffic is not taken back for what fails
+    # after.
     await traffic.set_share(1.0)
     seen = f"; {evidence.summary}" if beside and settings.steps else ""
     report(f"version {traffic.version} has all the traffic{seen}")

@@ -66,6 +66,7 @@ class Server:
         self._write_status()
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._changed.set)
+        # Blocked by the supervisor until somebody here would hear it.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGHUP])
         beating = asyncio.create_task(self._beat())
         following = asyncio.create_task(self._follow())

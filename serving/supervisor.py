@@ -80,6 +80,7 @@ class Supervisor:
                 descriptors=[beats, self._listener.fileno()],
             )
         finally:
+            # The pipe ends with the server only if nobody else holds its end.
             os.close(beats)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGHUP])
         try:

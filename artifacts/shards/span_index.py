@@ -70,11 +70,13 @@ def _grams(shard: Shard) -> np.ndarray:
     counts = np.maximum(0, (shard.segments["length"].astype(np.int64) - GRAM) // STRIDE + 1)
     within = spans(np.zeros_like(counts), counts)
     places = np.repeat(starts, counts) + within * STRIDE
+    # Hash and place as one number: sorting moves half the memory that two arrays would.
     return np.sort((hash_grams(tokens, places) << np.uint64(32)) | places.astype(np.uint64))
 
 
 def _directory(grams: np.ndarray) -> np.ndarray:
     """Shape (buckets + 1,): where the grams whose hashes begin with the same bits begin."""
+    # By the first bits of the hash, which are even: buckets are about equally full.
     bits = max(1, (len(grams) // _IN_BUCKET).bit_length())
     bounds = np.arange(1 << bits, dtype=np.uint64) << np.uint64(64 - bits)
     return np.append(np.searchsorted(grams, bounds), len(grams)).astype("<i8")
@@ -120,6 +122,7 @@ def _postings(shard: Shard, vocab_size: int) -> tuple[np.ndarray, np.ndarray, np
     is_start = run_starts(documents)
     is_start[bounds[:-1][np.diff(bounds) > 0]] = True
     starts = np.flatnonzero(is_start)
+    # A byte will do: BM25 hardly tells 255 of a word from more.
     counts = np.minimum(np.diff(starts, append=len(documents)), 255).astype(np.uint8)
     return np.searchsorted(starts, bounds).astype("<i8"), documents[starts].astype("<u4"), counts
 
@@ -174,6 +177,7 @@ class SpanIndex:
     def matches(self, tokens: np.ndarray, shard: Shard) -> Matches:
         """All stretches of `SHORTEST` tokens or more that stand in one segment of the shard."""
         firsts, places = self._candidates(tokens)
+        # A hash by chance, or a wrong bit, may give a place at the very end.
         sound = places + GRAM <= shard.tokens.size
         firsts, places = firsts[sound], places[sound]
         segment = _segments_at(shard, places)
@@ -184,6 +188,7 @@ class SpanIndex:
         stored = shard.tokens.reshape(-1)
         left, right = _extend(tokens, stored, firsts, places, begins[sound], ends[sound])
         found = np.column_stack((firsts - left, left + right, places - left, segment))
+        # Every gram of a stretch has found it.
         found = np.unique(found[left + right >= SHORTEST], axis=0)
         return Matches(*found.T)
 

@@ -104,6 +104,8 @@ def write(url: str | Path, content: bytes | memoryview, sync: bool = True) -> No
         return
     target = _path(url)
     target.parent.mkdir(parents=True, exist_ok=True)
+    # In the same folder, since a rename across file systems is a copy; hidden, since listings of
+    # parts match by names.
     temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
     with _full_disk_named(target):
         try:
@@ -126,6 +128,7 @@ def link(url: str | Path, target: str | Path) -> bool:
         return False
     place = _path(target)
     place.parent.mkdir(parents=True, exist_ok=True)
+    # A link does not replace a file, as a write does.
     place.unlink(missing_ok=True)
     try:
         os.link(_path(url), place)
@@ -168,6 +171,8 @@ def describe(url: str | Path) -> dict[str, dict[str, Any]]:
     filesystem, folder = resolve(url)
     filesystem.invalidate_cache()
     folder = folder.rstrip("/")
+    # fsspec remembers listings, also what other processes have changed since; so it is made to
+    # forget them.
     found: dict[str, Any] = filesystem.find(folder, detail=True)
     return {p[len(folder) + 1 :]: found[p] for p in sorted(found) if not p.endswith("/")}
 
@@ -269,6 +274,7 @@ def flush_folder(folder: Path, names: Iterable[str]) -> None:
             path = folder / name
             flush(path)
             folders.update(parent for parent in path.parents if parent.is_relative_to(folder))
+        # Folders below first: a name is of use once what it names is on the disk.
         for each in sorted(folders, reverse=True):
             flush(each)
 
@@ -330,6 +336,7 @@ def sha256_of(url: str) -> str:
     if not is_local(url):
         return _read(url)
     found = os.stat(url)
+    # With ctime, which nobody can set back: a file changed under its old mtime is read again.
     state = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
     if state not in _known:
         _known[state] = _read(url)

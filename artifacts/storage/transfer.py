@@ -98,6 +98,7 @@ def upload_folder(
         sending = pool.submit(_send_small, filesystem, small_new, folder, target)
         files = describe_folder(folder)
         sending.result()
+    # Small ones that were there are compared first, and large ones go up in parts of their own.
     sent = set(small_new)
     missing = [
         f for f in files if f.path not in sent and present.get(f.entry.path) != f.entry.crc32c
@@ -110,6 +111,7 @@ def upload_folder(
             before_write()
             report(f"Uploading {file.entry.path}, {file.entry.bytes / 1e6:,.0f} MB")
             _upload_parts(filesystem, file, f"{target}/{file.entry.path}", uploads_url)
+    # Storage's own checksums, of all files, those left out included: one listing.
     _check_arrived(filesystem, target, files)
     return [file.entry for file in files]
 
@@ -198,6 +200,7 @@ def _remote_checksums(filesystem: Any, folder: str) -> dict[str, str]:
 
 def _upload_parts(filesystem: Any, file: FileToUpload, target: str, uploads_url: str) -> None:
     uploads = filesystem._strip_protocol(uploads_url)
+    # The part size is in the name, since parts of another size are other parts.
     folder = f"{uploads}/{file.entry.sha256}-{PART_BYTES}"
     present = _remote_checksums(filesystem, folder)
     count = -(-file.entry.bytes // PART_BYTES)
@@ -217,6 +220,7 @@ def _upload_parts(filesystem: Any, file: FileToUpload, target: str, uploads_url:
             filesystem.pipe(batch)
     _join(filesystem, [f"{folder}/{name}" for name in names], target)
     filesystem.invalidate_cache()
+    # Only once they are joined: until then another attempt goes on from them.
     filesystem.rm(filesystem.find(folder))
 
 
@@ -251,5 +255,6 @@ def _download_ranges(filesystem: Any, source: str, entry: FileEntry, target: Pat
             ends = [min(start + PART_BYTES, entry.bytes) for start in group]
             for part in filesystem.cat_ranges([source] * len(group), group, ends):
                 if isinstance(part, Exception):
+                    # A part that failed comes back as the error, among those that did not.
                     raise part
                 file.write(part)

@@ -114,6 +114,7 @@ def commit(draft: Draft, lease: Lease, dump: Callable[[Manifest], bytes]) -> Man
 
 def _commit_remote(draft: Draft, lease: ObjectLease, dump: Callable[[Manifest], bytes]) -> Manifest:
     names = [p.relative_to(draft.path).as_posix() for p in draft.path.rglob("*") if p.is_file()]
+    # First of all: whoever comes after a maker that died here learns what to remove.
     files.write(f"{draft.url}/{UPLOADING_NAME}", json.dumps(names).encode())
     uploads = f"{draft.root}/{layout.UPLOADS_FOLDER}"
     staged = upload_folder(draft.path, draft.url, uploads, before_write=lease.check)
@@ -135,6 +136,7 @@ def _commit_remote(draft: Draft, lease: ObjectLease, dump: Callable[[Manifest], 
 
 def _commit_local(draft: Draft, lease: Lease, dump: Callable[[Manifest], bytes]) -> Manifest:
     entries = list_files(draft.url)
+    # Before the manifest is written, which must not name files that a loss of power emptied.
     files.flush_folder(draft.path, [entry.path for entry in entries])
     manifest, before = draft.settle(entries)
     if before:
@@ -145,11 +147,13 @@ def _commit_local(draft: Draft, lease: Lease, dump: Callable[[Manifest], bytes])
     target.parent.mkdir(exist_ok=True)
     lease.check()
     try:
+        # The step that makes it exist. Who took over has renamed our draft away (`_discard`).
         os.rename(draft.path, target)
     except OSError as error:
         if error.errno in TAKEN or isinstance(error, FileNotFoundError):
             raise LeaseLost(f"{target} is being made, or was made, by another maker.") from error
         raise
+    # The new name is an entry of these folders, which reach the disk by themselves only later.
     files.flush(target.parent)
     files.flush(target.parent.parent)
     return manifest

@@ -78,6 +78,7 @@ def _announced(
     store: Store, before: Manifest, contents: Iterable[tuple[str, bytes]]
 ) -> Iterator[tuple[str, bytes]]:
     for path, content in contents:
+        # Before the first byte changes, and not at all where nothing is to change.
         _set_aside(store, before)
         yield path, content
 

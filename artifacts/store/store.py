@@ -106,6 +106,7 @@ class Store:
         folder = cache_folder() / "artifacts" / artifact.url.removeprefix("gs://")
         if not (folder / MANIFEST_NAME).exists():
             download_folder(artifact.url, artifact.manifest.files, folder)
+            # Last, as in the store: a copy without it is fetched again.
             (folder / MANIFEST_NAME).write_bytes(dump_with_checksum(artifact.manifest))
         return folder
 
@@ -211,6 +212,7 @@ class Store:
             return existing, False
         name = layout.artifact_lease(identity.kind, identity.fingerprint)
         with self.lease(name, on_wait) as lease:
+            # Whoever held the lease before may have made it while we waited.
             existing = self.find(identity)
             if existing:
                 return existing, False
@@ -218,6 +220,8 @@ class Store:
             try:
                 with self._noted(identity):
                     build(draft)
+                    # A library that was upgraded in the middle would be named by the version
+                    # before.
                     refuse_changes(identity.libraries)
             except Exception:
                 # Where another has taken over, that is why building failed.

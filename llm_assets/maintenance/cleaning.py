@@ -215,6 +215,8 @@ def remove(store: Store, removals: Sequence[Removal]) -> None:
             if artifact and removal.explains:
                 retire(store, artifact.manifest, f"`llm-assets clean` ({removal.reason})")
             if artifact:
+                # First of its files: without it the artifact does not exist, so nobody reads half
+                # of one.
                 files.remove(f"{path}/{layout.MANIFEST_NAME}")
             files.remove(path)
 

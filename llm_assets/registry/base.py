@@ -147,6 +147,7 @@ class Registry(ABC):
                 )
             states.sort(key=lambda state: state.generation)
             state, published = states[-1], (number + 1 for number in self._published())
+            # A number that was published stands in logs and notes: it never names another model.
             state.next_version = max(state.next_version, newest.next_version, *published)
             state.generation = max(state.generation, newest.generation) + 1
             return dump_with_checksum(state)
@@ -172,6 +173,7 @@ class Registry(ABC):
                 return None
             state.generation += 1
             if content is not None:
+                # First, so that at any moment one of the two files can be read.
                 self._store.write_bytes(self._path(BACKUP_NAME), dump_with_checksum(before))
             return dump_with_checksum(state)
 

@@ -225,6 +225,7 @@ class RegistryState(BaseModel):
         if entry.weights != verdict.weights:
             raise ValueError(f"the verdict is on {verdict.weights}, not on {entry.weights}")
         found = self.register(entry)
+        # The same question asked again is no second look, or repeating a run would spend the error.
         if all(known.question != verdict.question for known in self.verdicts):
             self.verdicts = [*self.verdicts, verdict]
         if not verdict.promoted or self.is_rejected(entry.weights) or found.is_base:

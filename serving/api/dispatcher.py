@@ -216,6 +216,8 @@ class Attempt:
         """One answer; it goes on where it stopped when its engine is started again."""
         started, text, tokens, written = monotonic(), "", 0, 0
         for _ in range(ATTEMPTS):
+            # What a lost engine wrote stays, and the next one goes on after it: its client sees one
+            # answer.
             left = {"written": text, "max_tokens": request.max_tokens - tokens}
             try:
                 part = self.route.engine.generate(request.model_copy(update=left))
@@ -226,6 +228,7 @@ class Attempt:
                         piece = chunk.model_copy(update={"completion_tokens": written})
                         self._tell(self.route.engine.desired, number, piece)
             except EngineLost:
+                # Nothing of it was told, so another version may answer.
                 if not text:
                     raise
                 tokens = written
@@ -235,6 +238,7 @@ class Attempt:
                 self._metrics.tokens(
                     self.route.engine.desired.version, chunk.prompt_tokens, written
                 )
+                # Where an engine counts no tokens: English has some four characters in each.
                 if count := written or len(text) // 4:
                     self._seconds.append((monotonic() - started) / count)
                 return
@@ -258,6 +262,7 @@ class Dispatcher:
         def keep(by: OfVersion, number: int, whole: Chunk) -> None:
             answers[number] = Answer(by, whole)
 
+        # In one piece: as long as nothing was told, another version can take over.
         whole = [request.model_copy(update={"stream": False}) for request in requests]
         await self._serve(whole, keep)
         return [answers[number] for number in range(len(requests))]
@@ -310,6 +315,8 @@ class Dispatcher:
                         return tell(route.engine.desired, 0, said)
                     if late:
                         raise timed_out(self.settings.request_timeout) from None
+                    # A dead engine counts as ready until its end is noticed, and would be drawn
+                    # again.
                     lost = str(error)
                     await asyncio.sleep(NOTICE_SECONDS)
                 except asyncio.CancelledError:

@@ -201,6 +201,7 @@ class Channel:
             self._say(Call(number=number, request=request))
             yield replies
         except BaseException:
+            # Whoever waited was canceled, say: the engine need not go on for nobody.
             self._say(Call(number=number))
             raise
         finally:

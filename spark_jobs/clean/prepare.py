@@ -111,6 +111,7 @@ class Bands:
 
 def derive_bands(threshold: float, permutations: int) -> Bands:
     """The most selective bands that still find nearly every pair at the threshold."""
+    # The more rows a band has, the fewer pairs below the threshold share one by chance.
     for rows in range(permutations, 0, -1):
         bands = Bands(permutations // rows, rows)
         if bands.candidate_probability(threshold) >= _WANTED_RECALL:
@@ -123,6 +124,7 @@ def signatures(shingles: Shingles, permutations: int) -> np.ndarray:
     texts = len(shingles.offsets) - 1
     result = np.empty((permutations, texts), np.uint32)
     if texts:
+        # Half of each hash will do, and halves the memory that every permutation goes through.
         low = (shingles.hashes >> np.uint64(32)).astype(np.uint32)
         work = np.empty_like(low)
         for number, (factor, addend) in enumerate(_permutations(permutations)):
@@ -136,6 +138,7 @@ def band_keys(signature: np.ndarray, bands: Bands) -> np.ndarray:
     """One uint64 a band: equal keys of the same band mean equal rows. Shape (texts, bands)."""
     cut = signature[:, : bands.permutations].reshape(len(signature), bands.bands, bands.rows)
     key = np.zeros(cut.shape[:2], np.uint64)
+    # Row by row, so that equal rows in another order give another key.
     for row in range(bands.rows):
         key = mix(key ^ cut[:, :, row].astype(np.uint64))
     return key
@@ -144,6 +147,8 @@ def band_keys(signature: np.ndarray, bands: Bands) -> np.ndarray:
 @lru_cache(maxsize=4)
 def _permutations(count: int) -> list[tuple[np.uint32, np.uint32]]:
     generator = np.random.Generator(np.random.PCG64(20_040_601))
+    # Odd factors, since only these permute the numbers of 32 bits; a fixed seed, since signatures
+    # of different runs are compared.
     factors = generator.integers(1, 2**31, count, np.uint32) * np.uint32(2) + np.uint32(1)
     addends = generator.integers(0, 2**32, count, np.uint32)
     return list(zip(factors, addends, strict=True))
@@ -296,6 +301,7 @@ def prepare_rows(raw: pa.Table, settings: CleanCorpusSettings, ngrams: str | Non
     """Rows of a raw corpus as `prepared_schema` has them."""
     texts, repaired = _normalized([text or "" for text in raw["text"].to_pylist()], settings)
     examples = _normalized_examples(raw, settings)
+    # The text of an example is made again of its parts, which were normalized one by one.
     texts = [plain_text(e) if e else text for e, text in zip(examples, texts, strict=True)]
     faults = [
         (find_fault(example) or (None,))[0] if example else _length_fault(text, settings)
@@ -309,6 +315,7 @@ def prepare_rows(raw: pa.Table, settings: CleanCorpusSettings, ngrams: str | Non
         found = classify(texts, faults, classifier)
         labels |= {classifier.name: found.labels, classifier.score_column: found.scores}
         faults = found.faults
+    # What goes anyway is compared with nothing.
     folded = ["" if fault else fold(text) for text, fault in zip(texts, faults, strict=True)]
     words = sum_words(folded)
     if ngrams:

@@ -71,6 +71,7 @@ class Part:
             for number in range(group.num_columns):
                 column = group.column(number)
                 if column.path_in_schema in columns:
+                    # Bytes of one column must not pass for those of another.
                     digest.update(f"{column.path_in_schema} {column.physical_type}".encode())
                     file.seek(column.dictionary_page_offset or column.data_page_offset)
                     digest.update(file.read(column.total_compressed_size))
@@ -279,6 +280,7 @@ def find_rows(url: str, which: "Expression", columns: list[str], most: int) -> l
     if not parts:
         return []
     corpus = dataset(parts, filesystem=files.resolve(url)[0])
+    # `head` stops at the first rows that fit, and a table would read all parts.
     found: list[dict[str, Any]] = corpus.head(most, columns=columns, filter=which).to_pylist()
     return found
 
@@ -309,6 +311,7 @@ def cached_rows(
         return make(np.arange(len(ids)))
     entry = read_cached(folder, key)
     known = pa.ipc.open_stream(entry).read_all() if entry else None
+    # As a rule nothing changed, and then no row is moved.
     if known is not None and known["id"].equals(ids):
         return known.drop_columns("id")
     is_known = np.zeros(len(ids), bool)
@@ -318,6 +321,8 @@ def cached_rows(
         missing = np.flatnonzero(~is_known)
         made = make(missing).append_column("id", ids.take(pa.array(missing)))
         known = made if known is None else pa.concat_tables([known, made])
+        # With what was known before: of two corpora that take turns, neither makes the other's rows
+        # again.
         write_cached(folder, key, to_stream(known))
     return known.take(pc.index_in(ids, known["id"])).drop_columns("id")
 

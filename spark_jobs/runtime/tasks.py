@@ -118,6 +118,7 @@ def user_errors() -> Iterator[None]:
 def progress(context: SparkContext, label: str, report: Report) -> Iterator[None]:
     """Report the tasks done of the action that the block runs, every few seconds."""
     group = f"{label}-{time.monotonic_ns()}"
+    # By its group the watcher finds the jobs of this action among those of other threads.
     context.setLocalProperty("spark.jobGroup.id", group)
     finished = threading.Event()
     watcher = threading.Thread(
@@ -239,6 +240,7 @@ class Work:
             frame: `part` and the columns of `schema`, by the first of which rows of a part are
                 ordered.
         """
+        # All rows of a part in one partition, so that one task writes them.
         rows = frame.select("part", *schema.names).repartition("part")
         write = functools.partial(_write_by_part, folder=self._scratch, schema=schema)
         written = rows.sortWithinPartitions("part", schema.names[0]).mapInArrow(
@@ -254,6 +256,7 @@ class Work:
         write = functools.partial(_write_ordered, folder=self._scratch, schema=schema)
         with self._running("sorting"):
             records = ordered.mapInArrow(write, from_arrow_schema(_WRITTEN_SCHEMA)).collect()
+        # They arrive as tasks end; Spark's partitions are in the order of the column.
         records.sort(key=lambda row: (row.part, row.batch))
         places = (RowLocation(row.url, row.batch, row.rows) for row in records)
         return PartRows(dict(enumerate(places)))

@@ -86,6 +86,7 @@ def tokenize_part(
         (`LISTED_SCHEMA`) for their lists, and reasons (`UNUSED_SCHEMA`) to examples that are not
         used, `CUT` to how many were cut.
     """
+    # Loading a tokenizer takes longer than reading a cached part, so it waits until one is needed.
     tokenizer = partial(_cached_tokenizer, files, engine)
     documents, removed = _documents_of(*part, key, overlaps, tokenizer, plan)
     left_out = documents["left_out"]

@@ -77,6 +77,8 @@ def best_fit(documents: DocumentTokens, sequence_length: int, padding_id: int) -
     ends = np.append(documents.starts[1:], len(documents.tokens))
     number, offset, length = _pieces(ends - documents.starts, sequence_length)
     row_of, rows = _best_fit_rows(length, sequence_length)
+    # Within a row documents lie in their own order, however they came into it: the same bytes each
+    # time.
     order = np.lexsort((offset, number, row_of))
     number, offset, length, row_of = (part[order] for part in (number, offset, length, row_of))
     row_offsets = np.searchsorted(row_of, np.arange(rows + 1))
@@ -222,6 +224,7 @@ class ShardPlan:
 
     def list_numbers(self, documents: pa.Table) -> np.ndarray:
         """The list of each document that is left out, by its `position`."""
+        # A position lies in [0, 2**63), so its upper half in [0, 2**31).
         return (documents["position"].to_numpy() >> 32) * self.lists >> 31
 
     def shard_numbers(self, documents: pa.Table) -> np.ndarray:
@@ -300,6 +303,7 @@ def _pack(
         starts = ends[first:last] - ends[first]
         content = DocumentTokens(tokens[ends[first] : ends[last]], starts)
         rows = PACKINGS[plan.packing](content, plan.sequence_length, plan.end_token_id)
+        # A packing counts documents from the slice's first.
         rows.segments["document"] += first
         packed.append(rows)
     rows = format.join_rows(packed)
@@ -311,6 +315,7 @@ def _pack(
 
 def _flat_tokens(chunk: pa.Array, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
     """A binary column as `(all tokens, tokens of each document)`, without a copy."""
+    # A slice of a column shares the buffers of the whole.
     offsets = np.frombuffer(chunk.buffers()[1], np.int32)[chunk.offset :][: len(chunk) + 1]
     content = np.frombuffer(chunk.buffers()[2], np.uint8)[offsets[0] : offsets[-1]]
     return content.view(dtype), np.diff(offsets).astype(np.int64) // dtype.itemsize
@@ -369,6 +374,7 @@ def shuffle(
     label = "tokenizing and writing shards"
     with spread(context, parts) as numbered, user_errors(), progress(context, label, report):
         sent = numbered.flatMap(partial(_streams, send=send))
+        # Each number is a partition of its own: no two have one remainder by `receivers`.
         arrived = sent.partitionBy(receivers, int)
         return arrived.mapPartitions(partial(_receive, receive=receive)).collect()
 

@@ -138,6 +138,7 @@ def forget(
         else one
         for one in plan.entries
     ]
+    # Before all else: killed from here on, nothing is made with the texts any more.
     add_to_list(record.store, pipeline, entries)
     ids = {one.id for one in entries}
     if similar:

@@ -158,6 +158,7 @@ class SparkDecider(decider.Decider):
         clusters = pairs.connect(work, first.edges)
         window = pairs.window_pairs(work, buckets, clusters, stars)
         second = verifier.verify(window)
+        # The clusters so far stand for all edges of the first pass.
         if not second.edges.isEmpty():
             linked = clusters.selectExpr("cluster as low", "text as high")
             clusters = pairs.connect(work, linked.union(second.edges.select("low", "high")))
@@ -256,6 +257,8 @@ def group_exact(
         `by_id` (`history.TextFacts`), `members` (documents) and `present` (those still in the
         sources).
     """
+    # The least such row is the best: Spark compares structs field by field, so what is to be large
+    # comes negated.
     best = F.struct(
         (-F.col("rank")).alias("rank"),
         (-F.col("characters")).alias("characters"),
@@ -283,6 +286,8 @@ def group_exact(
             "present",
         )
     )
+    # Ranges come in order, and so do rows within: the numbers rise with the hash, as places do in
+    # memory.
     numbered = texts.sortWithinPartitions("text_hash").select(
         F.monotonically_increasing_id().alias("text"), "*"
     )

@@ -130,6 +130,7 @@ def jaccard(shingles: list[np.ndarray], pairs: np.ndarray) -> np.ndarray:
     similarity = [np.empty(0)]
     for chunk in chunks(pairs):
         left, right = chunk[:, 0], chunk[:, 1]
+        # The product of two 0/1 rows has an entry for each hash that both hold.
         common = np.diff(sets[left].multiply(sets[right]).tocsr().indptr)
         similarity.append(common / (sizes[left] + sizes[right] - common))
     return np.concatenate(similarity)
@@ -139,12 +140,14 @@ def _as_matrix(sets: list[np.ndarray]) -> "csr_matrix":
     """Shingle sets as rows of a sparse 0/1 matrix whose columns are the hashes."""
     from scipy.sparse import csr_matrix
 
+    # scipy's column numbers are signed: of a hash's 64 bits the lowest goes.
     sets = [(one >> np.uint64(1)).astype(np.int64) for one in sets]
     indices = np.concatenate(sets)
     offsets = np.concatenate([[0], np.cumsum([len(one) for one in sets])])
     matrix = csr_matrix(
         (np.ones(len(indices), np.int32), indices, offsets), shape=(len(sets), 2**63 - 1)
     )
+    # Sorted, and each once, by `shingle_sets`: scipy would go through all of it to find that out.
     matrix.has_canonical_format = True
     return matrix
 

@@ -59,6 +59,7 @@ class InMemoryDecider(decider.Decider):
         self._corpus = PreparedParts(parts, run.forgotten)
 
     def repeated_ids(self) -> list[tuple[str, int]]:
+        # Ids name documents in every later step, so two of one id are an error of the source.
         counts = pc.value_counts(self._corpus.documents["id"])
         repeated = counts.filter(pc.greater(counts.field("counts"), 1)).to_pylist()
         return sorted((item["values"], item["counts"]) for item in repeated)[:3]
@@ -231,6 +232,7 @@ def thin_out(
     is_new = np.asarray(pc.invert(pc.is_in(table["text_hash"], known)))
     numbers = np.flatnonzero(pc.and_not(table["shape"].is_valid(), table["past"]))
     shapes = table["shape"].take(numbers).to_numpy()
+    # Of a shape first those on record, then by number, which rises with the text's hash.
     order = np.lexsort((numbers, is_new[numbers], shapes))
     numbers, places = numbers[order], np.arange(len(order))
     first = np.maximum.accumulate(np.where(run_starts(shapes[order]), places, 0))

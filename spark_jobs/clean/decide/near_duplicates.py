@@ -214,6 +214,7 @@ def find_near_duplicates(bands: np.ndarray, compare: Compare, threshold: float) 
     component = components(first.edges, count)
     # Most pairs of a large bucket are connected by now; only the others can change a component.
     window = _unique(_window_pairs(buckets, component), count)
+    # Those were compared already.
     rest = np.setdiff1d(window, stars, assume_unique=True)
     second = _verify(rest, count, compare, threshold)
     edges = first.edges + second.edges

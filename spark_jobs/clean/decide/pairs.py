@@ -89,6 +89,7 @@ def shared_buckets(work: Work, texts: DataFrame, parts: list[DocumentPart]) -> D
     places = work.by_part(texts, rows, "finding signatures").places
     items = [(parts[number], place) for number, place in sorted(places.items())]
     bands = work.over_parts(items, _read_bands, BAND_SCHEMA)
+    # The key decides the partition, so a bucket lies in one; the band comes in by the sort.
     ordered = bands.repartition(work.partitions, "key").sortWithinPartitions(*BAND_SCHEMA.names)
     buckets = ordered.mapInArrow(find_shared, from_arrow_schema(BUCKET_SCHEMA))
     return work.keep(buckets, "finding shared bands")
@@ -172,8 +173,10 @@ def find_window(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             if not len(places):
                 break
             apart = cluster[places] != cluster[places + distance]
+            # Pairs of held rows alone came out with the batch before.
             left = places[apart & (places + distance >= known)]
             yield pa.record_batch([text[left], text[left + distance]], schema=PAIR_SCHEMA)
+        # No pair of the next batch reaches farther back.
         held = rows[:, bucket == bucket[-1]][:, -BUCKET_WINDOW:]
 
 
@@ -225,6 +228,7 @@ class Verifier:
         common = F.size(F.array_intersect("left", "right"))
         jaccard = common / (F.size("left") + F.size("right") - common)
         compared = shingled.select("low", "high", jaccard.alias("similarity"))
+        # Kept below the threshold, too: they are counted, and a lost executor costs no text twice.
         compared = self._work.keep(compared, "comparing texts")
         return ComparedPairs(compared.where(F.col("similarity") >= threshold), compared.count())
 
