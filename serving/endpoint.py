@@ -72,8 +72,7 @@ def start(state_folder: Path, desired: Desired, report: Report = lambda _: None)
 
 def status(state_folder: Path) -> Status | None:
     """What the endpoint is doing, or None where none runs."""
-    found = StateFolder(state_folder).status.read()
-    return found if found and found.alive else None
+    return StateFolder(state_folder).running
 
 
 def stop(state_folder: Path) -> bool:

@@ -155,6 +155,12 @@ class StateFolder:
         """What took all traffic last."""
         self.status = StateFile(folder / "status.json", Status)
 
+    @property
+    def running(self) -> Status | None:
+        """What the endpoint is doing, or None where none runs."""
+        found = self.status.read()
+        return found if found and found.alive else None
+
 
 def restart_pause(deaths: int) -> float:
     """Seconds until what has died that often before is started again."""

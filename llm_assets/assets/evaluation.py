@@ -21,6 +21,7 @@ from llm_assets.assets.page import page_link, render_page
 from llm_assets.assets.stage import BuildPlan, number, readable, stage, table
 from llm_assets.assets.training_plan import training_cost
 from llm_assets.endpoint.base import ServingPlatform
+from llm_assets.exam.answers import exam_shares
 from llm_assets.gate.verdict import CODE_VERSION as GATE_CODE_VERSION
 from llm_assets.gate.verdict import Comparison, ModelVersionSettings, Verdict
 from llm_assets.pipeline import PipelineResource
@@ -35,7 +36,6 @@ from llm_assets.registry.resource import RegistryResource
 from llm_assets.registry.state import ModelVersion, RegistryState
 from llm_assets.runners.training import TrainingRunner
 from llm_assets.tracing.explain import explain
-from recipes.evaluation.exam import EXAM_TASKS, METRIC
 from recipes.evaluation.exam import LIBRARIES as EXAM_LIBRARIES
 from recipes.evaluation.settings import (
     CODE_VERSION,
@@ -108,19 +108,6 @@ def metrics_view(stats: Mapping[str, Any]) -> dict[str, Any]:
         | _confusion(stats)
         | _exam(stats)
     )
-
-
-def exam_shares(stats: Mapping[str, Any]) -> list[tuple[str, float | None, float | None]]:
-    """Condition, and the base's and the candidate's share of right answers."""
-    asked = {task: stats["metrics"].get(f"{task}_{METRIC}") for task in EXAM_TASKS}
-    return [
-        (
-            task.removeprefix("exam_").replace("_", " "),
-            *(roles.get(role, UNMEASURED)["value"] for role in ("base", "candidate")),
-        )
-        for task, roles in asked.items()
-        if roles
-    ]
 
 
 def _exam(stats: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,44 +1,31 @@
 """Asks what serves, streams its answer, and shows which text that was trained on stands in it."""
 
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
 import httpx
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import BaseRoute, Mount, Route
 
 from artifacts.errors import UserError
 from artifacts.store.store import Artifact
-from llm_assets.board.pages import Board, Fields, fragment, page, posted
-from llm_assets.endpoint.folder import endpoint_folder
-from llm_assets.tracing.trace import (
-    AnswerToTrace,
-    QuotedSpan,
-    Trace,
-    Tracer,
-    answer_of_text,
-    answers_to_request,
-)
+from llm_assets.board.engines import OnDemandEngines
+from llm_assets.board.pages import Board, Fields, fragment, number, page, posted
+from llm_assets.endpoint.folder import endpoint_folder, endpoint_status
+from llm_assets.registry.state import RegistryState
+from llm_assets.tracing.trace import Trace, Tracer, find_answers
 from recipes.evaluation.exam import read_questions
 from recipes.evaluation.settings import SAMPLES_NAME
-from serving.api.app import read_json
-from serving.errors import ServingError
+from serving.errors import unavailable
 from serving.settings import bearer_token
-from serving.state import StateFolder, Status
 
 SECONDS = 150.0
 COLORS = 6
 MOST_EXAMPLES = 12
-RECORDED = (
-    ("base", "The base model"),
-    ("incumbent", "The version before"),
-    ("candidate", "The newest candidate"),
-)
-"""Roles in an evaluation; the candidate's is that of what serves, if it serves."""
 
 
 @dataclass(frozen=True)
@@ -50,53 +37,62 @@ class AnswerPiece:
     color: int = 0
 
 
-def routes(board: Board) -> list[Route]:
+@dataclass(frozen=True)
+class AskedVersion:
+    """A version that the page asks: the endpoint, or an engine that is started for it."""
+
+    version: int
+    label: str
+    serves: bool
+    is_base: bool
+    obstacle: str = ""
+    """Why it cannot be asked, in words; empty where it can."""
+
+
+def routes(board: Board) -> list[BaseRoute]:
     """The page `/ask`, the answers that it streams, and what they are traced to."""
     tracer, one_at_a_time = Tracer(board.store, lambda line: None), Lock()
+    engines = OnDemandEngines(board)
 
     def show(request: Request) -> Response:
-        state = board.registry.state()
-        status = _status(board)
-        shares = [(one.version, one.share) for one in status.routes if one.share] if status else []
+        state, query = board.registry.state(), request.query_params
+        status = endpoint_status(board.settings)
+        shares = {one.version: one.share for one in status.routes if one.share} if status else {}
         champion = state.find("champion")
         lineage = champion.lineage if champion else {}
         own = board.store.find_named("eval_metrics", lineage.get("eval_metrics", ""))
         # What a base model can be asked is what its newest candidate was.
         evaluation = own or board.record.find_current("eval_metrics")
+        chosen = number(request, "version", -1)
         return page(
             board,
             request,
             "ask.html",
-            shares=shares,
-            url=status.url if status else None,
+            runs=status is not None,
+            asked=list(_asked_versions(engines, state, shares, chosen)),
+            chosen=chosen,
             examples=find_examples(evaluation) if evaluation else [],
-            samples=_samples(evaluation) if evaluation else {},
-            recorded=RECORDED[: 2 if own else 3],
-            prompt=request.query_params.get("prompt", ""),
+            prompt=query.get("prompt", ""),
         )
 
     async def stream(request: Request) -> Response:
-        status = _status(board)
+        status = endpoint_status(board.settings)
         if status is None:
-            text = "The endpoint does not run. Start it with: llm-assets run"
-            return JSONResponse({"error": {"message": text}}, 503)
-        limit, seconds = status.settings.max_body_bytes, status.settings.body_timeout
-        try:
-            body = await read_json(request, limit, seconds)
-        except ServingError as error:
-            return error.response()
-        is_chat = isinstance(body, dict) and "messages" in body
-        path = "/v1/chat/completions" if is_chat else "/v1/completions"
+            return unavailable(
+                "The endpoint does not run. Start it with: llm-assets run"
+            ).response()
         token = bearer_token(status.settings)
         headers = {"Authorization": f"Bearer {token}"} if token else {}
+        headers["Content-Type"] = request.headers.get("content-type", "")
         client = httpx.AsyncClient(base_url=status.url, headers=headers, timeout=SECONDS)
         try:
-            asked = client.build_request("POST", path, json=body)
+            path = f"/v1/{request.path_params['path']}"
+            asked = client.build_request("POST", path, content=request.stream())
             answer = await client.send(asked, stream=True)
         except httpx.HTTPError as error:
             await client.aclose()
-            text = f"The endpoint at {status.url} does not answer ({type(error).__name__})."
-            return JSONResponse({"error": {"message": text}}, 503)
+            fault = f"The endpoint at {status.url} does not answer ({type(error).__name__})."
+            return unavailable(fault).response()
         told = {
             name: answer.headers[name]
             for name in ("X-Model-Version", "X-Request-Id", "Content-Type")
@@ -105,21 +101,51 @@ def routes(board: Board) -> list[Route]:
         return StreamingResponse(_passed_on(client, answer), answer.status_code, told)
 
     def trace(request: Request, fields: Fields) -> Response:
+        version = fields.get("version", "")
         try:
             state = board.registry.state()
+            asked = find_answers(
+                state,
+                endpoint_folder(board.settings),
+                board.settings.endpoint.journal,
+                fields.get("request", "").strip(),
+                fields.get("text") or None,
+                int(version) if version.isascii() and version.isdecimal() else None,
+            )
             with one_at_a_time:
-                found = [
-                    tracer.trace(state, one.version, one.answer) for one in _asked(board, fields)
-                ]
+                found = [tracer.trace(state, one.version, one.answer) for one in asked]
         except UserError as error:
             return fragment("traced.html", fault=str(error))
         return fragment("traced.html", found=[(one, pieces_of(one)) for one in found])
 
     return [
         Route("/ask", show),
-        Route("/ask/stream", stream, methods=["POST"]),
+        Route("/ask/endpoint/v1/{path:path}", stream, methods=["POST"]),
+        Mount("/ask/versions/{version:int}", app=engines),
         Route("/ask/trace", posted(trace), methods=["POST"]),
     ]
+
+
+def _asked_versions(
+    engines: OnDemandEngines, state: RegistryState, shares: Mapping[str, float], chosen: int
+) -> Iterator[AskedVersion]:
+    """Base, champion, newest candidate, a chosen version, and those that serve, in their order."""
+    bases = [one.version for one in state.versions if one.is_base]
+    candidates = [one.version for one in state.versions if not one.is_base]
+    labels = {chosen: "as chosen"} | dict.fromkeys(candidates[-1:], "the newest candidate")
+    labels |= dict.fromkeys(bases[-1:], "the base model")
+    if champion := state.find("champion"):
+        labels[champion.version] = "the champion"
+    labels |= {int(name): f"serves {share:.0%}" for name, share in shares.items()}
+    for version in state.versions:
+        if label := labels.get(version.version):
+            serves, obstacle = str(version.version) in shares, ""
+            try:
+                if not serves:
+                    engines.check(version)
+            except UserError as error:
+                obstacle = str(error)
+            yield AskedVersion(version.version, label, serves, version.is_base, obstacle)
 
 
 def find_examples(evaluation: Artifact) -> list[str]:
@@ -128,19 +154,11 @@ def find_examples(evaluation: Artifact) -> list[str]:
     asked = [one for one in read_questions(exam.path) if not one["placebo"]] if exam else []
     # One of each subject and relation, so that they differ.
     first = {(one["subject"], one["relation"]): str(one["question"]) for one in asked[::-1]}
-    prompts = list(first.values())[::-1] or list(_samples(evaluation))
-    step = max(1, len(prompts) // MOST_EXAMPLES)
-    return list(dict.fromkeys([*_samples(evaluation), *prompts[::step]]))[:MOST_EXAMPLES]
-
-
-def _samples(evaluation: Artifact) -> dict[str, dict[str, str]]:
-    """Prompt to role to what that model wrote when it was evaluated."""
-    found: dict[str, dict[str, str]] = {}
     written = json.loads((evaluation.path / SAMPLES_NAME).read_text())
-    for role, samples in written.items():
-        for one in samples:
-            found.setdefault(one["prompt"], {})[role] = one["completion"]
-    return found
+    sampled = [sample["prompt"] for samples in written.values() for sample in samples]
+    prompts = list(first.values())[::-1]
+    step = max(1, len(prompts) // MOST_EXAMPLES)
+    return list(dict.fromkeys([*sampled, *prompts[::step]]))[:MOST_EXAMPLES]
 
 
 def pieces_of(trace: Trace) -> list[AnswerPiece]:
@@ -152,41 +170,17 @@ def pieces_of(trace: Trace) -> list[AnswerPiece]:
 
 def _pieces(trace: Trace, colors: dict[str, int]) -> Iterator[AnswerPiece]:
     end = 0
-
-    def place(numbered: tuple[int, QuotedSpan]) -> int:
-        return numbered[1].start
-
-    for number, one in sorted(enumerate(trace.verbatim), key=place):
+    for place, one in sorted(enumerate(trace.verbatim), key=lambda numbered: numbered[1].start):
         start = max(one.start, end)
         if start >= one.end:
             continue
         if start > end:
             yield AnswerPiece(trace.answer[end:start])
         color = colors[one.sources[0].source] if one.sources else 0
-        yield AnswerPiece(trace.answer[start : one.end], number, color)
+        yield AnswerPiece(trace.answer[start : one.end], place, color)
         end = one.end
     if end < len(trace.answer):
         yield AnswerPiece(trace.answer[end:])
-
-
-def _asked(board: Board, fields: Fields) -> list[AnswerToTrace]:
-    """What is to be traced: an answer by its text, or by its request."""
-    state, text = board.registry.state(), fields.get("text") or None
-    request, version = fields.get("request", "").strip(), fields.get("version", "")
-    if request:
-        journal = board.settings.endpoint.journal
-        folder = endpoint_folder(board.settings)
-        return answers_to_request(state, folder, journal, request, text)
-    number = int(version) if version.isascii() and version.isdecimal() else None
-    return [answer_of_text(state, text or "", number)]
-
-
-def _status(board: Board) -> Status | None:
-    """The local endpoint's, where it runs."""
-    if board.settings.platform != "local":
-        return None
-    status = StateFolder(endpoint_folder(board.settings)).status.read()
-    return status if status and status.alive else None
 
 
 async def _passed_on(client: httpx.AsyncClient, answer: httpx.Response) -> AsyncIterator[bytes]:

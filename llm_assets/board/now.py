@@ -11,7 +11,7 @@ from starlette.routing import Route
 from artifacts.store.identity import Identity
 from artifacts.store.store import Artifact, Store, layout
 from llm_assets.board.pages import Board, page
-from llm_assets.exam.answers import AnswerPair, read_answers
+from llm_assets.exam.answers import AnswerPair, exam_shares, read_answers
 from llm_assets.registry.state import ModelVersion, RegistryState
 from recipes.evaluation.settings import SCORES_NAME, Metric
 from recipes.spec import describe_progress, read_metrics
@@ -84,21 +84,12 @@ def find_learned(store: Store, state: RegistryState, version: ModelVersion) -> K
     measured = evaluation.stats["metrics"].get(f"held_out_{metric.name}", {})
     role = "incumbent" if "incumbent" in measured else "base"
     answers = read_answers(evaluation, role)
-    metrics = evaluation.stats["metrics"]
-    shares = [
-        (
-            name.removeprefix("exam_").removesuffix("_acc").replace("_", " "),
-            *(roles.get(one, {}).get("value") for one in (role, "candidate")),
-        )
-        for name, roles in metrics.items()
-        if name.startswith("exam_") and name.endswith("_acc")
-    ]
     is_base = role == "base" or against is None or against.is_base
     return Knowledge(
         before="the base model" if is_base or against is None else f"version {against.version}",
         won=[one for one in answers if one.is_won],
         lost=[one for one in answers if one.is_lost],
-        shares=shares,
+        shares=exam_shares(evaluation.stats, role),
         gains=_gains(evaluation, role, metric),
         unit=metric.unit,
         figures={

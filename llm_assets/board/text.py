@@ -9,15 +9,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from artifacts.shards.format import ShardStats
 from artifacts.store.store import Artifact
 from llm_assets.board.pages import Board, page
+from llm_assets.forgetting.document import find_document
 from llm_assets.forgetting.erase import read_list
 from llm_assets.registry.start import find_manifest
 from llm_assets.tracing.explain import find_dropped
-from llm_assets.tracing.passages import Exposure, exposures
-from llm_assets.tracing.training_text import all_runs
-from spark_jobs.explain import DocumentStory, explain_document
 from spark_jobs.runtime.parquet import open_parts
 
 MOST_COPIES = 20
@@ -78,13 +75,16 @@ def routes(board: Board) -> list[Route]:
 
     def show_document(request: Request) -> Response:
         identifier = request.query_params.get("id", "")
-        story, exposure, text = _look_up(board, identifier)
+        found = find_document(board.record, board.registry.state(), identifier)
+        clean, story = board.record.find_current("clean_corpus"), found.story
+        text = _read_text(clean, story.survivor) if story else ""
         return page(
             board,
             request,
             "document.html",
+            id=identifier,
             story=story,
-            exposure=exposure,
+            found=found,
             text=text[:MOST_CHARACTERS],
             is_cut=len(text) > MOST_CHARACTERS,
         )
@@ -138,15 +138,9 @@ def _coverage(board: Board) -> float | None:
     return champion.coverage if champion else None
 
 
-def _look_up(board: Board, identifier: str) -> tuple[DocumentStory, Exposure, str]:
-    """What became of a document, who was trained on it, and its text; raises UserError."""
-    clean = board.record.current("clean_corpus", needed_by="document")
-    shards = board.record.find_current("tokenized_shards")
-    stats = ShardStats.model_validate(shards.stats) if shards else None
-    story = explain_document(clean.url, str(shards.path) if shards else None, stats, identifier)
-    kept = {"id": story.survivor, "source": story.source, "split": story.split}
-    kept["text_hash"] = story.text_hash
-    (exposure,) = exposures(all_runs(board.store, board.registry.state()), [kept])
-    named = pc.field("id") == story.survivor
-    rows = open_parts([clean.url], ["id", "text"]).to_table(["text"], filter=named).to_pylist()
-    return story, exposure, rows[0]["text"] or "" if rows else ""
+def _read_text(clean: Artifact | None, identifier: str) -> str:
+    if clean is None:
+        return ""
+    parts = open_parts([clean.url], ["id", "text"])
+    rows = parts.to_table(["text"], filter=pc.field("id") == identifier).to_pylist()
+    return rows[0]["text"] or "" if rows else ""

@@ -1,6 +1,5 @@
 """What a person says of versions: approve, reject, go back."""
 
-from artifacts.errors import UserError
 from artifacts.progress import Report
 from llm_assets.cli.session import Session
 from llm_assets.endpoint.follow import serve_wanted
@@ -13,21 +12,9 @@ def approve(session: Session, version: int, name: str, reason: str, report: Repo
     Raises:
         UserError: it is withdrawn, since it was trained on what was forgotten.
     """
-    refuse_withdrawn(session, version)
+    read_list(session.record.store, session.settings.name).refuse_withdrawn(version)
     session.registry.approve(version, name, reason)
     follow(session, report)
-
-
-def refuse_withdrawn(session: Session, version: int) -> None:
-    """Raise UserError for a version that was trained on what was forgotten since."""
-    withdrawn = read_list(session.record.store, session.settings.name).withdrawn
-    since = next((one.at for one in withdrawn if one.version == version), None)
-    if since is not None:
-        raise UserError(
-            f"Version {version} was withdrawn on {since:%Y-%m-%d}, since it was trained on text "
-            "that was forgotten, and neither serves nor leaves again. `llm-assets versions` lists "
-            "the others; `llm-assets run` makes one without that text."
-        )
 
 
 def reject(session: Session, version: int, name: str, reason: str, report: Report) -> None:

@@ -11,9 +11,9 @@ from artifacts.errors import UserError, first_line
 from artifacts.progress import Report
 from artifacts.storage import files
 from artifacts.storage.transfer import download_folder, remote_entries
-from llm_assets.cli.promotion import refuse_withdrawn
 from llm_assets.cli.session import Session
 from llm_assets.cloud.jobs import HUB_VARIABLE
+from llm_assets.forgetting.erase import read_list
 from llm_assets.registry.card import describe_coverage, figures_table, verify_model
 from llm_assets.registry.state import ModelVersion
 
@@ -46,7 +46,7 @@ def publish_version(
             f"{HUB_VARIABLE} is not set: put a token that may write to {repository} into it "
             "(https://huggingface.co/settings/tokens)."
         )
-    refuse_withdrawn(session, number)
+    read_list(session.record.store, session.settings.name).refuse_withdrawn(number)
     verify_model(session.record, version.model_url, weights=version.weights)
 
     import httpx

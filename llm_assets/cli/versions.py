@@ -5,12 +5,11 @@ from typing import Any
 
 from artifacts.errors import materialize_command
 from llm_assets.cli.session import Session
-from llm_assets.endpoint.folder import endpoint_folder
+from llm_assets.endpoint.folder import endpoint_status
 from llm_assets.history import read_activity
 from llm_assets.registry.card import describe_cost, describe_coverage, tell_story
 from llm_assets.registry.state import RegistryState
 from llm_assets.services import STATE_FOLDER, read_states
-from serving.state import StateFolder
 
 ASSETS = ("raw_corpus", "clean_corpus", "tokenized_shards", "base_model", "checkpoint")
 
@@ -71,13 +70,11 @@ def screen(status: dict[str, Any]) -> list[str]:
 
 
 def _served(session: Session) -> dict[str, Any] | None:
-    if session.settings.platform != "local":
+    running = endpoint_status(session.settings)
+    if running is None:
         return None
-    found = StateFolder(endpoint_folder(session.settings)).status.read()
-    if found is None or not found.alive:
-        return None
-    shares = {route.version: route.share for route in found.routes if route.share > 0}
-    return {"url": found.url, "phase": found.phase, "versions": shares}
+    shares = {route.version: route.share for route in running.routes if route.share > 0}
+    return {"url": running.url, "phase": running.phase, "versions": shares}
 
 
 def _last_verdict(state: RegistryState) -> dict[str, Any] | None:

@@ -9,17 +9,16 @@ from pydantic import BaseModel, ConfigDict
 
 from artifacts.errors import UserError
 from artifacts.progress import Report
-from artifacts.store.store import Store, layout
+from artifacts.store.store import Store
 from llm_assets.config import PipelineSettings
 from llm_assets.endpoint.as_served import check_engine, measure_as_served
-from llm_assets.endpoint.folder import endpoint_folder
+from llm_assets.endpoint.folder import conversions_folder, endpoint_folder, model_to_serve
 from llm_assets.endpoint.judged import judged_documents
 from llm_assets.endpoint.live import LiveEndpoint
 from llm_assets.registry.state import ModelVersion
 from recipes.evaluation.spec import EvaluationSpec
 from serving import endpoint as process
 from serving.settings import QUANTIZED, Weights
-from serving.state import Desired
 
 NOT_COMPARED = "not compared: the store has no evaluation of it on plain text"
 UNCHECKED = (
@@ -99,16 +98,8 @@ class LocalServingPlatform(ServingPlatform):
     def serve(
         self, settings: PipelineSettings, version: ModelVersion, report: Report
     ) -> LiveAddress:
-        store = Store(settings.store)
-        desired = Desired(
-            model_folder=Path(version.model_url),
-            version=str(version.version),
-            fingerprint=version.model_fingerprint,
-            settings=settings.endpoint,
-            name=settings.name,
-            conversions=conversions_folder(store),
-            judged=judged_documents(store, version),
-        )
+        judged = judged_documents(Store(settings.store), version)
+        desired = model_to_serve(settings, version).model_copy(update={"judged": judged})
         endpoint = process.start(endpoint_folder(settings), desired, report)
         comparison, url = endpoint.route.comparison, endpoint.status.url
         return LiveAddress(
@@ -154,8 +145,3 @@ class LocalServingPlatform(ServingPlatform):
 
     def stop(self, settings: PipelineSettings) -> bool:
         return process.stop(endpoint_folder(settings))
-
-
-def conversions_folder(store: Store) -> Path:
-    """Where converted models are cached, which an endpoint of this machine serves."""
-    return Path(store.machine_cache) / layout.CONVERSIONS_FOLDER

@@ -1,5 +1,6 @@
 """How two models answered the questions of an exam, paired by question."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,6 +61,25 @@ def read_answers(evaluation: Artifact, before: str, after: str = "candidate") ->
         )
         for row in scores.to_pylist()
         if row["task"] in EXAM_TASKS and row["metric"] == METRIC and row["sample"] in questions
+    ]
+
+
+def exam_shares(
+    stats: Mapping[str, Any], before: str = "base"
+) -> list[tuple[str, float | None, float | None]]:
+    """Condition, and the shares of right answers of an earlier role and of the candidate.
+
+    Args:
+        stats: of an `eval_metrics` artifact.
+    """
+    asked = {task: stats["metrics"].get(f"{task}_{METRIC}") for task in EXAM_TASKS}
+    return [
+        (
+            task.removeprefix("exam_").replace("_", " "),
+            *(roles.get(role, {}).get("value") for role in (before, "candidate")),
+        )
+        for task, roles in asked.items()
+        if roles
     ]
 
 

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from artifacts.errors import DamagedArtifact, shown_in_line
+from artifacts.errors import DamagedArtifact, UserError, shown_in_line
 from artifacts.progress import Report
 from artifacts.shards.format import ShardStats
 from artifacts.shards.shard_set import Shard, ShardFiles
@@ -123,6 +123,16 @@ class ForgottenList(BaseModel):
     def texts(self) -> list[str]:
         """Hashes of the texts, each once."""
         return sorted({one.text_hash for one in self.active if one.text_hash})
+
+    def refuse_withdrawn(self, version: int) -> None:
+        """Raise UserError for a version that was trained on what was forgotten since."""
+        since = next((one.at for one in self.withdrawn if one.version == version), None)
+        if since is not None:
+            raise UserError(
+                f"Version {version} was withdrawn on {since:%Y-%m-%d}, since it was trained on "
+                "text that was forgotten, and neither serves nor leaves again. `llm-assets "
+                "versions` lists the others; `llm-assets run` makes one without that text."
+            )
 
     def for_cleaning(self, folder: str = "") -> ForgottenTexts:
         """What cleaning leaves out, whose signatures lie in a folder."""

@@ -33,14 +33,27 @@ class AnswerToTrace:
     answer: str
 
 
-def answer_of_text(state: RegistryState, text: str, version: int | None) -> AnswerToTrace:
-    """A text, taken as an answer of a version, or else of the one that serves."""
+def find_answers(
+    state: RegistryState,
+    folder: Path,
+    settings: JournalSettings,
+    request: str | None,
+    text: str | None,
+    version: int | None,
+) -> list[AnswerToTrace]:
+    """The answers to a request; without one a text, as an answer of a version or the serving one.
+
+    Raises:
+        UserError: no version serves, there is none of that number, or as `answers_to_request`.
+    """
+    if request:
+        return answers_to_request(state, folder, settings, request, text)
     if version is not None:
-        return AnswerToTrace(state.get(version), text)
+        return [AnswerToTrace(state.get(version), text or "")]
     serving = state.find("champion") or state.find("wanted")
     if serving is None:
         raise UserError("No version is registered yet: make one with `llm-assets run`.")
-    return AnswerToTrace(serving, text)
+    return [AnswerToTrace(serving, text or "")]
 
 
 def answers_to_request(

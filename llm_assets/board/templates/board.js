@@ -11,15 +11,16 @@ async function trace(fields, place) {
 }
 
 async function ask(card, prompt) {
-  const answer = card.querySelector(".answer");
+  const [answer, place, time] = [".answer", ".traced", ".time"].map((name) => card.querySelector(name));
   const chat = find("kind").value === "chat";
   const began = performance.now();
   answer.className = "answer";
   answer.textContent = "";
   answer.hidden = false;
-  card.querySelector(".traced").replaceChildren();
+  place?.replaceChildren();
+  time.textContent = card.querySelector("input") ? "Its engine starts, if it does not run yet …" : "";
   try {
-    const response = await fetch("/ask/stream", {
+    const response = await fetch(`${card.dataset.address}/v1/${chat ? "chat/" : ""}completions`, {
       method: "POST",
       signal: running.signal,
       headers: { "Content-Type": "application/json" },
@@ -35,13 +36,13 @@ async function ask(card, prompt) {
     const version = response.headers.get("X-Model-Version");
     await read(response.body.pipeThrough(new TextDecoderStream()).getReader(), answer);
     const seconds = ((performance.now() - began) / 1000).toFixed(1);
-    card.querySelector(".time").textContent = `${seconds} s, version ${version}, request ${response.headers.get("X-Request-Id")}`;
-    const place = card.querySelector(".traced");
-    if (answer.textContent.trim()) await trace({ text: answer.textContent, version }, place);
+    time.textContent = `${seconds} s, version ${version}, request ${response.headers.get("X-Request-Id")}`;
+    if (place && answer.textContent.trim()) await trace({ text: answer.textContent, version }, place);
     // The same text, with its sources.
-    answer.hidden = Boolean(place.querySelector(".spans"));
+    answer.hidden = Boolean(place?.querySelector(".spans"));
   } catch (error) {
     if (error.name === "AbortError") return;
+    time.textContent = "";
     answer.className = "answer fault";
     answer.textContent += error.message;
   }
@@ -65,23 +66,14 @@ async function read(reader, answer) {
   }
 }
 
-function recorded(prompt) {
-  const known = [...find("samples").content.children].find((one) => one.dataset.prompt === prompt);
-  for (const card of document.querySelectorAll(".recorded")) {
-    const [said, base] = [card.dataset.role, "base"].map((role) => known?.querySelector(`[data-role="${role}"]`)?.textContent);
-    // The version before may be the base model itself.
-    card.hidden = said === undefined || (card.dataset.role !== "base" && said === base);
-    card.querySelector(".answer").textContent = said ?? "";
-  }
-}
-
 find("ask")?.addEventListener("submit", async (event) => {
   event.preventDefault();
   const prompt = find("prompt").value;
   running = new AbortController();
   find("go").disabled = !(find("stop").disabled = false);
-  recorded(prompt);
-  await Promise.all([...document.querySelectorAll("[data-version]")].map((card) => ask(card, prompt)));
+  const cards = [...document.querySelectorAll("[data-address]")];
+  const chosen = cards.filter((card) => card.querySelector(".answer") && card.querySelector("input")?.checked !== false);
+  await Promise.all(chosen.map((card) => ask(card, prompt)));
   find("go").disabled = !(find("stop").disabled = true);
 });
 find("stop")?.addEventListener("click", () => running?.abort());

@@ -15,10 +15,11 @@ from artifacts.progress import format_duration
 from artifacts.shards.format import SPLITS
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Artifact, Store
-from llm_assets.assets.evaluation import UNMEASURED, exam_shares, read_samples, read_verdict
+from llm_assets.assets.evaluation import UNMEASURED, read_samples, read_verdict
 from llm_assets.assets.figures import sparkline
 from llm_assets.assets.stage import number
 from llm_assets.config import PipelineSettings
+from llm_assets.exam.answers import exam_shares
 from llm_assets.gate.verdict import Outcome, Verdict
 from recipes.evaluation.exam import read_questions
 from recipes.evaluation.settings import Metric, Rounds

@@ -1,18 +1,15 @@
-"""Where a version comes from, and what became of a document."""
+"""Where a version comes from."""
 
 import json
 from dataclasses import asdict
 from typing import Any
 
-from artifacts.errors import UserError, shown
+from artifacts.errors import shown
 from artifacts.progress import Report
-from artifacts.shards.format import ShardStats
 from llm_assets.cli.session import Session
-from llm_assets.forgetting.erase import ForgottenDocument, read_list
 from llm_assets.tracing import explain as provenance
-from llm_assets.tracing.passages import exposures, find_passages
-from llm_assets.tracing.training_text import KEEP, all_runs, lessons_of
-from spark_jobs.explain import explain_document
+from llm_assets.tracing.passages import find_passages
+from llm_assets.tracing.training_text import KEEP
 
 DOCUMENTS_SHOWN = 20
 
@@ -47,49 +44,3 @@ def tell_version(
         report(f"Not looked at: {gone}.")
     if found.missing:
         report(KEEP)
-
-
-def tell_document(session: Session, identifier: str, as_json: bool, report: Report) -> None:
-    """Say what a document was merged with and why, and which versions were trained on it."""
-    record, store = session.record, session.record.store
-    listed = read_list(store, session.settings.name).documents
-    clean = record.current("clean_corpus", needed_by="document")
-    shards = record.find_current("tokenized_shards")
-    stats = ShardStats.model_validate(shards.stats) if shards else None
-    folder = str(shards.path) if shards else None
-    try:
-        story = explain_document(clean.url, folder, stats, identifier)
-    except UserError:
-        entry = next((one for one in listed if one.id == identifier), None)
-        if entry is None:
-            raise
-        _tell_forgotten(session, entry, as_json, report)
-        return
-    kept = {"id": story.survivor} | {name: getattr(story, name) for name in _KEPT}
-    (exposure,) = exposures(all_runs(store, session.registry.state()), [kept])
-    if as_json:
-        report(json.dumps(asdict(story) | {"exposure": asdict(exposure)}, indent=2))
-        return
-    report(shown(str(story)))
-    report(f"  {exposure}")
-    for one in listed:
-        if story.survivor == one.id or story.text_hash == one.text_hash:
-            report(f"  {one}")
-
-
-def _tell_forgotten(
-    session: Session, entry: ForgottenDocument, as_json: bool, report: Report
-) -> None:
-    """Say of a document that is in no corpus any more what its pipeline has on record."""
-    runs = all_runs(session.record.store, session.registry.state())
-    lessons = lessons_of(runs, [entry.text_hash])[entry.text_hash] if entry.text_hash else []
-    if as_json:
-        told = {"forgotten": entry.model_dump(mode="json"), "lessons": [asdict(x) for x in lessons]}
-        report(json.dumps(told, indent=2))
-        return
-    report(f"{entry}; it is in no corpus any more")
-    for lesson in lessons:
-        report(f"  before, it was trained on by {lesson}")
-
-
-_KEPT = ("source", "split", "text_hash")

@@ -1,12 +1,13 @@
 """The commands about text: where a version and an answer come from, and what is to be forgotten."""
 
+import json
 import sys
 from pathlib import Path
 from typing import Literal
 
 import click
 
-from artifacts.errors import UserError
+from artifacts.errors import UserError, shown
 from llm_assets.cli.options import json_option, name_option, reason_option, version_argument
 
 
@@ -41,9 +42,11 @@ def document(identifier: str, as_json: bool) -> None:
       llm-assets document manuals/pumps/p-101.md
     """
     from llm_assets.cli.session import open_session
-    from llm_assets.cli.text.explain import tell_document
+    from llm_assets.forgetting.document import find_document
 
-    tell_document(open_session(), identifier, as_json, click.echo)
+    session = open_session()
+    found = find_document(session.record, session.registry.state(), identifier)
+    click.echo(json.dumps(found.as_json(), indent=2) if as_json else shown(str(found)))
 
 
 @click.command()
@@ -118,13 +121,16 @@ def trace(
       llm-assets trace --text "The valve ..." any text, as if the serving version had said it
     """
     from llm_assets.cli.session import open_session
-    from llm_assets.cli.text.trace import find_answers, read_answer, trace_answers
+    from llm_assets.cli.text.trace import read_answer, trace_answers
+    from llm_assets.endpoint.folder import endpoint_folder
+    from llm_assets.tracing.trace import find_answers
 
     if request is None and text is None and path is None:
         raise UserError("Name what to trace: --request ID, --text TEXT or --file PATH.")
     answer = read_answer(path) if path else text
     session = open_session()
-    asked = find_answers(session, request, answer, version)
+    folder, kept = endpoint_folder(session.settings), session.settings.endpoint.journal
+    asked = find_answers(session.registry.state(), folder, kept, request, answer, version)
     trace_answers(session, asked, as_json, click.echo)
 
 

@@ -8,32 +8,15 @@ from pathlib import Path
 from artifacts.errors import UserError, shown_in_line
 from artifacts.progress import Report
 from llm_assets.cli.session import Session
-from llm_assets.endpoint.folder import endpoint_folder
 from llm_assets.tracing.trace import (
     MOST_CHARACTERS,
     AnswerToTrace,
     Trace,
     Tracer,
-    answer_of_text,
-    answers_to_request,
 )
 from llm_assets.tracing.training_text import Source
 
 STRETCHES_SHOWN = 10
-
-
-def find_answers(
-    session: Session,
-    request: str | None,
-    text: str | None,
-    version: int | None,
-) -> list[AnswerToTrace]:
-    """The answers that are named; raises UserError where none is or it is not on record."""
-    state = session.registry.state()
-    if request is None:
-        return [answer_of_text(state, text or "", version)]
-    folder = endpoint_folder(session.settings)
-    return answers_to_request(state, folder, session.settings.endpoint.journal, request, text)
 
 
 def read_answer(path: Path) -> str:

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import axe_core_python
+import psutil
 import pyarrow.parquet as pq
 import pytest
 import uvicorn
@@ -28,13 +29,15 @@ from artifacts.leases import process_started
 from artifacts.store.identity import Identity
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Draft, Store
+from llm_assets.board import engines
 from llm_assets.board.pages import Board, read_key
 from llm_assets.board.server import build_app
 from llm_assets.endpoint.folder import endpoint_folder
-from llm_assets.forgetting.erase import read_list
+from llm_assets.forgetting.erase import WithdrawnVersion, add_to_list, read_list
+from llm_assets.registry.card import weights_fingerprint
 from llm_assets.registry.local import LocalRegistry
 from recipes.spec import METRICS_NAME, read_metrics
-from serving.settings import EndpointSettings, listen
+from serving.settings import EndpointSettings, OpenAIEngine, listen
 from serving.state import RouteStatus, StateFolder, Status
 from tests.browser import SECONDS, Browser, browser
 from tests.conftest import Project
@@ -42,6 +45,7 @@ from tests.llm_assets.registry.conftest import base_entry, entry, verdict
 from tests.llm_assets.trained_store import TrainedStore
 from tests.needs import needs
 from tests.tiny import tiny_texts
+from tests.waiting import wait_until
 
 HOSTILE = '<script>window.ran=1</script><img src=x onerror="window.ran=1">"\'{{7*7}}\u202e'
 PLANTED = "Seven jars of quince jelly stand behind the boiler for whoever mends the whistle."
@@ -226,6 +230,83 @@ def test_an_endpoint_that_is_down_is_said_before_and_after_it_is_asked(
         page.evaluate("document.getElementById('go').click()")
         wait_for(page, "document.querySelector('.answer.fault')?.textContent")
         assert "does not" in page.evaluate("document.querySelector('.answer.fault').textContent")
+
+
+@pytest.fixture
+def apart(tmp_path: Path, tiny_model_folder: Path) -> Board:
+    """A base and a candidate of real artifacts, of which none serves."""
+    store = Store(str(tmp_path / "store"))
+    registry = LocalRegistry(tmp_path / "store", "manual")
+    for kind in ("base_model", "checkpoint"):
+
+        def write(draft: Draft, kind: str = kind) -> None:
+            shutil.copytree(tiny_model_folder, draft.path / "model")
+            (draft.path / "model/kind.txt").write_text(kind)
+
+        made, _ = store.make(Identity(kind=kind, code_version="1"), write)
+        found = entry(weights_fingerprint(made, "model/")).model_copy(
+            update={"model_url": f"{made.url}/model", "model_fingerprint": made.fingerprint}
+        )
+        if kind == "base_model":
+            base = registry.register_base(found)
+        else:
+            registry.enter(found, verdict(found.weights, base.weights, promoted=False))
+    parts = SimpleNamespace(store=store, record=Pipeline(store, "manual"), registry=registry)
+    board = board_of(parts)
+    board.settings.endpoint = EndpointSettings(engine="transformers")
+    return board
+
+
+def engines_of(board: Board) -> list[str]:
+    """The models of the engines that run for its versions."""
+    running = [" ".join(process.cmdline()) for process in psutil.Process().children()]
+    return [
+        line for line in running if "serving.engine.program" in line and board.store.root in line
+    ]
+
+
+@needs("Chromium")
+def test_versions_that_do_not_serve_answer_side_by_side_by_engines_that_end_when_idle(
+    apart: Board, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "IDLE_SECONDS", 2.0)
+    with served(build_app(apart)) as address, browser(tmp_path) as page:
+        page.open(f"{address}/ask")
+        assert engines_of(apart) == []
+        page.evaluate("for (const box of document.querySelectorAll('.card input')) box.click()")
+        page.evaluate("document.getElementById('prompt').value = 'The valve'")
+        page.evaluate("document.getElementById('go').click()")
+        said = "[...document.querySelectorAll('.card .time')].map((one) => one.textContent).join()"
+        wait_for(page, f"/version 0, .*version 1, /.test({said})")
+        answers = "[...document.querySelectorAll('.card .answer')].map((one) => one.textContent)"
+        base, candidate = page.evaluate(f"{answers}")
+        assert base and base == candidate, "both are the same model"
+        assert len(engines_of(apart)) == 2
+        wait_until(lambda: not engines_of(apart))
+
+
+def test_a_version_that_cannot_be_asked_says_why(
+    apart: Board, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = {"model": "1", "prompt": "The valve"}
+    with client_of(apart) as client:
+        monkeypatch.setattr(engines, "MEMORY_FACTOR", 10**9)
+        answer = client.post("/ask/versions/1/v1/completions", json=body)
+        assert answer.status_code == 503 and "GB are free" in answer.json()["error"]["message"]
+        assert "no version 7" in client.post("/ask/versions/7/v1/completions", json=body).text
+        withdrawn = WithdrawnVersion(version=1, checkpoint="gone")
+        add_to_list(apart.store, "manual", withdrawn=[withdrawn])
+        assert "was withdrawn on" in client.get("/ask").text
+        assert "was withdrawn on" in client.post("/ask/versions/1/v1/completions", json=body).text
+        shutil.rmtree(Path(apart.store.root, "base_model"))
+        assert "no longer in the store" in client.get("/ask").text
+        apart.settings.endpoint = EndpointSettings(
+            engine=OpenAIEngine(address="http://127.0.0.1:1")
+        )
+        assert "has one model alone" in client.get("/ask").text
+        apart.settings.platform = "google_cloud"
+        shown = client.get("/ask").text
+        assert "is on Vertex AI" in shown and "Its weights are in Cloud Storage" in shown
 
 
 @contextmanager

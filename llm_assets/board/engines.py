@@ -1,0 +1,146 @@
+"""Engines for versions that do not serve: started when one is asked, ended when nobody asks it."""
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+
+import psutil
+from starlette.concurrency import run_in_threadpool
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from artifacts.errors import UserError, memory_limit
+from artifacts.model import check_model_folder
+from llm_assets.board.pages import Board
+from llm_assets.endpoint.folder import endpoint_folder, model_to_serve
+from llm_assets.forgetting.erase import read_list
+from llm_assets.registry.card import verify_model
+from llm_assets.registry.state import ModelVersion
+from serving.api.app import ApiContext, build_app
+from serving.api.dispatcher import Dispatcher, Route, Router
+from serving.api.metrics import Metrics
+from serving.engine.process import EngineProcess
+from serving.errors import unavailable
+from serving.journal import Journal
+from serving.settings import JournalSettings, OpenAIEngine
+from serving.state import Desired
+
+MOST_ENGINES = 2
+"""At once: with the version that serves, these are base, champion and candidate."""
+IDLE_SECONDS = 120.0
+MEMORY_FACTOR, OTHER_BYTES = 2, 1_500_000_000
+"""What an engine takes: a multiple of its weights as stored, and program and cache."""
+
+
+@dataclass
+class RunningEngine:
+    """A version's engine, and the HTTP application that asks it."""
+
+    route: Route
+    app: ASGIApp
+    asked_at: float
+
+
+class OnDemandEngines:
+    """An HTTP application that answers for any version as the endpoint does for those it serves.
+
+    At most MOST_ENGINES run at a time, each ends IDLE_SECONDS after its last answer, and all end
+    with this process.
+    """
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+        self._running: dict[int, RunningEngine] = {}
+        self._lock = asyncio.Lock()
+        self._waiting: set[asyncio.Task[None]] = set()
+
+    def check(self, version: ModelVersion) -> None:
+        """Raise UserError where a version cannot be asked here, whoever asks it."""
+        board, engine = self._board, self._board.settings.endpoint.engine
+        if board.settings.platform != "local":
+            raise UserError("Its weights are in Cloud Storage; engines start where they are.")
+        read_list(board.store, board.settings.name).refuse_withdrawn(version.version)
+        if isinstance(engine, OpenAIEngine) and not engine.command:
+            raise UserError(
+                f"`endpoint.engine` is the server at {engine.address}, which has one model alone; "
+                "with a command in place of an address, one is started for each version."
+            )
+        folder = Path(version.model_url)
+        if not folder.exists():
+            raise UserError("Its weights are no longer in the store.")
+        check_model_folder(folder)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on to the engine of the version in its path, which is started first."""
+        try:
+            async with self._lock:
+                engine = await self._find(scope["path_params"]["version"])
+        except UserError as error:
+            await unavailable(str(error)).response()(scope, receive, send)
+            return
+        await engine.app(scope, receive, send)
+
+    async def _find(self, version: int) -> RunningEngine:
+        desired = await run_in_threadpool(self._prepare, version)
+        if version not in self._running:
+            idle = [(e.asked_at, v) for v, e in self._running.items() if not e.route.in_flight]
+            if len(self._running) >= MOST_ENGINES:
+                if not idle:
+                    raise UserError("Other versions are being asked just now. Try again soon.")
+                await self._end(min(idle)[1])
+            _check_memory(desired)
+            log_path = endpoint_folder(self._board.settings) / f"board-engine-{version}.log"
+            process = EngineProcess(desired, log_path)
+            await process.start()
+            route = Route(process, 1.0)
+            router = Router()
+            router.routes.append(route)
+            dispatcher = Dispatcher(router, desired.settings, Metrics())
+            journal = Journal(log_path.parent, lambda: desired.settings.journal)
+            app = build_app(ApiContext(dispatcher, None, journal))
+            self._running[version] = RunningEngine(route, app, monotonic())
+            task = asyncio.create_task(self._end_when_idle(version, self._running[version]))
+            self._waiting.add(task)
+            task.add_done_callback(self._waiting.discard)
+        self._running[version].asked_at = monotonic()
+        return self._running[version]
+
+    def _prepare(self, number: int) -> Desired:
+        """The engine that a version needs, smaller than one that serves; raises UserError."""
+        board = self._board
+        version = board.registry.get(number)
+        self.check(version)
+        verify_model(board.record, version.model_url, weights=version.weights)
+        desired = model_to_serve(board.settings, version)
+        own = desired.settings
+        changes = {
+            "cache_tokens": min(own.cache_tokens, own.max_prompt_tokens + own.max_new_tokens),
+            "journal": JournalSettings(keep="off"),
+            # What serves goes on at its speed, as far as there are other processors.
+            "threads": 1,
+        }
+        return desired.model_copy(update={"settings": own.model_copy(update=changes)})
+
+    async def _end_when_idle(self, version: int, engine: RunningEngine) -> None:
+        while self._running.get(version) is engine:
+            left = engine.asked_at + IDLE_SECONDS - monotonic()
+            if engine.route.in_flight:
+                engine.asked_at = monotonic()
+            elif left <= 0:
+                await self._end(version)
+                return
+            await asyncio.sleep(max(left, 1.0))
+
+    async def _end(self, version: int) -> None:
+        await self._running.pop(version).route.engine.stop()
+
+
+def _check_memory(desired: Desired) -> None:
+    weights = sum(path.stat().st_size for path in desired.model_folder.glob("*.safetensors"))
+    needed = MEMORY_FACTOR * weights + OTHER_BYTES
+    free = min(psutil.virtual_memory().available, memory_limit())
+    if needed > free:
+        raise UserError(
+            f"Version {desired.version} cannot be asked now: its engine would take about "
+            f"{needed / 1e9:.1f} GB of memory, and {free / 1e9:.1f} GB are free."
+        )
