@@ -1,22 +1,25 @@
 """Takes the pictures of docs/images from a running UI, and others to look at.
 
-    pip install playwright pillow         # apt-get install chromium
-    make run && make ui                   # in a project whose graph was made
-    python scripts/screenshots.py --all /tmp/pictures
+    make run && make ui                   # apt-get install chromium; in a project's folder
+    python -m scripts.screenshots --all /tmp/pictures
     llm-assets board &                    # and then those of the board
-    python scripts/screenshots.py --board docs/images
+    python -m scripts.screenshots --board docs/images
 
-Without --all, only the pictures that the docs show are taken.
+Without --all, only the pictures that the docs show are taken. The tests walk the board by the same
+pages and clicks.
 """
 
 import argparse
-import io
-import shutil
+import json
+import tempfile
+import time
 from pathlib import Path
 from urllib.parse import quote
 
+import httpx
 from PIL import Image
-from playwright.sync_api import Page, sync_playwright
+
+from tests.browser import Browser, browser
 
 LOCATION = "llm_assets"
 DOCS = (
@@ -26,7 +29,7 @@ DOCS = (
 """Those that docs/ shows."""
 COLORS = 128
 """Of a palette, which keeps a picture under 60 KB."""
-SETTLED_MILLISECONDS = 1_500
+SETTLED_SECONDS = 1.5
 MOST_LOOKS = 12
 LOADING = "[class*=shimmer], [class*=Shimmer], [class*=spinner], [class*=Spinner]"
 WIDTH, HEIGHT = 1360, 860
@@ -80,31 +83,40 @@ def pages(prefix: str, run: str) -> dict[str, str]:
     return found
 
 
-def newest_run(page: Page, url: str) -> str:
+def newest_run(url: str) -> str:
     """Id of the UI's newest run; raises SystemExit where there is none."""
-    answer = page.request.post(f"{url}/graphql", data={"query": NEWEST_RUN}).json()
+    answer = httpx.post(f"{url}/graphql", json={"query": NEWEST_RUN}).raise_for_status().json()
     runs = answer["data"]["runsOrError"]["results"]
     if not runs:
         raise SystemExit(f"{url} shows no run yet. Make the graph first: llm-assets run")
     return str(runs[0]["runId"])
 
 
-def picture(page: Page, url: str, path: Path) -> None:
+def click(page: Browser, selector: str, label: str = "") -> None:
+    """Click the first element of a selector, with a label in it, as soon as it is there."""
+    elements = f"[...document.querySelectorAll({json.dumps(selector)})]"
+    first = f"{elements}.find((one) => one.textContent.includes({json.dumps(label)}))"
+    page.wait_for(first)
+    page.evaluate(f"{first}.click()")
+
+
+def picture(page: Browser, url: str, path: Path, width: int = WIDTH, height: int = HEIGHT) -> None:
     """Open a page, wait until it shows the same twice, and keep that."""
-    page.goto(url)
+    page.open(url)
     if path.stem == "board_ask":
-        page.locator(".examples button").first.click()
-        page.locator("button.span").first.click()
+        click(page, ".examples button")
+        click(page, "button.span")
         page.evaluate("scrollTo(0, 0)")
     if path.stem.endswith(PLOTS):
-        page.get_by_role("button", name="Plots").or_(page.get_by_text("Plots")).first.click()
+        click(page, "a, button", "Plots")
     shown, before = b"", None
     for _ in range(MOST_LOOKS):
-        page.wait_for_timeout(SETTLED_MILLISECONDS)
-        shown, before = page.screenshot(), shown
-        if shown == before and not page.locator(LOADING).count():
+        time.sleep(SETTLED_SECONDS)
+        page.screenshot(path, width, height)
+        shown, before = path.read_bytes(), shown
+        if shown == before and not page.evaluate(f"document.querySelector('{LOADING}')"):
             break
-    small = Image.open(io.BytesIO(shown)).convert("RGB").quantize(COLORS, dither=Image.Dither.NONE)
+    small = Image.open(path).convert("RGB").quantize(COLORS, dither=Image.Dither.NONE)
     small.save(path, optimize=True)
     print(f"{path.name}: {path.stat().st_size:,} bytes")
 
@@ -123,19 +135,12 @@ def main() -> None:
     given = parser.parse_args()
     chosen = BOARD_DOCS if given.board else DOCS
     given.folder.mkdir(parents=True, exist_ok=True)
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        raise SystemExit("There is no `chromium`. On Debian: apt-get install chromium")
-    with sync_playwright() as playwright:
-        # As root, and in most containers, Chromium has no sandbox; it opens our own pages alone.
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": WIDTH, "height": given.height})
-        url = given.url or f"http://127.0.0.1:{8012 if given.board else 3000}"
-        shown = BOARD if given.board else pages(given.prefix, given.run or newest_run(page, url))
+    url = given.url or f"http://127.0.0.1:{8012 if given.board else 3000}"
+    shown = BOARD if given.board else pages(given.prefix, given.run or newest_run(url))
+    with tempfile.TemporaryDirectory() as profile, browser(Path(profile)) as page:
         for name, path in shown.items():
             if name in given.only or (not given.only and (given.all or name in chosen)):
-                picture(page, url + path, given.folder / f"{name}.png")
-        browser.close()
+                picture(page, url + path, given.folder / f"{name}.png", height=given.height)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 
 from websockets.sync.client import ClientConnection, connect
@@ -43,6 +44,13 @@ class Browser:
         found = self._call("Runtime.evaluate", expression=script, returnByValue=True)
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
+
+    def wait_for(self, condition: str) -> None:
+        """Wait until a condition holds in the page, which may be another one by then."""
+        end = monotonic() + SECONDS
+        while not self.evaluate(f"Boolean({condition})"):
+            assert monotonic() < end, self.evaluate("document.body?.innerText")
+            sleep(0.05)
 
     def wait(self, event: str) -> None:
         """Wait until the page tells of something."""

@@ -27,7 +27,7 @@ from serving.state import Desired
 
 MOST_ENGINES = 2
 """At once: with the version that serves, these are base, champion and candidate."""
-IDLE_SECONDS = 120.0
+IDLE_SECONDS, LOOK_SECONDS = 120.0, 1.0
 MEMORY_FACTOR, OTHER_BYTES = 2, 1_500_000_000
 """What an engine takes: a multiple of its weights as stored, and program and cache."""
 
@@ -123,13 +123,11 @@ class OnDemandEngines:
 
     async def _end_when_idle(self, version: int, engine: RunningEngine) -> None:
         while self._running.get(version) is engine:
-            left = engine.asked_at + IDLE_SECONDS - monotonic()
+            await asyncio.sleep(LOOK_SECONDS)
             if engine.route.in_flight:
                 engine.asked_at = monotonic()
-            elif left <= 0:
+            elif monotonic() > engine.asked_at + IDLE_SECONDS:
                 await self._end(version)
-                return
-            await asyncio.sleep(max(left, 1.0))
 
     async def _end(self, version: int) -> None:
         await self._running.pop(version).route.engine.stop()

@@ -9,7 +9,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from time import monotonic
 from types import SimpleNamespace
 from typing import Any
 
@@ -37,9 +36,10 @@ from llm_assets.forgetting.erase import WithdrawnVersion, add_to_list, read_list
 from llm_assets.registry.card import weights_fingerprint
 from llm_assets.registry.local import LocalRegistry
 from recipes.spec import METRICS_NAME, read_metrics
+from scripts.screenshots import BOARD, click
 from serving.settings import EndpointSettings, OpenAIEngine, listen
 from serving.state import RouteStatus, StateFolder, Status
-from tests.browser import SECONDS, Browser, browser
+from tests.browser import Browser, browser
 from tests.conftest import Project
 from tests.llm_assets.registry.conftest import base_entry, entry, verdict
 from tests.llm_assets.trained_store import TrainedStore
@@ -53,9 +53,11 @@ AXE = (Path(axe_core_python.__file__).parent / "axe.min.js").read_text()
 AUDIT = """axe.run({runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa']})
     .then((found) => JSON.stringify(found.violations.map((one) => [one.id, one.nodes[0].html])))"""
 PAGES = (
-    *("/", "/versions", "/versions/2", "/versions/compare?a=1&b=2", "/ask", "/text?search=jelly"),
-    *("/text/document?id=manual%2F0", "/decide", "/decide/work", "/sign-in"),
+    *BOARD.values(),
+    *("/versions/2", "/text?search=jelly", "/text/document?id=manual%2F0"),
+    *("/decide/work", "/sign-in"),
 )
+"""Those that the pictures of the docs are taken of, and the others."""
 MOST_BYTES = 150_000
 LLM_ASSETS = str(Path(sys.executable).parent / "llm-assets")
 NOTHING: dict[str, Any] = {
@@ -126,13 +128,6 @@ def client_of(board: Board) -> Iterator[TestClient]:
         yield client
 
 
-def wait_for(page: Browser, condition: str) -> None:
-    """Wait until a condition holds in the page, which may be another one by then."""
-    end = monotonic() + SECONDS
-    while not page.evaluate(f"Boolean({condition})"):
-        assert monotonic() < end, page.evaluate("document.body?.innerText")
-
-
 @needs("Chromium")
 def test_pages_pass_an_audit_at_every_width_and_nothing_in_them_runs(
     shop: Shop, tmp_path: Path
@@ -144,7 +139,7 @@ def test_pages_pass_an_audit_at_every_width_and_nothing_in_them_runs(
                 page._call("Emulation.setEmulatedMedia", features=theme)
                 page.screenshot(tmp_path / "page.png", width, 900)
                 page.open(address + path)
-                wait_for(page, "document.readyState === 'complete'")
+                page.wait_for("document.readyState === 'complete'")
                 shown = page.evaluate("document.querySelector('main').innerText")
                 assert shown and "cannot be shown" not in shown, (path, shown)
                 assert page.evaluate("document.documentElement.scrollWidth") <= width, path
@@ -204,9 +199,8 @@ def test_an_answer_is_streamed_and_a_click_on_a_span_names_document_and_step(
     ):
         page.open(f"{address}/ask")
         page.evaluate(f"document.getElementById('prompt').value = {json.dumps(HOSTILE)}")
-        page.evaluate("document.getElementById('go').click()")
-        wait_for(page, "document.querySelector('.traced button.span')")
-        page.evaluate("document.querySelector('.traced button.span').click()")
+        click(page, "#go")
+        click(page, ".traced button.span")
         shown = page.evaluate("document.querySelector('.card').innerText")
         span = page.evaluate("document.querySelector('.traced button.span').textContent")
         link = page.evaluate("document.querySelector('.stretch:not([hidden]) a').textContent")
@@ -227,8 +221,8 @@ def test_an_endpoint_that_is_down_is_said_before_and_after_it_is_asked(
         with endpoint(board, []):
             page.open(f"{address}/ask")
         page.evaluate("document.getElementById('prompt').value = 'The valve'")
-        page.evaluate("document.getElementById('go').click()")
-        wait_for(page, "document.querySelector('.answer.fault')?.textContent")
+        click(page, "#go")
+        page.wait_for("document.querySelector('.answer.fault')?.textContent")
         assert "does not" in page.evaluate("document.querySelector('.answer.fault').textContent")
 
 
@@ -269,19 +263,19 @@ def engines_of(board: Board) -> list[str]:
 def test_versions_that_do_not_serve_answer_side_by_side_by_engines_that_end_when_idle(
     apart: Board, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engines, "IDLE_SECONDS", 2.0)
+    texts = "[...document.querySelectorAll('.card {}')].map((one) => one.textContent)"
     with served(build_app(apart)) as address, browser(tmp_path) as page:
         page.open(f"{address}/ask")
         assert engines_of(apart) == []
         page.evaluate("for (const box of document.querySelectorAll('.card input')) box.click()")
         page.evaluate("document.getElementById('prompt').value = 'The valve'")
-        page.evaluate("document.getElementById('go').click()")
-        said = "[...document.querySelectorAll('.card .time')].map((one) => one.textContent).join()"
-        wait_for(page, f"/version 0, .*version 1, /.test({said})")
-        answers = "[...document.querySelectorAll('.card .answer')].map((one) => one.textContent)"
-        base, candidate = page.evaluate(f"{answers}")
+        click(page, "#go")
+        said = texts.format(".time")
+        wait_until(lambda: page.evaluate(f"/version 0, .*version 1, /.test({said})"))
+        base, candidate = page.evaluate(texts.format(".answer"))
         assert base and base == candidate, "both are the same model"
         assert len(engines_of(apart)) == 2
+        monkeypatch.setattr(engines, "IDLE_SECONDS", 0.0)
         wait_until(lambda: not engines_of(apart))
 
 
@@ -394,8 +388,8 @@ def test_a_decision_that_cannot_be_is_refused_in_words(shop: Shop, fields: dict,
 def sign_in_to_decide(page: Browser, address: str) -> None:
     page.open(f"{address}/sign-in?next=/decide")
     page.evaluate("document.getElementById('key').value = 'the key'")
-    page.evaluate("document.querySelector('main button').click()")
-    wait_for(page, "document.querySelector('fieldset:enabled #reason')")
+    click(page, "main button")
+    page.wait_for("document.querySelector('fieldset:enabled #reason')")
 
 
 def fill_in(page: Browser, fields: dict[str, str]) -> None:
@@ -405,8 +399,8 @@ def fill_in(page: Browser, fields: dict[str, str]) -> None:
 
 def confirm_and_wait(page: Browser) -> str:
     """Make the decision that is shown; gives what the command line said of it."""
-    page.evaluate("document.querySelector('main form button').click()")
-    wait_for(page, "/: (not )?done/.test(document.querySelector('h1')?.textContent)")
+    click(page, "main form button")
+    page.wait_for("/: (not )?done/.test(document.querySelector('h1')?.textContent)")
     return str(page.evaluate("document.querySelector('main').innerText"))
 
 
@@ -449,8 +443,8 @@ def test_a_decision_is_shown_and_then_made_by_the_command_line(tmp_path: Path) -
             given = {"action": action, "version": version, "name": HOSTILE[:-1], "reason": reason}
             fill_in(page, given)
             before = registry.state()
-            page.evaluate("document.querySelector('fieldset button').click()")
-            wait_for(page, "document.querySelector('dl.facts')")
+            click(page, "fieldset button")
+            page.wait_for("document.querySelector('dl.facts')")
             shown = page.evaluate("document.querySelector('main').innerText")
             assert "What would change" in shown and change in shown
             assert registry.state() == before
@@ -488,11 +482,11 @@ def test_a_document_is_forgotten_from_its_page_once_its_preview_was_confirmed(
     with served(build_app(board)) as address, browser(tmp_path) as page:
         sign_in_to_decide(page, address)
         page.open(f"{address}/text/document?id={document}")
-        page.evaluate("document.querySelector('main p a').click()")
-        wait_for(page, f"document.getElementById('documents')?.value === {json.dumps(document)}")
+        click(page, "main p a", "Forget it")
+        page.wait_for(f"document.getElementById('documents')?.value === {json.dumps(document)}")
         fill_in(page, {"forgetter": "Ada", "why": "its author asked"})
         page.evaluate("document.querySelectorAll('fieldset button')[1].click()")
-        wait_for(page, "document.querySelector('main form button')?.textContent.includes('Forget')")
+        page.wait_for("document.querySelector('main form button')?.textContent.includes('Forget')")
         preview = page.evaluate("document.querySelector('main').innerText")
         assert document in preview and "Nothing was done" in preview
         assert read_list(copied.record.store, "manual").documents == []
