@@ -1,5 +1,6 @@
 """The board in a real browser: its pages, what attacks them, and what is decided there."""
 
+import html
 import json
 import os
 import re
@@ -11,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import quote, urlsplit
 
 import axe_core_python
 import psutil
@@ -42,7 +44,7 @@ from serving.state import RouteStatus, StateFolder, Status
 from tests.browser import Browser, browser
 from tests.conftest import Project
 from tests.llm_assets.registry.conftest import base_entry, entry, verdict
-from tests.llm_assets.trained_store import TrainedStore
+from tests.llm_assets.trained_store import TrainedStore, write_clean
 from tests.needs import needs
 from tests.tiny import tiny_texts
 from tests.waiting import wait_until
@@ -55,10 +57,17 @@ AUDIT = """axe.run({runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa']})
 PAGES = (
     *BOARD.values(),
     *("/versions/2", "/text?search=jelly", "/text/document?id=manual%2F0"),
-    *("/decide/work", "/sign-in"),
+    *(
+        "/decide/work",
+        "/sign-in",
+        f"/text?search={quote(HOSTILE)}",
+        f"/ask?prompt={quote(HOSTILE)}",
+    ),
+    f"/decide?action=forget&documents={quote(HOSTILE)}&version={quote(HOSTILE)}",
 )
 """Those that the pictures of the docs are taken of, and the others."""
 MOST_BYTES = 150_000
+LINK = re.compile(r'href="([^"#]*)')
 LLM_ASSETS = str(Path(sys.executable).parent / "llm-assets")
 NOTHING: dict[str, Any] = {
     "served": None,
@@ -499,12 +508,64 @@ def test_a_document_is_forgotten_from_its_page_once_its_preview_was_confirmed(
     assert all(name in listed.partition("Forgotten")[2] for name in forgotten)
 
 
+def test_every_page_is_two_clicks_away_from_the_first(shop: Shop) -> None:
+    seen, reached = {"/"}, {"/"}
+    with client_of(board_of(shop)) as client:
+        for _ in range(2):
+            shown = [client.get(path).text for path in reached]
+            links = {html.unescape(path) for text in shown for path in LINK.findall(text)}
+            reached = {path for path in links if path.startswith("/")} - seen
+            seen |= reached
+    assert {urlsplit(path).path for path in seen} >= {
+        *("/", "/versions", "/versions/0", "/versions/1", "/versions/2", "/versions/compare"),
+        *("/ask", "/text", "/decide", "/sign-in", "/text/document"),
+    }
+
+
+def test_a_document_of_fifty_megabytes_is_shown_in_part(shop: Shop, tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "store"))
+    record, registry = Pipeline(store, "manual"), LocalRegistry(tmp_path / "store", "manual")
+    identity = Identity(kind="clean_corpus", code_version="1")
+    text = f"{HOSTILE} {'lorem ipsum ' * 4_200_000} needle"
+    clean, _ = store.make(identity, lambda draft: write_clean(draft, [text]))
+    record.advance(clean)
+    parts = SimpleNamespace(store=store, record=record, registry=registry)
+    with client_of(board_of(parts)) as client:
+        for path in ("/text/document?id=manual%2F0", "/text?search=needle"):
+            answer = client.get(path)
+            assert answer.status_code == 200 and len(answer.content) < MOST_BYTES, path
+            assert "manual/0" in answer.text and HOSTILE[:20] not in answer.text
+        assert "The rest is not shown" in client.get("/text/document?id=manual%2F0").text
+        assert client.post("/ask/trace", data={"text": text}).status_code == 413
+
+
+def test_of_two_people_who_decide_at_once_the_second_looks_again(tmp_path: Path) -> None:
+    registry = LocalRegistry(tmp_path / "store", "manual")
+    base = registry.register_base(base_entry())
+    registry.enter(entry("candidate"), verdict("candidate", base.weights, promoted=False))
+    store = Store(str(tmp_path / "store"))
+    parts = SimpleNamespace(store=store, record=Pipeline(store, "manual"), registry=registry)
+    fields = {"action": "approve", "version": "1", "name": "Ada", "reason": "better"}
+    bearer = {"authorization": "Bearer the key"}
+    with client_of(board_of(parts, command=["sh", "-c", "sleep 20", "-"])) as client:
+        shown = client.post("/decide/confirm", data=fields, headers=bearer).text
+        fields["generation"] = re.search(r'name="generation" value="(\d+)"', shown)[1]
+        registry.reject(1, "Grace", "worse")
+        late = client.post("/decide/do", data=fields, headers=bearer)
+        assert late.status_code == 400 and "has changed since" in late.text
+        assert registry.state().find("wanted") == base
+        fields["generation"] = str(registry.state().generation)
+        assert client.post("/decide/do", data=fields, headers=bearer).status_code == 303
+        assert "is under way" in client.post("/decide/do", data=fields, headers=bearer).text
+
+
 def test_no_version_at_all_and_ten_thousand(shop: Shop, tmp_path: Path) -> None:
     empty = LocalRegistry(tmp_path / "none", "manual")
     with client_of(board_of(shop, registry=empty)) as client:
         assert "Nothing serves yet" in client.get("/").text
         assert "no version to decide on" in client.get("/decide").text
         assert "There is none yet" in client.get("/versions").text
+        assert '<button id="go" disabled>' in client.get("/ask").text
         assert client.get("/versions/compare").status_code == 400
     state = shop.registry.state()
     one = state.versions[-1]
@@ -514,7 +575,9 @@ def test_no_version_at_all_and_ten_thousand(shop: Shop, tmp_path: Path) -> None:
     with client_of(board_of(shop, registry=crowded)) as client:
         first, last = client.get("/versions"), client.get("/versions?from=9950")
         assert "1 to 50 of 10,000" in first.text and "9,951 to 10,000 of" in last.text
-        assert max(len(first.content), len(last.content)) < MOST_BYTES
+        others = [client.get(path) for path in ("/", "/ask", "/decide", "/versions/9999")]
+        assert [answer.status_code for answer in others] == [200] * 4
+        assert max(len(answer.content) for answer in (first, last, *others)) < MOST_BYTES
 
 
 def test_a_store_that_is_cleaned_while_pages_are_read_costs_no_more_than_a_page(shop: Shop) -> None:
