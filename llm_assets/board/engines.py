@@ -39,6 +39,8 @@ class RunningEngine:
     route: Route
     app: ASGIApp
     asked_at: float
+    watch: asyncio.Task[None] | None = None
+    """Ends it when nobody asks it."""
 
 
 class OnDemandEngines:
@@ -52,7 +54,6 @@ class OnDemandEngines:
         self._board = board
         self._running: dict[int, RunningEngine] = {}
         self._lock = asyncio.Lock()
-        self._waiting: set[asyncio.Task[None]] = set()
 
     def check(self, version: ModelVersion) -> None:
         """Raise UserError where a version cannot be asked here, whoever asks it."""
@@ -80,37 +81,25 @@ class OnDemandEngines:
             return
         await engine.app(scope, receive, send)
 
-    async def _find(self, version: int) -> RunningEngine:
-        desired = await run_in_threadpool(self._prepare, version)
-        if version not in self._running:
+    async def _find(self, number: int) -> RunningEngine:
+        version = await run_in_threadpool(self._board.registry.get, number)
+        self.check(version)
+        if number not in self._running:
             idle = [(e.asked_at, v) for v, e in self._running.items() if not e.route.in_flight]
             if len(self._running) >= MOST_ENGINES:
                 if not idle:
                     raise UserError("Other versions are being asked just now. Try again soon.")
                 await self._end(min(idle)[1])
-            _check_memory(desired)
-            log_path = endpoint_folder(self._board.settings) / f"board-engine-{version}.log"
-            process = EngineProcess(desired, log_path)
-            await process.start()
-            route = Route(process, 1.0)
-            router = Router()
-            router.routes.append(route)
-            dispatcher = Dispatcher(router, desired.settings, Metrics())
-            journal = Journal(log_path.parent, lambda: desired.settings.journal)
-            app = build_app(ApiContext(dispatcher, None, journal))
-            self._running[version] = RunningEngine(route, app, monotonic())
-            task = asyncio.create_task(self._end_when_idle(version, self._running[version]))
-            self._waiting.add(task)
-            task.add_done_callback(self._waiting.discard)
-        self._running[version].asked_at = monotonic()
-        return self._running[version]
+            engine = self._running[number] = await self._start(version)
+            engine.watch = asyncio.create_task(self._end_when_idle(number, engine))
+        self._running[number].asked_at = monotonic()
+        return self._running[number]
 
-    def _prepare(self, number: int) -> Desired:
-        """The engine that a version needs, smaller than one that serves; raises UserError."""
+    async def _start(self, version: ModelVersion) -> RunningEngine:
+        """Start an engine, smaller than one that serves; raises UserError."""
         board = self._board
-        version = board.registry.get(number)
-        self.check(version)
-        verify_model(board.record, version.model_url, weights=version.weights)
+        weights = version.weights
+        await run_in_threadpool(verify_model, board.record, version.model_url, weights=weights)
         desired = model_to_serve(board.settings, version)
         own = desired.settings
         changes = {
@@ -119,7 +108,18 @@ class OnDemandEngines:
             # What serves goes on at its speed, as far as there are other processors.
             "threads": 1,
         }
-        return desired.model_copy(update={"settings": own.model_copy(update=changes)})
+        settings = own.model_copy(update=changes)
+        desired = desired.model_copy(update={"settings": settings})
+        _check_memory(desired)
+        folder = endpoint_folder(board.settings)
+        process = EngineProcess(desired, folder / f"board-engine-{desired.version}.log")
+        await process.start()
+        router = Router()
+        router.routes.append(Route(process, 1.0))
+        dispatcher = Dispatcher(router, settings, Metrics())
+        journal = Journal(folder, lambda: settings.journal)
+        app = build_app(ApiContext(dispatcher, None, journal))
+        return RunningEngine(router.routes[0], app, monotonic())
 
     async def _end_when_idle(self, version: int, engine: RunningEngine) -> None:
         while self._running.get(version) is engine:
