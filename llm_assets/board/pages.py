@@ -99,7 +99,7 @@ _TEMPLATES = Environment(
 _TEMPLATES.filters |= {
     "count": lambda value: f"{value:,}",
     "day": lambda at: f"{at:%Y-%m-%d %H:%M}" if isinstance(at, datetime) else at,
-    "figure": lambda value: "not finite" if value is None else f"{value:.4g}",
+    "figure": lambda value: "not finite" if value is None else f"{value:#.4g}".rstrip("."),
     "percent": lambda value: "-" if value is None else f"{value:.0%}",
     "sentence": lambda text: text[:1].upper() + text[1:],
     "line": lambda text: " ".join(str(text).split()),

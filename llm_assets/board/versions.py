@@ -47,6 +47,7 @@ class VersionRow:
     """Against the champion of that day; None for a base model."""
     coverage: str
     cost: str
+    """Empty where none is on record."""
 
 
 def routes(board: Board) -> list[Route]:
@@ -132,20 +133,16 @@ def describe(state: RegistryState, version: ModelVersion) -> VersionRow:
         f"version {against.version}" if against else "",
         ranked[0] if ranked else None,
         describe_coverage(version),
-        describe_cost(version),
+        describe_cost(version) if version.dollars is not None else "",
     )
 
 
 def _scale(rows: list[VersionRow]) -> float:
-    """The largest gain or loss that the page has to draw."""
-    bounds = [
-        abs(bound)
-        for row in rows
-        if row.interval
-        for bound in (row.interval.surest_gain, row.interval.largest_gain, row.interval.gain)
-        if bound is not None
-    ]
-    return max(bounds, default=0) or 1.0
+    """The gain or loss at the ends of the drawn lines: few rows have larger ones, which are cut."""
+    known = [row.interval for row in rows if row.interval]
+    bounds = [(one.surest_gain, one.largest_gain, one.gain) for one in known]
+    largest = sorted(max(abs(bound or 0) for bound in of) for of in bounds)
+    return (largest[len(largest) * 3 // 4] or largest[-1] or 1.0) if largest else 1.0
 
 
 def _before(state: RegistryState, version: ModelVersion) -> int:

@@ -527,15 +527,15 @@ def test_a_document_of_fifty_megabytes_is_shown_in_part(shop: Shop, tmp_path: Pa
     record, registry = Pipeline(store, "manual"), LocalRegistry(tmp_path / "store", "manual")
     identity = Identity(kind="clean_corpus", code_version="1")
     text = f"{HOSTILE} {'lorem ipsum ' * 4_200_000} needle"
-    clean, _ = store.make(identity, lambda draft: write_clean(draft, [text]))
+    clean, _ = store.make(identity, lambda draft: write_clean(draft, ["short", text]))
     record.advance(clean)
     parts = SimpleNamespace(store=store, record=record, registry=registry)
     with client_of(board_of(parts)) as client:
-        for path in ("/text/document?id=manual%2F0", "/text?search=needle"):
+        for path in ("/text/document?id=manual%2F1", "/text?search=needle"):
             answer = client.get(path)
             assert answer.status_code == 200 and len(answer.content) < MOST_BYTES, path
-            assert "manual/0" in answer.text and HOSTILE[:20] not in answer.text
-        assert "The rest is not shown" in client.get("/text/document?id=manual%2F0").text
+            assert "manual/1" in answer.text and HOSTILE[:20] not in answer.text
+        assert "The rest is not shown" in client.get("/text/document?id=manual%2F1").text
         assert client.post("/ask/trace", data={"text": text}).status_code == 413
 
 
