@@ -8,7 +8,7 @@ import shutil
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -246,7 +246,8 @@ def apart(tmp_path: Path, tiny_model_folder: Path) -> Board:
             shutil.copytree(tiny_model_folder, draft.path / "model")
             (draft.path / "model/kind.txt").write_text(kind)
 
-        made, _ = store.make(Identity(kind=kind, code_version="1"), write)
+        inputs = {"tokenized_shards": "gone"}
+        made, _ = store.make(Identity(kind=kind, code_version="1", inputs=inputs), write)
         found = entry(weights_fingerprint(made, "model/")).model_copy(
             update={"model_url": f"{made.url}/model", "model_fingerprint": made.fingerprint}
         )
@@ -262,10 +263,11 @@ def apart(tmp_path: Path, tiny_model_folder: Path) -> Board:
 
 def engines_of(board: Board) -> list[str]:
     """The models of the engines that run for its versions."""
-    running = [" ".join(process.cmdline()) for process in psutil.Process().children()]
-    return [
-        line for line in running if "serving.engine.program" in line and board.store.root in line
-    ]
+    running = []
+    for process in psutil.Process().children():
+        with suppress(psutil.Error):  # One that has just ended.
+            running.append(" ".join(process.cmdline()))
+    return [line for line in running if "engine.program" in line and board.store.root in line]
 
 
 @needs("Chromium")
