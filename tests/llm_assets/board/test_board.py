@@ -37,6 +37,7 @@ from llm_assets.endpoint.folder import endpoint_folder
 from llm_assets.forgetting.erase import WithdrawnVersion, add_to_list, read_list
 from llm_assets.registry.card import weights_fingerprint
 from llm_assets.registry.local import LocalRegistry
+from llm_assets.tracing.training_text import lessons_of, runs_behind
 from recipes.spec import METRICS_NAME, read_metrics
 from scripts.screenshots import BOARD, click
 from serving.settings import EndpointSettings, OpenAIEngine, listen
@@ -180,6 +181,17 @@ def test_a_training_says_how_far_it_is_and_two_that_ended_show_their_losses(shop
     assert compared.count("<polyline") == 2 and beside_the_base.count("<polyline") == 1
     losses = [record["loss"] for record in read_metrics(shop.run_folder(shop.first))]
     assert f"{losses[0]:.3f} → {losses[-1]:.3f} in 12 steps" in compared
+
+
+def test_the_first_page_names_documents_that_the_version_before_had_not_read(shop: Shop) -> None:
+    with client_of(board_of(shop)) as client:
+        shown = client.get("/").text
+    listed = re.findall(r'manual/(\d+)</a> <span class="small">version 2 at step', shown)
+    assert listed and "let it serve" in shown
+    state = shop.registry.state()
+    texts = [f"text-{number}" for number in listed]
+    lessons = lessons_of(runs_behind(shop.store, state, state.get(1)), texts)
+    assert not any(lessons.values())
 
 
 def test_pages_are_small_and_say_what_a_browser_may_do(shop: Shop) -> None:
