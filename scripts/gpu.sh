@@ -2,7 +2,10 @@
 # Installs gpu-kit/ into a folder of its own, in seconds and without a network, and runs the parts.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-python=${PYTHON:-python3}
+# A checkout that was set up has all that is needed in its own environment.
+own=.venv/bin/python
+[[ -x $own ]] || own=python3
+python=${PYTHON:-$own}
 stop() { printf '%s\n' "$@" >&2; exit 1; }
 ls gpu-kit/*.whl >/dev/null 2>&1 || stop "gpu-kit/ is empty. Fill it where there is a network: make gpu-kit"
 for name in torch numpy pyarrow tensorboard; do
