@@ -299,9 +299,10 @@ def _of_memory(error: BaseException) -> str | None:
     if not out_of_memory and type(error).__name__ != "OutOfMemoryError":
         return None
     if gpu := GPU_MEMORY.search(text):
+        took = "".join(f"{note} " for note in getattr(error, "__notes__", ()))
         return (
             f"The GPU's memory ran out: {gpu['wanted']} more were asked for where {gpu['free']} of "
-            f"{gpu['all']} were free. What needs less, the cheapest first: a lower "
+            f"{gpu['all']} were free. {took}What needs less, the cheapest first: a lower "
             "`checkpoint.placement.device_batch_size`, which leaves the global batch as it is; "
             "`checkpoint.placement.activation_checkpointing: true`; more GPUs "
             "(`checkpoint.placement.workers`), over which weights and optimizer state are divided; "

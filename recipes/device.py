@@ -137,7 +137,7 @@ def count_gpus() -> int:
 
 
 def choose_precision(
-    wanted: Literal["auto", "bfloat16", "float32"], place: torch.device
+    wanted: Literal["auto", "bfloat16", "float32", "float8"], place: torch.device
 ) -> Precision:
     """Resolve `auto`: bfloat16 where the hardware multiplies it natively."""
     return device_of(place).precision() if wanted == "auto" else wanted

@@ -32,7 +32,7 @@ RECIPES, STRATEGIES = "llm_assets.recipes", "llm_assets.strategies"
 """Groups of entry points, by which packages declare what they bring."""
 OWN = "llm-assets"
 """The distribution whose recipes are covered by the code version of training."""
-Precision = Literal["bfloat16", "float32"]
+Precision = Literal["bfloat16", "float32", "float8"]
 Switch = Literal["auto", "always", "never"]
 DEFAULT_STEPS = 32
 DEFAULT_WARMUP_STEPS = 3
@@ -373,9 +373,10 @@ class TrainingSettings(Settings):
     """Which recipe this is; other packages may bring more."""
     seed: int = Field(default=0, ge=0)
     """Decides the order of the data, and random weights where they are asked for."""
-    precision: Literal["auto", "bfloat16", "float32"] = "auto"
-    """bfloat16 keeps float32 master weights; auto takes it where the hardware is fast at it. What
-    auto came to is part of the fingerprint."""
+    precision: Literal["auto", "bfloat16", "float32", "float8"] = "auto"
+    """bfloat16 keeps float32 master weights; auto takes it where the hardware is fast at it. float8
+    is bfloat16 with the layers' products in float8, for models of 1B and more on an L4, H100 or
+    later. What auto came to is part of the fingerprint."""
     replay_share: float = Field(default=0, ge=0, lt=1)
     """Share of the rows that are general text, replayed against forgetting, spread evenly;
     `clean_corpus.split.sources` names it. 0.05 to 0.25 are usual where text is at hand."""
@@ -408,7 +409,7 @@ class TrainingSettings(Settings):
         """Those that decide the weights."""
         strategy = self.placement.strategy
         used = {"safetensors", "transformers", *(strategy.libraries if strategy else {"torch"})}
-        return used | ({"torchtune"} if self.adapters else set())
+        return used | ({"torchao"} if self.precision == "float8" else set())
 
     def longest_input(self, row_tokens: int) -> int | None:
         """Tokens that the model is given at once of a row of so many; None where each row is cut to
@@ -465,6 +466,8 @@ class TrainingSettings(Settings):
             faults.append("lora is trained with adamw")
         if self.placement.tensor_parallel > 1 and (self.adapters or self.optimizer.name == "muon"):
             faults.append("placement.tensor_parallel goes with neither lora nor muon")
+        if self.precision == "float8" and (self.adapters or self.placement.tensor_parallel > 1):
+            faults.append("precision: float8 goes with neither lora nor placement.tensor_parallel")
         if self.placement.strategy:
             faults += self.placement.strategy.faults(self)
         return faults
@@ -473,6 +476,7 @@ class TrainingSettings(Settings):
         """What needs FSDP2 over processes, and whatever else does not go with another strategy."""
         placement = self.placement
         refused = {
+            "precision: float8": self.precision == "float8",
             "optimizer.name: muon": self.optimizer.name == "muon",
             "placement.replicas": placement.replicas > 1,
             "placement.tensor_parallel": placement.tensor_parallel > 1,

@@ -1,12 +1,11 @@
 """The README's two commands on a bare Debian, by an ordinary user."""
 
 import re
-import shutil
 from pathlib import Path
 
 import pytest
 
-from tests.bare_machine import ROOT, bare_machine
+from tests.bare_machine import bare_machine
 from tests.needs import needs
 
 pytestmark = [pytest.mark.soak, needs("debootstrap", "the right to mount a disk in memory")]
@@ -44,14 +43,3 @@ def test_the_main_command_holds_where_names_and_settings_are_odd(tmp_path: Path)
         assert ran.code == 0 and "promoted" in ran.output
         assert not re.search(r"^Traceback", ran.output, re.MULTILINE)
         machine.run("make stop")
-
-
-def test_the_first_hour_on_a_gpu_is_rehearsed_with_torch_and_the_kit_alone(tmp_path: Path) -> None:
-    """Beside torch: the three packages that `docs/gpu.md` names."""
-    with bare_machine(tmp_path) as machine:
-        shutil.copytree(ROOT / "gpu-kit", machine.root / machine.checkout.lstrip("/") / "gpu-kit")
-        given = "python3 -m venv ~/torch && ~/torch/bin/python -m pip install --quiet "
-        assert machine.run(given + "torch numpy pyarrow tensorboard").code == 0
-        ran = machine.run("PYTHON=~/torch/bin/python make gpu")
-        print(f"gpu {ran.seconds:.0f} s")
-        assert ran.code == 0, ran.output[-2000:]

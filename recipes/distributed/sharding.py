@@ -136,7 +136,7 @@ def shard(model: TrainableModel, workers: Workers, replicas: int, precision: Pre
     if workers.tensor_parallel > 1:
         split_matrices(model, mesh["tensor"])
     shares = mesh["replicate", "shard"] if replicas > 1 else mesh["shard"]
-    narrow = precision == "bfloat16" and device_of(workers.device).sends_bfloat16
+    narrow = precision != "float32" and device_of(workers.device).sends_bfloat16
     # What flows between layers stays in float32, as on one GPU; they narrow it where they multiply.
     policy = MixedPrecisionPolicy(
         param_dtype=torch.bfloat16 if narrow else None,

@@ -41,6 +41,8 @@ class TrainableModel(nn.Module):
         """What the exported config says otherwise than the base model's."""
         self.exported_files: dict[str, str] = {}
         """Files of the exported folder that the base model has not, or has otherwise."""
+        self.recomputes = False
+        """Whether the backward pass computes activations again."""
         self.unread: Path | None = None
         """The folder whose weights are to be read into parameters that have no memory yet."""
 
@@ -64,6 +66,7 @@ class TrainableModel(nn.Module):
 
     def enable_activation_checkpointing(self) -> None:
         """Keep only each layer's input for the backward pass."""
+        self.recomputes = True
         if isinstance(self.network, Decoder):
             self.network.recompute = True
         else:

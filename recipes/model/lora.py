@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import nn
 
@@ -14,14 +15,36 @@ from recipes.settings import LoraSettings
 DOWN, UP, MAGNITUDE = ".lora_a.weight", ".lora_b.weight", ".magnitude"
 
 
+class AdaptedLinear(nn.Module):
+    """A frozen matrix, to whose product that of two narrow ones is added."""
+
+    def __init__(self, linear: nn.Linear, lora: LoraSettings) -> None:
+        super().__init__()
+        self.weight, self.bias, self._scale = linear.weight, linear.bias, lora.alpha / lora.rank
+        self.lora_a = nn.Linear(linear.in_features, lora.rank, bias=False)
+        self.lora_b = nn.Linear(lora.rank, linear.out_features, bias=False)
+        nn.init.zeros_(self.lora_b.weight)
+        if lora.dora:
+            self.magnitude = nn.Parameter(linear.weight.norm(dim=1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        product = F.linear(x, self.weight)
+        product = product + self._scale * self.lora_b(self.lora_a(x))
+        if hasattr(self, "magnitude"):
+            # The length counts as a constant, by which a step needs less memory.
+            with torch.no_grad():
+                changed = self.weight + self._scale * (self.lora_b.weight @ self.lora_a.weight)
+                length = changed.norm(dim=1)
+            product = product * (self.magnitude / length).to(product.dtype)
+        return product if self.bias is None else product + self.bias.to(product.dtype)
+
+
 def add_adapters(model: TrainableModel, lora: LoraSettings, seed: int) -> None:
     """Freeze the model and give each targeted matrix of its layers an adapter that adds zero.
 
     Raises:
         UserError: the model has none of the targeted matrices.
     """
-    from torchtune.modules.peft import DoRALinear, LoRALinear
-
     torch.manual_seed(seed)
     model.requires_grad_(False)
     adapted = 0
@@ -29,17 +52,7 @@ def add_adapters(model: TrainableModel, lora: LoraSettings, seed: int) -> None:
         for name, linear in list(parent.named_children()):
             if name not in lora.targets or not isinstance(linear, nn.Linear):
                 continue
-            adapter = (DoRALinear if lora.dora else LoRALinear)(
-                linear.in_features,
-                linear.out_features,
-                rank=lora.rank,
-                alpha=lora.alpha,
-                use_bias=linear.bias is not None,
-            )
-            adapter.weight, adapter.bias = linear.weight, linear.bias
-            if lora.dora:
-                adapter.initialize_dora_magnitude()
-            setattr(parent, name, adapter)
+            setattr(parent, name, AdaptedLinear(linear, lora))
             adapted += 1
     if not adapted:
         raise UserError(

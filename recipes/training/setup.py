@@ -3,9 +3,11 @@
 import hashlib
 import itertools
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
+from typing import Any
 
 from artifacts.errors import DamagedArtifact, UserError
 from artifacts.shards.shard_set import ShardSet
@@ -15,9 +17,10 @@ from recipes.distributed.strategy import FullySharded, Strategy
 from recipes.distributed.workers import Workers
 from recipes.model.base_model import check_row_length
 from recipes.model.causal_model import TrainableModel
-from recipes.model.decoder.loss import TOKENS_IN_FLIGHT
 from recipes.model.decoder.network import Decoder
+from recipes.model.float8 import multiply_in_float8
 from recipes.model.lora import add_adapters
+from recipes.model.memory import USABLE, TrainingMemory, check_memory, training_memory
 from recipes.objective import Objective
 from recipes.optimization import build_optimizers
 from recipes.settings import Precision, chosen
@@ -110,54 +113,31 @@ def check_vocabulary(spec: TrainingSpec, size: int) -> None:
         )
 
 
-USABLE = 0.85
-"""Of a GPU's memory; CUDA itself, buffers of messages and gaps between tensors take the rest."""
-STATE_BYTES = 16
-"""Of a trained parameter: weight, gradient and AdamW's two moments, all in float32."""
-EAGER = 2
-"""Times what a compiled decoder keeps that a model of transformers does."""
+def memory_of(spec: TrainingSpec, model: TrainableModel) -> Callable[[int, int], TrainingMemory]:
+    """The reckoning of a run's memory by the tokens of a pass and the number of workers."""
+    from transformers import AutoConfig
+
+    return partial(
+        training_memory,
+        AutoConfig.from_pretrained(spec.base_model_folder),
+        spec.training,
+        model.parameter_count,
+        sum(p.numel() for p in model.parameters() if p.requires_grad),
+    )
 
 
-def keeps_activations(
-    model: TrainableModel, tokens: int, processes: int, memory: float | None
-) -> bool:
-    """Whether a GPU holds all that the backward pass needs, so that nothing is computed twice.
-
-    True also of a model that cannot compute it twice.
-
-    Args:
-        tokens: of one forward pass.
-        processes: over which the model is divided.
-        memory: bytes of one GPU; None where there is none.
-    """
-    network = model.network
-    can_recompute = isinstance(network, Decoder) or network.inner.supports_gradient_checkpointing
-    if memory is None or not can_recompute:
-        return True
-    every = model.parameter_count
-    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    # Matrices are multiplied in bfloat16, of which there is a copy.
-    state = (STATE_BYTES * trained + 4 * (every - trained) + 2 * every) / processes
-    vocabulary, hidden = network.head_weight.shape
-    head = 4 * vocabulary * (min(tokens, TOKENS_IN_FLIGHT["cuda"]) + hidden)
-    return state + head + activation_bytes(model, tokens) < USABLE * memory
-
-
-def activation_bytes(model: TrainableModel, tokens: int) -> int:
-    """What the layers keep of a forward pass in bfloat16 until the backward pass.
-
-    Of each token and layer in float32 the residual stream, twice; in bfloat16 what both norms, the
-    queries and the attention give, keys and values, and three times the inner feed-forward.
-    """
-    if isinstance(model.network, Decoder):
-        shape = model.network.shape
-        inner, keys, times = shape.intermediate_size, shape.key_value_heads * shape.head_dim, 1
-        layers, hidden = shape.layers, shape.hidden_size
-    else:
-        config = model.network.inner.config.get_text_config()
-        layers, hidden = config.num_hidden_layers, config.hidden_size
-        inner, keys, times = getattr(config, "intermediate_size", 4 * hidden), hidden, EAGER
-    return tokens * layers * times * (16 * hidden + 4 * keys + 6 * inner)
+def _recomputes(spec: TrainingSpec, model: TrainableModel, workers: Workers) -> bool:
+    """Whether activations are computed twice; raises UserError where that does not fit either."""
+    placement, network = spec.training.placement, model.network
+    wanted, memory = placement.activation_checkpointing, device_of(workers.device).memory()
+    can = isinstance(network, Decoder) or network.inner.supports_gradient_checkpointing
+    if memory is None or not can:
+        return bool(wanted)
+    reckon, row_tokens = memory_of(spec, model), spec.shards.sequence_length
+    if placement.strategy is None:
+        check_memory(reckon, placement, row_tokens, workers.count, memory)
+    needed = reckon(placement.device_batch_size * row_tokens, workers.count)
+    return needed.total(keeps=True) > USABLE * memory if wanted is None else wanted
 
 
 def build_strategy(
@@ -195,17 +175,25 @@ def _build_model(spec: TrainingSpec, objective: Objective, workers: Workers) -> 
     if training.adapters:
         add_adapters(model, training.adapters, training.seed)
         model.to(device.tries_on)
+    if training.precision == "float8":
+        multiply_in_float8(model, workers.device)
     placement = training.placement
-    recomputes = placement.activation_checkpointing
-    if recomputes is None:
-        tokens = placement.device_batch_size * spec.shards.sequence_length
-        divided = workers.count // placement.replicas
-        recomputes = not keeps_activations(model, tokens, divided, device.memory())
-    if recomputes:
+    if _recomputes(spec, model, workers):
         model.enable_activation_checkpointing()
     # Another strategy's hooks on every layer would break what is compiled into pieces.
     compiles = device.compiles and placement.strategy is None
     if chosen(placement.compile, compiles):
-        for layer in model.network.layers:
-            layer.compile(dynamic=False)
+        is_packed = training.longest_input(spec.shards.sequence_length) is not None
+        compile_layers(model, is_packed and getattr(model.network, "reads_packed_rows", True))
     return model
+
+
+def compile_layers(model: TrainableModel, is_packed: bool, **options: Any) -> None:
+    """Have each layer be one graph.
+
+    Args:
+        is_packed: all batches are of one shape; others are as wide as their longest example, and
+            would be compiled again for every width.
+    """
+    for layer in model.network.layers:
+        layer.compile(dynamic=not is_packed, **options)

@@ -44,7 +44,7 @@ from recipes.spec import (
     total_steps,
 )
 from recipes.training.metrics import RowAudit, Telemetry, profiled, training_flops
-from recipes.training.setup import build_strategy, check_inputs, check_tokens
+from recipes.training.setup import build_strategy, check_inputs, check_tokens, memory_of
 
 SELECTION_KEY = 20_261_121
 PADDING_ROW = -1
@@ -228,6 +228,14 @@ class Trainer:
         if stop and not last:
             self._checkpointer.wait()
             raise Interrupted(f"step {self._step} of {self._steps}")
+
+    @property
+    def memory_described(self) -> str:
+        """What is reckoned to take a GPU's memory, in words."""
+        model, rows = self._strategy.model, self._training.placement.device_batch_size
+        tokens = rows * self._spec.shards.sequence_length
+        needed = memory_of(self._spec, model)(tokens, self._workers.count)
+        return f"What it should take: {needed.described(keeps=not model.recomputes)}."
 
     def close(self) -> None:
         """Flush the metrics."""
@@ -426,5 +434,8 @@ def train(
     trainer = kind(spec, objective, workers, interruption, report)
     try:
         return trainer.finish()
+    except torch.OutOfMemoryError as error:
+        error.add_note(trainer.memory_described)
+        raise
     finally:
         trainer.close()

@@ -4,7 +4,7 @@ Dynamo traces it here as there; only the code that Inductor makes of a graph nee
 """
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,15 +15,23 @@ from torch._dynamo.testing import CompileCounter
 from torch.nn.attention import flex_attention
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from recipes.data.batch import Batch
+from recipes.data.batch import Batch, ExampleBatch
 from recipes.device import Device
 from recipes.distributed.sharding import shard
 from recipes.distributed.workers import Workers
-from recipes.model.causal_model import TrainableModel
+from recipes.encoders.classification import load_classifier
+from recipes.encoders.masked import load_masked
+from recipes.model.causal_model import TrainableModel, load_model
 from recipes.model.decoder import network
 from recipes.model.decoder.attention import SegmentMask, block_mask
 from recipes.model.decoder.network import Decoder, DecoderShape
+from recipes.model.float8 import multiply_in_float8
+from recipes.model.lora import add_adapters
 from recipes.model.transformers_network import TransformersNetwork
+from recipes.sequence_to_sequence.objective import load_sequence_to_sequence
+from recipes.settings import LoraSettings
+from recipes.training.setup import compile_layers
+from tests import tiny_models
 from tests.recipes.conftest import SpecMaker, course, train_here
 from tests.recipes.model.architectures import architectures, tiny_config, write_tiny
 
@@ -66,21 +74,21 @@ def batch(seed: int) -> Batch:
 
 
 @contextmanager
-def group_of(processes: int) -> Iterator[Workers]:
+def group_of(processes: int, degree: int = 1) -> Iterator[Workers]:
     """The first of some workers, of which the others are never heard of."""
     if processes > 1:
         dist.init_process_group("fake", rank=0, world_size=processes, store=FakeStore())
     try:
-        yield Workers(0, processes, torch.device("cpu"))
+        yield Workers(0, processes, torch.device("cpu"), tensor_parallel=degree)
     finally:
         if processes > 1:
             dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("processes", [1, 8])
+@pytest.mark.parametrize(("processes", "degree"), [(1, 1), (8, 1), (64, 1), (8, 2)])
 def test_all_layers_are_one_graph_to_train_and_one_to_measure(
-    processes: int, recompute: bool, monkeypatch: pytest.MonkeyPatch
+    processes: int, degree: int, recompute: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the attention of a GPU, which torch refuses to differentiate on a processor."""
     monkeypatch.setattr(flex_attention, "_validate_device", lambda *tensors: None)
@@ -92,9 +100,8 @@ def test_all_layers_are_one_graph_to_train_and_one_to_measure(
     model = TrainableModel(decoder)
     if recompute:
         model.enable_activation_checkpointing()
-    for layer in decoder.layers:
-        layer.compile(dynamic=False, fullgraph=True, backend=counter)
-    with group_of(processes) as workers, torch.autocast("cpu", torch.bfloat16):
+    compile_layers(model, is_packed=True, fullgraph=True, backend=counter)
+    with group_of(processes, degree) as workers, torch.autocast("cpu", torch.bfloat16):
         shard(model, workers, 1, "float32")
         for seed in range(BATCHES):
             model(batch(seed)).backward()
@@ -103,6 +110,61 @@ def test_all_layers_are_one_graph_to_train_and_one_to_measure(
             for seed in range(BATCHES):
                 model(batch(seed))
         assert counter.frame_count == 2
+
+
+@pytest.mark.parametrize(
+    ("make_model", "recipe", "kinds"),
+    [
+        (tiny_models.encoder_decoder, "sequence_to_sequence", 4),
+        (tiny_models.encoder, "classification", 1),
+        (tiny_models.masked_encoder, "masked_language_modeling", 1),
+        (tiny_models.gpt2, "continued_pretraining", 1),
+        (tiny_models.far_model, "lora", 1),
+        (tiny_models.far_model, "dora", 1),
+        (tiny_models.far_model, "float8", 1),
+    ],
+)
+def test_every_recipe_compiles_each_kind_of_layer_once_to_train_and_once_to_measure(
+    make_model: Callable[[Path], None], recipe: str, kinds: int, tmp_path: Path
+) -> None:
+    """Batches are of other widths each time where rows are examples."""
+    folder, counter = tmp_path / "model", CompileCounter()
+    make_model(folder)
+    has_examples = recipe in ("sequence_to_sequence", "classification")
+    if recipe == "sequence_to_sequence":
+        model = load_sequence_to_sequence(folder)
+    elif recipe == "classification":
+        model = load_classifier(folder, ["first", "second"], 0, None)
+    elif recipe == "masked_language_modeling":
+        model = load_masked(folder)
+    else:
+        model = load_model(folder)
+    if recipe in ("lora", "dora"):
+        add_adapters(model, LoraSettings(dora=recipe == "dora"), 0)
+    if recipe == "float8":
+        multiply_in_float8(model, torch.device("cpu"))
+    compile_layers(model, is_packed=not has_examples, fullgraph=True, backend=counter)
+
+    def given(seed: int) -> Batch | ExampleBatch:
+        if has_examples:
+            return examples(seed, recipe == "classification")
+        packed = batch(seed)
+        return Batch(*(part[:, :128] for part in vars(packed).values()))
+
+    for seed in range(BATCHES):
+        model(given(seed)).backward()
+    assert counter.frame_count == kinds
+    with torch.no_grad():
+        for seed in range(BATCHES):
+            model(given(seed))
+    assert counter.frame_count == 2 * kinds
+
+
+def examples(seed: int, has_classes: bool) -> ExampleBatch:
+    """Inputs and targets, wider each time."""
+    tokens = torch.randint(3, 60, (4, 20 + 7 * seed))
+    targets = torch.randint(0, 2, (4, 1 if has_classes else 9 + 3 * seed))
+    return ExampleBatch(tokens, torch.ones_like(tokens, dtype=torch.bool), targets)
 
 
 def test_the_mask_of_documents_is_made_by_one_graph() -> None:

@@ -1,49 +1,97 @@
-"""Whether activations are kept on a GPU follows from a reckoning, which agrees with autograd."""
+"""What a training takes of a GPU's memory: the reckoning agrees with autograd and with FSDP2."""
 
-from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
+from torch.distributed._tools.mem_tracker import MemTracker
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from transformers import LlamaConfig
 
+from artifacts.errors import UserError, reason_of
+from artifacts.program.lifetime import Interruption
+from llm_assets.cloud.machines import ACCELERATORS
 from recipes.data.batch import Batch
+from recipes.device import Device
+from recipes.distributed.sharding import shard
+from recipes.distributed.workers import Workers
 from recipes.model.causal_model import TrainableModel
-from recipes.model.decoder import network
+from recipes.model.decoder import loss, network
 from recipes.model.decoder.attention import SegmentMask, allowed_positions
 from recipes.model.decoder.network import Decoder, DecoderShape
-from recipes.training.setup import activation_bytes, keeps_activations
-from tests.recipes.model.test_compile import SHAPE
+from recipes.model.memory import USABLE, TrainingMemory, check_memory, training_memory
+from recipes.optimization import build_optimizers
+from recipes.training.trainer import Trainer, train
+from tests.recipes.conftest import REPOSITORY, SpecMaker, settings_of
 
-LLAMA_1B = replace(
-    SHAPE,
+LLAMA_1B = LlamaConfig(
     vocab_size=128_256,
     hidden_size=2048,
     intermediate_size=8192,
-    layers=16,
-    heads=32,
-    key_value_heads=8,
+    num_hidden_layers=16,
+    num_attention_heads=32,
+    num_key_value_heads=8,
     head_dim=64,
+    tie_word_embeddings=True,
 )
-LLAMA_8B = replace(
-    LLAMA_1B,
+LLAMA_8B = LlamaConfig(
+    vocab_size=128_256,
     hidden_size=4096,
     intermediate_size=14_336,
-    layers=32,
-    head_dim=128,
-    tied_embeddings=False,
+    num_hidden_layers=32,
+    num_attention_heads=32,
+    num_key_value_heads=8,
 )
+LLAMA_70B = LlamaConfig(
+    vocab_size=128_256,
+    hidden_size=8192,
+    intermediate_size=28_672,
+    num_hidden_layers=80,
+    num_attention_heads=64,
+    num_key_value_heads=8,
+)
+MODELS = {"1B": LLAMA_1B, "8B": LLAMA_8B, "70B": LLAMA_70B}
 H200, A100 = 141e9, 40e9
 TOKENS = 509
 """A number that no size of the model is."""
+MACHINES = [
+    ("NVIDIA_L4", 1),
+    ("NVIDIA_TESLA_A100", 1),
+    ("NVIDIA_H100_80GB", 1),
+    ("NVIDIA_H200_141GB", 1),
+    ("NVIDIA_TESLA_A100", 8),
+    ("NVIDIA_H100_80GB", 8),
+    ("NVIDIA_H200_141GB", 8),
+    ("NVIDIA_H100_80GB", 64),
+]
 
 
-def on_paper(shape: DecoderShape) -> TrainableModel:
+def on_paper(config: LlamaConfig) -> TrainableModel:
     with torch.device("meta"):
-        return TrainableModel(Decoder(shape))
+        return TrainableModel(Decoder(DecoderShape.from_config(config)))
+
+
+PARAMETERS = {"1B": 1_235_814_400, "8B": 8_030_261_248, "70B": 70_553_706_496}
+
+
+def test_the_models_have_so_many_parameters() -> None:
+    assert {name: on_paper(MODELS[name]).parameter_count for name in MODELS} == PARAMETERS
+
+
+def reckoned(config: LlamaConfig, rows: int, workers: int, **settings: Any) -> TrainingMemory:
+    """Of rows of 4,096 tokens."""
+    sizes = {id(MODELS[name]): PARAMETERS[name] for name in MODELS}
+    count = sizes.get(id(config)) or on_paper(config).parameter_count
+    training = settings_of(**({"precision": "bfloat16"} | settings))
+    return training_memory(config, training, count, count, rows * 4096, workers)
 
 
 @pytest.mark.parametrize(
-    ("shape", "rows", "processes", "memory", "kept"),
+    ("config", "rows", "workers", "memory", "kept"),
     [
         (LLAMA_1B, 8, 1, H200, True),
         (LLAMA_1B, 8, 1, A100, False),
@@ -51,14 +99,12 @@ def on_paper(shape: DecoderShape) -> TrainableModel:
         (LLAMA_8B, 1, 1, H200, False),
         (LLAMA_8B, 4, 8, H200, True),
         (LLAMA_8B, 64, 8, H200, False),
-        (LLAMA_8B, 64, 1, None, True),
     ],
 )
 def test_activations_are_kept_where_the_memory_holds_them(
-    shape: DecoderShape, rows: int, processes: int, memory: float | None, kept: bool
+    config: LlamaConfig, rows: int, workers: int, memory: float, kept: bool
 ) -> None:
-    """Of rows of 4,096 tokens; a processor keeps them, as nobody asked for less."""
-    assert keeps_activations(on_paper(shape), rows * 4096, processes, memory) is kept
+    assert (reckoned(config, rows, workers).total(keeps=True) < USABLE * memory) is kept
 
 
 def test_what_is_reckoned_is_what_compiled_layers_keep(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,10 +113,17 @@ def test_what_is_reckoned_is_what_compiled_layers_keep(monkeypatch: pytest.Monke
     monkeypatch.setattr(
         network, "segment_mask", lambda segments, _: SegmentMask(allowed_positions(segments))
     )
-    shape = replace(SHAPE, hidden_size=96, head_dim=24, intermediate_size=400, query_key_norm=False)
-    decoder = Decoder(shape)
+    config = LlamaConfig(
+        vocab_size=64,
+        hidden_size=96,
+        intermediate_size=400,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=24,
+    )
+    decoder = Decoder(DecoderShape.from_config(config))
     decoder.initialize()
-    model = TrainableModel(decoder)
     for layer in decoder.layers:
         layer.compile(dynamic=False, backend="aot_eager_decomp_partition")
     tokens = torch.zeros((1, TOKENS), dtype=torch.long)
@@ -89,4 +142,120 @@ def test_what_is_reckoned_is_what_compiled_layers_keep(monkeypatch: pytest.Monke
     ):
         hidden = decoder(batch.tokens, batch.positions, batch.segments)
     assert hidden.requires_grad
-    assert activation_bytes(model, TOKENS) == pytest.approx(sum(kept.values()), rel=0.25)
+    needed = training_memory(config, settings_of(precision="bfloat16"), 0, 0, TOKENS, 1)
+    assert needed.activations == pytest.approx(sum(kept.values()), rel=0.25)
+
+
+@pytest.mark.parametrize(
+    ("model", "workers"),
+    [
+        ("1B", 8),
+        *(
+            pytest.param(*case, marks=pytest.mark.soak)
+            for case in (("1B", 1), ("8B", 8), ("8B", 64), ("70B", 64))
+        ),
+    ],
+)
+def test_what_is_reckoned_is_what_a_worker_holds_at_most(
+    model: str, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two layers of a model's true sizes: a pass with FSDP2 on tensors without content."""
+    config = LlamaConfig(**MODELS[model].to_dict() | {"num_hidden_layers": 2})
+    rows, length = 2, 4096
+    monkeypatch.setattr(Device, "sends_bfloat16", True)
+    monkeypatch.setattr(loss, "TOKENS_IN_FLIGHT", {"cpu": 8192})
+    # As the fused kernels of a GPU, which write no logits in float32.
+    monkeypatch.setattr(loss, "_to_gradient", lambda logits, *_: logits[:, 0].float().sum())
+    # Fused attention keeps no scores, as a GPU's.
+    monkeypatch.setattr(network, "segment_mask", lambda segments, dtype: SegmentMask(None))
+    built = on_paper(config)
+    built.enable_activation_checkpointing()
+    if workers > 1:
+        dist.init_process_group("fake", rank=0, world_size=workers, store=FakeStore())
+    try:
+        shard(built, Workers(0, workers, torch.device("cpu")), 1, "bfloat16")
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            built._apply(lambda held: torch.empty_like(held, device="cpu"))
+            optimizers = build_optimizers(built, settings_of().optimizer)
+            for parameter in built.parameters():
+                parameter.grad = torch.empty_like(parameter)
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+            tokens = torch.zeros((rows, length), dtype=torch.long)
+            batch = Batch(tokens, tokens, tokens.int(), tokens.int())
+            tracker = MemTracker()
+            tracker.track_external(built, *optimizers)
+            with tracker:
+                with torch.autocast("cpu", torch.bfloat16):
+                    summed = built(batch)
+                summed.backward()
+            (peak,) = tracker.get_tracker_snapshot("peak").values()
+    finally:
+        if workers > 1:
+            dist.destroy_process_group()
+    held = next(size for kind, size in peak.items() if str(kind) == "Total")
+    assert reckoned(config, rows, workers).total(keeps=False) == pytest.approx(held, rel=0.2)
+
+
+@pytest.mark.fault(
+    "checkpoint",
+    "a training that does not fit the memory of its GPUs",
+    sees="what takes the memory, and the setting that makes it fit",
+    then="refused before its first step",
+)
+@pytest.mark.parametrize(
+    ("config", "rows", "workers", "remedy"),
+    [
+        (LLAMA_1B, 128, 1, "`checkpoint.placement.device_batch_size` to 51"),
+        (LLAMA_8B, 1, 1, "It fits 4 workers"),
+        (LLAMA_70B, 1, 8, "It fits 32 workers"),
+    ],
+)
+def test_what_cannot_fit_is_refused_with_what_makes_it_fit(
+    config: LlamaConfig, rows: int, workers: int, remedy: str
+) -> None:
+    training = settings_of(precision="bfloat16", device_batch_size=rows)
+    count = on_paper(config).parameter_count
+    reckon = partial(training_memory, config, training, count, count)
+    with pytest.raises(UserError) as refusal:
+        check_memory(reckon, training.placement, 4096, workers, 80e9)
+    told = str(refusal.value)
+    assert remedy in told and "weights, gradients and optimizer state" in told
+
+
+def test_memory_that_runs_out_is_told_with_what_took_it(
+    make_spec: SpecMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_out(trainer: Trainer) -> None:
+        raise torch.OutOfMemoryError(
+            "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 "
+            "GiB of which 1.18 GiB is free."
+        )
+
+    monkeypatch.setattr(Trainer, "_train_next_step", run_out)
+    with pytest.raises(torch.OutOfMemoryError) as failure:
+        train(make_spec("large"), Workers(0, 1, torch.device("cpu")), Interruption(), print)
+    told = reason_of(failure.value) or ""
+    assert "1.18 GiB of 79.11 GiB were free. What it should take: " in told
+    assert told.index("optimizer state") < told.index("checkpoint.placement.device_batch_size")
+
+
+def test_the_page_says_which_machine_holds_what() -> None:
+    page = (REPOSITORY / "docs/gpu.md").read_text()
+    for name, count in MACHINES:
+        memory = ACCELERATORS[name].gigabytes * 2**30
+        cells = [_cell(config, count, memory) for config in MODELS.values()]
+        row = (
+            f"| {count} x {name.removeprefix('NVIDIA_').replace('_', ' ')} | {' | '.join(cells)} |"
+        )
+        assert row in page, row
+
+
+def _cell(config: LlamaConfig, workers: int, memory: float) -> str:
+    """The most rows per pass, with activations kept and computed twice."""
+    most = [0, 0]
+    for place, keeps in enumerate((True, False)):
+        while reckoned(config, most[place] + 1, workers).total(keeps) < USABLE * memory:
+            most[place] += 1
+    return f"{most[0]}, {most[1]}" if most[1] else "no"

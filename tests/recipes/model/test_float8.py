@@ -1,0 +1,43 @@
+"""Training with the layers' products in float8."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from pydantic import ValidationError
+from transformers import AutoModelForCausalLM
+
+from artifacts.errors import UserError
+from recipes.model.causal_model import TrainableModel
+from recipes.model.float8 import multiply_in_float8
+from tests.recipes.conftest import SpecMaker, course, settings_of, train_here
+
+
+def test_it_takes_the_course_of_bfloat16_and_leaves_usual_weights(make_spec: SpecMaker) -> None:
+    """The numbers that a GPU would multiply, multiplied in another type."""
+    narrow, usual = (
+        make_spec(name, steps=8, precision=name, learning_rate=1e-2)
+        for name in ("float8", "bfloat16")
+    )
+    result = train_here(narrow)
+    train_here(usual)
+    assert result.validation["end"] < result.validation["start"]
+    ours, theirs = ([loss for loss, _, _ in course(spec)] for spec in (narrow, usual))
+    assert ours != theirs
+    assert ours == pytest.approx(theirs, rel=0.02)
+    model = AutoModelForCausalLM.from_pretrained(Path(narrow.export_folder))
+    with torch.no_grad():
+        assert model(torch.arange(50)[None]).logits.isfinite().all()
+
+
+def test_a_gpu_without_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100-SXM4-40GB")
+    with pytest.raises(UserError, match="float8, which NVIDIA A100-SXM4-40GB does not multiply"):
+        multiply_in_float8(TrainableModel(torch.nn.Module()), torch.device("cuda"))
+
+
+@pytest.mark.parametrize("other", [{"lora": {}}, {"tensor_parallel": 2}, {"deepspeed": {}}])
+def test_what_it_does_not_go_with_is_refused(other: dict[str, object]) -> None:
+    with pytest.raises(ValidationError, match="precision: float8"):
+        settings_of(precision="float8", **other)
