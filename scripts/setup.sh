@@ -59,8 +59,25 @@ line = f"import sys; sys.path.insert(0, {os.getcwd()!r})\n"
 (Path(sysconfig.get_path("purelib")) / "00_llm_assets.pth").write_text(line)
 END
 
+# What nothing here starts: the packages' own tests, torch's compiler of messages, OpenVINO for other
+# processors than the main one, Spark's store of streams. It is an eighth of the disk. The next call does
+# not bring it back: to pip and uv the packages are as they were. The archive below knows Spark's jars.
+packages=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+(
+    cd "$packages"
+    rm -rf torch/test pyspark/jars/rocksdbjni-*.jar
+    rm -f openvino/libs/{libopenvino_intel_{gpu,npu}_plugin.so,cache.json}
+    find torch/bin -type f ! -name torch_shm_manager -delete
+    for package in matplotlib networkx numpy pandas pyarrow scipy sklearn sympy; do
+        find "$package" -type d -name tests -prune -exec rm -rf {} +
+    done
+)
+# uv comes again in seconds; only a developer's environment keeps it.
+[[ $part == all ]] || "$venv/bin/python" -m pip --quiet uninstall --yes uv 2>/dev/null
+
 # Spark starts in half the time from classes that were parsed once.
-[[ $venv/share/llm-assets/spark.jsa -nt requirements.lock ]] ||
+[[ $venv/share/llm-assets/spark.jsa -nt requirements.lock &&
+    $venv/share/llm-assets/spark.jsa -nt $packages/pyspark/jars ]] ||
     "$venv/bin/python" -m spark_jobs.runtime.class_archive >/dev/null 2>&1 ||
     echo "Spark's Java classes could not be kept in a file; Spark will start slower." >&2
 
