@@ -25,6 +25,10 @@ pytest_plugins = ["tests.stand_ins.fixtures", "tests.distribution"]
 
 ROOT = Path(__file__).parent.parent
 
+# Images for containers often set it, and then every process compiles all that it imports.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 # Tiny models are faster on one thread. Whatever tests start inherits it.
 os.environ["OMP_NUM_THREADS"] = "1"
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from artifacts.program.entry import INTERRUPTED
 from recipes.spec import TrainingSpec, read_metrics, read_result
@@ -24,7 +25,7 @@ from tests.recipes.conftest import (
     train_here,
     wait_for_step,
 )
-from tests.recipes.model.architectures import architectures, tiny_config, write_tiny
+from tests.recipes.model.architectures import tiny_config, write_tiny
 
 
 def weights_of(spec: TrainingSpec) -> dict[str, list[float]]:
@@ -114,7 +115,7 @@ def test_a_model_of_transformers_goes_on_exactly(
     """Phi's head has a bias; BigBird has a pooler, for which no optimizer state exists."""
     folder = Path(shutil.copytree(base_model, tmp_path / "model"))
     vocabulary = json.loads((base_model / "config.json").read_text())["vocab_size"]
-    write_tiny(tiny_config(architectures()[kind], vocab_size=vocabulary), folder)
+    write_tiny(tiny_config(CONFIG_MAPPING[kind], vocab_size=vocabulary), folder)
     whole, stopped = (
         make_spec(name, steps=6, validation={"every_steps": 2}).model_copy(
             update={"base_model_folder": str(folder)}

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from artifacts.errors import UserError
 from artifacts.model import check_model_folder
 from serving.engine.program import choose_engine, load_model
 from serving.engine.protocol import GenerateRequest
 from serving.settings import EndpointSettings
-from tests.recipes.model.architectures import architectures, tiny_config, write_tiny
+from tests.recipes.model.architectures import tiny_config, write_tiny
 from tests.tiny import VOCAB_SIZE, tiny_base_model, tiny_sequence_to_sequence_model
 
 CAUSAL = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "phi", "phi3", "gpt2", "mixtral")
@@ -31,11 +32,11 @@ def write_model(name: str, folder: Path, tokenizer: Path) -> None:
     if name == ENCODER_DECODER:
         return tiny_sequence_to_sequence_model(folder, tokenizer)
     if name in (CLASSIFIER, MASKED):
-        config = tiny_config(architectures()["bert"], vocab_size=VOCAB_SIZE)
+        config = tiny_config(CONFIG_MAPPING["bert"], vocab_size=VOCAB_SIZE)
         kind = AutoModelForSequenceClassification if name == CLASSIFIER else AutoModelForMaskedLM
         kind.from_config(config).save_pretrained(folder)
     else:
-        write_tiny(tiny_config(architectures()[name], vocab_size=VOCAB_SIZE), folder)
+        write_tiny(tiny_config(CONFIG_MAPPING[name], vocab_size=VOCAB_SIZE), folder)
     AutoTokenizer.from_pretrained(tokenizer).save_pretrained(folder)
 
 

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from recipes.data.batch import Batch
 from recipes.device import Device, mixed_precision
@@ -20,7 +21,7 @@ from recipes.distributed.workers import Workers
 from recipes.model.causal_model import TrainableModel, load_model
 from recipes.model.transformers_network import TransformersNetwork
 from tests.recipes.conftest import REPOSITORY
-from tests.recipes.model.architectures import architectures, tiny_config
+from tests.recipes.model.architectures import tiny_config
 
 PROCESSES = 8
 
@@ -37,7 +38,7 @@ def workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Workers]:
 
 def gemma(base_model: Path) -> TrainableModel:
     """A model that runs through transformers."""
-    config = tiny_config(architectures()["gemma"], vocab_size=512)
+    config = tiny_config(CONFIG_MAPPING["gemma"], vocab_size=512)
     return TrainableModel(TransformersNetwork(AutoModelForCausalLM.from_config(config)))
 
 

@@ -5,7 +5,11 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+ARCHITECTURES = [name for name in CONFIG_MAPPING_NAMES if name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES]
+"""All causal architectures that transformers knows, by name: nothing of them is imported yet."""
 
 VOCABULARY = 96
 LARGEST = 3_000_000
@@ -54,11 +58,6 @@ _OWN: dict[str, dict[str, Any]] = {
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
 }
 """What a family needs beside the sizes; None leaves a size out."""
-
-
-def architectures() -> dict[str, type[PretrainedConfig]]:
-    """Model type to config class, of all causal architectures that transformers knows."""
-    return {kind.model_type: kind for kind in MODEL_FOR_CAUSAL_LM_MAPPING}
 
 
 def tiny_config(kind: type[PretrainedConfig], **changes: Any) -> PretrainedConfig:

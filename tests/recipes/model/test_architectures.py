@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from artifacts.errors import UserError
 from recipes.data.batch import IGNORED, Batch
@@ -13,7 +14,7 @@ from recipes.model.causal_model import TrainableModel, load_model
 from recipes.model.decoder.network import Decoder
 from recipes.model.probe import check_trainable
 from recipes.model.transformers_network import TransformersNetwork
-from tests.recipes.model.architectures import VOCABULARY, architectures, tiny_config, write_tiny
+from tests.recipes.model.architectures import ARCHITECTURES, VOCABULARY, tiny_config, write_tiny
 
 ROW = 64
 ACCEPTED: dict[str, dict[str, Any]] = {
@@ -84,19 +85,19 @@ def assert_loss_is_hugging_faces(model: TrainableModel, folder: Path) -> None:
 
 @pytest.mark.parametrize("name", ACCEPTED)
 def test_the_loss_of_an_accepted_model_is_hugging_faces(name: str, tmp_path: Path) -> None:
-    config = tiny_config(architectures()[name], **ACCEPTED[name])
+    config = tiny_config(CONFIG_MAPPING[name], **ACCEPTED[name])
     assert_loss_is_hugging_faces(load_checked(config, tmp_path), tmp_path)
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_trained_exactly_is_refused_by_name(name: str, tmp_path: Path) -> None:
-    config = tiny_config(architectures()[name], **REFUSED[name])
+    config = tiny_config(CONFIG_MAPPING[name], **REFUSED[name])
     with pytest.raises(UserError, match=r"the architecture \w+ cannot be trained here"):
         load_checked(config, tmp_path)
 
 
 def test_damaged_weights_are_not_taken_for_an_odd_architecture(tmp_path: Path) -> None:
-    write_tiny(tiny_config(architectures()["opt"]), tmp_path)
+    write_tiny(tiny_config(CONFIG_MAPPING["opt"]), tmp_path)
     model = load_model(tmp_path)
     assert isinstance(model.network, TransformersNetwork)
     model.network.inner.get_output_embeddings().weight.data[3, 5] = torch.nan
@@ -105,16 +106,16 @@ def test_damaged_weights_are_not_taken_for_an_odd_architecture(tmp_path: Path) -
 
 
 def test_a_window_shorter_than_the_rows_is_refused(tmp_path: Path) -> None:
-    config = tiny_config(architectures()["gemma2"], sliding_window=8)
+    config = tiny_config(CONFIG_MAPPING["gemma2"], sliding_window=8)
     with pytest.raises(UserError, match="Gemma2ForCausalLM"):
         load_checked(config, tmp_path)
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("name", architectures())
+@pytest.mark.parametrize("name", ARCHITECTURES)
 def test_every_architecture_is_exact_or_refused(name: str, tmp_path: Path) -> None:
     try:
-        write_tiny(tiny_config(architectures()[name]), tmp_path)
+        write_tiny(tiny_config(CONFIG_MAPPING[name]), tmp_path)
     except Exception as error:
         pytest.skip(f"cannot be built tiny: {error}")
     model = load_model(tmp_path)

@@ -12,6 +12,7 @@ from huggingface_hub import constants
 from pydantic import ValidationError
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, MambaConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from artifacts.errors import UserError
 from recipes.model.base_model import (
@@ -24,7 +25,7 @@ from recipes.model.base_model import (
 from recipes.settings import ModelFamily
 from spark_jobs.tokenize.tokenizer import load_tokenizer
 from tests.old_tokenizers import write_old_tokenizer
-from tests.recipes.model.architectures import architectures, tiny_config, write_tiny
+from tests.recipes.model.architectures import tiny_config, write_tiny
 from tests.stand_ins.hub import Hub
 from tests.tiny import change_config
 from tests.tiny_models import encoder, encoder_decoder
@@ -110,7 +111,7 @@ def test_sharded_pickled_weights_are_refused_with_a_command_that_converts_them(
 def test_a_model_with_an_older_tokenizer_is_taken_over(kind: str, tmp_path: Path) -> None:
     source = tmp_path / "source"
     vocab_size = write_old_tokenizer(source, kind)
-    write_tiny(tiny_config(architectures()[kind], vocab_size=vocab_size), source)
+    write_tiny(tiny_config(CONFIG_MAPPING[kind], vocab_size=vocab_size), source)
     stats = prepare(BaseModelSettings(folder=str(source)), tmp_path / "out")
     assert not (source / "tokenizer.json").exists()
     tokenizer = load_tokenizer(str(tmp_path / "out"))

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch._dynamo.testing import CompileCounter
 from torch.nn.attention import flex_attention
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from recipes.data.batch import Batch, ExampleBatch
 from recipes.device import Device
@@ -33,7 +34,7 @@ from recipes.settings import LoraSettings
 from recipes.training.setup import compile_layers
 from tests import tiny_models
 from tests.recipes.conftest import SpecMaker, course, train_here
-from tests.recipes.model.architectures import architectures, tiny_config, write_tiny
+from tests.recipes.model.architectures import tiny_config, write_tiny
 
 SHAPE = DecoderShape(
     vocab_size=64,
@@ -189,7 +190,7 @@ def test_models_of_transformers_skip_pairs_of_other_documents_where_they_can(
 ) -> None:
     """As on a GPU, whose kernels torch replaces here by plain products."""
     folder = Path(shutil.copytree(base_model, tmp_path / "model"))
-    write_tiny(tiny_config(architectures()[kind], vocab_size=512), folder)
+    write_tiny(tiny_config(CONFIG_MAPPING[kind], vocab_size=512), folder)
     dense, by_blocks = (
         make_spec(name, steps=4).model_copy(update={"base_model_folder": str(folder)})
         for name in ("dense", "blocks")

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from pydantic import ValidationError
 from transformers import AutoModelForCausalLM
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from artifacts.errors import UserError
 from artifacts.shards.format import ShardStats
@@ -18,7 +19,7 @@ from artifacts.shards.shard_set import ShardSet
 from recipes.settings import training_settings
 from recipes.spec import TrainingSpec, read_result
 from tests.recipes.conftest import spec_in, train_here, train_together
-from tests.recipes.model.architectures import architectures, tiny_config, write_tiny
+from tests.recipes.model.architectures import tiny_config, write_tiny
 from tests.tiny import tiny_base_model
 from tests.tiny_models import far_model
 from tests.tiny_tasks import SMALL
@@ -122,10 +123,10 @@ def test_a_teacher_that_is_absent_or_speaks_otherwise_is_named(make: Make, tmp_p
     spec = make(teacher=str(tmp_path / "nowhere"))
     with pytest.raises(UserError, match=r"`checkpoint.teacher`: .*nowhere is no Hugging Face"):
         spec.training.check_files()
-    write_tiny(tiny_config(architectures()["llama"], vocab_size=256), tmp_path / "small")
+    write_tiny(tiny_config(CONFIG_MAPPING["llama"], vocab_size=256), tmp_path / "small")
     with pytest.raises(UserError, match="has a vocabulary of 256 and the base model one of 512"):
         train_here(make(teacher=str(tmp_path / "small")))
-    write_tiny(tiny_config(architectures()["qwen2"], vocab_size=512), tmp_path / "qwen2")
+    write_tiny(tiny_config(CONFIG_MAPPING["qwen2"], vocab_size=512), tmp_path / "qwen2")
     with pytest.raises(UserError, match=r"`teacher_model._component_` is .*llama3_1_8b, but"):
         train_here(make(teacher=str(tmp_path / "qwen2")))
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from artifacts.errors import UserError
 from artifacts.shards.format import ShardStats
@@ -29,7 +30,7 @@ from tests.recipes.conftest import (
     train_here,
     train_together,
 )
-from tests.recipes.model.architectures import architectures, tiny_config, write_tiny
+from tests.recipes.model.architectures import tiny_config, write_tiny
 from tests.tiny_models import wide_model
 from tests.tiny_tasks import TORCHTUNE_CONFIG
 
@@ -224,7 +225,7 @@ def test_its_model_computes_what_that_of_transformers_does(
 ) -> None:
     from torchtune import config
 
-    write_tiny(tiny_config(architectures()[kind], vocab_size=512, **changes), tmp_path)
+    write_tiny(tiny_config(CONFIG_MAPPING[kind], vocab_size=512, **changes), tmp_path)
     written = runnable(
         {"model": {"_component_": f"torchtune.models.{name}"}},
         tmp_path,
