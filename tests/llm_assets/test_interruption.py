@@ -83,6 +83,8 @@ def test_killed_training_goes_on_with_the_losses_of_an_unbroken_run(
     assert losses(prepared) == losses(unbroken)
 
 
+# That training ends with whoever waits for it, `tests/recipes/test_lone_trainer.py` holds.
+@pytest.mark.soak
 @pytest.mark.fault(
     "checkpoint",
     "Dagster killed (SIGKILL)",

@@ -294,6 +294,8 @@ def halting(engine: psutil.Process, seconds: float) -> Iterator[None]:
         brake.join()
 
 
+# Two thousand requests; that it is seen in as many figures, `test_evidence.py` holds.
+@pytest.mark.soak
 @pytest.mark.fault(
     "endpoint",
     "new version slow in one request of five",

@@ -91,7 +91,17 @@ CRASHES = {
     sees="the run is gone",
     then="a whole version serves; the next run goes on",
 )
-@pytest.mark.parametrize("when", CRASHES)
+@pytest.mark.parametrize(
+    "when",
+    [
+        "while it is deployed",
+        "after its last share",
+        *(
+            pytest.param(when, marks=pytest.mark.soak)
+            for when in ("after its first share", "while the old one is removed")
+        ),
+    ],
+)
 def test_crash_leaves_a_whole_version_and_the_next_run_goes_on(cloud: Cloud, when: str) -> None:
     url = cloud.serve(cloud.register("a")).url
     version = cloud.register("b")

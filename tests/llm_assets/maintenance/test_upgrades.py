@@ -1,4 +1,7 @@
-"""Libraries are upgraded: what they decide is named by their versions, and stays where it can."""
+"""Libraries are upgraded: what they decide is named by their versions, and stays where it can.
+
+Those in `make soak` run the graph on what `tests/artifacts/test_editions.py` holds of the store.
+"""
 
 import shutil
 from pathlib import Path
@@ -121,6 +124,7 @@ def test_what_is_made_again_with_other_content_has_another_name(
     assert f"clean_corpus {after['clean_corpus']} exists already" in again, "it is found again"
 
 
+@pytest.mark.soak
 @pytest.mark.fault(
     "clean_corpus",
     "damaged, and made again by an upgraded library that changes nothing",
@@ -139,6 +143,7 @@ def test_what_is_made_again_with_the_same_content_by_others_keeps_its_name(
     assert fingerprints(project) == before
 
 
+@pytest.mark.soak
 @pytest.mark.fault(
     "clean_corpus",
     "a library upgraded while the stage runs",
